@@ -151,13 +151,13 @@ class OpenAIClient:
         *,
         name: str = "",
         header_lines: bytes = b"",
-        requested_output: int = 0,  # noqa: ARG002 - as Pool.send
-        sink: Callable[[str, str, int], None] | None = None,
-        on_first: Callable[[int], None] | None = None,
+        requested_output_tokens: int = 0,  # noqa: ARG002 - as Pool.send
+        on_output: Callable[[str, str, int], None] | None = None,
+        on_first_output: Callable[[int], None] | None = None,
     ) -> Exchange:
         """Send a request now and return the object that `cancel` takes.
 
-        `on_done` is called exactly once, with the Completion. `requested_output` is for clients
+        `on_done` is called exactly once, with the Completion. `requested_output_tokens` is for clients
         that read sockets themselves.
         """
         exchange = Exchange(
@@ -167,18 +167,18 @@ class OpenAIClient:
             due,
             on_done,
             timeline,
-            stream=self._streaming,
+            is_stream_requested=self._streaming,
             keep_text=self._keep_text,
-            sink=sink,
-            on_first=on_first,
+            on_output=on_output,
+            on_first_output=on_first_output,
         )
         run = self._run(exchange, _headers(name or (request.id if request else ""), header_lines))
         task = self._tasks[exchange] = asyncio.get_running_loop().create_task(run)
 
         def ended(_: object) -> None:
             del self._tasks[exchange]
-            if exchange.done < 0:  # cancelled before its first step
-                exchange.done, exchange.failure = monotonic_ns(), exchange.failure or _CANCELLED
+            if exchange.done_at < 0:  # cancelled before its first step
+                exchange.done_at, exchange.failure = monotonic_ns(), exchange.failure or _CANCELLED
             exchange.report_completion()
 
         task.add_done_callback(ended)
@@ -203,7 +203,7 @@ class OpenAIClient:
         """Run a request, with one retry if the server had closed the idle connection."""
         deadline = (
             asyncio.get_running_loop().time()
-            + (exchange.due + self._timeout_ns - monotonic_ns()) / 1e9
+            + (exchange.due_at + self._timeout_ns - monotonic_ns()) / 1e9
         )
         failure: Failure | None
         try:
@@ -212,14 +212,18 @@ class OpenAIClient:
                 try:
                     await self._attempt(exchange, headers, limit, deadline)
                 except Exception as error:
-                    unanswered = exchange.reused and exchange.sent >= 0 and exchange.first_byte < 0
+                    unanswered = (
+                        exchange.is_connection_reused
+                        and exchange.sent_at >= 0
+                        and exchange.head_received_at < 0
+                    )
                     if not (unanswered and classify_library_error(error).kind == "reset"):
                         raise
-                    exchange.resent = (
+                    exchange.resend_count = (
                         1  # the server had closed the idle connection: metrics.md allows one resend
                     )
                     await self._attempt(exchange, headers, limit, deadline)
-            failure = exchange.reader.judge(True, False, self._streaming)
+            failure = exchange.reader.find_failure(True, False, self._streaming)
         except TimeoutError:
             if limit.when() == deadline:
                 failure = Failure(
@@ -234,9 +238,13 @@ class OpenAIClient:
             Exception
         ) as error:  # an exception of the package is a failed request; it must not end the run
             failure = self._failure_of(error, exchange)
-        exchange.done, exchange.failure, exchange.ready = monotonic_ns(), failure, exchange.sent
-        exchange.reused = exchange.reused and exchange.sent >= 0
-        exchange.bytes_sent = len(exchange.payload) if exchange.sent >= 0 else 0
+        exchange.done_at, exchange.failure, exchange.ready_at = (
+            monotonic_ns(),
+            failure,
+            exchange.sent_at,
+        )
+        exchange.is_connection_reused = exchange.is_connection_reused and exchange.sent_at >= 0
+        exchange.bytes_sent = len(exchange.body) if exchange.sent_at >= 0 else 0
 
     async def _attempt(
         self, exchange: Exchange, headers: dict[str, str], limit: asyncio.Timeout, deadline: float
@@ -247,8 +255,8 @@ class OpenAIClient:
         `extra_body`.
         """
         loop, stall_s, reader = asyncio.get_running_loop(), self._stall_ns / 1e9, exchange.reader
-        exchange.reused = True
-        fields: dict[str, Any] = msgspec.json.decode(exchange.payload)
+        exchange.is_connection_reused = True
+        fields: dict[str, Any] = msgspec.json.decode(exchange.body)
         named_fields = {field: fields.pop(field) for field in _NAMED_FIELDS if field in fields}
         api = self._api.chat.completions if self.target.api == "chat" else self._api.completions
         response = await api.create(
@@ -265,8 +273,8 @@ class OpenAIClient:
             async for event in response:
                 received_ns, is_first = monotonic_ns(), reader.first_token < 0
                 reader.feed([_json(event)], received_ns)
-                if is_first and reader.first_token >= 0 and exchange.on_first is not None:
-                    exchange.on_first(received_ns)
+                if is_first and reader.first_token >= 0 and exchange.on_first_output is not None:
+                    exchange.on_first_output(received_ns)
                 limit.reschedule(min(deadline, loop.time() + stall_s) if stall_s else deadline)
         finally:
             exchange.bytes_received = getattr(response.response, "num_bytes_downloaded", 0)
@@ -279,7 +287,7 @@ class OpenAIClient:
         failure = classify_library_error(error)
         kind, text = failure.kind, failure.text
         exchange.response.status = failure.http_status or exchange.response.status
-        if kind in ("reset", "truncated") and exchange.first_byte >= 0:
+        if kind in ("reset", "truncated") and exchange.head_received_at >= 0:
             text = f"{text}, after {exchange.reader.output_events} output events"
         text = self.target.redact(text, self._api_key, *header_secrets(self._headers))
         return Failure(kind, text[:ERROR_TEXT_CHARS], exchange.response.status)
@@ -299,11 +307,11 @@ def _headers(name: str, header_lines: bytes) -> dict[str, str]:
 async def _trace(exchange: Exchange, name: str, _: Any) -> None:
     """Record the times of the HTTP library's steps; the library calls this at each of them."""
     if name == "connection.connect_tcp.started":
-        exchange.reused = False
+        exchange.is_connection_reused = False
     elif name == "http11.send_request_headers.started":
-        exchange.sent = monotonic_ns()
+        exchange.sent_at = monotonic_ns()
     elif name == "http11.receive_response_headers.complete":
-        exchange.first_byte = monotonic_ns()
+        exchange.head_received_at = monotonic_ns()
 
 
 _current: ContextVar[Exchange] = ContextVar("_current")

@@ -651,17 +651,21 @@ def print_merge(flags: argparse.Namespace) -> None:
     """Print the cost of exact quantiles and of a full summary over many records."""
     with tempfile.TemporaryDirectory() as scratch:
         rack_records = flags.records * 21 // 100
-        plain_run, rack_run = Path(scratch) / "ten", Path(scratch) / "rack"
-        write_records(plain_run, flags.records)
+        count_leading_plain_events, rack_run = Path(scratch) / "ten", Path(scratch) / "rack"
+        write_records(count_leading_plain_events, flags.records)
         write_records(rack_run, rack_records, targets=18)
         rows = []
         for description, folder, code in (
             (
                 f"{flags.records:,}: exact quantiles of TTFT, TPOT, E2E and send delay",
-                plain_run,
+                count_leading_plain_events,
                 QUANTILES_CODE,
             ),
-            (f"{flags.records:,}: the whole summary", plain_run, FULL_SUMMARY_CODE),
+            (
+                f"{flags.records:,}: the whole summary",
+                count_leading_plain_events,
+                FULL_SUMMARY_CODE,
+            ),
             (
                 f"{rack_records:,}, 18 targets (as of a rack in ten minutes): the whole summary",
                 rack_run,

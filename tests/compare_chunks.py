@@ -21,7 +21,7 @@ def with_plain_events_replaced(events: list[Any]) -> list[Any]:
         if isinstance(event, int):
             plain_events = event
         else:
-            _, plain_events = reference.plain_run([event], 0, BEFORE, AFTER)
+            _, plain_events = reference.count_leading_plain_events([event], 0, BEFORE, AFTER)
         result += [1] * plain_events or [event]
     return result
 
@@ -35,7 +35,7 @@ def check_chunks(compiled: Any, data: bytes, *, templated: bool) -> None:
     chunks, events, used = compiled.parse_whole_chunks(data, *template)
     response, decoder = http1.ResponseParser(), sse.SseDecoder()
     response.feed(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n")
-    decoder.started = True
+    decoder.has_started = True
     bodies = response.feed(data[:used])
     assert (len(bodies), response.between_chunks, response.missing_chunk_bytes) == (chunks, True, 0)
     expected = decoder.feed(b"".join(bodies))

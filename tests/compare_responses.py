@@ -20,7 +20,7 @@ FIELDS = {
     "SseDecoder": DecoderState.__slots__,
     "ResponseReader": ResponseReaderState.__slots__,
 }
-CALLBACKS = ("on_done", "on_first")
+CALLBACKS = ("on_done", "on_first_output")
 STEP_NS = 1_000
 
 Arrived = Callable[[Exchange, list[Any]], bool]
@@ -33,7 +33,12 @@ def fields_of(value: Any) -> Any:
     Callbacks are left out. Any other value is returned as it is.
     """
     if isinstance(value, EventTimeline):
-        return value.gaps[:], value.instants[:], value.together[:], value.errors[:]
+        return (
+            value.gaps[:],
+            value.timestamps[:],
+            value.simultaneous_counts[:],
+            value.uncertainties[:],
+        )
     names = FIELDS.get(type(value).__name__)
     if names is None:
         return value
@@ -54,11 +59,11 @@ def read_response(reads: list[bytes], arrived: Arrived, **options: Any) -> list[
         0,
         calls.append,
         EventTimeline(),
-        stream=True,
-        on_first=calls.append,
+        is_stream_requested=True,
+        on_first_output=calls.append,
         **options,
     )
-    exchange.sent = 7
+    exchange.sent_at = 7
     stamp = 10
     states: list[Any] = []
     for number, data in enumerate(reads):
@@ -69,7 +74,7 @@ def read_response(reads: list[bytes], arrived: Arrived, **options: Any) -> list[
         if over:
             break
     else:
-        exchange.connection_ended(stamp + STEP_NS, "")
+        exchange.end_with_connection(stamp + STEP_NS, "")
     exchange.report_completion()
     return [states, calls]
 

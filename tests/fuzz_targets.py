@@ -70,14 +70,14 @@ def sse(data: bytes) -> None:
         for at, piece in enumerate(_pieces(data)):
             reading.feed(decoder.feed(piece), at)
         reading.feed(decoder.end(), 10**9)
-    reading.judge(True, False, True)
+    reading.find_failure(True, False, True)
     reading.usage()
 
 
 def whole_answer(data: bytes) -> None:
     reading = ResponseReader(EventTimeline())
     reading.feed([data], 0)
-    reading.judge(True, False, False)
+    reading.find_failure(True, False, False)
     error_text(data)
 
 

@@ -177,7 +177,7 @@ class TrialSender:
             monotonic_ns(),
             future.set_result,
             EventTimeline(),
-            sink=lambda _text, _reasoning, arrival_ns: arrivals_ns.append(arrival_ns),
+            on_output=lambda _text, _reasoning, arrival_ns: arrivals_ns.append(arrival_ns),
         )
         late_ms = await _measure_timer_lateness_ms(future)
         completion = await future

@@ -223,7 +223,7 @@ class QuerySender:
             finish,
             EventTimeline(),
             name=f"mlperf-{slot}",
-            sink=reporter.report_first_token,
+            on_output=reporter.report_first_token,
         )
 
 

@@ -23,7 +23,7 @@
 #include <time.h>
 #include <unistd.h>
 
-#define VERSION 17 /* of the interface: compiled.py expects the same number */
+#define VERSION 18 /* of the interface: compiled.py expects the same number */
 
 enum {
     READ_BYTES = 32 << 10,
@@ -40,7 +40,7 @@ enum {
     DECISION_PERIOD_NS = 100000000,
     DEFER_FROM_READS_PER_S = 4000,
     DEFER_DOWN_TO_READS_PER_S = 2000,
-    READS_PER_SHARED_READ = 100,
+    READS_PER_MERGED_READ = 100,
     MAX_BATCHED_READS = 64,
     MAX_RUN_READS = 512,
     SMALL_READ_BYTES = 4,
@@ -79,7 +79,7 @@ static int64_t clock_ns(clockid_t clock)
 
 static PyMethodDef functions[] = {
     {"parse_whole_chunks", parse_whole_chunks, METH_VARARGS, NULL},
-    {"plain_run", plain_run, METH_VARARGS, NULL},
+    {"count_leading_plain_events", count_leading_plain_events, METH_VARARGS, NULL},
     {"register_classes", register_classes, METH_VARARGS, NULL},
     {"token_count", token_count, METH_O, NULL},
     {NULL},

@@ -12,7 +12,7 @@ from importlib import import_module
 from types import ModuleType
 
 PURE = "LOADGEN_PURE"
-VERSION = 17
+VERSION = 18
 """Raised with each change of the interface of `_compiled.c`. A module built from another version is
 not used."""
 

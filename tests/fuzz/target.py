@@ -4,7 +4,7 @@
 
 With `leaks` instead of SECONDS it looks for leaked memory, which needs Python's own allocator.
 
-The first byte of an input says whether there is a response template and where `plain_run` begins,
+The first byte of an input says whether there is a response template and where `count_leading_plain_events` begins,
 or how the response is cut into pieces. The rest is what a server sent: chunks, or the data of
 events, each terminated by a zero byte.
 """
@@ -63,14 +63,16 @@ def compare(data: bytes) -> None:
     first, data = (data[0], data[1:]) if data else (0, b"")
     if first & 128:
         pieces = [*chunked(data.split(b"\x00"), first // 2 % 3 + 1), b"0\r\n\r\n"]
-        check_response(as_reads(pieces, first // 8 % 4 + 1), requested_output=4 * (first & 1))
+        check_response(
+            as_reads(pieces, first // 8 % 4 + 1), requested_output_tokens=4 * (first & 1)
+        )
         return
     check_chunks(compiled, data, templated=bool(first & 1))
     lines = [len(line) + 1 if line[:1] == b"#" else line for line in data.split(b"\x00")]
     start = first >> 1
-    assert compiled.plain_run(lines, start, BEFORE, AFTER) == reference.plain_run(
+    assert compiled.count_leading_plain_events(
         lines, start, BEFORE, AFTER
-    )
+    ) == reference.count_leading_plain_events(lines, start, BEFORE, AFTER)
 
 
 def leaves_nothing(rounds: int = 300) -> None:
@@ -85,7 +87,7 @@ def leaves_nothing(rounds: int = 300) -> None:
     for _ in range(rounds):
         for data in inputs:
             compiled.parse_whole_chunks(data, BEFORE, AFTER)
-            compiled.plain_run([data, 3, EVENT], 0, BEFORE, AFTER)
+            compiled.count_leading_plain_events([data, 3, EVENT], 0, BEFORE, AFTER)
     assert sys.getallocatedblocks() - before < rounds, "blocks are kept"
 
 

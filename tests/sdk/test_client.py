@@ -33,7 +33,7 @@ from loadgen_sdk.transport.host_resources import Address
 from loadgen_sdk.transport.pool import CONNECT_NS, AddressList, Pool
 from loadgen_sdk.transport.reactor import FOREVER, Reactor
 from loadgen_sdk.transport.receiver import MAX_WRITE_BYTES, Receiver
-from loadgen_sdk.transport.response_state import Read, Run
+from loadgen_sdk.transport.response_state import Read, PlainRun
 from loadgen_sdk.transport.target import Target
 from loadgen_sdk.transport.tls import Tls, TlsStream
 from loadgen_sdk.wire_formats.event_timeline import EventTimeline
@@ -181,7 +181,7 @@ def test_faults(endpoint: EmbeddedServer, how: str, table: dict[str, Outcome]) -
                     await until(
                         partial(lambda reading: reading.output_events == 3, exchange.reader)
                     )
-                    client._pool.tick(exchange.progress + DAY_NS)
+                    client._pool.tick(exchange.last_event_read_at + DAY_NS)
                 found[fault] = await done
                 assert client.in_flight == 0
         return found
@@ -743,7 +743,7 @@ def test_the_stall_clock_is_fed_by_events_and_not_by_pings() -> None:
         ):
             exchange, done = send(client)
             await until(lambda: exchange.reader.output_events == 1)
-            fed = exchange.progress
+            fed = exchange.last_event_read_at
             (writer,) = server.open
             received = exchange.bytes_received
             writer.write(pings)
@@ -765,10 +765,10 @@ def test_the_total_time_counts_from_due() -> None:
             _, early = send(client)
             exchange, done = send(client)
             await until(lambda: len(server.bodies) == 2)
-            client._pool.tick(exchange.due + limit - 1)
-            assert early.done() or exchange.due == early.result().due
+            client._pool.tick(exchange.due_at + limit - 1)
+            assert early.done() or exchange.due_at == early.result().due
             assert not done.done()
-            client._pool.tick(exchange.due + limit)
+            client._pool.tick(exchange.due_at + limit)
             assert client.in_flight == 0
             return await done
 
@@ -958,7 +958,7 @@ def test_all_reads_of_a_tls_connection_are_delivered_when_its_end_was_read_with_
         reactor._connections[connection.fd] = connection
         connection.state = "open"
         connection.ended_at = 5
-        reads: list[Read | Run] = [Read(record, 3, 4, 2, True) for record in records]
+        reads: list[Read | PlainRun] = [Read(record, 3, 4, 2, True) for record in records]
         reactor._deliver_encrypted(connection, tls, reads)
         theirs.close()
         reactor.shut_down()
@@ -1104,8 +1104,8 @@ def test_a_request_is_sent_and_its_connection_freed_the_same_in_c_and_in_python(
             pool = client._pool
             await pool.open(2)
             if pure:
-                pool._send_on_idle, pool._recycle = (
-                    partial(getattr(Receiver, n), None) for n in ("send_on_idle", "recycle")
+                pool._try_send_on_idle, pool._try_recycle = (
+                    partial(getattr(Receiver, n), None) for n in ("try_send_on_idle", "try_recycle")
                 )
             for _ in range(3):
                 made, done = send(client, pool.prepare(request(text="a" * size)))
@@ -1113,7 +1113,7 @@ def test_a_request_is_sent_and_its_connection_freed_the_same_in_c_and_in_python(
                 seen.append(
                     (
                         busy.responses_served,
-                        made.reused,
+                        made.is_connection_reused,
                         made.bytes_sent,
                         len(pool._idle),
                         len(pool._open_exchanges),
@@ -1136,7 +1136,7 @@ def test_a_request_is_sent_and_its_connection_freed_the_same_in_c_and_in_python(
                         busy.exchange,
                         busy.responses_served,
                         made.connection,
-                        made.payload,
+                        made.body,
                         len(pool._idle),
                         pool.in_flight,
                     )

@@ -67,7 +67,7 @@ STEPS = st.lists(
                     "odd",
                     "end",
                     "more end",
-                    "may_batch",
+                    "can_batch_reads",
                     "must_not_batch",
                     "template",
                     "no template",
@@ -161,8 +161,8 @@ class ReceiverSession:
 
     def _set_options(self, connection: Any, step: Any) -> None:
         """Change how a socket is read, if the step says so."""
-        if step in ("may_batch", "must_not_batch"):
-            connection.may_batch = step == "may_batch"
+        if step in ("can_batch_reads", "must_not_batch"):
+            connection.can_batch_reads = step == "can_batch_reads"
         elif step in ("template", "no template"):
             # The owner takes all reads before it changes the template.
             self.report.append(texts(self.receiver.take_reads(connection)))
@@ -192,7 +192,7 @@ class ReceiverSession:
         flags = [
             (
                 connection.is_queued,
-                connection.may_hold_more,
+                connection.is_last_read_full,
                 bool(connection.ended_at),
                 connection.error,
                 connection.is_deferred,
@@ -294,7 +294,7 @@ CLASSES = [
 @pytest.mark.parametrize("classes", CLASSES, ids=["compiled", "python"])
 def test_only_timestamps_are_kept_of_reads_of_plain_events(classes: tuple[Any, Any]) -> None:
     said = script(
-        [(0, "template"), (0, "may_batch"), *[(0, "plain")] * 600, (0, "take"), (0, "odd")],
+        [(0, "template"), (0, "can_batch_reads"), *[(0, "plain")] * 600, (0, "take"), (0, "odd")],
         *classes,
     )
     kept = [step[1][0] for step in said[:-1] if isinstance(step, tuple)]
@@ -307,7 +307,9 @@ def test_the_number_of_events_is_kept_of_reads_of_several_plain_events(
     classes: tuple[Any, Any],
 ) -> None:
     sent = ["plain", "three", "two in one", "mixed", "long"]
-    said = script([(0, "template"), (0, "may_batch"), *[(0, step) for step in sent]], *classes)
+    said = script(
+        [(0, "template"), (0, "can_batch_reads"), *[(0, step) for step in sent]], *classes
+    )
     counted = [1, (3, True), (2, False), (3, True)]
     size = sum(len(SENT[step]) for step in sent[:4])
     assert said[-2][1][0] == [(counted, size), PLAIN * 40], (
@@ -327,7 +329,7 @@ def receiving(
     for _ in range(sockets):
         ours, theirs = make_pair()
         buffer = type("Connection", (classes[0],), {})(ours.fileno(), made.now)
-        buffer.sock, buffer.is_readable, buffer.may_batch, buffer.template = (
+        buffer.sock, buffer.is_readable, buffer.can_batch_reads, buffer.template = (
             ours,
             True,
             True,
@@ -444,7 +446,7 @@ def test_reads_have_the_timestamps_of_the_kernel() -> None:
         poll, held, timer, ours, theirs = select.epoll(), select.epoll(), TimerFd(), *make_pair()
         made = receiver_class(poll, held, timer, deque())
         buffer = type("Connection", (buffer_class,), {})(ours.fileno(), made.now)
-        buffer.sock, buffer.is_readable, buffer.may_batch = ours, True, True
+        buffer.sock, buffer.is_readable, buffer.can_batch_reads = ours, True, True
         made.add(buffer)
         poll.register(ours, select.EPOLLIN)
         stamps = []
@@ -537,15 +539,15 @@ def test_whole_chunks_are_parsed_as_http_and_the_event_stream_grammar_define(
     st.integers(0, 9),
 )
 def test_both_implementations_find_the_same_plain_events(events: list[Any], start: int) -> None:
-    found = compiled.plain_run(events, start, BEFORE, AFTER)
-    assert found == reference.plain_run(events, start, BEFORE, AFTER)
+    found = compiled.count_leading_plain_events(events, start, BEFORE, AFTER)
+    assert found == reference.count_leading_plain_events(events, start, BEFORE, AFTER)
 
 
 def test_arguments_of_another_type_are_refused() -> None:
     for call, arguments in (
-        (compiled.plain_run, ((b"a",), 0, BEFORE, AFTER)),
-        (compiled.plain_run, ([], -1, BEFORE, AFTER)),
-        (compiled.plain_run, ([1 << 80], 0, BEFORE, AFTER)),
+        (compiled.count_leading_plain_events, ((b"a",), 0, BEFORE, AFTER)),
+        (compiled.count_leading_plain_events, ([], -1, BEFORE, AFTER)),
+        (compiled.count_leading_plain_events, ([1 << 80], 0, BEFORE, AFTER)),
         (compiled.parse_whole_chunks, ("text", BEFORE, AFTER)),
         (compiled.parse_whole_chunks, (b"", None, AFTER)),
     ):

@@ -160,7 +160,7 @@ def test_both_implementations_read_any_events_alike(
     payloads: list[bytes], per_chunk: int, per_read: int, asked: int, ends: bool
 ) -> None:
     pieces = chunked(payloads, per_chunk) + [END] * ends
-    check_response(as_reads(pieces, per_read), requested_output=asked)
+    check_response(as_reads(pieces, per_read), requested_output_tokens=asked)
 
 
 @settings(RELAXED)
@@ -177,7 +177,8 @@ def test_both_implementations_read_any_split_and_any_damage_alike(
     if byte >= 0:
         whole = whole[:place] + bytes([byte]) + whole[place + 1 :]
     check_response(
-        [whole[a:b] for a, b in pairwise([0, *sorted(cuts), len(whole)])], requested_output=asked
+        [whole[a:b] for a, b in pairwise([0, *sorted(cuts), len(whole)])],
+        requested_output_tokens=asked,
     )
 
 
@@ -187,7 +188,7 @@ def test_what_real_servers_said(file: Path) -> None:
     by_chunk = [at + 2 for at in range(len(data)) if data[at : at + 2] == b"\r\n"]
     for cuts in ([], by_chunk, by_chunk[::5], range(0, len(data), 997)):
         reads = [data[a:b] for a, b in pairwise([0, *cuts, len(data)])]
-        check_response(reads, requested_output=4)
+        check_response(reads, requested_output_tokens=4)
         check_response(reads, keep_text=True)
 
 
@@ -198,7 +199,7 @@ def functions_called(reads: list[bytes]) -> set[str]:
         lambda frame, event, _: called.add(frame.f_code.co_name) if event == "call" else None
     )
     try:
-        read_response(reads, Exchange.feed_reads, requested_output=4)
+        read_response(reads, Exchange.feed_reads, requested_output_tokens=4)
     finally:
         sys.setprofile(None)
     return called
@@ -209,11 +210,11 @@ def test_a_usual_response_is_read_without_python() -> None:
         reads = as_reads(
             [*chunked([ROLE, *([usual(delta)] * 4), FINISH, COUNTED, b"[DONE]"]), END], 2
         )
-        check_response(reads, requested_output=4)
+        check_response(reads, requested_output_tokens=4)
         called = functions_called(reads)
         assert (
             "report_completion" in called
-            and not {"_feed_read", "take", "judge", "_complete"} & called
+            and not {"_feed_read", "take", "find_failure", "_finish_response"} & called
         )
 
 
@@ -237,11 +238,11 @@ def test_a_usage_is_read_as_by_the_reference(counts: bytes) -> None:
     for finish in (b'"stop"', b'"length"', b'"content_filter"'):
         last_word = usual(b'{"content":"."}', finish)
         reads = as_reads([*chunked([ROLE, WORD, last_word, usage, b"[DONE]"]), END], 2)
-        check_response(reads, requested_output=4)
-        check_response(reads, requested_output=4, keep_text=True)
+        check_response(reads, requested_output_tokens=4)
+        check_response(reads, requested_output_tokens=4, keep_text=True)
         timing = b"\r\n%s: a\r\n\r\n" % HEADER.encode()
         with_timing = reads[0].replace(b"\r\n\r\n", timing, 1)
-        check_response([with_timing, *reads[1:]], requested_output=4)
+        check_response([with_timing, *reads[1:]], requested_output_tokens=4)
 
 
 class ReferenceResponse(ResponseState):
@@ -275,10 +276,10 @@ def initial_values(instance: Any, state_class: type) -> dict[str, Any]:
 def test_the_compiled_fields_and_their_initial_values_are_those_of_the_reference() -> None:
     timeline = EventTimeline()
     options: dict[str, Any] = {
-        "stream": True,
-        "requested_output": 3,
+        "is_stream_requested": True,
+        "requested_output_tokens": 3,
         "keep_text": True,
-        "sink": print,
+        "on_output": print,
     }
     ours = Exchange(None, b"h", b"b", 5, print, timeline, **options)
     theirs = ReferenceExchange(None, b"h", b"b", 5, print, timeline, **options)
@@ -312,7 +313,7 @@ def test_reading_responses_leaks_no_memory() -> None:
 
     def all_of_them() -> None:
         for reads in inputs:
-            read_response(reads, Exchange.feed_reads, requested_output=4)
+            read_response(reads, Exchange.feed_reads, requested_output_tokens=4)
 
     class Kept:
         def __call__(self, *_: Any) -> None: ...
@@ -325,7 +326,7 @@ def test_reading_responses_leaks_no_memory() -> None:
     gc.collect()
     assert sys.getallocatedblocks() - before < 100
     ring = Kept()
-    made = Exchange(None, b"", b"", 0, ring, EventTimeline(), stream=True)
+    made = Exchange(None, b"", b"", 0, ring, EventTimeline(), is_stream_requested=True)
     ring.held = made  # type: ignore[attr-defined]
     del ring, made
     assert gc.collect() > 0, "a ring through an exchange is found"
@@ -344,7 +345,7 @@ class Connection(compiled.SocketBuffer):  # type: ignore[misc]
     def __init__(self, sock: socket.socket, exchange: Any, reads: list[Any]) -> None:
         super().__init__(sock.fileno(), 1)
         self.sock, self.exchange, self.reads, self.is_queued = sock, exchange, reads, True
-        self.idle_since, self.tcp_ns = time.monotonic_ns(), 3
+        self.idle_since, self.tcp_connect_ns = time.monotonic_ns(), 3
 
 
 @pytest.mark.parametrize(
@@ -355,7 +356,7 @@ def test_a_special_byte_is_found_at_any_position_of_a_long_text(byte: int) -> No
         told = b"n" * place + bytes([byte]) + b"r" * (12 - place)
         check_response(
             as_reads([*chunked([usual(b'{"content":"%s"}' % told), FINISH, COUNTED]), END], 9),
-            requested_output=4,
+            requested_output_tokens=4,
         )
 
 
@@ -398,13 +399,14 @@ def test_an_event_that_matches_an_earlier_pattern_is_read_as_if_it_were_the_firs
             ]
             more = [usual(between)] if between else []
             check_response(
-                as_reads([*chunked([*more, *told, FINISH, COUNTED]), END], 2), requested_output=4
+                as_reads([*chunked([*more, *told, FINISH, COUNTED]), END], 2),
+                requested_output_tokens=4,
             )
 
 
 def test_run_continues_until_python_is_needed() -> None:
     pieces = as_reads([*chunked(USUAL), END], 5)
-    check_response(pieces, requested_output=4)  # its head is known
+    check_response(pieces, requested_output_tokens=4)  # its head is known
     ours, theirs = socket.socketpair()
     others: list[Any] = []
     ours.setblocking(False)
@@ -422,13 +424,13 @@ def test_run_continues_until_python_is_needed() -> None:
         later = time.monotonic_ns() + 60 * 10**9
 
         def go(until: int, tick_at: int) -> Any:
-            return made.run(0, until, tick_at, {short}, 10**6, others.append)
+            return made.receive_and_deliver(0, until, tick_at, {short}, 10**6, others.append)
 
         theirs.send(pieces[0])
         assert (
             go(later, later) is None
             and short.exchange.reader.output_events
-            and short.may_batch
+            and short.can_batch_reads
             and not others
         )
         assert made.timer_armed_for == made.next_poll_at < later, (
@@ -446,7 +448,7 @@ def test_run_continues_until_python_is_needed() -> None:
         assert go(later, 0) is None and not select.select([timer], [], [], 0)[0], (
             "it has fired, and is read"
         )
-        assert made.last_poll == fires, "what it did not report was empty when it fired"
+        assert made.last_poll_at == fires, "what it did not report was empty when it fired"
         ours.shutdown(socket.SHUT_RDWR)
         poll.modify(ours.fileno(), select.EPOLLIN | select.EPOLLOUT)
         timer.arm(1)
@@ -468,7 +470,14 @@ def made() -> Iterator[Any]:
 def an_exchange(asked: int = 4) -> Any:
     heard: list[Any] = []
     return Exchange(
-        None, b"", b"", 0, heard.append, EventTimeline(), stream=True, requested_output=asked
+        None,
+        b"",
+        b"",
+        0,
+        heard.append,
+        EventTimeline(),
+        is_stream_requested=True,
+        requested_output_tokens=asked,
     )
 
 
@@ -477,9 +486,9 @@ def test_only_reads_of_short_responses_are_delivered_in_c(made: Any) -> None:
     reads = [[(data, 10 + at, 20 + at, 5, True)] for at, data in enumerate(pieces)]
     ours, theirs = socket.socketpair()
     with ours, theirs:
-        check_response(pieces, requested_output=4)  # its head is known
+        check_response(pieces, requested_output_tokens=4)  # its head is known
         short = Connection(ours, an_exchange(), reads[0])
-        assert [made.deliver(short), short.reads, short.is_queued, short.may_batch] == [
+        assert [made.deliver(short), short.reads, short.is_queued, short.can_batch_reads] == [
             1,
             [],
             False,
@@ -489,7 +498,7 @@ def test_only_reads_of_short_responses_are_delivered_in_c(made: Any) -> None:
         short.reads = reads[1]
         assert (
             made.deliver(short) == 2
-            and short.exchange.response.complete
+            and short.exchange.response.is_complete
             and short.exchange.failure is None
         )
         timed_out = [(b"HTTP/1.1 408 Request Timeout\r\n\r\n", 10, 20, 5, True)]
@@ -541,43 +550,58 @@ def test_a_request_uses_the_last_idle_connection_and_recycles_it_if_nothing_else
         ours.setblocking(False)
         connection, one = Connection(ours, None, []), an_exchange()
         idle, awaited = deque([Connection(ours, None, []), connection]), {one} - {one}
-        one.head, one.payload, connection.template, connection.may_batch = (
+        one.head, one.body, connection.template, connection.can_batch_reads = (
             b"head",
             b"body",
             (b"", b""),
             True,
         )
         before = time.monotonic_ns()
-        assert made.send_on_idle(one, idle, 10**9, awaited) == 0 and theirs.recv(9) == b"headbody"
-        assert before <= one.ready <= one.sent <= time.monotonic_ns() and (
-            one.tcp,
-            one.tls,
+        assert (
+            made.try_send_on_idle(one, idle, 10**9, awaited) == 0 and theirs.recv(9) == b"headbody"
+        )
+        assert before <= one.ready_at <= one.sent_at <= time.monotonic_ns() and (
+            one.tcp_connect_ns,
+            one.tls_handshake_ns,
             one.bytes_sent,
         ) == (
             3,
             0,
             8,
         )
-        assert [one.connection, one.reused, connection.exchange, len(idle), awaited] == [
+        assert [
+            one.connection,
+            one.is_connection_reused,
+            connection.exchange,
+            len(idle),
+            awaited,
+        ] == [
             connection,
             False,
             one,
             1,
             {one},
         ]
-        assert [connection.template, connection.may_batch] == [None, False]
+        assert [connection.template, connection.can_batch_reads] == [None, False]
 
         answer, in_flight = one.response, {one: None}
-        others = [("complete", False), ("reusable", False), ("uses_left", 1), ("idle_limit_s", 5.0)]
-        answer.complete = True
+        others = [
+            ("is_complete", False),
+            ("is_reusable", False),
+            ("uses_left", 1),
+            ("idle_limit_s", 5.0),
+        ]
+        answer.is_complete = True
         for name, value in others:  # each is for Python
             usual, _ = getattr(answer, name), setattr(answer, name, value)
             assert (
-                made.recycle(connection, idle, in_flight, awaited) is None and in_flight and awaited
+                made.try_recycle(connection, idle, in_flight, awaited) is None
+                and in_flight
+                and awaited
             )
             setattr(answer, name, usual)
         assert (
-            made.recycle(connection, idle, in_flight, awaited) is one
+            made.try_recycle(connection, idle, in_flight, awaited) is one
             and not in_flight
             and not awaited
         )
@@ -586,7 +610,7 @@ def test_a_request_uses_the_last_idle_connection_and_recycles_it_if_nothing_else
             connection.responses_served,
             idle[-1],
             one.connection,
-            one.payload,
+            one.body,
         ] == [
             None,
             1,
@@ -596,11 +620,11 @@ def test_a_request_uses_the_last_idle_connection_and_recycles_it_if_nothing_else
         ]
         assert (
             before < connection.idle_since
-            and made.recycle(connection, idle, in_flight, awaited) is None
+            and made.try_recycle(connection, idle, in_flight, awaited) is None
         )
 
         again = an_exchange()
-        again.head, again.payload = b"h", bytes(4 << 20)
+        again.head, again.body = b"h", bytes(4 << 20)
         for name, value in (
             ("is_closed", True),
             ("tls", theirs),
@@ -609,24 +633,28 @@ def test_a_request_uses_the_last_idle_connection_and_recycles_it_if_nothing_else
         ):
             usual, _ = getattr(connection, name), setattr(connection, name, value)
             assert (
-                made.send_on_idle(again, idle, 10**9, awaited) == -1
+                made.try_send_on_idle(again, idle, 10**9, awaited) == -1
                 and len(idle) == 2
                 and not awaited
-                and again.sent < 0
+                and again.sent_at < 0
             )
             setattr(connection, name, usual)
-        left = made.send_on_idle(again, idle, 10**9, awaited)
-        assert 0 < left < 4 << 20 and (again.reused, again.tcp, again.bytes_sent) == (
+        left = made.try_send_on_idle(again, idle, 10**9, awaited)
+        assert 0 < left < 4 << 20 and (
+            again.is_connection_reused,
+            again.tcp_connect_ns,
+            again.bytes_sent,
+        ) == (
             True,
             -1,
             1 + (4 << 20),
         )
         assert (
-            made.send_on_idle(again, deque(), 10**9, awaited) == -1
-            and made.send_on_idle(None, idle, 10**9, awaited) == -1
+            made.try_send_on_idle(again, deque(), 10**9, awaited) == -1
+            and made.try_send_on_idle(None, idle, 10**9, awaited) == -1
         )
         theirs.close()
-        assert made.send_on_idle(again, idle, 10**9, awaited) == 0, (
+        assert made.try_send_on_idle(again, idle, 10**9, awaited) == 0, (
             "an error: the next read reports it"
         )
 
@@ -637,7 +665,7 @@ def test_queued_buffers_are_delivered_in_order_for_a_slice_of_time() -> None:
     made = compiled.Receiver(poll, held, timer, queue)
     ours, theirs = socket.socketpair()
     pieces = as_reads([*chunked(USUAL), END], 20)
-    check_response(pieces, requested_output=4)  # its head is known
+    check_response(pieces, requested_output_tokens=4)  # its head is known
     with ours, theirs, poll, held:
 
         class ConnectionOwner:

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from loadgen_sdk.request import Completion
 from loadgen_sdk.transport.exchange import Exchange
 from loadgen_sdk.transport.plain_events import scan_plain_chunks
-from loadgen_sdk.transport.response_state import Bundle, Read, Run
+from loadgen_sdk.transport.response_state import EventBatch, Read, PlainRun
 from loadgen_sdk.wire_formats.event_timeline import EventTimeline
 
 RELAXED = settings(
@@ -24,13 +24,13 @@ TRANSCRIPTS = sorted((repository_paths.DATA / "transcripts").glob("*/*.http"))
 HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
 
 
-def as_run(reads: list[tuple[Read, int | Bundle]]) -> list[Run]:
+def as_run(reads: list[tuple[Read, int | EventBatch]]) -> list[PlainRun]:
     if not reads:
         return []
     return [([item for _, item in reads], sum(len(read[0]) for read, _ in reads), reads[-1][0][2])]
 
 
-def plainly(read: Read, template: tuple[bytes, bytes] | None) -> int | Bundle | None:
+def plainly(read: Read, template: tuple[bytes, bytes] | None) -> int | EventBatch | None:
     """Return what a receiver keeps of a read of plain events only."""
     data, stamp, _, empty_at, _ = read
     chunks, events, used = scan_plain_chunks(data, *template) if template is not None else (0, 0, 0)
@@ -45,12 +45,12 @@ def told(
     """Return what an exchange reports of reads in groups of these sizes, and if it ended."""
     timeline = EventTimeline()
     heard: list[Completion] = []
-    kept: list[Read | Run]
-    run: list[tuple[Read, int | Bundle]]
-    made = Exchange(None, b"", b"", 0, heard.append, timeline, stream=True)
-    made.sent = 1
+    kept: list[Read | PlainRun]
+    run: list[tuple[Read, int | EventBatch]]
+    made = Exchange(None, b"", b"", 0, heard.append, timeline, is_stream_requested=True)
+    made.sent_at = 1
     if not templates:
-        made.reader.learned = 1 << 60
+        made.reader.learned_templates = 1 << 60
     over, kept, run = False, [], []
     sizes = iter(groups)
     size = next(sizes, 1 << 60)
@@ -74,16 +74,16 @@ def told(
     if kept and not over:
         over = made.feed_reads(kept)
     if not over:
-        made.connection_ended(10**9, "")
+        made.end_with_connection(10**9, "")
     made.report_completion()
     return heard[0], timeline, over
 
 
 def one_by_one_events(timeline: EventTimeline) -> tuple[list[int], list[int], list[int]]:
     """Gaps, instants and errors of a timeline, each event on its own, in order of size."""
-    errors = [error for error, many in timeline.errors for _ in range(many)]
-    further = sum(many for _, many in timeline.together)
-    return sorted(timeline.gaps + [0] * further), timeline.each_instant(), errors
+    errors = [error for error, many in timeline.uncertainties for _ in range(many)]
+    further = sum(many for _, many in timeline.simultaneous_counts)
+    return sorted(timeline.gaps + [0] * further), timeline.all_timestamps(), errors
 
 
 def cut(data: bytes, instants: list[int], gaps: list[int]) -> list[Read]:
@@ -232,10 +232,10 @@ def test_batched_reads_of_long_plain_streams_give_the_same_result_in_any_split(
 
 def test_most_events_of_a_plain_stream_are_not_decoded() -> None:
     data = chunks([event(f" word{i}") for i in range(100)])
-    made = Exchange(None, b"", b"", 0, lambda _: None, EventTimeline(), stream=True)
+    made = Exchange(None, b"", b"", 0, lambda _: None, EventTimeline(), is_stream_requested=True)
     made.feed_reads([(HEAD + chunks([event("first")]), 10, 10, 5, True)])
     made.feed_reads([(data, 10, 10, 5, True)])
-    assert (made.reader.learned, made.reader.output_events) == (1, 101)
+    assert (made.reader.learned_templates, made.reader.output_events) == (1, 101)
     before, after = made.reader.template or (b"", b"")
     assert scan_plain_chunks(data, before, after) == (100, 100, len(data))
     assert scan_plain_chunks(data[:-1], before, after)[0] == 99
@@ -244,7 +244,7 @@ def test_most_events_of_a_plain_stream_are_not_decoded() -> None:
 
 
 def test_a_response_is_not_urgent_from_its_first_output_until_its_end_is_near() -> None:
-    def calm(*parts: bytes, requested_output: int = 0) -> list[int]:
+    def calm(*parts: bytes, requested_output_tokens: int = 0) -> list[int]:
         made = Exchange(
             None,
             b"",
@@ -252,8 +252,8 @@ def test_a_response_is_not_urgent_from_its_first_output_until_its_end_is_near() 
             0,
             lambda _: None,
             EventTimeline(),
-            stream=True,
-            requested_output=requested_output,
+            is_stream_requested=True,
+            requested_output_tokens=requested_output_tokens,
         )
         found = []
         for part in parts:
@@ -262,16 +262,16 @@ def test_a_response_is_not_urgent_from_its_first_output_until_its_end_is_near() 
         return found
 
     one = chunks([event("a")])
-    assert calm(HEAD, one, one * 7, one, requested_output=12) == [0, 7, 0, -1]
+    assert calm(HEAD, one, one * 7, one, requested_output_tokens=12) == [0, 7, 0, -1]
     assert calm(HEAD + one)[0] > 1 << 30, "its end is not known"
-    assert calm(HEAD + one, one[:9], one[9:], one, requested_output=99) == [94, 0, 0, 0], (
+    assert calm(HEAD + one, one[:9], one[9:], one, requested_output_tokens=99) == [94, 0, 0, 0], (
         "written in parts"
     )
 
 
 def test_no_template_is_searched_for_in_a_stream_without_plain_events() -> None:
     payloads = [event(f" w{i}", created=i) for i in range(400)]
-    made = Exchange(None, b"", b"", 0, lambda _: None, EventTimeline(), stream=True)
+    made = Exchange(None, b"", b"", 0, lambda _: None, EventTimeline(), is_stream_requested=True)
     made.feed_reads([(HEAD + chunks(payloads), 10, 10, 5, True)])
     assert made.reader.output_events == 400
-    assert made.reader.learned <= 4
+    assert made.reader.learned_templates <= 4

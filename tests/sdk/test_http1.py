@@ -34,8 +34,8 @@ def facts(response: ResponseParser, body: bytes) -> tuple[object, ...]:
         response.status,
         response.headers,
         body,
-        response.complete,
-        response.reusable,
+        response.is_complete,
+        response.is_reusable,
         response.surplus,
     )
 
@@ -178,20 +178,25 @@ def test_equal_heads_are_parsed_once() -> None:
     data = OK + b"Keep-Alive: timeout=5, max=100\r\nContent-Length: 3\r\n\r\nabc"
     for _ in range(2):
         response, body = read(data)
-        assert (response.status, response.idle_limit_s, response.uses_left, response.complete) == (
+        assert (
+            response.status,
+            response.idle_limit_s,
+            response.uses_left,
+            response.is_complete,
+        ) == (
             200,
             5.0,
             100,
             True,
         )
-        assert (body, response.reusable) == (b"abc", True)
+        assert (body, response.is_reusable) == (b"abc", True)
     for length in range(200):  # more than are remembered
         body = b"x" * length
         assert read(OK + b"Content-Length: %d\r\n\r\n%s" % (length, body))[1] == body
 
 
 def test_the_end_of_a_connection_completes_only_a_body_that_it_delimits() -> None:
-    assert read(OK + b"\r\nabc", closed=True)[0].complete
+    assert read(OK + b"\r\nabc", closed=True)[0].is_complete
     for data in (
         b"",
         OK,
@@ -199,7 +204,7 @@ def test_the_end_of_a_connection_completes_only_a_body_that_it_delimits() -> Non
         CHUNKED + b"3\r\nabc\r\n",
         CHUNKED + b"1\r\na\r\n0\r\n",
     ):
-        assert not read(data, closed=True)[0].complete, data
+        assert not read(data, closed=True)[0].is_complete, data
 
 
 def test_the_connection_headers_of_a_response_are_read() -> None:
@@ -324,7 +329,7 @@ def test_any_split_gives_the_same_chunked_body(
     data += b"0\r\n\r\n" + more
     bounds = [0, *sorted(place % (len(data) + 1) for place in places), len(data)]
     response, got = read(*(data[a:b] for a, b in pairwise(bounds) if a < b))
-    assert (got, response.complete, response.surplus, response.reusable) == (
+    assert (got, response.is_complete, response.surplus, response.is_reusable) == (
         body,
         True,
         more,

@@ -213,7 +213,7 @@ def test_it_reads_what_our_own_reader_reads(name: str) -> None:
     decoder = SseDecoder()
     ours.feed([*decoder.feed(body), *decoder.end()], 1)
     got = completion(answer(body), theirs)
-    failure = ours.judge(True, False, True)
+    failure = ours.find_failure(True, False, True)
     assert (got.failure and got.failure.kind) == (failure and failure.kind)
     assert (
         "engine died" in got.failure.text
@@ -221,7 +221,7 @@ def test_it_reads_what_our_own_reader_reads(name: str) -> None:
         else True
     )
     assert (got.text, got.reasoning_text) == (
-        "".join(ours.pieces or ()),
+        "".join(ours.text_pieces or ()),
         "".join(ours.reasoning_pieces or ()),
     )
     assert (got.finish_reason, got.output_events) == (ours.finish_reason, ours.output_events)
@@ -229,7 +229,7 @@ def test_it_reads_what_our_own_reader_reads(name: str) -> None:
     assert got.first_event_tokens == ours.first_event_tokens
     assert (got.server_timing or {}) == (ours.server_timing or {})
     assert len(theirs.gaps) == max(0, ours.output_events - 1)
-    assert len(theirs.instants) == ours.output_events
+    assert len(theirs.timestamps) == ours.output_events
     assert (got.first_answer >= 0) is (ours.first_answer >= 0)
 
 

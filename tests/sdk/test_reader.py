@@ -25,9 +25,16 @@ TRANSCRIPTS = repository_paths.DATA / "transcripts"
 def exchange(*, keep_text: bool = True) -> tuple[Exchange, list[Completion]]:
     heard: list[Completion] = []
     made = Exchange(
-        None, b"", b"", 0, heard.append, EventTimeline(), stream=True, keep_text=keep_text
+        None,
+        b"",
+        b"",
+        0,
+        heard.append,
+        EventTimeline(),
+        is_stream_requested=True,
+        keep_text=keep_text,
     )
-    made.sent = 1
+    made.sent_at = 1
     return made, heard
 
 
@@ -40,7 +47,7 @@ def answered(*pieces: bytes, reset: str = "") -> Completion:
             break
         at += 10
     else:
-        made.connection_ended(at, reset)
+        made.end_with_connection(at, reset)
     made.report_completion()
     return heard[0]
 
@@ -776,7 +783,7 @@ def test_only_the_last_event_of_a_read_has_an_exact_stamp(pieces: list[bytes], e
     made.feed_reads([(stream(end=b""), 50, 50, 40, True)])
     for i, data in enumerate(pieces):
         made.feed_reads([(data, 100 + 10 * i, 105 + 10 * i, 93 + 10 * i, True)])
-    made.connection_ended(200, "")
+    made.end_with_connection(200, "")
     made.report_completion()
     assert heard[0].stamp_error == (0 if exact else 7)
 
@@ -913,12 +920,12 @@ PAYLOADS = st.one_of(
 def test_no_payload_raises(payloads: list[bytes | NamedEvent]) -> None:
     reading = ResponseReader(EventTimeline(), keep_text=True)
     reading.feed(payloads, 10)
-    reading.judge(True, False, True)
+    reading.find_failure(True, False, True)
     usage = reading.usage()
     assert all(
         count is None or 0 <= count < 1 << 31 for count in (usage.input, usage.output, usage.cached)
     )
-    "".join(reading.pieces or ()).encode()
+    "".join(reading.text_pieces or ()).encode()
 
 
 def cut(data: bytes, places: list[int]) -> list[bytes]:
@@ -944,11 +951,11 @@ def read_errors(reads: list[tuple[bytes, int, int]]) -> tuple[EventTimeline, Any
     """Return the timeline and the completion of reads given as (bytes, timestamp, empty_at)."""
     timeline = EventTimeline()
     heard: list[Any] = []
-    made = Exchange(None, b"", b"", 0, heard.append, timeline, stream=True)
-    made.sent = 1
+    made = Exchange(None, b"", b"", 0, heard.append, timeline, is_stream_requested=True)
+    made.sent_at = 1
     for data, stamp, empty_at in reads:
         made.feed_reads([(data, stamp, stamp, empty_at, True)])
-    made.connection_ended(10**12, "")
+    made.end_with_connection(10**12, "")
     made.report_completion()
     return timeline, heard[0]
 
@@ -976,9 +983,9 @@ def read_errors(reads: list[tuple[bytes, int, int]]) -> tuple[EventTimeline, Any
 def test_stamp_errors_of_output_events(read: bytes, errors: list[int], last_error: int) -> None:
     start = stream(end=b"")
     timeline, done = read_errors([(start, 50, 40), (chunk(A), 60, 55), (read, 100, 93)])
-    each_error = [error for error, many in timeline.errors for _ in range(many)]
+    each_error = [error for error, many in timeline.uncertainties for _ in range(many)]
     assert (each_error, done.last_token_error, done.stamp_error) == (errors, last_error, 0)
-    assert len(timeline.each_instant()) == done.output_events
+    assert len(timeline.all_timestamps()) == done.output_events
 
 
 def test_an_end_that_waited_with_its_last_token_is_wrong_by_a_mean_gap_at_most() -> None:
@@ -996,7 +1003,7 @@ def test_in_a_body_without_chunks_each_event_may_be_a_packet() -> None:
     timeline, done = read_errors(
         [(body, 50, 40), (one, 60, 55), (one * 3, 100, 93), (one, 110, 105)]
     )
-    assert (timeline.errors, done.max_gap, done.max_gap_error, done.last_token_error) == (
+    assert (timeline.uncertainties, done.max_gap, done.max_gap_error, done.last_token_error) == (
         [(7, 2)],
         40,
         7,

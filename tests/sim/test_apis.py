@@ -134,10 +134,14 @@ def test_response_events_end_with_their_status(last: dict[str, Any], ok: bool) -
 
     reading = ResponseReader(EventTimeline(), keep_text=True)
     reading.feed([msgspec.json.encode(last)], 5)
-    failure = reading.judge(True, False, False)
+    failure = reading.find_failure(True, False, False)
     assert (failure is None) == ok
     if ok:
-        assert ("".join(reading.pieces or ()), reading.usage().cached, reading.response_id) == (
+        assert (
+            "".join(reading.text_pieces or ()),
+            reading.usage().cached,
+            reading.response_id,
+        ) == (
             "one two",
             4,
             "resp_1",
@@ -236,7 +240,7 @@ def test_a_message_has_its_text_thinking_tool_call_and_counts(
         read(*said),
         read(*said, streamed=False),
     ):  # a gateway may leave out the names of the events
-        assert one.judge(True, False, True) is None
+        assert one.find_failure(True, False, True) is None
         assert ("".join(one.pieces), "".join(one.reasoning_pieces)) == ("Hello!", "hm")
         ((call),) = one.tool_calls()
         assert (call["id"], call["name"], json.loads(call["arguments"])) == (
@@ -269,7 +273,7 @@ def test_a_message_has_its_text_thinking_tool_call_and_counts(
 )
 def test_error_events_of_messages_are_failures(last: dict[str, Any], kind: str) -> None:
     for streamed in (True, False):
-        failure = read(*MESSAGES[:9], last, streamed=streamed).judge(True, False, True)
+        failure = read(*MESSAGES[:9], last, streamed=streamed).find_failure(True, False, True)
         assert failure is not None and failure.kind == kind
         assert kind != "error_event" or failure.text == "Overloaded"
 

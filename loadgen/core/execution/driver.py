@@ -77,7 +77,7 @@ class Sender(Protocol):
         timeline: EventTimeline,
         *,
         name: str,
-        requested_output: int,
+        requested_output_tokens: int,
         **options: Any,
     ) -> object:
         """Send a request and call `on_done` when it has ended. Return a handle for `cancel`.
@@ -89,9 +89,9 @@ class Sender(Protocol):
             on_done: Called exactly once, perhaps before this method returns.
             timeline: Receives the time of each output event.
             name: The id of the request in its headers.
-            requested_output: The requested number of output tokens.
-            **options: `header_lines` (further header lines), `sink` (called with each output
-                event) and `on_first` (called with the time of the first output).
+            requested_output_tokens: The requested number of output tokens.
+            **options: `header_lines` (further header lines), `on_output` (called with each output
+                event) and `on_first_output` (called with the time of the first output).
         """
 
     def cancel(self, exchange: object, failure: Failure) -> None:
@@ -337,7 +337,7 @@ class Driver:
             on_done=partial(self._on_done, slot, target, request_facts),
             timeline=self._timelines[slot.stage].events,
             name=f"{self._run_id}-{slot_id}",
-            requested_output=request_facts.requested_output,
+            requested_output_tokens=request_facts.requested_output,
             **options,
         )
 
@@ -353,7 +353,7 @@ class Driver:
             header_lines = self._session_header_line(slot.session)
             abandonment = self._schedule.sessions.get(slot.session).abandonment
             if abandonment is not None and abandonment.turn == slot.turn:
-                options["sink"] = self._abandon_after(slot.slot_id, abandonment.tokens)
+                options["on_output"] = self._abandon_after(slot.slot_id, abandonment.tokens)
         if self._trace is not None:
             header_lines = self._trace.header(slot.slot_id) + header_lines
         if self._header_lines is not None:
@@ -361,7 +361,7 @@ class Driver:
         if header_lines:
             options["header_lines"] = header_lines
         if self._limits_prefill:
-            options["on_first"] = partial(self._on_first_output, slot.slot_id)
+            options["on_first_output"] = partial(self._on_first_output, slot.slot_id)
         return options
 
     def _session_header_line(self, session: int) -> bytes:

@@ -83,25 +83,27 @@ class Timeline:
         """Count what `events` has collected, clear it, and return the number of output events.
 
         This is done several times per second, so that nothing is counted when an event is read.
-        Several events that are read at the same time are one entry of `events.instants`, and those
-        after the first are counted in `events.together`. The time between them is zero.
+        Several events that are read at the same time are one entry of `events.timestamps`, and those
+        after the first are counted in `events.simultaneous_counts`. The time between them is zero.
         """
         events = self.events
-        first_times_ns = np.array(events.instants, np.int64)
+        first_times_ns = np.array(events.timestamps, np.int64)
         # Flat arrays of pairs: a time and the number of further events that were read then, and an
         # uncertainty and the number of events that have it.
-        further_times_ns, further_counts = np.array(events.together, np.int64).reshape(-1, 2).T
-        errors_ns, error_counts = np.array(events.errors, np.int64).reshape(-1, 2).T
+        further_times_ns, further_counts = (
+            np.array(events.simultaneous_counts, np.int64).reshape(-1, 2).T
+        )
+        errors_ns, error_counts = np.array(events.uncertainties, np.int64).reshape(-1, 2).T
         further_count = int(further_counts.sum())
 
         if events.gaps:
             self.gaps.add(np.array(events.gaps, np.int64))
             self.gaps.add_zeros(further_count)
             events.gaps.clear()
-        if not events.instants:
+        if not events.timestamps:
             return 0
 
-        event_count = len(events.instants) + further_count
+        event_count = len(events.timestamps) + further_count
         exact_count = event_count - int(error_counts.sum())
         self.errors.add_zeros(exact_count)
         self.errors.add(errors_ns, error_counts)
@@ -109,9 +111,9 @@ class Timeline:
             times_ns=np.concatenate((first_times_ns, further_times_ns)),
             counts=np.concatenate((np.ones_like(first_times_ns), further_counts)),
         )
-        events.instants.clear()
-        events.together.clear()
-        events.errors.clear()
+        events.timestamps.clear()
+        events.simultaneous_counts.clear()
+        events.uncertainties.clear()
         return event_count
 
     def _add_to_bins(self, times_ns: NDArray[np.int64], counts: NDArray[np.int64]) -> None:

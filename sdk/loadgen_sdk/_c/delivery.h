@@ -24,7 +24,7 @@ static Exchange *exchange_for_delivery(const SocketBuffer *buffer)
 {
     Exchange *exchange = (Exchange *)buffer->exchange;
     int is_ordinary = !buffer->ended_at && !buffer->is_closed && !buffer->is_deferred &&
-                      buffer->run_count == 0 && buffer->template == Py_None &&
+                      buffer->plain_read_count == 0 && buffer->template == Py_None &&
                       buffer->tls == Py_None;
     if (!is_ordinary || buffer->reads == NULL || !PyList_Check(buffer->reads) ||
         count_reads(buffer) < 1)
@@ -33,9 +33,9 @@ static Exchange *exchange_for_delivery(const SocketBuffer *buffer)
         Py_TYPE((PyObject *)exchange) != exchange_class ||
         Py_TYPE(exchange->reader) != reader_class)
         return NULL;
-    if (((ResponseReader *)exchange->reader)->learned != NO_MORE_TEMPLATES)
+    if (((ResponseReader *)exchange->reader)->learned_templates != NO_MORE_TEMPLATES)
         return NULL;
-    if (exchange->first_byte < 0 && !begins_usual_response(buffer))
+    if (exchange->head_received_at < 0 && !begins_usual_response(buffer))
         return NULL;
     return exchange;
 }
@@ -75,7 +75,7 @@ static enum Delivery deliver(Receiver *receiver, PyObject *value)
     Py_INCREF((PyObject *)exchange);
     enum FeedResult result = feed_buffer(receiver, buffer, exchange);
     if (result == RESPONSE_GOES_ON)
-        buffer->may_batch = exchange->may_batch;
+        buffer->can_batch_reads = exchange->can_batch_reads;
     Py_DECREF((PyObject *)exchange);
     if (result == FEED_FAILED)
         return DELIVERY_FAILED;
@@ -105,28 +105,28 @@ static int64_t send_on_connection(Exchange *exchange, PyObject *connection,
                                   PyObject *open_exchanges)
 {
     SocketBuffer *buffer = (SocketBuffer *)connection;
-    set_object(&buffer->exchange, (PyObject *)exchange);
-    set_object(&buffer->template, Py_None);
-    set_object(&exchange->connection, connection);
-    buffer->may_batch = 0;
-    exchange->reused = buffer->responses_served > 0;
-    if (!exchange->reused) {
-        exchange->tcp = buffer->tcp_ns;
-        exchange->tls = buffer->tls_ns;
+    set_field(&buffer->exchange, (PyObject *)exchange);
+    set_field(&buffer->template, Py_None);
+    set_field(&exchange->connection, connection);
+    buffer->can_batch_reads = 0;
+    exchange->is_connection_reused = buffer->responses_served > 0;
+    if (!exchange->is_connection_reused) {
+        exchange->tcp_connect_ns = buffer->tcp_connect_ns;
+        exchange->tls_handshake_ns = buffer->tls_handshake_ns;
     }
     if (PySet_Add(open_exchanges, (PyObject *)exchange) < 0)
         return SENDING_FAILED;
     struct iovec vectors[] = {
         {.iov_base = PyBytes_AsString(exchange->head),
          .iov_len = (size_t)PyBytes_Size(exchange->head)},
-        {.iov_base = PyBytes_AsString(exchange->payload),
-         .iov_len = (size_t)PyBytes_Size(exchange->payload)},
+        {.iov_base = PyBytes_AsString(exchange->body),
+         .iov_len = (size_t)PyBytes_Size(exchange->body)},
     };
     int64_t total_bytes = (int64_t)(vectors[0].iov_len + vectors[1].iov_len);
     int64_t started_at;
     int64_t sent_bytes = write_parts(buffer->fd, vectors, 2, &started_at);
-    exchange->ready = started_at;
-    exchange->sent = started_at;
+    exchange->ready_at = started_at;
+    exchange->sent_at = started_at;
     exchange->bytes_sent += total_bytes;
     return sent_bytes < 0 ? 0
                           : total_bytes - sent_bytes; /* An error is reported by the next read. */
@@ -142,22 +142,22 @@ static int is_usable_connection(PyObject *value, int64_t reuse_ns)
            clock_ns(CLOCK_MONOTONIC) - buffer->idle_since <= reuse_ns;
 }
 
-/* Receiver.send_on_idle(exchange, idle, reuse_ns, open_exchanges) */
-static PyObject *receiver_send_on_idle(PyObject *Py_UNUSED(self), PyObject *const *args,
-                                       Py_ssize_t count)
+/* Receiver.try_send_on_idle(exchange, idle, reuse_ns, open_exchanges) */
+static PyObject *receiver_try_send_on_idle(PyObject *Py_UNUSED(self), PyObject *const *args,
+                                           Py_ssize_t count)
 {
     if (count != 4 || exchange_class == NULL || Py_TYPE(args[0]) != exchange_class ||
         !PySet_Check(args[3]))
         return PyLong_FromLong(NOT_SENT);
     Exchange *exchange = (Exchange *)args[0];
     PyObject *idle = args[1];
-    int fits = 1;
-    int64_t reuse_ns = read_number(args[2], &fits);
+    int is_valid = 1;
+    int64_t reuse_ns = read_number(args[2], &is_valid);
     Py_ssize_t size = PySequence_Size(idle);
     PyObject *connection = size > 0 ? PySequence_GetItem(idle, size - 1) : NULL;
     int64_t unsent_bytes = NOT_SENT;
-    int is_usable = connection != NULL && fits && PyBytes_Check(exchange->head) &&
-                    PyBytes_Check(exchange->payload) && is_usable_connection(connection, reuse_ns);
+    int is_usable = connection != NULL && is_valid && PyBytes_Check(exchange->head) &&
+                    PyBytes_Check(exchange->body) && is_usable_connection(connection, reuse_ns);
     if (is_usable) {
         PyObject *popped = PyObject_CallMethodObjArgs(idle, name_pop, NULL);
         unsent_bytes =
@@ -181,7 +181,7 @@ static int can_recycle(const SocketBuffer *buffer)
         Py_TYPE(exchange->response) != response_class)
         return 0;
     const ResponseParser *response = (ResponseParser *)exchange->response;
-    return response->complete && response->reusable && response->uses_left == Py_None &&
+    return response->is_complete && response->is_reusable && response->uses_left == Py_None &&
            response->idle_limit_s == Py_None && has_sent_all(buffer);
 }
 
@@ -204,8 +204,8 @@ static int add_to_idle(PyObject *idle, PyObject *connection)
     return result == NULL ? -1 : 0;
 }
 
-/* Receiver.recycle(buffer, idle, in_flight, open_exchanges) */
-static PyObject *receiver_recycle(PyObject *self, PyObject *const *args, Py_ssize_t count)
+/* Receiver.try_recycle(buffer, idle, in_flight, open_exchanges) */
+static PyObject *receiver_try_recycle(PyObject *self, PyObject *const *args, Py_ssize_t count)
 {
     if (count != 4 || !PyObject_TypeCheck(args[0], socket_buffer_type) || !PyDict_Check(args[2]) ||
         !PySet_Check(args[3]) || !can_recycle((SocketBuffer *)args[0]))
@@ -217,8 +217,8 @@ static PyObject *receiver_recycle(PyObject *self, PyObject *const *args, Py_ssiz
     buffer->responses_served++;
     int failed = set_deferred((Receiver *)self, buffer, 0) < 0;
     if (!failed) {
-        set_object(&((Exchange *)exchange)->connection, Py_None);
-        set_object(&((Exchange *)exchange)->payload, no_bytes);
+        set_field(&((Exchange *)exchange)->connection, Py_None);
+        set_field(&((Exchange *)exchange)->body, no_bytes);
         failed =
             remove_from_flight(exchange, args[2], args[3]) < 0 || add_to_idle(args[1], args[0]) < 0;
     }
@@ -291,10 +291,10 @@ static int64_t deliver_slice(Receiver *receiver, int64_t slice_ns, PyObject *del
 
 static PyObject *receiver_deliver_queued(PyObject *self, PyObject *const *args, Py_ssize_t count)
 {
-    int fits = count == 2;
+    int is_valid = count == 2;
     int called_python = 0;
-    int64_t slice_ns = fits ? read_number(args[0], &fits) : 0;
-    if (!fits) {
+    int64_t slice_ns = is_valid ? read_number(args[0], &is_valid) : 0;
+    if (!is_valid) {
         PyErr_SetString(PyExc_TypeError, "deliver_queued(slice_ns, deliver)");
         return NULL;
     }

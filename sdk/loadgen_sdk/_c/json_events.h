@@ -186,8 +186,14 @@ typedef struct {
     enum Kind kind;
 } Field;
 
-#define FIELD(name, kind) {name, sizeof name - 1, kind}
-#define END_OF_FIELDS {NULL, 0, ANYTHING}
+#define FIELD(name, kind)                                                                          \
+    {                                                                                              \
+        name, sizeof name - 1, kind                                                                \
+    }
+#define END_OF_FIELDS                                                                              \
+    {                                                                                              \
+        NULL, 0, ANYTHING                                                                          \
+    }
 
 static const Field event_fields[] = {
     FIELD("choices", CHOICES),
@@ -256,12 +262,12 @@ typedef struct {
 
 /* -- usage ------------------------------------------------------------------------------------- */
 
-/* Return whether a value is a count of tokens: an int, not a bool, that fits into 31 bits. */
+/* Return whether a value is a count of tokens: an int, not a bool, that is_valid into 31 bits. */
 static int is_count(PyObject *value)
 {
-    int fits = Py_TYPE(value) == &PyLong_Type;
-    int64_t number = fits ? read_number(value, &fits) : 0;
-    return fits && number >= 0 && number < 1LL << 31;
+    int is_valid = Py_TYPE(value) == &PyLong_Type;
+    int64_t number = is_valid ? read_number(value, &is_valid) : 0;
+    return is_valid && number >= 0 && number < 1LL << 31;
 }
 
 /* Return the value of an attribute that is a count of tokens, or -1 if it is none. Set an exception
@@ -269,8 +275,8 @@ static int is_count(PyObject *value)
 static int64_t count_attribute(PyObject *owner, PyObject *name)
 {
     PyObject *value = PyObject_GetAttr(owner, name);
-    int fits = 1;
-    int64_t count = value != NULL && is_count(value) ? read_number(value, &fits) : -1;
+    int is_valid = 1;
+    int64_t count = value != NULL && is_count(value) ? read_number(value, &is_valid) : -1;
     Py_XDECREF(value);
     return count;
 }
@@ -313,7 +319,7 @@ static void cache_usage(const char *at, const char *end, PyObject *decoded)
     memcpy(usages[oldest].bytes, at, (size_t)(end - at));
     usages[oldest].size = end - at;
     usages[oldest].output_tokens = NOT_READ;
-    set_object(&usages[oldest].decoded, decoded);
+    set_field(&usages[oldest].decoded, decoded);
     oldest = (oldest + 1) % CACHED_USAGES;
 }
 

@@ -231,8 +231,8 @@ static int is_plain_payload(PyObject *item, const Template *template)
     return skip_plain_payload(data, data + size, template) == data + size;
 }
 
-/* plain_run(events, start, before, after) */
-static PyObject *plain_run(PyObject *Py_UNUSED(module), PyObject *args)
+/* count_leading_plain_events(events, start, before, after) */
+static PyObject *count_leading_plain_events(PyObject *Py_UNUSED(module), PyObject *args)
 {
     PyObject *events;
     Py_ssize_t start;

@@ -10,12 +10,12 @@ typedef struct {
     SocketBuffer **buffers;                 /* by descriptor, NULL where there is none */
     int buffers_size;
     int epoll, deferred_epoll, timer;
-    long long now, last_poll, poll_started, to_monotonic, next_poll_at, timer_armed_for,
+    long long now, last_poll_at, poll_started_at, to_monotonic, next_poll_at, timer_armed_for,
         reads_when_planned, wake_at;
     long long ready_count, queued_reads, poll_count, read_count;
-    long long last_deferred_poll, deferred_count, deferred_reads, timely_reads, shared_reads;
+    long long last_deferred_poll_at, deferred_count, deferred_reads, timely_reads, merged_reads;
     long long period_start, defer_again_at, pause_ns;
-    char is_deferring, has_many_events;
+    char is_deferring, is_traffic_heavy;
     struct epoll_event events[MAX_READY];
     char read_area[READ_BYTES];
 } Receiver;
@@ -36,7 +36,7 @@ static int set_attribute_of(PyObject **place, PyObject *value, const char *name)
     PyObject *attribute = PyObject_GetAttrString(value, name);
     if (attribute == NULL)
         return -1;
-    set_stolen(place, attribute);
+    set_field_stealing(place, attribute);
     return 0;
 }
 
@@ -58,12 +58,12 @@ static int receiver_init(PyObject *self, PyObject *args, PyObject *Py_UNUSED(key
     if (set_attribute_of(&receiver->queue_append, queue, "append") < 0 ||
         set_attribute_of(&receiver->queue_popleft, queue, "popleft") < 0)
         return -1;
-    set_object(&receiver->queue, queue);
+    set_field(&receiver->queue, queue);
     int64_t now = clock_ns(CLOCK_MONOTONIC);
     receiver->now = now;
-    receiver->last_poll = now;
-    receiver->poll_started = now;
-    receiver->last_deferred_poll = now;
+    receiver->last_poll_at = now;
+    receiver->poll_started_at = now;
+    receiver->last_deferred_poll_at = now;
     receiver->period_start = now;
     receiver->pause_ns = DEFER_PAUSE_NS;
     receiver->wake_at = FOREVER;
@@ -147,7 +147,7 @@ static PyObject *receiver_add(PyObject *self, PyObject *value)
     }
     if (reserve_buffer(receiver, fd) < 0)
         return NULL;
-    set_object((PyObject **)&receiver->buffers[fd], value);
+    set_field((PyObject **)&receiver->buffers[fd], value);
     Py_RETURN_NONE;
 }
 
@@ -165,7 +165,7 @@ static int set_deferred(Receiver *receiver, SocketBuffer *buffer, int is_deferre
     receiver->deferred_count += is_deferred ? 1 : -1;
     buffer->is_deferred = (char)is_deferred;
     buffer->epoll_changed_at = clock_ns(CLOCK_MONOTONIC);
-    receiver->is_deferring = receiver->has_many_events && receiver->deferred_count > 0;
+    receiver->is_deferring = receiver->is_traffic_heavy && receiver->deferred_count > 0;
     return 0;
 }
 
@@ -204,19 +204,19 @@ static PyObject *receiver_remove(PyObject *self, PyObject *value)
 }
 
 /* Append the run of plain reads to the reads of a buffer. Return -1 with an exception. */
-static int end_run(Receiver *receiver, SocketBuffer *buffer)
+static int flush_plain_reads(Receiver *receiver, SocketBuffer *buffer)
 {
-    if (buffer->run_count == 0)
+    if (buffer->plain_read_count == 0)
         return 0;
-    PyObject *run = run_tuple(buffer);
+    PyObject *run = plain_run_tuple(buffer);
     if (run == NULL)
         return -1;
     int failed = PyList_Append(buffer->reads, run) < 0;
     Py_DECREF(run);
     if (buffer->is_queued && !failed)
         receiver->queued_reads++;
-    buffer->run_count = 0;
-    buffer->run_bytes = 0;
+    buffer->plain_read_count = 0;
+    buffer->plain_bytes = 0;
     return failed ? -1 : 0;
 }
 
@@ -228,7 +228,7 @@ static PyObject *receiver_take_reads(PyObject *self, PyObject *value)
     SocketBuffer *buffer = (SocketBuffer *)value;
     PyObject *empty = PyList_New(0);
     PyObject *reads = empty == NULL ? NULL : materialize_reads(buffer);
-    if (reads == NULL || end_run(receiver, buffer) < 0) {
+    if (reads == NULL || flush_plain_reads(receiver, buffer) < 0) {
         Py_XDECREF(empty);
         return NULL;
     }
@@ -243,7 +243,7 @@ static int enqueue(Receiver *receiver, SocketBuffer *buffer)
 {
     if (buffer->is_queued)
         return 0;
-    if (end_run(receiver, buffer) < 0)
+    if (flush_plain_reads(receiver, buffer) < 0)
         return -1;
     buffer->is_queued = 1;
     receiver->queued_reads += count_reads(buffer);
@@ -308,7 +308,7 @@ static int64_t arrival_time(const Receiver *receiver, int64_t wall_timestamp, in
 /* Return whether the owner must be called for a read that was kept. */
 static int is_urgent(const SocketBuffer *buffer, const Read *read, int has_template)
 {
-    return !buffer->may_batch || has_template || count_reads(buffer) >= MAX_BATCHED_READS ||
+    return !buffer->can_batch_reads || has_template || count_reads(buffer) >= MAX_BATCHED_READS ||
            read->size <= SMALL_READ_BYTES || read->size >= LARGE_READ_BYTES ||
            memcmp(read->data + read->size - 4, "\r\n\r\n", 4) == 0;
 }
@@ -316,13 +316,13 @@ static int is_urgent(const SocketBuffer *buffer, const Read *read, int has_templ
 /* Note that the last read of the run was counted. Return -1 with an exception. */
 static int note_plain_read(Receiver *receiver, SocketBuffer *buffer)
 {
-    const PlainRead *read = &buffer->run[buffer->run_count - 1];
+    const PlainRead *read = &buffer->plain_reads[buffer->plain_read_count - 1];
     if (buffer->is_deferred) {
         buffer->events_until_urgent -= read->events;
         if (read->error != IN_ONE_CHUNK && read->events > 1)
-            receiver->shared_reads++;
+            receiver->merged_reads++;
     }
-    return buffer->run_count >= MAX_RUN_READS ? enqueue(receiver, buffer) : 0;
+    return buffer->plain_read_count >= MAX_RUN_READS ? enqueue(receiver, buffer) : 0;
 }
 
 /* Count a read of plain events or keep any other, and queue the buffer if it is necessary. Return
@@ -336,7 +336,7 @@ static int keep_read(Receiver *receiver, SocketBuffer *buffer, const Read *read)
             return -1;
         if (is_plain)
             return note_plain_read(receiver, buffer);
-        if (end_run(receiver, buffer) < 0)
+        if (flush_plain_reads(receiver, buffer) < 0)
             return -1;
     }
     if (append_read(buffer, read) < 0)
@@ -349,7 +349,7 @@ static int keep_read(Receiver *receiver, SocketBuffer *buffer, const Read *read)
 }
 
 /* Read one socket once. Return the time, or -1 with an exception. */
-static int64_t read_socket(Receiver *receiver, SocketBuffer *buffer, int64_t previous_poll)
+static int64_t read_socket(Receiver *receiver, SocketBuffer *buffer, int64_t previous_poll_at)
 {
     int64_t wall_timestamp;
     ssize_t size = receive_message(receiver, buffer->fd, &wall_timestamp);
@@ -370,11 +370,11 @@ static int64_t read_socket(Receiver *receiver, SocketBuffer *buffer, int64_t pre
         return enqueue(receiver, buffer) < 0 ? -1 : read_at;
     }
     int64_t empty_at = buffer->emptied_at;
-    int poll_was_empty = !buffer->may_hold_more && previous_poll > buffer->epoll_changed_at;
-    if (poll_was_empty && empty_at < previous_poll)
-        empty_at = previous_poll;
-    buffer->may_hold_more = size == READ_BYTES;
-    if (!buffer->may_hold_more)
+    int poll_was_empty = !buffer->is_last_read_full && previous_poll_at > buffer->epoll_changed_at;
+    if (poll_was_empty && empty_at < previous_poll_at)
+        empty_at = previous_poll_at;
+    buffer->is_last_read_full = size == READ_BYTES;
+    if (!buffer->is_last_read_full)
         buffer->emptied_at = read_at;
     const Read read = {
         .data = receiver->read_area,
@@ -498,20 +498,20 @@ static int64_t receive_deferred(Receiver *receiver, int64_t now)
     if (ready < 0)
         ready = 0; /* A signal came. */
     receiver->ready_count += ready;
-    int64_t previous_poll = receiver->last_deferred_poll;
-    int64_t shared_reads_before = receiver->shared_reads;
+    int64_t previous_poll_at = receiver->last_deferred_poll_at;
+    int64_t merged_reads_before = receiver->merged_reads;
     int is_timely = receiver->is_deferring && now < receiver->next_poll_at + DEFER_NS;
     if (ready < MANY_READY)
-        receiver->last_deferred_poll = now;
+        receiver->last_deferred_poll_at = now;
     for (int i = 0; i < ready; i++) {
         SocketBuffer *buffer = find_buffer(receiver, receiver->events[i].data.fd);
         if (buffer == NULL)
             continue;
-        now = read_socket(receiver, buffer, previous_poll);
+        now = read_socket(receiver, buffer, previous_poll_at);
         if (now < 0)
             return -1;
         /* An edge is reported once, but the first epoll reports for as long as there is data. */
-        int is_urgent_again = buffer->may_hold_more || receiver->events[i].events != EPOLLIN ||
+        int is_urgent_again = buffer->is_last_read_full || receiver->events[i].events != EPOLLIN ||
                               buffer->events_until_urgent <= 0;
         if (is_urgent_again && set_deferred(receiver, buffer, 0) < 0)
             return -1;
@@ -520,7 +520,7 @@ static int64_t receive_deferred(Receiver *receiver, int64_t now)
     if (is_timely)
         receiver->timely_reads += ready;
     else
-        receiver->shared_reads = shared_reads_before;
+        receiver->merged_reads = merged_reads_before;
     if (receiver->is_deferring)
         receiver->next_poll_at = ready < MANY_READY ? now + DEFER_NS : now;
     return now;
@@ -531,29 +531,29 @@ static int64_t receive_deferred(Receiver *receiver, int64_t now)
 static int decide_whether_to_defer(Receiver *receiver, int64_t now)
 {
     long long reads_per_s = receiver->deferred_reads * NS_PER_S / (now - receiver->period_start);
-    int has_too_many_shared =
-        receiver->shared_reads * READS_PER_SHARED_READ > receiver->timely_reads;
+    int has_too_many_merged =
+        receiver->merged_reads * READS_PER_MERGED_READ > receiver->timely_reads;
     receiver->deferred_reads = 0;
     receiver->timely_reads = 0;
-    receiver->shared_reads = 0;
+    receiver->merged_reads = 0;
     receiver->period_start = now;
-    if (!receiver->has_many_events) {
+    if (!receiver->is_traffic_heavy) {
         if (reads_per_s < DEFER_FROM_READS_PER_S || now < receiver->defer_again_at)
             return 0;
-        receiver->has_many_events = 1;
+        receiver->is_traffic_heavy = 1;
         receiver->is_deferring = receiver->deferred_count > 0;
         receiver->next_poll_at = now;
         return control_epoll(receiver->epoll, EPOLL_CTL_DEL, receiver->deferred_epoll, 0);
     }
-    if (has_too_many_shared) {
+    if (has_too_many_merged) {
         receiver->defer_again_at = now + receiver->pause_ns;
         receiver->pause_ns *= 2;
     } else
         receiver->pause_ns = DEFER_PAUSE_NS;
-    if (!has_too_many_shared && reads_per_s >= DEFER_DOWN_TO_READS_PER_S)
+    if (!has_too_many_merged && reads_per_s >= DEFER_DOWN_TO_READS_PER_S)
         return 0;
     receiver->is_deferring = 0;
-    receiver->has_many_events = 0;
+    receiver->is_traffic_heavy = 0;
     return control_epoll(receiver->epoll, EPOLL_CTL_ADD, receiver->deferred_epoll, EPOLLIN);
 }
 
@@ -596,7 +596,7 @@ static int append_other(PyObject **others, int fd, uint32_t events)
 /* Read the sockets that a poll reported, and append what is not for the receiver to `*others`.
    `*is_deferred_ready` becomes 1 if a deferred socket is ready. Return the time, or -1 with an
    exception. */
-static int64_t read_ready(Receiver *receiver, int ready, int64_t previous_poll, int64_t now,
+static int64_t read_ready(Receiver *receiver, int ready, int64_t previous_poll_at, int64_t now,
                           PyObject **others, int *is_deferred_ready)
 {
     for (int i = 0; i < ready; i++) {
@@ -614,7 +614,7 @@ static int64_t read_ready(Receiver *receiver, int ready, int64_t previous_poll, 
         int has_data_or_end = events & (EPOLLIN | EPOLLHUP | EPOLLERR);
         if (!is_readable || buffer->ended_at || (is_for_others && !has_data_or_end))
             continue;
-        now = read_socket(receiver, buffer, previous_poll);
+        now = read_socket(receiver, buffer, previous_poll_at);
         if (now < 0)
             return -1;
     }
@@ -638,11 +638,11 @@ static int receive(Receiver *receiver, int wait_ms, int64_t until, int64_t due_a
         receiver->now = now;
         if (now >= wake_at && ready > MANY_READY)
             return 0;
-        int64_t previous_poll = receiver->last_poll;
+        int64_t previous_poll_at = receiver->last_poll_at;
         if (ready < MAX_READY) /* else it may not have reported all ready sockets */
-            receiver->last_poll = receiver->poll_started;
+            receiver->last_poll_at = receiver->poll_started_at;
         int is_deferred_ready = 0;
-        now = read_ready(receiver, ready, previous_poll, now, others, &is_deferred_ready);
+        now = read_ready(receiver, ready, previous_poll_at, now, others, &is_deferred_ready);
         if (now < 0)
             goto failed;
         if (is_deferring) { /* A request that is due is sent first, once. */
@@ -654,7 +654,7 @@ static int receive(Receiver *receiver, int wait_ms, int64_t until, int64_t due_a
             if (now < 0)
                 goto failed;
         }
-        receiver->poll_started = now;
+        receiver->poll_started_at = now;
         receiver->now = now;
         if (now - receiver->period_start > DECISION_PERIOD_NS &&
             decide_whether_to_defer(receiver, now) < 0)
@@ -683,7 +683,7 @@ static PyObject *receiver_receive(PyObject *self, PyObject *args)
     return others != NULL ? others : PyList_New(0);
 }
 
-static int64_t read_number(PyObject *value, int *fits);
+static int64_t read_number(PyObject *value, int *is_valid);
 static int64_t deliver_slice(Receiver *receiver, int64_t slice_ns, PyObject *deliver_in_python,
                              int *called_python);
 
@@ -692,32 +692,32 @@ static int64_t deliver_slice(Receiver *receiver, int64_t slice_ns, PyObject *del
 static int clear_lone_timer(Receiver *receiver, PyObject *others)
 {
     uint64_t expirations;
-    int fits = 1;
+    int is_valid = 1;
     if (PyList_Size(others) != 1)
         return 0;
-    if (read_number(PyTuple_GetItem(PyList_GetItem(others, 0), 0), &fits) != receiver->timer)
+    if (read_number(PyTuple_GetItem(PyList_GetItem(others, 0), 0), &is_valid) != receiver->timer)
         return 0;
-    if (receiver->timer_armed_for > receiver->last_poll)
-        receiver->last_poll = receiver->timer_armed_for;
+    if (receiver->timer_armed_for > receiver->last_poll_at)
+        receiver->last_poll_at = receiver->timer_armed_for;
     receiver->timer_armed_for = 0;
     return read(receiver->timer, &expirations, sizeof expirations) >= 0 || errno == EAGAIN;
 }
 
-/* The arguments of Receiver.run. */
+/* The arguments of Receiver.receive_and_deliver. */
 typedef struct {
     int wait_ms;
     long long until, tick_at, slice_ns;
     PyObject *open_exchanges, *deliver;
-} RunArguments;
+} ReceiveArguments;
 
 /* Return when the receiver has to do something else than to receive. */
-static int64_t next_due_time(const Receiver *receiver, const RunArguments *arguments)
+static int64_t next_due_time(const Receiver *receiver, const ReceiveArguments *arguments)
 {
     return receiver->wake_at < arguments->tick_at ? receiver->wake_at : arguments->tick_at;
 }
 
 /* Set the timer as Reactor._arm_timer does. Return -1 with an exception. */
-static int arm_for_next_pass(Receiver *receiver, const RunArguments *arguments)
+static int arm_for_next_pass(Receiver *receiver, const ReceiveArguments *arguments)
 {
     int64_t at = next_due_time(receiver, arguments);
     int is_polling_often = PySet_Size(arguments->open_exchanges) > 0 && !receiver->is_deferring;
@@ -726,11 +726,11 @@ static int arm_for_next_pass(Receiver *receiver, const RunArguments *arguments)
     return at == receiver->timer_armed_for ? 0 : arm_timer(receiver, at);
 }
 
-/* Receiver.run */
-static PyObject *receiver_run(PyObject *self, PyObject *args)
+/* Receiver.receive_and_deliver */
+static PyObject *receiver_receive_and_deliver(PyObject *self, PyObject *args)
 {
     Receiver *receiver = (Receiver *)self;
-    RunArguments arguments;
+    ReceiveArguments arguments;
     if (!PyArg_ParseTuple(args, "iLLO!LO", &arguments.wait_ms, &arguments.until, &arguments.tick_at,
                           &PySet_Type, &arguments.open_exchanges, &arguments.slice_ns,
                           &arguments.deliver))
@@ -768,8 +768,8 @@ static PyObject *receiver_run(PyObject *self, PyObject *args)
 
 static PyObject *receiver_deliver(PyObject *self, PyObject *value);
 static PyObject *receiver_deliver_queued(PyObject *self, PyObject *const *args, Py_ssize_t count);
-static PyObject *receiver_send_on_idle(PyObject *self, PyObject *const *args, Py_ssize_t count);
-static PyObject *receiver_recycle(PyObject *self, PyObject *const *args, Py_ssize_t count);
+static PyObject *receiver_try_send_on_idle(PyObject *self, PyObject *const *args, Py_ssize_t count);
+static PyObject *receiver_try_recycle(PyObject *self, PyObject *const *args, Py_ssize_t count);
 
 #define FAST_METHOD(function) (PyCFunction)(void (*)(void)) function, METH_FASTCALL
 
@@ -780,24 +780,27 @@ static PyMethodDef receiver_methods[] = {
     {"stop_deferring", receiver_stop_deferring, METH_O, NULL},
     {"take_reads", receiver_take_reads, METH_O, NULL},
     {"receive", receiver_receive, METH_VARARGS, NULL},
-    {"run", receiver_run, METH_VARARGS, NULL},
+    {"receive_and_deliver", receiver_receive_and_deliver, METH_VARARGS, NULL},
     {"send", receiver_send, METH_VARARGS, NULL},
     {"deliver", receiver_deliver, METH_O, NULL},
     {"deliver_queued", FAST_METHOD(receiver_deliver_queued), NULL},
-    {"send_on_idle", FAST_METHOD(receiver_send_on_idle), NULL},
-    {"recycle", FAST_METHOD(receiver_recycle), NULL},
+    {"try_send_on_idle", FAST_METHOD(receiver_try_send_on_idle), NULL},
+    {"try_recycle", FAST_METHOD(receiver_try_recycle), NULL},
     {NULL},
 };
 
-#define RECEIVER_MEMBER(name, type, flags) {#name, type, offsetof(Receiver, name), flags, NULL}
+#define RECEIVER_MEMBER(name, type, flags)                                                         \
+    {                                                                                              \
+#name, type, offsetof(Receiver, name), flags, NULL                                         \
+    }
 
 static PyMemberDef receiver_members[] = {
     RECEIVER_MEMBER(now, T_LONGLONG, 0),
-    RECEIVER_MEMBER(last_poll, T_LONGLONG, 0),
+    RECEIVER_MEMBER(last_poll_at, T_LONGLONG, 0),
     RECEIVER_MEMBER(next_poll_at, T_LONGLONG, 0),
     RECEIVER_MEMBER(timer_armed_for, T_LONGLONG, 0),
     RECEIVER_MEMBER(wake_at, T_LONGLONG, 0),
-    RECEIVER_MEMBER(poll_started, T_LONGLONG, 0),
+    RECEIVER_MEMBER(poll_started_at, T_LONGLONG, 0),
     RECEIVER_MEMBER(is_deferring, T_BOOL, READONLY),
     RECEIVER_MEMBER(ready_count, T_LONGLONG, 0),
     RECEIVER_MEMBER(queued_reads, T_LONGLONG, 0),

@@ -1,17 +1,18 @@
 /* The types of the state of a response, and what Python registers for them. Part of _compiled.c. */
 
-/* ResponseReaderState.last_token_error */
-static PyObject *reader_last_token_error(PyObject *self, void *Py_UNUSED(closure))
+/* ResponseReaderState.last_token_uncertainty */
+static PyObject *reader_last_token_uncertainty(PyObject *self, void *Py_UNUSED(closure))
 {
     const ResponseReader *reader = (ResponseReader *)self;
-    return PyLong_FromLongLong(reader->unsure_at == reader->last_token ? reader->unsure_error : 0);
+    return PyLong_FromLongLong(
+        reader->uncertain_timestamp == reader->last_token ? reader->timestamp_uncertainty : 0);
 }
 
 static PyGetSetDef exchange_computed[] = {{NULL}};
 static PyGetSetDef response_computed[] = {{NULL}};
 static PyGetSetDef decoder_computed[] = {{NULL}};
 static PyGetSetDef reader_computed[] = {
-    {"last_token_error", reader_last_token_error, NULL, NULL, NULL},
+    {"last_token_uncertainty", reader_last_token_uncertainty, NULL, NULL, NULL},
     {NULL},
 };
 
@@ -30,13 +31,13 @@ static PyObject *register_classes(PyObject *Py_UNUSED(module), PyObject *args)
                           &PyType_Type, &decoder, &PyType_Type, &reader, &PyDict_Type, &heads,
                           &usage_decoder, &finish_reasons))
         return NULL;
-    set_object((PyObject **)&exchange_class, exchange);
-    set_object((PyObject **)&response_class, response);
-    set_object((PyObject **)&decoder_class, decoder);
-    set_object((PyObject **)&reader_class, reader);
-    set_object(&known_heads, heads);
-    set_object(&decode_usage, usage_decoder);
-    set_object(&endings, finish_reasons);
+    set_field((PyObject **)&exchange_class, exchange);
+    set_field((PyObject **)&response_class, response);
+    set_field((PyObject **)&decoder_class, decoder);
+    set_field((PyObject **)&reader_class, reader);
+    set_field(&known_heads, heads);
+    set_field(&decode_usage, usage_decoder);
+    set_field(&endings, finish_reasons);
     for (int i = 0; i < CACHED_USAGES; i++)
         Py_CLEAR(usages[i].decoded);
     Py_RETURN_NONE;
@@ -57,8 +58,8 @@ static int create_constants(void)
         {&name_prompt_tokens, "prompt_tokens"},
         {&name_completion_tokens, "completion_tokens"},
         {&name_gaps, "gaps"},
-        {&name_instants, "instants"},
-        {&name_errors, "errors"},
+        {&name_timestamps, "timestamps"},
+        {&name_uncertainties, "uncertainties"},
         {&name_response_completed, "response_completed"},
         {&name_pop, "pop"},
         {&name_append, "append"},
@@ -66,16 +67,16 @@ static int create_constants(void)
         {&name_content_encoding, "content-encoding"},
         {&argument_names[ARG_REQUEST], "request"},
         {&argument_names[ARG_HEAD], "head"},
-        {&argument_names[ARG_PAYLOAD], "payload"},
-        {&argument_names[ARG_DUE], "due"},
+        {&argument_names[ARG_BODY], "body"},
+        {&argument_names[ARG_DUE_AT], "due_at"},
         {&argument_names[ARG_ON_DONE], "on_done"},
         {&argument_names[ARG_TIMELINE], "timeline"},
-        {&argument_names[ARG_STREAM], "stream"},
-        {&argument_names[ARG_REQUESTED_OUTPUT], "requested_output"},
+        {&argument_names[ARG_IS_STREAM_REQUESTED], "is_stream_requested"},
+        {&argument_names[ARG_REQUESTED_OUTPUT_TOKENS], "requested_output_tokens"},
         {&argument_names[ARG_KEEP_TEXT], "keep_text"},
         {&argument_names[ARG_KEEP_HEADERS], "keep_headers"},
-        {&argument_names[ARG_SINK], "sink"},
-        {&argument_names[ARG_ON_FIRST], "on_first"},
+        {&argument_names[ARG_ON_OUTPUT], "on_output"},
+        {&argument_names[ARG_ON_FIRST_OUTPUT], "on_first_output"},
     };
     for (size_t i = 0; i < sizeof texts / sizeof *texts; i++) {
         *texts[i].place = PyUnicode_InternFromString(texts[i].text);

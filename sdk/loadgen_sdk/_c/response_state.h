@@ -8,38 +8,46 @@
 /* Each table lists the fields of a type: objects, numbers and flags. `F` is a macro that is applied
    to each of them, with the type `T`. */
 #define EXCHANGE_OBJECTS(F, T)                                                                     \
-    F(T, body_parts)                                                                               \
-    F(T, connection) F(T, decoder) F(T, failure) F(T, head) F(T, incomplete_chunk) F(T, on_done)   \
-        F(T, on_first) F(T, payload) F(T, reader) F(T, request) F(T, response) F(T, sink)          \
+    F(T, response_body_parts)                                                                      \
+    F(T, connection)                                                                               \
+    F(T, decoder) F(T, failure) F(T, head) F(T, incomplete_chunk) F(T, on_done)                    \
+        F(T, on_first_output) F(T, body) F(T, reader) F(T, request) F(T, response) F(T, on_output) \
             F(T, template) F(T, timeline)
 #define EXCHANGE_NUMBERS(F, T)                                                                     \
-    F(T, body_bytes)                                                                               \
-    F(T, bytes_received) F(T, bytes_sent) F(T, client_lag) F(T, deadline) F(T, done) F(T, due)     \
-        F(T, first_byte) F(T, progress) F(T, ready) F(T, requested_output) F(T, resent) F(T, sent) \
-            F(T, tcp) F(T, tls) F(T, tries)
+    F(T, response_body_bytes)                                                                      \
+    F(T, bytes_received)                                                                           \
+    F(T, bytes_sent) F(T, client_lag) F(T, deadline) F(T, done_at) F(T, due_at)                    \
+        F(T, head_received_at) F(T, last_event_read_at) F(T, ready_at)                             \
+            F(T, requested_output_tokens) F(T, resend_count) F(T, sent_at) F(T, tcp_connect_ns)    \
+                F(T, tls_handshake_ns) F(T, connect_attempts)
 #define EXCHANGE_FLAGS(F, T)                                                                       \
-    F(T, at_chunk_start)                                                                           \
-    F(T, is_event_stream) F(T, is_reported) F(T, keep_headers) F(T, keep_text) F(T, kernel_stamp)  \
-        F(T, may_batch) F(T, reused) F(T, splits_chunks) F(T, stream)
+    F(T, is_at_chunk_start)                                                                        \
+    F(T, is_event_stream)                                                                          \
+    F(T, is_reported) F(T, keep_headers) F(T, keep_text) F(T, has_kernel_timestamp)                \
+        F(T, can_batch_reads) F(T, is_connection_reused) F(T, has_split_chunks)                    \
+            F(T, is_stream_requested)
 #define RESPONSE_PARSER_OBJECTS(F, T)                                                              \
     F(T, _bytes_left)                                                                              \
     F(T, _mode) F(T, _unparsed) F(T, headers) F(T, idle_limit_s) F(T, surplus) F(T, uses_left)
 #define RESPONSE_PARSER_NUMBERS(F, T) F(T, status)
-#define RESPONSE_PARSER_FLAGS(F, T) F(T, chunked) F(T, complete) F(T, reusable) F(T, until_close)
-#define SSE_DECODER_OBJECTS(F, T) F(T, _earlier) F(T, _earlier_bytes) F(T, _unparsed)
+#define RESPONSE_PARSER_FLAGS(F, T)                                                                \
+    F(T, is_chunked) F(T, is_complete) F(T, is_reusable) F(T, ends_with_connection)
+#define SSE_DECODER_OBJECTS(F, T) F(T, _earlier_reads) F(T, _earlier_bytes) F(T, _unparsed)
 #define SSE_DECODER_NUMBERS(F, T)
-#define SSE_DECODER_FLAGS(F, T) F(T, _after_cr) F(T, started)
+#define SSE_DECODER_FLAGS(F, T) F(T, _is_after_cr) F(T, has_started)
 #define RESPONSE_READER_OBJECTS(F, T)                                                              \
     F(T, error)                                                                                    \
-    F(T, finish_reason) F(T, malformed) F(T, pieces) F(T, reasoning_pieces) F(T, remark)           \
-        F(T, response_id) F(T, server_timing) F(T, sink) F(T, template) F(T, timeline)             \
-            F(T, tool_deltas) F(T, usage_counts)
+    F(T, finish_reason)                                                                            \
+    F(T, parse_error) F(T, text_pieces) F(T, reasoning_pieces) F(T, remark) F(T, response_id)      \
+        F(T, server_timing) F(T, on_output) F(T, template) F(T, timeline) F(T, tool_deltas)        \
+            F(T, usage_counts)
 #define RESPONSE_READER_NUMBERS(F, T)                                                              \
     F(T, end)                                                                                      \
-    F(T, first_answer) F(T, first_event) F(T, first_event_tokens) F(T, first_token)                \
-        F(T, last_token) F(T, learned) F(T, max_gap) F(T, max_gap_error) F(T, output_events)       \
-            F(T, plain_events) F(T, stamp_error) F(T, unknown_outputs) F(T, unsure_at)             \
-                F(T, unsure_error)
+    F(T, first_answer)                                                                             \
+    F(T, first_event) F(T, first_event_tokens) F(T, first_token) F(T, last_token)                  \
+        F(T, learned_templates) F(T, max_gap) F(T, max_gap_uncertainty) F(T, output_events)        \
+            F(T, plain_events) F(T, first_token_uncertainty) F(T, unknown_output_events)           \
+                F(T, uncertain_timestamp) F(T, timestamp_uncertainty)
 #define RESPONSE_READER_FLAGS(F, T)
 
 #define OBJECT(T, name) PyObject *name;
@@ -78,7 +86,7 @@ static PyObject *zero, *no_text, *no_bytes, *mode_head, *mode_chunked, *mode_end
 static PyObject *name_prompt_tokens, *name_completion_tokens;
 static PyObject *name_response_completed;
 static PyObject *name_pop, *name_append;
-static PyObject *name_gaps, *name_instants, *name_errors, *name_content_type,
+static PyObject *name_gaps, *name_timestamps, *name_uncertainties, *name_content_type,
     *name_content_encoding;
 
 /* Call a function with one argument, whose reference is taken over, and drop the result. The
@@ -94,17 +102,17 @@ static int call_with(PyObject *function, PyObject *argument)
 
 #define MAX_NUMBER (1LL << 62)
 
-/* Return the value of an int of at most 62 bits. `*fits` becomes 0 if it is something else. */
-static int64_t read_number(PyObject *value, int *fits)
+/* Return the value of an int of at most 62 bits. `*is_valid` becomes 0 if it is something else. */
+static int64_t read_number(PyObject *value, int *is_valid)
 {
     if (value == NULL || !PyLong_Check(value)) {
-        *fits = 0;
+        *is_valid = 0;
         return 0;
     }
     int overflow = 0;
     int64_t number = PyLong_AsLongLongAndOverflow(value, &overflow);
     if (overflow || number > MAX_NUMBER || number < -MAX_NUMBER) {
-        *fits = 0;
+        *is_valid = 0;
         return 0;
     }
     return number;
@@ -159,17 +167,17 @@ static int init_response(ResponseParser *response)
     PyObject *headers = PyDict_New();
     if (headers == NULL)
         return -1;
-    set_stolen(&response->headers, headers);
-    set_object(&response->_bytes_left, zero);
-    set_object(&response->_mode, mode_head);
-    set_object(&response->_unparsed, no_bytes);
-    set_object(&response->surplus, no_bytes);
-    set_object(&response->idle_limit_s, Py_None);
-    set_object(&response->uses_left, Py_None);
-    response->chunked = 0;
-    response->complete = 0;
-    response->until_close = 0;
-    response->reusable = 1;
+    set_field_stealing(&response->headers, headers);
+    set_field(&response->_bytes_left, zero);
+    set_field(&response->_mode, mode_head);
+    set_field(&response->_unparsed, no_bytes);
+    set_field(&response->surplus, no_bytes);
+    set_field(&response->idle_limit_s, Py_None);
+    set_field(&response->uses_left, Py_None);
+    response->is_chunked = 0;
+    response->is_complete = 0;
+    response->ends_with_connection = 0;
+    response->is_reusable = 1;
     response->status = 0;
     return 0;
 }
@@ -180,11 +188,11 @@ static int init_decoder(SseDecoder *decoder)
     PyObject *earlier = PyList_New(0);
     if (earlier == NULL)
         return -1;
-    set_stolen(&decoder->_earlier, earlier);
-    set_object(&decoder->_earlier_bytes, zero);
-    set_object(&decoder->_unparsed, no_bytes);
-    decoder->_after_cr = 0;
-    decoder->started = 0;
+    set_field_stealing(&decoder->_earlier_reads, earlier);
+    set_field(&decoder->_earlier_bytes, zero);
+    set_field(&decoder->_unparsed, no_bytes);
+    decoder->_is_after_cr = 0;
+    decoder->has_started = 0;
     return 0;
 }
 
@@ -192,50 +200,50 @@ static int init_decoder(SseDecoder *decoder)
 static int set_list_or_none(PyObject **place, int is_list)
 {
     if (!is_list) {
-        set_object(place, Py_None);
+        set_field(place, Py_None);
         return 0;
     }
     PyObject *list = PyList_New(0);
     if (list == NULL)
         return -1;
-    set_stolen(place, list);
+    set_field_stealing(place, list);
     return 0;
 }
 
 /* Initialise a reader. `expects_few_events`: so few events will come that learning a template costs
    more than it saves. Return -1 with an exception. */
-static int init_reader(ResponseReader *reader, PyObject *timeline, int keep_text, PyObject *sink,
-                       int expects_few_events)
+static int init_reader(ResponseReader *reader, PyObject *timeline, int keep_text,
+                       PyObject *on_output, int expects_few_events)
 {
     if (set_list_or_none(&reader->tool_deltas, 1) < 0 ||
-        set_list_or_none(&reader->pieces, keep_text) < 0 ||
+        set_list_or_none(&reader->text_pieces, keep_text) < 0 ||
         set_list_or_none(&reader->reasoning_pieces, keep_text) < 0)
         return -1;
-    set_object(&reader->timeline, timeline);
-    set_object(&reader->sink, sink);
-    set_object(&reader->error, no_text);
-    set_object(&reader->finish_reason, no_text);
-    set_object(&reader->malformed, no_text);
-    set_object(&reader->remark, no_text);
-    set_object(&reader->response_id, no_text);
-    set_object(&reader->server_timing, Py_None);
-    set_object(&reader->template, Py_None);
-    set_object(&reader->usage_counts, Py_None);
+    set_field(&reader->timeline, timeline);
+    set_field(&reader->on_output, on_output);
+    set_field(&reader->error, no_text);
+    set_field(&reader->finish_reason, no_text);
+    set_field(&reader->parse_error, no_text);
+    set_field(&reader->remark, no_text);
+    set_field(&reader->response_id, no_text);
+    set_field(&reader->server_timing, Py_None);
+    set_field(&reader->template, Py_None);
+    set_field(&reader->usage_counts, Py_None);
     reader->first_event = NEVER;
     reader->first_token = NEVER;
     reader->first_answer = NEVER;
     reader->last_token = NEVER;
     reader->end = NEVER;
-    reader->unsure_at = NEVER;
-    reader->unsure_error = 0;
+    reader->uncertain_timestamp = NEVER;
+    reader->timestamp_uncertainty = 0;
     reader->output_events = 0;
     reader->plain_events = 0;
     reader->first_event_tokens = 0;
     reader->max_gap = 0;
-    reader->max_gap_error = 0;
-    reader->stamp_error = 0;
-    reader->unknown_outputs = 0;
-    reader->learned = expects_few_events ? NO_MORE_TEMPLATES : 0;
+    reader->max_gap_uncertainty = 0;
+    reader->first_token_uncertainty = 0;
+    reader->unknown_output_events = 0;
+    reader->learned_templates = expects_few_events ? NO_MORE_TEMPLATES : 0;
     return 0;
 }
 
@@ -251,15 +259,15 @@ static int decoder_init(PyObject *self, PyObject *args, PyObject *Py_UNUSED(keyw
 
 static int reader_init(PyObject *self, PyObject *args, PyObject *keywords)
 {
-    static char *names[] = {"timeline", "keep_text", "sink", "expects_few_events", NULL};
+    static char *names[] = {"timeline", "keep_text", "on_output", "expects_few_events", NULL};
     PyObject *timeline;
-    PyObject *sink = Py_None;
+    PyObject *on_output = Py_None;
     int keep_text = 0;
     int expects_few_events = 0;
-    if (!PyArg_ParseTupleAndKeywords(args, keywords, "O|pO$p", names, &timeline, &keep_text, &sink,
-                                     &expects_few_events))
+    if (!PyArg_ParseTupleAndKeywords(args, keywords, "O|pO$p", names, &timeline, &keep_text,
+                                     &on_output, &expects_few_events))
         return -1;
-    return init_reader((ResponseReader *)self, timeline, keep_text, sink, expects_few_events);
+    return init_reader((ResponseReader *)self, timeline, keep_text, on_output, expects_few_events);
 }
 
 /* Set a field to a new instance of a class whose fields are not initialised. Return -1 with an
@@ -273,37 +281,37 @@ static int set_new_instance(PyObject **place, PyTypeObject *class)
     PyObject *instance = PyType_GenericAlloc(class, 0);
     if (instance == NULL)
         return -1;
-    set_stolen(place, instance);
+    set_field_stealing(place, instance);
     return 0;
 }
 
 /* ExchangeState.reset_response. Return -1 with an exception. */
 static int init_response_state(Exchange *exchange)
 {
-    exchange->sent = NEVER;
-    exchange->first_byte = NEVER;
+    exchange->sent_at = NEVER;
+    exchange->head_received_at = NEVER;
     exchange->client_lag = 0;
-    exchange->progress = 0;
-    exchange->body_bytes = 0;
-    exchange->kernel_stamp = 0;
-    exchange->may_batch = 0;
-    exchange->at_chunk_start = 0;
-    exchange->splits_chunks = 0;
+    exchange->last_event_read_at = 0;
+    exchange->response_body_bytes = 0;
+    exchange->has_kernel_timestamp = 0;
+    exchange->can_batch_reads = 0;
+    exchange->is_at_chunk_start = 0;
+    exchange->has_split_chunks = 0;
     exchange->is_event_stream = 0;
-    set_object(&exchange->template, Py_None);
-    set_object(&exchange->incomplete_chunk, no_bytes);
-    if (set_list_or_none(&exchange->body_parts, 1) < 0 ||
+    set_field(&exchange->template, Py_None);
+    set_field(&exchange->incomplete_chunk, no_bytes);
+    if (set_list_or_none(&exchange->response_body_parts, 1) < 0 ||
         set_new_instance(&exchange->response, response_class) < 0 ||
         set_new_instance(&exchange->decoder, decoder_class) < 0 ||
         set_new_instance(&exchange->reader, reader_class) < 0)
         return -1;
     int expects_few_events =
-        exchange->requested_output > 0 && exchange->requested_output <= LAST_EVENTS;
+        exchange->requested_output_tokens > 0 && exchange->requested_output_tokens <= LAST_EVENTS;
     if (init_response((ResponseParser *)exchange->response) < 0 ||
         init_decoder((SseDecoder *)exchange->decoder) < 0)
         return -1;
     return init_reader((ResponseReader *)exchange->reader, exchange->timeline, exchange->keep_text,
-                       exchange->sink, expects_few_events);
+                       exchange->on_output, expects_few_events);
 }
 
 static PyObject *exchange_reset_response(PyObject *self, PyObject *Py_UNUSED(none))
@@ -319,17 +327,17 @@ static PyObject *exchange_reset_response(PyObject *self, PyObject *Py_UNUSED(non
 enum ExchangeArgument {
     ARG_REQUEST,
     ARG_HEAD,
-    ARG_PAYLOAD,
-    ARG_DUE,
+    ARG_BODY,
+    ARG_DUE_AT,
     ARG_ON_DONE,
     ARG_TIMELINE,
     POSITIONAL_ARGUMENTS, /* The following ones are given by name. */
-    ARG_STREAM = POSITIONAL_ARGUMENTS,
-    ARG_REQUESTED_OUTPUT,
+    ARG_IS_STREAM_REQUESTED = POSITIONAL_ARGUMENTS,
+    ARG_REQUESTED_OUTPUT_TOKENS,
     ARG_KEEP_TEXT,
     ARG_KEEP_HEADERS,
-    ARG_SINK,
-    ARG_ON_FIRST,
+    ARG_ON_OUTPUT,
+    ARG_ON_FIRST_OUTPUT,
     ARGUMENTS,
 };
 
@@ -363,51 +371,52 @@ static int are_valid_arguments(PyObject *const *values)
     for (int i = 0; i < ARGUMENTS; i++)
         if (values[i] == NULL)
             return 0;
-    return PyLong_Check(values[ARG_REQUESTED_OUTPUT]) && PyBool_Check(values[ARG_KEEP_TEXT]) &&
-           PyBool_Check(values[ARG_KEEP_HEADERS]);
+    return PyLong_Check(values[ARG_REQUESTED_OUTPUT_TOKENS]) &&
+           PyBool_Check(values[ARG_KEEP_TEXT]) && PyBool_Check(values[ARG_KEEP_HEADERS]);
 }
 
 /* Initialise an exchange. Return -1 with an exception. */
 static int init_exchange(Exchange *exchange, PyObject *const *values)
 {
     int overflow = 0;
-    int is_stream = PyObject_IsTrue(values[ARG_STREAM]);
-    exchange->due = PyLong_AsLongLong(values[ARG_DUE]);
-    if (is_stream < 0 || (exchange->due == -1 && PyErr_Occurred()))
+    int is_stream = PyObject_IsTrue(values[ARG_IS_STREAM_REQUESTED]);
+    exchange->due_at = PyLong_AsLongLong(values[ARG_DUE_AT]);
+    if (is_stream < 0 || (exchange->due_at == -1 && PyErr_Occurred()))
         return -1;
-    exchange->requested_output =
-        PyLong_AsLongLongAndOverflow(values[ARG_REQUESTED_OUTPUT], &overflow);
-    exchange->stream = (char)is_stream;
+    exchange->requested_output_tokens =
+        PyLong_AsLongLongAndOverflow(values[ARG_REQUESTED_OUTPUT_TOKENS], &overflow);
+    exchange->is_stream_requested = (char)is_stream;
     exchange->keep_text = values[ARG_KEEP_TEXT] == Py_True;
     exchange->keep_headers = values[ARG_KEEP_HEADERS] == Py_True;
-    set_object(&exchange->request, values[ARG_REQUEST]);
-    set_object(&exchange->head, values[ARG_HEAD]);
-    set_object(&exchange->payload, values[ARG_PAYLOAD]);
-    set_object(&exchange->on_done, values[ARG_ON_DONE]);
-    set_object(&exchange->timeline, values[ARG_TIMELINE]);
-    set_object(&exchange->sink, values[ARG_SINK]);
-    set_object(&exchange->on_first, values[ARG_ON_FIRST]);
-    set_object(&exchange->connection, Py_None);
-    set_object(&exchange->failure, Py_None);
-    exchange->done = NEVER;
-    exchange->ready = NEVER;
-    exchange->tcp = NEVER;
-    exchange->tls = NEVER;
-    exchange->resent = 0;
-    exchange->tries = 0;
+    set_field(&exchange->request, values[ARG_REQUEST]);
+    set_field(&exchange->head, values[ARG_HEAD]);
+    set_field(&exchange->body, values[ARG_BODY]);
+    set_field(&exchange->on_done, values[ARG_ON_DONE]);
+    set_field(&exchange->timeline, values[ARG_TIMELINE]);
+    set_field(&exchange->on_output, values[ARG_ON_OUTPUT]);
+    set_field(&exchange->on_first_output, values[ARG_ON_FIRST_OUTPUT]);
+    set_field(&exchange->connection, Py_None);
+    set_field(&exchange->failure, Py_None);
+    exchange->done_at = NEVER;
+    exchange->ready_at = NEVER;
+    exchange->tcp_connect_ns = NEVER;
+    exchange->tls_handshake_ns = NEVER;
+    exchange->resend_count = 0;
+    exchange->connect_attempts = 0;
     exchange->deadline = 0;
     exchange->bytes_sent = 0;
     exchange->bytes_received = 0;
     exchange->is_reported = 0;
-    exchange->reused = 0;
+    exchange->is_connection_reused = 0;
     return init_response_state(exchange);
 }
 
 static int exchange_init(PyObject *self, PyObject *args, PyObject *keywords)
 {
     PyObject *values[ARGUMENTS] = {
-        [ARG_REQUESTED_OUTPUT] = zero, [ARG_KEEP_TEXT] = Py_False, [ARG_KEEP_HEADERS] = Py_False,
-        [ARG_SINK] = Py_None,          [ARG_ON_FIRST] = Py_None,
+        [ARG_REQUESTED_OUTPUT_TOKENS] = zero, [ARG_KEEP_TEXT] = Py_False,
+        [ARG_KEEP_HEADERS] = Py_False,        [ARG_ON_OUTPUT] = Py_None,
+        [ARG_ON_FIRST_OUTPUT] = Py_None,
     };
     if (!collect_arguments(args, keywords, values) || !are_valid_arguments(values)) {
         if (!PyErr_Occurred())

@@ -25,26 +25,26 @@ typedef struct {
 
 typedef struct {
     PyObject_HEAD
-    PyObject *reads; /* a list of the tuples `Read` and `Run` */
+    PyObject *reads; /* a list of the tuples `Read` and `PlainRun` */
     WaitingRead *first_waiting,
         *last_waiting; /* the reads after those; while there are any, there is no run */
     int waiting_count;
     PyObject *template; /* a tuple (before, after), or None */
-    PlainRead *run;
-    int run_count, run_capacity;
-    long long run_bytes, run_read_at;
+    PlainRead *plain_reads;
+    int plain_read_count, plain_read_capacity;
+    long long plain_bytes, plain_read_at;
     long long emptied_at, ended_at, epoll_changed_at, events_until_urgent;
     PyObject *exchange, *owner, *tls, *unsent;
-    long long idle_since, responses_served, tcp_ns, tls_ns;
+    long long idle_since, responses_served, tcp_connect_ns, tls_handshake_ns;
     int fd;
     int error;
-    char may_hold_more, is_readable, may_batch, is_queued, is_deferred, is_closed;
+    char is_last_read_full, is_readable, can_batch_reads, is_queued, is_deferred, is_closed;
 } SocketBuffer;
 
 static PyTypeObject *socket_buffer_type;
 
 /* Set a reference to a value, and take over the reference that the caller has. */
-static void set_stolen(PyObject **place, PyObject *value)
+static void set_field_stealing(PyObject **place, PyObject *value)
 {
     PyObject *previous = *place;
     *place = value;
@@ -52,10 +52,10 @@ static void set_stolen(PyObject **place, PyObject *value)
 }
 
 /* Set a reference to a value. */
-static void set_object(PyObject **place, PyObject *value)
+static void set_field(PyObject **place, PyObject *value)
 {
     Py_INCREF(value);
-    set_stolen(place, value);
+    set_field_stealing(place, value);
 }
 
 static int is_socket_buffer(PyObject *value)
@@ -78,12 +78,12 @@ static int socket_buffer_init(PyObject *self, PyObject *args, PyObject *Py_UNUSE
         Py_XDECREF(unsent);
         return -1;
     }
-    set_stolen(&buffer->reads, reads);
-    set_stolen(&buffer->unsent, unsent);
-    set_object(&buffer->template, Py_None);
-    set_object(&buffer->exchange, Py_None);
-    set_object(&buffer->owner, Py_None);
-    set_object(&buffer->tls, Py_None);
+    set_field_stealing(&buffer->reads, reads);
+    set_field_stealing(&buffer->unsent, unsent);
+    set_field(&buffer->template, Py_None);
+    set_field(&buffer->exchange, Py_None);
+    set_field(&buffer->owner, Py_None);
+    set_field(&buffer->tls, Py_None);
     buffer->idle_since = buffer->emptied_at;
     return 0;
 }
@@ -210,7 +210,7 @@ static int socket_buffer_set_reads(PyObject *self, PyObject *value, void *Py_UNU
 {
     free_waiting(detach_waiting((SocketBuffer *)self));
     Py_XINCREF(value);
-    set_stolen(&((SocketBuffer *)self)->reads, value);
+    set_field_stealing(&((SocketBuffer *)self)->reads, value);
     return 0;
 }
 
@@ -237,17 +237,17 @@ static int template_of(const SocketBuffer *buffer, Template *template)
 /* Append a read to the run of a buffer. Return -1 with an exception. */
 static int append_plain_read(SocketBuffer *buffer, const PlainRead *read)
 {
-    if (buffer->run_count == buffer->run_capacity) {
-        int capacity = buffer->run_capacity ? buffer->run_capacity * 2 : 32;
-        PlainRead *run = PyMem_Realloc(buffer->run, (size_t)capacity * sizeof *run);
+    if (buffer->plain_read_count == buffer->plain_read_capacity) {
+        int capacity = buffer->plain_read_capacity ? buffer->plain_read_capacity * 2 : 32;
+        PlainRead *run = PyMem_Realloc(buffer->plain_reads, (size_t)capacity * sizeof *run);
         if (run == NULL) {
             PyErr_NoMemory();
             return -1;
         }
-        buffer->run = run;
-        buffer->run_capacity = capacity;
+        buffer->plain_reads = run;
+        buffer->plain_read_capacity = capacity;
     }
-    buffer->run[buffer->run_count++] = *read;
+    buffer->plain_reads[buffer->plain_read_count++] = *read;
     return 0;
 }
 
@@ -271,12 +271,12 @@ static int count_if_plain(SocketBuffer *buffer, const Read *read)
     int64_t error = chunks > 1 ? read->timestamp - read->empty_at : IN_ONE_CHUNK;
     if (append_plain_read(buffer, &(PlainRead){read->timestamp, events, error}) < 0)
         return -1;
-    buffer->run_bytes += read->size;
-    buffer->run_read_at = read->read_at;
+    buffer->plain_bytes += read->size;
+    buffer->plain_read_at = read->read_at;
     return 1;
 }
 
-/* Return a plain read as Python has it: a timestamp for one event, a `Bundle` for several. */
+/* Return a plain read as Python has it: a timestamp for one event, a `EventBatch` for several. */
 static PyObject *plain_read_object(const PlainRead *read)
 {
     if (read->events == 1)
@@ -287,20 +287,20 @@ static PyObject *plain_read_object(const PlainRead *read)
 }
 
 /* Return the run of a buffer as Python has it. */
-static PyObject *run_tuple(const SocketBuffer *buffer)
+static PyObject *plain_run_tuple(const SocketBuffer *buffer)
 {
-    PyObject *arrivals = PyList_New(buffer->run_count);
+    PyObject *arrivals = PyList_New(buffer->plain_read_count);
     if (arrivals == NULL)
         return NULL;
-    for (int i = 0; i < buffer->run_count; i++) {
-        PyObject *arrival = plain_read_object(&buffer->run[i]);
+    for (int i = 0; i < buffer->plain_read_count; i++) {
+        PyObject *arrival = plain_read_object(&buffer->plain_reads[i]);
         if (arrival == NULL) {
             Py_DECREF(arrivals);
             return NULL;
         }
         PyList_SetItem(arrivals, i, arrival); /* takes over the reference */
     }
-    return Py_BuildValue("NLL", arrivals, buffer->run_bytes, buffer->run_read_at);
+    return Py_BuildValue("NLL", arrivals, buffer->plain_bytes, buffer->plain_read_at);
 }
 
 /* -- the type ---------------------------------------------------------------------------------- */
@@ -311,13 +311,16 @@ static void socket_buffer_dealloc(PyObject *self)
     PyObject_GC_UnTrack(self);
     socket_buffer_clear(self);
     free_waiting(detach_waiting((SocketBuffer *)self));
-    PyMem_Free(((SocketBuffer *)self)->run);
+    PyMem_Free(((SocketBuffer *)self)->plain_reads);
     freefunc release = (freefunc)PyType_GetSlot(type, Py_tp_free);
     release(self);
     Py_DECREF(type);
 }
 
-#define BUFFER_MEMBER(name, type, flags) {#name, type, offsetof(SocketBuffer, name), flags, NULL}
+#define BUFFER_MEMBER(name, type, flags)                                                           \
+    {                                                                                              \
+#name, type, offsetof(SocketBuffer, name), flags, NULL                                     \
+    }
 
 static PyMemberDef socket_buffer_members[] = {
     BUFFER_MEMBER(template, T_OBJECT_EX, 0),
@@ -327,9 +330,9 @@ static PyMemberDef socket_buffer_members[] = {
     BUFFER_MEMBER(events_until_urgent, T_LONGLONG, READONLY),
     BUFFER_MEMBER(fd, T_INT, READONLY),
     BUFFER_MEMBER(error, T_INT, 0),
-    BUFFER_MEMBER(may_hold_more, T_BOOL, 0),
+    BUFFER_MEMBER(is_last_read_full, T_BOOL, 0),
     BUFFER_MEMBER(is_readable, T_BOOL, 0),
-    BUFFER_MEMBER(may_batch, T_BOOL, 0),
+    BUFFER_MEMBER(can_batch_reads, T_BOOL, 0),
     BUFFER_MEMBER(is_queued, T_BOOL, 0),
     BUFFER_MEMBER(is_deferred, T_BOOL, READONLY),
     BUFFER_MEMBER(exchange, T_OBJECT_EX, 0),
@@ -338,8 +341,8 @@ static PyMemberDef socket_buffer_members[] = {
     BUFFER_MEMBER(unsent, T_OBJECT_EX, 0),
     BUFFER_MEMBER(idle_since, T_LONGLONG, 0),
     BUFFER_MEMBER(responses_served, T_LONGLONG, 0),
-    BUFFER_MEMBER(tcp_ns, T_LONGLONG, 0),
-    BUFFER_MEMBER(tls_ns, T_LONGLONG, 0),
+    BUFFER_MEMBER(tcp_connect_ns, T_LONGLONG, 0),
+    BUFFER_MEMBER(tls_handshake_ns, T_LONGLONG, 0),
     BUFFER_MEMBER(is_closed, T_BOOL, 0),
     {NULL},
 };

@@ -96,8 +96,8 @@ static const char *parse_usual_head(const char *data, const char *end, UsualRead
     PyObject *head = lines == NULL ? NULL : PyDict_GetItemWithError(known_heads, lines);
     int is_usual = head != NULL && is_stream_head(head);
     if (is_usual) {
-        set_object(&last_head, head);
-        set_object(&last_lines, lines);
+        set_field(&last_head, head);
+        set_field(&last_lines, lines);
         usual->head = head;
     }
     Py_XDECREF(lines);
@@ -130,16 +130,16 @@ static int can_read_be_usual(const Exchange *exchange, const Read *read)
     const ResponseParser *response = (ResponseParser *)exchange->response;
     const SseDecoder *decoder = (SseDecoder *)exchange->decoder;
     const ResponseReader *reader = (ResponseReader *)exchange->reader;
-    int keeps_nothing = reader->pieces == Py_None && reader->sink == Py_None;
-    int is_between_events = PyObject_Size(decoder->_unparsed) == 0 && !decoder->_after_cr &&
+    int keeps_nothing = reader->text_pieces == Py_None && reader->on_output == Py_None;
+    int is_between_events = PyObject_Size(decoder->_unparsed) == 0 && !decoder->_is_after_cr &&
                             PyObject_Size(response->_unparsed) == 0;
     if (!keeps_nothing || !is_between_events || read->size == 0 ||
         read->timestamp < reader->first_token)
         return 0;
     if (response->status == 0)
         return response->_mode == mode_head;
-    return exchange->is_event_stream && response->chunked && !response->complete &&
-           exchange->at_chunk_start;
+    return exchange->is_event_stream && response->is_chunked && !response->is_complete &&
+           exchange->is_at_chunk_start;
 }
 
 /* Parse a read without changing anything. Return whether it is usual. */
@@ -165,7 +165,7 @@ static int parse_usual_read(const Exchange *exchange, const Read *read, UsualRea
         usual->chunks++;
     }
     int learns_template =
-        reader->template != Py_None || reader->learned <= 3 + reader->plain_events / 4;
+        reader->template != Py_None || reader->learned_templates <= 3 + reader->plain_events / 4;
     return usual->outputs == 0 || !learns_template;
 }
 
@@ -173,21 +173,21 @@ static int parse_usual_read(const Exchange *exchange, const Read *read, UsualRea
 
 /* Append a number to the gaps or to the instants of an event timeline, whose lists stay the same.
    Return -1 with an exception. */
-enum TimelineList { GAPS, INSTANTS };
+enum TimelineList { GAPS, TIMESTAMPS };
 static int append_to_timeline(PyObject *timeline, enum TimelineList which, int64_t value)
 {
     static PyObject *last_timeline, *lists[2];
     if (timeline != last_timeline) {
         PyObject *gaps = PyObject_GetAttr(timeline, name_gaps);
-        PyObject *instants = PyObject_GetAttr(timeline, name_instants);
+        PyObject *instants = PyObject_GetAttr(timeline, name_timestamps);
         if (gaps == NULL || instants == NULL) {
             Py_XDECREF(gaps);
             Py_XDECREF(instants);
             return -1;
         }
-        set_object(&last_timeline, timeline);
-        set_stolen(&lists[GAPS], gaps);
-        set_stolen(&lists[INSTANTS], instants);
+        set_field(&last_timeline, timeline);
+        set_field_stealing(&lists[GAPS], gaps);
+        set_field_stealing(&lists[TIMESTAMPS], instants);
     }
     PyObject *number = PyLong_FromLongLong(value);
     int failed = number == NULL || PyList_Append(lists[which], number) < 0;
@@ -199,7 +199,7 @@ static int append_to_timeline(PyObject *timeline, enum TimelineList which, int64
    exception. */
 static int append_error(PyObject *timeline, int64_t error, int64_t count)
 {
-    PyObject *errors = PyObject_GetAttr(timeline, name_errors);
+    PyObject *errors = PyObject_GetAttr(timeline, name_uncertainties);
     PyObject *pair =
         errors == NULL ? NULL : Py_BuildValue("LL", (long long)error, (long long)count);
     int failed = pair == NULL || PyList_Append(errors, pair) < 0;
@@ -234,7 +234,7 @@ static int feed_usage(ResponseReader *reader, PyObject *usage)
         Py_XDECREF(result);
         return result == NULL ? -1 : 0;
     }
-    set_object(&reader->usage_counts, usage);
+    set_field(&reader->usage_counts, usage);
     int is_with_first_output = reader->output_events == 1 && reader->first_event_tokens == 0 &&
                                PyObject_Size(reader->finish_reason) == 0;
     if (is_with_first_output)
@@ -251,10 +251,10 @@ static int count_output_event(ResponseReader *reader, int64_t timestamp, int64_t
             return -1;
         if (gap > reader->max_gap) {
             reader->max_gap = gap;
-            reader->max_gap_error = error;
+            reader->max_gap_uncertainty = error;
         }
     }
-    if (append_to_timeline(reader->timeline, INSTANTS, timestamp) < 0)
+    if (append_to_timeline(reader->timeline, TIMESTAMPS, timestamp) < 0)
         return -1;
     reader->output_events++;
     reader->last_token = timestamp;
@@ -268,7 +268,7 @@ static int feed_event(ResponseReader *reader, const EventContent *event, int64_t
 {
     if (event->output && reader->last_token < 0) {
         reader->first_token = timestamp;
-        reader->stamp_error = error;
+        reader->first_token_uncertainty = error;
     }
     if (event->answer && reader->first_answer < 0)
         reader->first_answer = timestamp;
@@ -276,7 +276,7 @@ static int feed_event(ResponseReader *reader, const EventContent *event, int64_t
         PyObject *reason = PyUnicode_DecodeUTF8(event->finish, event->finish_size, "strict");
         if (reason == NULL)
             return -1;
-        set_stolen(&reader->finish_reason, reason);
+        set_field_stealing(&reader->finish_reason, reason);
         reader->end = timestamp;
     }
     if (event->output && count_output_event(reader, timestamp, error) < 0)
@@ -311,16 +311,16 @@ static int feed_with_uncertainty(ResponseReader *reader, const UsualRead *usual,
         return -1;
     int has_certain_output = reader->output_events > outputs_before + uncertain_outputs;
     if (has_certain_output)
-        reader->unsure_at = NEVER;
+        reader->uncertain_timestamp = NEVER;
     else if (uncertain_outputs > 0) {
-        reader->unsure_at = timestamp;
-        reader->unsure_error = error;
+        reader->uncertain_timestamp = timestamp;
+        reader->timestamp_uncertainty = error;
         if (PyObject_Size(reader->finish_reason) > 0) {
             uncertain_outputs--;
             if (reader->output_events >
                 1) { /* Both numbers are not negative, because timestamps grow. */
                 int64_t mean_gap = (timestamp - reader->first_token) / (reader->output_events - 1);
-                reader->unsure_error = error < mean_gap ? error : mean_gap;
+                reader->timestamp_uncertainty = error < mean_gap ? error : mean_gap;
             }
         }
     }
@@ -328,7 +328,7 @@ static int feed_with_uncertainty(ResponseReader *reader, const UsualRead *usual,
         append_error(reader->timeline, error, uncertain_outputs) < 0)
         return -1;
     if ((is_one_write || uncertain_outputs == 0) && reader->max_gap > max_gap_before)
-        reader->max_gap_error = 0;
+        reader->max_gap_uncertainty = 0;
     return 0;
 }
 
@@ -343,8 +343,8 @@ static int feed_usual_events(Exchange *exchange, ResponseReader *reader, const U
     if (!is_first && is_one_chunk)
         return feed_events(reader, usual->events, usual->event_count, read->timestamp, 0);
     int64_t earliest = read->empty_at;
-    if (is_first && exchange->sent > earliest)
-        earliest = exchange->sent;
+    if (is_first && exchange->sent_at > earliest)
+        earliest = exchange->sent_at;
     int uncertain = is_one_chunk ? 0 : usual->event_count - 1;
     if (usual->has_end)
         uncertain = usual->event_count;
@@ -354,51 +354,51 @@ static int feed_usual_events(Exchange *exchange, ResponseReader *reader, const U
     if (!is_first || reader->first_token < 0)
         return 0;
     exchange->client_lag = read->read_at - read->timestamp;
-    if (exchange->on_first == Py_None)
+    if (exchange->on_first_output == Py_None)
         return 0;
-    return call_with(exchange->on_first, PyLong_FromLongLong(reader->first_token));
+    return call_with(exchange->on_first_output, PyLong_FromLongLong(reader->first_token));
 }
 
-/* Exchange._complete of a usual response. Return -1 with an exception. */
+/* Exchange._finish_response of a usual response. Return -1 with an exception. */
 static int complete_exchange(Exchange *exchange, ResponseReader *reader, int64_t timestamp)
 {
     int has_usual_end = 0;
-    if (PyObject_Size(reader->error) == 0 && PyObject_Size(reader->malformed) == 0 &&
+    if (PyObject_Size(reader->error) == 0 && PyObject_Size(reader->parse_error) == 0 &&
         reader->first_event >= 0) {
         has_usual_end = PySet_Contains(endings, reader->finish_reason);
         if (has_usual_end < 0)
             return -1;
     }
     if (has_usual_end)
-        set_object(&exchange->failure, Py_None);
+        set_field(&exchange->failure, Py_None);
     else {
-        PyObject *failure =
-            PyObject_CallMethod((PyObject *)reader, "judge", "OOO", Py_True, Py_False, Py_True);
+        PyObject *failure = PyObject_CallMethod((PyObject *)reader, "find_failure", "OOO", Py_True,
+                                                Py_False, Py_True);
         if (failure == NULL)
             return -1;
-        set_stolen(&exchange->failure, failure);
+        set_field_stealing(&exchange->failure, failure);
     }
-    exchange->done = timestamp;
+    exchange->done_at = timestamp;
     return 0;
 }
 
 /* ResponseParser._use_head, with what an exchange notes of the head. */
 static void use_head(Exchange *exchange, ResponseParser *response, PyObject *head, const Read *read)
 {
-    int fits = 1;
-    response->status = read_number(PyTuple_GetItem(head, HEAD_STATUS), &fits);
-    set_object(&response->headers, PyTuple_GetItem(head, HEAD_HEADERS));
-    set_object(&response->_mode, PyTuple_GetItem(head, HEAD_MODE));
-    set_object(&response->_bytes_left, PyTuple_GetItem(head, HEAD_LENGTH));
-    set_object(&response->uses_left, PyTuple_GetItem(head, HEAD_USES_LEFT));
-    set_object(&response->idle_limit_s, PyTuple_GetItem(head, HEAD_IDLE_LIMIT));
-    response->reusable = PyTuple_GetItem(head, HEAD_REUSABLE) == Py_True;
-    response->chunked = 1;
-    response->until_close = 0;
+    int is_valid = 1;
+    response->status = read_number(PyTuple_GetItem(head, HEAD_STATUS), &is_valid);
+    set_field(&response->headers, PyTuple_GetItem(head, HEAD_HEADERS));
+    set_field(&response->_mode, PyTuple_GetItem(head, HEAD_MODE));
+    set_field(&response->_bytes_left, PyTuple_GetItem(head, HEAD_LENGTH));
+    set_field(&response->uses_left, PyTuple_GetItem(head, HEAD_USES_LEFT));
+    set_field(&response->idle_limit_s, PyTuple_GetItem(head, HEAD_IDLE_LIMIT));
+    response->is_reusable = PyTuple_GetItem(head, HEAD_REUSABLE) == Py_True;
+    response->is_chunked = 1;
+    response->ends_with_connection = 0;
     exchange->is_event_stream = 1;
-    exchange->at_chunk_start = 1;
-    exchange->first_byte = read->timestamp;
-    exchange->kernel_stamp = read->from_kernel;
+    exchange->is_at_chunk_start = 1;
+    exchange->head_received_at = read->timestamp;
+    exchange->has_kernel_timestamp = read->from_kernel;
 }
 
 /* Update an exchange by a usual read. */
@@ -410,17 +410,17 @@ static enum FeedResult use_usual_read(Exchange *exchange, ResponseParser *respon
     if (usual->head != NULL)
         use_head(exchange, response, usual->head, read);
     if (usual->chunks > 0)
-        ((SseDecoder *)exchange->decoder)->started = 1;
+        ((SseDecoder *)exchange->decoder)->has_started = 1;
     if (usual->has_end) {
-        set_object(&response->_mode, mode_end);
-        set_object(&response->surplus, no_bytes);
-        response->complete = 1;
-        exchange->at_chunk_start = 0;
+        set_field(&response->_mode, mode_end);
+        set_field(&response->surplus, no_bytes);
+        response->is_complete = 1;
+        exchange->is_at_chunk_start = 0;
     }
     if (usual->event_count > 0) {
         if (feed_usual_events(exchange, reader, usual, read) < 0)
             return FEED_FAILED;
-        exchange->progress = read->read_at;
+        exchange->last_event_read_at = read->read_at;
     }
     if (!usual->has_end)
         return RESPONSE_GOES_ON;
@@ -453,22 +453,22 @@ static enum FeedResult feed_usual_read(Exchange *exchange, const Read *read)
 enum {
     READ_ITEMS = 5,
     RUN_ITEMS = 3
-}; /* of the tuples `Read` and `Run` in transport/response_state.py */
+}; /* of the tuples `Read` and `PlainRun` in transport/response_state.py */
 
 /* Fill in `*read` from a tuple. Return 0 if it is something else. */
 static int read_from_tuple(PyObject *tuple, Read *read)
 {
-    int fits = 1;
+    int is_valid = 1;
     if (!PyTuple_Check(tuple) || PyTuple_Size(tuple) != READ_ITEMS ||
         !PyBytes_Check(PyTuple_GetItem(tuple, 0)))
         return 0;
     read->data = PyBytes_AsString(PyTuple_GetItem(tuple, 0));
     read->size = PyBytes_Size(PyTuple_GetItem(tuple, 0));
-    read->timestamp = read_number(PyTuple_GetItem(tuple, 1), &fits);
-    read->read_at = read_number(PyTuple_GetItem(tuple, 2), &fits);
-    read->empty_at = read_number(PyTuple_GetItem(tuple, 3), &fits);
+    read->timestamp = read_number(PyTuple_GetItem(tuple, 1), &is_valid);
+    read->read_at = read_number(PyTuple_GetItem(tuple, 2), &is_valid);
+    read->empty_at = read_number(PyTuple_GetItem(tuple, 3), &is_valid);
     read->from_kernel = PyTuple_GetItem(tuple, 4) == Py_True;
-    return fits;
+    return is_valid;
 }
 
 /* Call a method of the exchange in Python with the items of a read or a run. */
@@ -508,7 +508,7 @@ static enum FeedResult feed_item(Exchange *exchange, PyObject *item)
     if (size < 0)
         return FEED_FAILED;
     if (size == RUN_ITEMS)
-        return feed_by_python(exchange, "_feed_run", item) == FEED_FAILED ? FEED_FAILED
+        return feed_by_python(exchange, "_feed_plain_run", item) == FEED_FAILED ? FEED_FAILED
                                                                           : RESPONSE_GOES_ON;
     Read read;
     enum FeedResult result =
@@ -521,17 +521,17 @@ static void update_batching(Exchange *exchange)
 {
     const ResponseReader *reader = (ResponseReader *)exchange->reader;
     const ResponseParser *response = (ResponseParser *)exchange->response;
-    exchange->may_batch = exchange->is_event_stream && response->chunked &&
-                          reader->first_token >= 0 && exchange->sink == Py_None;
-    set_object(&exchange->template, exchange->at_chunk_start ? reader->template : Py_None);
-    if (exchange->may_batch && !exchange->at_chunk_start)
-        exchange->splits_chunks = 1;
+    exchange->can_batch_reads = exchange->is_event_stream && response->is_chunked &&
+                                reader->first_token >= 0 && exchange->on_output == Py_None;
+    set_field(&exchange->template, exchange->is_at_chunk_start ? reader->template : Py_None);
+    if (exchange->can_batch_reads && !exchange->is_at_chunk_start)
+        exchange->has_split_chunks = 1;
 }
 
 /* The server sent bytes after the end of the response. */
 static void note_surplus(Exchange *exchange)
 {
-    ((ResponseParser *)exchange->response)->reusable = 0;
+    ((ResponseParser *)exchange->response)->is_reusable = 0;
 }
 
 /* ExchangeState.feed_reads */

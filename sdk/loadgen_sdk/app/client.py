@@ -433,13 +433,13 @@ class Client:
             except BaseException as error:
                 # The caller was cancelled, or has left the loop over the events (GeneratorExit).
                 self._pool.cancel(attempt.exchange, _CALLER_LEFT)
-                call.instants = attempt.timeline.each_instant()
+                call.instants = attempt.timeline.all_timestamps()
                 self._report_abandoned(call, attempt.queued_completion(), error)
                 raise
             finally:
                 self._exchanges.discard(attempt.exchange)
 
-            call.instants = attempt.timeline.each_instant()
+            call.instants = attempt.timeline.all_timestamps()
             completion = self._redacted(completion)
             next_backoff_s = self._end_attempt(call, completion, has_output=has_output)
             if next_backoff_s is None:
@@ -485,7 +485,7 @@ class Client:
             monotonic_ns(),
             queue.put_nowait,
             timeline,
-            sink=put_event if with_events else None,
+            on_output=put_event if with_events else None,
         )
         self._exchanges.add(exchange)
         return _Attempt(exchange, queue, timeline)

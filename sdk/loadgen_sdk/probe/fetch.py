@@ -302,7 +302,7 @@ class _ResponseReading:
             TransientFailure: The server closed the connection before the response was complete.
             TargetUnusable: The response is larger than MAX_BODY_BYTES.
         """
-        while not self._response.complete:
+        while not self._response.is_complete:
             data = await reader.read(_READ_BYTES)
             if not data:
                 # The end of the connection is also the end of a body without a length.

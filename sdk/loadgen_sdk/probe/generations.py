@@ -300,7 +300,9 @@ class Generator:
         self._check_encoding(response)
         is_stream = is_event_stream(response.status, response.headers)
         reader = self._read_body(response.body, is_stream=is_stream)
-        failure = reader.judge(framing_ended=True, until_close=False, streamed=is_stream)
+        failure = reader.find_failure(
+            is_framing_complete=True, ends_with_connection=False, is_stream=is_stream
+        )
         if failure is not None:
             raise self._generation_error(failure, tokens)
         timing = {HEADER: response.headers.get(HEADER), **(reader.server_timing or {})}

@@ -460,10 +460,10 @@ def _usage_warnings(generation: Generation) -> list[str]:
         warnings.append(
             f"its token counts contradict each other ({usage.contradiction}): they are not used"
         )
-    if reader.output_is_hidden:
+    if reader.has_hidden_output:
         reason = reader.remark or "have output in fields that are not known here"
         warnings.append(f"its responses {reason}: there is no time of the first token")
-    if reader.usage_is_absurd:
+    if reader.has_impossible_usage:
         warnings.append(
             "its usage says a number of tokens that no answer can have: not believed, counted here "
             "instead"

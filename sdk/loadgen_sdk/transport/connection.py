@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol
 
 from ..compiled import module as _compiled
 from .host_resources import Address
-from .response_state import Read, Run
+from .response_state import PlainRun, Read
 from .tls import TlsStream
 
 if TYPE_CHECKING or _compiled is None:
@@ -67,7 +67,7 @@ class ConnectionOwner(Protocol):
     def connection_failed(self, connection: ClientConnection, kind: str, text: str) -> None:
         """Handle a connection that could not be made. `kind` is "connect" or "tls"."""
 
-    def receive_reads(self, connection: ClientConnection, reads: list[Read | Run]) -> None:
+    def receive_reads(self, connection: ClientConnection, reads: list[Read | PlainRun]) -> None:
         """Handle the reads that have arrived since the last call, one or more."""
 
     def response_completed(self, connection: ClientConnection) -> None:

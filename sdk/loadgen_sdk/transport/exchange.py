@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -22,7 +22,7 @@ from ..wire_formats.sse import EventTooLargeError, SseDecoder
 from .chunk_size import CHUNK_SIZES, MalformedResponseError, parse_chunk_size
 from .http1 import PARSED_HEADS, ResponseParser
 from .implementation import ExchangeState, parse_whole_chunks
-from .response_state import LAST_EVENTS, Bundle
+from .response_state import LAST_EVENTS, EventBatch
 
 EVENT_STREAM = "text/event-stream"
 
@@ -62,7 +62,7 @@ class Exchange(ExchangeState):
     """One request and its response, from sending to the completion.
 
     The pool sets `ready`, `sent` and `bytes_sent`, calls `feed_reads` with the reads and
-    `connection_ended` if the connection ends, and then calls `report_completion` once. All times
+    `end_with_connection` if the connection ends, and then calls `report_completion` once. All times
     are monotonic, in ns.
     """
 
@@ -73,41 +73,46 @@ class Exchange(ExchangeState):
 
     @property
     def events_until_urgent(self) -> int:
-        """The number of events that may arrive before one is urgent.
+        """The number of further events of which none need be read at once.
 
-        It is 0 if every event is urgent: before the first output, while no template for plain
-        events is known, and if the server writes chunks in parts (see `splits_chunks`). Otherwise
-        all but the last LAST_EVENTS of the requested output may be read late.
+        The receiver reads a socket late while this is above 0 (see `receiver.py`). It is 0 before the
+        first output, while no template for plain events is known, and if the server writes chunks
+        in parts (see `has_split_chunks`). Otherwise it is the rest of the requested output without
+        the last LAST_EVENTS, because the next request may wait for the end of the response.
         """
-        if not self.may_batch or self.template is None or self.splits_chunks:
+        if not self.can_batch_reads or self.template is None or self.has_split_chunks:
             return 0
-        if self.requested_output <= 0:
+        if self.requested_output_tokens <= 0:
             return MANY_EVENTS - LAST_EVENTS
-        return self.requested_output - self.reader.output_events - LAST_EVENTS
+        return self.requested_output_tokens - self.reader.output_events - LAST_EVENTS
 
     # -- reads ---------------------------------------------------------------------------------
 
-    def _feed_run(self, arrivals: list[int | Bundle], size_bytes: int, read_at: int) -> None:
-        """Process consecutive reads of plain events.
+    def _feed_plain_run(
+        self, arrivals: list[int | EventBatch], size_bytes: int, read_at: int
+    ) -> None:
+        """Count the plain events of consecutive reads, which the receiver has not kept.
 
-        The timestamps between two bundles are passed on with one call, which saves a call per
-        event. Of the events in a bundle, only the last has an exact timestamp, unless all came in
-        one write of the server (its `uncertainty` is None).
+        A plain event differs from an earlier one in its text alone. Events that came alone are
+        counted together up to the next batch, which saves a call per event. Of the events in a
+        batch, only the last has an exact timestamp, unless all came in one write of the server
+        (its `uncertainty` is None).
 
         Args:
-            arrivals: A timestamp for each event that came alone, and a Bundle for several events.
+            arrivals: A timestamp for each event that came alone, and an EventBatch for several
+                events that came in one read.
             size_bytes: The number of bytes of the reads.
             read_at: When the last of them was made.
         """
         self.bytes_received += size_bytes
-        timestamps: list[int] = []  # of consecutive events that came alone
+        single_timestamps: list[int] = []  # of consecutive events that came alone
         for arrival in arrivals:
             if isinstance(arrival, int):
-                timestamps.append(arrival)
+                single_timestamps.append(arrival)
                 continue
-            if timestamps:
-                self.reader.count_plain_events_at(timestamps)
-                timestamps = []
+            if single_timestamps:
+                self.reader.count_plain_events_at(single_timestamps)
+                single_timestamps = []
             timestamp, events, uncertainty = arrival
             if uncertainty is None:
                 self.reader.count_plain_events(events, timestamp)
@@ -119,9 +124,9 @@ class Exchange(ExchangeState):
                     timestamp=timestamp,
                     uncertainty=uncertainty,
                 )
-        if timestamps:
-            self.reader.count_plain_events_at(timestamps)
-        self.progress = read_at
+        if single_timestamps:
+            self.reader.count_plain_events_at(single_timestamps)
+        self.last_event_read_at = read_at
 
     def _feed_read(
         self, data: bytes, timestamp: int, read_at: int, empty_at: int, from_kernel: bool
@@ -143,10 +148,10 @@ class Exchange(ExchangeState):
             return True
         if decoded.events:
             self._feed_events(decoded, timestamp, read_at, empty_at)
-            self.progress = read_at
-        if not self.response.complete:
+            self.last_event_read_at = read_at
+        if not self.response.is_complete:
             return False
-        self._complete(timestamp, read_at)
+        self._finish_response(timestamp, read_at)
         return True
 
     def _feed_events(
@@ -155,7 +160,7 @@ class Exchange(ExchangeState):
         """Pass the events of a read to the reader, with the uncertainty of their timestamp.
 
         After the first output, a read that is one write of the server is exact. Before it, the
-        uncertainty is always passed on, because it is a part of the result.
+        uncertainty is always passed on, because it is a part of the measured time to first token.
 
         Args:
             decoded: The events of the read.
@@ -168,7 +173,8 @@ class Exchange(ExchangeState):
             self._feed_before_first_output(decoded, timestamp, read_at, empty_at)
             return
         chunks, events = decoded
-        is_one_write = chunks == 1 and (self.response.chunked or count_events(events) == 1)
+        # Without chunks, the data of a read may be several writes, unless it is a single event.
+        is_one_write = chunks == 1 and (self.response.is_chunked or count_events(events) == 1)
         if is_one_write:
             reader.feed(events, timestamp)
         else:
@@ -177,26 +183,29 @@ class Exchange(ExchangeState):
     def _feed_before_first_output(
         self, decoded: DecodedRead, timestamp: int, read_at: int, empty_at: int
     ) -> None:
-        """Pass on the events of a read that may have the first output, and call `on_first` then.
+        """Pass on the events of a read that may have the first output. Call `on_first_output` then.
 
-        The arguments are those of `_feed_events`. `client_lag`, the delay between the arrival of
-        the first output and its reading, shows whether this process was too busy to measure.
+        The arguments are those of `_feed_events`. `client_lag` becomes the delay between the arrival
+        of the first output and its reading. If it is long, this process was too busy to measure.
         """
         # The response cannot have begun before the request was sent.
-        self._feed_with_uncertainty(decoded, timestamp, earliest=max(empty_at, self.sent))
+        self._feed_with_uncertainty(decoded, timestamp, earliest=max(empty_at, self.sent_at))
         has_first_output = self.reader.first_token != NEVER
         if not has_first_output:
             return
         self.client_lag = read_at - timestamp
-        if self.on_first is not None:
-            self.on_first(self.reader.first_token)
+        if self.on_first_output is not None:
+            self.on_first_output(self.reader.first_token)
 
     def _feed_with_uncertainty(self, decoded: DecodedRead, timestamp: int, earliest: int) -> None:
-        """Pass on events, separating those that may have arrived before the timestamp.
+        """Pass on the events of a read, those that may have arrived before its timestamp apart.
 
-        A single chunk is taken as one write of the server, whatever it holds. With several chunks,
-        or in a body without chunks, only the last event is certain to have come with the newest
-        packet, which made the timestamp. If bytes of a further event follow, none of them is.
+        The timestamp is that of the newest packet in the read. Which events came with it?
+
+        1. Bytes of a further event follow: none is certain to, because the newest packet may hold
+           only those bytes.
+        2. The read is a single chunk: all of them, because a chunk is taken as one write.
+        3. Otherwise, with several chunks or in a body without chunks: only the last event.
 
         Args:
             decoded: The events of the read.
@@ -204,22 +213,26 @@ class Exchange(ExchangeState):
             earliest: No event can have arrived before this time.
         """
         chunks, events = decoded
-        is_one_write = chunks == 1 and self.response.chunked
-        has_bytes_of_next_event = bool(
+        is_one_write = chunks == 1 and self.response.is_chunked
+        has_bytes_after_events = bool(
             self.incomplete_chunk or self.decoder.pending or not self.response.between_chunks
         )
         uncertain: Sequence[EventOrCount] = []
         certain: Sequence[EventOrCount] = []
-        if has_bytes_of_next_event:
+        if has_bytes_after_events:
             uncertain = events
             # The end of the response is not between chunks either, but its last chunk is one write.
-            is_one_write = is_one_write and self.response.complete
+            is_one_write = is_one_write and self.response.is_complete
         elif is_one_write:
             certain = events
         else:
             uncertain, certain = split_last_event(list(events))
         self.reader.feed_with_uncertainty(
-            uncertain, certain, timestamp, timestamp - earliest, one_write=is_one_write
+            uncertain,
+            certain,
+            timestamp,
+            uncertainty=timestamp - earliest,
+            is_one_write=is_one_write,
         )
 
     # -- decoding ------------------------------------------------------------------------------
@@ -238,68 +251,80 @@ class Exchange(ExchangeState):
             data = self._feed_head(data, timestamp, from_kernel)
             if not self.response.status:
                 return DecodedRead(0, [])
-        if self.is_event_stream and self.response.chunked:
+        if self.is_event_stream and self.response.is_chunked:
             return self._decode_chunked_stream(data)
         return self._decode_body(data)
 
     def _feed_head(self, data: bytes, timestamp: int, from_kernel: bool) -> bytes:
         """Parse the head of the response, or a part of it, and return what follows it.
 
+        When the head is complete, note its timestamp and whether the body is a stream of events.
+
+        Args:
+            data: The bytes of a read.
+            timestamp: When the newest packet of the read arrived.
+            from_kernel: The kernel made the timestamp.
+
         Raises:
             MalformedResponseError: The head is invalid, or it announces a compressed body.
         """
         response = self.response
         body_start = response.feed_head(data)
-        if not response.status:
+        is_head_complete = response.status != 0
+        if not is_head_complete:
             return b""
-        self.first_byte = timestamp
-        self.kernel_stamp = from_kernel
+        self.head_received_at = timestamp
+        self.has_kernel_timestamp = from_kernel
         self.is_event_stream = is_event_stream(response.status, response.headers)
-        encoding = unsupported_encoding(response.headers) if response.status < 300 else ""
+        is_success = response.status < 300
+        encoding = unsupported_encoding(response.headers) if is_success else ""
         if encoding:
             raise MalformedResponseError(compression_error_text(encoding))
-        self.at_chunk_start = response.chunked
+        self.is_at_chunk_start = response.is_chunked
         return body_start
 
     def _decode_chunked_stream(self, data: bytes) -> DecodedRead:
-        """Return the events in a part of a chunked stream.
+        """Return the events in a part of a stream of events in chunks.
 
-        This has three steps:
-
-        1. Make the data begin with a chunk. Bytes that were kept of an incomplete chunk are put
-           before it, or the rest of a chunk that was decoded in part is decoded first.
-        2. Recognise whole chunks in one pass, in which plain events are counted without being
-           decoded. The beginning of an event that may follow is kept for the next read.
-        3. Decode what is left as HTTP and server-sent events are defined.
+        Most data are whole chunks of whole events. They are recognised in one pass, in which plain
+        events (which differ from an earlier one in their text alone) are counted without being
+        decoded. Only the rest is decoded as HTTP and server-sent events are defined.
         """
         chunks = 0
         events: list[EventOrCount] = []
+
+        # Step 1: make the data begin with a chunk, if that is possible.
         if self.incomplete_chunk:
             data = self.incomplete_chunk + data
             self.incomplete_chunk = b""
-            self.at_chunk_start = True
-        elif not self.at_chunk_start:
+            self.is_at_chunk_start = True
+        elif not self.is_at_chunk_start:
             missing_bytes = self.response.missing_chunk_bytes
-            if 0 < missing_bytes < len(data):
+            has_end_of_chunk = 0 < missing_bytes < len(data)
+            if has_end_of_chunk:
                 chunks, first_events = self._decode_body(data[:missing_bytes])
                 events.extend(first_events)
                 data = data[missing_bytes:]
 
-        if self.at_chunk_start:
+        # Step 2: recognise whole chunks, and keep the beginning of an event for the next read.
+        if self.is_at_chunk_start:
             before_text, after_text = self.reader.template or NO_TEMPLATE
             whole_chunks, whole_events, size_bytes = parse_whole_chunks(
                 data, before_text, after_text
             )
             if whole_chunks:
-                self.decoder.started = True  # A byte order mark is looked for at the start only.
+                self.decoder.has_started = (
+                    True  # A byte order mark is looked for at the start only.
+                )
                 chunks += whole_chunks
                 events += whole_events
                 data = data[size_bytes:]
-            if is_part_of_event(data):
+            if is_incomplete_event(data):
                 self.incomplete_chunk = data
-                self.at_chunk_start = False
+                self.is_at_chunk_start = False
                 return DecodedRead(chunks + 1, events)
 
+        # Step 3: decode the rest.
         if data:
             more_chunks, more_events = self._decode_body(data)
             chunks += more_chunks
@@ -309,22 +334,22 @@ class Exchange(ExchangeState):
     def _decode_body(self, data: bytes) -> DecodedRead:
         """Return the events in a part of the body, decoded chunk by chunk and event by event.
 
-        Keep the part if the response is not a stream of events. Of a stream, note whether the part
-        ends with a whole chunk and a whole event, so that the next read may be recognised without
-        decoding.
+        Of a stream of events, note whether the part ends with a whole chunk and a whole event, so
+        that the next read may be recognised without decoding. The body of any other response has no
+        events. It is kept until it is complete.
         """
         response = self.response
-        chunk_contents = response.feed(data) if data else []
-        chunks = len(chunk_contents)
+        body_parts = response.feed(data) if data else []
+        chunks = len(body_parts)
         # The usual read has one chunk, which need not be copied.
-        content = chunk_contents[0] if chunks == 1 else b"".join(chunk_contents)
+        content = body_parts[0] if chunks == 1 else b"".join(body_parts)
         if not self.is_event_stream:
             if chunks:
                 self._keep_body(content)
             return DecodedRead(chunks, [])
         events = self.decoder.feed(content) if chunks else []
-        self.at_chunk_start = (
-            response.chunked and response.between_chunks and self.decoder.between_events
+        self.is_at_chunk_start = (
+            response.is_chunked and response.between_chunks and self.decoder.between_events
         )
         return DecodedRead(chunks, events)
 
@@ -336,40 +361,47 @@ class Exchange(ExchangeState):
         """
         is_error = self.response.status >= 300
         max_bytes = MAX_ERROR_BYTES if is_error else MAX_WHOLE_BYTES
-        self.body_bytes += len(body_part)
-        if self.body_bytes <= max_bytes:
-            self.body_parts.append(body_part)
+        self.response_body_bytes += len(body_part)
+        if self.response_body_bytes <= max_bytes:
+            self.response_body_parts.append(body_part)
         elif not is_error:
             raise MalformedResponseError(f"a body of more than {MAX_WHOLE_BYTES} bytes")
 
     # -- the end -------------------------------------------------------------------------------
 
-    def connection_ended(self, timestamp: int, error: str) -> None:
+    def end_with_connection(self, timestamp: int, error: str) -> None:
         """End the exchange because its connection has ended.
 
+        The response is complete if its body ends with the connection. Otherwise the request fails.
+
         Args:
-            timestamp: When it ended.
+            timestamp: When the connection ended.
             error: The text of the system's error, or "" after a regular close.
         """
-        if not error and self.response.feed_end():
+        is_complete = not error and self.response.feed_end()
+        if is_complete:
             # The end of the connection has no delay between arrival and reading.
-            self._complete(timestamp, read_at=timestamp)
+            self._finish_response(timestamp, read_at=timestamp)
         else:
             self._finish(timestamp, self._early_end_failure(error))
 
     def _early_end_failure(self, error: str) -> Failure:
         """Return the failure of a response whose connection ended before the response did.
 
-        What the server has said about an error comes first. A connection that was reset gives the
-        kind `reset`, and one that was closed within the response gives `truncated`.
+        The first of these that applies is the cause:
+
+        1. An error response of the server, even if its body is cut short.
+        2. An error event that the server sent before it closed the connection.
+        3. `reset`: the connection failed, or it was closed before any byte of a response.
+        4. `truncated`: the connection was closed regularly within the response.
 
         Args:
             error: The text of the system's error, or "" after a regular close.
         """
         status = self.response.status
-        if status >= 300:  # an error response of the server, even if its body is cut short
+        if status >= 300:
             return self._http_failure()
-        if self.reader.error:  # the server sent an error event before it closed
+        if self.reader.error:
             return Failure("error_event", self.reader.error[:ERROR_TEXT_CHARS], status)
         if status:
             position = f"the body ended early, after {self.reader.output_events} output events"
@@ -380,10 +412,11 @@ class Exchange(ExchangeState):
             return Failure("truncated", "the connection ended within the response head")
         return Failure("reset", error or "closed before any byte of an answer")
 
-    def _complete(self, timestamp: int, read_at: int) -> None:
-        """End the exchange after a complete response.
+    def _finish_response(self, timestamp: int, read_at: int) -> None:
+        """End the exchange after a complete response, with or without a failure.
 
-        The last events of a stream and a whole body can be read only now, when nothing follows.
+        What can be read only when nothing follows is read first: the last event of a stream, or a
+        whole body.
 
         Args:
             timestamp: When the end of the response arrived.
@@ -397,25 +430,26 @@ class Exchange(ExchangeState):
             last_events = self.decoder.end()
             if last_events:
                 reader.feed(last_events, timestamp)
-        elif self.body_parts:
-            feed_whole_body(reader, b"".join(self.body_parts), timestamp, self.stream)
+        elif self.response_body_parts:
+            body = b"".join(self.response_body_parts)
+            feed_whole_body(reader, body, timestamp, self.is_stream_requested)
             if reader.first_token != NEVER:
                 self.client_lag = read_at - timestamp
-        failure = reader.judge(
-            framing_ended=True,
-            until_close=self.response.until_close,
-            streamed=self.is_event_stream,
+        failure = reader.find_failure(
+            is_framing_complete=True,
+            ends_with_connection=self.response.ends_with_connection,
+            is_stream=self.is_event_stream,
         )
         self._finish(timestamp, failure)
 
     def _http_failure(self) -> Failure:
         """Return the failure that a status of 300 or more means."""
         response = self.response
-        return http_failure(response.status, response.headers, b"".join(self.body_parts))
+        return http_failure(response.status, response.headers, b"".join(self.response_body_parts))
 
     def _finish(self, timestamp: int, failure: Failure | None) -> None:
         """Note when the exchange ended, and why it failed, or None if it succeeded."""
-        self.done = timestamp
+        self.done_at = timestamp
         self.failure = failure
 
     def report_completion(self) -> None:
@@ -432,65 +466,83 @@ class Exchange(ExchangeState):
         """
         reader = self.reader
         response = self.response
-        texts = reader.pieces
-        reasoning_texts = reader.reasoning_pieces
-        server_timing = reader.server_timing  # from events; the head of the response may have more
-        if HEADER in response.headers:
-            server_timing = {HEADER: response.headers[HEADER], **(server_timing or {})}
+        is_first_token_known = reader.unknown_output_events < UNKNOWN_OUTPUTS
         return Completion(
             request=self.request,
-            due=self.due,
-            ready=self.ready,
-            tcp=self.tcp,
-            tls=self.tls,
-            sent=self.sent,
-            first_byte=self.first_byte,
+            # The request on its connection
+            due=self.due_at,
+            ready=self.ready_at,
+            tcp=self.tcp_connect_ns,
+            tls=self.tls_handshake_ns,
+            sent=self.sent_at,
+            reused=self.is_connection_reused,
+            resent=self.resend_count,
+            bytes_sent=self.bytes_sent,
+            bytes_received=self.bytes_received,
+            # The times of the response and their uncertainties
+            first_byte=self.head_received_at,
             first_event=reader.first_event,
-            first_token=(reader.first_token if reader.unknown_outputs < UNKNOWN_OUTPUTS else NEVER),
+            first_token=reader.first_token if is_first_token_known else NEVER,
             first_answer=reader.first_answer,
             last_token=reader.last_token,
             end=reader.end,
-            done=self.done,
+            done=self.done_at,
+            max_gap=reader.max_gap,
+            max_gap_error=reader.max_gap_uncertainty,
+            stamp_error=reader.first_token_uncertainty,
+            last_token_error=reader.last_token_uncertainty,
+            kernel_stamp=self.has_kernel_timestamp,
+            client_lag=self.client_lag,
+            # What the response says
+            http_status=response.status,
+            headers=dict(response.headers) if self.keep_headers else None,
             output_events=reader.output_events,
             first_event_tokens=reader.first_event_tokens,
-            max_gap=reader.max_gap,
-            max_gap_error=reader.max_gap_error,
-            client_lag=self.client_lag,
-            stamp_error=reader.stamp_error,
-            last_token_error=reader.last_token_error,
-            kernel_stamp=self.kernel_stamp,
-            reused=self.reused,
-            resent=self.resent,
-            http_status=response.status,
-            bytes_sent=self.bytes_sent,
-            bytes_received=self.bytes_received,
             finish_reason=reader.finish_reason,
             usage=reader.usage(),
-            text="".join(texts) if texts is not None else None,
+            server_timing=self._server_timing(),
+            text=_join_pieces(reader.text_pieces),
+            reasoning_text=_join_pieces(reader.reasoning_pieces),
             tool_calls=reader.tool_calls() if reader.tool_deltas else (),
             response_id=reader.response_id,
             remark=reader.remark,
-            reasoning_text="".join(reasoning_texts) if reasoning_texts is not None else None,
-            headers=dict(response.headers) if self.keep_headers else None,
-            server_timing=server_timing,
             failure=self.failure,
         )
 
+    def _server_timing(self) -> dict[str, Any] | None:
+        """Return the server's own timing, from its events and the head of the response, or None."""
+        timing = self.reader.server_timing
+        headers = self.response.headers
+        if HEADER in headers:
+            timing = {HEADER: headers[HEADER], **(timing or {})}
+        return timing
 
-def is_part_of_event(data: bytes) -> bool:
-    """Return True if a chunk begins with these bytes and the first event in it has not ended yet.
 
-    Such bytes are kept until the rest of the chunk arrives, so that the whole chunk can be
-    recognised in one pass. Return False as well if that is not certain, or if the bytes are many.
-    An example is `3c CRLF data: {"id":` of a chunk of 60 (hexadecimal 3c) bytes.
+def _join_pieces(pieces: list[str] | None) -> str | None:
+    """Return the pieces of a text in one, or None if the text was not kept."""
+    return "".join(pieces) if pieces is not None else None
+
+
+def is_incomplete_event(data: bytes) -> bool:
+    """Return True if the data begin with a chunk whose first event has not ended yet.
+
+    Such data are kept until the rest of the chunk arrives, so that the whole chunk can be
+    recognised in one pass. An example is `3c CRLF data: {"id":` of a chunk of 60 (hexadecimal 3c)
+    bytes. Return False as well if that is not certain, or if the data are too many to keep.
+
+    Raises:
+        MalformedResponseError: The size of the chunk is invalid.
     """
     if not 0 < len(data) < MAX_INCOMPLETE_CHUNK_BYTES:
         return False
     size_line, _, content = data.partition(b"\r\n")
-    if not content or b"\n\n" in content or b"\r" in content:
+    has_event_end = b"\n\n" in content or b"\r" in content
+    if not content or has_event_end:
         return False
-    size = CHUNK_SIZES.get(size_line) or parse_chunk_size(size_line)
-    return len(content) < size
+    chunk_bytes = CHUNK_SIZES.get(size_line)
+    if chunk_bytes is None:
+        chunk_bytes = parse_chunk_size(size_line)
+    return len(content) < chunk_bytes
 
 
 def is_event_stream(status: int, headers: Mapping[str, str]) -> bool:
@@ -500,10 +552,11 @@ def is_event_stream(status: int, headers: Mapping[str, str]) -> bool:
 
 
 def unsupported_encoding(headers: Mapping[str, str]) -> str:
-    """Return the compression of a body, which this client does not request, or "" for none.
+    """Return the name of the compression of a body, or "" if it is not compressed.
 
-    It is in Content-Encoding, or before `chunked` in Transfer-Encoding, as in `gzip, chunked`.
-    "identity" means that the body is not compressed.
+    The client requests no compression and reads no compressed body. The name is in
+    Content-Encoding, or before `chunked` in Transfer-Encoding, as in `gzip, chunked`. "identity"
+    means no compression.
     """
     transfer = headers.get("transfer-encoding", "").lower().removesuffix("chunked").strip(" ,")
     for encoding in (headers.get("content-encoding", ""), transfer):
@@ -520,10 +573,11 @@ def compression_error_text(encoding: str) -> str:
 def feed_whole_body(
     reader: ResponseReader, body: bytes, timestamp: int, stream_requested: bool
 ) -> None:
-    """Read a body that is not a stream of events.
+    """Read the body of a successful response that is not a stream of events.
 
-    The time of its first token is known only if no stream was requested: then it is the time of
-    the whole response. All its output tokens come with its first event, which is the only one.
+    Without a requested stream, the time of the first token is that of the whole response, and all
+    output tokens come with its first event, which is the only one. If a stream was requested, the
+    time of the first token is not known.
 
     Args:
         reader: The reader of the response.
@@ -532,7 +586,7 @@ def feed_whole_body(
         stream_requested: The request asked for a stream.
     """
     if stream_requested and body.lstrip().startswith((b"data:", b"event:")):
-        reader.malformed = "a stream of events whose Content-Type is not text/event-stream"
+        reader.parse_error = "a stream of events whose Content-Type is not text/event-stream"
         reader.first_event = timestamp
         return
     reader.feed([body], timestamp)

@@ -75,7 +75,7 @@ class ResponseHead(NamedTuple):
     headers: dict[str, str]
     mode: str
     length: int  # of the body, if `mode` is "length"
-    reusable: bool
+    is_reusable: bool
     uses_left: int | None
     idle_limit_s: float | None
 
@@ -110,7 +110,7 @@ def _parse_head(data: bytes) -> ResponseHead:
         headers=headers,
         mode=mode,
         length=length,
-        reusable=is_kept_alive and "close" not in connection and mode != "close",
+        is_reusable=is_kept_alive and "close" not in connection and mode != "close",
         uses_left=uses_left,
         idle_limit_s=idle_limit_s,
     )
@@ -191,7 +191,7 @@ class ResponseParser(ResponseState):
         headers: The headers, with names in lower case. Repeated ones are joined with ", ". Equal
             heads share the dictionary.
         complete: The body has ended by its framing.
-        reusable: Once the response is complete, the connection can carry another request.
+        is_reusable: Once the response is complete, the connection can carry another request.
         surplus: Bytes after the end.
     """
 
@@ -219,14 +219,14 @@ class ResponseParser(ResponseState):
             self._feed_trailer(data)
             return []
         self.surplus += data
-        self.reusable = False
+        self.is_reusable = False
         return []
 
     def feed_end(self) -> bool:
         """Note that the server closed the connection. Return whether the body is complete."""
         if self._mode == "close":
             self._finish(b"")
-        return self.complete
+        return self.is_complete
 
     @property
     def between_chunks(self) -> bool:
@@ -236,7 +236,7 @@ class ResponseParser(ResponseState):
         """
         if self._mode in ("length", "close"):
             return True
-        return not (self._bytes_left or self._unparsed or self.complete)
+        return not (self._bytes_left or self._unparsed or self.is_complete)
 
     @property
     def missing_chunk_bytes(self) -> int:
@@ -251,10 +251,10 @@ class ResponseParser(ResponseState):
     def _finish(self, surplus: bytes) -> None:
         """Note the end of the response, and the bytes that follow it."""
         self._mode = "end"
-        self.complete = True
+        self.is_complete = True
         self.surplus = surplus
         if surplus:
-            self.reusable = False
+            self.is_reusable = False
 
     def feed_head(self, data: bytes) -> bytes:
         """Parse the head or a part of it, and return what follows it.
@@ -284,11 +284,11 @@ class ResponseParser(ResponseState):
         self.headers = head.headers
         self._mode = head.mode
         self._bytes_left = head.length
-        self.reusable = head.reusable
+        self.is_reusable = head.is_reusable
         self.uses_left = head.uses_left
         self.idle_limit_s = head.idle_limit_s
-        self.chunked = head.mode == "chunked"
-        self.until_close = head.mode == "close"
+        self.is_chunked = head.mode == "chunked"
+        self.ends_with_connection = head.mode == "close"
 
     def _feed_length(self, data: bytes) -> list[bytes]:
         """Return the next part of a body with a Content-Length, and finish after its last byte."""

@@ -27,7 +27,7 @@ from .http1 import build_request_head, merge_headers
 from .proxy import Proxy
 from .reactor import TICK_NS, Reactor
 from .receiver import NOT_SENT
-from .response_state import OnDone, Read, Run
+from .response_state import OnDone, PlainRun, Read
 from .target import Target
 from .tls import Tls
 
@@ -252,8 +252,8 @@ class Pool:
         if self._owns_reactor:
             self.reactor.on_tick = self.tick
         # These are called for each request, so they are looked up once.
-        self._send_on_idle = self.reactor.send_on_idle
-        self._recycle = self.reactor.recycle
+        self._try_send_on_idle = self.reactor.try_send_on_idle
+        self._try_recycle = self.reactor.try_recycle
         self._open_exchanges = self.reactor.open_exchanges
 
     def _start_without_connections(self) -> None:
@@ -395,9 +395,9 @@ class Pool:
         *,
         name: str = "",
         header_lines: bytes = b"",
-        requested_output: int = 0,
-        sink: Callable[[str, str, int], None] | None = None,
-        on_first: Callable[[int], None] | None = None,
+        requested_output_tokens: int = 0,
+        on_output: Callable[[str, str, int], None] | None = None,
+        on_first_output: Callable[[int], None] | None = None,
     ) -> Exchange:
         """Send a request now, on an idle connection or on a new one.
 
@@ -409,10 +409,10 @@ class Pool:
             timeline: The event timeline that gets the time of each output event.
             name: The value of the header X-Request-Id, or "" for the id of the request.
             header_lines: Further header lines, complete with their line ends.
-            requested_output: The number of output tokens that the body requests, or 0 if
+            requested_output_tokens: The number of output tokens that the body requests, or 0 if
                 unknown. The end of the response is expected with them.
-            sink: A function called with (text, reasoning, timestamp) for each output event.
-            on_first: A function called with the time of the first output event.
+            on_output: A function called with (text, reasoning, timestamp) for each output event.
+            on_first_output: A function called with the time of the first output event.
 
         Returns:
             The request and its response, for `cancel`.
@@ -426,17 +426,17 @@ class Pool:
             due,
             on_done,
             timeline,
-            stream=self._stream,
-            requested_output=requested_output,
+            is_stream_requested=self._stream,
+            requested_output_tokens=requested_output_tokens,
             keep_text=self._keep_text,
             keep_headers=self._keep_headers,
-            sink=sink,
-            on_first=on_first,
+            on_output=on_output,
+            on_first_output=on_first_output,
         )
         exchange.deadline = due + self._timeout_ns
         self._in_flight[exchange] = None
         self._sent_this_tick += 1
-        unsent_bytes = self._send_on_idle(
+        unsent_bytes = self._try_send_on_idle(
             exchange, self._idle, self._reuse_ns, self._open_exchanges
         )
         if unsent_bytes == NOT_SENT:
@@ -447,7 +447,7 @@ class Pool:
 
     def _send_rest(self, exchange: Exchange, unsent_bytes: int) -> None:
         """Send the last bytes of a request later, because its socket did not accept them."""
-        parts = (exchange.head, exchange.payload)
+        parts = (exchange.head, exchange.body)
         if isinstance(exchange.connection, ClientConnection):
             sent_bytes = sum(map(len, parts)) - unsent_bytes
             self.reactor.send_rest(exchange.connection, parts, sent_bytes)
@@ -468,7 +468,7 @@ class Pool:
 
     def _fail(self, exchange: Exchange, failure: Failure) -> None:
         """End a request now with a failure."""
-        exchange.done = monotonic_ns()
+        exchange.done_at = monotonic_ns()
         exchange.failure = failure
         self._report(exchange)
 
@@ -478,7 +478,7 @@ class Pool:
         Its body is released, since the caller may keep the exchange for long.
         """
         exchange.connection = None
-        exchange.payload = b""
+        exchange.body = b""
         self._open_exchanges.discard(exchange)
         self._in_flight.pop(exchange, None)
         exchange.report_completion()
@@ -499,7 +499,7 @@ class Pool:
             if now - connection.idle_since > self._reuse_ns:
                 self.reactor.close(connection)
                 continue
-            exchange.ready = now
+            exchange.ready_at = now
             self._write(connection, exchange)
             return
         self._connect(exchange)
@@ -510,9 +510,9 @@ class Pool:
         An attempt that fails later leads to `connection_failed`, which tries the next address.
         """
         last_failure = Failure("connect", "no address of the host could be connected")
-        while exchange.tries < len(self._addresses):
-            index = self._addresses.index_to_try(exchange.tries)
-            exchange.tries += 1
+        while exchange.connect_attempts < len(self._addresses):
+            index = self._addresses.index_to_try(exchange.connect_attempts)
+            exchange.connect_attempts += 1
             try:
                 connection = self._begin_connection(index)
             except OSError as error:
@@ -561,16 +561,16 @@ class Pool:
         The times of connecting belong to the first request of a connection only.
         """
         connection.exchange = exchange
-        connection.may_batch = False
+        connection.can_batch_reads = False
         connection.template = None
         exchange.connection = connection
-        exchange.reused = connection.responses_served > 0
-        if not exchange.reused:
-            exchange.tcp = connection.tcp_ns
-            exchange.tls = connection.tls_ns
+        exchange.is_connection_reused = connection.responses_served > 0
+        if not exchange.is_connection_reused:
+            exchange.tcp_connect_ns = connection.tcp_connect_ns
+            exchange.tls_handshake_ns = connection.tls_handshake_ns
         self._open_exchanges.add(exchange)
-        exchange.sent = self.reactor.send(connection, (exchange.head, exchange.payload))
-        exchange.bytes_sent += len(exchange.head) + len(exchange.payload)
+        exchange.sent_at = self.reactor.send(connection, (exchange.head, exchange.body))
+        exchange.bytes_sent += len(exchange.head) + len(exchange.body)
 
     # -- calls from the reactor ----------------------------------------------------------------
 
@@ -582,7 +582,7 @@ class Pool:
         self._addresses.note_success(connection.address_index)
         exchange = connection.exchange
         if isinstance(exchange, Exchange):
-            exchange.ready = at
+            exchange.ready_at = at
             self._write(connection, exchange)
             return
         self._connecting_spares -= 1
@@ -609,7 +609,7 @@ class Pool:
         if not isinstance(exchange, Exchange):
             self._connecting_spares -= 1
             self._spare_failed(connection.address_index, kind, text)
-        elif kind == "connect" and exchange.tries < len(self._addresses):
+        elif kind == "connect" and exchange.connect_attempts < len(self._addresses):
             self._connect(exchange)
         else:
             self._fail(exchange, Failure(kind, text))
@@ -634,7 +634,7 @@ class Pool:
             )
         )
 
-    def receive_reads(self, connection: ClientConnection, reads: list[Read | Run]) -> None:
+    def receive_reads(self, connection: ClientConnection, reads: list[Read | PlainRun]) -> None:
         """Pass reads to the exchange of the connection, and end the exchange if they complete it.
 
         Instead, the request is sent again if the server has just ended the idle connection.
@@ -653,14 +653,14 @@ class Pool:
             self._await_more(connection, exchange, reads[-1])
 
     def _await_more(
-        self, connection: ClientConnection, exchange: Exchange, last_read: Read | Run
+        self, connection: ClientConnection, exchange: Exchange, last_read: Read | PlainRun
     ) -> None:
         """Tell the receiver how urgent the next reads of a response are.
 
         A stream of many small reads is worth deferring (see `receiver.py`). A deferred connection
         is updated in any case, since it must stop being deferred near its end.
         """
-        connection.may_batch = exchange.may_batch
+        connection.can_batch_reads = exchange.can_batch_reads
         connection.template = exchange.template
         events = exchange.events_until_urgent if exchange.template is not None else 0
         data_or_arrivals = last_read[0]  # of a Read or a Run, which has few items
@@ -675,7 +675,7 @@ class Pool:
         The connection is free before the report, because the next request of the virtual user may
         be sent from within `on_done`.
         """
-        recycled = self._recycle(connection, self._idle, self._in_flight, self._open_exchanges)
+        recycled = self._try_recycle(connection, self._idle, self._in_flight, self._open_exchanges)
         if recycled is not None:
             recycled.report_completion()
             return
@@ -694,7 +694,7 @@ class Pool:
         all connections of the pool are reused until shortly before that only.
         """
         response = exchange.response
-        if not response.complete or not response.reusable or connection.unsent:
+        if not response.is_complete or not response.is_reusable or connection.unsent:
             return False
         if response.uses_left is not None and response.uses_left <= 1:
             return False
@@ -717,10 +717,10 @@ class Pool:
         connection.exchange = None
         if not isinstance(exchange, Exchange):
             return
-        if _was_idle(connection) and not exchange.bytes_received and not exchange.resent:
+        if _was_idle(connection) and not exchange.bytes_received and not exchange.resend_count:
             self._resend(exchange)
             return
-        exchange.connection_ended(timestamp, error)
+        exchange.end_with_connection(timestamp, error)
         self._report(exchange)
 
     def _resend(self, exchange: Exchange) -> None:
@@ -728,9 +728,9 @@ class Pool:
 
         The server has closed the idle connection while the request was on its way.
         """
-        exchange.resent += 1
+        exchange.resend_count += 1
         exchange.reset_response()
-        exchange.tries = 0
+        exchange.connect_attempts = 0
         self._connect(exchange)
 
     # -- housekeeping --------------------------------------------------------------------------
@@ -786,7 +786,7 @@ class Pool:
                 continue  # The request has ended, or its connection has just failed.
             checks_left -= 1
             self.reactor.deliver(connection)  # The events that wait for delivery count too.
-            last_event_at = exchange.progress  # 0 before the first event
+            last_event_at = exchange.last_event_read_at  # 0 before the first event
             has_stalled = last_event_at and now - last_event_at >= self._stall_ns
             if has_stalled and not exchange.is_reported:
                 text = f"no event for {self._stall_ns / 1e9:g} s"
@@ -856,7 +856,7 @@ def _was_idle(connection: ClientConnection) -> bool:
 
 
 def _is_idle_timeout(
-    connection: ClientConnection, exchange: Exchange, first_read: Read | Run
+    connection: ClientConnection, exchange: Exchange, first_read: Read | PlainRun
 ) -> bool:
     """Return True if the server ended the idle connection before it saw the request.
 
@@ -864,10 +864,10 @@ def _is_idle_timeout(
     is the first response on a connection that was idle, and comes sooner than any server could time
     out on the request itself. A request is sent again at most once.
     """
-    has_response = exchange.first_byte != NEVER
-    if has_response or exchange.resent or not _was_idle(connection):
+    has_response = exchange.head_received_at != NEVER
+    if has_response or exchange.resend_count or not _was_idle(connection):
         return False
     data, timestamp = first_read[:2]
     if not isinstance(data, bytes):  # It is a run of plain events, which never has a head.
         return False
-    return timestamp < exchange.sent + STALE_NS and data.startswith(IDLE_TIMEOUT_STARTS)
+    return timestamp < exchange.sent_at + STALE_NS and data.startswith(IDLE_TIMEOUT_STARTS)

@@ -39,7 +39,7 @@ from .receiver import (
     parts_from,
     socket_error_text,
 )
-from .response_state import Read, Run
+from .response_state import PlainRun, Read
 from .timer import Timer, create_timer
 from .tls import TlsStream, tls_error_text
 
@@ -77,7 +77,7 @@ class _DecryptedReads(NamedTuple):
         error: The error that ended the decryption, or None.
     """
 
-    reads: list[Read | Run]
+    reads: list[Read | PlainRun]
     ended_at: int
     error: ssl.SSLError | None
 
@@ -124,8 +124,8 @@ class Reactor:
         self._receiver = Receiver(self._poll, self._deferred_poll, self._timer, self._queue)
         # These are called for each request, so their calls go straight to the receiver.
         self.stop_deferring = self._receiver.stop_deferring
-        self.send_on_idle = self._receiver.send_on_idle
-        self.recycle = self._receiver.recycle
+        self.try_send_on_idle = self._receiver.try_send_on_idle
+        self.try_recycle = self._receiver.try_recycle
         self._next_tick_at = monotonic_ns()
         self._is_turn_running = False
         self._is_resume_queued = False
@@ -294,7 +294,7 @@ class Reactor:
         self._is_turn_running = True
         try:
             now = monotonic_ns()
-            self._receiver.poll_started = now
+            self._receiver.poll_started_at = now
             turn_end = now + self.turn_ns
             while self._run_pass(turn_end):
                 self._arm_timer()
@@ -350,7 +350,7 @@ class Reactor:
         unhandled: list[tuple[int, int]] | None  # descriptors and their events
         if self.turn_ns:
             max_wait_ms = IDLE_WAIT_MS if self.on_idle is not None else WAIT_FOREVER_MS
-            unhandled = receiver.run(
+            unhandled = receiver.receive_and_deliver(
                 max_wait_ms,
                 turn_end,
                 self._next_tick_at,
@@ -395,7 +395,7 @@ class Reactor:
         """Clear the timer that fired, and note that every socket not reported was empty then."""
         # The poll returned after the timer fired: a socket that it did not report was empty then.
         receiver = self._receiver
-        receiver.last_poll = max(receiver.last_poll, receiver.timer_armed_for)
+        receiver.last_poll_at = max(receiver.last_poll_at, receiver.timer_armed_for)
         receiver.timer_armed_for = 0
         self._timer.clear()
 
@@ -414,7 +414,7 @@ class Reactor:
         self._poll.modify(connection.fd, select.EPOLLIN)
         now = monotonic_ns()
         connection.emptied_at = now
-        connection.tcp_ns = now - connection.connecting_since
+        connection.tcp_connect_ns = now - connection.connecting_since
         connection.is_readable = True
         if connection.tunnel:
             connection.state = "tunnel"
@@ -461,7 +461,7 @@ class Reactor:
             return
         self._send_tls_output(connection, tls)
         if is_complete:
-            connection.tls_ns = monotonic_ns() - connection.handshake_since
+            connection.tls_handshake_ns = monotonic_ns() - connection.handshake_since
             self._finish_making(connection)
 
     def _finish_making(self, connection: ClientConnection) -> None:
@@ -537,7 +537,7 @@ class Reactor:
         self.close(connection)
 
     def _deliver_encrypted(
-        self, connection: ClientConnection, tls: TlsStream, reads: list[Read | Run]
+        self, connection: ClientConnection, tls: TlsStream, reads: list[Read | PlainRun]
     ) -> None:
         """Decrypt the reads, give them to the owner, and report the end of the connection.
 
@@ -561,13 +561,13 @@ class Reactor:
             self._connection_ended(connection, ended_at, error_text)
 
     def _decrypt_reads(
-        self, connection: ClientConnection, tls: TlsStream, reads: list[Read | Run]
+        self, connection: ClientConnection, tls: TlsStream, reads: list[Read | PlainRun]
     ) -> _DecryptedReads:
         """Decrypt the reads up to the end of the TLS stream or an error.
 
         The connection may become open, or be closed, on the way.
         """
-        decrypted_reads: list[Read | Run] = []
+        decrypted_reads: list[Read | PlainRun] = []
         for encrypted_read in reads:
             # There are no runs, because there is no template for encrypted bytes.
             data, timestamp, read_at, empty_at, from_kernel = encrypted_read  # type: ignore[misc]

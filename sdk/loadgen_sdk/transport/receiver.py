@@ -12,14 +12,14 @@ a read. There are therefore two epoll instances (the kernel objects that report 
   late. While there are few events, the first instance watches the second one, and a deferred socket
   wakes the process like any other.
 
-The price of deferring is a shared read: two events of a stream that arrive within 1 ms are read
-together, and only the newer one has an exact timestamp. If shared reads become frequent, deferring
+The price of deferring is a merged read: two events of a stream that arrive within 1 ms are read
+together, and only the newer one has an exact timestamp. If merged reads become frequent, deferring
 pauses. The last events of a response are never deferred, because the next request may wait for its
 end.
 
 Batching: what was read waits in its `SocketBuffer` until the buffer is queued for its owner. Most
-reads of a stream can wait: a buffer that `may_batch` is queued only when a read may be the end of a
-response or when enough has arrived. Of a read that holds plain events only (see
+reads of a stream can wait: a buffer with `can_batch_reads` is queued only when a read may be the end
+of a response or when enough has arrived. Of a read that holds plain events only (see
 `plain_events.py`), only the timestamp and the number of events are kept.
 
 This is the reference implementation. `_compiled.c` has a faster one with the same names and rules,
@@ -38,7 +38,7 @@ from time import monotonic_ns, time_ns
 from typing import Any
 
 from .plain_events import count_plain_events
-from .response_state import Bundle, Read, Run
+from .response_state import EventBatch, PlainRun, Read
 from .timer import Timer
 
 READ_BYTES = 32 << 10
@@ -93,7 +93,7 @@ DEFER_FROM_READS_PER_S = 4_000
 DEFER_DOWN_TO_READS_PER_S = 2_000
 """Rates of reads of deferred sockets at which deferring starts and ends."""
 
-READS_PER_SHARED_READ = 100
+READS_PER_MERGED_READ = 100
 """Deferring pauses if more than one in this many reads holds several events, because the
 timestamps of such events are less certain than those of events that are read at once."""
 
@@ -132,7 +132,7 @@ WRITE_FAILED = -1
 """Stands for the number of bytes written after an error, which the next read reports."""
 
 NOT_SENT = -1
-"""Stands for the number of bytes not accepted if `Receiver.send_on_idle` did nothing."""
+"""Stands for the number of bytes not accepted if `Receiver.try_send_on_idle` did nothing."""
 
 # The values of Linux. On macOS, where no `Reactor` can be created, the module `select` lacks them.
 _EPOLLIN = 0x1
@@ -153,17 +153,18 @@ class SocketBuffer:
 
     Attributes:
         fd: The descriptor of the socket.
-        reads: What was read. A `Run` stands for consecutive reads of plain events.
-        run: The timestamps of the latest reads of plain events, which are not in `reads` yet.
-        run_bytes: The number of bytes of these reads.
-        run_read_at: When the last of them was made.
+        reads: What was read. A `PlainRun` stands for consecutive reads of plain events.
+        plain_arrivals: The timestamps of the latest reads of plain events, which are not in `reads`
+            yet.
+        plain_bytes: The number of bytes of these reads.
+        plain_read_at: When the last of them was made.
         is_readable: The socket may be read.
-        may_batch: The owner need not see each read at once.
+        can_batch_reads: The owner need not see each read at once.
         template: The bytes before and after the text of a plain event. The owner sets it when the
             next byte is the first one of a chunk. A read of plain events only is then counted in
             `run`, and any other read is passed on at once.
         emptied_at: When a read last took all that the socket had.
-        may_hold_more: The last read filled its buffer, so the socket may hold more.
+        is_last_read_full: The last read filled its buffer, so the socket may hold more.
         ended_at: When the end of the connection was read, or 0 before.
         error: The system's number of the error that ended the connection, 0 for a regular end, or
             UNKNOWN_ERROR.
@@ -179,8 +180,8 @@ class SocketBuffer:
         unsent: What the socket has not accepted yet.
         is_closed: The owner has closed the connection, so that nothing more is delivered.
         tls: The TLS layer, or None.
-        tcp_ns: How long TCP took to connect.
-        tls_ns: How long the TLS handshake took.
+        tcp_connect_ns: How long TCP took to connect.
+        tls_handshake_ns: How long the TLS handshake took.
     """
 
     __slots__ = (
@@ -196,18 +197,18 @@ class SocketBuffer:
         "is_deferred",
         "is_queued",
         "is_readable",
-        "may_batch",
-        "may_hold_more",
+        "can_batch_reads",
+        "is_last_read_full",
         "owner",
         "reads",
         "responses_served",
-        "run",
-        "run_bytes",
-        "run_read_at",
-        "tcp_ns",
+        "plain_arrivals",
+        "plain_bytes",
+        "plain_read_at",
+        "tcp_connect_ns",
         "template",
         "tls",
-        "tls_ns",
+        "tls_handshake_ns",
         "unsent",
     )
     sock: socket.socket  # a field of the subclass
@@ -215,15 +216,15 @@ class SocketBuffer:
     def __init__(self, fd: int, now: int) -> None:
         """Create the empty buffer of a socket that is opened now."""
         self.fd = fd
-        self.reads: list[Read | Run] = []
-        self.run: list[int | Bundle] = []
-        self.run_bytes = 0
-        self.run_read_at = 0
+        self.reads: list[Read | PlainRun] = []
+        self.plain_arrivals: list[int | EventBatch] = []
+        self.plain_bytes = 0
+        self.plain_read_at = 0
         self.template: tuple[bytes, bytes] | None = None
         self.emptied_at = now
-        self.may_hold_more = False
+        self.is_last_read_full = False
         self.is_readable = False
-        self.may_batch = False
+        self.can_batch_reads = False
         self.is_queued = False
         self.is_deferred = False
         self.events_until_urgent = 0
@@ -237,22 +238,22 @@ class SocketBuffer:
         self.is_closed = False
         self.idle_since = now
         self.responses_served = 0
-        self.tcp_ns = 0
-        self.tls_ns = 0
+        self.tcp_connect_ns = 0
+        self.tls_handshake_ns = 0
 
 
 class Receiver:
     """Reads the sockets of two epoll instances and queues the buffers for their owners.
 
-    The module docstring says what a deferred socket and a shared read are. All times are monotonic,
+    The module docstring says what a deferred socket and a merged read are. All times are monotonic,
     in ns.
 
     Attributes:
         now: The time after the last call of `receive`.
         ready_count: The number of descriptors that the last polls reported.
-        last_poll: When the last poll began that reported all ready sockets. A socket that it did
+        last_poll_at: When the last poll began that reported all ready sockets. A socket that it did
             not report was empty then.
-        poll_started: When the current poll began, or the next one begins.
+        poll_started_at: When the current poll began, or the next one begins.
         next_poll_at: While responses are awaited, the timer is set for this time at the latest.
             While sockets are deferred, it is the time of their next poll instead.
         timer_armed_for: The time for which the timer is set.
@@ -274,14 +275,14 @@ class Receiver:
             timer: The timer, which the caller registers in the first epoll.
             queue: The queue to which buffers with reads are added.
         """
-        self._poll = poll
-        self._deferred = deferred
+        self._epoll = poll
+        self._deferred_epoll = deferred
         self._timer = timer
         self._queue = queue
         self._buffers: dict[int, SocketBuffer] = {}
         self.now = monotonic_ns()
-        self.last_poll = self.now
-        self.poll_started = self.now
+        self.last_poll_at = self.now
+        self.poll_started_at = self.now
         self._wall_to_monotonic_ns = self.now - time_ns()
         self.next_poll_at = 0
         self.timer_armed_for = 0
@@ -292,14 +293,14 @@ class Receiver:
         self.read_count = 0
         self._reads_when_planned = 0  # `read_count` when `next_poll_at` was set
         self.is_deferring = False
-        self._has_many_events = False
-        self._last_deferred_poll = self.now
+        self._is_traffic_heavy = False
+        self._last_deferred_poll_at = self.now
         self._deferred_count = 0
-        self._shared_reads = 0
+        self._merged_reads = 0
         self._period_start = self.now  # of the decision period, to which the next three belong
         self._deferred_reads = 0
         self._timely_reads = 0  # reads in polls of the deferred sockets that were not late
-        self._timely_shared_reads = 0
+        self._timely_merged_reads = 0
         self._defer_again_at = 0
         self._pause_ns = DEFER_PAUSE_NS
         poll.register(deferred.fileno(), _EPOLLIN)
@@ -319,15 +320,15 @@ class Receiver:
         if events <= 0:
             self.stop_deferring(buffer)
         elif not buffer.is_deferred:
-            self._poll.unregister(buffer.fd)
-            self._deferred.register(buffer.fd, _DEFERRED_EVENTS)
+            self._epoll.unregister(buffer.fd)
+            self._deferred_epoll.register(buffer.fd, _DEFERRED_EVENTS)
             self._note_epoll_change(buffer, is_deferred=True)
 
     def stop_deferring(self, buffer: SocketBuffer) -> None:
         """Wake the process again when data arrives at this socket."""
         if buffer.is_deferred:
-            self._deferred.unregister(buffer.fd)
-            self._poll.register(buffer.fd, _EPOLLIN)
+            self._deferred_epoll.unregister(buffer.fd)
+            self._epoll.register(buffer.fd, _EPOLLIN)
             self._note_epoll_change(buffer, is_deferred=False)
 
     def _note_epoll_change(self, buffer: SocketBuffer, *, is_deferred: bool) -> None:
@@ -335,14 +336,14 @@ class Receiver:
         buffer.is_deferred = is_deferred
         buffer.epoll_changed_at = monotonic_ns()
         self._deferred_count += 1 if is_deferred else -1
-        self.is_deferring = self._has_many_events and self._deferred_count > 0
+        self.is_deferring = self._is_traffic_heavy and self._deferred_count > 0
 
-    def take_reads(self, buffer: SocketBuffer) -> list[Read | Run]:
+    def take_reads(self, buffer: SocketBuffer) -> list[Read | PlainRun]:
         """Return the reads of a buffer and empty it.
 
         If the buffer is queued, it stays in the queue.
         """
-        self._end_run(buffer)
+        self._flush_plain_reads(buffer)
         reads = buffer.reads
         if reads:
             buffer.reads = []
@@ -372,7 +373,7 @@ class Receiver:
                     break
         return now
 
-    def send_on_idle(
+    def try_send_on_idle(
         self,
         exchange: Any,  # noqa: ARG002 - for the compiled receiver, as the following ones
         idle: deque[Any],  # noqa: ARG002
@@ -388,7 +389,7 @@ class Receiver:
         """
         return NOT_SENT
 
-    def recycle(
+    def try_recycle(
         self,
         buffer: Any,  # noqa: ARG002 - for the compiled receiver, as the following ones
         idle: deque[Any],  # noqa: ARG002
@@ -438,17 +439,17 @@ class Receiver:
         unhandled: list[tuple[int, int]] = []
         while True:
             was_deferring = self.is_deferring
-            ready = self._poll.poll(self._wait_s(max_wait_ms), MAX_READY)
+            ready = self._epoll.poll(self._wait_s(max_wait_ms), MAX_READY)
             now = self._read_clocks()
             self.poll_count += 1
             self.ready_count = len(ready)
             if now >= self.wake_at and len(ready) > MAX_READY_BEFORE_SENDING:
                 self.now = now
                 return unhandled
-            poll_before = self.last_poll
+            previous_poll_at = self.last_poll_at
             if len(ready) < MAX_READY:  # A full list may leave out sockets that are ready too.
-                self.last_poll = self.poll_started
-            now, has_deferred_data = self._read_ready(ready, poll_before, now, unhandled)
+                self.last_poll_at = self.poll_started_at
+            now, has_deferred_data = self._read_ready(ready, previous_poll_at, now, unhandled)
             if was_deferring:  # The first epoll does not watch the second one, so the time decides.
                 is_deferred_poll_due = self._is_deferred_poll_due(now)
             else:
@@ -456,7 +457,7 @@ class Receiver:
             if is_deferred_poll_due:
                 now = self._receive_deferred(now)
             # With unhandled events the caller acts now, and sets the timer afterwards.
-            self._end_pass(now, NO_TIMER if unhandled else timer_limit)
+            self._plan_after_pass(now, NO_TIMER if unhandled else timer_limit)
             if unhandled or self._queue or now >= return_at:
                 return unhandled
             # A wait without a limit is cut into waits of DEFER_WAIT_MS while deferring.
@@ -464,7 +465,7 @@ class Receiver:
             if not self.ready_count and not may_wait_again:
                 return unhandled
 
-    def run(
+    def receive_and_deliver(
         self,
         max_wait_ms: int,
         return_at: int,
@@ -498,7 +499,7 @@ class Receiver:
             max_wait_ms = DEFER_WAIT_MS if self.next_poll_at > self.now else 0
         return max_wait_ms / 1000 if max_wait_ms > 0 else max_wait_ms
 
-    def _end_pass(self, now: int, timer_limit: int) -> None:
+    def _plan_after_pass(self, now: int, timer_limit: int) -> None:
         """Note the time at the end of a pass, and make the decisions that are due.
 
         Args:
@@ -506,7 +507,7 @@ class Receiver:
             timer_limit: As in `receive`.
         """
         self.now = now
-        self.poll_started = now
+        self.poll_started_at = now
         if now - self._period_start > DECISION_PERIOD_NS:
             self._decide_whether_to_defer(now)
         if not self.is_deferring and now > self.next_poll_at - PLAN_AHEAD_NS:
@@ -533,7 +534,7 @@ class Receiver:
     def _read_ready(
         self,
         ready: list[tuple[int, int]],
-        poll_before: int,
+        previous_poll_at: int,
         now: int,
         unhandled: list[tuple[int, int]],
     ) -> tuple[int, bool]:
@@ -541,7 +542,7 @@ class Receiver:
 
         Args:
             ready: The descriptors with their events, as epoll reports them.
-            poll_before: When the poll before began. A socket in `ready` was empty then.
+            previous_poll_at: When the poll before began. A socket in `ready` was empty then.
             now: The time, which is returned if nothing is read.
             unhandled: The list for descriptors that the caller has to handle.
 
@@ -549,7 +550,7 @@ class Receiver:
             The time, and whether the descriptor of the deferred epoll is ready, which means that a
             deferred socket has data.
         """
-        deferred_fd = self._deferred.fileno()
+        deferred_fd = self._deferred_epoll.fileno()
         has_deferred_data = False
         for fd, events in ready:
             if fd == deferred_fd:
@@ -562,7 +563,7 @@ class Receiver:
             if buffer is None or not is_readable or not events & _READABLE_OR_BROKEN:
                 continue
             if not buffer.ended_at:
-                now = self._read(buffer, poll_before)
+                now = self._read_socket(buffer, previous_poll_at)
         return now, has_deferred_data
 
     def _plan_next_poll(self, now: int, timer_limit: int) -> None:
@@ -590,25 +591,25 @@ class Receiver:
         count when it is decided whether deferring costs too many exact timestamps: a late poll
         finds several events in a socket because the process was busy, not because of deferring.
         """
-        ready = self._deferred.poll(0, MAX_DEFERRED_READY)
+        ready = self._deferred_epoll.poll(0, MAX_DEFERRED_READY)
         self.ready_count += len(ready)
-        poll_before = self._last_deferred_poll
+        previous_poll_at = self._last_deferred_poll_at
         is_timely = self.is_deferring and now < self.next_poll_at + DEFER_NS
-        shared_reads_before = self._shared_reads
+        merged_reads_before = self._merged_reads
         has_all_ready = len(ready) < MAX_DEFERRED_READY
         if has_all_ready:
-            self._last_deferred_poll = now
+            self._last_deferred_poll_at = now
         for fd, events in ready:
             buffer = self._buffers[fd]
-            now = self._read(buffer, poll_before)
+            now = self._read_socket(buffer, previous_poll_at)
             # The deferred epoll is edge-triggered: it reports arriving data once, even if some is
             # left after this read. The first epoll reports a socket until it is empty.
-            if buffer.may_hold_more or events != _EPOLLIN or buffer.events_until_urgent <= 0:
+            if buffer.is_last_read_full or events != _EPOLLIN or buffer.events_until_urgent <= 0:
                 self.stop_deferring(buffer)
         self._deferred_reads += len(ready)
         if is_timely:
             self._timely_reads += len(ready)
-            self._timely_shared_reads += self._shared_reads - shared_reads_before
+            self._timely_merged_reads += self._merged_reads - merged_reads_before
         if self.is_deferring:
             self.next_poll_at = now + DEFER_NS if has_all_ready else now
         return now
@@ -617,41 +618,41 @@ class Receiver:
         """End a decision period: begin or end deferring by what was read in it.
 
         Deferring begins when reads are frequent and ends when they are rare, with a gap between
-        both rates so that it does not toggle. It also ends if too many reads were shared.
+        both rates so that it does not toggle. It also ends if too many reads were merged.
         """
         reads_per_s = self._deferred_reads * 1_000_000_000 // (now - self._period_start)
-        has_too_many_shared = self._timely_shared_reads * READS_PER_SHARED_READ > self._timely_reads
+        has_too_many_merged = self._timely_merged_reads * READS_PER_MERGED_READ > self._timely_reads
         self._deferred_reads = 0
         self._timely_reads = 0
-        self._timely_shared_reads = 0
+        self._timely_merged_reads = 0
         self._period_start = now
-        if self._has_many_events:
-            self._end_deferring_if_needed(now, reads_per_s, has_too_many_shared)
+        if self._is_traffic_heavy:
+            self._end_deferring_if_needed(now, reads_per_s, has_too_many_merged)
         elif reads_per_s >= DEFER_FROM_READS_PER_S and now >= self._defer_again_at:
-            self._has_many_events = True
+            self._is_traffic_heavy = True
             self.is_deferring = self._deferred_count > 0
             self.next_poll_at = now
-            self._poll.unregister(self._deferred.fileno())
+            self._epoll.unregister(self._deferred_epoll.fileno())
 
     def _end_deferring_if_needed(
-        self, now: int, reads_per_s: int, has_too_many_shared: bool
+        self, now: int, reads_per_s: int, has_too_many_merged: bool
     ) -> None:
-        """End deferring if reads became rare or too many were shared.
+        """End deferring if reads became rare or too many were merged.
 
-        After too many shared reads it may not begin again before a pause, and the next pause is
+        After too many merged reads it may not begin again before a pause, and the next pause is
         twice as long, because the traffic probably stays as it is.
         """
-        if has_too_many_shared:
+        if has_too_many_merged:
             self._defer_again_at = now + self._pause_ns
             self._pause_ns *= 2
         else:
             self._pause_ns = DEFER_PAUSE_NS
-        if has_too_many_shared or reads_per_s < DEFER_DOWN_TO_READS_PER_S:
+        if has_too_many_merged or reads_per_s < DEFER_DOWN_TO_READS_PER_S:
             self.is_deferring = False
-            self._has_many_events = False
-            self._poll.register(self._deferred.fileno(), _EPOLLIN)
+            self._is_traffic_heavy = False
+            self._epoll.register(self._deferred_epoll.fileno(), _EPOLLIN)
 
-    def _read(self, buffer: SocketBuffer, poll_before: int) -> int:
+    def _read_socket(self, buffer: SocketBuffer, previous_poll_at: int) -> int:
         """Read one socket once, keep what was read in its buffer, and return the time.
 
         The data has arrived after `empty_at`: the last time at which either a read emptied the
@@ -660,7 +661,7 @@ class Receiver:
 
         Args:
             buffer: The buffer of the socket.
-            poll_before: When the last poll began that did not report the socket.
+            previous_poll_at: When the last poll began that did not report the socket.
         """
         try:
             data, ancillary, _, _ = buffer.sock.recvmsg(READ_BYTES, _ANCILLARY_BYTES)
@@ -676,11 +677,13 @@ class Receiver:
             self._enqueue(buffer)
             return read_at
         empty_at = buffer.emptied_at
-        poll_saw_empty_socket = not buffer.may_hold_more and poll_before > buffer.epoll_changed_at
+        poll_saw_empty_socket = (
+            not buffer.is_last_read_full and previous_poll_at > buffer.epoll_changed_at
+        )
         if poll_saw_empty_socket:
-            empty_at = max(empty_at, poll_before)
-        buffer.may_hold_more = len(data) == READ_BYTES
-        if not buffer.may_hold_more:
+            empty_at = max(empty_at, previous_poll_at)
+        buffer.is_last_read_full = len(data) == READ_BYTES
+        if not buffer.is_last_read_full:
             buffer.emptied_at = read_at
         kernel_timestamp = self._kernel_timestamp(ancillary)
         if kernel_timestamp is None:
@@ -690,7 +693,7 @@ class Receiver:
             # within the time in which the data can have arrived.
             timestamp = max(min(kernel_timestamp, read_at), empty_at)
             read = Read(data, timestamp, read_at, empty_at, from_kernel=True)
-        self._keep(buffer, read)
+        self._store_read(buffer, read)
         return read_at
 
     def _kernel_timestamp(self, ancillary: list[tuple[int, int, bytes]]) -> int | None:
@@ -707,25 +710,25 @@ class Receiver:
         timestamp: int = seconds * 1_000_000_000 + nanoseconds + self._wall_to_monotonic_ns
         return timestamp
 
-    def _keep(self, buffer: SocketBuffer, read: Read) -> None:
+    def _store_read(self, buffer: SocketBuffer, read: Read) -> None:
         """Count a read of plain events or keep any other. Queue the buffer if it is necessary.
 
         Plain events are counted only while nothing else waits in the buffer, because the owner has
         to see all reads in their order.
         """
         if buffer.template is not None and not buffer.reads:
-            if self._count_if_plain(buffer, buffer.template, read):
-                if len(buffer.run) >= MAX_RUN_READS:
+            if self._count_plain_read(buffer, buffer.template, read):
+                if len(buffer.plain_arrivals) >= MAX_RUN_READS:
                     self._enqueue(buffer)
                 return
-            self._end_run(buffer)
+            self._flush_plain_reads(buffer)
         buffer.reads.append(read)
         if buffer.is_queued:
             self.queued_reads += 1
         elif _is_urgent(buffer, read):
             self._enqueue(buffer)
 
-    def _count_if_plain(
+    def _count_plain_read(
         self, buffer: SocketBuffer, template: tuple[bytes, bytes], read: Read
     ) -> bool:
         """Add a read to the run of the buffer if it holds plain events only.
@@ -739,33 +742,35 @@ class Receiver:
         chunks, events = count_plain_events(read.data, *template)
         if not events:
             return False
-        is_shared = chunks > 1
+        is_merged = chunks > 1
         if events == 1:
-            buffer.run.append(read.timestamp)
+            buffer.plain_arrivals.append(read.timestamp)
         else:
-            uncertainty_ns = read.timestamp - read.empty_at if is_shared else None
-            buffer.run.append(Bundle(read.timestamp, events, uncertainty_ns))
-        buffer.run_bytes += len(read.data)
-        buffer.run_read_at = read.read_at
+            uncertainty_ns = read.timestamp - read.empty_at if is_merged else None
+            buffer.plain_arrivals.append(EventBatch(read.timestamp, events, uncertainty_ns))
+        buffer.plain_bytes += len(read.data)
+        buffer.plain_read_at = read.read_at
         if buffer.is_deferred:
             buffer.events_until_urgent -= events
-            self._shared_reads += is_shared
+            self._merged_reads += is_merged
         return True
 
     def _enqueue(self, buffer: SocketBuffer) -> None:
         """Queue a buffer for its owner. A buffer is at most once in the queue."""
         if not buffer.is_queued:
-            self._end_run(buffer)
+            self._flush_plain_reads(buffer)
             buffer.is_queued = True
             self.queued_reads += len(buffer.reads)
             self._queue.append(buffer)
 
-    def _end_run(self, buffer: SocketBuffer) -> None:
+    def _flush_plain_reads(self, buffer: SocketBuffer) -> None:
         """Append the run of plain reads to the reads of the buffer."""
-        if buffer.run:
-            buffer.reads.append(Run(buffer.run, buffer.run_bytes, buffer.run_read_at))
-            buffer.run = []
-            buffer.run_bytes = 0
+        if buffer.plain_arrivals:
+            buffer.reads.append(
+                PlainRun(buffer.plain_arrivals, buffer.plain_bytes, buffer.plain_read_at)
+            )
+            buffer.plain_arrivals = []
+            buffer.plain_bytes = 0
             if buffer.is_queued:
                 self.queued_reads += 1
 
@@ -778,7 +783,7 @@ def _is_urgent(buffer: SocketBuffer, read: Read) -> bool:
     then at the end of the read, or its last 1 to 4 bytes are all that is in the read. A large read
     is passed on as well, because it has many events, and waiting for more would save nothing.
     """
-    if not buffer.may_batch or buffer.template is not None:
+    if not buffer.can_batch_reads or buffer.template is not None:
         return True
     return (
         len(buffer.reads) >= MAX_BATCHED_READS

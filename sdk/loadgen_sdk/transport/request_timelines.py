@@ -34,15 +34,17 @@ class _OpenRequest:
         """Move the events so far to the timeline of the stage.
 
         Before that, their timestamps are added to those of the request. Events that came together
-        are stored as a count, and `each_instant` repeats their timestamp.
+        are stored as a count, and `all_timestamps` repeats their timestamp.
 
         Returns:
             The timestamps of all output events of the request so far, in ns.
         """
         timeline = self.timeline
-        if timeline.instants:
-            has_bundles = bool(timeline.together)
-            self._timestamps.extend(timeline.each_instant() if has_bundles else timeline.instants)
+        if timeline.timestamps:
+            has_bundles = bool(timeline.simultaneous_counts)
+            self._timestamps.extend(
+                timeline.all_timestamps() if has_bundles else timeline.timestamps
+            )
             for field in EventTimeline.__slots__:
                 items: list[Any] = getattr(timeline, field)
                 getattr(self._stage_timeline, field).extend(items)

@@ -32,7 +32,7 @@ class Read(NamedTuple):
     the same items, so users of a read unpack it.
 
     Attributes:
-        data: What was read.
+        data: The bytes that were read.
         timestamp: When the newest packet arrived, or `read_at` if the kernel made no timestamp.
         read_at: When the process had read the data.
         empty_at: The last time at which the socket was known to be empty.
@@ -46,8 +46,8 @@ class Read(NamedTuple):
     from_kernel: bool
 
 
-class Bundle(NamedTuple):
-    """A read of several plain events.
+class EventBatch(NamedTuple):
+    """Several plain events that came in one read.
 
     `uncertainty` is by how many ns all events but the last may have arrived before the timestamp.
     It is None if the events came in one chunk, which is one write of the server.
@@ -58,24 +58,24 @@ class Bundle(NamedTuple):
     uncertainty: int | None
 
 
-class Run(NamedTuple):
-    """Consecutive reads of plain events only (see `plain_events.py`).
+class PlainRun(NamedTuple):
+    """Consecutive reads that held nothing but plain events (see `plain_events.py`).
 
     Attributes:
-        arrivals: A timestamp for each event that came alone, and a Bundle for several events that
-            came in one read.
+        arrivals: A timestamp for each event that came alone, and an `EventBatch` for several events
+            that came in one read.
         size_bytes: The number of bytes of these reads.
         read_at: When the process made the last of them.
     """
 
-    arrivals: list[int | Bundle]
+    arrivals: list[int | EventBatch]
     size_bytes: int
     read_at: int
 
 
-FIELDS_OF_RUN = len(Run._fields)
-"""Distinguishes a Run (3 fields) from a Read (5 fields). The compiled receiver makes plain tuples
-of both, so their types are the same."""
+PLAIN_RUN_FIELDS = len(PlainRun._fields)
+"""Distinguishes a PlainRun (3 fields) from a Read (5 fields). The compiled receiver makes plain
+tuples of both, so their types are the same."""
 
 
 class ResponseState:
@@ -84,11 +84,11 @@ class ResponseState:
     Attributes:
         status: The status code, or 0 until the head is complete.
         headers: The headers, with names in lower case.
-        complete: The body has ended by its framing.
-        reusable: Once the response is complete, the connection can carry another request.
+        is_complete: The body has ended by its framing.
+        is_reusable: Once the response is complete, the connection can carry another request.
         surplus: Bytes after the end.
-        chunked: The body comes in chunks.
-        until_close: The body ends with the connection.
+        is_chunked: The body comes in chunks.
+        ends_with_connection: The body ends with the connection.
         uses_left: The value of `max` in the Keep-Alive header, or None without it.
         idle_limit_s: The value of `timeout` in the Keep-Alive header, or None without it.
         _unparsed: Bytes that cannot be parsed before more arrive, such as a part of the head.
@@ -101,116 +101,132 @@ class ResponseState:
         "_bytes_left",
         "_mode",
         "_unparsed",
-        "chunked",
-        "complete",
+        "ends_with_connection",
         "headers",
         "idle_limit_s",
-        "reusable",
+        "is_chunked",
+        "is_complete",
+        "is_reusable",
         "status",
         "surplus",
-        "until_close",
         "uses_left",
     )
 
     def __init__(self) -> None:
-        """Start with the head of a response, of which nothing has arrived yet."""
+        """Start before the first byte of a response, so that the next bytes are its head."""
+        # What the head says. `_mode` and `_bytes_left` describe the framing of the body.
         self.status = 0
         self.headers: dict[str, str] = {}
-        self.complete = False
-        self.reusable = True
-        self.surplus = b""
-        self.chunked = False
-        self.until_close = False
-        self.uses_left: int | None = None
-        self.idle_limit_s: float | None = None
-        self._unparsed = b""
+        self.is_chunked = False
+        self.ends_with_connection = False
         self._mode = "head"
         self._bytes_left = 0
+
+        # How far the response has come.
+        self.is_complete = False
+        self.surplus = b""
+        self._unparsed = b""
+
+        # Whether the connection can carry another request, and the limits of a Keep-Alive header.
+        self.is_reusable = True
+        self.uses_left: int | None = None
+        self.idle_limit_s: float | None = None
 
 
 class ExchangeState:
     """The fields of a request and its response (see `exchange.Exchange`).
 
-    The arguments of the constructor are fields too. All times are monotonic, in ns. One that has
-    not come yet is NEVER, unless 0 is stated here.
+    All times are monotonic, in ns. A time that has not come yet is NEVER (-1).
 
-    Attributes:
+    The arguments of the constructor are fields too. `Exchange` owns the fields of the response. The
+    pool owns those of the connection and of sending: it sets them when it connects, sends, cancels
+    and reports.
+
+    Attributes of sending, set by the pool:
         connection: The connection that carries the request, or None.
-        ready: When the connection was ready for the request.
-        tcp: How long TCP took to connect, or NEVER on a connection that was used before.
-        tls: How long the TLS handshake took, or NEVER as well.
-        sent: When the first byte was written.
-        first_byte: When the head of the response was complete.
-        progress: When the last read with events was made, or 0 before.
-        done: When the response ended.
-        deadline: When the request times out.
-        client_lag: How long after its arrival the first output was read.
-        kernel_stamp: The kernel made the timestamp of the head.
-        failure: Why the request failed, or None.
-        is_reported: The completion was reported.
-        tries: How many addresses were tried.
-        resent: How many times the request was sent again, because an idle connection had ended.
-        reused: The connection has carried a response before.
+        connect_attempts: How many addresses of the server were tried for the request.
+        resend_count: How many times the request was sent again, because the server had closed the
+            idle connection.
+        is_connection_reused: The connection has carried a response before.
+        ready_at: When the connection was ready for the request.
+        tcp_connect_ns: How long TCP took to connect, or NEVER on a connection that was used before.
+        tls_handshake_ns: How long the TLS handshake took, or NEVER on such a connection.
+        sent_at: When the first byte was written.
         bytes_sent: The number of bytes of the request that were written.
-        bytes_received: The number of bytes of the response so far.
-        is_event_stream: The response is a stream of events.
-        response: The parser of the response.
-        decoder: The decoder of its events.
+        deadline: When the request times out, or 0 before the pool has set it.
+
+    Attributes of the end:
+        done_at: When the response ended.
+        failure: Why the request failed, or None.
+        is_reported: The completion was passed to `on_done`.
+
+    Attributes of the response:
+        response: The parser of the HTTP response.
+        decoder: The decoder of its server-sent events.
         reader: Reads what the events say.
-        body_parts: The body so far, if it is not a stream of events.
-        body_bytes: The number of bytes of that body.
+        is_event_stream: The response is a stream of events.
+        bytes_received: The number of bytes of the response so far.
+        response_body_parts: The body so far, if it is not a stream of events.
+        response_body_bytes: The number of bytes of that body.
+        head_received_at: When the head of the response was complete.
+        has_kernel_timestamp: The kernel made the timestamp `head_received_at`.
+        last_event_read_at: When the last read with events was made, or 0 before the first event.
+        client_lag: How long after its arrival the first output was read, in ns, or 0 before it.
+
+    Attributes of the next read:
+        can_batch_reads: No event is urgent, so reads may be kept for a while, and plain events be
+            counted without being passed on (see `SocketBuffer`).
         template: The bytes before and after the text of a plain event (see `plain_events.py`) if
             the next byte may begin such an event, else None.
-        may_batch: Reads may be kept for a while, and plain events counted (see `SocketBuffer`).
-        at_chunk_start: The next byte is the first one of a chunk and of an event.
+        is_at_chunk_start: The next byte is the first one of a chunk and of an event.
         incomplete_chunk: The first bytes of a chunk that has not ended yet. They hold no complete
             event and were not decoded.
-        splits_chunks: The server writes a chunk in parts, and may send a part only after the one
+        has_split_chunks: The server writes a chunk in parts, and may send a part only after the one
             before was acknowledged, which a read does.
     """
 
     __slots__ = (
-        "at_chunk_start",
-        "body_bytes",
-        "body_parts",
+        "body",
         "bytes_received",
         "bytes_sent",
+        "can_batch_reads",
         "client_lag",
+        "connect_attempts",
         "connection",
         "deadline",
         "decoder",
-        "done",
-        "due",
+        "done_at",
+        "due_at",
         "failure",
-        "first_byte",
+        "has_kernel_timestamp",
+        "has_split_chunks",
         "head",
+        "head_received_at",
         "incomplete_chunk",
+        "is_at_chunk_start",
+        "is_connection_reused",
         "is_event_stream",
         "is_reported",
+        "is_stream_requested",
         "keep_headers",
         "keep_text",
-        "kernel_stamp",
-        "may_batch",
+        "last_event_read_at",
         "on_done",
-        "on_first",
-        "payload",
-        "progress",
+        "on_first_output",
+        "on_output",
         "reader",
-        "ready",
+        "ready_at",
         "request",
-        "requested_output",
-        "resent",
+        "requested_output_tokens",
+        "resend_count",
         "response",
-        "reused",
-        "sent",
-        "sink",
-        "splits_chunks",
-        "stream",
-        "tcp",
+        "response_body_bytes",
+        "response_body_parts",
+        "sent_at",
+        "tcp_connect_ns",
         "template",
         "timeline",
-        "tls",
-        "tries",
+        "tls_handshake_ns",
     )
 
     response_class: type[ResponseParser]
@@ -221,110 +237,115 @@ class ExchangeState:
         self,
         request: Request | None,
         head: bytes,
-        payload: bytes | memoryview,
-        due: int,
+        body: bytes | memoryview,
+        due_at: int,
         on_done: OnDone,
         timeline: EventTimeline,
         *,
-        stream: bool,
-        requested_output: int = 0,
+        is_stream_requested: bool,
+        requested_output_tokens: int = 0,
         keep_text: bool = False,
         keep_headers: bool = False,
-        sink: Callable[[str, str, int], None] | None = None,
-        on_first: Callable[[int], None] | None = None,
+        on_output: Callable[[str, str, int], None] | None = None,
+        on_first_output: Callable[[int], None] | None = None,
     ) -> None:
-        """Prepare a request that was not sent yet.
+        """Start an exchange whose request was not sent yet.
 
         Args:
-            request: The request, for the completion.
+            request: The request as the caller described it, for the completion.
             head: The head of the HTTP request.
-            payload: Its body.
-            due: The planned start of the request.
+            body: Its body.
+            due_at: The planned start of the request.
             on_done: A function called with the completion.
             timeline: The event timeline that gets the time of each output event.
-            stream: The response is requested as an event stream.
-            requested_output: The number of output tokens that the body requests, 0 if unknown.
-            keep_text: Keep the text of the response.
-            keep_headers: Keep its headers.
-            sink: A function called with (text, reasoning, timestamp) for each output event.
-            on_first: A function called with the time of the first output, before anything later
-                is processed.
+            is_stream_requested: The body asks for the response as an event stream.
+            requested_output_tokens: The number of output tokens that the body requests, or 0 if
+                unknown.
+            keep_text: Keep the text of the response for the completion.
+            keep_headers: Keep the headers of the response for the completion.
+            on_output: A function called with (text, reasoning, timestamp) for each output event.
+            on_first_output: A function called with the time of the first output, before anything
+                later is processed.
         """
+        # What is sent, and what the caller wants to know of the response.
         self.request = request
-        self.requested_output = requested_output
         self.head = head
-        self.payload = payload
-        self.due = due
-        self.on_done = on_done
-        self.timeline = timeline
-        self.stream = stream
+        self.body = body
+        self.due_at = due_at
+        self.is_stream_requested = is_stream_requested
+        self.requested_output_tokens = requested_output_tokens
         self.keep_text = keep_text
         self.keep_headers = keep_headers
-        self.sink = sink
-        self.on_first = on_first
+        self.timeline = timeline
+        self.on_output = on_output
+        self.on_first_output = on_first_output
+        self.on_done = on_done
+
+        # Connecting and sending, which the pool records.
         self.connection: object | None = None
-        self.is_reported = False
-        self.done = NEVER
-        self.failure: Failure | None = None
-        self.resent = 0
-        self.tries = 0
-        self.ready = NEVER
-        self.tcp = NEVER
-        self.tls = NEVER
-        self.deadline = 0
+        self.connect_attempts = 0
+        self.resend_count = 0
+        self.is_connection_reused = False
+        self.ready_at = NEVER
+        self.tcp_connect_ns = NEVER
+        self.tls_handshake_ns = NEVER
         self.bytes_sent = 0
         self.bytes_received = 0
-        self.reused = False
+        self.deadline = 0
+
+        # The end of the exchange.
+        self.done_at = NEVER
+        self.failure: Failure | None = None
+        self.is_reported = False
+
         self.reset_response()
 
     def reset_response(self) -> None:
-        """Reset what is known of the response, before the request is sent or sent again.
+        """Start with an empty response, before the request is sent or sent again."""
+        self.sent_at = NEVER
 
-        A response of which few tokens were requested has few events, so that its reader does not
-        learn a template of plain events. That would cost more than it saves.
-        """
-        self.sent = NEVER
-        self.first_byte = NEVER
-        self.client_lag = 0
-        self.kernel_stamp = False
-        self.progress = 0
-        self.may_batch = False
-        self.template: tuple[bytes, bytes] | None = None
-        self.at_chunk_start = False
-        self.incomplete_chunk = b""
-        self.splits_chunks = False
-        self.is_event_stream = False
+        # The parsers of the response, from the bytes to the meaning of its events.
         self.response = self.response_class()
         self.decoder = self.decoder_class()
-        expects_few_events = 0 < self.requested_output <= LAST_EVENTS
+        # The reader learns a template to recognise events that differ in their text alone. In a
+        # short response, learning it costs more than it saves.
+        expects_few_events = 0 < self.requested_output_tokens <= LAST_EVENTS
         self.reader = self.reader_class(
-            self.timeline, self.keep_text, self.sink, expects_few_events=expects_few_events
+            self.timeline, self.keep_text, self.on_output, expects_few_events=expects_few_events
         )
-        self.body_parts: list[bytes] = []
-        self.body_bytes = 0
 
-    def feed_reads(self, reads: Sequence[Read | Run]) -> bool:
+        # What has arrived.
+        self.is_event_stream = False
+        self.response_body_parts: list[bytes] = []
+        self.response_body_bytes = 0
+        self.head_received_at = NEVER
+        self.has_kernel_timestamp = False
+        self.last_event_read_at = 0
+        self.client_lag = 0
+
+        # How the next read may be treated.
+        self.can_batch_reads = False
+        self.template: tuple[bytes, bytes] | None = None
+        self.is_at_chunk_start = False
+        self.incomplete_chunk = b""
+        self.has_split_chunks = False
+
+    def feed_reads(self, reads: Sequence[Read | PlainRun]) -> bool:
         """Process reads in their order. Return True when the response is over.
 
-        While it goes on, update how the receiver may treat the next reads: `may_batch`, `template`
-        and `splits_chunks`. Reads may be batched after the first output, since nothing waits for
-        the rest, unless a `sink` wants every event at once. The reads end within a chunk only if
-        the server writes chunks in parts.
+        A `PlainRun` among them stands for reads of plain events only, which end no response.
         """
         for index, read in enumerate(reads):
-            if len(read) == FIELDS_OF_RUN:
-                self._feed_run(*read)
-            elif self._feed_read(*read):
+            if len(read) == PLAIN_RUN_FIELDS:
+                self._feed_plain_run(*read)
+                continue
+            is_over = self._feed_read(*read)
+            if is_over:
                 has_bytes_after_end = index + 1 < len(reads)
                 if has_bytes_after_end:
-                    self.response.reusable = False
+                    self.response.is_reusable = False
                 return True
-        has_first_output = self.reader.first_token != NEVER
-        is_chunked_stream = self.is_event_stream and self.response.chunked
-        self.may_batch = is_chunked_stream and has_first_output and self.sink is None
-        self.template = self.reader.template if self.at_chunk_start else None
-        if self.may_batch and not self.at_chunk_start:
-            self.splits_chunks = True
+        _update_batching(self)
         return False
 
     def _feed_read(
@@ -333,6 +354,23 @@ class ExchangeState:
         """Process one read, given by its fields. Return True when the response is over."""
         raise NotImplementedError
 
-    def _feed_run(self, arrivals: list[int | Bundle], size_bytes: int, read_at: int) -> None:
-        """Process consecutive reads of plain events, given by the fields of their `Run`."""
+    def _feed_plain_run(
+        self, arrivals: list[int | EventBatch], size_bytes: int, read_at: int
+    ) -> None:
+        """Process consecutive reads of plain events, given by the fields of their `PlainRun`."""
         raise NotImplementedError
+
+
+def _update_batching(exchange: ExchangeState) -> None:
+    """Note how the receiver may treat the next reads of a response that goes on.
+
+    Reads may be batched after the first output, because nothing waits for the rest, unless
+    `on_output` wants each event at once. If such reads end within a chunk, the server writes its
+    chunks in parts.
+    """
+    has_first_output = exchange.reader.first_token != NEVER
+    is_chunked_stream = exchange.is_event_stream and exchange.response.is_chunked
+    exchange.can_batch_reads = is_chunked_stream and has_first_output and exchange.on_output is None
+    exchange.template = exchange.reader.template if exchange.is_at_chunk_start else None
+    if exchange.can_batch_reads and not exchange.is_at_chunk_start:
+        exchange.has_split_chunks = True

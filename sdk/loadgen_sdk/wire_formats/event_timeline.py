@@ -26,26 +26,27 @@ class EventTimeline:
 
     Attributes:
         gaps: The time between each event and the previous one of its response.
-        instants: The timestamps of the events.
-        together: Plain events that came together with an earlier event, as pairs of its timestamp
-            and their number. Each has a gap of 0. They are not in `gaps` and `instants`.
-        errors: The uncertainties of timestamps, as pairs of an uncertainty and the number of events
-            that have it. Every other timestamp is exact.
+        timestamps: The timestamps of the events.
+        simultaneous_counts: How many plain events came together with an earlier event, as pairs of
+            its timestamp and their number. Each of them has a gap of 0. They are not in `gaps` and
+            `timestamps`.
+        uncertainties: By how much events may have arrived before their timestamp, as pairs of this
+            time and the number of events that have it. Every other timestamp is exact.
     """
 
-    __slots__ = ("errors", "gaps", "instants", "together")
+    __slots__ = ("uncertainties", "gaps", "timestamps", "simultaneous_counts")
 
     def __init__(self) -> None:
         """Start without events."""
         self.gaps: list[int] = []
-        self.instants: list[int] = []
-        self.together: list[tuple[int, int]] = []
-        self.errors: list[tuple[int, int]] = []
+        self.timestamps: list[int] = []
+        self.simultaneous_counts: list[tuple[int, int]] = []
+        self.uncertainties: list[tuple[int, int]] = []
 
-    def each_instant(self) -> list[int]:
+    def all_timestamps(self) -> list[int]:
         """Return the timestamp of every output event, in order."""
-        timestamps = [*self.instants]
-        for timestamp, count in self.together:
+        timestamps = [*self.timestamps]
+        for timestamp, count in self.simultaneous_counts:
             timestamps.extend([timestamp] * count)
         return sorted(timestamps)
 

@@ -8,11 +8,16 @@ from typing import TYPE_CHECKING
 from ..compiled import module
 
 if TYPE_CHECKING or module is None:
-    from .reference import DecoderState, ResponseReaderState, plain_run, token_count
+    from .reference import (
+        DecoderState,
+        ResponseReaderState,
+        count_leading_plain_events,
+        token_count,
+    )
 else:
     DecoderState = module.DecoderState
     ResponseReaderState = module.ResponseReaderState
-    plain_run = module.plain_run
+    count_leading_plain_events = module.count_leading_plain_events
     token_count = module.token_count
 
-__all__ = ["DecoderState", "ResponseReaderState", "plain_run", "token_count"]
+__all__ = ["DecoderState", "ResponseReaderState", "count_leading_plain_events", "token_count"]

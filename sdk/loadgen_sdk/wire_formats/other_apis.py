@@ -11,7 +11,7 @@ from .responses_events import is_response_event, read_response_event
 from .sse import NamedEvent
 
 
-def with_choices(
+def convert_to_chat_event(
     event: EventFields, payload: bytes | NamedEvent, decode: Callable[[bytes], Any]
 ) -> EventFields | None:
     """Return the event of another API as one with choices, or None if its API is not known.

@@ -32,17 +32,19 @@ class DecoderState:
     """The fields of a decoder of server-sent events (see `sse.SseDecoder`).
 
     Attributes:
-        started: The first event has begun, so that no byte order mark can come any more.
+        has_started: The first event has begun, so that no byte order mark can come any more.
     """
 
-    __slots__ = ("_after_cr", "_earlier", "_earlier_bytes", "_unparsed", "started")
+    __slots__ = ("_is_after_cr", "_earlier_reads", "_earlier_bytes", "_unparsed", "has_started")
 
     def __init__(self) -> None:
         self._unparsed = b""  # the newest bytes of an incomplete event
-        self._earlier: list[bytes] = []  # the reads before `_unparsed` with bytes of that event
-        self._earlier_bytes = 0  # the size of the reads in `_earlier`
-        self._after_cr = False  # the last byte was a CR, which an LF may follow
-        self.started = False
+        self._earlier_reads: list[
+            bytes
+        ] = []  # the reads before `_unparsed` with bytes of that event
+        self._earlier_bytes = 0  # the size of the reads in `_earlier_reads`
+        self._is_after_cr = False  # the last byte was a CR, which an LF may follow
+        self.has_started = False
 
 
 class ResponseReaderState:
@@ -59,29 +61,30 @@ class ResponseReaderState:
         end: The timestamp of the last output event or finish reason.
         output_events: How many events with output came.
         max_gap: The largest gap between consecutive output events, in ns.
-        max_gap_error: The uncertainty of `max_gap`, in ns.
-        stamp_error: The uncertainty of `first_token`, in ns.
+        max_gap_uncertainty: The uncertainty of `max_gap`, in ns.
+        first_token_uncertainty: The uncertainty of `first_token`, in ns.
         first_event_tokens: The output tokens of the first output event by the server's usage, or 0
             if that is not known.
-        unsure_at: The timestamp of the newest output event whose timestamp is uncertain. The last
-            output event is uncertain if this is also its timestamp (see `last_token_error`).
-        unsure_error: The uncertainty of the timestamp `unsure_at`, in ns.
-        unknown_outputs: How many events before the first known output had a text in a field of
-            the delta that is not known.
+        uncertain_timestamp: The newest timestamp of an output event that is uncertain. It says
+            something of the last output event only if it is that of this event
+            (see `last_token_uncertainty`).
+        timestamp_uncertainty: The uncertainty of `uncertain_timestamp`, in ns.
+        unknown_output_events: How many events before the first known output had a text in a field
+            of the delta that is not known.
         finish_reason: The finish reason, or "" if none came yet.
         error: The text of the first error event, or "".
-        malformed: What is wrong with the first event that cannot be parsed, or "".
+        parse_error: What is wrong with the first event that cannot be parsed, or "".
         remark: What is unusual about a response that is read all the same; "" for nothing.
         response_id: The id of the response, if the text is kept.
         usage_counts: The last usage with output tokens that came, or else the first usage.
-        pieces: The pieces of the text, or None if the text is not kept.
-        reasoning_pieces: The pieces of the reasoning, or None if the text is not kept.
+        text_pieces: The text_pieces of the text, or None if the text is not kept.
+        reasoning_pieces: The text_pieces of the reasoning, or None if the text is not kept.
         server_timing: The name of each format of the server's own timing with its value.
-        tool_deltas: The pieces of tool calls, if the text is kept.
+        tool_deltas: The text_pieces of tool calls, if the text is kept.
         template: The bytes before and after the text of a plain event, once one was learned.
         plain_events: How many events were recognised by a template.
-        learned: How many templates were learned, or NO_MORE_TEMPLATES.
-        sink: A function called with (text, reasoning, timestamp) for each output event.
+        learned_templates: How many templates were learned, or NO_MORE_TEMPLATES.
+        on_output: A function called with (text, reasoning, timestamp) for each output event.
     """
 
     __slots__ = (
@@ -93,25 +96,25 @@ class ResponseReaderState:
         "first_event_tokens",
         "first_token",
         "last_token",
-        "learned",
-        "malformed",
+        "learned_templates",
+        "parse_error",
         "max_gap",
-        "max_gap_error",
+        "max_gap_uncertainty",
         "output_events",
-        "pieces",
+        "text_pieces",
         "plain_events",
         "reasoning_pieces",
         "remark",
         "response_id",
         "server_timing",
-        "sink",
-        "stamp_error",
+        "on_output",
+        "first_token_uncertainty",
         "template",
         "timeline",
         "tool_deltas",
-        "unknown_outputs",
-        "unsure_at",
-        "unsure_error",
+        "unknown_output_events",
+        "uncertain_timestamp",
+        "timestamp_uncertainty",
         "usage_counts",
     )
 
@@ -119,7 +122,7 @@ class ResponseReaderState:
         self,
         timeline: EventTimeline,
         keep_text: bool = False,
-        sink: Callable[[str, str, int], None] | None = None,
+        on_output: Callable[[str, str, int], None] | None = None,
         *,
         expects_few_events: bool = False,
     ) -> None:
@@ -128,12 +131,12 @@ class ResponseReaderState:
         Args:
             timeline: The event timeline that gets the time of each output event.
             keep_text: Keep the text, the tool calls and the id of the response.
-            sink: A function called with (text, reasoning, timestamp) for each output event.
+            on_output: A function called with (text, reasoning, timestamp) for each output event.
             expects_few_events: So few events will come that learning a template costs more than it
                 saves.
         """
         self.timeline = timeline
-        self.sink = sink
+        self.on_output = on_output
         self.first_event = NEVER
         self.first_token = NEVER
         self.first_answer = NEVER
@@ -141,30 +144,30 @@ class ResponseReaderState:
         self.end = NEVER
         self.output_events = 0
         self.max_gap = 0
-        self.max_gap_error = 0
-        self.stamp_error = 0
+        self.max_gap_uncertainty = 0
+        self.first_token_uncertainty = 0
         self.first_event_tokens = 0
-        self.unsure_at = NEVER
-        self.unsure_error = 0
-        self.unknown_outputs = 0
+        self.uncertain_timestamp = NEVER
+        self.timestamp_uncertainty = 0
+        self.unknown_output_events = 0
         self.finish_reason = ""
         self.error = ""
-        self.malformed = ""
+        self.parse_error = ""
         self.remark = ""
         self.response_id = ""
         self.usage_counts: UsageFields | None = None
-        self.pieces: list[str] | None = [] if keep_text else None
+        self.text_pieces: list[str] | None = [] if keep_text else None
         self.reasoning_pieces: list[str] | None = [] if keep_text else None
         self.server_timing: dict[str, Any] | None = None
         self.tool_deltas: list[msgspec.Raw] = []
         self.template: tuple[bytes, bytes] | None = None
         self.plain_events = 0
-        self.learned = NO_MORE_TEMPLATES if expects_few_events else 0
+        self.learned_templates = NO_MORE_TEMPLATES if expects_few_events else 0
 
     @property
-    def last_token_error(self) -> int:
+    def last_token_uncertainty(self) -> int:
         """The uncertainty of the timestamp of the last output event, in ns."""
-        return self.unsure_error if self.unsure_at == self.last_token else 0
+        return self.timestamp_uncertainty if self.uncertain_timestamp == self.last_token else 0
 
 
 def is_plain_text(text: bytes) -> bool:
@@ -187,7 +190,7 @@ def is_plain_text(text: bytes) -> bool:
     return True
 
 
-def plain_run(
+def count_leading_plain_events(
     events: Sequence[EventOrCount], start: int, before: bytes, after: bytes
 ) -> tuple[int, int]:
     """Count the consecutive plain events from the index `start` on, up to the first other event.

@@ -33,9 +33,9 @@ from .event_fields import (
     unknown_text_field,
 )
 from .event_timeline import EventOrCount
-from .implementation import ResponseReaderState, plain_run
+from .implementation import ResponseReaderState, count_leading_plain_events
 from .lenient_decoding import decode_leniently, read_event
-from .other_apis import read_other_api, with_choices
+from .other_apis import convert_to_chat_event, read_other_api
 from .sse import NamedEvent
 from .tool_calls import join_tool_calls
 
@@ -105,7 +105,7 @@ class ResponseReader(ResponseReaderState):
         timestamp: int,
         uncertainty: int,
         *,
-        one_write: bool = False,
+        is_one_write: bool = False,
     ) -> None:
         """Process the events of a read of which some may have arrived earlier.
 
@@ -121,7 +121,7 @@ class ResponseReader(ResponseReaderState):
             certain: The events that arrived at `timestamp`. They follow the uncertain ones.
             timestamp: The timestamp of the read.
             uncertainty: How much earlier the uncertain events may have arrived, in ns.
-            one_write: All events came in one write of the server, so that they arrived together.
+            is_one_write: All events came in one write of the server, so that they arrived together.
                 The timeline and the largest gap are exact then.
         """
         outputs_before_read = self.output_events
@@ -133,18 +133,18 @@ class ResponseReader(ResponseReaderState):
             self.feed(certain, timestamp)
         certain_outputs = self.output_events - outputs_before_read - uncertain_outputs
         if certain_outputs:
-            self.unsure_at = NEVER  # the timestamp of the last output event is exact
+            self.uncertain_timestamp = NEVER  # the timestamp of the last output event is exact
         elif uncertain_outputs:
-            self.unsure_at = timestamp
-            self.unsure_error = uncertainty
+            self.uncertain_timestamp = timestamp
+            self.timestamp_uncertainty = uncertainty
             if self.finish_reason:
                 uncertain_outputs -= 1
-                self.unsure_error = self._uncertainty_before_end(timestamp, uncertainty)
-        if uncertain_outputs and not one_write:
-            self.timeline.errors.append((uncertainty, uncertain_outputs))
-        gaps_are_exact = one_write or not uncertain_outputs
+                self.timestamp_uncertainty = self._uncertainty_before_end(timestamp, uncertainty)
+        if uncertain_outputs and not is_one_write:
+            self.timeline.uncertainties.append((uncertainty, uncertain_outputs))
+        gaps_are_exact = is_one_write or not uncertain_outputs
         if gaps_are_exact and self.max_gap > max_gap_before_read:
-            self.max_gap_error = 0
+            self.max_gap_uncertainty = 0
 
     def feed(self, events: Sequence[EventOrCount], timestamp: int, uncertainty: int = 0) -> None:
         """Process events that came at `timestamp`, or earlier by at most `uncertainty` ns.
@@ -156,7 +156,9 @@ class ResponseReader(ResponseReaderState):
         position = 0
         while position < len(events):
             if self.template is not None:
-                plain_items, plain_events = plain_run(events, position, *self.template)
+                plain_items, plain_events = count_leading_plain_events(
+                    events, position, *self.template
+                )
                 if plain_items:
                     self.count_plain_events(plain_events, timestamp, uncertainty)
                     position += plain_items
@@ -179,11 +181,11 @@ class ResponseReader(ResponseReaderState):
         gap = timestamp - self.last_token
         if gap > self.max_gap:
             self.max_gap = gap
-            self.max_gap_error = uncertainty
+            self.max_gap_uncertainty = uncertainty
         self.timeline.gaps.append(gap)
-        self.timeline.instants.append(timestamp)
+        self.timeline.timestamps.append(timestamp)
         if count > 1:  # the events after the first one have a gap of 0
-            self.timeline.together.append((timestamp, count - 1))
+            self.timeline.simultaneous_counts.append((timestamp, count - 1))
         self.output_events += count
         self.plain_events += count
         self.last_token = timestamp
@@ -200,9 +202,9 @@ class ResponseReader(ResponseReaderState):
         longest_gap = max(gaps)
         if longest_gap > self.max_gap:
             self.max_gap = longest_gap
-            self.max_gap_error = 0
+            self.max_gap_uncertainty = 0
         self.timeline.gaps.extend(gaps)
-        self.timeline.instants.extend(timestamps)
+        self.timeline.timestamps.extend(timestamps)
         self.output_events += len(timestamps)
         self.plain_events += len(timestamps)
         self.last_token = timestamps[-1]
@@ -217,7 +219,7 @@ class ResponseReader(ResponseReaderState):
         return self.usage_counts.usage() if self.usage_counts is not None else Usage()
 
     @property
-    def usage_is_absurd(self) -> bool:
+    def has_impossible_usage(self) -> bool:
         """Whether the server sent a number of output tokens that no response can have.
 
         Such a number is negative, has a fraction, or needs more than 31 bits.
@@ -231,36 +233,41 @@ class ResponseReader(ResponseReaderState):
         return sent_tokens is not None and counts.output() is None
 
     @property
-    def output_is_hidden(self) -> bool:
+    def has_hidden_output(self) -> bool:
         """Whether output of several tokens came in fields that are not known.
 
         The usage shows it too: it counts several output tokens, but no event had any. A single
         token is no sign of it, because that may be the end-of-sequence token, which has no text.
         """
-        if self.unknown_outputs >= UNKNOWN_OUTPUTS:
+        if self.unknown_output_events >= UNKNOWN_OUTPUTS:
             return True
         output_tokens = self.usage().output or 0
         return not self.output_events and output_tokens > 1
 
-    def judge(self, framing_ended: bool, until_close: bool, streamed: bool) -> Failure | None:
-        """Return the failure of the request, or None if it is ok (metrics.md has the rules).
+    def find_failure(
+        self, is_framing_complete: bool, ends_with_connection: bool, is_stream: bool
+    ) -> Failure | None:
+        """Return the failure of a response that has ended, or None if the request is ok.
 
-        If several rules apply, the first one is the cause: an error event explains why the body
-        ended early, and an early end explains why the last event cannot be parsed.
+        The rules are those of metrics.md. If several apply, the first one is the cause: an error
+        event explains why the body ended early, and an early end explains why the last event cannot
+        be parsed. The last rules are those of `_finish_failure`.
 
         Args:
-            framing_ended: The body ended as its HTTP framing announced.
-            until_close: The framing announced no end, so that the body ended with the connection.
-                It cannot be told from a broken connection unless there is a finish reason.
-            streamed: The response is an event stream.
+            is_framing_complete: The body ended as its HTTP framing announced.
+            ends_with_connection: The framing announced no end, so that the body ended with the
+                connection. For a stream of events, only a finish reason tells this from a broken
+                connection.
+            is_stream: The response is a stream of events.
         """
+        is_end_doubtful = ends_with_connection and is_stream and not self.finish_reason
         if self.error:
             return Failure("error_event", self.error[:ERROR_TEXT_CHARS])
-        if not framing_ended or (until_close and streamed and not self.finish_reason):
+        if not is_framing_complete or is_end_doubtful:
             text = f"the body ended early, after {self.output_events} output events"
             return Failure("truncated", text)
-        if self.malformed:
-            return Failure("malformed", self.malformed[:ERROR_TEXT_CHARS])
+        if self.parse_error:
+            return Failure("malformed", self.parse_error[:ERROR_TEXT_CHARS])
         if self.first_event == NEVER:
             return Failure("empty", "an answer without a single event")
         return self._finish_failure()
@@ -299,17 +306,17 @@ class ResponseReader(ResponseReaderState):
         try:
             # A NamedEvent raises TypeError, which is cheaper than a test of each event.
             event: EventFields | None = decode_event(payload)  # type: ignore[arg-type]
-            can_be_template = self.pieces is None and self.sink is None
+            can_be_template = self.text_pieces is None and self.on_output is None
         except (*NOT_JSON, TypeError):
             event = self._read_unusual_event(payload)
         if event is None:
             return
         if event.choices is None:
-            event_with_choices = with_choices(event, payload, self._decode_leniently)
+            event_with_choices = convert_to_chat_event(event, payload, self._decode_leniently)
             if event_with_choices is not None:
                 event = event_with_choices
                 can_be_template = False
-        if self.pieces is not None and not self.response_id:
+        if self.text_pieces is not None and not self.response_id:
             self.response_id = id_of(payload)
         if event.choices:
             has_output = self._feed_choices(event.choices, payload, timestamp, uncertainty)
@@ -348,8 +355,8 @@ class ResponseReader(ResponseReaderState):
                 has_output = True
         if has_output:
             self._count_output_event(timestamp, uncertainty)
-            if self.sink is not None:
-                _pass_on_texts(self.sink, choices, timestamp)
+            if self.on_output is not None:
+                _pass_on_texts(self.on_output, choices, timestamp)
         elif self.last_token == NEVER:
             self._count_unknown_output(payload)
         return has_output
@@ -365,8 +372,8 @@ class ResponseReader(ResponseReaderState):
         output_kind: _OutputKind | None = "answer"
         if not text:
             output_kind = self._read_output_without_text(choice, delta)
-        elif self.pieces is not None:
-            self.pieces.append(text)
+        elif self.text_pieces is not None:
+            self.text_pieces.append(text)
             if delta is not None and is_set(delta.tool_calls):
                 self.tool_deltas.append(delta.tool_calls)
         if output_kind == "answer" and self.first_answer == NEVER:
@@ -391,7 +398,7 @@ class ResponseReader(ResponseReaderState):
                 return "reasoning"
             for call in (delta.tool_calls, delta.function_call):
                 if call is not ABSENT and bytes(call) not in EMPTY:
-                    if self.pieces is not None:
+                    if self.text_pieces is not None:
                         self.tool_deltas.append(call)
                     return "answer"
             if delta.refusal or delta.token_ids:
@@ -417,14 +424,14 @@ class ResponseReader(ResponseReaderState):
         """
         if self.last_token == NEVER:
             self.first_token = timestamp
-            self.stamp_error = uncertainty
+            self.first_token_uncertainty = uncertainty
         else:
             gap = timestamp - self.last_token
             self.timeline.gaps.append(gap)
             if gap > self.max_gap:
                 self.max_gap = gap
-                self.max_gap_error = uncertainty
-        self.timeline.instants.append(timestamp)
+                self.max_gap_uncertainty = uncertainty
+        self.timeline.timestamps.append(timestamp)
         self.output_events += 1
         self.last_token = timestamp
         self.end = timestamp
@@ -434,13 +441,13 @@ class ResponseReader(ResponseReaderState):
 
         A server that streams its reasoning under a name that is not known here sends such events
         before the first known output. If there are UNKNOWN_OUTPUTS of them, the time of the first
-        token is not known (`output_is_hidden`), and the remark of the response names the field.
+        token is not known (`has_hidden_output`), and the remark of the response names the field.
         """
         field_name = unknown_text_field(_data_of(payload))
         if not field_name:
             return
-        self.unknown_outputs += 1
-        if self.unknown_outputs == UNKNOWN_OUTPUTS:
+        self.unknown_output_events += 1
+        if self.unknown_output_events == UNKNOWN_OUTPUTS:
             self.remark = HIDDEN_OUTPUT.format(field_name[:_MAX_FIELD_NAME_CHARS])
 
     def _may_learn_template(self) -> bool:
@@ -450,7 +457,7 @@ class ResponseReader(ResponseReaderState):
         usage, so that learning costs more than it saves.
         """
         earned_templates = self.plain_events // _EVENTS_PER_TEMPLATE
-        return self.learned <= _FREE_TEMPLATES + earned_templates
+        return self.learned_templates <= _FREE_TEMPLATES + earned_templates
 
     def _learn_template(self, event: EventFields, payload: bytes) -> None:
         """Make the template of plain events from an event that was decoded.
@@ -469,7 +476,7 @@ class ResponseReader(ResponseReaderState):
         string_start = payload.find(json_string)
         is_in_payload_once = string_start >= 0 and payload.rfind(json_string) == string_start
         if is_in_payload_once:
-            self.learned += 1
+            self.learned_templates += 1
             text_start = string_start + len(b'"')
             text_end = string_start + len(json_string) - len(b'"')
             self.template = payload[:text_start], payload[text_end:]
@@ -515,9 +522,9 @@ class ResponseReader(ResponseReaderState):
             value = self._decode_leniently(json_text)
         except NOT_JSON:
             # Named events are extensions of a server, which need not be JSON.
-            if not isinstance(payload, NamedEvent) and not self.malformed:
+            if not isinstance(payload, NamedEvent) and not self.parse_error:
                 shown_text = json_text[:_MAX_SHOWN_EVENT_BYTES]
-                self.malformed = f"an event that is not JSON: {shown_text!r}"
+                self.parse_error = f"an event that is not JSON: {shown_text!r}"
             return None
         if not isinstance(value, dict):
             return None
@@ -613,16 +620,16 @@ def _with_prompt_counts(counts: UsageFields, earlier: UsageFields) -> UsageField
 
 
 def _pass_on_texts(
-    sink: Callable[[str, str, int], None], choices: list[ChoiceFields], timestamp: int
+    on_output: Callable[[str, str, int], None], choices: list[ChoiceFields], timestamp: int
 ) -> None:
     """Pass the text and the reasoning of each choice on to an application.
 
-    `sink` is called with (text, reasoning, timestamp). A missing text is passed as "".
+    `on_output` is called with (text, reasoning, timestamp). A missing text is passed as "".
     """
     for choice in choices:
         delta = choice.delta or choice.message
         if delta is None:
-            sink(choice.text or "", "", timestamp)
+            on_output(choice.text or "", "", timestamp)
         else:
             reasoning = delta.reasoning_content or delta.reasoning or ""
-            sink(delta.content or "", reasoning, timestamp)
+            on_output(delta.content or "", reasoning, timestamp)

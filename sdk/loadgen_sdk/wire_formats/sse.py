@@ -66,7 +66,7 @@ class SseDecoder(DecoderState):
     @property
     def between_events(self) -> bool:
         """Whether the next byte is the first one of an event or of a comment."""
-        return not self._unparsed and not self._after_cr
+        return not self._unparsed and not self._is_after_cr
 
     def feed(self, data: bytes) -> list[bytes | NamedEvent]:
         """Decode the next bytes and return the events that they complete.
@@ -86,16 +86,16 @@ class SseDecoder(DecoderState):
             if self._event_stays_incomplete(data):
                 self._add_to_incomplete_event(data)
                 return []
-            data = b"".join((*self._earlier, self._unparsed, data))
-            self._earlier.clear()
+            data = b"".join((*self._earlier_reads, self._unparsed, data))
+            self._earlier_reads.clear()
             self._earlier_bytes = 0
-        if not self.started:
+        if not self.has_started:
             # A body may begin with a byte order mark, of which only a part may have come so far.
             is_incomplete_mark = data != _BYTE_ORDER_MARK and _BYTE_ORDER_MARK.startswith(data)
             if is_incomplete_mark:
                 self._unparsed = data
                 return []
-            self.started = True
+            self.has_started = True
             data = data.removeprefix(_BYTE_ORDER_MARK)
         return self._decode_complete_blocks(data)
 
@@ -104,11 +104,11 @@ class SseDecoder(DecoderState):
 
         The grammar drops such an event, but some servers send their last one so.
         """
-        if not self._unparsed and not self._earlier:
+        if not self._unparsed and not self._earlier_reads:
             return []
-        block = b"".join((*self._earlier, self._unparsed))
+        block = b"".join((*self._earlier_reads, self._unparsed))
         self._unparsed = b""
-        self._earlier.clear()
+        self._earlier_reads.clear()
         return _parse_block(block)
 
     def _is_single_usual_event(self, data: bytes) -> bool:
@@ -116,7 +116,7 @@ class SseDecoder(DecoderState):
 
         Nothing may be left from the read before it, and the line must not be empty or contain CR.
         """
-        is_at_event_start = self.started and not self._unparsed and not self._after_cr
+        is_at_event_start = self.has_started and not self._unparsed and not self._is_after_cr
         line_bytes = len(data) - len(_END_OF_EVENT)
         return (
             is_at_event_start
@@ -135,11 +135,11 @@ class SseDecoder(DecoderState):
         """
         if not data:
             return data
-        if self._after_cr:
-            self._after_cr = False
+        if self._is_after_cr:
+            self._is_after_cr = False
             data = data.removeprefix(b"\n")
         if b"\r" in data:
-            self._after_cr = data.endswith(b"\r")
+            self._is_after_cr = data.endswith(b"\r")
             data = data.replace(b"\r\n", b"\n").replace(b"\r", b"\n")
         return data
 
@@ -149,7 +149,7 @@ class SseDecoder(DecoderState):
         The blank line that ends an event may be split between the earlier bytes and `data`.
         """
         completes_blank_line = data.startswith(b"\n") and self._unparsed.endswith(b"\n")
-        return self.started and _END_OF_EVENT not in data and not completes_blank_line
+        return self.has_started and _END_OF_EVENT not in data and not completes_blank_line
 
     def _add_to_incomplete_event(self, data: bytes) -> None:
         """Store one more read of an incomplete event, without copying the earlier reads.
@@ -157,7 +157,7 @@ class SseDecoder(DecoderState):
         Raises:
             EventTooLargeError: The event is larger than MAX_EVENT_BYTES.
         """
-        self._earlier.append(self._unparsed)
+        self._earlier_reads.append(self._unparsed)
         self._earlier_bytes += len(self._unparsed)
         self._unparsed = data
         if self._earlier_bytes + len(data) > MAX_EVENT_BYTES:
