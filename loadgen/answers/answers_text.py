@@ -188,7 +188,7 @@ def _score_bars(group: ScoredGroup) -> Bars:
         if score.metric not in TOKEN_COUNTS:
             bar = _percent_bar(score.mean, score.low, score.high, NEUTRAL_COLOR)
             rows.append(Bar(NAMES[score.metric], _format_score(score), *bar))
-    return Bars(rows=rows, low=0.0, unit=" %")
+    return Bars(rows=rows, included_value=0.0, unit=" %")
 
 
 def _ratio_bars(group: ScoredGroup, result: AnswersResult) -> Bars:
@@ -205,7 +205,9 @@ def _ratio_bars(group: ScoredGroup, result: AnswersResult) -> Bars:
     if result.allowed_loss is not None:
         line = 100 * (1 - result.allowed_loss)
         title += f" (dotted line: the limit of {line:g} %)"
-    return Bars(rows=rows, title=title if rows else "", low=0.0, line=line, unit=" %")
+    return Bars(
+        rows=rows, title=title if rows else "", included_value=0.0, marked_value=line, unit=" %"
+    )
 
 
 class _PercentBar(NamedTuple):

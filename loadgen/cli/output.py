@@ -151,9 +151,9 @@ def find_foreign_pages(folder: Path) -> list[str]:
     Our pages begin with a content security policy, which limits what a browser runs. Other pages
     may contain scripts of the author of the folder.
     """
-    from loadgen.render.page import head
+    from loadgen.render.page import build_page_head
 
-    page_head = head().encode()
+    page_head = build_page_head().encode()
     return [
         file.relative_to(folder).as_posix()
         for file in sorted(folder.rglob("*"))

@@ -322,10 +322,10 @@ def _build_change_bars(differences: Sequence[Difference]) -> Iterator[Bars]:
     suffix = "change with confidence interval"
     if relative_bars:
         title = f"Latencies and rates: {suffix}"
-        yield Bars(rows=relative_bars, title=title, unit=" %", line=0.0)
+        yield Bars(rows=relative_bars, title=title, unit=" %", marked_value=0.0)
     if fraction_bars:
         title = f"Percentages: {suffix}"
-        yield Bars(rows=fraction_bars, title=title, unit=" points", line=0.0)
+        yield Bars(rows=fraction_bars, title=title, unit=" points", marked_value=0.0)
 
 
 def _build_change_bar(difference: Difference, change: float) -> Bar:

@@ -161,7 +161,7 @@ def usage_section(validation: Validation, contract: Contract) -> Section:
         )
     return section(
         "Use of each limit",
-        Bars(rows=bars, unit=" % of the limit", line=100.0, low=MAX_SHOWN_USAGE),
+        Bars(rows=bars, unit=" % of the limit", marked_value=100.0, included_value=MAX_SHOWN_USAGE),
         Paragraph(legend, "soft"),
         page_only=True,
         id="used",
@@ -297,7 +297,7 @@ def _timeline_section(summaries: Mapping[str, Summary]) -> Section:
     links = [(name, f"{quote(name)}/summary.json") for name in summaries]
     return section(
         "Runs",
-        Bars(rows=bars, low=0.0, number=format.duration),
+        Bars(rows=bars, included_value=0.0, format_value=format.duration),
         Links("Summary of each run", links),
         page_only=True,
     )

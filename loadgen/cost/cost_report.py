@@ -192,7 +192,7 @@ def _cost_bars(comparison: CostComparison) -> Bars:
             used_parts.update(cost.parts)
             bars.append(_cost_bar(name, cost, count))
     legend = {PART_NAMES[part]: COLORS[part] for part in PARTS if part in used_parts}
-    return Bars(rows=bars, low=0.0, legend=legend)
+    return Bars(rows=bars, included_value=0.0, legend=legend)
 
 
 def _cost_bar(name: str, cost: UnitCost, count: int) -> Bar:
@@ -242,7 +242,7 @@ def _sensitivity_bars(result: PricedResult, comparison: CostComparison) -> Bars:
             )
         )
     total = cost.total * count
-    return Bars(rows=bars, title=f"{result.name}: {format_money(total)}", line=float(total))
+    return Bars(rows=bars, title=f"{result.name}: {format_money(total)}", marked_value=float(total))
 
 
 def _break_even_chart(break_even: BreakEven, comparison: CostComparison) -> Chart:

@@ -255,13 +255,16 @@ def _build_comparison_section(sizing: Sizing) -> Section:
     directly comparable.
     """
     machine_bars = Bars(
-        rows=_build_machine_bars(sizing), title="Machines", number=_format_whole, legend=LEGEND
+        rows=_build_machine_bars(sizing),
+        title="Machines",
+        format_value=_format_whole,
+        legend=LEGEND,
     )
     cost_bars = Bars(
         rows=list(_build_cost_bars(sizing)),
         title=f"{sizing.currency} per month",
-        low=0.0,
-        number=_format_whole,
+        included_value=0.0,
+        format_value=_format_whole,
         legend=LEGEND,
     )
     owned: list[str] = []

@@ -261,8 +261,8 @@ def _limits_section(result: MlperfResult) -> Section:
     bars = Bars(
         rows=list(_limit_bars(result)),
         unit=" %",
-        line=100.0,
-        low=0.0,
+        marked_value=100.0,
+        included_value=0.0,
         title="Measured p99 in % of the limit",
     )
     checker = Paragraph(f"{checker_text(result)}.", "soft")

@@ -46,7 +46,10 @@ def render(report: Report) -> str:
 
 
 def add_sections(page: Page, sections: Iterable[Section | PageSectionFactory]) -> None:
-    """Append sections to a page."""
+    """Append sections to a page, each with its heading, or folded below a label.
+
+    Pages that are no reports, such as the list of results in the browser, use this, too.
+    """
     for section in _sections_to_show(sections):
         if section.folded:
             with page.folded_block(section.heading or section.fold_label, id=section.id):
@@ -153,7 +156,13 @@ def _(part: Tiles, page: Page) -> None:
 def _(part: Bars, page: Page) -> None:
     if part.title:
         page.add_heading(part.title, is_subsection=True)
-    page.add_bars(part.rows, unit=part.unit, line=part.line, low=part.low, number=part.number)
+    page.add_bars(
+        part.rows,
+        unit=part.unit,
+        marked_value=part.marked_value,
+        included_value=part.included_value,
+        format_value=part.format_value,
+    )
     if part.legend:
         page.add_legend(part.legend)
 

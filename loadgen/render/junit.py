@@ -48,6 +48,7 @@ def render(suite: str, cases: Sequence[JUnitCase]) -> str:
 
 
 def _count_attributes(cases: Sequence[JUnitCase]) -> dict[str, str]:
+    """Return the XML attributes with the number of cases and of each outcome that is not passed."""
     outcomes = Counter(case.outcome for case in cases)
     return {
         "tests": str(len(cases)),
@@ -58,6 +59,11 @@ def _count_attributes(cases: Sequence[JUnitCase]) -> dict[str, str]:
 
 
 def _append_case(suite_element: ElementTree.Element, case: JUnitCase) -> None:
+    """Append a test case to its suite.
+
+    A case that did not pass contains an element for its outcome, whose message is the first line of
+    the text. The text of a passed case counts as its output.
+    """
     attributes = {
         "classname": _without_illegal_characters(case.group),
         "name": _without_illegal_characters(case.name),

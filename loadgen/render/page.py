@@ -190,7 +190,7 @@ class Page:
     def add_heading(self, title: str, *, is_subsection: bool = False, id: str = "") -> None:
         """Append the heading of a section or subsection."""
         level = "h3" if is_subsection else "h2"
-        self.add_html(f"<{level}{_id_attribute(id)}>{escape(title)}</{level}>")
+        self.add_html(f"<{level}{_format_id_attribute(id)}>{escape(title)}</{level}>")
 
     def add_paragraph(self, text: str, css_classes: str = "") -> None:
         """Append a paragraph with classes of `page.css`, like "soft" or "sentence good"."""
@@ -211,12 +211,12 @@ class Page:
 
     def add_tiles(self, tiles: Sequence[Tile]) -> None:
         """Append headline numbers, each in a card."""
-        cards = [_tile_html(tile) for tile in tiles]
+        cards = [_render_tile(tile) for tile in tiles]
         self.add_html(f'<dl class="five">{"".join(cards)}</dl>')
 
     def add_facts(self, facts: Iterable[tuple[str, str]]) -> None:
         """Append short facts by name. Facts with an empty text are left out."""
-        items = [_fact_html(name, text) for name, text in facts if text]
+        items = [_render_fact(name, text) for name, text in facts if text]
         self.add_html(f'<dl class="facts">{"".join(items)}</dl>')
 
     def add_table(
@@ -228,6 +228,9 @@ class Page:
     ) -> None:
         """Append a table of plain-text cells, or nothing if there are no rows.
 
+        On a phone, `page.css` shows each row of a table with many columns as a card, in which every
+        cell has the name of its column beside it.
+
         Args:
             head: The name of each column.
             rows: The cells of each row.
@@ -236,17 +239,24 @@ class Page:
         """
         if not rows:
             return
-        becomes_cards = kind != "prose" and len(head) > MAX_PHONE_COLUMNS
-        cell_attributes = [f' data-head="{escape(name)}"' if becomes_cards else "" for name in head]
+        is_card_table = kind != "prose" and len(head) > MAX_PHONE_COLUMNS
+        if is_card_table:
+            cell_attributes = [f' data-head="{escape(name)}"' for name in head]
+        else:
+            cell_attributes = [""] * len(head)
+
         row_ids = ids or [""] * len(rows)
-        body = "".join(
-            f"<tr{_id_attribute(id)}>{''.join(map(_cell_html, row, cell_attributes))}</tr>"
-            for id, row in zip(row_ids, rows, strict=True)
-        )
-        if kind:
-            body = _NUMBER_AND_UNIT.sub("\\1\u00a0\\2", body)
+        row_blocks = []
+        for row_id, row in zip(row_ids, rows, strict=True):
+            cells = "".join(map(_render_cell, row, cell_attributes))
+            row_blocks.append(f"<tr{_format_id_attribute(row_id)}>{cells}</tr>")
+        body = "".join(row_blocks)
+        can_wrap = kind != ""
+        if can_wrap:
+            body = _NUMBER_AND_UNIT.sub("\\1\u00a0\\2", body)  # a no-break space
+
         head_cells = "".join(f"<th>{escape(name)}</th>" for name in head)
-        css_classes = f"{kind} wide" if becomes_cards else kind
+        css_classes = f"{kind} wide" if is_card_table else kind
         self.add_html(
             f'<div class="scroll"><table class="{css_classes}"><thead><tr>{head_cells}</tr></thead>'
             f"<tbody>{body}</tbody></table></div>"
@@ -261,7 +271,7 @@ class Page:
     @contextmanager
     def folded_block(self, label: str, *, id: str = "") -> Iterator[None]:
         """Hide what the `with` block appends until the reader clicks on the label."""
-        self.add_html(f"<details{_id_attribute(id)}><summary>{escape(label)}</summary>")
+        self.add_html(f"<details{_format_id_attribute(id)}><summary>{escape(label)}</summary>")
         yield
         self.add_html("</details>")
 
@@ -270,30 +280,31 @@ class Page:
         bars: Sequence[Bar],
         *,
         unit: str = "",
-        line: float | None = None,
-        low: float | None = None,
-        number: Callable[[float], str] = format.quantity,
+        marked_value: float | None = None,
+        included_value: float | None = None,
+        format_value: Callable[[float], str] = format.quantity,
     ) -> None:
-        """Append horizontal bars on one scale that covers all of them.
+        """Append horizontal bars on one scale, whose ends are written below them.
 
-        They are HTML, not a chart of the script, so that long names and values wrap.
+        They are HTML, not a chart that the script draws, so that long names and values wrap.
 
         Args:
             bars: The bars.
             unit: The unit of the scale.
-            line: A value that is marked in every row, for example a limit.
-            low: A value that the scale has to include, usually 0.
-            number: Formats the ends of the scale.
+            marked_value: A value that a line marks in every row, for example a limit.
+            included_value: A value that the scale includes although no bar reaches it, usually 0.
+            format_value: Formats the ends of the scale.
         """
         if not bars:
             return
-        scale = _BarScale.covering(bars, [value for value in (line, low) if value is not None])
+        extra_values = [value for value in (marked_value, included_value) if value is not None]
+        scale = _BarScale.covering(bars, extra_values)
         self.add_html('<div class="bars">')
         for bar in bars:
-            self.add_html(_bar_html(bar, scale, line))
-        least = f"<em>{escape(number(scale.low))}</em>"
-        most = f"<em>{escape(number(scale.high) + unit)}</em>"
-        self.add_html(f"<div><span></span><div>{least}{most}</div><span></span></div></div>")
+            self.add_html(_render_bar(bar, scale, marked_value))
+        low_end = f"<em>{escape(format_value(scale.low))}</em>"
+        high_end = f"<em>{escape(format_value(scale.high) + unit)}</em>"
+        self.add_html(f"<div><span></span><div>{low_end}{high_end}</div><span></span></div></div>")
 
     def add_legend(self, colors: Mapping[str, str]) -> None:
         """Append what the colors of bars mean: the color of each meaning."""
@@ -305,64 +316,69 @@ class Page:
 
     def add_charts(self, charts: Iterable[Chart]) -> None:
         """Append charts, side by side where the page is wide enough."""
-        figure_blocks = [self._figure_html(chart) for chart in charts]
+        figure_blocks = [self._render_figure(chart) for chart in charts]
         if figure_blocks:
             self.add_html('<div class="charts">', *figure_blocks, "</div>")
 
-    def _figure_html(self, chart: Chart) -> str:
-        """Return the place of a chart. The script draws the chart from the data in the page."""
+    def _render_figure(self, chart: Chart) -> str:
+        """Return an empty figure with a title, and keep the chart for the data of the page.
+
+        When a browser opens the page, `page.js` draws the chart into the figure. `data-chart` is
+        the index of the chart in the data.
+        """
         css_class = ' class="wide"' if chart.wide else ""
         note = f"<p>{escape(chart.note)}</p>" if chart.note else ""
-        number = len(self._charts)
+        chart_index = len(self._charts)
         self._charts.append(chart)
         return (
-            f'<figure{css_class} data-chart="{number}">'
+            f'<figure{css_class} data-chart="{chart_index}">'
             f"<figcaption>{escape(chart.title)}</figcaption>{note}</figure>"
         )
 
     def render(self) -> str:
-        """Return the text of the whole HTML file."""
+        """Return the text of the whole HTML file, with its style sheet, script and chart data."""
+        # Without this, "</script>" in a name would end the element with the data.
         data = msgspec.json.encode(self._charts).decode().replace("<", "\\u003c")
         blocks = "\n".join(self._blocks)
         return (
-            f'{head()}<meta name="viewport" content="width=device-width, initial-scale=1">'
+            f'{build_page_head()}<meta name="viewport" content="width=device-width, initial-scale=1">'
             f'<link rel="icon" href="data:,">'
-            f"<title>{escape(self._title)}</title>\n<style>{asset('page.css')}</style></head>\n"
+            f"<title>{escape(self._title)}</title>\n<style>{read_asset('page.css')}</style></head>\n"
             f'<body><main>\n<div class="top"><span>{escape(self._generated_by)}</span>'
             '<div><a href="#glossary">glossary</a>'
             '<button id="print" type="button">print or PDF</button>'
             '<button id="theme" type="button">theme: auto</button></div></div>\n'
-            f"{blocks}{_glossary_html()}\n"
+            f"{blocks}{_render_glossary()}\n"
             "<noscript><p>The charts need JavaScript, which is in this file. The tables do not.</p>"
             "</noscript></main>\n"
             f'<script type="application/json" id="charts">{data}</script>\n'
-            f"<script>{asset('page.js')}</script></body></html>\n"
+            f"<script>{read_asset('page.js')}</script></body></html>\n"
         )
 
 
 @cache
-def policy() -> str:
+def build_security_policy() -> str:
     """Return the content security policy of every page.
 
     The browser loads nothing from outside the file and runs only the script `page.js`.
     """
-    script = base64.b64encode(hashlib.sha256(asset("page.js").encode()).digest()).decode()
+    script = base64.b64encode(hashlib.sha256(read_asset("page.js").encode()).digest()).decode()
     return (
         f"default-src 'none'; style-src 'unsafe-inline'; script-src 'sha256-{script}'; "
         "img-src data:; form-action 'self'; base-uri 'none'"
     )
 
 
-def head() -> str:
+def build_page_head() -> str:
     """Return the beginning of every page, with its content security policy."""
     return (
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
-        f'<meta http-equiv="Content-Security-Policy" content="{policy()}">'
+        f'<meta http-equiv="Content-Security-Policy" content="{build_security_policy()}">'
     )
 
 
 @cache
-def asset(name: str) -> str:
+def read_asset(name: str) -> str:
     """Return the text of a file in this folder: `page.css` or `page.js`."""
     return Path(__file__).with_name(name).read_text("utf-8")
 
@@ -387,7 +403,7 @@ VERDICT_KINDS = {word: kind for kind, group in _VERDICT_WORDS.items() for word i
 """The color of a cell that begins with a verdict."""
 
 
-def verdict_word(cell: str) -> str:
+def extract_verdict(cell: str) -> str:
     """Return the beginning of a cell, where its verdict stands if it has one: `met` of `met: 3`."""
     return re.split("[:,(]", cell)[0].strip()
 
@@ -423,9 +439,10 @@ class _BarScale(NamedTuple):
         return f"left:{left:.2f}%;width:{width:.2f}%"
 
 
-def _bar_html(bar: Bar, scale: _BarScale, line: float | None) -> str:
-    """Return a bar with its segments (<i>), its interval (<b>) and the line of the limit (<u>).
+def _render_bar(bar: Bar, scale: _BarScale, marked_value: float | None) -> str:
+    """Return the row of a bar: its name, the bar and its text.
 
+    The segments are <i> elements, the interval is a <b>, and the line at the marked value is a <u>.
     `page.css` draws these elements as boxes at the position that their style gives.
     """
     marks = [
@@ -435,14 +452,14 @@ def _bar_html(bar: Bar, scale: _BarScale, line: float | None) -> str:
     ]
     if bar.whisker is not None:
         marks.append(f'<b style="{scale.css_span(*bar.whisker)}"></b>')
-    if line is not None:
-        marks.append(f'<u style="{scale.css_span(line, line)}"></u>')
+    if marked_value is not None:
+        marks.append(f'<u style="{scale.css_span(marked_value, marked_value)}"></u>')
     name = f"<span>{escape(bar.name)}</span>"
     text = f"<span>{escape(bar.text)}</span>"
     return f"<div>{name}<div>{''.join(marks)}</div>{text}</div>"
 
 
-def _tile_html(tile: Tile) -> str:
+def _render_tile(tile: Tile) -> str:
     """Return the card of a headline number. A number that does not exist is shown without unit."""
     unit = "" if tile.value == format.NONE else tile.unit
     return (
@@ -452,16 +469,20 @@ def _tile_html(tile: Tile) -> str:
     )
 
 
-def _fact_html(name: str, text: str) -> str:
+def _render_fact(name: str, text: str) -> str:
     """Return a fact, which takes the full width of the page if it is long."""
     css_class = ' class="wide"' if len(text) > MAX_COLUMN_FACT else ""
     return f"<div{css_class}><dt>{escape(name)}</dt><dd>{escape(text)}</dd></div>"
 
 
-def _cell_html(text: str, attribute: str) -> str:
-    """Return a cell of a table. `attribute` holds the name of its column, for phones.
+def _render_cell(text: str, attribute: str) -> str:
+    """Return the HTML of a table cell.
 
-    A text that starts with ~ is marked as uncertain, and a verdict has its color.
+    A text that starts with ~ is marked as uncertain, and a verdict such as PASS has its color.
+
+    Args:
+        text: The text of the cell, which is escaped here.
+        attribute: An HTML attribute that holds the name of the column for phones, or "".
     """
     content = escape(text)
     verdict = re.split("[:,]", text)[0]
@@ -473,12 +494,12 @@ def _cell_html(text: str, attribute: str) -> str:
     return f"<td{attribute}>{content}</td>"
 
 
-def _id_attribute(id: str) -> str:
+def _format_id_attribute(id: str) -> str:
     """Return the HTML attribute of an id, or "" without an id."""
     return f' id="{escape(id)}"' if id else ""
 
 
-def _glossary_html() -> str:
+def _render_glossary() -> str:
     """Return the glossary, folded at the end of the page."""
     items = "".join(
         f"<div><dt>{escape(term)}</dt><dd>{escape(meaning)}</dd></div>"

@@ -129,18 +129,18 @@ class Bars(msgspec.Struct, frozen=True, kw_only=True):
         rows: The bars.
         title: The heading above them.
         unit: The unit of the scale.
-        line: A value that is marked in every row, for example a limit.
-        low: A value that the scale has to include, usually 0.
-        number: Formats the ends of the scale.
+        marked_value: A value that a line marks in every row, for example a limit.
+        included_value: A value that the scale includes although no bar reaches it, usually 0.
+        format_value: Formats the ends of the scale.
         legend: The color of each meaning.
     """
 
     rows: Sequence[Bar]
     title: str = ""
     unit: str = ""
-    line: float | None = None
-    low: float | None = None
-    number: Callable[[float], str] = format.quantity
+    marked_value: float | None = None
+    included_value: float | None = None
+    format_value: Callable[[float], str] = format.quantity
     legend: Mapping[str, str] | None = None
 
     def is_empty(self) -> bool:
@@ -275,13 +275,14 @@ def simulated_notice(
     return Notice("SIMULATED", text)
 
 
-def named_facts(**named: str | Iterable[str]) -> Facts:
-    """Create facts from keywords, with a space for each `_`.
+def named_facts(**texts: str | Iterable[str]) -> Facts:
+    """Create facts from keywords: `named_facts(Model="llama-8b", Rate_limit="10/s")`.
 
-    Several texts of one fact are joined by commas. Empty texts are left out.
+    A name has a space for each `_`. Several texts of one fact are joined by commas, and empty texts
+    are left out.
     """
     rows = []
-    for name, value in named.items():
+    for name, value in texts.items():
         text = value if isinstance(value, str) else ", ".join(filter(None, value))
         if text:
             rows.append((name.replace("_", " "), text))

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from loadgen.render.page import VERDICT_KINDS, verdict_word
+from loadgen.render.page import VERDICT_KINDS, extract_verdict
 from loadgen.render.section import (
     Bullets,
     Facts,
@@ -39,9 +39,9 @@ def render(report: Report, *, full: bool = False, color: bool = False, width: in
     """
     renderer = TextRenderer(color=color, width=width)
     if report.brief and not full:
-        lines = renderer.brief_lines(report)
+        lines = renderer.render_brief(report)
     else:
-        lines = renderer.full_lines(report)
+        lines = renderer.render_full(report)
     return "\n".join(lines) + "\n"
 
 
@@ -49,7 +49,7 @@ def render_sections(
     sections: Sequence[Section | PageSectionFactory], *, color: bool = False, width: int = WIDTH
 ) -> str:
     """Return sections as text that ends in a newline, or "" if they have nothing to show."""
-    lines = TextRenderer(color=color, width=width).section_lines(sections)
+    lines = TextRenderer(color=color, width=width).render_sections(sections)
     return "\n".join(lines) + "\n" if lines else ""
 
 
@@ -76,67 +76,81 @@ class TextRenderer:
         self._color = color
         self._width = width
 
-    def brief_lines(self, report: Report) -> list[str]:
+    def render_brief(self, report: Report) -> list[str]:
         """Return the notices and the brief form of a report."""
-        lines = self._notices(report.notices)
-        return lines + self.section_lines(report.brief, follows_text=bool(lines))
+        lines = self._render_notices(report.notices)
+        return lines + self.render_sections(report.brief, follows_text=bool(lines))
 
-    def full_lines(self, report: Report) -> list[str]:
-        """Return a whole report, except what only a page shows."""
+    def render_full(self, report: Report) -> list[str]:
+        """Return the full form of a report, which leaves out only what is for pages.
+
+        It begins with the notices and the headline, or the title if there is no headline or if it
+        comes last. The validity of the measurement is at the very end.
+        """
         headline: list[str] = []
         for paragraph in report.headline:
-            headline += self._part(paragraph)
-        lines = self._notices(report.notices)
-        if headline and not report.headline_last:
-            lines += headline
-        else:
-            lines += self._heading(report.title)
-        lines += self.section_lines(report.sections, follows_text=True)
-        if headline and report.headline_last:
+            headline += self._render_part(paragraph)
+        begins_with_headline = bool(headline) and not report.headline_last
+        ends_with_headline = bool(headline) and report.headline_last
+
+        lines = self._render_notices(report.notices)
+        lines += headline if begins_with_headline else self._render_heading(report.title)
+        lines += self.render_sections(report.sections, follows_text=True)
+        if ends_with_headline:
             lines += ["", *headline]
         if report.verdict is not None:
-            text = f"{report.verdict.label}: {report.verdict.text}"
-            kind = report.verdict.kind
-            lines += [self._paint(line, kind) for line in wrap_text(text, width=self._width)]
+            lines += self._render_verdict(report.verdict)
         return lines
 
-    def section_lines(
+    def _render_verdict(self, verdict: Notice) -> list[str]:
+        """Return the lines that say whether a measurement is valid, in the color of the verdict."""
+        text = f"{verdict.label}: {verdict.text}"
+        return [self._paint(line, verdict.kind) for line in wrap_text(text, width=self._width)]
+
+    def render_sections(
         self, sections: Sequence[Section | PageSectionFactory], *, follows_text: bool = False
     ) -> list[str]:
-        """Return the lines of sections, with an empty line before each that is no subsection.
+        """Return the lines of sections. Those that only a page shows, or that are empty, have none.
 
-        The first section has an empty line before it only if it `follows_text`.
+        An empty line separates sections, but not a subsection from its section. The first section
+        has one before it only if it `follows_text`.
         """
         lines: list[str] = []
         for section in sections:
-            body = self._section_body(section)
+            body = self._render_section_body(section)
             if not isinstance(section, Section) or not body:
                 continue
             if (lines or follows_text) and not section.is_subsection:
                 lines.append("")
-            lines += self._heading(section.heading)
+            lines += self._render_heading(section.heading)
             lines += body
         return lines
 
-    def _section_body(self, section: Section | PageSectionFactory) -> list[str]:
-        """Return the lines of the parts of a section, which are empty if only a page has them."""
+    def _render_section_body(self, section: Section | PageSectionFactory) -> list[str]:
+        """Return the lines below the heading of a section, or none if only a page shows it.
+
+        The prose of a subsection is indented. In an indented section, all lines are, tables too, so
+        its parts are rendered for a narrower terminal.
+        """
         if not isinstance(section, Section) or section.page_only:
             return []
         margin = "  " if section.indented else ""
-        renderer = TextRenderer(color=self._color, width=self._width - len(margin))
+        prose_indent = "  " if section.is_subsection else ""
+        narrower_renderer = TextRenderer(color=self._color, width=self._width - len(margin))
         lines: list[str] = []
         for part in section.parts:
-            part_lines = list(renderer._part(part, indent="  " if section.is_subsection else ""))
-            if lines and part_lines and isinstance(part, Table):
+            part_lines = list(narrower_renderer._render_part(part, prose_indent))
+            needs_empty_line = isinstance(part, Table) and lines and part_lines
+            if needs_empty_line:
                 lines.append("")
             lines += part_lines
         return [f"{margin}{line}".rstrip() for line in lines]
 
-    def _heading(self, text: str) -> list[str]:
+    def _render_heading(self, text: str) -> list[str]:
         """Return the lines of a heading, in bold where colors are on."""
         return [self._paint(line, "bold") for line in wrap_text(text, width=self._width)]
 
-    def _notices(self, notices: Sequence[Notice]) -> list[str]:
+    def _render_notices(self, notices: Sequence[Notice]) -> list[str]:
         """Return the lines of notices. The label of each has the color of its kind."""
         lines: list[str] = []
         for notice in notices:
@@ -146,8 +160,11 @@ class TextRenderer:
             lines += next_lines
         return lines
 
-    def _part(self, part: Part, indent: str = "") -> Iterator[str]:
-        """Yield the lines of a part; none for a part that only a page shows."""
+    def _render_part(self, part: Part, indent: str = "") -> Iterator[str]:
+        """Yield the lines of one part of a section, or none if only a page shows this type of part.
+
+        `indent` is put in front of the lines of paragraphs.
+        """
         if is_empty(part):
             return
         match part:
@@ -157,130 +174,147 @@ class TextRenderer:
                 for line in wrap_text(part.text, indent, indent, self._width):
                     yield self._paint(line, part.kind)
             case Bullets():
-                yield from self._bullets(part)
+                yield from self._render_bullets(part)
             case Facts():
-                yield from self._facts(part)
+                yield from self._render_facts(part)
             case Table():
-                yield from self._table(part)
+                yield from self._render_table(part)
             case Quoted():
                 yield from part.text.splitlines()
 
-    def _bullets(self, bullets: Bullets) -> Iterator[str]:
+    def _render_bullets(self, bullets: Bullets) -> Iterator[str]:
         """Yield the lines of a bulleted list. A warning has an exclamation mark for a bullet."""
         bullet = "  ! " if bullets.kind == "warn" else "  - "
         for sentence in bullets.sentences:
             yield from wrap_text(sentence, bullet, "    ", self._width)
 
-    def _facts(self, facts: Facts) -> Iterator[str]:
+    def _render_facts(self, facts: Facts) -> Iterator[str]:
         """Yield names on the left and their texts in a column beside them."""
         name_widths = [len(name) + 2 for name, text in facts.rows if text]
         label_width = max([MIN_LABEL_WIDTH, *name_widths])
         for name, text in facts.rows:
             yield from wrap_text(text, f"{name:<{label_width}}", " " * label_width, self._width)
 
-    def _table(self, table: Table) -> Iterator[str]:
+    def _render_table(self, table: Table) -> Iterator[str]:
         """Yield the lines of a table.
 
-        A table that is wider than the text is split into blocks of columns, unless it has only one
-        column besides its labels.
+        A table of numbers that does not fit the width is split into blocks of columns, which follow
+        each other, unless it has only one column besides its labels. The last column of a table of
+        the kind "remarks" or "prose" holds sentences, which wrap instead.
         """
         if table.wrap_columns:
-            yield from self._column_blocks(table)
-        elif table.kind:
-            yield from self._table_with_remarks(table)
+            yield from self._render_column_blocks(table)
+            return
+        has_sentences = table.kind != ""
+        if has_sentences:
+            yield from self._render_table_with_remarks(table)
+            return
+        formatted = _format_table(table, self._width)
+        can_be_split = len(table.head) > table.label_columns + 1
+        if formatted.width > self._width and can_be_split:
+            yield from self._render_column_blocks(table)
         else:
-            formatted = _format_table(table, self._width)
-            can_be_split = len(table.head) > table.label_columns + 1
-            if formatted.width > self._width and can_be_split:
-                yield from self._column_blocks(table)
-            else:
-                yield from self._colored_table(table, formatted)
+            yield from self._render_colored_table(table, formatted)
 
-    def _colored_table(self, table: Table, formatted: TableLines) -> Iterator[str]:
+    def _render_colored_table(self, table: Table, formatted: TableLines) -> Iterator[str]:
         """Yield the lines of a table with the verdicts in its cells in color."""
         for line in formatted.head:
             yield self._color_verdicts(table.head, line)
         for row, line in zip(table.rows, formatted.rows, strict=True):
             yield self._color_verdicts(row, line)
 
-    def _table_with_remarks(self, table: Table) -> Iterator[str]:
-        """Yield a table whose last column holds sentences.
+    def _render_table_with_remarks(self, table: Table) -> Iterator[str]:
+        """Yield a table whose last column holds a sentence, the remark, for each row.
 
-        The sentences wrap in the space beside the other columns. If that is too narrow, each
-        sentence follows its row, or the whole table if not even the other columns fit.
+        There are three layouts, of which the first that fits is used: the remarks wrap in the space
+        beside the other columns, each remark follows its row, or all remarks follow the table.
         """
-        labels = len(table.head) - 1 if table.kind == "prose" else table.label_columns
-        rows_without_remarks = [row[:-1] for row in table.rows]
-        columns = Table(table.head[:-1], rows_without_remarks, label_columns=labels)
+        # In a table of prose, the other columns hold text, too, which is left-aligned like labels.
+        label_columns = len(table.head) - 1 if table.kind == "prose" else table.label_columns
+        table_without_remarks = Table(
+            table.head[:-1], [row[:-1] for row in table.rows], label_columns=label_columns
+        )
         longest_remark = max(len(row[-1]) for row in table.rows)
         remark_width = min(MIN_REMARK_WIDTH, longest_remark)
-        available_width = self._width - len(COLUMN_GAP) - remark_width
-        formatted = _format_table(columns, available_width)
-        if formatted.width <= available_width:
-            yield from self._remarks_beside(table, formatted)
+        width_beside_remarks = self._width - len(COLUMN_GAP) - remark_width
+        narrow = _format_table(table_without_remarks, width_beside_remarks)
+        if narrow.width <= width_beside_remarks:
+            yield from self._render_remarks_beside(table, narrow)
             return
-        formatted = _format_table(columns, self._width)
-        if formatted.width <= self._width:
-            yield from self._remarks_below_rows(table, formatted)
+        wide = _format_table(table_without_remarks, self._width)
+        if wide.width <= self._width:
+            yield from self._render_remarks_below_rows(table, wide)
         else:
-            yield from self._remarks_below_table(table)
+            yield from self._render_remarks_below_table(table)
 
-    def _remarks_beside(self, table: Table, formatted: TableLines) -> Iterator[str]:
+    def _render_remarks_beside(self, table: Table, formatted: TableLines) -> Iterator[str]:
         """Yield a table with its remarks in the last column, where they wrap.
 
-        `formatted` has the other columns.
+        Args:
+            table: The table, whose last column holds the remarks.
+            formatted: The lines of the other columns.
         """
-        remark_column = formatted.width + len(COLUMN_GAP)
-        *upper_head, last_head = formatted.head
-        yield from upper_head
-        head_line = f"{last_head:<{remark_column}}{table.head[-1]}".rstrip()
-        if head_line:
+        remark_start = formatted.width + len(COLUMN_GAP)
+        *upper_head_lines, last_head_line = formatted.head
+        yield from upper_head_lines
+        head_line = f"{last_head_line:<{remark_start}}{table.head[-1]}".rstrip()
+        if head_line:  # a table may have no names of columns
             yield head_line
         for row, line in zip(table.rows, formatted.rows, strict=True):
-            remark_lines = wrap_text(row[-1], width=self._width - remark_column) or [""]
-            first_line = f"{line:<{remark_column}}{remark_lines[0]}".rstrip()
+            remark_lines = wrap_text(row[-1], width=self._width - remark_start) or [""]
+            first_line = f"{line:<{remark_start}}{remark_lines[0]}".rstrip()
             yield self._color_verdicts(row, first_line)
             for remark_line in remark_lines[1:]:
-                yield f"{'':<{remark_column}}{remark_line}"
+                yield " " * remark_start + remark_line
 
-    def _remarks_below_rows(self, table: Table, formatted: TableLines) -> Iterator[str]:
+    def _render_remarks_below_rows(self, table: Table, formatted: TableLines) -> Iterator[str]:
         """Yield a table in which each remark follows its row. `formatted` has the other columns."""
         yield from filter(str.strip, formatted.head)
         for row, line in zip(table.rows, formatted.rows, strict=True):
             yield self._color_verdicts(row[:-1], line)
             yield from wrap_text(row[-1], "    ", "    ", self._width)
 
-    def _remarks_below_table(self, table: Table) -> Iterator[str]:
+    def _render_remarks_below_table(self, table: Table) -> Iterator[str]:
         """Yield a table in blocks of columns, then each remark with the label of its row."""
-        rows = [row[:-1] for row in table.rows]
-        labels = 1 if table.kind == "prose" else table.label_columns
-        yield from self._column_blocks(Table(table.head[:-1], rows, label_columns=labels))
+        rows_without_remarks = [row[:-1] for row in table.rows]
+        label_columns = 1 if table.kind == "prose" else table.label_columns
+        yield from self._render_column_blocks(
+            Table(table.head[:-1], rows_without_remarks, label_columns=label_columns)
+        )
         remarks = [(row[0].strip(), row[-1]) for row in table.rows if row[-1]]
         if remarks:
             yield ""
         for label, remark in remarks:
             yield from wrap_text(f"{label}: {remark}", "", "    ", self._width)
 
-    def _column_blocks(self, table: Table) -> Iterator[str]:
-        """Yield a table in blocks of as many columns as fit, each with the label columns."""
-        labels = list(range(max(table.label_columns, 1)))
-        for number, block in enumerate(_split_columns(table, len(labels), self._width)):
-            if number:
+    def _render_column_blocks(self, table: Table) -> Iterator[str]:
+        """Yield a wide table as narrower tables, with an empty line between them.
+
+        Each has as many columns as fit the width, and the label columns at its left.
+        """
+        label_columns = max(table.label_columns, 1)
+        is_first = True
+        for block_columns in _divide_columns(table, label_columns, self._width):
+            if not is_first:
                 yield ""
-            columns = [*labels, *block]
-            block_table = Table(
+            is_first = False
+            columns = [*range(label_columns), *block_columns]
+            block = Table(
                 [table.head[column] for column in columns],
                 [[row[column] for column in columns] for row in table.rows],
-                label_columns=len(labels),
+                label_columns=label_columns,
             )
-            yield from self._colored_table(block_table, _format_table(block_table, self._width))
+            yield from self._render_colored_table(block, _format_table(block, self._width))
 
     def _color_verdicts(self, row: Sequence[str], line: str) -> str:
-        """Return the line of a table row with its verdicts in color."""
+        """Return the line of a table row with its verdicts, such as PASS and FAILED, in color.
+
+        `row` has the cells from which the line was formatted.
+        """
         if not self._color:
             return line
         for cell in row:
-            word = verdict_word(cell)
+            word = extract_verdict(cell)
             kind = VERDICT_KINDS.get(word)
             if kind:
                 pattern = rf"(?<!\w){re.escape(word)}(?!\w)"
@@ -298,24 +332,25 @@ class TextRenderer:
 def _format_table(table: Table, width: int) -> TableLines:
     """Return the lines of a table.
 
-    If they are wider than `width`, the head takes two lines: the last word of each column name
-    stands in the second one.
+    If they are wider than `width` and the name of a column has several words, the head takes two
+    lines, of which the second one has the last word of each name. They may still be too wide then.
     """
-    labels = table.label_columns
     if not table.head:
         return TableLines([""], [""] * len(table.rows))
-    head_line, *row_lines = format_text(table.head, table.rows, labels)
-    one_line_head = TableLines([head_line], row_lines)
-    can_be_narrower = any(" " in name for name in table.head[labels:])
-    if one_line_head.width <= width or not can_be_narrower:
-        return one_line_head
+    head_line, *row_lines = format_text(table.head, table.rows, table.label_columns)
+    with_one_head_line = TableLines([head_line], row_lines)
+    can_be_narrower = any(" " in name for name in table.head[table.label_columns :])
+    if with_one_head_line.width <= width or not can_be_narrower:
+        return with_one_head_line
+
     names = [
-        _split_column_name(name, is_label=column < labels) for column, name in enumerate(table.head)
+        _split_column_name(name, is_label=column < table.label_columns)
+        for column, name in enumerate(table.head)
     ]
     upper_names = [name.upper for name in names]
     lower_names = [name.lower for name in names]
     upper_line, lower_line, *row_lines = format_text(
-        upper_names, [lower_names, *table.rows], labels
+        upper_names, [lower_names, *table.rows], table.label_columns
     )
     return TableLines([upper_line, lower_line], row_lines)
 
@@ -335,22 +370,23 @@ def _split_column_name(name: str, *, is_label: bool) -> _TwoLineName:
     return _TwoLineName(upper, lower)
 
 
-def _split_columns(table: Table, labels: int, width: int) -> Iterator[range]:
-    """Yield the indices of the columns of each block of a wide table.
+def _divide_columns(table: Table, label_columns: int, width: int) -> Iterator[range]:
+    """Divide the columns of a wide table into blocks, and yield the indices of each block.
 
-    Each block holds as many columns as fit `width` beside the first `labels` columns, which are
+    A block holds as many columns as fit `width` beside the label columns at the left, which are
     repeated in each block, and at least one.
     """
     columns = zip(table.head, *table.rows, strict=True)
     widths = [max(map(len, column)) for column in columns]
     gap = len(COLUMN_GAP)
-    label_width = sum(column_width + gap for column_width in widths[:labels])
-    start = labels
-    while start < len(widths):
-        stop = start + 1
-        block_width = label_width + widths[start]
-        while stop < len(widths) and block_width + gap + widths[stop] <= width:
-            block_width += gap + widths[stop]
-            stop += 1
-        yield range(start, stop)
-        start = stop
+    label_width = sum(column_width + gap for column_width in widths[:label_columns])
+
+    block_start = label_columns
+    while block_start < len(widths):
+        block_width = label_width + widths[block_start]
+        block_end = block_start + 1
+        while block_end < len(widths) and block_width + gap + widths[block_end] <= width:
+            block_width += gap + widths[block_end]
+            block_end += 1
+        yield range(block_start, block_end)
+        block_start = block_end

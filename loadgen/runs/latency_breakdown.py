@@ -248,7 +248,7 @@ def _slowest_section(summary: Summary, compute_chart_data: ComputeChartData | No
     )
     return section(
         "Slowest requests",
-        Bars(rows=bars, unit=" ms", low=0.0),
+        Bars(rows=bars, unit=" ms", included_value=0.0),
         Paragraph(WATERFALL_LEGEND, "soft"),
         _slow_table(summary.slowest, "ttft"),
         _slow_table(summary.slowest, "e2e"),

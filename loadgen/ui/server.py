@@ -22,7 +22,7 @@ import msgspec
 from loadgen import plugins, result_kinds
 from loadgen.core.errors import CombinedError, LoadgenError, UserError
 from loadgen.core.results.files import refuse_links
-from loadgen.render.page import policy
+from loadgen.render.page import build_security_policy
 from loadgen.ui.results_list import listed_kind, results_in
 
 if TYPE_CHECKING:
@@ -77,7 +77,9 @@ class _RequestHandler(BaseHTTPRequestHandler):
         self.send_header("Content-Length", str(len(body)))
         if status == HTTPStatus.OK and urlsplit(self.path).path.endswith("/share"):
             self.send_header("Content-Disposition", 'attachment; filename="results.html"')
-        self.send_header("Content-Security-Policy", f"{policy()}; frame-ancestors 'none'")
+        self.send_header(
+            "Content-Security-Policy", f"{build_security_policy()}; frame-ancestors 'none'"
+        )
         self.send_header("Cache-Control", "no-store")
         self.send_header("Referrer-Policy", "no-referrer")
         self.send_header("X-Content-Type-Options", "nosniff")

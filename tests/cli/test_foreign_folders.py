@@ -395,7 +395,7 @@ def test_a_page_that_loadgen_did_not_write_is_named(
     _ends("report", str(theirs))
     said = capsys.readouterr().err
     assert "more/notes.HTM in" in said and "report.html in" not in said, "that one is made anew"
-    (theirs / "more" / "notes.HTM").write_text(page.head() + "<script>steal()</script>")
+    (theirs / "more" / "notes.HTM").write_text(page.build_page_head() + "<script>steal()</script>")
     _ends("report", str(theirs))
     assert "notes.HTM" not in capsys.readouterr().err, (
         "the browser runs no script in it but that of our pages"
@@ -405,13 +405,13 @@ def test_a_page_that_loadgen_did_not_write_is_named(
 def test_a_page_runs_its_own_script_and_no_other() -> None:
     text = page.Page("title", "made by").render()
     assert (
-        text.startswith(page.head())
-        and "script-src 'sha256-" in page.head()
-        and "unsafe-inline'; s" in page.head()
+        text.startswith(page.build_page_head())
+        and "script-src 'sha256-" in page.build_page_head()
+        and "unsafe-inline'; s" in page.build_page_head()
     )
     (script,) = re.findall("<script>(.*)</script>", text, re.DOTALL)
     hashed = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
-    assert f"script-src 'sha256-{hashed}';" in page.policy()
+    assert f"script-src 'sha256-{hashed}';" in page.build_security_policy()
     assert not re.search(r"<[^>]+ on[a-z]+=", text), "a handler in an attribute would not run"
 
 
