@@ -106,7 +106,7 @@ def repeated_rows_notes(prompts: Prompts, slot_count: int | None) -> CodedNotes:
     request_count = slot_count or ASSUMED_REQUESTS
     shares_of_classes: list[tuple[Prompts, float]] = [(prompts, 1.0)]
     if isinstance(prompts, MixPrompts):
-        shares_of_classes = list(zip(prompts.class_prompts, prompts.start_shares, strict=True))
+        shares_of_classes = list(zip(prompts.class_prompts, prompts.session_shares, strict=True))
     notes: CodedNotes = {}
     for class_prompts, share in shares_of_classes:
         requests_of_class = round(request_count * share)

@@ -81,6 +81,8 @@ def context_lengths(
 ) -> list[int]:
     """Return the tokens of prompt and response together, for each request that generates text.
 
+    They must fit into the context window of the model, which is checked before a run.
+
     Args:
         first_requests: The lengths of requests by id.
         template_tokens: The tokens that the server adds to a prompt, if they are known.
@@ -109,6 +111,7 @@ def task_lengths(
             continue
         requests_of_task.setdefault(request_id // prompts.turns, []).append(lengths)
     tasks = [_sum_lengths(requests) for requests in requests_of_task.values()]
+    # A single task is kept although it may be incomplete, because it is all that is known.
     return tasks[:-1] if len(tasks) > 1 else tasks
 
 
@@ -122,8 +125,8 @@ def class_shares(
 ) -> Iterator[ClassShare]:
     """Yield the share of each class in the first requests and in their tokens.
 
-    The share of tokens can differ much from the share of starts, which the workload requests: a
-    class of a few long tasks may be most of the load.
+    The share of tokens can differ much from the share of starts (single requests, conversations and
+    tasks), which the workload requests: a class of a few long tasks may be most of the load.
     """
     tokens_of_class = dict.fromkeys(range(len(prompts.names)), 0)
     requests_of_class = dict.fromkeys(range(len(prompts.names)), 0)
@@ -136,7 +139,7 @@ def class_shares(
     for class_index, name in enumerate(prompts.names):
         yield ClassShare(
             name,
-            starts=prompts.start_shares[class_index],
+            starts=prompts.session_shares[class_index],
             requests=requests_of_class[class_index] / len(first_requests),
             tokens=tokens_of_class[class_index] / all_tokens,
         )

@@ -18,12 +18,12 @@ from loadgen.core.requests.task_prompts import TaskPrompts
 if TYPE_CHECKING:
     from loadgen.core.workload.request_classes import RequestClass
 
-STARTS_PER_BLOCK = 1024
-"""The number of starts whose classes are drawn together, which is faster than one by one."""
+SESSIONS_PER_BLOCK = 1024
+"""The number of sessions whose classes are drawn together, which is faster than one by one."""
 BLOCKS_CACHED = 1024
 """The number of blocks that stay in memory.
 
-They are many, because virtual users of a closed loop do not start requests in order.
+They are many, because virtual users of a closed loop do not start sessions in order.
 """
 
 
@@ -37,19 +37,20 @@ class ClassRequest(NamedTuple):
 class MixPrompts:
     """Requests of several classes, with the model and the priority of their classes.
 
-    A start is a single request, a conversation or a task. Start n is start n of its class, so the
-    rows of a class from a file or a trace come in no order.
+    A session is a single request, a conversation or a task. The class of each session is drawn from
+    its number. Session n of the mix has the content of session n of its class, so a class that
+    reads a file or a trace uses only some of its rows.
 
-    The id of a request is start * turns + position, where `turns` is that of the class with the
-    most turns. A single request uses only the first position. A conversation with fewer turns uses
-    the first positions, and the last position for its last turn.
+    Each session has a block of `turns` ids, where `turns` is that of the class with the most turns.
+    A single request uses only the first id of its block. A conversation or task uses the first ids
+    and, for its last turn, the last id.
 
     Attributes:
         names: The names of the classes.
         class_prompts: The requests of each class, in the order of `names`.
-        turns: The most requests that a start of any class has.
+        turns: The most requests that a session of any class has.
         history: "server" if any class sends real responses again, else "scripted".
-        start_shares: The requested share of each class in all starts.
+        session_shares: The requested share of each class in all sessions.
     """
 
     def __init__(
@@ -59,49 +60,55 @@ class MixPrompts:
 
         Args:
             classes: The classes by name, with the weight, the model and the priority of each.
-            seed: Decides which class each start belongs to.
+            seed: Decides which class each session belongs to.
             class_prompts: The requests of each class, in the order of `classes`.
         """
         self.names = tuple(classes)
         self.class_prompts = class_prompts
         self.turns = max(prompts.turns for prompts in class_prompts)
-        has_real_history = any(prompts.history == "server" for prompts in class_prompts)
-        self.history = "server" if has_real_history else "scripted"
-        self.start_shares = [float(request_class.weight) for request_class in classes.values()]
+        # "scripted" conversations repeat responses that are generated, and need no real ones.
+        needs_real_responses = any(prompts.history == "server" for prompts in class_prompts)
+        self.history = "server" if needs_real_responses else "scripted"
+        # Validation has scaled the weights so that they add up to 1.
+        self.session_shares = [float(request_class.weight) for request_class in classes.values()]
         self._extra_fields = [_extra_fields(request_class) for request_class in classes.values()]
         self._seed = seed
-        self._classes_of_block = functools.lru_cache(BLOCKS_CACHED)(self._draw_classes)
+        self._cached_classes = functools.lru_cache(BLOCKS_CACHED)(self._draw_classes)
 
     def _draw_classes(self, block: int) -> list[int]:
-        """Return the index of the class of each start in a block of STARTS_PER_BLOCK starts."""
-        starts = np.arange(block * STARTS_PER_BLOCK, (block + 1) * STARTS_PER_BLOCK)
-        classes: list[int] = seeds.classes(self._seed, self.start_shares, starts).tolist()
+        """Return the index of the class of each session in a block of SESSIONS_PER_BLOCK."""
+        first_session = block * SESSIONS_PER_BLOCK
+        sessions = np.arange(first_session, first_session + SESSIONS_PER_BLOCK)
+        classes: list[int] = seeds.classes(self._seed, self.session_shares, sessions).tolist()
         return classes
 
-    def class_of(self, start: int) -> int:
-        """Return the index of the class of a start."""
-        block, index = divmod(start, STARTS_PER_BLOCK)
-        return self._classes_of_block(block)[index]
+    def class_of(self, session: int) -> int:
+        """Return the index of the class of a session."""
+        block, index_in_block = divmod(session, SESSIONS_PER_BLOCK)
+        return self._cached_classes(block)[index_in_block]
 
     def class_and_id(self, request_id: int) -> ClassRequest:
         """Return the class of a request and its id in that class.
 
-        Each start has `turns` ids in a row. A single request uses only the first of them. A
-        conversation or task uses the first ones, and the last one for its last turn. Raises
-        IndexError for an id that is not used.
+        Each session has a block of `self.turns` ids, as many as the longest session of any class
+        needs. It uses the first ids for its turns, but always the last id for its last turn, so
+        that the schedule recognizes the end of a session by the id alone. A single request uses
+        only the first id. In a class, a block has only the ids that its own sessions need.
+
+        Raises IndexError for an id that is not used.
         """
-        start, position = divmod(request_id, self.turns)
-        class_index = self.class_of(start)
+        session, id_in_block = divmod(request_id, self.turns)
+        class_index = self.class_of(session)
         class_turns = self.class_prompts[class_index].turns
         last_turn = class_turns - 1
         has_several_turns = class_turns > 1
-        if has_several_turns and position == self.turns - 1:
+        if has_several_turns and id_in_block == self.turns - 1:
             turn = last_turn
-        elif position < last_turn or position == 0:
-            turn = position
+        elif id_in_block < last_turn or id_in_block == 0:
+            turn = id_in_block
         else:
             raise IndexError(request_id)
-        return ClassRequest(class_index, start * class_turns + turn)
+        return ClassRequest(class_index, session * class_turns + turn)
 
     def __getitem__(self, request_id: int) -> Request:
         class_index, id_in_class = self.class_and_id(request_id)
@@ -130,25 +137,27 @@ class MixPrompts:
         """Return the ids of the first requests."""
         if self.turns == 1:
             return iter(range(count))
-        ids_by_start = (self._ids_of_start(start) for start in itertools.count())
-        return itertools.islice(itertools.chain.from_iterable(ids_by_start), count)
+        ids_by_session = (self._ids_of_session(session) for session in itertools.count())
+        return itertools.islice(itertools.chain.from_iterable(ids_by_session), count)
 
-    def _ids_of_start(self, start: int) -> Iterator[int]:
-        """Yield the ids of the requests of a start: a single request, a conversation or a task.
+    def _ids_of_session(self, session: int) -> Iterator[int]:
+        """Yield the ids of the requests of a session: a single request, conversation or task.
 
-        The last request has the last of the `turns` ids of its start, however many are between.
+        Each session has a block of `self.turns` ids, of which it uses the first ones and, for its
+        last request, the last one. See `class_and_id` for the reason.
         """
-        prompts = self.class_prompts[self.class_of(start)]
-        first_id = start * self.turns
+        prompts = self.class_prompts[self.class_of(session)]
+        first_id = session * self.turns
         if prompts.turns == 1:
             yield first_id
             return
         # Conversations of a class have equally many requests. Each task may have another number.
         request_count = prompts.turns
         if isinstance(prompts, TaskPrompts):
-            request_count = len(prompts.graphs[start])
+            request_count = len(prompts.graphs[session])
         yield from range(first_id, first_id + request_count - 1)
-        yield first_id + self.turns - 1
+        last_id = first_id + self.turns - 1
+        yield last_id
 
     def input_tokens(self, request_id: int) -> int | None:
         """Return the content tokens of a prompt as it is built, or None if they are unknown."""
@@ -173,7 +182,7 @@ class MixPrompts:
     def warnings(self, request_count: int) -> list[str]:
         """Return the warnings of all classes, each with the name of its class."""
         messages: list[str] = []
-        classes = zip(self.names, self.class_prompts, self.start_shares, strict=True)
+        classes = zip(self.names, self.class_prompts, self.session_shares, strict=True)
         for name, prompts, share in classes:
             warnings = prompts.warnings(round(request_count * share))
             messages += [f"class {name}: {warning}" for warning in warnings]

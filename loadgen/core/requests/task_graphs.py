@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from msgspec import Struct
 
 from loadgen.core.requests.sampling import (
+    LengthDistribution,
     LengthSampler,
     derive_key,
     length_sampler,
@@ -25,6 +26,11 @@ if TYPE_CHECKING:
 
 GRAPHS_CACHED = 4096  # Tasks in progress have nearby numbers.
 
+DelayDistribution = LengthDistribution
+"""A distribution of delays in ns. It has the form of a distribution of lengths."""
+DelaySampler = LengthSampler
+"""A function of (key, purpose, index) that returns a delay in ns."""
+
 
 class TaskRequest(Struct, frozen=True):
     """One request of a task.
@@ -34,11 +40,11 @@ class TaskRequest(Struct, frozen=True):
     Attributes:
         step: The name of the step.
         predecessors: The requests that must end before. Empty for the first request of the task.
-        context_turn: The request whose messages and response it continues, or None for a new
-            context.
-        joined_turns: The requests whose responses it sends as results of tools, as it joins
-            parallel branches.
-        tool: The tool whose result it sends, or "" if there is none.
+        continued_turn: The request whose messages and response it sends again and continues, or
+            None if it begins a new conversation (context).
+        branch_turns: The requests whose responses it sends as results of tools, because it comes
+            after several parallel branches.
+        tool_of_result: The tool whose result it sends, or "" if there is none.
         has_message: Whether it has a user message of its own.
         pause_ns: The time from the end of the last request it waits for to its own start: the work
             of the tool or the thinking of the user.
@@ -48,9 +54,9 @@ class TaskRequest(Struct, frozen=True):
 
     step: str
     predecessors: tuple[int, ...]
-    context_turn: int | None
-    joined_turns: tuple[int, ...]
-    tool: str
+    continued_turn: int | None
+    branch_turns: tuple[int, ...]
+    tool_of_result: str
     has_message: bool
     pause_ns: int
     repeated_message_turn: int | None = None
@@ -58,18 +64,31 @@ class TaskRequest(Struct, frozen=True):
 
 
 class Abandonment(Struct, frozen=True):
-    """Where the user of a task goes away: after so many tokens of the response to a turn."""
+    """Where the user of a task cancels a response and leaves.
+
+    Attributes:
+        turn: The request whose response is canceled.
+        tokens: How many tokens of the response the user receives before.
+    """
 
     turn: int
     tokens: int
 
 
 class _StepSamplers(NamedTuple):
-    """What is drawn for each copy and each request of a step."""
+    """What is drawn for each copy and each request of a step.
+
+    Attributes:
+        turns: How many requests each copy of the step has.
+        parallel: How many copies run in parallel.
+        think_time_ns: How long the user thinks before a message.
+        output_tokens: The length of a response, or None for embeddings and rankings.
+        tool_index: The position of a tool in the list of tools, or None without tools.
+    """
 
     turns: LengthSampler
     parallel: LengthSampler
-    think_time_ns: LengthSampler
+    think_time_ns: DelaySampler
     output_tokens: LengthSampler | None
     tool_index: LengthSampler | None
 
@@ -87,9 +106,10 @@ class TaskGraphs:
     """
 
     def __init__(self, task: Task, seed: int) -> None:
-        """Prepare the samplers of the lengths, times and choices that all tasks draw.
+        """Prepare the samplers of the lengths, delays and choices that all tasks draw.
 
-        `task` is the description in the workload, and `seed` decides all draws.
+        `task` describes all tasks of the workload: the steps, and the tools that run between them.
+        Each task is drawn from it and the seed when it is needed, because a run may have very many.
         """
         self.task = task
         self.width = task.width
@@ -111,13 +131,14 @@ class TaskGraphs:
     def output_tokens(self, task: int, turn: int) -> int:
         """Return the requested output tokens, 0 for embeddings and rankings."""
         sample = self._samplers[self[task][turn].step].output_tokens
-        return 0 if sample is None else sample(self._key, "output", self._request_id(task, turn))
+        return 0 if sample is None else sample(self._key, "output", self._draw_index(task, turn))
 
     def abandonment(self, task: int) -> Abandonment | None:
         """Return where the user of a task leaves, or None if the user stays to the end.
 
         The workload says which share of tasks is abandoned. The user leaves during the response to
-        a chat, whose turn and token are drawn at random: after its first token, before its last.
+        a chat, after its first and before its last token. The chat and the token are drawn
+        uniformly.
         """
         abandoned_share = self.task.abandoned
         if not abandoned_share:
@@ -125,13 +146,15 @@ class TaskGraphs:
         uniform_number = random_integer(self._key, "leaves", task, 8) / 2**64
         if uniform_number >= abandoned_share:
             return None
+
+        # Only chats have output tokens.
         chat_turns = [turn for turn in range(len(self[task])) if self.output_tokens(task, turn)]
-        # The remainder of one large random number chooses the turn, and its quotient the token.
+        # One large random number gives two choices: its remainder the chat, its quotient the token.
         random_number = random_integer(self._key, "leaves at", task, 16)
         quotient, chat_index = divmod(random_number, len(chat_turns))
         turn = chat_turns[chat_index]
-        possible_tokens = max(1, self.output_tokens(task, turn) - 1)
-        return Abandonment(turn, tokens=1 + quotient % possible_tokens)
+        possible_token_counts = max(1, self.output_tokens(task, turn) - 1)
+        return Abandonment(turn, tokens=1 + quotient % possible_token_counts)
 
     def draw_turns_and_copies(self, step: str, task: int) -> tuple[int, int]:
         """Return how many turns a step has in a task, and how many copies of it run in parallel."""
@@ -146,21 +169,21 @@ class TaskGraphs:
         sample = self._samplers[step].tool_index
         if tools is None or sample is None:
             return ""
-        return list(tools)[sample(self._key, "tool", self._request_id(task, turn))]
+        return list(tools)[sample(self._key, "tool", self._draw_index(task, turn))]
 
     def draw_tool_time_ns(self, tool: str, task: int, turn: int) -> int:
         """Return how long a tool works before a request, 0 if there is no tool."""
         if not tool:
             return 0
-        return self._tool_times[tool](self._key, "tool time", self._request_id(task, turn))
+        return self._tool_times[tool](self._key, "tool time", self._draw_index(task, turn))
 
     def draw_think_time_ns(self, step: str, task: int, turn: int) -> int:
         """Return how long the user thinks before a request."""
         sample = self._samplers[step].think_time_ns
-        return sample(self._key, "think time", self._request_id(task, turn))
+        return sample(self._key, "think time", self._draw_index(task, turn))
 
-    def _request_id(self, task: int, turn: int) -> int:
-        """Return the index of a request in random draws."""
+    def _draw_index(self, task: int, turn: int) -> int:
+        """Return the index under which the values of a request are drawn from the seed."""
         return task * self.width + turn
 
     def _draw_graph(self, task: int) -> tuple[TaskRequest, ...]:
@@ -192,69 +215,86 @@ class _GraphBuilder:
         The first turn of each copy waits for the last turns of all copies of the steps that the
         step comes after. So these steps must have been added before.
         """
-        turns, copies = self._graphs.draw_turns_and_copies(name, self._task)
+        turn_count, copy_count = self._graphs.draw_turns_and_copies(name, self._task)
         predecessors: list[int] = []
-        for step_before in self._steps[name].after:
-            predecessors += self._last_turns[step_before]
+        for previous_step in self._steps[name].after:
+            predecessors += self._last_turns[previous_step]
         self._last_turns[name] = []
-        for _ in range(copies):
+        for _ in range(copy_count):
             self.requests.append(self._build_first_request(name, tuple(predecessors)))
-            for _ in range(turns - 1):
+            for _ in range(turn_count - 1):
                 self.requests.append(self._build_later_request(name))
             self._last_turns[name].append(len(self.requests) - 1)
 
-    def _build_first_request(self, name: str, predecessors: tuple[int, ...]) -> TaskRequest:
-        """Return the first request of a copy of a step, which waits for its predecessors.
+    def _build_first_request(self, step_name: str, predecessors: tuple[int, ...]) -> TaskRequest:
+        """Return the first request (turn) of a step, which starts after its predecessors.
 
-        A tool whose result is sent runs only if the request can send it. Any other tool of the step
-        only takes time before the request.
+        `predecessors` are the turns of earlier steps that must have ended. The request continues
+        the conversation of one of them, or it begins a new conversation (context).
         """
-        step = self._steps[name]
+        step = self._steps[step_name]
+        continued_turn = self._find_continued_turn(step, predecessors)
         has_message = step.input_tokens is not None
-        context_turn = self._find_context_turn(step, predecessors)
-        sends_tool_result = name in self._graphs.steps_with_tool_results
-        # A tool result answers a call in the response before it, so it cannot begin a context. And
-        # a message of the user takes its place.
-        can_send_tool_result = not has_message and context_turn is not None
-        runs_tool = can_send_tool_result or not sends_tool_result
-        tool = self._draw_tool(name) if runs_tool else ""
+        tool = self._draw_first_tool(step_name, continued_turn, has_message=has_message)
+        # Nobody thinks before the message that begins the task.
         has_think_time = has_message and len(predecessors) > 0
         return TaskRequest(
-            step=name,
+            step=step_name,
             predecessors=predecessors,
-            context_turn=context_turn,
-            joined_turns=self._find_joined_turns(step, predecessors, context_turn),
-            tool=tool if sends_tool_result else "",
+            continued_turn=continued_turn,
+            branch_turns=self._find_branch_turns(step, predecessors, continued_turn),
+            tool_of_result=self._tool_of_result(step_name, tool),
             has_message=has_message,
-            pause_ns=self._draw_pause_ns(name, tool, has_think_time=has_think_time),
+            pause_ns=self._draw_pause_ns(step_name, tool, has_think_time=has_think_time),
             repeated_message_turn=self._find_repeated_message(step, predecessors),
             is_first_of_step=True,
         )
 
-    def _build_later_request(self, name: str) -> TaskRequest:
-        """Return a request of a step that continues the previous request of the same copy.
+    def _draw_first_tool(
+        self, step_name: str, continued_turn: int | None, *, has_message: bool
+    ) -> str:
+        """Return the tool that runs before the first request of a step, or "" if none runs.
 
-        It sends the result of a tool or, without one, a message of the user.
+        A tool whose result the model never sees only takes time, so it always runs. A tool whose
+        result is sent to the model runs only if the request can send the result. It cannot in two
+        cases: it begins a new context, in which no response calls the tool, or it sends a user
+        message in place of the result.
         """
-        step = self._steps[name]
+        is_result_sent = step_name in self._graphs.steps_with_tool_results
+        can_send_result = continued_turn is not None and not has_message
+        if is_result_sent and not can_send_result:
+            return ""
+        return self._draw_tool(step_name)
+
+    def _build_later_request(self, step_name: str) -> TaskRequest:
+        """Return a later request (turn) of a step, which continues the request before it.
+
+        Its new content is the result of a tool if the step has tools whose results the model sees.
+        Otherwise it is a message of the user.
+        """
+        step = self._steps[step_name]
         previous_turn = len(self.requests) - 1
-        sends_tool_result = name in self._graphs.steps_with_tool_results
-        has_message = step.input_tokens is not None and not sends_tool_result
-        tool = self._draw_tool(name)
+        is_result_sent = step_name in self._graphs.steps_with_tool_results
+        has_message = step.input_tokens is not None and not is_result_sent
+        tool = self._draw_tool(step_name)
         return TaskRequest(
-            step=name,
+            step=step_name,
             predecessors=(previous_turn,),
-            context_turn=previous_turn,
-            joined_turns=(),
-            tool=tool if sends_tool_result else "",
+            continued_turn=previous_turn,
+            branch_turns=(),
+            tool_of_result=self._tool_of_result(step_name, tool),
             has_message=has_message,
-            pause_ns=self._draw_pause_ns(name, tool, has_think_time=has_message),
+            pause_ns=self._draw_pause_ns(step_name, tool, has_think_time=has_message),
             repeated_message_turn=None,
             is_first_of_step=False,
         )
 
-    def _find_context_turn(self, step: TaskStep, predecessors: tuple[int, ...]) -> int | None:
-        """Return the request whose context the first request of a step continues.
+    def _tool_of_result(self, step_name: str, tool: str) -> str:
+        """Return the tool that ran before a request if the request sends its result, else ""."""
+        return tool if step_name in self._graphs.steps_with_tool_results else ""
+
+    def _find_continued_turn(self, step: TaskStep, predecessors: tuple[int, ...]) -> int | None:
+        """Return the request whose conversation (context) the first request of a step continues.
 
         It is the last request of the first step that the step comes after, if both are chats.
         Return None if the step begins a new context.
@@ -266,57 +306,62 @@ class _GraphBuilder:
             return None
         return self._last_turns[continued_step][0]
 
-    def _find_joined_turns(
-        self, step: TaskStep, predecessors: tuple[int, ...], context_turn: int | None
+    def _find_branch_turns(
+        self, step: TaskStep, predecessors: tuple[int, ...], continued_turn: int | None
     ) -> tuple[int, ...]:
         """Return the requests whose responses the first request of a step sends as tool results.
 
-        These are all chats among its predecessors, apart from the one whose context it continues
-        anyway. Two kinds of requests send none: a new context with a message, which begins with
-        that message alone, and an embedding or ranking, which is a text alone.
+        In this way a chat receives the results of parallel branches, such as sub-agents. The
+        branches are all chats among its predecessors, apart from the one whose conversation it
+        continues. There are no branches in two cases: for an embedding or ranking, whose input is
+        only a text, and for a new conversation with a user message, which is sent alone.
         """
-        begins_with_message = context_turn is None and step.input_tokens is not None
+        begins_with_message = continued_turn is None and step.input_tokens is not None
         if step.kind != "chat" or begins_with_message:
             return ()
-        return tuple(turn for turn in predecessors if self._is_chat(turn) and turn != context_turn)
+        return tuple(
+            turn for turn in predecessors if self._is_chat(turn) and turn != continued_turn
+        )
 
     def _find_repeated_message(self, step: TaskStep, predecessors: tuple[int, ...]) -> int | None:
-        """Return the request whose user message the first request of a step sends again, or None.
+        """Return the earlier turn whose user message the first request of a step sends again.
 
-        Only a step without a message of its own repeats one. An embedding or ranking does, because
-        it needs a text. A chat does if it waits for an embedding or ranking, which has no response
-        that the chat could send. The first embedding or ranking among the predecessors leads to
-        the message, or the first predecessor if all are chats.
+        Return None if it repeats no message. Only a step without a message of its own repeats one,
+        in two cases. An embedding or ranking needs a text. And a chat after an embedding or ranking
+        needs the question, because these have no response that the chat could send in its place.
+        The message is that of the first embedding or ranking among the predecessors, or else of the
+        first predecessor.
         """
         if not predecessors or step.input_tokens is not None:
             return None
         non_generative_turns = [turn for turn in predecessors if not self._is_chat(turn)]
         if non_generative_turns:
-            return _find_message(self.requests, non_generative_turns[0])
+            return _find_turn_of_message(self.requests, non_generative_turns[0])
         if step.kind == "chat":
             return None
-        return _find_message(self.requests, predecessors[0])
+        return _find_turn_of_message(self.requests, predecessors[0])
 
     def _is_chat(self, turn: int) -> bool:
         return self._steps[self.requests[turn].step].kind == "chat"
 
-    def _draw_tool(self, name: str) -> str:
-        return self._graphs.draw_tool(name, self._task, len(self.requests))
+    def _draw_tool(self, step_name: str) -> str:
+        return self._graphs.draw_tool(step_name, self._task, len(self.requests))
 
-    def _draw_pause_ns(self, name: str, tool: str, *, has_think_time: bool) -> int:
+    def _draw_pause_ns(self, step_name: str, tool: str, *, has_think_time: bool) -> int:
         """Return the time that a tool works and that the user thinks before the next request."""
         turn = len(self.requests)
         pause_ns = self._graphs.draw_tool_time_ns(tool, self._task, turn)
         if has_think_time:
-            pause_ns += self._graphs.draw_think_time_ns(name, self._task, turn)
+            pause_ns += self._graphs.draw_think_time_ns(step_name, self._task, turn)
         return pause_ns
 
 
-def _find_message(requests: list[TaskRequest], turn: int) -> int:
-    """Return the request with the user message that a request sends, repeats or follows.
+def _find_turn_of_message(requests: list[TaskRequest], turn: int) -> int:
+    """Return the turn that sends the latest user message before or at `turn` for the first time.
 
-    Starting from the request at `turn`, requests without a message lead to the one whose message
-    they repeat, else to the first one that they wait for.
+    A request without a user message of its own either repeats the message of an earlier turn, or
+    only sends tool results and responses. In the second case the search goes on at the first of the
+    turns that it waits for. It ends, because the first request of a task always has a message.
     """
     while not requests[turn].has_message:
         repeated_turn = requests[turn].repeated_message_turn
@@ -335,15 +380,17 @@ def _step_samplers(step: TaskStep) -> _StepSamplers:
     )
 
 
-def _delay_sampler(delay: Any) -> LengthSampler:
-    """Return a sampler of durations in ns.
+def _delay_sampler(delay: DelayDistribution) -> DelaySampler:
+    """Return a sampler of delays in ns, such as the time of a tool or the think time of a user.
 
-    Without bounds in the workload, a duration is from 0 to LONGEST_NS, while a length is at least
-    1.
+    Delays are drawn with the samplers of token lengths, which truncate normal and log-normal
+    distributions. Their default bounds are those of lengths, from 1 token on. So the defaults for
+    delays, from 0 to LONGEST_NS, are set here.
     """
     if delay.tag in ("normal", "lognormal"):
-        bounds = {"min": delay.min or 0, "max": LONGEST_NS if delay.max is None else delay.max}
-        delay = delay.model_copy(update=bounds)
+        min_ns = 0 if delay.min is None else delay.min
+        max_ns = LONGEST_NS if delay.max is None else delay.max
+        delay = delay.model_copy(update={"min": min_ns, "max": max_ns})
     return length_sampler(delay)
 
 

@@ -114,11 +114,14 @@ class TaskPrompts(GeneratedPrompts):
         tokenizer: Tokenizer,
         target: PromptTarget = ANY_TARGET,
     ) -> None:
-        """Prepare what all tasks have in common.
+        """Prepare what all tasks have in common, so that building a request is fast.
 
-        These are the samplers of lengths by step or tool, the definitions of the tools, and the
-        document collections (corpora) of the steps that send documents. See `build_prompts` for the
-        arguments.
+        Args:
+            task: The steps and tools of a task, as the workload describes them.
+            seed: Decides the lengths and the choices that are drawn for each task.
+            salt: Decides the texts, together with the seed.
+            tokenizer: Counts tokens and supplies the words of the texts.
+            target: What is known of the server that the requests are sent to.
         """
         super().__init__(seed, salt, tokenizer, target.template_tokens)
         self.graphs = TaskGraphs(task, seed)
@@ -126,14 +129,15 @@ class TaskPrompts(GeneratedPrompts):
         self.history: str = task.history
         self._task = task
 
-        self._sample_message = {
+        # Samplers of the token counts of user messages, by step, and of tool results, by tool.
+        # Only the results of known tools, which have a length, are sent to the model.
+        self._message_length_samplers = {
             name: length_sampler(step.input_tokens)
             for name, step in task.steps.items()
             if step.input_tokens
         }
-        # The tools whose results the model gets.
         known_tools = task.known_tools
-        self._sample_result = {
+        self._result_length_samplers = {
             name: length_sampler(tool.result_tokens) for name, tool in known_tools.items()
         }
         self._tools = [
@@ -142,12 +146,13 @@ class TaskPrompts(GeneratedPrompts):
         ]
         self._tools_tokens = sum(tool.schema_tokens for tool in known_tools.values())
 
+        # The document collection of each step that sends documents, and how many a request sends.
         self._corpora: dict[str, Corpus] = {}
-        self._sample_document_count: dict[str, LengthSampler] = {}
+        self._document_count_samplers: dict[str, LengthSampler] = {}
         for name, step in task.steps.items():
             if step.documents is not None:
                 self._corpora[name] = _build_corpus(step.documents, self._lengths_key)
-                self._sample_document_count[name] = length_sampler(step.documents.count)
+                self._document_count_samplers[name] = length_sampler(step.documents.count)
 
         self._cached_added_lengths = functools.lru_cache(LENGTHS_CACHED)(self._added_lengths)
         self._cached_scripted_context = functools.lru_cache(CONTEXTS_CACHED)(
@@ -170,7 +175,7 @@ class TaskPrompts(GeneratedPrompts):
         """Return True if a request contains real responses of earlier requests."""
         task, turn = self.task_and_turn(request_id)
         request = self.graphs[task][turn]
-        has_earlier_responses = request.context_turn is not None or len(request.joined_turns) > 0
+        has_earlier_responses = request.continued_turn is not None or len(request.branch_turns) > 0
         return self.history == "server" and has_earlier_responses
 
     def request_ids(self, count: int) -> Iterator[int]:
@@ -221,7 +226,10 @@ class TaskPrompts(GeneratedPrompts):
         return self.graphs.output_tokens(*self.task_and_turn(request_id))
 
     def sequence_lengths(self, request_id: int) -> tuple[int, ...]:
-        """Return the tokens of each sequence of an embedding or ranking, or () for a chat."""
+        """Return the tokens of each sequence that the model reads, or () for a chat.
+
+        An embedding is one sequence. A ranking has one for each document, together with the query.
+        """
         task, turn = self.task_and_turn(request_id)
         if not self._is_non_generative(task, turn):
             return ()
@@ -232,12 +240,12 @@ class TaskPrompts(GeneratedPrompts):
         return (text_tokens + documents.tokens_each,) * len(documents.chunks)
 
     def prompt_segments(self, request_id: int) -> list[PromptSegment]:
-        """Return the segments of a prompt in order.
+        """Return the segments of a prompt in order, for the prefix cache of the simulated server.
 
-        Prompts that begin with equal segments share that beginning, so a simulated prefix cache
-        compares segments in place of texts. The first segment is the tool definitions and the
-        system message. Then each request of the context adds a segment for each of its documents,
-        and one for its other messages and its response.
+        Prompts that begin with equal segments share that beginning, so the cache compares segments
+        in place of texts. The first segment is the tool definitions and the system message. Then
+        each request of the conversation (context) adds a segment for each of its documents, and one
+        for its other messages and its response.
         """
         task, turn = self.task_and_turn(request_id)
         context_turns = self._context_turns(task, turn)
@@ -247,7 +255,8 @@ class TaskPrompts(GeneratedPrompts):
         first_id = task * self.turns
         for context_turn in context_turns:
             lengths = self._cached_added_lengths(task, context_turn)
-            if lengths.documents.chunks:  # without a call for the many turns that have none
+            # The condition saves a call for the many turns without documents.
+            if lengths.documents.chunks:
                 segments += _document_segments(lengths.documents)
             tokens = lengths.other_tokens
             if context_turn != turn:
@@ -256,34 +265,36 @@ class TaskPrompts(GeneratedPrompts):
         return segments
 
     def _context_turns(self, task: int, turn: int) -> list[int]:
-        """Return the requests whose messages a request sends again, and last the request itself.
+        """Return the turns whose messages are in a request, from the first to the request itself.
 
-        The first of them began the context.
+        A request contains all messages of the request that it continues, which may in turn continue
+        an earlier one. The first of them began the conversation (context).
         """
         graph = self.graphs[task]
-        turns_from_last = [turn]
-        continued_turn = graph[turn].context_turn
+        newest_first = [turn]
+        continued_turn = graph[turn].continued_turn
         while continued_turn is not None:
-            turns_from_last.append(continued_turn)
-            continued_turn = graph[continued_turn].context_turn
-        return turns_from_last[::-1]
+            newest_first.append(continued_turn)
+            continued_turn = graph[continued_turn].continued_turn
+        return newest_first[::-1]
 
     def _context_tokens(self, task: int, turn: int) -> int:
         """Return the requested content tokens of all messages of a request.
 
-        A new context has a system message and the new messages of the request. A continued one has
-        all messages of the continued request, the response to it, and the new messages.
+        A request that begins a new conversation has a system message and its new messages. Any
+        other request has all messages of the request that it continues, the response to that
+        request, and its new messages.
         """
         request = self.graphs[task][turn]
         new_tokens = self._new_tokens(task, turn)
-        if request.context_turn is None:
+        if request.continued_turn is None:
             return self._task.steps[request.step].system_tokens + new_tokens
-        continued_tokens = self._context_tokens(task, request.context_turn)
-        response_tokens = self.graphs.output_tokens(task, request.context_turn)
+        continued_tokens = self._context_tokens(task, request.continued_turn)
+        response_tokens = self.graphs.output_tokens(task, request.continued_turn)
         return continued_tokens + response_tokens + new_tokens
 
     def _added_lengths(self, task: int, turn: int) -> _AddedLengths:
-        """Return the lengths of what one request adds to its context."""
+        """Return the lengths of what a request, and then its response, add to the conversation."""
         documents = self._documents(task, turn)
         return _AddedLengths(
             documents,
@@ -292,16 +303,16 @@ class TaskPrompts(GeneratedPrompts):
         )
 
     def _new_tokens(self, task: int, turn: int) -> int:
-        """Return the content tokens that a request adds to its context, without system message.
+        """Return the content tokens that a request adds to the conversation that it continues.
 
-        They are those of its documents, of the responses that it joins, of the result of a tool and
-        of its user message.
+        They are those of its documents, of the responses of parallel branches, of the result of a
+        tool and of its user message. The system message of a new conversation is not included.
         """
         request = self.graphs[task][turn]
         tokens = self._documents(task, turn).tokens
-        for joined_turn in request.joined_turns:
-            tokens += self.graphs.output_tokens(task, joined_turn)
-        if request.tool:
+        for branch_turn in request.branch_turns:
+            tokens += self.graphs.output_tokens(task, branch_turn)
+        if request.tool_of_result:
             tokens += self._result_tokens(task, turn)
         if _sends_message(request):
             tokens += self._message_tokens(task, turn)
@@ -309,20 +320,23 @@ class TaskPrompts(GeneratedPrompts):
 
     def _result_tokens(self, task: int, turn: int) -> int:
         """Return the tokens of the tool result that a request sends."""
-        sample = self._sample_result[self.graphs[task][turn].tool]
-        return sample(self._lengths_key, "tool", self._request_id(task, turn))
+        sample_length = self._result_length_samplers[self.graphs[task][turn].tool_of_result]
+        return sample_length(self._lengths_key, "tool", self._draw_index(task, turn))
 
     def _message_tokens(self, task: int, turn: int) -> int:
-        """Return the tokens of the user message that a request sends, its own or a repeated one.
+        """Return the content tokens of the user message that a request sends.
 
-        The tokens of the chat template are subtracted from a message that begins a chat, as in
-        other workloads.
+        A request without a message of its own repeats the message of an earlier request, with the
+        same length. The workload sets the length of a prompt as the server counts it, with the
+        tokens of the chat template. So the first message of a chat is shorter by these.
         """
         original_turn = self._original_turn_of_message(task, turn)
-        original = self.graphs[task][original_turn]
-        sample = self._sample_message[original.step]
-        tokens = sample(self._lengths_key, "input", self._request_id(task, original_turn))
-        begins_context = original.context_turn is None
+        original_request = self.graphs[task][original_turn]
+        sample_length = self._message_length_samplers[original_request.step]
+        draw_index = self._draw_index(task, original_turn)
+        tokens = sample_length(self._lengths_key, "input", draw_index)
+
+        begins_context = original_request.continued_turn is None
         if begins_context and not self._is_non_generative(task, original_turn):
             return self._subtract_template(tokens)
         return tokens
@@ -333,34 +347,39 @@ class TaskPrompts(GeneratedPrompts):
         return turn if repeated_turn is None else repeated_turn
 
     def _documents(self, task: int, turn: int) -> _Documents:
-        """Return the documents that a request sends. Only the first request of a step sends any.
+        """Return the documents that a request sends, as chunks of a corpus.
 
-        They are the `best` documents of the ranking before it, or documents that are drawn from the
-        corpus of the step. The best documents of a ranking are the first ones that were drawn for
-        it, because the response of the server to the ranking is not read.
+        Only the first request of a step sends any. A step with `best` sends the best documents of
+        the ranking before it. A step with `documents` sends some that are drawn from its corpus.
         """
         request = self.graphs[task][turn]
         step = self._task.steps[request.step]
         if not request.is_first_of_step:
             return NO_DOCUMENTS
         if step.best is not None:
-            ranking_turn = next(
-                predecessor
-                for predecessor in request.predecessors
-                if self._step(task, predecessor).kind == "rerank"
-            )
-            ranked = self._documents(task, ranking_turn)
-            return _Documents(ranked.chunks[: step.best], ranked.tokens_each)
+            return self._best_documents(task, request, step.best)
         if step.documents is None:
             return NO_DOCUMENTS
-        request_id = self._request_id(task, turn)
-        sample_count = self._sample_document_count[request.step]
-        count = sample_count(self._lengths_key, "documents", request_id)
-        chunks = self._corpora[request.step].chunks_of(request_id)[:count]
+        draw_index = self._draw_index(task, turn)
+        sample_count = self._document_count_samplers[request.step]
+        count = sample_count(self._lengths_key, "documents", draw_index)
+        chunks = self._corpora[request.step].chunks_of(draw_index)[:count]
         return _Documents(chunks, step.documents.tokens)
 
-    def _request_id(self, task: int, turn: int) -> int:
-        """Return the index of a request in random draws."""
+    def _best_documents(self, task: int, request: TaskRequest, count: int) -> _Documents:
+        """Return `count` documents of the ranking that a request waits for.
+
+        The response of the server to the ranking is not read, because the texts are random and have
+        no relevance. The first documents that were drawn for the ranking count as the best.
+        """
+        ranking_turn = next(
+            turn for turn in request.predecessors if self._step(task, turn).kind == "rerank"
+        )
+        ranked_documents = self._documents(task, ranking_turn)
+        return _Documents(ranked_documents.chunks[:count], ranked_documents.tokens_each)
+
+    def _draw_index(self, task: int, turn: int) -> int:
+        """Return the index under which the values of a request are drawn from the seed."""
         return task * self.turns + turn
 
     def _is_non_generative(self, task: int, turn: int) -> bool:
@@ -374,8 +393,8 @@ class TaskPrompts(GeneratedPrompts):
 
     def _message_text(self, task: int, turn: int) -> Text:
         """Return the user message that a request sends, its own or a repeated one."""
-        request_id = self._request_id(task, self._original_turn_of_message(task, turn))
-        return self._texts.history_text("user", request_id, self._message_tokens(task, turn))
+        draw_index = self._draw_index(task, self._original_turn_of_message(task, turn))
+        return self._texts.history_text("user", draw_index, self._message_tokens(task, turn))
 
     def _document_texts(self, task: int, turn: int) -> list[Text]:
         """Return the texts of the documents of a request, which other tasks may have as well."""
@@ -388,7 +407,7 @@ class TaskPrompts(GeneratedPrompts):
     def _scripted_response(self, task: int, turn: int) -> Text:
         """Return the response to a request as it is drawn from the seed."""
         tokens = self.graphs.output_tokens(task, turn)
-        return self._texts.history_text("reply", self._request_id(task, turn), tokens)
+        return self._texts.history_text("reply", self._draw_index(task, turn), tokens)
 
     # -- requests --------------------------------------------------------------------------------
 
@@ -430,14 +449,19 @@ class TaskPrompts(GeneratedPrompts):
         )
 
     def _tool_fields(self, task: int, turn: int) -> dict[str, Any]:
-        """Return the body fields for tools. `tool_choice` is sent if a tool is called next."""
+        """Return the body fields `tools` and `tool_choice` of a request.
+
+        `tool_choice` can force the model to call a tool. It is only sent if the response should
+        contain a call, that is, if a later request continues with the result of a tool.
+        """
         fields: dict[str, Any] = {}
         if self._tools:
             fields["tools"] = self._tools
-        calls_tool = any(
-            request.context_turn == turn and request.tool for request in self.graphs[task]
+        should_call_tool = any(
+            later_request.continued_turn == turn and later_request.tool_of_result
+            for later_request in self.graphs[task]
         )
-        if self._task.tool_choice is not None and calls_tool:
+        if self._task.tool_choice is not None and should_call_tool:
             fields["tool_choice"] = self._task.tool_choice
         return fields
 
@@ -455,9 +479,10 @@ class TaskPrompts(GeneratedPrompts):
     ) -> _Context:
         """Build all messages of a request.
 
-        If the request begins a new context, they are a system message and one user message.
-        Otherwise they are, in this order, the messages of the continued request, the response to
-        it, the results of tools, and a user message for each document and for the message itself.
+        A request that begins a new conversation (context) has a system message and one user
+        message. Any other request has, in this order: the messages of the request that it
+        continues, the response to that request, the results of tools, a user message for each
+        document, and its own user message.
 
         Args:
             task: The number of the task.
@@ -469,15 +494,15 @@ class TaskPrompts(GeneratedPrompts):
         user_texts = self._document_texts(task, turn)
         if _sends_message(request):
             user_texts.append(self._message_text(task, turn))
-        if request.context_turn is None:
+        if request.continued_turn is None:
             system_tokens = self._task.steps[request.step].system_tokens
             texts = user_texts + [result.text for result in results]
             return self._build_new_context(request.step, system_tokens, texts)
 
-        continued = self._context(task, request.context_turn, replies)
-        response = self._response(task, request.context_turn, replies)
+        continued = self._context(task, request.continued_turn, replies)
+        response = self._response(task, request.continued_turn, replies)
         messages = list(continued.messages)
-        messages += self._response_messages(self._request_id(task, turn), response.turn, results)
+        messages += self._response_messages(self._draw_index(task, turn), response.turn, results)
         messages += [{"role": "user", "content": text.text} for text in user_texts]
         tokens = continued.tokens + response.tokens
         tokens += sum(result.text.tokens for result in results)
@@ -501,21 +526,21 @@ class TaskPrompts(GeneratedPrompts):
     def _tool_results(
         self, task: int, turn: int, replies: Mapping[int, AssistantTurn]
     ) -> list[_ToolResult]:
-        """Return the results of tools that a request sends.
+        """Return the tool results that a request sends.
 
-        The responses of other steps that the request joins come first. They are sent as if the step
-        were a tool. The result of the tool that the request itself runs is last.
+        The responses of parallel branches come first. Each is sent as if its step were a tool that
+        returned the response. Last comes the result of the tool that ran before the request.
         """
         request = self.graphs[task][turn]
-        results = []
-        for joined_turn in request.joined_turns:
-            response = self._response(task, joined_turn, replies)
+        results: list[_ToolResult] = []
+        for branch_turn in request.branch_turns:
+            response = self._response(task, branch_turn, replies)
             text = Text(response.turn.text, response.tokens)
-            results.append(_ToolResult(self.graphs[task][joined_turn].step, text))
-        if request.tool:
-            request_id = self._request_id(task, turn)
-            text = self._texts.history_text("tool", request_id, self._result_tokens(task, turn))
-            results.append(_ToolResult(request.tool, text))
+            results.append(_ToolResult(self.graphs[task][branch_turn].step, text))
+        if request.tool_of_result:
+            draw_index = self._draw_index(task, turn)
+            text = self._texts.history_text("tool", draw_index, self._result_tokens(task, turn))
+            results.append(_ToolResult(request.tool_of_result, text))
         return results
 
     def _response(self, task: int, turn: int, replies: Mapping[int, AssistantTurn]) -> _Response:

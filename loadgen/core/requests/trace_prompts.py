@@ -38,12 +38,19 @@ class TraceRequest(NamedTuple):
     turn: int = 0
 
 
+class _BlockTexts(NamedTuple):
+    """The texts of the blocks of a prompt, and how many tokens they have together."""
+
+    texts: list[str]
+    tokens: int
+
+
 class TracePrompts(GeneratedPrompts):
     """Prompts with the lengths of a trace that share text where hashes of the trace are equal.
 
     The request with the id `n` is row `n`. After the last row the rows repeat with other text. If
-    the source is the sessions of a trace, the id of a request is session * turns + position, as in
-    the schedule.
+    the source is the sessions of a trace, each session has a block of `turns` ids, as in the
+    schedule.
 
     A hash of a trace stands for a block of a prompt and all text before it. Each hash becomes a
     text that depends on the hash alone, so prompts that begin with the same hashes begin with the
@@ -101,19 +108,19 @@ class TracePrompts(GeneratedPrompts):
         )
 
     def locate(self, request_id: int) -> TraceRequest:
-        """Return which request of the trace an id stands for.
+        """Return the row of the trace, and the session and turn, that a request id stands for.
 
         The trace is replayed in cycles: after its last request or session it begins again. In a
-        replay of sessions, each session has `turns` ids in a row, of which a shorter one does not
-        use all. Raises IndexError for an id that is not used.
+        replay of sessions, each session has a block of `turns` ids, as many as the longest session
+        needs, and a shorter session does not use all of them. Raises IndexError for an unused id.
         """
         if self._sessions is None:
             cycle, row = divmod(request_id, len(self.trace))
             return TraceRequest(cycle, row)
         # Sessions are numbered through all cycles.
-        session_number, position = divmod(request_id, self.turns)
+        session_number, id_in_block = divmod(request_id, self.turns)
         cycle, session_index = divmod(session_number, len(self._sessions))
-        turn = self._turn_at(self._sessions, session_index, position)
+        turn = self._turn_of_id(self._sessions, session_index, id_in_block)
         if turn is None:
             raise IndexError(request_id)
         row = int(self._sessions.rows(session_index)[turn])
@@ -121,20 +128,22 @@ class TracePrompts(GeneratedPrompts):
             return TraceRequest(cycle, row, SINGLE_REQUEST_SESSION, turn)
         return TraceRequest(cycle, row, session_number, turn)
 
-    def _turn_at(self, sessions: TraceSessions, session_index: int, position: int) -> int | None:
-        """Return the turn of a session at a position, or None if the position is not used.
+    def _turn_of_id(
+        self, sessions: TraceSessions, session_index: int, id_in_block: int
+    ) -> int | None:
+        """Return the turn (from 0) that an id in the block of a session stands for.
 
-        The last request of a session has the last of the `turns` positions, so that the schedule
-        recognizes it without knowing the size of the session. The others have the first positions.
-        A request that belongs to no session has the first position.
+        Return None for an id that the session does not use. Each block has `self.turns` ids. The
+        last turn of a session always has the last id, so that the schedule recognizes the end of a
+        session by the id alone. The other turns have the first ids. For example, with 5 ids a
+        session of 3 turns uses the ids 0, 1 and 4. A row that belongs to no session uses id 0.
         """
         if not sessions.is_session[session_index]:
-            return 0 if position == 0 else None
-        last_position = self.turns - 1
+            return 0 if id_in_block == 0 else None
         last_turn = int(sessions.turn_counts[session_index]) - 1
-        if position == last_position:
+        if id_in_block == self.turns - 1:
             return last_turn
-        return position if position < last_turn else None
+        return id_in_block if id_in_block < last_turn else None
 
     def request_ids(self, count: int) -> Iterable[int]:
         """Return the ids of the first requests."""
@@ -145,8 +154,9 @@ class TracePrompts(GeneratedPrompts):
     def _ids_by_session(self, sessions: TraceSessions) -> Iterator[int]:
         """Yield the ids of all requests, one session after the other, without end.
 
-        Each session has `turns` ids. Its last request has the last of them, and the others have the
-        first ones. A request that belongs to no session has the first one.
+        Each session has a block of `self.turns` ids, of which it uses the first ones and, for its
+        last turn, the last one. A row that belongs to no session uses only the first one. See
+        `_turn_of_id` for the reason.
         """
         for session_number in itertools.count():
             session_index = session_number % len(sessions)
@@ -156,7 +166,8 @@ class TracePrompts(GeneratedPrompts):
                 continue
             turn_count = int(sessions.turn_counts[session_index])
             yield from range(first_id, first_id + turn_count - 1)
-            yield first_id + self.turns - 1
+            last_id = first_id + self.turns - 1
+            yield last_id
 
     def with_replies(
         self,
@@ -195,29 +206,39 @@ class TracePrompts(GeneratedPrompts):
         A hash of the trace stands for a block of tokens that other prompts with this hash have as
         well. A prompt without hashes shares nothing, so it is all unique.
         """
-        requested_tokens = self.requested_input_tokens(request_id)
-        block_texts: list[str] = []
-        remaining_tokens = requested_tokens
+        prompt_tokens = self.requested_input_tokens(request_id)
+        block_texts = self._shared_block_texts(request, prompt_tokens)
+        if not block_texts.texts:
+            head = self._texts.unique_head(request_id, prompt_tokens)
+            return self._texts.exact_text("user", request_id, prompt_tokens, head)
+
+        unique_text = ""
+        unique_tokens = prompt_tokens - block_texts.tokens
+        if unique_tokens:
+            head = [" " + self._texts.start_word(request_id)]
+            unique_text = self._texts.random_text("own", request_id, unique_tokens, head)
+        text = "".join([*block_texts.texts, unique_text])
+        # Without an additive tokenizer, the tokens of the blocks do not add up exactly.
+        is_exact = self._tokenizer.additive
+        return Text(text, prompt_tokens if is_exact else self._tokenizer.count(text))
+
+    def _shared_block_texts(self, request: TraceRequest, prompt_tokens: int) -> _BlockTexts:
+        """Return the texts of the blocks of a prompt that have a hash, in their order.
+
+        A trace may have more hashes than fit into a prompt of `prompt_tokens`. The last block is
+        then cut, and the blocks after it are left out.
+        """
+        texts: list[str] = []
+        remaining_tokens = prompt_tokens
         for position, block_hash in enumerate(self.trace.block_hashes(request.row)):
             tokens = min(remaining_tokens, self.trace.tokens_by_hash[block_hash])
             if tokens:
                 is_first = position == 0
-                block_texts.append(
+                texts.append(
                     self._cached_block_text(request.cycle, block_hash, tokens, is_first=is_first)
                 )
                 remaining_tokens -= tokens
-        if not block_texts:
-            head = self._texts.unique_head(request_id, requested_tokens)
-            return self._texts.exact_text("user", request_id, requested_tokens, head)
-
-        unique_text = ""
-        if remaining_tokens:
-            head = [" " + self._texts.start_word(request_id)]
-            unique_text = self._texts.random_text("own", request_id, remaining_tokens, head)
-        text = "".join([*block_texts, unique_text])
-        # Without an additive tokenizer, the tokens of the blocks do not add up exactly.
-        is_exact = self._tokenizer.additive
-        return Text(text, requested_tokens if is_exact else self._tokenizer.count(text))
+        return _BlockTexts(texts, prompt_tokens - remaining_tokens)
 
     def _block_text(self, cycle: int, block_hash: int, tokens: int, *, is_first: bool) -> str:
         """Return the text of the block with a hash, which is another one in each cycle.
@@ -244,30 +265,32 @@ class TracePrompts(GeneratedPrompts):
     def warnings(self, request_count: int) -> list[str]:
         """Return sentences about how the requests differ from the trace."""
         return [
-            *self._warn_of_repetition(request_count),
-            *self._warn_of_sessions(),
-            *self._warn_of_omitted_rows(),
-            *self._warn_of_requested_fields(),
+            *self._describe_repetition(request_count),
+            *self._describe_unused_sessions(),
+            *self._describe_omitted_rows(),
+            *self._describe_extra_fields(),
         ]
 
-    def _warn_of_repetition(self, request_count: int) -> Iterator[str]:
+    def _describe_repetition(self, request_count: int) -> Iterator[str]:
         """Yield a warning if there are more requests than rows in the trace."""
         if request_count > len(self.trace):
             requests = format.counted(request_count, "request")
             yield f"{requests} from a trace of {len(self.trace):,}: it comes again with other text"
 
-    def _warn_of_sessions(self) -> Iterator[str]:
-        """Yield a warning about the sessions of the trace, if there is a reason.
+    def _describe_unused_sessions(self) -> Iterator[str]:
+        """Yield a warning if the conversations of the trace are not sent as they were recorded.
 
-        One warns if conversations are sent as unrelated requests. The other one warns if sessions
-        are replayed, and the trace has no hashes that say what their prompts share.
+        There are two cases. Either the user did not ask to replay sessions, so the requests of a
+        conversation are sent as unrelated requests. Or sessions are replayed, but the trace has no
+        hashes that say what their prompts share, so a later prompt does not begin with the earlier
+        ones.
         """
         if self._sessions is None:
             session_count = self._count_sessions()
             if session_count:
+                sessions = format.counted(session_count, "session")
                 yield (
-                    f"the trace has {format.counted(session_count, 'session')} of several "
-                    "requests, which are sent as unrelated "
+                    f"the trace has {sessions} of several requests, which are sent as unrelated "
                     "requests; --set trace_replay=sessions sends each after the one before it"
                 )
         elif not len(self.trace.hashes):
@@ -282,26 +305,36 @@ class TracePrompts(GeneratedPrompts):
         _, sizes = np.unique(groups, return_counts=True)
         return int((sizes > 1).sum())
 
-    def _warn_of_omitted_rows(self) -> Iterator[str]:
-        """Yield a warning for each reason why rows of the trace are left out."""
-        if self.trace.rows_without_output:
-            rows = format.counted(
-                self.trace.rows_without_output, "row of the trace had", "rows of the trace had"
-            )
-            yield f"{rows} no answer: left out"
-        if self.trace.bad_rows:
-            rows = format.counted(
-                self.trace.bad_rows, "bad row of the trace is", "bad rows of the trace are"
-            )
-            yield f"{rows} left out, the first {self.trace.first_error}"
+    def _describe_omitted_rows(self) -> Iterator[str]:
+        """Yield a warning for each reason why rows of the trace are not sent.
 
-    def _warn_of_requested_fields(self) -> Iterator[str]:
-        """Yield warnings about body fields and models that rows of the trace request."""
+        Rows without output tokens were requests that failed, so there is no length to request. Rows
+        with mistakes (bad rows) are only left out if the user allows it.
+        """
+        rows_without_output = self.trace.rows_without_output
+        if rows_without_output:
+            subject = format.counted(
+                rows_without_output, "row of the trace has", "rows of the trace have"
+            )
+            yield f"{subject} no output tokens and cannot be sent"
+        bad_rows = self.trace.bad_rows
+        if bad_rows:
+            subject = format.counted(
+                bad_rows, "bad row of the trace is", "bad rows of the trace are"
+            )
+            yield f"{subject} left out, the first {self.trace.first_error}"
+
+    def _describe_extra_fields(self) -> Iterator[str]:
+        """Yield warnings about the extra body fields in rows of the trace, and about their models.
+
+        The user should know that such fields are sent, and that the field `model` is not if the
+        server does not list that model.
+        """
         names = sorted({name for fields in self.trace.fields for name in fields})
         if names:
             yield f"rows of the trace ask for {', '.join(names)}, which is sent"
-        models = {str(fields["model"]) for fields in self.trace.fields if "model" in fields}
-        unlisted_models = sorted(models.difference(self._models))
+        trace_models = {str(fields["model"]) for fields in self.trace.fields if "model" in fields}
+        unlisted_models = sorted(trace_models.difference(self._models))
         if unlisted_models:
             yield (
                 f"the server lists no {', '.join(unlisted_models)}: rows that ask for it go to the "

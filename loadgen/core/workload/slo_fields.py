@@ -73,8 +73,9 @@ class WrittenLimits(Part):
 class WrittenTaskTerm(Part):
     """The limits of tasks and conversations as a whole."""
 
+    # The limit of the time from the start of a task to its end.
     within_ns: PositiveDuration | None = Field(default=None, validation_alias="within")
-    # The limit of the time to each first token.
+    # The limit of the time to first token of each request of a task.
     wait_ns: PositiveDuration | None = Field(default=None, validation_alias="wait")
     # The share of tasks that must meet both limits.
     attainment: Share = 0.99
@@ -85,6 +86,10 @@ class WrittenTaskTerm(Part):
             example = "task: {within: 90s, wait: 2s, attainment: 95%}"
             raise units.InvalidValueError("missing_value", "has no limit", example)
         return self
+
+    def to_term(self) -> TaskTerm:
+        """Return the limits as the term of an SLO."""
+        return TaskTerm(within_ns=self.within_ns, wait_ns=self.wait_ns, share=self.attainment)
 
 
 class WrittenSlo(Part):
@@ -118,32 +123,36 @@ class WrittenSlo(Part):
         return schema
 
     def to_slo(self) -> Slo:
-        """Return the SLO with the terms as they are written in the file.
+        """Return the SLO that the file describes.
 
-        A term without a percentile has that of the whole SLO (`at`). Raises `InvalidValueError` if
-        there is no term, or if two terms limit the same metric at the same percentile.
+        Raises `InvalidValueError` if two limits are for the same metric and percentile, or if the
+        SLO has no limit that requests or tasks can meet.
         """
-        terms: list[Term] = []
-        # Iterating over a pydantic model yields its fields. Those of metrics are WrittenLimits.
-        for name, field in self:
-            if isinstance(field, WrittenLimits):
-                terms += [
-                    Term(metric=name, limit_ns=limit.limit_ns, quantile=limit.quantile or self.at)
-                    for limit in field.limits
-                ]
-        _check_one_limit_per_percentile(terms)
-        task_term = None
-        if self.task is not None:
-            task_term = TaskTerm(
-                within_ns=self.task.within_ns, wait_ns=self.task.wait_ns, share=self.task.attainment
-            )
-        # The attainment is the share of requests that meet all latency limits, so it needs one. A
-        # term for tasks is enough only without an attainment.
-        needs_latency_term = task_term is None or self.attainment is not None
-        if needs_latency_term and not terms:
+        latency_terms = self._latency_terms()
+        _check_one_limit_per_percentile(latency_terms)
+        has_attainment = self.attainment is not None
+        has_task_term = self.task is not None
+        # The attainment is the share of requests that meet all latency limits, so it has no meaning
+        # without such a limit. Limits of tasks alone are enough if there is no attainment.
+        is_latency_term_required = has_attainment or not has_task_term
+        if is_latency_term_required and not latency_terms:
             example = "slo: {ttft: 2s, tpot: 200ms, at: p99}"
             raise units.InvalidValueError("missing_value", "has no term", example)
-        return Slo(terms=tuple(terms), goodput_share=self.attainment, task=task_term)
+        task_term = None if self.task is None else self.task.to_term()
+        return Slo(terms=latency_terms, goodput_share=self.attainment, task=task_term)
+
+    def _latency_terms(self) -> tuple[Term, ...]:
+        """Return one term for each limit of a latency, in the order of the metrics.
+
+        A limit without a percentile has that of the whole SLO (`at`).
+        """
+        # Iterating over a pydantic model yields its fields. Those of metrics are WrittenLimits.
+        return tuple(
+            Term(metric=name, limit_ns=limit.limit_ns, quantile=limit.quantile or self.at)
+            for name, field in self
+            if isinstance(field, WrittenLimits)
+            for limit in field.limits
+        )
 
 
 def _check_one_limit_per_percentile(terms: Sequence[Term]) -> None:
@@ -170,15 +179,17 @@ def build_slo_model(metric_names: tuple[str, ...]) -> type[WrittenSlo]:
 
 
 def validate_slo(value: Any, info: ValidationInfo) -> Slo | None:
-    """Parse the SLO of a file, or return the SLO of a workload that was built in Python.
+    """Return the SLO of a workload, from one of the forms that pydantic may pass.
 
-    The keys are the known metrics, which packages can add to. An SLO with an unknown key is
-    reported in the context and read as None, so that the rest of the file is checked as well.
+    A workload that was built in Python has an `Slo`. A workload that was stored as JSON has the
+    fields of an `Slo`. A workload file has a key for each metric; plug-ins can add metrics. If an
+    SLO in a file has an unknown key, the error is in the context and the result is None, so that
+    the rest of the file is checked as well.
     """
     if value is None or isinstance(value, Slo):
         return value
     context = info.context
-    if not isinstance(context, FileContext):  # a checked workload that was dumped
+    if not isinstance(context, FileContext):
         return msgspec.convert(value, Slo)
     errors_before = len(context.errors)
     metric_names = tuple(dict.fromkeys((*metrics(), *context.extra_metrics)))

@@ -168,12 +168,12 @@ def test_the_graph_of_a_task_follows_from_seed_and_number(tmp_path: Path) -> Non
     for number in range(200):
         nodes = graphs[number]
         looks = [turn for turn, node in enumerate(nodes) if node.step == "look"]
-        begins = [turn for turn in looks if nodes[turn].context_turn is None]
+        begins = [turn for turn in looks if nodes[turn].continued_turn is None]
         ends = [turn for turn in looks if turn + 1 not in looks or turn + 1 in begins]
         copies.add(len(begins))
         turns.add(len(looks) / len(begins))
         write = nodes[-2]
-        assert (write.step, write.predecessors, write.context_turn, write.joined_turns) == (
+        assert (write.step, write.predecessors, write.continued_turn, write.branch_turns) == (
             "write",
             (0, *ends),
             0,
@@ -184,15 +184,18 @@ def test_the_graph_of_a_task_follows_from_seed_and_number(tmp_path: Path) -> Non
             for turn in begins
         )
         for turn in set(looks) - set(begins):
-            assert nodes[turn].predecessors == (turn - 1,) and nodes[turn].tool in (
+            assert nodes[turn].predecessors == (turn - 1,) and nodes[turn].tool_of_result in (
                 "search",
                 "fetch",
             )
-            if nodes[turn].tool == "search":
+            if nodes[turn].tool_of_result == "search":
                 assert 100_000_000 <= nodes[turn].pause_ns <= 900_000_000
     assert copies == {1, 2, 3} and turns == {1, 2, 3, 4}
     fetched = [
-        node.pause_ns for number in range(200) for node in graphs[number] if node.tool == "fetch"
+        node.pause_ns
+        for number in range(200)
+        for node in graphs[number]
+        if node.tool_of_result == "fetch"
     ]
     assert 1.5e9 < float(np.median(fetched)) < 2.5e9
 
@@ -233,7 +236,7 @@ def test_a_request_has_exactly_the_tokens_of_its_place_in_the_graph(tmp_path: Pa
                 "system",
                 "user",
                 "assistant",
-                *["tool"] * len(node.joined_turns),
+                *["tool"] * len(node.branch_turns),
             ]
 
 
@@ -283,9 +286,9 @@ def test_a_request_begins_with_the_messages_of_the_context_it_continues() -> Non
     continued = 0
     for number, request in requests.items():
         node = made.graphs[request.session][request.turn]
-        if node.context_turn is None:
+        if node.continued_turn is None:
             continue
-        before = requests.get(number - request.turn + node.context_turn)
+        before = requests.get(number - request.turn + node.continued_turn)
         if before is not None:
             continued += all(
                 one is other for one, other in zip(before.messages, request.messages, strict=False)
@@ -514,18 +517,20 @@ def test_the_server_receives_the_graph_with_joins_and_real_responses(
             ends = [rows[task * made.turns + before]["done_ns"] for before in node.predecessors]
             assert rows[number]["due_ns"] == max(ends) + node.pause_ns <= rows[number]["sent_ns"]
         path = [turn]
-        while made.graphs[task][path[-1]].context_turn is not None:
-            path.append(made.graphs[task][path[-1]].context_turn)
+        while made.graphs[task][path[-1]].continued_turn is not None:
+            path.append(made.graphs[task][path[-1]].continued_turn)
         answers = [message for message in messages if message["role"] == "assistant"]
         assert len(answers) == len(path) - 1
         for answer, follower in zip(answers, reversed(path[:-1]), strict=True):
             follows = made.graphs[task][follower]
-            assert len(answer["tool_calls"]) == len(follows.joined_turns) + bool(follows.tool)
+            assert len(answer["tool_calls"]) == len(follows.branch_turns) + bool(
+                follows.tool_of_result
+            )
             if history == "server":
                 assert (answer["content"], answer["tool_calls"][0]) == ("so be it", call)
         results = [message["content"] for message in messages if message["role"] == "tool"]
-        if node.joined_turns:
-            assert len(results) == len(node.joined_turns)
+        if node.branch_turns:
+            assert len(results) == len(node.branch_turns)
             assert (set(results) == {"so be it"}) == (history == "server")
 
 
@@ -631,7 +636,9 @@ def test_the_embedded_endpoint_calls_a_tool_where_that_is_required(
     made = prompts(requested_workload)
     for row in store.read_run(folder).rows:
         task, turn = made.task_and_turn(int(row["slot"]))
-        called = any(node.context_turn == turn and node.tool for node in made.graphs[task])
+        called = any(
+            node.continued_turn == turn and node.tool_of_result for node in made.graphs[task]
+        )
         assert (
             row["status"] == STATUS["ok"]
             and (row["finish_reason"] == FINISH["tool_calls"]) == called
