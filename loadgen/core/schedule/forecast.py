@@ -62,9 +62,10 @@ class Forecast(NamedTuple):
 
 
 def mean_tokens(prompts: Prompts) -> MeanTokens:
-    """Return the mean tokens of the first requests of a workload, as it requests them.
+    """Return the mean prompt and output tokens that the workload requests.
 
-    Without a requested length, a prompt counts as empty and a response has a default length.
+    They are those of its first requests. A prompt without a requested length counts as empty, and a
+    response without one has an assumed length.
     """
     input_tokens = []
     output_tokens = []
@@ -81,9 +82,13 @@ def mean_tokens(prompts: Prompts) -> MeanTokens:
 def forecast_load(
     schedule: Schedule, request_size: MeanTokens, response_s: float = 0.0
 ) -> Forecast:
-    """Return the forecast of a schedule.
+    """Return how many requests and tokens a schedule will send, and how long it takes.
 
-    `response_s` is how long one response takes, or 0 if that is not known.
+    Args:
+        schedule: The schedule, whose stages run one after the other.
+        request_size: The mean tokens of a request.
+        response_s: How long one response takes in seconds, or 0 if that is not known. Without it,
+            the requests or the duration of a closed loop cannot be estimated.
     """
     stages = [_forecast_stage(schedule, stage, response_s) for stage in schedule.stages]
     return Forecast(
@@ -120,22 +125,28 @@ class _StageForecast(NamedTuple):
 
 
 def _forecast_stage(schedule: Schedule, stage: ScheduledStage, response_s: float) -> _StageForecast:
-    """Return the number of requests and the length of a stage, as far as they can be known.
+    """Return the expected number of requests and duration of a stage, None where not known.
 
-    A closed loop sets only one of the two. The other one is estimated from the time that a response
-    takes (`response_s`, 0 if it is not known), because each virtual user sends its requests one
-    after the other.
+    An open loop has both in its schedule. A closed loop may end after a duration or after a number
+    of requests, and the other one is estimated. Each virtual user sends its requests one after the
+    other, so by Little's law `users = requests / duration * response time`.
+
+    `response_s` is the time of one response in seconds, or 0 if it is not known. Nothing is
+    estimated then.
     """
-    users = len(schedule.virtual_users_of(stage))
-    length_s = None if stage.length_ns is None else stage.length_ns / NS_PER_S
-    requests: float | None = schedule.slot_count_of(stage)
+    request_count = schedule.slot_count_of(stage)
+    duration_s = None if stage.length_ns is None else stage.length_ns / NS_PER_S
     if not response_s:
-        return _StageForecast(requests, length_s)
-    if requests is None and length_s:
-        requests = users * length_s / response_s
-    if length_s is None and requests is not None:
-        length_s = requests / max(users, 1) * response_s
-    return _StageForecast(requests, length_s)
+        return _StageForecast(request_count, duration_s)
+    users = len(schedule.virtual_users_of(stage))
+    if request_count is None and duration_s:
+        estimated_requests = users * duration_s / response_s
+        return _StageForecast(estimated_requests, duration_s)
+    if request_count is not None and duration_s is None:
+        # A shard may have no virtual users. Its request count is 0 then, so any divisor will do.
+        estimated_duration_s = request_count * response_s / max(users, 1)
+        return _StageForecast(request_count, estimated_duration_s)
+    return _StageForecast(request_count, duration_s)
 
 
 def _sum_if_known(values: Sequence[float | None]) -> float | None:

@@ -19,7 +19,7 @@ from loadgen.core.workload import hub
 from loadgen.formats import FORMATS, FormatRow
 
 LocatedRow = tuple[str, Mapping[str, Any]]
-"""The place of a row in words, and the row."""
+"""The place of a row for error messages, such as `FILE:LINE`, and the row."""
 
 SUFFIXES = (".parquet", ".arrow", ".jsonl", ".json", ".csv", ".tsv")
 """The suffixes of data files. Of a data set in several formats, the first one here is read."""

@@ -1,6 +1,6 @@
 """Read data sets of the user.
 
-The whole data set is checked when it is stream, and errors name file:line:column. Only the offset
+The whole data set is checked when it is read, and errors name file:line:column. Only the offset
 of each row stays in memory, so a file can be larger than memory. A row is read again when its
 request is built. Files that are not JSONL are first converted to a temporary JSONL file.
 """
@@ -14,9 +14,9 @@ import itertools
 import os
 import weakref
 from array import array
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -113,7 +113,14 @@ class _TemporaryFile:
 
 
 class _DataSetContent(NamedTuple):
-    """What is known of a data set after all of it was read."""
+    """What is known of a data set after all of it was read.
+
+    Attributes:
+        size: The size in bytes of the JSONL file that contains its rows.
+        sha256: The hash of the bytes of the original files.
+        source_note: A sentence for the user about where the files come from, or "".
+        converted: The JSONL file, if the data set has another format and was converted.
+    """
 
     size: int
     sha256: str
@@ -122,7 +129,7 @@ class _DataSetContent(NamedTuple):
 
 
 class _RowChecker:
-    """Checks the rows of a data set one after the other."""
+    """Checks the rows of a data set, and collects what is known of those that can be sent."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -134,20 +141,20 @@ class _RowChecker:
         self._empty_conversations = 0
         self._rows_without_length = 0
 
-    def add(self, line: bytes, start: int, where: str) -> bool:
-        """Check a row, and return True if a request can be built from it.
+    def accept(self, line: bytes, start: int, where: str) -> bool:
+        """Check the next row, and return True if a request can be built from it.
 
-        The offset of such a row is kept, as well as what the user is told about its fields. A
-        conversation without a question is left out and counted. Errors are collected, so that the
-        user sees the first of them together.
+        If so, the offset of the row and notes about its fields are collected for `finish`. A row is
+        not accepted if it has a mistake, which is collected as well so that the user sees the first
+        mistakes together, or if it is a conversation without a question.
 
         Args:
             line: The row as JSON.
-            start: The byte offset at which it begins.
+            start: The byte offset at which it begins in the JSONL file.
             where: The file and line, for error messages.
 
         Raises:
-            CombinedError: There are as many errors as are shown together.
+            CombinedError: There are as many mistakes as are shown together.
         """
         try:
             row = parse_row(line)
@@ -178,7 +185,7 @@ class _RowChecker:
         if not self._offsets:
             hint = 'write one per line, like {"prompt": "Hello"}'
             raise UserError("empty_file", "no requests in the file", str(self._path), hint)
-        # The end of the last row is stored like the start of a next one.
+        # A row ends where the next one starts, so the last row needs one more offset.
         self._offsets.append(content.size)
         return Rows(
             path=self._path,
@@ -226,7 +233,10 @@ def _read_cached(
     source_note: str,
     sizes_and_times: tuple[tuple[int, int], ...],  # noqa: ARG001 - part of the key of the cache
 ) -> Rows:
-    """Read a data set. `sizes_and_times` makes the cache miss if a file has changed."""
+    """Read a data set, or return the rows that were read before if no file has changed.
+
+    A change of a file changes `sizes_and_times`, so the cache has no entry and the file is read.
+    """
     if len(files) == 1 and data_files.is_jsonl(files[0]):
         return _read_jsonl(files[0], source_note)
     return _read_converted(path, files, source_note)
@@ -247,14 +257,24 @@ def _read_jsonl(path: Path, source_note: str) -> Rows:
             start = offset + len(raw_line) - len(line)
             offset += len(raw_line)
             if line.strip():
-                checker.add(line, start, f"{path}:{number}")
+                checker.accept(line, start, f"{path}:{number}")
     return checker.finish(_DataSetContent(offset, digest.hexdigest(), source_note))
 
 
 def _read_converted(path: Path, files: Iterable[Path], source_note: str) -> Rows:
-    """Convert files of other formats to a temporary JSONL file and return its rows.
+    """Convert the files of a data set to one temporary JSONL file and return its rows.
 
-    Raises UserError for a value that JSON cannot represent, such as bytes.
+    Rows that cannot be sent are not written. The rows follow each other without line ends, because
+    they are found by their offsets.
+
+    Args:
+        path: The name of the data set in error messages.
+        files: Its files, in a format other than JSONL.
+        source_note: A sentence for the user about where the files come from, or "".
+
+    Raises:
+        CombinedError: Rows have mistakes.
+        UserError: A row has a value that JSON cannot represent, such as bytes.
     """
     checker = _RowChecker(path)
     digest = hashlib.sha256()
@@ -263,16 +283,20 @@ def _read_converted(path: Path, files: Iterable[Path], source_note: str) -> Rows
     for file in files:
         _update_digest(digest, file)
         for where, row in read_located_rows(file):
-            try:
-                line = msgspec.json.encode(row)
-            except (TypeError, ValueError) as error:
-                problem = f"contains a value that JSON cannot represent: {error}"
-                raise UserError("unsupported", problem, where) from None
-            os.pwrite(converted.descriptor, line, size)
-            # The next row overwrites a row that is not used.
-            if checker.add(line, size, where):
+            line = _encode_row(row, where)
+            if checker.accept(line, size, where):
+                os.pwrite(converted.descriptor, line, size)
                 size += len(line)
     return checker.finish(_DataSetContent(size, digest.hexdigest(), source_note, converted))
+
+
+def _encode_row(row: Mapping[str, Any], where: str) -> bytes:
+    """Return a row as JSON. Raises UserError for a value that JSON cannot represent."""
+    try:
+        return msgspec.json.encode(row)
+    except (TypeError, ValueError) as error:
+        problem = f"contains a value that JSON cannot represent: {error}"
+        raise UserError("unsupported", problem, where) from None
 
 
 def _update_digest(digest: hashlib._Hash, file: Path) -> None:
@@ -282,10 +306,10 @@ def _update_digest(digest: hashlib._Hash, file: Path) -> None:
 
 
 def read_located_rows(file: Path) -> Iterator[data_files.LocatedRow]:
-    """Yield the rows of a file of any format, each with its place.
+    """Yield the rows of a file of any format, each with its place (`FILE:LINE`) for messages.
 
-    Unlike `read_rows`, this does not check what the rows contain. Raises UserError for a row that
-    is no object.
+    Unlike `read_rows`, this does not check what the rows contain. A line that is a list of turns
+    becomes a row with a conversation. Raises UserError for a row that is no JSON object.
     """
     if not data_files.is_jsonl(file):
         yield from data_files.read_converted_rows(file)

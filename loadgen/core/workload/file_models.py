@@ -90,38 +90,38 @@ class Part(BaseModel):
 
     @model_validator(mode="before")
     @classmethod
-    def _normalize_and_report_unknown_keys(cls, data: Any, info: ValidationInfo) -> Any:
-        """Convert the input of pydantic, and report unknown keys if it comes from a file.
+    def _prepare_input(cls, data: Any, info: ValidationInfo) -> Any:
+        """Return the input in the form that pydantic then validates field by field.
 
-        pydantic calls this before it checks the fields. It would itself report unknown keys, but
-        without a position and a suggestion.
+        Every accepted spelling becomes a mapping of fields. In the mapping of a file, unknown keys
+        are reported and removed here. pydantic would report them without a position in the file,
+        and would then not check the known keys, so the user would see only some of the mistakes.
         """
         if isinstance(data, BaseModel):
             return data
         data = cls.normalize(data)
-        if isinstance(info.context, FileContext) and isinstance(data, Map):
-            return cls._without_unknown_keys(data, info.context)
-        return data
-
-    @classmethod
-    def _without_unknown_keys(cls, data: Map, context: FileContext) -> dict[str, Any]:
-        """Report the unknown keys of a mapping and return the mapping without them.
-
-        They are removed so that pydantic checks the known keys, and all mistakes are reported
-        together.
-        """
+        is_mapping_of_file = isinstance(data, Map) and isinstance(info.context, FileContext)
+        if not is_mapping_of_file:
+            return data
         known_keys = cls.yaml_keys()
         unknown_keys = [key for key in data if key not in known_keys]
+        for key in unknown_keys:
+            info.context.errors.append(cls._unknown_key_error(key, data, info.context.file))
         if not unknown_keys:
             return data
-        for key in unknown_keys:
-            place = place_at(context.file, data.keys_at[key], child_path(data.path, key))
-            hint = did_you_mean(key, known_keys, cls.synonyms)
-            similar_key = closest(key, known_keys, cls.synonyms)
-            values = {"did_you_mean": child_path(data.path, similar_key)} if similar_key else {}
-            error = UserError("unknown_key", f'unknown key "{key}"', place, hint, values=values)
-            context.errors.append(error)
         return {key: value for key, value in data.items() if key in known_keys}
+
+    @classmethod
+    def _unknown_key_error(cls, key: str, mapping: Map, file: str) -> UserError:
+        """Return the error for an unknown key, with the key that was probably meant."""
+        known_keys = cls.yaml_keys()
+        place = place_at(file, mapping.keys_at[key], child_path(mapping.path, key))
+        hint = did_you_mean(key, known_keys, cls.synonyms)
+        values: dict[str, str] = {}
+        similar_key = closest(key, known_keys, cls.synonyms)
+        if similar_key:
+            values["did_you_mean"] = child_path(mapping.path, similar_key)
+        return UserError("unknown_key", f'unknown key "{key}"', place, hint, values=values)
 
     @classmethod
     def __get_pydantic_json_schema__(

@@ -34,7 +34,6 @@ NO_OVERRIDES = Overrides()
 DEFAULT_DURATION_NS = 60 * NS_PER_S
 """The duration of a load that options describe by two lengths, without an end."""
 
-# The options that a trace is read with. The others apply to the workload that it is part of.
 TRACE_OPTIONS_OF_REQUESTS = (
     "trace_slice",
     "trace_loop",
@@ -42,9 +41,13 @@ TRACE_OPTIONS_OF_REQUESTS = (
     "trace_replay",
     "trace_unit",
 )
+"""The options that a trace is read with. The others apply to the base workload."""
 
 PLACEHOLDER_REQUESTS = {"input_tokens": 1, "output_tokens": 1}
-"""Valid requests for a workload whose requests are replaced after it was checked."""
+"""Valid requests for a workload without requests of its own, which are replaced later.
+
+They are those of a trace, of a data set, or of generated prompts with the lengths of the options.
+"""
 
 
 @dataclass(frozen=True)
@@ -68,7 +71,7 @@ def load(
     path_or_name: str,
     overrides: Overrides = NO_OVERRIDES,
     env: Mapping[str, str] = os.environ,
-    changes: Mapping[str, Any] | None = None,
+    replaced_fields: Mapping[str, Any] | None = None,
 ) -> Workload:
     """Return the workload of a YAML file or a packaged workload (`rag`), changed by the options.
 
@@ -76,8 +79,8 @@ def load(
         path_or_name: The path of the file or the name of the packaged workload.
         overrides: The options of the command line.
         env: The environment variables that the file may refer to.
-        changes: Fields that replace those of the file before the options apply, such as the
-            requests of a trace. They must have been checked.
+        replaced_fields: Validated fields that replace those of the file before the options apply,
+            such as the requests of a trace. Each key is the name of a field of `Workload`.
 
     Raises:
         CombinedError: All mistakes in the file, in the order of its lines, and in the options.
@@ -85,7 +88,7 @@ def load(
     file = find_workload(path_or_name)
     text = read_workload_text(path_or_name)
     label = path_or_name if file == Path(path_or_name) else str(file)
-    return _check(_Source(text, label, file.parent, env), overrides, changes)
+    return _build_workload(_Source(text, label, file.parent, env), overrides, replaced_fields)
 
 
 def workload_from_mapping(
@@ -97,7 +100,7 @@ def workload_from_mapping(
     messages. Raises CombinedError.
     """
     text = yaml.safe_dump(dict(workload), sort_keys=False)
-    return _check(_Source(text, label, Path.cwd()), overrides)
+    return _build_workload(_Source(text, label, Path.cwd()), overrides)
 
 
 def workload_from_trace(
@@ -115,16 +118,17 @@ def workload_from_trace(
         CombinedError: All mistakes in the trace, the base and the options.
     """
     path = Path(trace)
-    _check_is_file(
-        path, "--trace", "trace", "a file of one of the formats of docs/reference/data-sets.md"
-    )
+    hint = "a file of one of the formats of docs/reference/data-sets.md"
+    _check_is_file(path, "--trace", "trace", hint)
     if base is None:
         name = path.name.partition(".")[0] or "trace"
-        return _check(_trace_source(path, name), overrides)
-    overrides = _with_options_of_base(base, overrides)
-    options = {name: getattr(overrides, name) for name in TRACE_OPTIONS_OF_REQUESTS}
-    replay = _check(_trace_source(path, "trace"), Overrides(**options))
-    return load(base, overrides, changes={"requests": replay.requests, "stages": replay.stages})
+        return _build_workload(_trace_source(path, name), overrides)
+    overrides = _with_trace_block_of_base(base, overrides)
+    # The trace is first loaded as a workload of its own, with only the options for reading it.
+    trace_options = {name: getattr(overrides, name) for name in TRACE_OPTIONS_OF_REQUESTS}
+    replay = _build_workload(_trace_source(path, "trace"), Overrides(**trace_options))
+    fields_of_trace = {"requests": replay.requests, "stages": replay.stages}
+    return load(base, overrides, replaced_fields=fields_of_trace)
 
 
 def _trace_source(path: Path, name: str) -> _Source:
@@ -138,13 +142,12 @@ def _trace_source(path: Path, name: str) -> _Source:
     return _Source(text, str(path), path.parent)
 
 
-def _with_options_of_base(base: str, overrides: Overrides) -> Overrides:
+def _with_trace_block_of_base(base: str, overrides: Overrides) -> Overrides:
     """Return the options, completed by the `trace:` block of a base workload.
 
-    The block describes how a trace is replayed, for example `trace: {file: a.jsonl, speed: 2}`. The
-    trace itself is that of the command line, and the other keys are read like the options of the
-    same names. An option that the user specified takes precedence. Other mistakes in the base are
-    reported when it is loaded.
+    The block says how a trace is replayed, for example `trace: {file: a.jsonl, speed: 2}`. Its
+    trace is replaced by that of the command line, but its speed still applies unless the user
+    specified the option `trace_speed`. Other mistakes in the base are reported when it is loaded.
 
     Raises CombinedError for an unknown key in the block.
     """
@@ -152,20 +155,30 @@ def _with_options_of_base(base: str, overrides: Overrides) -> Overrides:
     block = None if errors else document.get("trace")
     if not isinstance(block, Mapping):
         return overrides
+    options = _options_of_trace_block(block, base)
+    block_overrides = read_flags(**options)
+    unspecified_options = [name for name in options if getattr(overrides, name) is None]
+    added_values = {name: getattr(block_overrides, name) for name in unspecified_options}
+    all_errors = (*overrides.errors, *block_overrides.errors)
+    return replace(overrides, **added_values, errors=all_errors)
+
+
+def _options_of_trace_block(block: Mapping[str, Any], file: str) -> dict[str, Any]:
+    """Return the options, by name, that have the same effect as the keys of a `trace:` block.
+
+    The key `file` has no option, because `--trace` specifies the file. Raises CombinedError for an
+    unknown key; `file` is the name of the workload in that message.
+    """
     options: dict[str, Any] = {}
     for key, value in block.items():
         if key not in TRACE_KEYS:
             hint = f"known: {', '.join(TRACE_KEYS)}"
-            raise CombinedError([UserError("unknown_key", f"trace has no key {key}", base, hint)])
+            raise CombinedError([UserError("unknown_key", f"trace has no key {key}", file, hint)])
         if key == "on_bad_row":
-            options[key] = value
+            options["on_bad_row"] = value
         elif key != "file":
             options[f"trace_{key}"] = value
-    block_overrides = read_flags(**options)
-    unspecified_options = [name for name in options if getattr(overrides, name) is None]
-    values_of_block = {name: getattr(block_overrides, name) for name in unspecified_options}
-    all_errors = (*overrides.errors, *block_overrides.errors)
-    return replace(overrides, **values_of_block, errors=all_errors)
+    return options
 
 
 def workload_from_dataset(
@@ -197,13 +210,13 @@ def workload_from_dataset(
         return workload_from_mapping(
             {"name": workload_name, "requests": requests}, overrides, f"--dataset {name}"
         )
-    # The data set is checked as a small workload of its own. Its stage is needed for a valid
-    # workload, and not used.
+    # The data set is first loaded as a workload of its own. Only its requests are used, but a valid
+    # workload needs a stage, too.
     unused_stage = {"arrival": {"closed": 1}, "count": 1}
     data_workload = workload_from_mapping(
         {"name": "data", "requests": requests, "stages": [unused_stage]}
     )
-    return load(base, overrides, changes={"requests": data_workload.requests})
+    return load(base, overrides, replaced_fields={"requests": data_workload.requests})
 
 
 def load_from_options(
@@ -283,35 +296,38 @@ def _check_is_file(path: Path, option: str, kind: str, hint: str) -> None:
         raise CombinedError([UserError("missing_file", problem, f"{option} {path}", hint)])
 
 
-def _check(
-    source: _Source, overrides: Overrides, changes: Mapping[str, Any] | None = None
+def _build_workload(
+    source: _Source, overrides: Overrides, replaced_fields: Mapping[str, Any] | None = None
 ) -> Workload:
-    """Parse and check the text of a workload, and apply changes and options.
+    """Build the workload that a YAML text and the options of the command line describe together.
 
-    The text is checked first, by itself. Then `changes` replace some of its fields, the options
-    apply, and the load that results is checked.
+    There are three steps: the text is parsed and validated by itself, `replaced_fields` replace
+    some of its fields, and the options are applied to the result.
 
     Args:
         source: The text, its name in error messages, and its directory.
         overrides: The options of the command line.
-        changes: Fields of the workload that were checked before, such as the requests of a trace.
+        replaced_fields: Validated fields by name, such as the requests of a trace.
 
     Raises:
         CombinedError: All mistakes in the text and the options.
     """
     document, yaml_errors = read_yaml(source.text, source.label, source.env)
-    if changes and "trace" in document:
-        # The changes replace the requests and stages that the trace would give.
+    if replaced_fields and "trace" in document:
+        # The block stands for the requests and stages of a trace, which are replaced. Without it,
+        # the trace that it names is not read.
         del document["trace"]
         document.setdefault("requests", dict(PLACEHOLDER_REQUESTS))
     context = FileContext(file=source.label, directory=source.directory, errors=yaml_errors)
     workload_file = validate_document(WorkloadFile, document, context)
-    # A valid option may supply what the file lacks. So with options that are not valid, the load
-    # that results is not checked.
+    # A file may lack what an option supplies. So if options have mistakes, nothing is checked that
+    # depends on both.
     if workload_file is None or overrides.errors:
         raise CombinedError(sort_errors(context.errors) + list(overrides.errors))
+
     fields = {name: getattr(workload_file, name) for name in WorkloadFile.model_fields}
-    fields.update(changes or {})
+    fields.update(replaced_fields or {})
+    # All fields have been validated, so the model is built without validating them again.
     workload = Workload.model_construct(**fields, source_text=source.text)
     errors = DocumentErrors(source.label, document, context.errors)
     workload = apply_overrides(workload, overrides, errors)

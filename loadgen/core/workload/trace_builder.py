@@ -87,12 +87,19 @@ class TraceBuilder:
     """
 
     def __init__(self, path: Path, *, skip_bad: bool, must_be_ordered: bool) -> None:
-        """Start with an empty trace."""
+        """Start with an empty trace.
+
+        Args:
+            path: The file that is read, for error messages.
+            skip_bad: Whether rows with mistakes are left out and counted. Otherwise they are
+                errors.
+            must_be_ordered: Whether a time that is before the one of an earlier row is a mistake.
+        """
         self.path = path
         self._skip_bad = skip_bad
         self._must_be_ordered = must_be_ordered
 
-        # Columns with one value per row.
+        # Columns with one value per row, with the names that they have in `Trace`.
         self._at_ns = array("q")
         self._input_tokens = array("i")
         self._output_tokens = array("i")
@@ -103,13 +110,14 @@ class TraceBuilder:
         self._label = _OptionalColumn(NO_VALUE)
         self._fields_index = _OptionalColumn(NO_VALUE)
         self._block_tokens = _OptionalColumn(0.0, "d")
-        # Columns of names contain the numbers of the names.
+        # The names of sessions, groups and labels, and the extra body fields as JSON, repeat in many
+        # rows. Their columns contain numbers, which these objects assign.
         self._session_numbers = _Numbering()
         self._group_numbers = _Numbering()
         self._label_numbers = _Numbering()
         self._fields_numbers = _Numbering()
-        # The hashes of all rows one after the other, and where those of each row start. None until
-        # a row has hashes.
+        # The hashes of all rows one after the other, and the index at which those of each row
+        # start. None until a row has hashes. See `_add_hashes`.
         self._hashes = array("q")
         self._hash_starts: array[int] | None = None
 
@@ -152,8 +160,8 @@ class TraceBuilder:
         self._pause_ns.add(row.pause_ns, rows_before)
         self._label.add(self._label_numbers.number_of(row.label), rows_before)
         self._fields_index.add(self._fields_numbers.number_of(row.fields), rows_before)
-        if row.hashes and self._hash_starts is None:
-            self._hash_starts = array("q", [0]) * (rows_before + 1)
+        if row.hashes:
+            self._begin_hashes(rows_before)
         if self._hash_starts is not None:
             self._hashes.extend(row.hashes)
             self._hash_starts.append(len(self._hashes))
@@ -228,19 +236,30 @@ class TraceBuilder:
             column.add_defaults(added_rows)
 
     def _add_hashes(self, columns: TraceColumns, rows_before: int) -> None:
-        """Add the hashes of rows, and where those of each row end, which is where the next start.
+        """Add the hashes of the rows in `columns`, which follow `rows_before` earlier rows.
 
-        Nothing is stored before the first row with hashes. Then all rows before it get 0 hashes.
+        `_hashes` has the hashes of all rows, one row after the other. Row n has those from
+        `_hash_starts[n]` up to `_hash_starts[n + 1]` (exclusive), as in the row pointers of a
+        sparse matrix (CSR). So each added row appends the index at which its hashes end.
         """
-        if columns.hashes and self._hash_starts is None:
-            self._hash_starts = array("q", [0]) * (rows_before + 1)
+        if columns.hashes:
+            self._begin_hashes(rows_before)
         if self._hash_starts is None:
             return
-        ends = np.zeros(len(columns.at_ns), np.int64)
+        hashes_up_to_row = np.zeros(len(columns.at_ns), np.int64)
         if columns.hashes:
-            ends = np.cumsum(columns.hash_counts)
-        _extend(self._hash_starts, len(self._hashes) + ends)
+            hashes_up_to_row = np.cumsum(columns.hash_counts)
+        _extend(self._hash_starts, len(self._hashes) + hashes_up_to_row)
         self._hashes.extend(columns.hashes)
+
+    def _begin_hashes(self, rows_before: int) -> None:
+        """Create the index of hashes at the first row that has any.
+
+        Many traces have no hashes, and then the index takes no memory. The `rows_before` earlier
+        rows have 0 hashes each.
+        """
+        if self._hash_starts is None:
+            self._hash_starts = array("q", [0]) * (rows_before + 1)
 
     def add_bad_row(self, error: InvalidValueError, where: str) -> bool:
         """Count a row with a mistake, and return True if no more rows need to be read.
