@@ -32,8 +32,8 @@ from loadgen.core.schedule.dispatched_slots import (
 from loadgen.core.schedule.schedule import Schedule, ScheduledStage
 from loadgen.core.schedule.sessions import NOT_APPLICABLE, SINGLE_REQUEST, Ints, Session
 
-_NEVER_NS = 1 << 62
-_UNLIMITED = 1 << 62
+_NEVER_NS = 1 << 62  # a time after every other one, so that minimums need no special case
+_UNLIMITED = 1 << 62  # a limit that is never reached
 _ARRIVALS_PER_BLOCK = 2048  # Converting this many NumPy values to integers takes about 30 µs.
 _DEFAULT_BATCH_SIZE = 64
 _STARTED = -1  # in place of the number of unmet predecessors of a turn that has started
@@ -61,9 +61,9 @@ class _StageProgress(msgspec.Struct):
     """What has happened in a stage that has begun."""
 
     end_ns: int
-    """Virtual users of the stage start nothing from this time on."""
+    """Virtual users of the stage start nothing from this time on. _NEVER_NS without such a time."""
     unfinished_sessions: int
-    """Only counted for a closed loop that ends after a number of requests."""
+    """Only counted for a closed loop that a number of requests ends, else 0."""
     active: int = 0
     """Virtual users, or sessions of an open loop, that have begun and not ended."""
 
@@ -169,7 +169,15 @@ class Dispatcher:
         max_in_flight: int | None = None,
         max_in_prefill: int | None = None,
     ) -> None:
-        """Begin the first stage of a schedule at time 0. None means that there is no limit."""
+        """Begin the first stage of a schedule at time 0.
+
+        Args:
+            schedule: The schedule, or the shard of it that this worker sends.
+            max_in_flight: The limit of requests that have been sent and have not ended, for open
+                loops. None means no limit.
+            max_in_prefill: The limit of requests that have been sent and have no output yet. None
+                means no limit.
+        """
         self.schedule = schedule
         self._max_in_flight = _UNLIMITED if max_in_flight is None else max_in_flight
         self._max_in_prefill = _UNLIMITED if max_in_prefill is None else max_in_prefill
@@ -236,8 +244,9 @@ class Dispatcher:
     ) -> list[DispatchedSlot]:
         """Return the slots that are due at or before `now_ns`, in order of due time.
 
-        At most `max_slots` slots are returned; if the list is full, call again. A returned slot
-        counts as in flight unless it has a `drop_reason`.
+        The caller must send them now. At most `max_slots` slots are returned, so that it can send
+        the first ones early; if the list is full, call again. A returned slot counts as in flight
+        unless it has a `drop_reason`: then a limit was reached and it must not be sent.
         """
         slots: list[DispatchedSlot] = []
         if self._is_stopped:
@@ -350,12 +359,14 @@ class Dispatcher:
     # Which slot is next
 
     def _take_due_slot(self, now_ns: int) -> _PendingSlot | None:
-        """Remove and return the next slot that is due and may start, or None if none is due.
+        """Remove and return the next slot that is due and may start, or None if there is none.
 
-        A slot that waited for room in prefill comes first, then the earliest arrival or pending
-        slot. A stage that is due begins before that, because its first slots may be due too. A due
-        slot of a virtual user is put aside if there is no room in prefill, and the next one is
-        looked at.
+        In each pass, in this order:
+
+        1. A slot that waited for room in prefill is returned if there is room now.
+        2. If the next stage is due, it begins, because its first slots may be due too.
+        3. The earliest arrival or pending slot is returned if it is due. If it is of a virtual user
+           and there is no room in prefill, it is put into the queue of step 1 instead.
         """
         while True:
             if self._waiting_for_prefill:
@@ -472,10 +483,10 @@ class Dispatcher:
     def _schedule_next_turns(
         self, progress: _SessionProgress, slot: DispatchedSlot, now_ns: int
     ) -> bool:
-        """Schedule the turns that waited for a slot, which has ended, and for no other turn.
+        """Schedule the turns of a session that may start now that `slot` has ended.
 
-        Return True if a turn is cut off because its stage ends before the turn is due. The session
-        is over then: nothing more of it starts.
+        A turn starts one pause after the last of the turns that it waits for. If its stage ends
+        earlier, the session is over and nothing more of it starts. Return True in that case.
         """
         end_ns = self._stages[slot.stage].end_ns
         for turn in progress.session.successors[slot.turn]:
@@ -494,41 +505,46 @@ class Dispatcher:
     def _fail_session(
         self, progress: _SessionProgress, slot: DispatchedSlot, now_ns: int, drop_reason: str
     ) -> None:
-        """Drop what is left of a conversation or task after a failed turn.
+        """End a conversation or task after a failed turn, and drop its turns that have not started.
 
-        After the end of its stage nothing of it would have started, so nothing is dropped.
+        If its stage has ended, they would not have started anyway, so they do not count as dropped.
         """
         progress.is_over = True
         if now_ns < self._stages[slot.stage].end_ns:
             self._drop_remaining_turns(progress, slot, now_ns, drop_reason)
 
     def _drop_session_at_limit(self, slot: DispatchedSlot, session_index: int, due_ns: int) -> None:
-        """Drop the rest of a conversation or task of which `slot` was dropped at a limit.
+        """Drop the rest of a conversation or task after `slot` was dropped at a limit.
 
-        If that was its first turn, the session has not begun: it is in none of the records, and
-        does not count as active in its stage.
+        Later turns contain the response to the dropped one, so they cannot be sent. If the dropped
+        slot is the first turn, the session has not begun. `_sessions` does not contain it then, and
+        it does not count as active in its stage, so its end is not recorded.
         """
         progress = self._sessions.get(session_index)
         has_begun = progress is not None
         if progress is None:
             session = self.schedule.sessions.get(session_index)
             progress = _SessionProgress.of_begun_session(session_index, session)
-        progress.open_turns -= 1
+        progress.open_turns -= 1  # The dropped slot will not finish.
         progress.is_over = True
         self._drop_remaining_turns(progress, slot, due_ns, PREVIOUS_TURN_FAILED)
-        if has_begun and not progress.open_turns:
+        has_ended = progress.open_turns == 0
+        if has_begun and has_ended:
             del self._sessions[session_index]
             self._end_user_or_session(slot.stage, due_ns)
 
     def _drop_remaining_turns(
         self, progress: _SessionProgress, slot: DispatchedSlot, now_ns: int, drop_reason: str
     ) -> None:
-        """Drop the turns of a session that have not started: their history would be incomplete.
+        """Drop the turns of a session that have not started.
 
-        `take_due_slots` returns them with their reason, in the order of the turns.
+        Their prompts would contain the response to a turn that failed or was not sent.
+        `take_due_slots` returns them with `drop_reason`, in the order of the turns. `slot` is the
+        turn that failed or was not sent; its stage and virtual user are those of the others.
         """
         turns = progress.take_remaining_turns()
-        if progress.open_turns:  # Turns of another branch may have a due time already.
+        if progress.open_turns:
+            # Turns of parallel branches may have a due time already.
             pending_turns = self._remove_pending_turns(progress.index)
             progress.open_turns -= len(pending_turns)
             turns += pending_turns
@@ -559,10 +575,12 @@ class Dispatcher:
         return turns
 
     def _discard_waiting_slot(self, slot: _PendingSlot) -> None:
-        """End the session of a slot that still waited for room in prefill when its stage ended.
+        """Discard a slot that was still waiting for room in prefill when its stage ended.
 
-        Its virtual user ends with the session, unless other turns of the session are still open.
+        Only slots of virtual users wait. The virtual user ends too, unless other turns of the same
+        session are still in flight or pending; then it ends with the last of them.
         """
+        # The session of a first turn has not begun, so it has no progress.
         if slot.turn > 0:
             progress = self._sessions[slot.session_index]
             progress.open_turns -= 1
@@ -575,10 +593,11 @@ class Dispatcher:
     def _continue_user(
         self, slot: DispatchedSlot, virtual_user: int, now_ns: int, pause_ns: int
     ) -> None:
-        """Schedule the next session of a virtual user, or end the user if it has none.
+        """Schedule the next session of a virtual user after the session of `slot`, or end the user.
 
-        The sessions of a virtual user are `concurrency` numbers apart. It has no next one if the
-        stage ends before that is due, or if all sessions of the stage have been sent.
+        Sessions are assigned round robin: with a concurrency of 8, user 3 sends the sessions 3, 11,
+        19 and so on. The user ends if its stage ends before the next one is due, or if the stage
+        has no such session.
         """
         stage = self.schedule.stages[slot.stage]
         session_index = slot.slot_id // self._max_turns
@@ -599,11 +618,11 @@ class Dispatcher:
     def _count_finished_session(
         self, stage: ScheduledStage, now_ns: int, is_last_of_user: bool
     ) -> None:
-        """Count a session of a closed loop with a count, and end the stage if that was the last.
+        """Count a finished session of a stage that a number of requests ends.
 
-        If the next stage is a closed loop too, the stage ends when the first of its virtual users
-        has nothing more to send (`is_last_of_user`): the virtual users of the next stage replace
-        those of this stage one by one.
+        The stage ends with its last session. If the next stage is a closed loop too, it ends
+        earlier, when the first of its virtual users has nothing more to send (`is_last_of_user`):
+        the virtual users of the next stage replace those of this stage one by one.
         """
         progress = self._stages[stage.index]
         progress.unfinished_sessions -= 1
@@ -628,54 +647,66 @@ class Dispatcher:
     # Stages and their virtual users
 
     def _begin_stage(self, index: int, start_ns: int) -> None:
-        """Make stage `index` the current one: read its arrivals, or let its virtual users begin.
+        """Make stage `index` the current one and start its arrivals or its virtual users.
 
-        The start of the next stage is set if the end of this one is known. In a closed loop with a
-        count it is known when the last session has finished.
+        Also set the time at which the next stage begins, if it is known already. If a number of
+        requests ends this stage, `_count_finished_session` sets it later.
         """
         stage = self.schedule.stages[index]
-        # Only virtual users stop at the end of their stage. An open loop has no arrivals after it,
-        # and its conversations continue beyond it.
-        end_ns = _NEVER_NS
-        if stage.is_closed_loop and stage.length_ns is not None:
-            end_ns = start_ns + stage.length_ns
-        unfinished_sessions = self.schedule.session_count_of(stage) if stage.is_end_unknown else 0
-        self._stages.append(_StageProgress(end_ns, unfinished_sessions))
+        progress = self._initial_progress(stage, start_ns)
+        self._stages.append(progress)
         self._current_stage = stage
         self._current_start_ns = start_ns
         self._next_stage_ns = _NEVER_NS
         self._arrivals = _ArrivalCursor(self.schedule, stage, start_ns)
-
         if stage.is_closed_loop:
             self._begin_users(stage, start_ns)
+
         if stage.length_ns is not None:
             self._end_current_stage(start_ns + stage.length_ns)
-        if stage.is_end_unknown and not unfinished_sessions:
-            # There are more workers than virtual users, so this shard has none.
+        # A worker sends one shard of the schedule. With more workers than virtual users, some shards
+        # have no sessions of the stage, so no end of a session would end it.
+        is_empty_in_shard = stage.is_end_unknown and progress.unfinished_sessions == 0
+        if is_empty_in_shard:
             self._end_current_stage(start_ns)
+
+    def _initial_progress(self, stage: ScheduledStage, start_ns: int) -> _StageProgress:
+        """Return the progress of a stage that begins at `start_ns`.
+
+        Only virtual users stop at the end of their stage. An open loop has no arrivals after it,
+        and its conversations continue beyond it.
+        """
+        users_end_ns = _NEVER_NS
+        if stage.is_closed_loop and stage.length_ns is not None:
+            users_end_ns = start_ns + stage.length_ns
+        unfinished_sessions = 0
+        if stage.is_end_unknown:
+            unfinished_sessions = self.schedule.session_count_of(stage)
+        return _StageProgress(users_end_ns, unfinished_sessions)
 
     def _begin_users(self, stage: ScheduledStage, start_ns: int) -> None:
         """Let the virtual users of a stage begin, or wait for those of earlier stages to end.
 
-        The virtual users of all stages together must not exceed the concurrency of the stage. So
-        only as many begin at once as earlier stages leave room for, and the others wait until
-        `_end_user_or_session` makes room.
+        The virtual users of all stages together must not exceed the concurrency of this stage. So
+        only as many begin at once as earlier stages leave free, and the others wait until
+        `_end_user_or_session` lets them begin.
         """
         user_count = stage.concurrency
         if stage.session_count is not None:
+            # With fewer sessions than virtual users, some users would have nothing to send.
             user_count = min(user_count, stage.session_count)
         users = range(self.schedule.shard_index, user_count, self.schedule.shard_count)
         # The first `inherited_users` replace those of the previous stage. New users come before
         # them, because they need not wait for the end of another user.
         new_users_first = sorted(users, key=lambda user: (user < stage.inherited_users, user))
 
-        active = sum(progress.active for progress in self._stages)
-        users_of_shard = len(self.schedule.virtual_users_of(stage))
-        users_to_begin = max(0, users_of_shard - active - len(self._waiting_users))
+        concurrency_of_shard = len(self.schedule.virtual_users_of(stage))
+        occupied = sum(progress.active for progress in self._stages) + len(self._waiting_users)
+        free = max(0, concurrency_of_shard - occupied)
         for position, virtual_user in enumerate(new_users_first):
             due_ns = start_ns + stage.user_start_ns(virtual_user)
             user = _WaitingUser(stage.index, virtual_user, due_ns)
-            if position < users_to_begin:
+            if position < free:
                 self._begin_user(user)
             else:
                 self._waiting_users.append(user)
@@ -689,18 +720,19 @@ class Dispatcher:
     def _end_user_or_session(self, stage_index: int, now_ns: int) -> None:
         """Record the end of a virtual user, or of a session of an open loop.
 
-        Virtual users of later stages that waited for it begin, as far as there is room. A waiting
-        user whose stage has ended meanwhile is removed and never begins.
+        Then the virtual users of later stages that wait for such an end begin, in order, until the
+        concurrency of their stage is reached. A waiting user whose stage ends before it could begin
+        is removed from the queue.
         """
         self._stages[stage_index].active -= 1
         while self._waiting_users and not self._is_stopped:
             first_user = self._waiting_users[0]
             user = first_user._replace(due_ns=max(first_user.due_ns, now_ns))
-            can_still_begin = user.due_ns < self._stages[user.stage].end_ns
-            if can_still_begin and not self._has_capacity(user.stage):
+            is_before_end = user.due_ns < self._stages[user.stage].end_ns
+            if is_before_end and not self._has_capacity(user.stage):
                 return
             self._waiting_users.popleft()
-            if can_still_begin:
+            if is_before_end:
                 self._begin_user(user)
 
     def _has_capacity(self, stage_index: int) -> bool:

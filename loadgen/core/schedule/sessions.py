@@ -244,12 +244,12 @@ class Tasks(SessionSequence):
         return self._cached_session(index)
 
     def _build_session(self, index: int) -> Session:
-        """Return a task as a session, in which each node of its graph is a turn."""
-        nodes = self._graphs[index]
+        """Return a task as a session, in which each request of the task is a turn."""
+        task_requests = self._graphs[index]
         return Session(
-            predecessor_counts=tuple(len(node.predecessors) for node in nodes),
-            successors=_successors([node.predecessors for node in nodes]),
-            pauses_ns=tuple(node.pause_ns for node in nodes),
+            predecessor_counts=tuple(len(request.predecessors) for request in task_requests),
+            successors=_successors([request.predecessors for request in task_requests]),
+            pauses_ns=tuple(request.pause_ns for request in task_requests),
             abandonment=self._graphs.abandonment(index),
         )
 
@@ -260,15 +260,19 @@ class Tasks(SessionSequence):
 
     @override
     def columns(self, first: int, count: int) -> SessionColumns:
-        """Return `count` tasks, from task `first` on, as columns in which each node is a turn."""
+        """Return `count` tasks, from task `first` on, as columns with one value per request.
+
+        A request may wait for several others, but the column `predecessor` has room for one. It has
+        the one with the highest turn; the dispatcher uses the complete graph (`get`).
+        """
         graphs = [self._graphs[index] for index in range(first, first + count)]
-        nodes = [node for graph in graphs for node in graph]
-        predecessors = [max(node.predecessors, default=NOT_APPLICABLE) for node in nodes]
+        task_requests = [request for graph in graphs for request in graph]
+        predecessors = [_highest_turn(request.predecessors) for request in task_requests]
         return SessionColumns(
             turn_counts=np.array([len(graph) for graph in graphs], np.int64),
             is_single_request=np.zeros(count, np.bool_),
             predecessor=np.array(predecessors, np.int64),
-            pause_ns=np.array([node.pause_ns for node in nodes], np.int64),
+            pause_ns=np.array([request.pause_ns for request in task_requests], np.int64),
         )
 
 
@@ -301,23 +305,29 @@ class ReplayedSessions(SessionSequence):
 
     @override
     def columns(self, first: int, count: int) -> SessionColumns:
-        """Return the recorded sessions that `count` sessions repeat, as columns."""
+        """Return `count` sessions, from session `first` on, as columns.
+
+        The sessions of the trace are used one after the other, again from the first when all have
+        been used. As in `Tasks.columns`, a turn that waits for several others has only the highest
+        of them as its predecessor.
+        """
         recorded_indexes = self._recorded_indexes(first, count)
         predecessors: list[int] = []
         pauses_ns: list[int] = []
         for recorded_index in recorded_indexes.tolist():
             graph = self._sessions.graph(recorded_index)
-            predecessors.extend(max(turns, default=NOT_APPLICABLE) for turns in graph.predecessors)
+            predecessors.extend(_highest_turn(turns) for turns in graph.predecessors)
             pauses_ns.extend(graph.pauses_ns)
+        is_single_request = np.logical_not(self._sessions.is_session[recorded_indexes])
         return SessionColumns(
             turn_counts=self._sessions.turn_counts[recorded_indexes],
-            is_single_request=~self._sessions.is_session[recorded_indexes],
+            is_single_request=is_single_request,
             predecessor=np.array(predecessors, np.int64),
             pause_ns=np.array(pauses_ns, np.int64),
         )
 
     def _recorded_indexes(self, first: int, count: int) -> Ints:
-        """Return the index in the trace of each of `count` sessions, from session `first` on."""
+        """Return which session of the trace each of `count` sessions repeats, by its index."""
         return np.arange(first, first + count) % len(self._sessions)
 
 
@@ -424,6 +434,11 @@ def build_sessions(
     if isinstance(requests, Synthetic) and requests.turns is not None and requests.turns.count > 1:
         return Conversations(seed, requests.turns.tool_time, requests.turns.count)
     return SingleRequests()
+
+
+def _highest_turn(predecessors: Sequence[int]) -> int:
+    """Return the highest of the turns that a turn waits for, or NOT_APPLICABLE for none."""
+    return max(predecessors, default=NOT_APPLICABLE)
 
 
 def _successors(predecessors: Sequence[Iterable[int]]) -> tuple[tuple[int, ...], ...]:
