@@ -84,15 +84,15 @@ class SyntheticPrompts(GeneratedPrompts):
             or requests.shared_prefix_tokens > 0
             or requests.cache is not None
         )
-        # Such texts are built in a faster way, see `_first_message`.
+        # Texts of random words only are built in a faster way, see `_first_message`.
         self._has_random_words_only = tokenizer.additive and not is_natural and not shares_prefixes
-        has_several_parts = (
+        has_several_messages_or_parts = (
             requests.system_tokens > 0
             or self.turns > 1
             or requests.images is not None
             or self._api == "rerank"
         )
-        self.has_single_text = self._api == "embeddings" or not has_several_parts
+        self.has_single_text = self._api == "embeddings" or not has_several_messages_or_parts
 
     def __getitem__(self, request_id: int) -> Request:
         if self.has_single_text:
@@ -102,26 +102,28 @@ class SyntheticPrompts(GeneratedPrompts):
         return self._build_turn(request_id, None)
 
     def single_text_requests(self, request_ids: Iterable[int]) -> Iterator[Request]:
-        """Yield the requests with these ids. All must consist of one text (`has_single_text`).
+        """Yield the requests with these ids, each of which is a single text (`has_single_text`).
 
-        This is several times faster than building them one by one, as the attributes that all
-        requests need are looked up once.
+        A run builds its requests in this loop. Attributes are looked up before the loop, which
+        makes it several times faster than building requests one by one.
         """
         is_generative = self._api not in NON_GENERATIVE_APIS
-        first_message = self._first_message
-        sample_output = self._sample_output
+        build_text = self._first_message
+        sample_output_tokens = self._sample_output
         lengths_key = self._lengths_key
         id_prefix = self._id_prefix
+        # How the tokens of the prompt were counted: with the tokenizer of the model, or estimated.
         input_source = self._tokenizer.tag
         for request_id in request_ids:
-            text, tokens = first_message(request_id)
+            text, input_tokens = build_text(request_id)
+            output_tokens = None
+            if is_generative:
+                output_tokens = sample_output_tokens(lengths_key, "output", request_id)
             yield Request(
                 id=f"{id_prefix}-{request_id}",
                 prompt=text,
-                max_tokens=sample_output(lengths_key, "output", request_id)
-                if is_generative
-                else None,
-                input_tokens=tokens,
+                max_tokens=output_tokens,
+                input_tokens=input_tokens,
                 input_source=input_source,
             )
 
@@ -167,29 +169,30 @@ class SyntheticPrompts(GeneratedPrompts):
         return self._sample_output(self._lengths_key, "output", request_id)
 
     def sample_lengths(
-        self, part: Literal["input", "output", "tool"], request_ids: Sequence[int]
+        self, purpose: Literal["input", "output", "tool"], request_ids: Sequence[int]
     ) -> list[int]:
-        """Return the lengths of one part of many requests, which is faster than one by one.
+        """Return the token counts of one kind of text for many requests.
 
-        The name of a part is also the purpose of its random draws, so the lengths equal those of
-        the requests as they are built.
+        They equal those of the requests as they are built. The simulation needs only the lengths,
+        and sampling many at once is faster than building the requests.
 
         Args:
-            part: "input" for the first messages of conversations, "output" for the responses to
-                requests, "tool" for the tool results before requests (conversations only).
-            request_ids: The ids of conversations for "input", else of requests.
+            purpose: The kind of text: "input" for the first messages of conversations, "output" for
+                the responses to requests, "tool" for the tool results before requests
+                (conversations only). It is the purpose under which the lengths are drawn.
+            request_ids: The numbers of conversations for "input", else the ids of requests.
         """
         requests = self._workload_requests
-        if part == "input":
+        if purpose == "input":
             prompt_lengths = sample_lengths(
-                requests.input_tokens, self._lengths_key, part, request_ids
+                requests.input_tokens, self._lengths_key, purpose, request_ids
             )
             return [self._subtract_template(tokens) for tokens in prompt_lengths]
-        if part == "output":
-            return sample_lengths(requests.output_tokens, self._lengths_key, part, request_ids)
+        if purpose == "output":
+            return sample_lengths(requests.output_tokens, self._lengths_key, purpose, request_ids)
         assert requests.turns is not None, "only conversations have tool results"
         return sample_lengths(
-            requests.turns.tool_result_tokens, self._lengths_key, part, request_ids
+            requests.turns.tool_result_tokens, self._lengths_key, purpose, request_ids
         )
 
     def prefix_group(self, conversation: int) -> int:
@@ -228,38 +231,47 @@ class SyntheticPrompts(GeneratedPrompts):
 
     def warnings(self, request_count: int) -> list[str]:
         """Return warnings about prompts that are too alike, or not as long as requested."""
-        messages = [self._warn_of_short_unique_parts(request_count)]
+        messages = [self._describe_repeated_prompts(request_count)]
         if not self._tokenizer.additive:
-            messages.append(self._warn_of_inexact_lengths(min(request_count, PROMPTS_CHECKED)))
+            messages.append(self._describe_inexact_lengths(min(request_count, PROMPTS_CHECKED)))
         return [message for message in messages if message]
 
-    def _warn_of_short_unique_parts(self, request_count: int) -> str:
-        """Return a warning if some prompts have too few words of their own to be unique, or ""."""
+    def _describe_repeated_prompts(self, request_count: int) -> str:
+        """Return a warning if some prompts may be equal because they are too short, or "".
+
+        A prompt differs from all others by its first HEAD_TOKENS words after the prefix that it
+        shares with some of them. If it has fewer words there, two prompts can be equal, and the
+        server then takes more tokens from its prefix cache than the workload intends.
+        """
         conversation_count = math.ceil(request_count / self.turns)
         unique_tokens = [
             self._first_message_tokens(conversation) - self.shared_tokens(conversation)
             for conversation in range(min(conversation_count, CONVERSATIONS_CHECKED))
         ]
-        fewest = min(unique_tokens, default=HEAD_TOKENS)
-        if fewest >= HEAD_TOKENS:
+        fewest_unique_tokens = min(unique_tokens, default=HEAD_TOKENS)
+        if fewest_unique_tokens >= HEAD_TOKENS:
             return ""
+        tokens = format.counted(max(0, fewest_unique_tokens), "token")
         return (
-            f"some prompts have only {format.counted(max(0, fewest), 'token')} of their own, "
-            f"{HEAD_TOKENS} are needed to "
-            "make each different: the server's prefix cache may know them"
+            f"some prompts have only {tokens} of their own, {HEAD_TOKENS} are needed to make each "
+            "different: the server's prefix cache may know them"
         )
 
-    def _warn_of_inexact_lengths(self, prompt_count: int) -> str:
-        """Return a warning if some prompts are not as long as requested, or ""."""
-        inexact = sum(
+    def _describe_inexact_lengths(self, prompt_count: int) -> str:
+        """Return a warning if some of the first prompts are not as long as requested, or "".
+
+        This can happen with a tokenizer that merges words with the text around them, so that the
+        token counts of words do not add up.
+        """
+        inexact_prompts = sum(
             self[request_id].input_tokens != self.requested_input_tokens(request_id)
             for request_id in range(prompt_count)
         )
-        if not inexact:
+        if not inexact_prompts:
             return ""
         return (
-            f"{inexact} of the first {prompt_count} prompts could not be given exactly the tokens "
-            f"asked for with {self._tokenizer.name}; each request carries its true count"
+            f"{inexact_prompts} of the first {prompt_count} prompts could not be given exactly the "
+            f"tokens asked for with {self._tokenizer.name}; each request carries its true count"
         )
 
     # -- lengths ---------------------------------------------------------------------------------
@@ -281,27 +293,27 @@ class SyntheticPrompts(GeneratedPrompts):
         return self._sample_tool_result(self._lengths_key, "tool", request_id)
 
     def _shared_prefix_tokens(self, message_tokens: int) -> int:
-        """Return how many tokens of a first message of a given length are a shared prefix.
+        """Return how many of the `message_tokens` of a first message are a shared prefix.
 
-        If the workload requests a share of cached tokens, the prefix and the chat template together
-        are this share of the prompt, because the server caches the tokens of the template as well.
-        The last words of a message are never shared, so that every prompt has a head of its own.
+        The workload sets either this number or a cache hit rate (`cache`). With a hit rate, the
+        server should find that share of the prompt in its prefix cache. The tokens of the chat
+        template are in the cache anyway, so they count towards it. The last HEAD_TOKENS tokens of
+        the message are never shared, because they make each prompt different.
         """
-        if self._workload_requests.cache is None:
+        cache_hit_rate = self._workload_requests.cache
+        if cache_hit_rate is None:
             return min(message_tokens, self._workload_requests.shared_prefix_tokens)
-        cached_tokens = round(
-            self._workload_requests.cache * (message_tokens + self._template_tokens)
-        )
+        cached_tokens = round(cache_hit_rate * (message_tokens + self._template_tokens))
         shared_tokens = cached_tokens - self._template_tokens
         return max(0, min(shared_tokens, message_tokens - HEAD_TOKENS))
 
     # -- texts -----------------------------------------------------------------------------------
 
     def _first_message(self, conversation: int) -> Text:
-        """Return the first user message of a conversation: a shared beginning and a unique rest.
+        """Return the first user message of a conversation: a shared prefix and a unique text.
 
-        It begins with the chunks of a corpus, with the shared prefix of a group of conversations,
-        or, if the workload has neither, with words that no other message begins with.
+        The shared prefix is the chunks of a corpus, or the prefix of a group of conversations. If
+        the workload has neither, the message is all unique.
         """
         tokens = self._first_message_tokens(conversation)
         if self._has_random_words_only:
@@ -346,8 +358,10 @@ class SyntheticPrompts(GeneratedPrompts):
         The messages are an optional system message, the first user message, and for each earlier
         turn the response of the assistant and the result of a tool, sent as a user message.
 
-        `replies` has the real response of each earlier turn by its turn. If it is None, responses
-        that are drawn from the seed take their place.
+        Args:
+            request_id: The id of the request, which determines its conversation and its turn.
+            replies: The real response to each earlier turn, by turn. If None, generated responses
+                take their place.
         """
         conversation, turn = divmod(request_id, self.turns)
         messages: list[dict[str, Any]] = []
@@ -407,12 +421,15 @@ class SyntheticPrompts(GeneratedPrompts):
         return parts
 
     def _build_ranking(self, request_id: int, corpus: Corpus) -> Request:
-        """Build a query with the chunks as the documents to rank."""
+        """Build a request to rank documents by a query. The documents are chunks of the corpus.
+
+        The workload sets the length of query and documents together, so the query is what the
+        documents leave of it.
+        """
         documents = self._chunk_texts(request_id, corpus)
         documents_tokens = sum(document.tokens for document in documents)
-        query = self._unique_text(
-            request_id, self._first_message_tokens(request_id) - documents_tokens
-        )
+        query_tokens = self._first_message_tokens(request_id) - documents_tokens
+        query = self._unique_text(request_id, query_tokens)
         return Request(
             id=self._wire_id(request_id),
             prompt=query.text,

@@ -174,7 +174,10 @@ class Schedule(msgspec.Struct, frozen=True, kw_only=True, eq=False):
 
     @property
     def slot_count(self) -> int | None:
-        """Return the number of slots of this shard, or None if only a duration limits a stage."""
+        """Return how many requests (slots) this shard sends in all stages.
+
+        Return None if only a duration limits one of them.
+        """
         total = 0
         for stage in self.stages:
             count = self.slot_count_of(stage)
@@ -198,7 +201,11 @@ class Schedule(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     # The content of a stage in this shard
 
     def slot_count_of(self, stage: ScheduledStage) -> int | None:
-        """Return the number of slots of a stage in this shard, or None if there is no limit."""
+        """Return how many requests (slots) of a stage this shard sends.
+
+        Return None if only a duration limits the stage, so that the number depends on how fast the
+        server responds.
+        """
         if stage.session_count is None:
             return None
         if self.shard_count == 1:
@@ -259,9 +266,11 @@ class Schedule(msgspec.Struct, frozen=True, kw_only=True, eq=False):
         return _build_columns(self, stage, first=0, count=count)
 
     def _session_indexes_of(self, stage: ScheduledStage) -> Iterator[int]:
-        """Yield the indexes in a stage of the sessions of this shard, without end.
+        """Yield which sessions of a stage this shard sends, counted from 0 in the stage.
 
-        The caller stops at the number of sessions of the stage, if it has one.
+        In an open loop a shard has every `shard_count`-th session. In a closed loop it has all
+        sessions of its virtual users, each of which sends every `concurrency`-th session. The
+        iterator is infinite; the caller stops at the number of sessions, if there is one.
         """
         if not stage.is_closed_loop:
             yield from itertools.count(self.shard_index, self.shard_count)
@@ -314,9 +323,10 @@ class Schedule(msgspec.Struct, frozen=True, kw_only=True, eq=False):
         return next(self.session_slot_ids(session_index))
 
     def turn_of(self, slot_id: int) -> int:
-        """Return the turn of a slot in its session.
+        """Return the turn of a slot in its session. It is the inverse of `slot_id`.
 
-        Raises IndexError if the session has fewer turns and does not use this id.
+        Each session has `max_turns` ids. A session with fewer turns does not use all of them, and
+        its last turn has the last one. Raises IndexError for an id that is not used.
         """
         session_index, position = divmod(slot_id, self.max_turns)
         session = self.sessions.get(session_index)
@@ -354,7 +364,8 @@ class Schedule(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     def columns(self) -> SlotColumns:
         """Return all slots of this shard, stage by stage.
 
-        Raises ValueError if only a duration limits a stage, since its slots have no number.
+        Raises ValueError if only a duration limits a stage, because the number of its slots is then
+        not known before the run.
         """
         columns_by_stage = []
         for stage in self.stages:
@@ -431,7 +442,11 @@ def schedule_fingerprint(schedule: Schedule) -> str:
 def _build_columns(
     schedule: Schedule, stage: ScheduledStage, first: int, count: int
 ) -> SlotColumns:
-    """Return the slots of `count` sessions of a stage, from the session with index `first` on."""
+    """Return the slots of `count` sessions of a stage, one slot for each turn of each session.
+
+    `first` is the position of the first of these sessions in the stage. All slots are computed at
+    once with NumPy, because a schedule may have millions of them.
+    """
     session_indexes = stage.first_session + np.arange(first, first + count, dtype=np.int64)
     sessions = schedule.sessions.columns(stage.first_session + first, count)
     first_turns = _first_turns(schedule, stage, session_indexes)
@@ -488,36 +503,39 @@ class _FirstTurns(NamedTuple):
 
 
 def _first_turns(schedule: Schedule, stage: ScheduledStage, session_indexes: Ints) -> _FirstTurns:
-    """Return due time and predecessor of the first turn of each session.
+    """Return when the first turn of each session is due, or which slot it waits for.
 
-    `session_indexes` are consecutive. In an open loop every session has a due time. In a closed
-    loop the first session of a virtual user has a due time, and every later one follows the session
-    before it.
+    `session_indexes` are consecutive sessions of the stage. In an open loop every session has an
+    arrival time. In a closed loop only the first session of each virtual user has a due time. Every
+    later one starts when the session before it, which is `concurrency` numbers lower, has ended, so
+    its predecessor is the last slot of that session.
     """
     count = len(session_indexes)
     stage_start_ns = stage.start_ns or 0
     index_in_stage = session_indexes - stage.first_session
-    if not stage.is_closed_loop:
-        return _FirstTurns(
-            due_ns=stage_start_ns + stage.arrivals_ns[index_in_stage],
-            predecessor=np.full(count, NOT_APPLICABLE, np.int64),
-        )
-    is_first_of_user = index_in_stage < stage.concurrency
     due_ns = np.full(count, NOT_APPLICABLE, np.int64)
-    due_ns[is_first_of_user] = stage_start_ns + stage.user_starts_ns(
-        index_in_stage[is_first_of_user]
-    )
     predecessor = np.full(count, NOT_APPLICABLE, np.int64)
-    previous_sessions = session_indexes[~is_first_of_user] - stage.concurrency
+    if not stage.is_closed_loop:
+        arrivals_ns = stage.arrivals_ns[index_in_stage]
+        return _FirstTurns(stage_start_ns + arrivals_ns, predecessor)
+
+    is_first_of_user = index_in_stage < stage.concurrency
+    # The first sessions of a stage have the numbers of their virtual users.
+    virtual_users = index_in_stage[is_first_of_user]
+    due_ns[is_first_of_user] = stage_start_ns + stage.user_starts_ns(virtual_users)
+
+    is_later = np.logical_not(is_first_of_user)
+    previous_sessions = session_indexes[is_later] - stage.concurrency
     if len(previous_sessions):
-        predecessor[~is_first_of_user] = _last_slot_ids(schedule, previous_sessions)
+        predecessor[is_later] = _last_slot_ids(schedule, previous_sessions)
     return _FirstTurns(due_ns, predecessor)
 
 
 def _last_slot_ids(schedule: Schedule, session_indexes: Ints) -> Ints:
     """Return the id of the last slot of each of several consecutive sessions.
 
-    A conversation or task ends at the last position, a single request at the first.
+    Each session has `max_turns` ids. The last turn of a conversation or task has the last of them.
+    A single request has the first one.
     """
     first_slot_ids = session_indexes * schedule.max_turns
     if schedule.max_turns == 1:

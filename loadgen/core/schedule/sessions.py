@@ -335,10 +335,10 @@ class MixedSessions(SessionSequence):
     """Sessions of several request classes. The class of a session depends on its number."""
 
     def __init__(self, mix: Mix, seed: int) -> None:
-        """Build the sequence of sessions of each class, from which single sessions are taken.
+        """Prepare a sequence of sessions for each class.
 
-        If a session is of a class, its content is that of the session with the same number in the
-        sequence of the class.
+        The class of session n is drawn from the seed and n. Its content is that of session n in the
+        sequence of its class, so the other sessions of that sequence are not used.
         """
         classes = list(mix.classes.values())
         self._seed = seed
@@ -366,17 +366,17 @@ class MixedSessions(SessionSequence):
         class_indexes = self._draw_classes(first, count)
         counts = np.ones(count, np.int64)
         # All other sessions are single requests.
-        for row in np.flatnonzero(self._has_several_turns[class_indexes]).tolist():
-            sessions = self._sessions_of_class[class_indexes[row]]
-            counts[row] = sessions.turn_counts(first + row, 1)[0]
+        for index in np.flatnonzero(self._has_several_turns[class_indexes]).tolist():
+            class_sessions = self._sessions_of_class[class_indexes[index]]
+            counts[index] = class_sessions.turn_counts(first + index, 1)[0]
         return counts
 
     @override
     def columns(self, first: int, count: int) -> SessionColumns:
         """Return `count` sessions, from session `first` on, as columns.
 
-        All turns get the values of single requests at first. Then the turns of each session of a
-        class with conversations or tasks are replaced by those that the class has for it.
+        The columns are filled in two steps: first with the values of single requests, which most
+        sessions usually are, and then with the turns of each conversation or task.
         """
         class_indexes = self._draw_classes(first, count)
         turn_counts = self.turn_counts(first, count)
@@ -384,17 +384,18 @@ class MixedSessions(SessionSequence):
         pauses_ns = np.zeros(len(predecessors), np.int64)
 
         has_several_turns = self._has_several_turns[class_indexes]
-        turn_ends = np.cumsum(turn_counts)
-        turn_starts = turn_ends - turn_counts
-        for position in np.flatnonzero(has_several_turns).tolist():
-            sessions = self._sessions_of_class[class_indexes[position]]
-            session_columns = sessions.columns(first + position, 1)
-            turns = slice(turn_starts[position], turn_ends[position])
-            predecessors[turns] = session_columns.predecessor
-            pauses_ns[turns] = session_columns.pause_ns
+        # The turns of session `first + index` are in the rows from `starts[index]` to `ends[index]`.
+        ends = np.cumsum(turn_counts)
+        starts = ends - turn_counts
+        for index in np.flatnonzero(has_several_turns).tolist():
+            class_sessions = self._sessions_of_class[class_indexes[index]]
+            session_columns = class_sessions.columns(first + index, 1)
+            rows = slice(starts[index], ends[index])
+            predecessors[rows] = session_columns.predecessor
+            pauses_ns[rows] = session_columns.pause_ns
         return SessionColumns(
             turn_counts=turn_counts,
-            is_single_request=~has_several_turns,
+            is_single_request=np.logical_not(has_several_turns),
             predecessor=predecessors,
             pause_ns=pauses_ns,
         )

@@ -18,10 +18,15 @@ from loadgen.core.workload.file_models import FileContext
 def _parse_unit(
     parse: Callable[[str], int | float], types: tuple[type, ...], hint: str
 ) -> BeforeValidator:
-    """Return a validator that parses a value with a unit.
+    """Return a pydantic validator for a value with a unit, such as a duration.
 
-    A value of one of `types` is kept as it is if it comes from Python. In a file it is parsed like
-    text, so that only 0 passes without a unit.
+    In a file such a value is text with a unit (`30s`). A number without a unit is parsed as text
+    too, so that it is refused unless it is 0. In Python a value may be given as it is stored.
+
+    Args:
+        parse: Parses the text. Raises `InvalidValueError`.
+        types: The types of a stored value.
+        hint: An example for the message if the value has another type.
     """
 
     def parse_value(value: Any, info: ValidationInfo) -> Any:

@@ -35,8 +35,9 @@ class ConvertedRow(NamedTuple):
     """A row with `prompt` or `messages`, if any of the known names is in it.
 
     Attributes:
-        row: The row.
-        note: A sentence about the names that it was read under, or "".
+        row: The row, without the recorded response.
+        note: What the user is told about the fields that were read, or "". For example "prompts are
+            `question`".
         response: The recorded response, or "".
     """
 
@@ -48,26 +49,37 @@ class ConvertedRow(NamedTuple):
 def convert_row(row: Row) -> ConvertedRow:
     """Convert a row of another tool or data set to the field names of this package.
 
-    These forms are tried in order: a row of a batch file of OpenAI, which is replaced by its body;
-    a row in our own form; a conversation, of which the first question is used; a list of turns, of
-    which the first is used; and a row whose prompt has another name. Any other row is returned as
-    it is. Raises BadRowError if a batch or conversation has mistakes.
+    The first of these forms that a row has is used:
+
+    1. A row of an OpenAI batch file: the request body in it is sent.
+    2. A row with `prompt` or `messages`, as in this package.
+    3. A conversation, as in ShareGPT: its first question is sent.
+    4. A list of user messages, as in MT-Bench: the first one is sent.
+    5. A row with another name for the prompt, such as `question`.
+
+    Any other row is returned as it is. Raises BadRowError if a batch row or conversation has
+    mistakes.
     """
-    if row.keys() >= {"body", "url"} and row.keys() <= BATCH_FIELDS:
+    if _is_batch_row(row):
         return ConvertedRow(_batch_body(row), "rows of an OpenAI batch: their `body` is sent")
     if "prompt" in row or "messages" in row:
-        return _separate_response(row)
+        return _without_recorded_response(row)
     for field in CONVERSATION_FIELDS:
         if isinstance(row.get(field), list):
             return _convert_conversation(row, field)
-    first_turn = _first_text(row.get(TURNS_FIELD))
-    if first_turn:
-        converted = _without(row, [TURNS_FIELD]) | {"prompt": first_turn}
+    first_message = _first_text(row.get(TURNS_FIELD))
+    if first_message:
+        converted = _without(row, [TURNS_FIELD]) | {"prompt": first_message}
         return ConvertedRow(converted, f"the first of each of its `{TURNS_FIELD}`")
     prompt_field = _first_text_field(row, PROMPT_FIELDS)
     if prompt_field is None:
         return ConvertedRow(row)
     return _convert_prompt(row, prompt_field)
+
+
+def _is_batch_row(row: Row) -> bool:
+    """Return True for a row of a batch file of OpenAI: it has a URL, a body and nothing else."""
+    return row.keys() >= {"body", "url"} and row.keys() <= BATCH_FIELDS
 
 
 def _convert_conversation(row: Row, field: str) -> ConvertedRow:
@@ -81,11 +93,12 @@ def _convert_conversation(row: Row, field: str) -> ConvertedRow:
 
 
 def _convert_prompt(row: Row, prompt_field: str) -> ConvertedRow:
-    """Convert a row whose prompt, and maybe system prompt and response, have other names.
+    """Convert a row whose prompt is in the field `prompt_field`.
 
-    With a system prompt, the row becomes a chat of two messages. The response is the first field
-    with a name for responses that is not used for one of the others. The note says which fields
-    were used.
+    The row may also have a system prompt, with which it becomes a chat of two messages, and a
+    recorded response, which tells how long the response should be. Data sets use the same names
+    for different contents, so the response is looked for in the fields that are left. The note of
+    the result says which fields were used.
     """
     text = row[prompt_field]
     used_fields = [prompt_field]
@@ -111,12 +124,12 @@ def _convert_prompt(row: Row, prompt_field: str) -> ConvertedRow:
     return ConvertedRow(_without(row, used_fields) | converted, note, response)
 
 
-def _separate_response(row: Row) -> ConvertedRow:
-    """Separate the recorded response from a row with `prompt` or `messages`.
+def _without_recorded_response(row: Row) -> ConvertedRow:
+    """Remove the recorded response from a row with `prompt` or `messages`, and return both.
 
-    The response is the last message if it is one of the assistant, unless the server is to continue
-    it. Otherwise it is in a field such as `completion`. A recorded response is not sent, but its
-    length is requested.
+    The recorded response must not be sent to the server, but it tells how long the response should
+    be. It is the last message if the assistant sent it, unless the row asks the server to continue
+    that message. Otherwise it is in a field such as `completion`.
     """
     messages = row.get("messages")
     if _ends_with_response(messages) and not _continues_last_message(row):
@@ -168,10 +181,11 @@ def _batch_body(row: Row) -> Row:
 def _first_question(turns: list[Any], field: str) -> tuple[list[dict[str, str]], str]:
     """Return the messages up to the first question of a conversation, and the response to it.
 
-    System messages and the first question are sent. Turns without a text, and responses before the
-    first question, are left out. The response is "" if there is none.
+    They are the system messages and the first message of the user. Turns without a text, and
+    responses before the first question, are left out. The response is "" if there is none.
 
-    Raises BadRowError if a turn has mistakes, and EmptyConversationError if there is no question.
+    `turns` is the list of turns, and `field` its name in the row, for error messages. Raises
+    BadRowError if a turn has mistakes, and EmptyConversationError if there is no question.
     """
     messages: list[dict[str, str]] = []
     has_question = False

@@ -24,7 +24,11 @@ END_HINT = "give --duration 30s or --num-requests 200, or write duration: or cou
 
 
 def check_stages(stages: list[Stage], requests: Requests, errors: DocumentErrors) -> None:
-    """Add an error for stages that are no load, never end, or are too much to plan."""
+    """Add an error for each reason why a run with these stages could not start or would never end.
+
+    Either there is nothing to measure, or there are too many requests to plan before the run, or a
+    stage has no end.
+    """
     if not stages:
         problem = "no load: no stages in the file, and no flag gives one"
         errors.add_option("no_load", problem, errors.file, LOAD_HINT)

@@ -51,10 +51,11 @@ def _kind(step: Map) -> str:
     return str(step.get("kind", "chat"))
 
 
-def _names_after(step: Any) -> list[str]:
-    """Return the names of the steps that a step waits for, as they are written.
+def _predecessor_names(step: Any) -> list[str]:
+    """Return the names of the steps that a step waits for, its predecessors.
 
-    The key `after` is one name or a list of names. What is neither is reported elsewhere.
+    The key `after` of a step is one name or a list of names. Other values are ignored here, because
+    pydantic reports them when it validates the step.
     """
     names = step.get("after") if isinstance(step, Map) else None
     if isinstance(names, str):
@@ -78,23 +79,31 @@ def _tool_names(step: Map) -> list[str]:
 class _StepGraph:
     """The steps of a task, and which of them wait for which.
 
+    The methods `check_...` yield the errors that they find.
+
     Attributes:
         steps: The steps as they are written, by their names.
         tools: The tools as they are written, by their names.
         file: The name of the file in error messages.
-        after: Maps each step to the names of the steps that it waits for.
+        predecessors: Maps each step to the names of the steps that it waits for.
     """
 
     def __init__(self, steps: Map, tools: dict[str, Any], file: str) -> None:
         self.steps = steps
         self.tools = tools
         self.file = file
-        self.after = {name: _names_after(step) for name, step in steps.items()}
+        self.predecessors = {name: _predecessor_names(step) for name, step in steps.items()}
 
     def error(self, code: Code, name: str, key: str, problem: str, hint: str) -> LoadgenError:
-        """Return an error at a key of a step, or at the step if it has no such key.
+        """Return an error of a step, with its position in the file.
 
-        An empty `key` means the step as a whole.
+        Args:
+            code: The kind of error.
+            name: The name of the step.
+            key: The key of the step that is wrong or missing, or "" for the step as a whole. The
+                position of a missing key is that of the step.
+            problem: What is wrong.
+            hint: What to do.
         """
         step = self.steps[name]
         step_path = child_path(self.steps.path, name)
@@ -109,22 +118,22 @@ class _StepGraph:
         """Yield an error for each step that waits for a step that does not exist."""
         # A set, because a step may name the same unknown step twice.
         unknown_references = {
-            (name, awaited)
-            for name, names in self.after.items()
-            for awaited in names
-            if awaited not in self.steps
+            (name, predecessor)
+            for name, predecessors in self.predecessors.items()
+            for predecessor in predecessors
+            if predecessor not in self.steps
         }
-        for name, awaited in sorted(unknown_references):
-            problem = f'step "{name}" waits for "{awaited}", which is no step'
-            hint = did_you_mean(awaited, list(self.steps))
+        for name, predecessor in sorted(unknown_references):
+            problem = f'step "{name}" waits for "{predecessor}", which is no step'
+            hint = did_you_mean(predecessor, list(self.steps))
             yield self.error("unknown_name", name, "after", problem, hint)
 
     def check_cycles(self) -> Iterator[LoadgenError]:
         """Yield an error for one cycle of steps that wait for each other, if there is any."""
         try:
-            TopologicalSorter(self.after).prepare()
+            TopologicalSorter(self.predecessors).prepare()
         except CycleError as error:
-            # The second argument is the cycle: each step before one that waits for it.
+            # The second argument is the cycle, in which each step is a predecessor of the next one.
             steps_in_cycle: list[str] = error.args[1]
             order = " after ".join(reversed(steps_in_cycle))
             problem = f"steps wait for each other, so none of them can begin: {order}"
@@ -137,9 +146,9 @@ class _StepGraph:
         The first request is the start of the task, and the last response is its end, so a task has
         one time from start to end. The graph must have no cycles, so that it has both.
         """
-        awaited_steps = {name for names in self.after.values() for name in names}
-        first_steps = [name for name in self.steps if not self.after[name]]
-        last_steps = [name for name in self.steps if name not in awaited_steps]
+        steps_with_successor = {name for names in self.predecessors.values() for name in names}
+        first_steps = [name for name in self.steps if not self.predecessors[name]]
+        last_steps = [name for name in self.steps if name not in steps_with_successor]
         yield from self.check_one_first_step(first_steps)
         yield from self.check_one_last_step(last_steps)
         yield from self.check_single(first_steps[0], "begins", "a step before it")
@@ -207,53 +216,58 @@ class _StepGraph:
         tools = [self.tools.get(tool) for tool in _tool_names(step)]
         return [tool for tool in tools if isinstance(tool, Map)]
 
-    def gets_tool_result(self, step: Map) -> bool:
-        """Return whether the model gets the result of a tool in this step."""
+    def sends_tool_result(self, step: Map) -> bool:
+        """Return True if the requests of a step send the result of a tool to the model."""
         return any("result_tokens" in tool for tool in self.known_tools(step))
 
-    def steps_before(self, name: str) -> list[Map]:
-        """Return the steps that a step waits for."""
-        steps = [self.steps.get(awaited) for awaited in self.after[name]]
+    def predecessor_steps(self, name: str) -> list[Map]:
+        """Return the steps that a step waits for, as they are written, without unknown ones."""
+        steps = [self.steps.get(predecessor) for predecessor in self.predecessors[name]]
         return [step for step in steps if isinstance(step, Map)]
 
     def begins_context(self, name: str, step: Map) -> bool:
-        """Return whether a step begins a context of its own.
+        """Return True if a step begins a new conversation (context).
 
-        Otherwise it continues the context of the first step that it waits for: its request contains
-        all messages of that step. Only a chat has a context that can be continued.
+        Otherwise it continues the conversation of the first step that it waits for: its request
+        contains all messages of that step. Only a chat can continue a conversation, and only that
+        of a chat.
         """
-        if not self.after[name] or "context" in step or _kind(step) != "chat":
+        if not self.predecessors[name] or "context" in step or _kind(step) != "chat":
             return True
-        steps_before = self.steps_before(name)
-        return bool(steps_before) and _kind(steps_before[0]) != "chat"
+        predecessor_steps = self.predecessor_steps(name)
+        return bool(predecessor_steps) and _kind(predecessor_steps[0]) != "chat"
 
     def check_message(self, name: str, step: Map) -> Iterator[LoadgenError]:
         """Yield the errors of a step without a user message, that is, without `input_tokens`.
 
-        The first step of a task needs one. A later chat needs one unless it sends the result of a
-        tool or responses of other steps. And without one, no user thinks (`think_time`).
+        - The first step of a task must have a user message.
+        - A later chat must have one, a tool result, or responses of other steps to send.
+        - A think time (`think_time`) is the pause before a user message, so it needs one.
         """
-        if "input_tokens" in step:
+        has_message = "input_tokens" in step
+        if has_message:
             return
-        if not self.after[name]:
+        is_first_step = not self.predecessors[name]
+        if is_first_step:
             problem = f'step "{name}" begins the task, without a message'
             yield self.error("missing_key", name, "input_tokens", problem, "input_tokens: 500")
-        elif _kind(step) == "chat" and not self.gets_tool_result(step):
-            yield from self.check_new_content(name, step)
+        elif _kind(step) == "chat" and not self.sends_tool_result(step):
+            yield from self.check_sends_responses(name, step)
         if "think_time" in step:
             problem = "nobody thinks before the result of a tool"
             hint = "the time of a tool is its own"
             yield self.error("conflict", name, "think_time", problem, hint)
 
-    def check_new_content(self, name: str, step: Map) -> Iterator[LoadgenError]:
-        """Yield an error if a chat without message and tool result sends a request without content.
+    def check_sends_responses(self, name: str, step: Map) -> Iterator[LoadgenError]:
+        """Yield an error if a request of a chat without message and tool result has no new content.
 
-        Only its first request can have content: the responses of the steps that it waits for. A new
-        context contains all of them. A continued context contains the response of the first step
-        already, so at least two steps are needed. Later turns never have such content.
+        The only content left is the responses of the steps that the chat waits for. Its first
+        request sends all of them if it begins a new conversation. If it continues the conversation
+        of the first step, which contains that response already, it sends those of the other steps.
+        Later turns of the chat have no such content.
         """
-        waits_for_several = len(self.after[name]) > 1
-        is_first_request_empty = not waits_for_several and not self.begins_context(name, step)
+        has_other_responses = len(self.predecessors[name]) > 1
+        is_first_request_empty = not has_other_responses and not self.begins_context(name, step)
         has_later_turns = step.get("turns", 1) != 1
         if not is_first_request_empty and not has_later_turns:
             return
@@ -263,25 +277,26 @@ class _StepGraph:
         yield self.error("missing_key", name, "input_tokens", problem, hint)
 
     def check_context(self, name: str, step: Map) -> Iterator[LoadgenError]:
-        """Yield the errors of a step that continues the context of another step.
+        """Yield the errors of a step that continues the conversation (context) of another step.
 
-        Such a step has the system message of that context already. And the other step must not run
-        several times in parallel, because it would not be clear which context continues.
+        Such a step must have no system message, because the conversation has one already. And the
+        other step must not run several times in parallel, because there would be several
+        conversations to continue.
         """
         if self.begins_context(name, step):
             return
-        continued = self.after[name][0]
+        continued_step = self.predecessors[name][0]
         if "system_tokens" in step:
             problem = (
-                f'step "{name}" continues the context of "{continued}", '
+                f'step "{name}" continues the context of "{continued_step}", '
                 "which has its system message"
             )
             hint = "leave it out, or add context: new"
             yield self.error("conflict", name, "system_tokens", problem, hint)
-        steps_before = self.steps_before(name)
-        if steps_before and steps_before[0].get("parallel", 1) != 1:
+        predecessor_steps = self.predecessor_steps(name)
+        if predecessor_steps and predecessor_steps[0].get("parallel", 1) != 1:
             problem = (
-                f'step "{name}" cannot continue the context of "{continued}", '
+                f'step "{name}" cannot continue the context of "{continued_step}", '
                 "which runs several times side by side"
             )
             hint = "name first the step whose context goes on, or add context: new"
@@ -315,8 +330,8 @@ class _StepGraph:
             yield self.error("missing_key", name, "output_tokens", problem, "output_tokens: 300")
         if "best" not in step:
             return
-        kinds_before = [_kind(step_before) for step_before in self.steps_before(name)]
-        if "rerank" not in kinds_before:
+        kinds_of_predecessors = [_kind(predecessor) for predecessor in self.predecessor_steps(name)]
+        if "rerank" not in kinds_of_predecessors:
             problem = "there is no rerank right before it"
             hint = "after: the step that ranks, or documents: {}"
             yield self.error("missing_key", name, "best", problem, hint)

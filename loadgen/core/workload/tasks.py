@@ -247,29 +247,32 @@ class Task(Part):
     def max_concurrent_requests(self) -> int:
         """An upper bound of the requests of a task that are in flight at the same time.
 
-        Two steps can run at the same time if neither is an ancestor of the other, that is, if
-        neither waits for the other, directly or through further steps. The bound is the largest
-        number of requests in a step and all steps that can run at the same time as it.
+        Two steps can run at the same time if neither is an ancestor of the other. The bound is the
+        largest sum of the parallel requests of a step and of all steps that can run at the same
+        time as it. The exact number would be that of the largest antichain of the graph.
         """
+        ancestors = self._ancestors_of_steps()
+        parallel_requests = {
+            name: largest_value(step.parallel) or 0 for name, step in self.steps.items()
+        }
+        bound = 0
+        for name in self.steps:
+            concurrent_requests = 0
+            for other_name, requests in parallel_requests.items():
+                waits_for_other = other_name in ancestors[name]
+                is_awaited_by_other = name in ancestors[other_name]
+                if not waits_for_other and not is_awaited_by_other:
+                    concurrent_requests += requests  # Includes the step itself.
+            bound = max(bound, concurrent_requests)
+        return bound
+
+    def _ancestors_of_steps(self) -> dict[str, set[str]]:
+        """Return, for each step, the steps that it waits for directly or through others."""
         ancestors: dict[str, set[str]] = {}
         for name in self.order:
             parents = self.steps[name].after
             ancestors[name] = set(parents).union(*(ancestors[parent] for parent in parents))
-
-        def can_overlap(name: str, other_name: str) -> bool:
-            return other_name not in ancestors[name] and name not in ancestors[other_name]
-
-        parallel_requests = {
-            name: largest_value(step.parallel) or 0 for name, step in self.steps.items()
-        }
-        return max(
-            sum(
-                requests
-                for other_name, requests in parallel_requests.items()
-                if can_overlap(name, other_name)
-            )
-            for name in self.steps
-        )
+        return ancestors
 
     @property
     def order(self) -> tuple[str, ...]:
