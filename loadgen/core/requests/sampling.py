@@ -112,9 +112,9 @@ def _sample_truncated_lengths(
 ) -> list[int]:
     """Return normal or log-normal lengths, exactly as single calls of the sampler draw them.
 
-    The array holds the first attempt for each index. Two kinds of values are not taken from it but
-    drawn with the sampler: those that the sampler rejects and draws again, and those that it might
-    round to the other neighbour.
+    The first attempt for each index is computed as one NumPy array, which is faster. Two kinds of
+    values are drawn with the sampler instead: those that it rejects and draws again, and those so
+    close to the middle between two integers that it might round them differently.
     """
     unrounded = _unrounded_lengths(length, _standard_normal_values(key, purpose, indices))
     rounded = np.rint(unrounded)
@@ -158,9 +158,10 @@ def lognormal_mu(length: LengthDistribution) -> float:
 def _standard_normal_values(
     key: bytes, purpose: str, indices: Sequence[int]
 ) -> NDArray[np.float64]:
-    """Return the standard normal value of the first attempt of `_truncated_sampler` for each index.
+    """Return a standard normal value for each index, as `_truncated_sampler` first draws it.
 
-    The random bytes are those of `random_bytes(key, f"{purpose} 0", index, 16)`. The hash of the
+    The sampler repeats a draw that is out of bounds; these are the values of attempt 0. So the
+    random bytes must be those of `random_bytes(key, f"{purpose} 0", index, 16)`. The hash of the
     key is computed once and copied, because it is the same for all indices.
     """
     copy_hash_of_key = hashlib.shake_128(key).copy
@@ -218,10 +219,11 @@ def _listed_sampler(values: Sequence[int]) -> LengthSampler:
 def _truncated_sampler(
     length: LengthDistribution, transform: Callable[[float], float]
 ) -> LengthSampler:
-    """Return a sampler of `transform(z)`, where z has a standard normal distribution.
+    """Return a sampler of a normal or log-normal distribution that is truncated to its bounds.
 
-    The result is rounded to an integer. If it is outside the bounds of `length`, it is drawn again,
-    which truncates the distribution. After MAX_REDRAWS attempts it is set to the nearer bound.
+    `transform` turns a value z of the standard normal distribution into one of `length`. It is
+    rounded to an integer. A value outside the bounds is drawn again (rejection sampling), and after
+    MAX_REDRAWS attempts it is set to the nearer bound.
     """
     low, high = _bounds(length)
 
@@ -232,9 +234,9 @@ def _truncated_sampler(
             # Two uniform numbers between 0 and 1, from the upper 53 bits of the lower and of the
             # upper 64 bits. The 0.5 keeps u above 0, where its logarithm is finite.
             u = (((bits & LOW_64_BITS) >> 11) + 0.5) * UNIT_OF_53_BITS
-            v = (bits >> (64 + 11)) + 0.5
+            v = ((bits >> (64 + 11)) + 0.5) * UNIT_OF_53_BITS
             # Box-Muller transform.
-            z = math.sqrt(-2.0 * math.log(u)) * math.cos(2.0 * math.pi * v * UNIT_OF_53_BITS)
+            z = math.sqrt(-2.0 * math.log(u)) * math.cos(2.0 * math.pi * v)
             value = round(transform(z))
             if low <= value <= high:
                 return value

@@ -86,20 +86,23 @@ class TextGenerator:
         return self._start_words[index % len(self._start_words)]
 
     def unique_head(self, index: int, tokens: int) -> list[str]:
-        """Return the head of a text: HEAD_TOKENS words, or `tokens` words if that is less.
+        """Return the first words of text number `index`, with which no other text begins.
 
-        Two indices have different heads if these are complete. The position of the index among all
-        heads is written as a number in which each word is a digit, so that no two are equal. A head
-        that is cut to fewer words can occur more than once.
+        They make a prompt unknown to a prefix cache. There are HEAD_TOKENS of them, or `tokens` if
+        that is less; then another text may begin with the same words.
+
+        All possible heads are numbered. A head is its number written with words as digits (a mixed
+        radix numeral), so different numbers have different words. Each index has one of the numbers
+        in a random order.
         """
         word_count = len(self._words)
-        position = self._head_order.position_of(index)
-        remaining_digits, start_digit = divmod(position, len(self._start_words))
-        head = [self._start_words[start_digit]]
+        head_number = self._head_order.position_of(index)
+        remaining_number, digit = divmod(head_number, len(self._start_words))
+        head = [self._start_words[digit]]
         for _ in range(HEAD_TOKENS - 1):
-            remaining_digits, digit = divmod(remaining_digits, word_count)
+            remaining_number, digit = divmod(remaining_number, word_count)
             head.append(self._words[digit])
-        return head if tokens >= HEAD_TOKENS else head[:tokens]
+        return head[:tokens]
 
     def exact_text(
         self,
@@ -208,17 +211,19 @@ class Book:
         self._tokens = np.array([tokenizer.count(word) for word in self._words])
 
     def passage(self, position: int, max_tokens: int) -> tuple[str, int]:
-        """Return a passage of whole words, and how many tokens are missing to `max_tokens`.
+        """Return a passage of at most `max_tokens`, and how many tokens it has less than that.
 
-        The passage begins at the word number `position`, and the book begins again after its last
-        word. Tokens are missing if the next word has more tokens than are left. The token counts of
-        words are added up, which is right for tokenizers that split texts at spaces.
+        The passage has whole words and begins at the word number `position`. After its last word
+        the book begins again. The tokens of words are added up, which is right for tokenizers that
+        split texts at spaces.
         """
         start = position % len(self._words)
+        words = self._words[start:] + self._words[:start]
+        token_counts = np.roll(self._tokens, -start)
         # One repetition more than needed leaves a word after the passage in any case.
         repetitions = max_tokens // int(self._tokens.sum()) + 2
-        cumulative_tokens = np.cumsum(np.tile(np.roll(self._tokens, -start), repetitions))
+        cumulative_tokens = np.cumsum(np.tile(token_counts, repetitions))
         word_count = int(np.searchsorted(cumulative_tokens, max_tokens, side="right"))
-        words = (self._words[start:] + self._words[:start]) * repetitions
         passage_tokens = int(cumulative_tokens[word_count - 1]) if word_count else 0
-        return "".join(words[:word_count]), max_tokens - passage_tokens
+        passage_words = (words * repetitions)[:word_count]
+        return "".join(passage_words), max_tokens - passage_tokens

@@ -268,13 +268,15 @@ class _OneTokenWords(NamedTuple):
 
 
 def _find_one_token_words(candidates: list[str], encode: Encode) -> _OneTokenWords:
-    """Return the candidates that are one token each at the start of a text, and those inside it.
+    """Return the candidates that are exactly one token at the start of a text, and those inside it.
 
-    The count of a word alone does not show this, because a tokenizer may merge a word with the text
-    around it. So a word is tried after another word, the anchor, which is the candidate with the
-    fewest tokens. It is accepted for the inside if two copies of it add two tokens: the second copy
-    shows that it is also one token after itself. It is accepted for the start if it and one
-    accepted word after it are two tokens.
+    Texts of such words have a known number of tokens. The token count of a word alone does not show
+    this, because a tokenizer may merge a word with the text around it. So there are two tests:
+
+    - Inside: two copies of the word after another word (the anchor) add two tokens.
+    - Start: the word and an accepted word after it are two tokens.
+
+    The anchor is the candidate with the fewest tokens, because it should not merge with others.
     """
 
     # Not the batch method of the library: it would start threads, and this process could then not
@@ -284,9 +286,8 @@ def _find_one_token_words(candidates: list[str], encode: Encode) -> _OneTokenWor
 
     if not candidates:
         return _OneTokenWords([], [])
-    token_counts = [count(word) for word in candidates]
-    anchor_tokens = min(token_counts)
-    anchor = candidates[token_counts.index(anchor_tokens)]
+    anchor = min(candidates, key=count)
+    anchor_tokens = count(anchor)
     words = [word for word in candidates if count(f"{anchor} {word} {word}") == anchor_tokens + 2]
     if not words:
         return _OneTokenWords([], [])

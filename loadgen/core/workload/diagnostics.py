@@ -121,11 +121,11 @@ class DocumentErrors:
 
 
 def validate_document(model: type[Model], document: Any, context: FileContext) -> Model | None:
-    """Validate a document of a file and return the model.
+    """Validate a document of a file and return the model, or None if pydantic refuses it.
 
-    Mistakes are appended to `context.errors`. Returns None if pydantic refuses the document. A
-    validator may also append an error and accept the value, so the caller must check
-    `context.errors` in any case.
+    Mistakes are appended to `context.errors`, with their positions in the file. The caller must
+    check `context.errors` even if a model is returned, because validators also append errors for
+    values that they accept.
     """
     try:
         return model.model_validate(document, context=context)

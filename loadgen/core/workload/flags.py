@@ -118,11 +118,12 @@ def select_load_options(options: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def read_flags(**options: Any) -> Overrides:
-    """Read the options that change a workload, and ignore others.
+    """Parse the options that change a workload, and ignore others.
 
     The name `x_y` stands for `--x-y`. A value is a text as it is typed, a number, or a sequence of
-    texts for an option that can be repeated. None means that an option is not specified. Values
-    that are not valid do not raise: the errors are a field of the result.
+    texts for an option that can be repeated. None means that an option is not specified. A value
+    that is not valid does not raise: `errors` of the result has all mistakes, so that the user sees
+    them together.
     """
     fields: dict[str, Any] = {}
     errors: list[LoadgenError] = []
@@ -288,10 +289,10 @@ def _parse_warmup(text: str) -> dict[str, int]:
 def _add_slo_term(
     text: str, default_unit: str | None, earlier_fields: Mapping[str, Slo | None]
 ) -> dict[str, Slo]:
-    """Return the field of `Overrides` that a term of an SLO belongs to, with the term added.
+    """Parse a term of an SLO and return the field of `Overrides` that contains it, with its value.
 
-    A term such as `ttft:2s:p95` belongs to `replacement_slo`. With a leading `+` it belongs to
-    `added_slo`, whose terms are added to the SLO of the workload.
+    A term such as `ttft:2s:p95` is added to `replacement_slo`, which replaces the SLO of the
+    workload. With a leading `+` it is added to `added_slo`, which is merged with that SLO.
 
     Args:
         text: The term.
@@ -357,26 +358,29 @@ def parse_slo_term(text: str, default_unit: str | None = None) -> Slo:
 
 
 def _suggest_slo_term(name: str, limit_text: str) -> str:
-    """Return a question that suggests a term for a name that is no metric; "" without one.
+    """Return a question that suggests a term for a name that is no metric, or "" for no idea.
 
-    Other tools write the percentile into the name, as in `p95_ttft` or `ttft.p95`.
+    Other tools write the percentile into the name, as in `p95_ttft` or `ttft.p95`. For example,
+    `p95_ttft:2s` gives `did you mean "ttft:2s:p95"? `.
     """
-    name_without_percentile = name.lower()
-    percentile = re.search(r"[._-]?(p[0-9]+)[._-]?", name_without_percentile)
+    metric_text = name.lower()
+    percentile_suffix = ""
+    percentile = re.search(r"[._-]?(p[0-9]+)[._-]?", metric_text)
     if percentile:
-        name_without_percentile = name_without_percentile.replace(percentile[0], "")
-    suggested = closest(name_without_percentile, (*metrics(), *METRIC_ALIASES, ATTAINMENT))
-    # Other tools call the share of requests that meet the limits the goodput.
-    if name_without_percentile == "goodput":
-        suggested = ATTAINMENT
-    if not suggested:
+        metric_text = metric_text.replace(percentile[0], "")
+        percentile_suffix = f":{percentile[1]}"
+    if metric_text == "goodput":
+        # Other tools use this name for the share of requests that meet the limits.
+        suggestion = ATTAINMENT
+    else:
+        suggestion = closest(metric_text, (*metrics(), *METRIC_ALIASES, ATTAINMENT))
+    if not suggestion:
         return ""
-    suffix = f":{percentile[1]}" if percentile else ""
-    return f'did you mean "{suggested}:{limit_text}{suffix}"? '
+    return f'did you mean "{suggestion}:{limit_text}{percentile_suffix}"? '
 
 
 def _add_stop_rule(text: str, rules: Sequence[StopRule]) -> tuple[StopRule, ...]:
-    """Return the rules with the rule in a text added.
+    """Parse a rule that stops a run early (`--stop-when`), and return it after the earlier rules.
 
     Raises `units.InvalidValueError` if an earlier rule limits the same metric at the same
     percentile.
@@ -392,7 +396,7 @@ def _add_stop_rule(text: str, rules: Sequence[StopRule]) -> tuple[StopRule, ...]
 
 
 def _add_limit(text: str, limits: Mapping[str, float]) -> dict[str, float]:
-    """Return the limits of the verdict with the one in a text added, such as `cpu_share:95%`.
+    """Parse a limit of validity such as `cpu_share:95%`, and return it with the earlier limits.
 
     Raises `units.InvalidValueError` for an unknown limit and for one that was specified before.
     """

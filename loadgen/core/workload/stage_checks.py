@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import NamedTuple
 
 from loadgen.core.units import NS_PER_S
 from loadgen.core.workload.diagnostics import DocumentErrors
@@ -36,7 +37,9 @@ def check_stages(stages: list[Stage], requests: Requests, errors: DocumentErrors
     if not any(stage.measured for stage in stages):
         errors.add_at(("stages",), "no_load", "no load: no stage is measured", LOAD_HINT)
         return
-    if _exceeds_plan(stages, requests, errors):
+    size_error = _find_size_error(stages, requests)
+    if size_error is not None:
+        errors.add_option("too_large", size_error.problem, errors.file, size_error.hint)
         return
     # Errors have the position of the stage in the file. Options can add and remove stages, so a
     # stage is looked up there by its name first.
@@ -47,31 +50,42 @@ def check_stages(stages: list[Stage], requests: Requests, errors: DocumentErrors
         _check_end(stage, file_index, errors)
 
 
-def _exceeds_plan(stages: list[Stage], requests: Requests, errors: DocumentErrors) -> bool:
-    """Return True and add an error if the stages are too much to plan before the run.
+class _SizeError(NamedTuple):
+    """Why stages are too large to plan, and what the user can do."""
 
-    The arrivals of an open loop and the graphs of tasks are drawn before a run, so that sending
-    does not wait for them. Both take memory and time, so their numbers are limited.
+    problem: str
+    hint: str
+
+
+def _find_size_error(stages: list[Stage], requests: Requests) -> _SizeError | None:
+    """Return an error if too many requests have to be planned before the run, else None.
+
+    The arrival times of an open loop and the graphs of tasks are drawn before a run, so that
+    sending does not wait for them. Both take memory and time, so their numbers are limited.
     """
-    planned_arrivals = sum(_count_planned_arrivals(stage) for stage in stages)
+    arrival_counts = [_count_planned_arrivals(stage) for stage in stages]
     if _draws_tasks(requests):
-        tasks = sum(max(stage.count or 0, _count_planned_arrivals(stage)) for stage in stages)
-        if tasks > MAX_TASKS:
-            problem = f"{tasks:,.0f} tasks to draw before the start, at most {MAX_TASKS:,}"
+        task_count = sum(
+            max(stage.count or 0, arrival_count)
+            for stage, arrival_count in zip(stages, arrival_counts, strict=True)
+        )
+        if task_count > MAX_TASKS:
+            problem = f"{task_count:,.0f} tasks to draw before the start, at most {MAX_TASKS:,}"
             hint = "a lower count, or a closed loop with a duration alone, which draws as it goes"
-            errors.add_option("too_large", problem, errors.file, hint)
-            return True
+            return _SizeError(problem, hint)
+    planned_arrivals = sum(arrival_counts)
     if planned_arrivals > MAX_PLANNED_ARRIVALS:
         gigabytes = planned_arrivals * BYTES_PER_ARRIVAL / 1e9
-        count = f"{planned_arrivals:,.0f} requests"
-        problem = f"{count} to plan: their instants alone take {gigabytes:,.1f} GB"
+        problem = (
+            f"{planned_arrivals:,.0f} requests to plan: "
+            f"their instants alone take {gigabytes:,.1f} GB"
+        )
         hint = (
             f"a lower rate or a shorter duration (at most {MAX_PLANNED_ARRIVALS:,}); "
             "a closed loop (--concurrency) plans none"
         )
-        errors.add_option("too_large", problem, errors.file, hint)
-        return True
-    return False
+        return _SizeError(problem, hint)
+    return None
 
 
 def _count_planned_arrivals(stage: Stage) -> float:

@@ -172,7 +172,7 @@ def _with_load_options(
     `--stagger`.)
     """
     if arrival is not None:
-        stages = _replace_measured(arrival, stages)
+        stages = _replace_measured_stages(arrival, stages)
     elif overrides.burstiness is not None:
         stages = [_with_burstiness(stage, overrides.burstiness, errors) for stage in stages]
     if overrides.stagger is not None and overrides.concurrency is None:
@@ -180,12 +180,13 @@ def _with_load_options(
     return stages
 
 
-def _replace_measured(arrival: ArrivalOption, stages: list[Stage]) -> list[Stage]:
-    """Replace the measured stages by one stage with another arrival process and their total length.
+def _replace_measured_stages(arrival: ArrivalOption, stages: list[Stage]) -> list[Stage]:
+    """Replace all measured stages by one stage with the arrival process of the options.
 
-    It stands at the position of the first measured stage. Warm-up stages keep their limits and get
-    the same process, because they must create the state that is then measured. An infinite rate is
-    the exception: a duration does not end it, so warm-up stages keep their own process.
+    The new stage has the total length of the measured stages and the position of the first one.
+    Warm-up stages keep their limits and get the same process, because they must bring the server
+    into the state that is then measured. An infinite rate is the exception: a duration does not end
+    it, so warm-up stages keep their own process.
     """
     measured = [stage for stage in stages if stage.measured]
     load_stage = _merge_stages(arrival, measured)
@@ -205,20 +206,23 @@ def _replace_measured(arrival: ArrivalOption, stages: list[Stage]) -> list[Stage
 
 
 def _merge_stages(arrival: ArrivalOption, stages: list[Stage]) -> Stage:
-    """Return one stage that is as long as several stages together.
+    """Return one measured stage that is as long as the measured stages of a file together.
 
-    It has a duration or a count only if all of them have one. The name and the minimums of a single
-    stage are kept.
+    It has a duration or a count only if all of them have one. A single stage also keeps its name
+    and, with Poisson arrivals, its minimums (`at_least`), which no other arrivals can meet.
     """
-    is_single = len(stages) == 1
-    # Only Poisson arrivals can meet minimums.
-    keeps_minimums = is_single and isinstance(arrival, Poisson)
+    name = "load"
+    minimums = None
+    if len(stages) == 1:
+        name = stages[0].name
+        if isinstance(arrival, Poisson):
+            minimums = stages[0].at_least
     return Stage.model_construct(
-        name=stages[0].name if is_single else "load",
+        name=name,
         arrival=arrival,
         duration_ns=_sum_if_all_set([stage.duration_ns for stage in stages]),
         count=_sum_if_all_set([stage.count for stage in stages]),
-        at_least=stages[0].at_least if keeps_minimums else None,
+        at_least=minimums,
     )
 
 

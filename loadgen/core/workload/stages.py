@@ -216,8 +216,9 @@ class Stage(Part):
     def normalize(cls, data: Any) -> Any:
         """Convert `warmup: true` to `measured: false`.
 
-        Raises `InvalidValueError` for a stage with both keys. Raises the error of a spike with a
-        mistake, too, which is reported with its position only if it is raised here.
+        Raises `InvalidValueError` for a stage with both keys. Also raises the error that
+        `expand_spikes` found in a spike: pydantic reports it with the position of the stage only if
+        a validator of the stage raises it.
         """
         if not isinstance(data, Map):
             return data

@@ -202,8 +202,9 @@ class _StepGraph:
         """
         for tool in _tool_names(step):
             if tool not in self.tools:
-                example = f"tools: {{{tool}: {{time: 1s, result_tokens: 500}}}}"
-                hint = did_you_mean(tool, list(self.tools)) if self.tools else example
+                hint = f"tools: {{{tool}: {{time: 1s, result_tokens: 500}}}}"
+                if self.tools:
+                    hint = did_you_mean(tool, list(self.tools))
                 yield self.error("unknown_name", name, "tool", f'unknown tool "{tool}"', hint)
         tools = self.known_tools(step)
         tools_with_result = [tool for tool in tools if "result_tokens" in tool]

@@ -362,29 +362,30 @@ def _extend(column: array[int], values: Integers) -> None:
 
 
 def _select_rows(columns: TraceColumns, is_selected: NDArray[np.bool_]) -> TraceColumns:
-    """Return the rows for which `is_selected` is True, with their hashes.
+    """Return the rows of a batch for which `is_selected` is True, with their hashes.
 
-    Columns that the trace does not have are empty, and stay so.
+    Columns that the trace does not have are empty lists, and stay so.
     """
     if is_selected.all():
         return columns
     hashes: list[int] = []
     hash_counts: list[int] = []
     if columns.hashes:
+        # The hashes of all rows follow each other, so each row selects as many as it has.
         counts = np.array(columns.hash_counts, np.int64)
         is_hash_selected = np.repeat(is_selected, counts)
         hashes = np.array(columns.hashes, np.int64)[is_hash_selected].tolist()
         hash_counts = counts[is_selected].tolist()
     # `compress` ends with the shorter sequence, so an empty column has no selected values.
-    selected_flags = is_selected.tolist()
+    is_row_selected = is_selected.tolist()
     return TraceColumns(
-        columns.at_ns[is_selected],
-        columns.input_tokens[is_selected],
-        columns.output_tokens[is_selected],
-        hashes,
-        hash_counts,
-        sessions=list(itertools.compress(columns.sessions, selected_flags)),
-        duration_ns=list(itertools.compress(columns.duration_ns, selected_flags)),
+        at_ns=columns.at_ns[is_selected],
+        input_tokens=columns.input_tokens[is_selected],
+        output_tokens=columns.output_tokens[is_selected],
+        hashes=hashes,
+        hash_counts=hash_counts,
+        sessions=list(itertools.compress(columns.sessions, is_row_selected)),
+        duration_ns=list(itertools.compress(columns.duration_ns, is_row_selected)),
     )
 
 

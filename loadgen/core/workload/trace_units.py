@@ -37,23 +37,30 @@ class UnitDecision(NamedTuple):
 
 
 def decide_unit(at_ns: NDArray[np.int64], default: TimeUnit | None = None) -> UnitDecision:
-    """Decide whether times are seconds or milliseconds.
+    """Decide whether the times in a file are seconds or milliseconds.
 
-    A fraction in any row means seconds; whole numbers mean the default of the format, else
-    milliseconds. If that makes the mean rate implausible and the other unit makes it plausible,
-    the other unit is used.
+    If any time has a fraction, they are seconds. Whole numbers have the default unit of the format,
+    or milliseconds. The other unit is used instead if only that gives a plausible mean rate.
 
     Args:
         at_ns: The time of each row in ns, read as if it were in `TRIAL_UNIT`.
-        default: The unit of whole numbers in this format, if it is not milliseconds.
+        default: The unit of whole numbers in this format, or None for milliseconds.
     """
     # A whole number that was read as ms is a multiple of the ns of 1 ms.
     has_fraction = bool((at_ns % UNIT_NS[TRIAL_UNIT]).any())
-    unit: TimeUnit = "s" if has_fraction else default or "ms"
-    reason = "some have a fraction" if has_fraction else "all are whole numbers"
+    if has_fraction:
+        unit: TimeUnit = "s"
+        reason = "some have a fraction"
+    else:
+        unit = default or "ms"
+        reason = "all are whole numbers"
+
     other_unit: TimeUnit = "ms" if unit == "s" else "s"
     rate_per_s = mean_rate(at_ns, unit)
-    if not _is_plausible(rate_per_s) and _is_plausible(mean_rate(at_ns, other_unit)):
+    is_only_other_plausible = not _is_plausible(rate_per_s) and _is_plausible(
+        mean_rate(at_ns, other_unit)
+    )
+    if is_only_other_plausible:
         rejected_rate = f"{rate_per_s:,.3g} requests/s in {UNIT_NAMES[unit]}"
         return UnitDecision(other_unit, f"they would be {rejected_rate}")
     return UnitDecision(unit, reason)

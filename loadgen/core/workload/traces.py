@@ -48,13 +48,15 @@ def read_trace(
     skip_bad: bool = False,
     unit: TimeUnit | None = None,
 ) -> Trace:
-    """Read a trace file, or a part of it. A file that did not change is read once.
+    """Read a trace file, or the part of it in a slice of time. A file is read once if it is unchanged.
 
     Args:
         path: The file.
-        time_slice: The part of the trace by time; None for the whole trace.
+        time_slice: The begin and end of the part to return, in ns from the first request; None for
+            the complete trace.
         skip_bad: Leave out rows with mistakes, and count them.
-        unit: The unit of the times, for formats that leave it open; None to decide it.
+        unit: The unit of the times, for formats that leave it open; None to infer it from the
+            times.
 
     Raises:
         CombinedError: Rows have mistakes; these are the first MAX_ERRORS of them.
@@ -93,13 +95,16 @@ def _read_cached(
     skip_bad: bool,
     unit: TimeUnit | None,
 ) -> Trace:
-    """Read a trace. `size` and `changed_ns` make the cache miss if the file has changed.
+    """Read a trace, or return it from the cache if the file has not changed.
+
+    A change of the file changes its `size` or its time of modification (`changed_ns`), so the cache
+    has no entry then.
 
     Some formats leave the unit of their times open. If the user does not specify it (`unit`), the
-    file is first read as if the unit were TRIAL_UNIT. Then the unit is decided from the times, and
+    file is first read as if the unit were TRIAL_UNIT. The times show which unit is plausible, and
     the file is read again if it is another one.
 
-    Raises UserError if the user specifies a unit and the format defines it.
+    Raises UserError if the user specifies a unit although the format defines it.
     """
     builder, file_format = _read_file(path, unit or TRIAL_UNIT, skip_bad=skip_bad)
     trace = builder.build(file_format.name)
