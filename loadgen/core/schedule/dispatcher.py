@@ -664,8 +664,8 @@ class Dispatcher:
 
         if stage.length_ns is not None:
             self._end_current_stage(start_ns + stage.length_ns)
-        # A worker sends one shard of the schedule. With more workers than virtual users, some shards
-        # have no sessions of the stage, so no end of a session would end it.
+        # A worker sends one shard of the schedule. With more workers than virtual users, some
+        # shards have no sessions of the stage, so no end of a session would end it.
         is_empty_in_shard = stage.is_end_unknown and progress.unfinished_sessions == 0
         if is_empty_in_shard:
             self._end_current_stage(start_ns)

@@ -384,7 +384,7 @@ class MixedSessions(SessionSequence):
         pauses_ns = np.zeros(len(predecessors), np.int64)
 
         has_several_turns = self._has_several_turns[class_indexes]
-        # The turns of session `first + index` are in the rows from `starts[index]` to `ends[index]`.
+        # The turns of session `first + index` are the rows from `starts[index]` to `ends[index]`.
         ends = np.cumsum(turn_counts)
         starts = ends - turn_counts
         for index in np.flatnonzero(has_several_turns).tolist():

@@ -100,13 +100,13 @@ class Part(BaseModel):
         if isinstance(data, BaseModel):
             return data
         data = cls.normalize(data)
-        is_mapping_of_file = isinstance(data, Map) and isinstance(info.context, FileContext)
-        if not is_mapping_of_file:
+        context = info.context
+        if not isinstance(context, FileContext) or not isinstance(data, Map):
             return data
         known_keys = cls.yaml_keys()
         unknown_keys = [key for key in data if key not in known_keys]
         for key in unknown_keys:
-            info.context.errors.append(cls._unknown_key_error(key, data, info.context.file))
+            context.errors.append(cls._unknown_key_error(key, data, context.file))
         if not unknown_keys:
             return data
         return {key: value for key, value in data.items() if key in known_keys}

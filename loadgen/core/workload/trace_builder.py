@@ -110,8 +110,8 @@ class TraceBuilder:
         self._label = _OptionalColumn(NO_VALUE)
         self._fields_index = _OptionalColumn(NO_VALUE)
         self._block_tokens = _OptionalColumn(0.0, "d")
-        # The names of sessions, groups and labels, and the extra body fields as JSON, repeat in many
-        # rows. Their columns contain numbers, which these objects assign.
+        # The names of sessions, groups and labels, and the extra body fields as JSON, repeat in
+        # many rows. Their columns contain numbers, which these objects assign.
         self._session_numbers = _Numbering()
         self._group_numbers = _Numbering()
         self._label_numbers = _Numbering()

@@ -48,7 +48,7 @@ def read_trace(
     skip_bad: bool = False,
     unit: TimeUnit | None = None,
 ) -> Trace:
-    """Read a trace file, or the part of it in a slice of time. A file is read once if it is unchanged.
+    """Read a trace file, or the part of it in a slice of time. An unchanged file is read once.
 
     Args:
         path: The file.
