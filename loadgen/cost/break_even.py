@@ -35,7 +35,7 @@ class BreakEven(Struct, frozen=True, kw_only=True):
 
 
 def find_break_evens(results: Sequence[PricedResult], unit: str) -> Iterator[BreakEven]:
-    """Yield the break-even of each pair of machines and a price per token that may be compared."""
+    """Yield the break-even of each result by the hour with each comparable result by the token."""
     for machines, per_token in product(results, results):
         if is_per_token(machines) or not is_per_token(per_token):
             continue
@@ -49,11 +49,11 @@ def find_break_evens(results: Sequence[PricedResult], unit: str) -> Iterator[Bre
 def _find_break_even(
     machines: PricedResult, per_token: PricedResult, unit: str
 ) -> BreakEven | None:
-    """Return the break-even, or None if a cost is not known.
+    """Return at how many units a day machines cost as much as tokens, or None without costs.
 
-    Machines have a fixed cost of 24 hours a day, and each unit on them has a marginal cost: all
-    parts of its cost but the machines. Costs are equal at fixed / (token cost - marginal) units a
-    day.
+    Machines have a fixed cost of 24 hours a day. Each unit on them also has a marginal cost, such
+    as energy: all parts of its cost but the machines. Costs are equal at
+    fixed / (token cost - marginal) units a day.
     """
     machine_cost = machines.costs[unit]
     token_cost = per_token.costs[unit]
@@ -72,16 +72,22 @@ def _find_break_even(
         per_token=per_token.name,
         units_per_day=units_per_day,
         capacity_per_day=capacity_per_day,
-        judgment=_describe(machines, _NOUNS[unit], units_per_day, capacity_per_day),
+        judgment=_describe_break_even(machines, _NOUNS[unit], units_per_day, capacity_per_day),
     )
 
 
-def _describe(
+def _describe_break_even(
     machines: PricedResult, noun: str, units_per_day: Decimal | None, capacity_per_day: Decimal
 ) -> str:
-    """Return the break-even as a sentence, beside what the machines can serve.
+    """Return the break-even as a sentence, compared with what the machines can serve.
 
-    A break-even above the capacity of the machines is never reached with them.
+    A break-even above the capacity of the machines cannot be reached with them.
+
+    Args:
+        machines: The result that is priced by the hour.
+        noun: The units in the plural, such as "requests".
+        units_per_day: The break-even, or None if a unit on machines always costs more.
+        capacity_per_day: Units per day that the machines can serve.
     """
     if units_per_day is None:
         return (

@@ -105,7 +105,7 @@ def cost(
     """
     from loadgen.cost import cost_data
     from loadgen.cost.comparison import compare_costs
-    from loadgen.cost.cost_report import report
+    from loadgen.cost.cost_report import create_report
     from loadgen.cost.evidence_reader import read_evidence
     from loadgen.cost.recorded_runs import with_record_reader
     from loadgen.pricing.price_file import load_prices
@@ -131,13 +131,13 @@ def cost(
         with_record_reader(result) for result in read_evidence(folders, allow_invalid=allow_invalid)
     ]
     names = [result.name for result in evidence]
-    _check_names(price_names, names, "--price")
-    _check_names(gpu_counts, names, "--gpus")
+    _refuse_unknown_results(price_names, names, "--price")
+    _refuse_unknown_results(gpu_counts, names, "--gpus")
     priced: list[PricedResult] = []
     errors: list[LoadgenError] = []
     for result in evidence:
         with collecting(errors):
-            priced += _price(
+            priced += _price_result_folder(
                 result,
                 price_list,
                 price_name=price_names.get(result.name, ""),
@@ -148,23 +148,33 @@ def cost(
         raise CombinedError(errors)
     comparison = compare_costs(priced, price_list)
     if html is not None:
-        write_file(html, html_renderer.render(report(comparison)), "--html")
+        write_file(html, html_renderer.render(create_report(comparison)), "--html")
     if as_json:
         print(cost_data.render_json(comparison), end="")
     elif as_csv:
         print(cost_data.render_csv(comparison), end="")
     else:
-        print_report(report(comparison), as_markdown=as_markdown, full=full)
+        print_report(create_report(comparison), as_markdown=as_markdown, full=full)
     return OK
 
 
-def _price(
+def _price_result_folder(
     evidence: Evidence, prices: Prices, *, price_name: str, gpus: int | None, utilization: Decimal
 ) -> list[PricedResult]:
-    """Return the result under each price of its target.
+    """Return the costs of one result folder under each price that applies to its target.
 
-    Several prices differ only in commitment, such as "on demand" and "1 year". Each gives a result
-    of its own, with the commitment in its name.
+    Several prices apply if they differ only in commitment, such as "on demand" and "1 year". Each
+    gives a result of its own, with the commitment in its name.
+
+    Args:
+        evidence: The measurements in the folder.
+        prices: The prices to choose from.
+        price_name: The name of the price that the user chose, or "" to choose by the target.
+        gpus: The number of GPUs that the user specified, or None.
+        utilization: The fraction of the paid time in which the machines serve the load.
+
+    Raises:
+        UserError: No price applies, or something is not known that the price needs.
     """
     from loadgen.cost.evidence_reader import resolve_gpu_count
     from loadgen.pricing.priced_result import price_result
@@ -191,9 +201,17 @@ def _price(
 
 
 def _parse_pairs(options: Sequence[str], flag: str, folders: Sequence[Path]) -> dict[str, str]:
-    """Return the values of DIR=VALUE by the name of the folder. A single folder may be left out.
+    """Parse the values of a repeatable option DIR=VALUE, by the name of the result folder.
 
-    Raises UserError for an option of another form and for a folder that has two values.
+    If the command has a single folder, VALUE alone is enough.
+
+    Args:
+        options: The values of the option, such as "results/azure=8".
+        flag: The option, such as "--gpus", for error messages.
+        folders: The result folders of the command line.
+
+    Raises:
+        UserError: A value has another form, or a folder has two values.
     """
     values_by_name: dict[str, str] = {}
     for option in options:
@@ -220,10 +238,10 @@ def _parse_pairs(options: Sequence[str], flag: str, folders: Sequence[Path]) -> 
     return values_by_name
 
 
-def _check_names(
+def _refuse_unknown_results(
     values_by_name: dict[str, str] | dict[str, int], names: Sequence[str], flag: str
 ) -> None:
-    """Raise UserError if an option names a result that was not given."""
+    """Raise UserError if an option has a value for a result that is not on the command line."""
     for name in values_by_name:
         if name not in names:
             raise UserError(

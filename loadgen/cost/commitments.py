@@ -49,7 +49,7 @@ def compare_commitments(results: Sequence[PricedResult]) -> Iterator[CommitmentC
         if _is_on_demand(committed) or not _is_on_demand(on_demand):
             continue
         if _is_same_machine(committed, on_demand):
-            yield _compare(committed, on_demand)
+            yield _compare_hourly_costs(committed, on_demand)
 
 
 def _is_on_demand(result: PricedResult) -> bool:
@@ -73,23 +73,22 @@ def _machine(price: Rented) -> tuple[str, str, str]:
     return price.provider.lower(), price.shape, price.gpu
 
 
-def _compare(committed: PricedResult, on_demand: PricedResult) -> CommitmentComparison:
-    """Return from which fraction of all hours a commitment costs less.
+def _compare_hourly_costs(committed: PricedResult, on_demand: PricedResult) -> CommitmentComparison:
+    """Return above which fraction of all hours a commitment costs less than paying on demand.
 
     A commitment is paid at all hours, and the other price only in the hours in which the machines
     are needed. Both cost the same if that fraction is the ratio of their hourly costs.
     """
-    committed_hour = sum(committed.hourly.values(), Decimal(0))
-    on_demand_hour = sum(on_demand.hourly.values(), Decimal(0))
-    if committed_hour < on_demand_hour:
-        hours_share = committed_hour / on_demand_hour
+    committed_per_hour = sum(committed.hourly.values(), Decimal(0))
+    on_demand_per_hour = sum(on_demand.hourly.values(), Decimal(0))
+    hours_share = None
+    judgment = "never costs less, because its hours are not cheaper and all of them are paid"
+    if committed_per_hour < on_demand_per_hour:
+        hours_share = committed_per_hour / on_demand_per_hour
         judgment = (
             "costs less if the machines are needed for more than "
             f"{format.percent(float(hours_share))} of all hours"
         )
-    else:
-        hours_share = None
-        judgment = "never costs less, because its hours are not cheaper and all of them are paid"
     return CommitmentComparison(
         committed=committed.name,
         on_demand=on_demand.name,

@@ -24,14 +24,14 @@ def find_differences(first: PricedResult, second: PricedResult) -> tuple[ReasonC
     """Return the differences that forbid comparing the costs of two results."""
     if first.evidence is second.evidence:
         return ()
-    return (*_load_differences(first, second), *_measurement_differences(first, second))
+    return (*_list_load_differences(first, second), *_list_measurement_differences(first, second))
 
 
 def find_remarks(first: PricedResult, second: PricedResult) -> tuple[ReasonCode, ...]:
     """Return the differences to note beside a comparison of two results."""
     if first.evidence is second.evidence:
         return ()
-    return tuple(_remarks(first, second))
+    return tuple(_list_remarks(first, second))
 
 
 def has_lower_bound(result: PricedResult) -> bool:
@@ -50,8 +50,8 @@ def describe_slo(summary: Summary) -> str:
     return ", ".join(list_objectives(summary)) or "none"
 
 
-def _load_differences(first: PricedResult, second: PricedResult) -> Iterator[ReasonCode]:
-    """Yield the differences in what was sent and what came back.
+def _list_load_differences(first: PricedResult, second: PricedResult) -> Iterator[ReasonCode]:
+    """Yield a note for each difference in the work that was measured that forbids a comparison.
 
     Costs per request are comparable only if the requests are the same work: the same workload under
     the same SLO, responses of the same length, counted by the same tokenizer, with as much of the
@@ -69,14 +69,14 @@ def _load_differences(first: PricedResult, second: PricedResult) -> Iterator[Rea
     delivered_share_b = delivered_output_share(summary_b.verdict)
     if abs(delivered_share_a - delivered_share_b) > SHORTENED:
         yield make_note("answers_differ", a=delivered_share_a, b=delivered_share_b)
-    yield from _token_source_differences(summary_a, summary_b)
+    yield from _list_token_source_differences(summary_a, summary_b)
     cached_share_a = summary_a.tokens.cached_share
     cached_share_b = summary_b.tokens.cached_share
     if not _is_same_cache(cached_share_a, cached_share_b):
         yield make_note("cache_differs", a=cached_share_a, b=cached_share_b)
 
 
-def _token_source_differences(summary_a: Summary, summary_b: Summary) -> Iterator[ReasonCode]:
+def _list_token_source_differences(summary_a: Summary, summary_b: Summary) -> Iterator[ReasonCode]:
     """Yield a note for prompt or output tokens that were counted in different ways.
 
     Tokens are counted by the server, by a local tokenizer, or by both for parts of a run, which is
@@ -93,30 +93,32 @@ def _token_source_differences(summary_a: Summary, summary_b: Summary) -> Iterato
             yield make_note("count_differs", tokens=kind, a=source_a, b=source_b)
 
 
-def _measurement_differences(first: PricedResult, second: PricedResult) -> Iterator[ReasonCode]:
-    """Yield the differences in how the results were measured.
+def _list_measurement_differences(
+    first: PricedResult, second: PricedResult
+) -> Iterator[ReasonCode]:
+    """Yield a note for each difference in how the results were measured that forbids a comparison.
 
-    A price per token does not depend on the rate at which the tokens came. For prices by the hour,
-    the rate decides, so both rates must be of one kind: capacities, or rates at a chosen load.
+    A price by the hour depends on the measured rate, so both rates must be of the same kind: both
+    capacities, or both at a chosen load, and both or neither of Offline runs, which have no latency
+    limit. A price per token does not depend on the rate.
     """
     if first.evidence.is_simulated != second.evidence.is_simulated:
         yield make_note("one_simulated")
-    # Tokens cost the same at any load.
-    is_by_the_hour = not is_per_token(first) and not is_per_token(second)
-    if is_by_the_hour and first.basis.is_capacity != second.basis.is_capacity:
+    is_paid_by_hour = not is_per_token(first) and not is_per_token(second)
+    if is_paid_by_hour and first.basis.is_capacity != second.basis.is_capacity:
         yield make_note("one_at_capacity")
-    if is_by_the_hour and first.evidence.is_offline != second.evidence.is_offline:
+    if is_paid_by_hour and first.evidence.is_offline != second.evidence.is_offline:
         yield make_note("one_at_once")
-    bounded = [result.name for result in (first, second) if has_lower_bound(result)]
-    if bounded:
-        yield make_note("one_lower_bound", offers=bounded)
+    names_of_bounded = [result.name for result in (first, second) if has_lower_bound(result)]
+    if names_of_bounded:
+        yield make_note("one_lower_bound", offers=names_of_bounded)
     confidence_a = first.basis.confidence
     confidence_b = second.basis.confidence
     if confidence_a is not None and confidence_b is not None and confidence_a != confidence_b:
         yield make_note("confidence_differs", a=confidence_a, b=confidence_b)
 
 
-def _remarks(first: PricedResult, second: PricedResult) -> Iterator[ReasonCode]:
+def _list_remarks(first: PricedResult, second: PricedResult) -> Iterator[ReasonCode]:
     """Yield the differences that a reader of a comparison should know, but that do not forbid it.
 
     Another model or region is often the reason to compare. A longer way to the server adds to its

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from decimal import Decimal
 from itertools import combinations
+from typing import NamedTuple
 
 from msgspec import Struct
-from msgspec.structs import replace
 
 from loadgen.core.results.manifest import ReasonCode
 from loadgen.cost.break_even import BreakEven, find_break_evens
@@ -114,43 +114,46 @@ def _common_unit(results: Sequence[PricedResult]) -> str:
 
 
 def _compare_pair(a: PricedResult, b: PricedResult, unit: str) -> CostRatio:
-    """Return the ratio of two costs of a unit, or why the two results are not comparable.
+    """Return the ratio of the costs of a unit in two results, or why they are not comparable.
 
-    The ratio is given only if no difference forbids it, because a reader would take any number for
-    an answer.
+    If there is a difference that forbids a comparison, there is no ratio at all, because readers
+    would rely on any number that is shown.
     """
     differences = find_differences(a, b)
     cost_a = a.costs[unit]
     cost_b = b.costs[unit]
     if cost_a is None or cost_b is None:
         differences = (*differences, make_note("no_cost"))
-    without_ratio = CostRatio(
+    remarks = find_remarks(a, b)
+    if differences or cost_a is None or cost_b is None:
+        return CostRatio(
+            a=a.name,
+            b=b.name,
+            difference_codes=differences,
+            note_codes=remarks,
+            ratio=None,
+            low=None,
+            high=None,
+            judgment="not comparable",
+        )
+    ratio = _estimate_ratio(cost_a, cost_b, is_same_measurement=a.evidence is b.evidence)
+    return CostRatio(
         a=a.name,
         b=b.name,
-        difference_codes=differences,
-        note_codes=find_remarks(a, b),
-        ratio=None,
-        low=None,
-        high=None,
-        judgment="not comparable",
-    )
-    if differences or cost_a is None or cost_b is None:
-        return without_ratio
-    ratio = _estimate_ratio(cost_a, cost_b, is_same_measurement=a.evidence is b.evidence)
-    return replace(
-        without_ratio,
+        difference_codes=(),
+        note_codes=remarks,
         ratio=ratio.mid,
         low=ratio.low,
         high=ratio.high,
-        judgment=_judge(ratio, a, b),
+        judgment=_judge_ratio(ratio, a, b),
     )
 
 
-def _judge(ratio: Estimate[Decimal], a: PricedResult, b: PricedResult) -> str:
-    """Return which result is cheaper, if the interval of the ratio shows it.
+def _judge_ratio(ratio: Estimate[Decimal], a: PricedResult, b: PricedResult) -> str:
+    """Return in a few words which of two results is cheaper, by the ratio of cost a to cost b.
 
-    An interval that contains 1 shows no difference. A ratio of exactly 1 without any uncertainty is
-    that of equal costs.
+    Without an interval, there is no judgment. An interval that contains 1 shows no significant
+    difference, and an interval that is just the number 1 shows equal costs.
     """
     if ratio.low is None or ratio.high is None:
         return "not judged, because a single run has no interval"
@@ -164,40 +167,52 @@ def _judge(ratio: Estimate[Decimal], a: PricedResult, b: PricedResult) -> str:
 
 
 def _estimate_ratio(a: UnitCost, b: UnitCost, *, is_same_measurement: bool) -> Estimate[Decimal]:
-    """Return the ratio of two costs with its interval.
+    """Return the ratio of two costs with its confidence interval, if one is known.
 
-    Two prices of one measurement share its rate, so both costs move together with its ends.
-    Otherwise the costs are independent.
+    The interval depends on how the errors of the two costs are related:
+
+    - Two prices of one measurement depend on the same measured rate. Both costs are at the ends of
+      their intervals at the same time, so the ratio is computed at each end.
+    - If such costs consist of a single part, like the machines, both are inversely proportional to
+      the rate. It cancels out, and the ratio is exact even if the rate has no interval.
+    - Costs of different measurements are independent.
     """
     ratio = a.total / b.total
     if a.low is None or a.high is None or b.low is None or b.high is None:
-        # With the same single part, the rate cancels out.
-        has_same_part = len(a.parts) == 1 and list(a.parts) == list(b.parts)
-        if is_same_measurement and has_same_part:
+        has_same_single_part = len(a.parts) == 1 and list(a.parts) == list(b.parts)
+        if is_same_measurement and has_same_single_part:
             return Estimate(mid=ratio, low=ratio, high=ratio)
         return Estimate(mid=ratio)
     if is_same_measurement:
         ratios = (a.low / b.low, ratio, a.high / b.high)
         return Estimate(mid=ratio, low=min(ratios), high=max(ratios))
-    return _ratio_of_independent_costs(
-        Estimate(mid=a.total, low=a.low, high=a.high), Estimate(mid=b.total, low=b.low, high=b.high)
-    )
+    interval = _compute_mover_interval(_log_interval(a), _log_interval(b))
+    return Estimate(mid=ratio, low=interval.low.exp(), high=interval.high.exp())
 
 
-def _ratio_of_independent_costs(a: Estimate[Decimal], b: Estimate[Decimal]) -> Estimate[Decimal]:
-    """Return the ratio of two independent estimates with its interval.
+class _LogInterval(NamedTuple):
+    """The natural logarithms of a value and of the ends of its confidence interval."""
 
-    On the log scale, the distances to the ends add in squares (MOVER: Zou and Donner, Statistics in
-    Medicine 27, 2008).
+    value: Decimal
+    low: Decimal
+    high: Decimal
+
+
+def _log_interval(cost: UnitCost) -> _LogInterval:
+    """Return the logarithms of a cost that has a confidence interval."""
+    assert cost.low is not None and cost.high is not None
+    return _LogInterval(cost.total.ln(), cost.low.ln(), cost.high.ln())
+
+
+def _compute_mover_interval(a: _LogInterval, b: _LogInterval) -> _LogInterval:
+    """Return the difference of two independent estimates with its confidence interval.
+
+    This is MOVER, the method of variance estimates recovery (Zou and Donner, Statistics in Medicine
+    27, 2008): the distances from the estimates to the ends of their intervals add in squares. The
+    lower end of the difference depends on the lower end of `a` and the upper end of `b`. On
+    logarithms, the difference is that of a ratio.
     """
-    assert a.low is not None and a.high is not None and b.low is not None and b.high is not None
-    log_ratio = a.mid.ln() - b.mid.ln()
-    below_a = a.mid.ln() - a.low.ln()
-    above_a = a.high.ln() - a.mid.ln()
-    below_b = b.mid.ln() - b.low.ln()
-    above_b = b.high.ln() - b.mid.ln()
-    below = (below_a**2 + above_b**2).sqrt()
-    above = (above_a**2 + below_b**2).sqrt()
-    return Estimate(
-        mid=a.mid / b.mid, low=(log_ratio - below).exp(), high=(log_ratio + above).exp()
-    )
+    difference = a.value - b.value
+    distance_below = ((a.value - a.low) ** 2 + (b.high - b.value) ** 2).sqrt()
+    distance_above = ((a.high - a.value) ** 2 + (b.value - b.low) ** 2).sqrt()
+    return _LogInterval(difference, difference - distance_below, difference + distance_above)

@@ -49,7 +49,7 @@ CSV_COLUMNS = (
 
 
 def render_csv(comparison: CostComparison) -> str:
-    """Return CSV with one line per result, unit and part, and one for each total.
+    """Return the costs as CSV, with a line for each total and for each part of it.
 
     Each line repeats what it needs to be read alone, such as the price and its source, because
     lines are often filtered or sorted in a spreadsheet.
@@ -60,7 +60,7 @@ def render_csv(comparison: CostComparison) -> str:
     for result, differences in zip(
         comparison.results, comparison.differences_from_first, strict=True
     ):
-        shared = {
+        columns_of_result = {
             "offer": result.name,
             "currency": comparison.prices.currency,
             "basis": result.basis.label,
@@ -78,14 +78,18 @@ def render_csv(comparison: CostComparison) -> str:
             cost = result.costs[unit]
             if cost is None:
                 continue
-            total = {
-                "amount": f"{cost.total:f}",
-                "low": "" if cost.low is None else f"{cost.low:f}",
-                "high": "" if cost.high is None else f"{cost.high:f}",
-            }
-            writer.writerow({**shared, **total, "unit": unit, "part": "total"})
+            columns_of_unit = {**columns_of_result, "unit": unit}
+            writer.writerow(
+                {
+                    **columns_of_unit,
+                    "part": "total",
+                    "amount": f"{cost.total:f}",
+                    "low": "" if cost.low is None else f"{cost.low:f}",
+                    "high": "" if cost.high is None else f"{cost.high:f}",
+                }
+            )
             for part, amount in cost.parts.items():
-                writer.writerow({**shared, "unit": unit, "part": part, "amount": f"{amount:f}"})
+                writer.writerow({**columns_of_unit, "part": part, "amount": f"{amount:f}"})
     return output.getvalue()
 
 
@@ -96,7 +100,8 @@ def _yes_or_no(value: bool) -> str:
 def render_json(comparison: CostComparison) -> str:
     """Return the whole comparison as JSON.
 
-    The keys are documented and differ from some field names, such as "judgement" for `judgment`.
+    The keys are documented and do not change with the names of fields, so some differ from them,
+    such as "judgement" for `judgment`.
     """
     prices = comparison.prices
     document = {
@@ -109,74 +114,78 @@ def render_json(comparison: CostComparison) -> str:
         },
         "compared_by": comparison.unit,
         "offers": [
-            _result_json(result, differences)
+            _result_to_json(result, differences)
             for result, differences in zip(
                 comparison.results, comparison.differences_from_first, strict=True
             )
         ],
-        "pairs": [_ratio_json(ratio) for ratio in comparison.ratios],
+        "pairs": [_ratio_to_json(ratio) for ratio in comparison.ratios],
         "sensitivity": [
-            _fields(sensitivity, "offer", "input", "change", "down", "up")
+            _select_fields(sensitivity, "offer", "input", "change", "down", "up")
             for sensitivity in comparison.sensitivities
         ],
-        "break_even": [_break_even_json(break_even) for break_even in comparison.break_evens],
-        "commitments": [_commitment_json(commitment) for commitment in comparison.commitments],
+        "break_even": [_break_even_to_json(break_even) for break_even in comparison.break_evens],
+        "commitments": [_commitment_to_json(commitment) for commitment in comparison.commitments],
     }
     return format.document(document).decode()
 
 
-def _ratio_json(ratio: CostRatio) -> dict[str, Any]:
+def _ratio_to_json(ratio: CostRatio) -> dict[str, Any]:
     return {
-        **_fields(ratio, "a", "b", "differences", "difference_codes", "notes"),
-        **_fields(ratio, "note_codes", "ratio", "low", "high"),
+        **_select_fields(ratio, "a", "b", "differences", "difference_codes", "notes"),
+        **_select_fields(ratio, "note_codes", "ratio", "low", "high"),
         "judgement": ratio.judgment,
     }
 
 
-def _break_even_json(break_even: BreakEven) -> dict[str, Any]:
+def _break_even_to_json(break_even: BreakEven) -> dict[str, Any]:
     return {
         "rent": break_even.machines,
         "by_token": break_even.per_token,
-        "per_day": _plain(break_even.units_per_day),
-        "carries_per_day": _plain(break_even.capacity_per_day),
+        "per_day": _to_json_value(break_even.units_per_day),
+        "carries_per_day": _to_json_value(break_even.capacity_per_day),
         "judgement": break_even.judgment,
     }
 
 
-def _commitment_json(commitment: CommitmentComparison) -> dict[str, Any]:
+def _commitment_to_json(commitment: CommitmentComparison) -> dict[str, Any]:
     return {
         "committed": commitment.committed,
         "given_back": commitment.on_demand,
-        "hours_share": _plain(commitment.hours_share),
+        "hours_share": _to_json_value(commitment.hours_share),
         "judgement": commitment.judgment,
     }
 
 
-def _fields(value: object, *names: str) -> dict[str, Any]:
-    """Return fields of a value by their names, as JSON values."""
-    return {name: _plain(getattr(value, name)) for name in names}
+def _select_fields(value: object, *names: str) -> dict[str, Any]:
+    """Return some fields of an object by their names, as JSON values."""
+    return {name: _to_json_value(getattr(value, name)) for name in names}
 
 
-def _plain(value: Any) -> Any:
-    """Return a value as JSON knows it, with amounts as strings of decimal digits.
+def _to_json_value(value: Any) -> Any:
+    """Convert amounts of money in a value, also in nested ones, to strings that JSON can hold.
 
-    Amounts have 12 decimal places, or 12 significant digits if they are small, and no exponent.
+    A `Decimal` becomes a string of digits without an exponent, because a JSON number would be read
+    as a binary float. It has 12 decimal places, or 12 significant digits if it is below 1. Mappings
+    and tuples are converted item by item, and other values are returned as they are.
     """
     if isinstance(value, Mapping):
-        return {key: _plain(item) for key, item in value.items()}
+        return {key: _to_json_value(item) for key, item in value.items()}
     if isinstance(value, Decimal):
-        # `adjusted` is the exponent of the first digit, such as -3 for 0.001.
+        # `adjusted` returns the exponent of the first digit, such as -3 for 0.001.
         places = max(DECIMAL_PLACES, DECIMAL_PLACES - 1 - value.adjusted())
         return f"{round(value, places).normalize():f}"
     if isinstance(value, tuple):
-        return [_plain(item) for item in value]
+        return [_to_json_value(item) for item in value]
     return value
 
 
-def _result_json(result: PricedResult, differences: Sequence[ReasonCode]) -> dict[str, Any]:
-    """Return a result with its price, its costs and what qualifies them, as JSON values.
+def _result_to_json(result: PricedResult, differences: Sequence[ReasonCode]) -> dict[str, Any]:
+    """Return everything about one result as JSON values: its price, its costs and its notes.
 
-    `differences` are the differences that forbid comparing it with the first result.
+    Args:
+        result: The result.
+        differences: The differences that forbid comparing it with the first result.
     """
     yearly_cost = compute_yearly_cost(result)
     return {
@@ -189,37 +198,37 @@ def _result_json(result: PricedResult, differences: Sequence[ReasonCode]) -> dic
         "region": result.evidence.summary.target.region,
         "not_comparable_with_first": render_notes(differences),
         "not_comparable_codes": differences,
-        **_fields(result, "notes", "note_codes"),
+        **_select_fields(result, "notes", "note_codes"),
         "lower_bound": has_lower_bound(result),
-        "price": _price_json(result.price),
-        **_fields(result, "gpus", "gpus_paid", "utilization", "hourly"),
-        "rates_per_s": _plain(result.basis.rates),
-        "costs": _costs_json(result.costs),
+        "price": _price_to_json(result.price),
+        **_select_fields(result, "gpus", "gpus_paid", "utilization", "hourly"),
+        "rates_per_s": _to_json_value(result.basis.rates),
+        "costs": _costs_to_json(result.costs),
         "classes": {
             name: {
-                **_fields(class_cost, "tokens_share"),
-                "costs": _costs_json(class_cost.costs),
+                **_select_fields(class_cost, "tokens_share"),
+                "costs": _costs_to_json(class_cost.costs),
             }
             for name, class_cost in result.class_costs.items()
         },
         "steps": {
             name: {
-                **_fields(step, "per_task", "code"),
+                **_select_fields(step, "per_task", "code"),
                 "why": step.reason,
                 "price": None if step.price is None else step.price.name,
             }
             for name, step in result.step_costs.items()
         },
-        "power": _energy_json(result),
+        "power": _declared_power_to_json(result),
         "by_year": (
-            None if yearly_cost is None else _fields(yearly_cost, "paid", "total", "present")
+            None if yearly_cost is None else _select_fields(yearly_cost, "paid", "total", "present")
         ),
-        "measured_energy": _measured_energy_json(result),
+        "measured_energy": _measured_energy_to_json(result),
     }
 
 
-def _price_json(price: Price) -> dict[str, Any]:
-    """Return what identifies a price, but not its amounts: costs have them already."""
+def _price_to_json(price: Price) -> dict[str, Any]:
+    """Return what identifies a price, as JSON values. Its amounts are in the costs already."""
     if isinstance(price, Rented):
         kind = "rented"
     elif isinstance(price, Owned):
@@ -229,22 +238,22 @@ def _price_json(price: Price) -> dict[str, Any]:
     return {
         "name": price.name,
         "kind": kind,
-        **_fields(price, "provider", "as_of", "source", "quality", "commitment", "region"),
-        **_fields(price, "egress_per_gb"),
+        **_select_fields(price, "provider", "as_of", "source", "quality", "commitment", "region"),
+        **_select_fields(price, "egress_per_gb"),
     }
 
 
-def _costs_json(costs: Mapping[str, UnitCost | None]) -> dict[str, Any]:
+def _costs_to_json(costs: Mapping[str, UnitCost | None]) -> dict[str, Any]:
     return {
-        unit: None if cost is None else _fields(cost, "total", "low", "high", "parts")
+        unit: None if cost is None else _select_fields(cost, "total", "low", "high", "parts")
         for unit, cost in costs.items()
     }
 
 
-def _energy_json(result: PricedResult) -> dict[str, Any] | None:
+def _declared_power_to_json(result: PricedResult) -> dict[str, Any] | None:
     if result.declared_power is None:
         return None
-    return _fields(
+    return _select_fields(
         result.declared_power,
         "watts",
         "joules_per_output_token",
@@ -253,11 +262,11 @@ def _energy_json(result: PricedResult) -> dict[str, Any] | None:
     )
 
 
-def _measured_energy_json(result: PricedResult) -> dict[str, Any] | None:
-    """Return the energy that the accelerators used, as JSON values, or None without it."""
+def _measured_energy_to_json(result: PricedResult) -> dict[str, Any] | None:
+    """Return the energy that the accelerators were measured to use, or None if it was not."""
     if result.measured_energy is None:
         return None
-    return _fields(
+    return _select_fields(
         result.measured_energy,
         "watts",
         "joules_per_output_token",

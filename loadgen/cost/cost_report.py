@@ -23,25 +23,34 @@ from loadgen.render.section import Bars, Bullets, Charts, Paragraph, Report, Sec
 
 COLORS = dict(zip(PARTS, (*page.COLORS, "warn"), strict=True))
 BREAK_EVEN_HEADING = "Break-even of machines and a price per token"
+SHORTEST_CHART = 2
+"""A break-even chart reaches at least to this multiple of the break-even, which is then visible."""
+LONGEST_CHART = 6
+"""It shows the capacity up to this multiple, beyond which the crossing would be hard to see."""
 
 
-def report(comparison: CostComparison) -> Report:
-    """Return the whole report of a comparison of costs."""
+def create_report(comparison: CostComparison) -> Report:
+    """Return the report of `loadgen cost`, which is printed as text, Markdown or an HTML page.
+
+    It starts with warnings and with a sentence for each result that says what a unit costs.
+    """
     return Report(
         title="Cost of a request",
         page_title=f"Cost of a request ({comparison.prices.currency})",
         generated_by="loadgen cost",
-        notices=list(cost_text.warnings(comparison)),
-        headline=[Paragraph(sentence, large=True) for sentence in cost_text.answers(comparison)],
-        sections=list(_sections(comparison)),
-        brief=list(_brief_sections(comparison)),
+        notices=list(cost_text.list_warnings(comparison)),
+        headline=[
+            Paragraph(sentence, large=True) for sentence in cost_text.create_headlines(comparison)
+        ],
+        sections=list(_build_sections(comparison)),
+        brief=list(_build_brief_sections(comparison)),
     )
 
 
-def _brief_sections(comparison: CostComparison) -> Iterator[Section]:
+def _build_brief_sections(comparison: CostComparison) -> Iterator[Section]:
     """Yield what a terminal prints by default: answer, cost by unit, and which is cheaper."""
-    yield section("", *(Paragraph(sentence) for sentence in cost_text.answers(comparison)))
-    yield section("", cost_text.unit_cost_table(comparison, with_intervals=False))
+    yield section("", *(Paragraph(sentence) for sentence in cost_text.create_headlines(comparison)))
+    yield section("", cost_text.build_unit_cost_table(comparison, with_intervals=False))
     # Pairs without the first result are left out, because there may be dozens of them.
     first = comparison.results[0].name
     ratios = [ratio for ratio in comparison.ratios if ratio.a == first]
@@ -49,60 +58,60 @@ def _brief_sections(comparison: CostComparison) -> Iterator[Section]:
     yield section("", *judgments, Paragraph(cost_text.describe_prices(comparison), "soft"))
 
 
-def _sections(comparison: CostComparison) -> Iterator[Section]:
+def _build_sections(comparison: CostComparison) -> Iterator[Section]:
     """Yield the sections of the report, the most important first.
 
     A section without content, such as the steps of a run without tasks, is not rendered.
     """
-    yield _parts_section(comparison)
+    yield _build_parts_section(comparison)
     yield section(
         "Cost by unit",
-        cost_text.unit_cost_table(comparison),
-        Bullets(list(cost_text.unit_explanations(comparison))),
+        cost_text.build_unit_cost_table(comparison),
+        Bullets(list(cost_text.list_unit_explanations(comparison))),
     )
     yield section("Assumptions", cost_text.describe_prices(comparison))
     for result, differences in zip(
         comparison.results, comparison.differences_from_first, strict=True
     ):
-        yield _result_section(result, differences)
-    yield _class_section(comparison)
-    yield section("Steps of a task", cost_text.step_table(comparison))
+        yield _build_result_section(result, differences)
+    yield _build_class_section(comparison)
+    yield section("Steps of a task", cost_text.build_step_table(comparison))
     yield section(
         "Energy",
-        cost_text.power_table(comparison),
-        cost_text.measured_energy_table(comparison),
+        cost_text.build_declared_power_table(comparison),
+        cost_text.build_measured_energy_table(comparison),
     )
     yield section(
         "By year",
-        cost_text.yearly_table(comparison),
+        cost_text.build_yearly_table(comparison),
         Paragraph(cost_text.YEARLY_COST_EXPLANATION, "soft"),
     )
-    yield _ratio_section(comparison)
-    yield _sensitivity_section(comparison)
-    yield _commitment_section(comparison)
-    yield _break_even_section(comparison)
+    yield _build_ratio_section(comparison)
+    yield _build_sensitivity_section(comparison)
+    yield _build_commitment_section(comparison)
+    yield _build_break_even_section(comparison)
 
 
-def _parts_section(comparison: CostComparison) -> Section:
+def _build_parts_section(comparison: CostComparison) -> Section:
     """Return the section with the parts of each cost: machines, energy, tokens and egress."""
     results = comparison.results
     owned_names = [result.name for result in results if isinstance(result.price, Owned)]
     rented_names = [result.name for result in results if not isinstance(result.price, Owned)]
     return section(
         "Parts of the cost",
-        _cost_bars(comparison),
-        cost_text.part_table(comparison),
+        _build_cost_bars(comparison),
+        cost_text.build_part_table(comparison),
         Paragraph(cost_text.compare_owned_and_rented(owned_names, rented_names), "warn"),
     )
 
 
-def _ratio_section(comparison: CostComparison) -> Section:
+def _build_ratio_section(comparison: CostComparison) -> Section:
     """Return the section that says for each pair of results which is cheaper, and by how much."""
     sentences = [cost_text.describe_ratio(ratio) for ratio in comparison.ratios]
     return section(cost_text.ratio_heading(comparison), Bullets(sentences))
 
 
-def _commitment_section(comparison: CostComparison) -> Section:
+def _build_commitment_section(comparison: CostComparison) -> Section:
     """Return the section on prices with a commitment, such as one year, against those without."""
     sentences = [
         f"{commitment.committed} vs. {commitment.on_demand}: {commitment.judgment}"
@@ -111,7 +120,7 @@ def _commitment_section(comparison: CostComparison) -> Section:
     return section("Commitment vs. on demand", Bullets(sentences))
 
 
-def _result_section(result: PricedResult, differences: Sequence[ReasonCode]) -> Section:
+def _build_result_section(result: PricedResult, differences: Sequence[ReasonCode]) -> Section:
     """Return the section of one result: its price, its measurement, and what qualifies both.
 
     `differences` are the differences that forbid comparing it with the first result.
@@ -128,9 +137,9 @@ def _result_section(result: PricedResult, differences: Sequence[ReasonCode]) -> 
     )
 
 
-def _class_section(comparison: CostComparison) -> Section:
+def _build_class_section(comparison: CostComparison) -> Section:
     """Return the section with the costs of each request class, empty without classes."""
-    table = cost_text.class_table(comparison)
+    table = cost_text.build_class_table(comparison)
     explanation = ""
     if table.rows:
         explanation = (
@@ -139,12 +148,12 @@ def _class_section(comparison: CostComparison) -> Section:
     return section("Classes", table, Paragraph(explanation, "soft"))
 
 
-def _sensitivity_section(comparison: CostComparison) -> Section:
+def _build_sensitivity_section(comparison: CostComparison) -> Section:
     """Return the section that shows how each cost changes if one of its inputs changes.
 
     It tells the reader which input is worth knowing better: the price, the rate or the tokens.
     """
-    table = cost_text.sensitivity_table(comparison)
+    table = cost_text.build_sensitivity_table(comparison)
     explanation = ""
     if table.rows:
         explanation = (
@@ -153,30 +162,31 @@ def _sensitivity_section(comparison: CostComparison) -> Section:
         )
     return section(
         "Sensitivity",
-        *(_sensitivity_bars(result, comparison) for result in comparison.results),
+        *(_build_sensitivity_bars(result, comparison) for result in comparison.results),
         table,
         Paragraph(explanation, "soft"),
     )
 
 
-def _break_even_section(comparison: CostComparison) -> Section:
-    """Return the section on machines against prices per token.
+def _build_break_even_section(comparison: CostComparison) -> Section:
+    """Return the section that says from which load on machines cost less than a price per token.
 
-    Pairs without a break-even, because machines always cost more, have a sentence but no chart.
+    It has a sentence for each pair of the two. If machines always cost more, there is no break-even
+    and so no chart.
     """
     sentences = [
         f"{break_even.machines} vs. {break_even.per_token}: {break_even.judgment}"
         for break_even in comparison.break_evens
     ]
     charts = [
-        _break_even_chart(break_even, comparison)
+        _build_break_even_chart(break_even, comparison)
         for break_even in comparison.break_evens
         if break_even.units_per_day is not None
     ]
     return section(BREAK_EVEN_HEADING, Bullets(sentences), Charts(charts))
 
 
-def _cost_bars(comparison: CostComparison) -> Bars:
+def _build_cost_bars(comparison: CostComparison) -> Bars:
     """Return a bar for each result, and a legend of the parts that occur in any of them.
 
     A result without a cost in the compared unit has an empty bar that says so.
@@ -184,18 +194,18 @@ def _cost_bars(comparison: CostComparison) -> Bars:
     count = PRINTED_UNITS[comparison.unit].quantity
     bars: list[Bar] = []
     used_parts: set[str] = set()
-    for name, result in zip(cost_text.marked_names(comparison), comparison.results, strict=True):
+    for name, result in zip(cost_text.mark_names(comparison), comparison.results, strict=True):
         cost = result.costs[comparison.unit]
         if cost is None:
             bars.append(Bar(name, "no cost in this unit"))
         else:
             used_parts.update(cost.parts)
-            bars.append(_cost_bar(name, cost, count))
+            bars.append(_build_cost_bar(name, cost, count))
     legend = {PART_NAMES[part]: COLORS[part] for part in PARTS if part in used_parts}
     return Bars(rows=bars, included_value=0.0, legend=legend)
 
 
-def _cost_bar(name: str, cost: UnitCost, count: int) -> Bar:
+def _build_cost_bar(name: str, cost: UnitCost, count: int) -> Bar:
     """Return the bar of the cost of `count` units.
 
     It has a segment for each part of the cost, end to end, and the interval as a whisker. Labels
@@ -217,10 +227,11 @@ def _cost_bar(name: str, cost: UnitCost, count: int) -> Bar:
     return Bar(name, total_label, segments, whisker)
 
 
-def _sensitivity_bars(result: PricedResult, comparison: CostComparison) -> Bars:
-    """Return a bar for each input of a result, which spans the costs of a lower and higher input.
+def _build_sensitivity_bars(result: PricedResult, comparison: CostComparison) -> Bars:
+    """Return a tornado chart: a bar for each input, from the lowest to the highest cost it causes.
 
-    A line across all bars marks the cost with the inputs as they are.
+    A line across all bars marks the cost with unchanged inputs. A result without a cost in the
+    compared unit has no bars.
     """
     cost = result.costs[comparison.unit]
     count = PRINTED_UNITS[comparison.unit].quantity
@@ -245,7 +256,7 @@ def _sensitivity_bars(result: PricedResult, comparison: CostComparison) -> Bars:
     return Bars(rows=bars, title=f"{result.name}: {format_money(total)}", marked_value=float(total))
 
 
-def _break_even_chart(break_even: BreakEven, comparison: CostComparison) -> Chart:
+def _build_break_even_chart(break_even: BreakEven, comparison: CostComparison) -> Chart:
     """Return the chart of cost per day over units per day, for machines and for a price per token.
 
     A price per token is a line through the origin. Machines cost the same with no units at all, and
@@ -261,7 +272,9 @@ def _break_even_chart(break_even: BreakEven, comparison: CostComparison) -> Char
     assert units_per_day is not None and machine_cost is not None and token_cost is not None
     capacity = break_even.capacity_per_day
     # Show at least twice the break-even, and the whole capacity if it is not too far away.
-    chart_end = max(units_per_day * 2, min(capacity, units_per_day * 6))
+    shortest_end = units_per_day * SHORTEST_CHART
+    longest_end = units_per_day * LONGEST_CHART
+    chart_end = max(shortest_end, min(capacity, longest_end))
     machines_end = min(chart_end, capacity)
     fixed_cost = sum(machines.hourly.values()) * HOURS_PER_DAY
     marginal_cost = sum(amount for part, amount in machine_cost.parts.items() if part != MACHINES)

@@ -110,10 +110,12 @@ def format_money(amount: Decimal | None, digits: int = SIGNIFICANT_DIGITS) -> st
     """Return an amount with so many significant digits and with thousands separators."""
     if amount is None:
         return NONE
-    return f"{amount.quantize(_last_digit(amount, digits), rounding=ROUND_HALF_EVEN):,f}"
+    return (
+        f"{amount.quantize(_find_last_printed_digit(amount, digits), rounding=ROUND_HALF_EVEN):,f}"
+    )
 
 
-def _last_digit(amount: Decimal, digits: int) -> Decimal:
+def _find_last_printed_digit(amount: Decimal, digits: int) -> Decimal:
     """Return the value of the last printed digit of an amount, such as 0.01 for 12.34.
 
     It is at most 1, so that whole units of a large amount are never rounded.
@@ -130,12 +132,16 @@ class RoundedCost(NamedTuple):
 
 
 def round_parts(cost: UnitCost, count: int) -> RoundedCost:
-    """Return the cost of `count` units and its parts, rounded as they are printed.
+    """Round the cost of several units and its parts for printing, so that the parts add up.
 
-    Parts are rounded down to the last printed digit of the total, and the remaining steps go to the
-    parts that lost most (the largest remainder method).
+    This is the largest remainder method: all parts are rounded down to the last printed digit of
+    the total, and the steps that are then missing go to the parts that lost most by rounding.
+
+    Args:
+        cost: The cost of one unit.
+        count: How many units the printed cost is for, such as 1000 requests.
     """
-    step = _last_digit(cost.total * count, SIGNIFICANT_DIGITS)
+    step = _find_last_printed_digit(cost.total * count, SIGNIFICANT_DIGITS)
     total = (cost.total * count).quantize(step, rounding=ROUND_HALF_EVEN)
     exact_parts = {part: amount * count for part, amount in cost.parts.items()}
     rounded_parts = {
@@ -171,7 +177,7 @@ def _format_cost(cost: UnitCost | None, count: int) -> str:
     return format_money(cost.total * count) + interval
 
 
-def _known_units(comparison: CostComparison) -> list[str]:
+def _list_known_units(comparison: CostComparison) -> list[str]:
     """Return the units in which at least one result has a cost."""
     return [
         unit
@@ -180,7 +186,7 @@ def _known_units(comparison: CostComparison) -> list[str]:
     ]
 
 
-def marked_names(comparison: CostComparison) -> list[str]:
+def mark_names(comparison: CostComparison) -> list[str]:
     """Return the names of the results, with a star if they are not comparable with the first."""
     return [
         f"{result.name} *" if differences else result.name
@@ -190,7 +196,7 @@ def marked_names(comparison: CostComparison) -> list[str]:
     ]
 
 
-def warnings(comparison: CostComparison) -> Iterator[Notice]:
+def list_warnings(comparison: CostComparison) -> Iterator[Notice]:
     """Yield the warnings to show before any amount.
 
     They are about what makes the amounts useless as they are: a simulated server, a missed SLO, a
@@ -202,7 +208,7 @@ def warnings(comparison: CostComparison) -> Iterator[Notice]:
         text = f"Results come from a performance model, not from real hardware: {names}."
         yield Notice("SIMULATED", text)
     for result in comparison.results:
-        yield from _warnings_of_runs(result)
+        yield from _list_result_warnings(result)
     bounded = [result.name for result in comparison.results if has_lower_bound(result)]
     if bounded:
         yield Notice(
@@ -216,7 +222,7 @@ def warnings(comparison: CostComparison) -> Iterator[Notice]:
         yield Notice("SAMPLE PRICES", text)
 
 
-def _warnings_of_runs(result: PricedResult) -> Iterator[Notice]:
+def _list_result_warnings(result: PricedResult) -> Iterator[Notice]:
     """Yield what makes a price meaningless: a missed SLO, or a load that cannot be sustained.
 
     A load that cannot be sustained matters only for prices by the hour, because its rate is too
@@ -253,34 +259,39 @@ def compare_owned_and_rented(owned: Sequence[str], rented: Sequence[str]) -> str
     )
 
 
-def answers(comparison: CostComparison) -> Iterator[str]:
+def create_headlines(comparison: CostComparison) -> Iterator[str]:
     """Yield a sentence for each result: its cost in the compared unit, and an hour of its machines.
 
     A result whose run missed its SLO has no price under it, so it gets none here. The tables have
     its costs.
     """
-    for name, result in zip(marked_names(comparison), comparison.results, strict=True):
-        yield _answer(name, result, comparison)
+    for name, result in zip(mark_names(comparison), comparison.results, strict=True):
+        yield _create_headline(name, result, comparison)
 
 
-def _answer(name: str, result: PricedResult, comparison: CostComparison) -> str:
-    """Return the cost of one result as a sentence, or why there is none.
+def _create_headline(name: str, result: PricedResult, comparison: CostComparison) -> str:
+    """Return the sentence that answers what a unit costs in one result, or why that is not known.
 
-    `name` is the name of the result, with a star if it is not comparable with the first.
+    A run that missed its SLO has no price under the SLO, although the table below shows its cost.
+
+    Args:
+        name: The name of the result, with a star if it is not comparable with the first result.
+        result: The result.
+        comparison: All results, and the unit that is compared.
     """
     unit = PRINTED_UNITS[comparison.unit]
     cost = result.costs[comparison.unit]
     if is_slo_missed(result):
         return (
             f"{name}: no price under the SLO, because the run missed it "
-            f"({describe_standing(result)}). The table has the cost of this run. loadgen search "
-            "finds a load that meets the SLO."
+            f"({describe_basis_and_caveats(result)}). The table has the cost of this run. "
+            "loadgen search finds a load that meets the SLO."
         )
     if cost is None:
         return f"{name}: the cost per {unit.name} is not known."
     return (
         f"{name}: {comparison.prices.currency} {_format_cost(cost, unit.quantity)} per {unit.name} "
-        f"({describe_standing(result)}){_describe_hour(result)}."
+        f"({describe_basis_and_caveats(result)}){_describe_hour(result)}."
     )
 
 
@@ -342,10 +353,10 @@ def _describe_hourly_rate(result: PricedResult) -> str:
 
 
 def describe_measurement(result: PricedResult) -> str:
-    """Return the measurement behind a result as text: its rate or tokens, SLO and folder.
+    """Return what was measured for a result as text, with its SLO and folder.
 
-    A price per token needs no rate, only the tokens of the requests. A price by the hour needs the
-    rate at which a machine serves requests, which is a capacity or the rate of a run.
+    There are three forms: the capacity that a search found, the number of requests for a price per
+    token, which needs no rate, or else the rate at which a run completed requests.
     """
     summary = result.evidence.summary
     capacity = result.evidence.capacity
@@ -376,7 +387,7 @@ def _describe_capacity(capacity: Capacity, workload: str) -> str:
 
     Its state, such as "confirmed", and the token rate of its run follow, if they are known.
     """
-    at_least = "at least " if capacity.lower_bound else ""
+    at_least_prefix = "at least " if capacity.lower_bound else ""
     interval = "no interval"
     if capacity.low_per_s is not None and capacity.high_per_s is not None:
         low = format.quantity(capacity.low_per_s)
@@ -389,7 +400,7 @@ def _describe_capacity(capacity: Capacity, workload: str) -> str:
     if capacity.output_tokens_per_s is not None:
         tokens_per_s = format.quantity(capacity.output_tokens_per_s, 4)
         tokens = f", {tokens_per_s} output tok/s in steady state"
-    rate = f"{at_least}{format.quantity(capacity.rate_per_s)} {capacity.unit}/s"
+    rate = f"{at_least_prefix}{format.quantity(capacity.rate_per_s)} {capacity.unit}/s"
     return f"{rate} ({interval}) of {workload}{state_text}{tokens}"
 
 
@@ -410,10 +421,11 @@ def _describe_request_rate(result: PricedResult) -> str:
     return f"{text} (95 % CI {low} to {high})"
 
 
-def describe_standing(result: PricedResult) -> str:
-    """Return a short label for every cost of a result: the basis of its rate, and its caveats.
+def describe_basis_and_caveats(result: PricedResult) -> str:
+    """Return a short label that qualifies every cost of a result.
 
-    For example "capacity, simulated", or "at this load, SLO missed".
+    It says how the rate was obtained and whether it can be relied on. For example "capacity,
+    simulated", or "at this load, SLO missed".
     """
     note_codes = {note.code for note in result.note_codes}
     labels = [result.basis.label]
@@ -430,15 +442,15 @@ def describe_standing(result: PricedResult) -> str:
     return ", ".join(labels)
 
 
-def unit_cost_table(comparison: CostComparison, *, with_intervals: bool = True) -> Table:
+def build_unit_cost_table(comparison: CostComparison, *, with_intervals: bool = True) -> Table:
     """Return the costs by unit, with one column per result.
 
     With intervals, the first row says how each rate was obtained, and a unit has a second row for
     the intervals if one of its costs has an interval.
     """
     results = comparison.results
-    rows = [("", *map(describe_standing, results))] if with_intervals else []
-    for unit in _known_units(comparison):
+    rows = [("", *map(describe_basis_and_caveats, results))] if with_intervals else []
+    for unit in _list_known_units(comparison):
         printed = PRINTED_UNITS[unit]
         costs = [result.costs[unit] for result in results]
         totals = [None if cost is None else cost.total * printed.quantity for cost in costs]
@@ -449,20 +461,20 @@ def unit_cost_table(comparison: CostComparison, *, with_intervals: bool = True) 
             ]
             rows.append(("", *intervals))
     return Table(
-        (f"{comparison.prices.currency} per", *marked_names(comparison)), rows, wrap_columns=True
+        (f"{comparison.prices.currency} per", *mark_names(comparison)), rows, wrap_columns=True
     )
 
 
-def unit_explanations(comparison: CostComparison) -> Iterator[str]:
+def list_unit_explanations(comparison: CostComparison) -> Iterator[str]:
     """Yield what each unit means, and what the star behind a name means."""
-    for unit in _known_units(comparison):
+    for unit in _list_known_units(comparison):
         printed = PRINTED_UNITS[unit]
         yield f"{printed.name}: {printed.explanation}"
     if any(comparison.differences_from_first):
         yield "* not comparable with the first result: see Assumptions"
 
 
-def part_table(comparison: CostComparison) -> Table:
+def build_part_table(comparison: CostComparison) -> Table:
     """Return the parts of the cost of the compared unit, with one column per result.
 
     Amounts are rounded such that each column adds up to its total. Parts that no result has, such
@@ -478,7 +490,7 @@ def part_table(comparison: CostComparison) -> Table:
             rows.append((PART_NAMES[part], *map(_format_exact, amounts)))
     totals = [None if cost is None else cost.total for cost in rounded]
     rows.append(("total", *map(_format_exact, totals)))
-    head = (f"{comparison.prices.currency} per {unit.name}", *marked_names(comparison))
+    head = (f"{comparison.prices.currency} per {unit.name}", *mark_names(comparison))
     return Table(head, rows, wrap_columns=True)
 
 
@@ -487,12 +499,12 @@ def _format_exact(amount: Decimal | None) -> str:
     return NONE if amount is None else f"{amount:,f}"
 
 
-def class_table(comparison: CostComparison) -> Table:
+def build_class_table(comparison: CostComparison) -> Table:
     """Return what the units of each request class cost, if a result has several classes.
 
     The second column is the fraction of all tokens that are of the class.
     """
-    units = [unit for unit in _known_units(comparison) if unit in (REQUEST, TASK, OUTPUT)]
+    units = [unit for unit in _list_known_units(comparison) if unit in (REQUEST, TASK, OUTPUT)]
     rows = []
     for result in comparison.results:
         for class_name, class_cost in result.class_costs.items():
@@ -509,7 +521,7 @@ def class_table(comparison: CostComparison) -> Table:
     return Table(head, rows)
 
 
-def step_table(comparison: CostComparison) -> Table:
+def build_step_table(comparison: CostComparison) -> Table:
     """Return what each step of a task costs at the price of its endpoint, and their sum.
 
     A step without a known price has the reason in the place of the price. It is missing in the sum,
@@ -517,25 +529,30 @@ def step_table(comparison: CostComparison) -> Table:
     """
     rows: list[tuple[str, str, str]] = []
     for result in comparison.results:
-        steps = result.step_costs.values()
+        if not result.step_costs:
+            continue
+        known_costs: list[Decimal] = []
         for name, step in result.step_costs.items():
             price_name = step.reason if step.price is None else step.price.name
             rows.append((f"{result.name}: {name}", format_money(step.per_task), price_name))
-        known_costs = [step.per_task for step in steps if step.per_task is not None]
-        missing = len(steps) - len(known_costs)
+            if step.per_task is not None:
+                known_costs.append(step.per_task)
         remark = "all steps"
-        if missing:
-            remark = f"without {format.counted(missing, 'step')} whose price is not known"
-        if steps:
-            total = format_money(sum(known_costs, Decimal(0)))
-            rows.append((f"{result.name}: a task", total, remark))
+        unknown_count = len(result.step_costs) - len(known_costs)
+        if unknown_count:
+            remark = f"without {format.counted(unknown_count, 'step')} whose price is not known"
+        total = format_money(sum(known_costs, Decimal(0)))
+        rows.append((f"{result.name}: a task", total, remark))
     return Table((f"{comparison.prices.currency} of a step", "per task", "price"), rows, "remarks")
 
 
-def yearly_table(comparison: CostComparison) -> Table:
-    """Return what each result costs in each year, in all, and the present value."""
+def build_yearly_table(comparison: CostComparison) -> Table:
+    """Return what each result costs in each year, in total, and its present value.
+
+    Results whose yearly cost is not known are left out.
+    """
     rows = []
-    for name, result in zip(marked_names(comparison), comparison.results, strict=True):
+    for name, result in zip(mark_names(comparison), comparison.results, strict=True):
         cost = compute_yearly_cost(result)
         if cost is not None:
             amounts = (*cost.paid, cost.total, cost.present)
@@ -549,7 +566,7 @@ def _format_rounded(amount: Decimal | None) -> str:
     return NONE if amount is None else f"{round(amount):,}"
 
 
-def power_table(comparison: CostComparison) -> Table:
+def build_declared_power_table(comparison: CostComparison) -> Table:
     """Return the energy at the measured rate by the price file, for results with known power.
 
     The power is what the price file declares for whole machines, so nothing here was measured but
@@ -581,10 +598,11 @@ def power_table(comparison: CostComparison) -> Table:
     return Table(head, rows)
 
 
-def measured_energy_table(comparison: CostComparison) -> Table:
-    """Return the energy that the accelerators used in the runs, for results that have it.
+def build_measured_energy_table(comparison: CostComparison) -> Table:
+    """Return the energy that the accelerators were measured to use, for results that have it.
 
-    It leaves out the rest of the machine, so it should be lower than that by the price file.
+    It leaves out the rest of the machine, such as the CPUs, so it should be lower than the energy
+    by the price file.
     """
     rows = []
     for result in comparison.results:
@@ -636,7 +654,7 @@ def describe_ratio(ratio: CostRatio) -> str:
     return f"Cost ratio {ratio.a} / {ratio.b}: {text}{notes}"
 
 
-def sensitivity_table(comparison: CostComparison) -> Table:
+def build_sensitivity_table(comparison: CostComparison) -> Table:
     """Return the costs with a lower and a higher input, the largest effect of a result first.
 
     "Down" is the cost with the lower input, which is the higher cost if the input is a rate.

@@ -41,7 +41,9 @@ class UnsoundEvidenceError(LoadgenError):
 
 
 def read_evidence(folders: Sequence[Path], *, allow_invalid: bool = False) -> tuple[Evidence, ...]:
-    """Return the evidence in each folder, named after the folder.
+    """Read the measurements in each result folder. The name of the evidence is that of its folder.
+
+    All folders are read before any error is raised.
 
     Raises:
         CombinedError: Everything that is wrong with the folders.
@@ -64,14 +66,22 @@ def read_evidence(folders: Sequence[Path], *, allow_invalid: bool = False) -> tu
 
 
 def resolve_gpu_count(evidence: Evidence, requested: int | None) -> int | None:
-    """Return the GPUs that a result used: what its run recorded, or else the number requested.
+    """Return the number of GPUs that a run used, or None if it is not known.
+
+    It is the number that the run recorded, or else the number that the user specified.
+
+    Args:
+        evidence: The measurements of the run.
+        requested: The value of `--gpus`, or None.
 
     Raises:
-        UserError: The two differ. Metrics of 72 GPUs must not be shown as those of 4.
+        UserError: Both are known and differ. Metrics of 72 GPUs must not be shown as those of 4.
     """
     recorded = evidence.summary.target.gpus
-    if requested is None or recorded is None or requested == recorded:
-        return recorded if requested is None else requested
+    if recorded is None:
+        return requested
+    if requested is None or requested == recorded:
+        return recorded
     raise UserError(
         "conflict",
         f"the run recorded {format.counted(recorded, 'GPU')}, not {requested}",
@@ -81,41 +91,44 @@ def resolve_gpu_count(evidence: Evidence, requested: int | None) -> int | None:
 
 
 def _read_folder(folder: Path, name: str, allow_invalid: bool) -> Evidence:
-    """Return the evidence in one folder: a capacity, a run, or repeats of a run.
+    """Read the measurements in one result folder: a capacity, a run, or repeats of a run.
 
-    Repeats that are not valid are left out, unless the user allows them or no repeat is valid.
+    INVALID repeats are excluded, unless the user allows them or no repeat is valid.
 
     Raises:
         UserError: The folder has no result that a cost or a plan could be based on.
         UnsoundEvidenceError: The result is a measurement that is not valid.
     """
-    facts = result_kinds.capacity_facts(folder)
-    if facts.missing_reason:
-        raise UserError("mismatch", facts.missing_reason, str(folder), facts.hint)
-    if facts.capacity is not None:
-        return _read_capacity(folder, name, facts.capacity, allow_invalid)
+    capacity_facts = result_kinds.capacity_facts(folder)
+    if capacity_facts.missing_reason:
+        raise UserError("mismatch", capacity_facts.missing_reason, str(folder), capacity_facts.hint)
+    if capacity_facts.capacity is not None:
+        return _read_capacity(folder, name, capacity_facts.capacity, allow_invalid)
+
     runs = result_kinds.runs_in(folder)
     finished_runs = sorted(run for run in runs if (run / FILE).is_file())
     if not finished_runs:
-        raise _missing_summary(folder, runs)
-    counted_runs = finished_runs
+        raise _build_missing_summary_error(folder, runs)
+    is_single_run = finished_runs == [folder]
+    used_runs = finished_runs
+    if not is_single_run and not allow_invalid:
+        used_runs = _select_valid_runs(finished_runs)
     summaries: tuple[Summary, ...]
-    if finished_runs == [folder]:
+    if is_single_run:
         summaries = (_read_summary(folder, allow_invalid),)
     else:
-        counted_runs = finished_runs if allow_invalid else _valid_or_all(finished_runs)
-        summaries = _read_repeats(folder, counted_runs, allow_invalid)
+        summaries = _read_repeats(folder, used_runs, allow_invalid)
     return Evidence(
         name=name,
         folder=str(folder),
         summaries=summaries,
-        is_offline=all(map(_is_offline, counted_runs, summaries)),
-        run_folders=tuple(map(str, counted_runs)),
-        excluded_repeats=tuple(run.name for run in finished_runs if run not in counted_runs),
+        is_offline=all(map(_is_offline, used_runs, summaries)),
+        run_folders=tuple(map(str, used_runs)),
+        excluded_repeats=tuple(run.name for run in finished_runs if run not in used_runs),
     )
 
 
-def _valid_or_all(runs: Sequence[Path]) -> list[Path]:
+def _select_valid_runs(runs: Sequence[Path]) -> list[Path]:
     """Return the repeats that are valid measurements, or all of them if none is."""
     valid = [run for run in runs if is_valid(load_summary(_read(run / FILE), str(run / FILE)))]
     return valid or list(runs)
@@ -129,7 +142,7 @@ def _read_capacity(folder: Path, name: str, capacity: Capacity, allow_invalid: b
     """
     file = folder / CAPACITY_FILE
     if capacity.is_unfinished:
-        _check_unfinished(capacity, file, allow_invalid)
+        _refuse_unfinished_search(capacity, file, allow_invalid)
     run = folder / capacity.evidence
     summary = _read_summary(run, allow_invalid, f"named as the evidence of {file}")
     if not list_objectives(summary):
@@ -155,8 +168,11 @@ def _read_capacity(folder: Path, name: str, capacity: Capacity, allow_invalid: b
     )
 
 
-def _missing_summary(folder: Path, runs: Sequence[Path]) -> UserError:
-    """Return the error for a folder without a summary. `runs` are the unfinished runs in it."""
+def _build_missing_summary_error(folder: Path, runs: Sequence[Path]) -> UserError:
+    """Return the error for a folder without a summary, with a hint at what to do.
+
+    `runs` are the unfinished runs in the folder.
+    """
     hint = "give a folder written by loadgen run"
     if not folder.is_dir():
         return missing_result(folder, hint)
@@ -167,13 +183,14 @@ def _missing_summary(folder: Path, runs: Sequence[Path]) -> UserError:
     return UserError("no_result", "the folder has no summary.json", str(folder), hint)
 
 
-def _check_unfinished(capacity: Capacity, file: Path, allow_invalid: bool) -> None:
-    """Raise UnsoundEvidenceError for a search that was stopped or found nothing.
+def _refuse_unfinished_search(capacity: Capacity, file: Path, allow_invalid: bool) -> None:
+    """Raise UnsoundEvidenceError for a search that was stopped, or in which no load passed.
 
-    If invalid evidence is allowed, the highest load that passed so far is accepted as a lower
-    bound.
+    The search was stopped before it confirmed a capacity, so the highest load that passed so far is
+    only a lower bound. It is accepted if the user allows invalid evidence.
     """
-    if capacity.state == "none":
+    has_no_passing_load = capacity.state == "none"
+    if has_no_passing_load:
         raise UnsoundEvidenceError(
             "unsound",
             f"no capacity was found: {capacity.lower_bound_reason}",
@@ -182,19 +199,21 @@ def _check_unfinished(capacity: Capacity, file: Path, allow_invalid: bool) -> No
         )
     if allow_invalid and capacity.rate_per_s:
         return
-    so_far = "; no load has passed so far"
-    hint = _resume_hint(capacity, file)
+    progress = "no load has passed so far"
+    hint = _create_resume_hint(capacity, file)
     if capacity.rate_per_s:
-        so_far = f"; {capacity.rate_per_s:.4g} {capacity.unit}/s passed so far"
+        progress = f"{capacity.rate_per_s:.4g} {capacity.unit}/s passed so far"
         hint += "; or use --allow-invalid to take that rate as a lower bound"
-    raise UnsoundEvidenceError("unsound", f"{capacity.lower_bound_reason}{so_far}", str(file), hint)
+    raise UnsoundEvidenceError(
+        "unsound", f"{capacity.lower_bound_reason}; {progress}", str(file), hint
+    )
 
 
-def _resume_hint(capacity: Capacity, file: Path) -> str:
-    """Return how to resume what was stopped.
+def _create_resume_hint(capacity: Capacity, file: Path) -> str:
+    """Return how to resume the search or sweep that was stopped.
 
-    A stored command is shown only if it is a command of a search: the folder may be somebody
-    else's, and users type what a hint says.
+    The command that the file stores is shown only if it is a search command. The folder may be
+    somebody else's, and users type what a hint says.
     """
     if not capacity.resume_command:
         folder = shlex.quote(str(file.parent))
@@ -226,16 +245,20 @@ def _is_offline(folder: Path, summary: Summary) -> bool:
 
 
 def _read_repeats(folder: Path, runs: Sequence[Path], allow_invalid: bool) -> tuple[Summary, ...]:
-    """Return the summaries of runs that repeat each other.
+    """Return the summaries of runs, after checking that they repeat each other.
 
-    Raises UserError for runs that do not, and UnsoundEvidenceError if all of them missed their SLO.
+    Raises UserError if they have different configurations or loads. If all of them missed their
+    SLO, they are rather the loads of a sweep that found no capacity, which is an
+    UnsoundEvidenceError.
     """
     summaries = tuple(_read_summary(run, allow_invalid) for run in runs)
+    is_slo_missed_by_all = all(summary.goodput.met is False for summary in summaries)
+    first = summaries[0]
     for run, summary in zip(runs[1:], summaries[1:], strict=True):
-        differences = _describe_differences(summaries[0], summary)
+        differences = _list_run_differences(first, summary)
         if not differences:
             continue
-        if all(summary.goodput.met is False for summary in summaries):
+        if is_slo_missed_by_all:
             raise UnsoundEvidenceError(
                 "unsound",
                 "no capacity was found: none of these loads met its SLO",
@@ -252,8 +275,8 @@ def _read_repeats(folder: Path, runs: Sequence[Path], allow_invalid: bool) -> tu
     return summaries
 
 
-def _describe_differences(first: Summary, other: Summary) -> list[str]:
-    """Return the names of the properties in which two runs are no repeats of each other."""
+def _list_run_differences(first: Summary, other: Summary) -> list[str]:
+    """Return the names of the properties that must be equal in repeats, but differ in two runs."""
     properties = (
         ("config fingerprint", first.fingerprints.recipe, other.fingerprints.recipe),
         ("load", first.load.arrival, other.load.arrival),
@@ -265,10 +288,16 @@ def _describe_differences(first: Summary, other: Summary) -> list[str]:
 
 
 def _read_summary(folder: Path, allow_invalid: bool, missing_hint: str = "") -> Summary:
-    """Return the summary of a run.
+    """Read the summary of a run, and refuse a run whose numbers no cost can be based on.
 
-    Raises CombinedError if no request succeeded or tokens were not counted, and
-    UnsoundEvidenceError if the measurement is not valid.
+    Args:
+        folder: The folder of the run.
+        allow_invalid: True to accept a run whose verdict is INVALID.
+        missing_hint: The hint if the folder has no summary.
+
+    Raises:
+        UserError: There is no summary.
+        CombinedError: The run is INVALID, no request succeeded, or tokens were not counted.
     """
     path = folder / FILE
     if not path.is_file():
@@ -296,7 +325,7 @@ def _read_summary(folder: Path, allow_invalid: bool, missing_hint: str = "") -> 
             )
         )
     else:
-        errors.extend(_token_count_errors(summary, file))
+        errors.extend(_list_token_count_errors(summary, file))
     if errors:
         raise CombinedError(errors)
     return summary
@@ -316,7 +345,7 @@ class _SummaryFile(NamedTuple):
         return str(place_at(str(self.path), location[0], location[1]))
 
 
-def _token_count_errors(summary: Summary, file: _SummaryFile) -> list[LoadgenError]:
+def _list_token_count_errors(summary: Summary, file: _SummaryFile) -> list[LoadgenError]:
     """Return the errors for token counts on which no cost can be based.
 
     There are three reasons, and only the first that applies is reported: the counts were withheld
@@ -332,7 +361,7 @@ def _token_count_errors(summary: Summary, file: _SummaryFile) -> list[LoadgenErr
                 "fix the usage that the server reports",
             )
         ]
-    contradicting = _contradicting_responses(summary)
+    contradicting = _count_contradicting_responses(summary)
     if contradicting:
         return [
             UnsoundEvidenceError(
@@ -343,10 +372,10 @@ def _token_count_errors(summary: Summary, file: _SummaryFile) -> list[LoadgenErr
                 "the warnings of the run say how; fix the usage that the server reports",
             )
         ]
-    return list(_uncounted_errors(summary, file))
+    return list(_list_uncounted_errors(summary, file))
 
 
-def _uncounted_errors(summary: Summary, file: _SummaryFile) -> Iterator[LoadgenError]:
+def _list_uncounted_errors(summary: Summary, file: _SummaryFile) -> Iterator[LoadgenError]:
     """Yield an error if the tokens of some successful responses were not counted.
 
     A sum without them would be too low, and so would the cost of a token price. `sources` has the
@@ -371,17 +400,20 @@ def _uncounted_errors(summary: Summary, file: _SummaryFile) -> Iterator[LoadgenE
             )
 
 
-def _contradicting_responses(summary: Summary) -> int:
-    """Return how many responses have counts that contradict each other, or 0 if they are few."""
-    contradicting = sum(
-        code.values["responses"]
-        for code in summary.verdict.warning_codes
-        if code.code == "responses_remarked"
-        and code.values["remark"].startswith(CONTRADICTORY_USAGE)
-    )
-    if contradicting <= CONTRADICTING_SHARE * summary.requests.ok:
-        return 0
-    return int(contradicting)
+def _count_contradicting_responses(summary: Summary) -> int:
+    """Return how many responses had token counts that contradict each other.
+
+    They are counted from the warnings of the run. A few of them are tolerated, for which this
+    returns 0.
+    """
+    contradicting = 0
+    for warning in summary.verdict.warning_codes:
+        if warning.code != "responses_remarked":
+            continue
+        if warning.values["remark"].startswith(CONTRADICTORY_USAGE):
+            contradicting += int(warning.values["responses"])
+    is_tolerable = contradicting <= CONTRADICTING_SHARE * summary.requests.ok
+    return 0 if is_tolerable else contradicting
 
 
 def _read(file: Path) -> bytes:

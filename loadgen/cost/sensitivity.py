@@ -12,8 +12,8 @@ from msgspec.structs import replace
 
 from loadgen.core.workload.file_models import Part
 from loadgen.pricing.priced_result import PricedResult
-from loadgen.pricing.prices import Owned, Price, Rented
-from loadgen.pricing.unit_cost import compute_unit_cost
+from loadgen.pricing.prices import Energy, Owned, Price, Rented
+from loadgen.pricing.unit_cost import UnitCost, compute_unit_cost
 
 RELATIVE_CHANGE = Decimal("0.1")
 """Change of inputs whose uncertainty is not known."""
@@ -64,36 +64,34 @@ class Sensitivity(Struct, frozen=True, kw_only=True):
 
 
 class _Input(NamedTuple):
-    """An input of a cost: its name, and the fields of `PricedResult` that lead to it."""
+    """An input of a cost that is changed to see its effect.
+
+    Attributes:
+        name: Its name in the report, such as "PUE".
+        field_path: The fields that lead to it from a `PricedResult`, such as ("price", "energy",
+            "pue").
+    """
 
     name: str
-    path: tuple[str, ...]
+    field_path: tuple[str, ...]
 
 
 def compute_sensitivities(result: PricedResult, unit: str) -> list[Sensitivity]:
-    """Return the sensitivity of the cost of a unit to each input, the largest first.
+    """Return how the cost of a unit changes if one input at a time changes, the largest first.
 
-    A rate is changed over its interval, and other inputs by 10 %. Inputs without an effect on the
-    cost are left out. A higher rate means a lower cost, so `down` is the upper end of the cost.
+    A rate with a confidence interval is changed over that interval, and every other input by 10 %.
+    Inputs without an effect on the cost are left out.
     """
     cost = result.costs[unit]
     if cost is None:
         return []
     sensitivities = []
-    is_per_token = isinstance(result.price, PerToken)
-    if not is_per_token and cost.low is not None and cost.high is not None:
-        sensitivities.append(
-            Sensitivity(
-                offer=result.name,
-                input="capacity" if result.basis.is_capacity else "measured rate",
-                change="its CI",
-                down=cost.high,
-                up=cost.low,
-            )
-        )
-    for cost_input in _inputs(result):
-        down = _cost_with(result, cost_input, 1 - RELATIVE_CHANGE, unit)
-        up = _cost_with(result, cost_input, 1 + RELATIVE_CHANGE, unit)
+    rate_sensitivity = _find_rate_sensitivity(result, cost)
+    if rate_sensitivity is not None:
+        sensitivities.append(rate_sensitivity)
+    for cost_input in _list_inputs(result):
+        down = _compute_cost_with(result, cost_input, 1 - RELATIVE_CHANGE, unit)
+        up = _compute_cost_with(result, cost_input, 1 + RELATIVE_CHANGE, unit)
         if down is not None and up is not None:
             sensitivities.append(
                 Sensitivity(
@@ -108,25 +106,43 @@ def compute_sensitivities(result: PricedResult, unit: str) -> list[Sensitivity]:
     return sorted(relevant, key=lambda sensitivity: sensitivity.width, reverse=True)
 
 
-def _cost_with(
+def _find_rate_sensitivity(result: PricedResult, cost: UnitCost) -> Sensitivity | None:
+    """Return the sensitivity to the measured rate, or None if the rate has no interval.
+
+    A lower rate means a higher cost, so the cost with the lower rate is the upper end of the cost's
+    interval. A price per token does not depend on the rate.
+    """
+    if isinstance(result.price, PerToken) or cost.low is None or cost.high is None:
+        return None
+    return Sensitivity(
+        offer=result.name,
+        input="capacity" if result.basis.is_capacity else "measured rate",
+        change="its CI",
+        down=cost.high,
+        up=cost.low,
+    )
+
+
+def _compute_cost_with(
     result: PricedResult, cost_input: _Input, factor: Decimal, unit: str
 ) -> Decimal | None:
     """Return the cost of a unit with one input multiplied by a factor."""
-    changed: PricedResult = _multiply(result, cost_input.path, factor)
+    changed: PricedResult = _scale_field(result, cost_input.field_path, factor)
     cost = compute_unit_cost(changed.basis, changed.price, changed.gpus, unit, changed.utilization)
     return None if cost is None else cost.total
 
 
-def _inputs(result: PricedResult) -> Iterator[_Input]:
+def _list_inputs(result: PricedResult) -> Iterator[_Input]:
     """Yield the inputs of a result that are changed by 10 %.
 
-    A rate with an interval is not among them, because it is changed over its interval. Neither are
-    keys that the price leaves out, and power that the price includes.
+    These are token counts or the measured rate, the utilization, and the amounts and watts in the
+    price. Left out are a rate with an interval, over which it is changed instead, keys that the
+    price does not have, and power whose cost the price includes.
     """
     price = result.price
     if isinstance(price, PerToken):
-        for token_field, name in _TOKEN_INPUTS.items():
-            yield _Input(name, ("basis", token_field))
+        for field, name in _TOKEN_INPUTS.items():
+            yield _Input(name, ("basis", field))
     elif result.basis.relative_low is None:
         yield _Input("measured rate", ("basis", "rates"))
     if result.utilization != 1:
@@ -143,32 +159,44 @@ def _inputs(result: PricedResult) -> Iterator[_Input]:
             yield _Input(name, ("price", "energy", field))
 
 
-def _multiply(value: Any, path: tuple[str, ...], factor: Decimal) -> Any:
-    """Return a copy of a value with the field at the end of a path multiplied by a factor.
+def _scale_field(parent: Any, field_path: tuple[str, ...], factor: Decimal) -> Any:
+    """Return a copy of an object in which one field, possibly a nested one, is multiplied.
 
-    The path ("price", "energy", "pue") leads from a result to the PUE of its price. Each level of
-    the recursion copies one object, because all of them are immutable.
+    For example, with the path ("price", "energy", "pue") the result is a copy of a `PricedResult`
+    with a copy of its price with a copy of its energy, which has another PUE. The objects are
+    copied because they are immutable.
 
-    Values stay possible: PUE is at least 1, utilization at most 1, and idle power at most the power
-    under load.
+    Args:
+        parent: A msgspec struct or a pydantic model.
+        field_path: The fields that lead to the number, or to the rates by unit, which are
+            multiplied together.
+        factor: The factor. The product is limited to values that are possible.
     """
-    if isinstance(value, dict):
-        # The rates by unit are one input: they all change together.
-        return {unit: None if rate is None else rate * factor for unit, rate in value.items()}
-    if not path:
-        return value * factor
-    field = path[0]
-    remaining_path = path[1:]
-    changed = _multiply(getattr(value, field), remaining_path, factor)
-    match field:
-        case "pue":
-            changed = max(changed, Decimal(1))
-        case "utilization":
-            changed = min(changed, Decimal(1))
-        case "idle_watts":
-            changed = min(changed, value.watts)
-        case "watts":
-            changed = max(changed, value.idle_watts or Decimal(0))
-    if isinstance(value, Part):
-        return value.model_copy(update={field: changed})
-    return replace(value, **{field: changed})
+    field = field_path[0]
+    nested_path = field_path[1:]
+    value = getattr(parent, field)
+    if nested_path:
+        changed = _scale_field(value, nested_path, factor)
+    elif isinstance(value, dict):
+        changed = {unit: None if rate is None else rate * factor for unit, rate in value.items()}
+    else:
+        changed = _limit_to_possible(parent, field, value * factor)
+    if isinstance(parent, Part):
+        return parent.model_copy(update={field: changed})
+    return replace(parent, **{field: changed})
+
+
+def _limit_to_possible(parent: object, field: str, value: Decimal) -> Decimal:
+    """Return a changed value, or the nearest value that the field can have.
+
+    PUE is at least 1, utilization at most 1, and idle power at most the power under load.
+    """
+    if field == "pue":
+        return max(value, Decimal(1))
+    if field == "utilization":
+        return min(value, Decimal(1))
+    if isinstance(parent, Energy) and field == "idle_watts":
+        return min(value, parent.watts)
+    if isinstance(parent, Energy) and field == "watts":
+        return max(value, parent.idle_watts or Decimal(0))
+    return value

@@ -272,6 +272,7 @@ class _Sizer:
         price_names: dict[str, str],
         gpus_per_machine: int | None,
     ) -> None:
+        """Store what is the same for all sources. Nothing is read or searched yet."""
         self._request = request
         self._demand = demand
         self._prices = prices

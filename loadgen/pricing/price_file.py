@@ -31,7 +31,7 @@ from loadgen.core.errors import Code, CombinedError, LoadgenError, Place, UserEr
 from loadgen.core.workload.diagnostics import locate, sort_errors, validate_document
 from loadgen.core.workload.file_models import FileContext
 from loadgen.core.workload.workload_files import read_yaml_text
-from loadgen.core.workload.yaml_marks import Map, child_path, place_at, read_yaml
+from loadgen.core.workload.yaml_marks import Map, child_path, read_yaml
 from loadgen.prices import parse_price_option
 from loadgen.pricing.prices import (
     NOT_VERIFIED,

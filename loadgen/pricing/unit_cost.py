@@ -149,7 +149,7 @@ def _price_tokens_by_prompt_length(basis: CostBasis, price: PerToken) -> dict[st
 
 
 def compute_token_parts(price: PerToken, tokens: TokenAmounts) -> dict[str, Decimal]:
-    """Return what tokens cost, by part of the cost. Parts that the price does not have are left out.
+    """Return what tokens cost, by part of the cost. Parts without a price are left out.
 
     A provider may charge for writing prompt tokens to a cache. If the price does, but the server
     does not report how many tokens were written, all prompt tokens that did not come from the cache

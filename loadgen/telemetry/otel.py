@@ -138,7 +138,7 @@ class _Senders(NamedTuple):
     metrics: MetricsSender | None
 
     def send(self, records: list[Columns], samples: dict[int, WorkerSample]) -> None:
-        """Export new records, and the latest sample of each worker."""
+        """Send new records, and the latest sample of each worker."""
         if self.metrics is not None:
             self.metrics.record(records, samples)
         if self.spans is not None:
@@ -153,10 +153,11 @@ class _Senders(NamedTuple):
 
 
 def _create_senders(manifest: RunManifest, start_unix_ns: int, option: str) -> _Senders:
-    """Return the senders of the requested signals.
+    """Create the senders of the requested signals: metrics, traces, or both.
 
-    Without a URL in the option, the exporters read the address of the collector from the variables
-    of OpenTelemetry. The packages are imported here, because they are optional.
+    Without a URL in the option, the exporters read the address of the collector from the
+    environment variables of OpenTelemetry. The packages are imported here, because they are an
+    optional dependency.
 
     Args:
         manifest: The manifest of the run.
@@ -181,50 +182,55 @@ def _create_senders(manifest: RunManifest, start_unix_ns: int, option: str) -> _
     spans: SpanSender | None = None
     metrics: MetricsSender | None = None
     if has_traces(option):
-        endpoint = f"{collector_url}/v1/traces" if collector_url else None
-        span_exporter = OTLPSpanExporter(endpoint=endpoint, timeout=TIMEOUT_S)
+        traces_url = f"{collector_url}/v1/traces" if collector_url else None
+        span_exporter = OTLPSpanExporter(endpoint=traces_url, timeout=TIMEOUT_S)
         spans = SpanSender(manifest, resource, start_unix_ns, span_exporter)
     if has_metrics(option):
-        endpoint = f"{collector_url}/v1/metrics" if collector_url else None
-        metric_exporter = OTLPMetricExporter(endpoint=endpoint, timeout=TIMEOUT_S)
+        metrics_url = f"{collector_url}/v1/metrics" if collector_url else None
+        metric_exporter = OTLPMetricExporter(endpoint=metrics_url, timeout=TIMEOUT_S)
         metrics = MetricsSender(manifest, resource, metric_exporter, TIMEOUT_S)
     return _Senders(spans, metrics)
 
 
 class _NewRecordReader:
-    """Reads the records that a run has added since the last reading.
+    """Reads the request records that a run has added since the last reading.
+
+    While a run goes on, its workers append records to a record log. At its end, the records are
+    stored in their final form and the log may be deleted.
 
     Attributes:
-        latest_samples: The latest sample of each worker.
+        latest_samples: The latest sample of each worker: its CPU use and requests in flight.
     """
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        self._tail = Tail(folder)
-        # The slots of all records so far. The empty array lets `concatenate` work without any.
-        self._slots = [np.zeros(0, np.int64)]
+        self._log_tail = Tail(folder)
+        # A slot is the number of a request in the run. These are the slots of all records so far.
+        # The empty array lets `concatenate` work without any.
+        self._read_slots = [np.zeros(0, np.int64)]
         self.latest_samples: dict[int, WorkerSample] = {}
 
     def read(self, *, include_stored: bool) -> list[Columns]:
-        """Return the new records.
+        """Return the records that were not returned before, and update `latest_samples`.
 
         Args:
-            include_stored: True to return also the final records that were not in the record log.
+            include_stored: True to return also the stored records that were not in the record log.
                 The log of a short run may be deleted before it is read for the first time.
         """
-        self.latest_samples.update({sample.worker: sample for sample in self._tail.seconds()})
-        rows = self._tail.rows()
-        self._slots.append(rows["slot"].copy())
-        parts = [Columns(rows)]
+        for sample in self._log_tail.seconds():
+            self.latest_samples[sample.worker] = sample
+        logged_rows = self._log_tail.rows()
+        self._read_slots.append(logged_rows["slot"].copy())
+        new_records = [Columns(logged_rows)]
         if include_stored and store.has_rows(self._folder):
-            stored = store.read_run_lazily(self._folder, by_stage=False).rows
-            is_new = ~np.isin(stored["slot"], np.concatenate(self._slots))
-            parts.append(Columns(stored, is_new))
-        return parts
+            stored_rows = store.read_run_lazily(self._folder, by_stage=False).rows
+            is_new = ~np.isin(stored_rows["slot"], np.concatenate(self._read_slots))
+            new_records.append(Columns(stored_rows, is_new))
+        return new_records
 
     def close(self) -> None:
         """Close the files of the run."""
-        self._tail.close()
+        self._log_tail.close()
 
 
 if __name__ == "__main__":

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from itertools import chain
 
 from loadgen_sdk.app.agent_spans import SCHEMA_URL
 from loadgen_sdk.app.metric_labels import DURATION_BOUNDS_S, TPOT_BOUNDS_S
@@ -16,8 +15,12 @@ from opentelemetry.sdk.resources import Resource
 from loadgen.core.metrics.columns import UNDEFINED, Columns
 from loadgen.core.results.manifest import RunManifest, WorkerSample
 from loadgen.core.results.record import SOURCES
-from loadgen.telemetry.otel_requests import SentRequest, sent_requests, target_attributes
-from loadgen.telemetry.prometheus import rate_unit
+from loadgen.telemetry.otel_requests import (
+    SentRequest,
+    build_target_attributes,
+    iterate_sent_requests,
+)
+from loadgen.telemetry.prometheus import find_planned_rate, rate_unit
 
 EXPORT_INTERVAL_MS = 5_000
 NS_PER_S = 1e9
@@ -36,10 +39,11 @@ class MetricsSender:
     def __init__(
         self, manifest: RunManifest, resource: Resource, exporter: MetricExporter, timeout_s: float
     ) -> None:
+        """Create the instruments: histograms of latencies and tokens, and gauges of the load."""
         self._manifest = manifest
         self._timeout_ms = timeout_s * 1e3
         self._target_attributes = [
-            target_attributes(manifest, target) for target in range(len(manifest.targets))
+            build_target_attributes(manifest, target) for target in range(len(manifest.targets))
         ]
         reader = PeriodicExportingMetricReader(
             exporter,
@@ -61,15 +65,16 @@ class MetricsSender:
         self._in_flight = self._meter.create_gauge("loadgen.in_flight", unit="{request}")
         self._offered = self._meter.create_gauge("loadgen.offered", unit="{start}/s")
 
-    def record(self, parts: Sequence[Columns], samples: Mapping[int, WorkerSample]) -> None:
-        """Record new requests, and the latest sample of each worker.
+    def record(self, records: Sequence[Columns], samples: Mapping[int, WorkerSample]) -> None:
+        """Record new requests, and the load by the latest sample of each worker.
 
         Args:
-            parts: Records that were not recorded before.
+            records: Records of requests that were not recorded before.
             samples: The latest sample by worker.
         """
-        for request in chain.from_iterable(map(sent_requests, parts)):
-            self._record_request(request)
+        for columns in records:
+            for request in iterate_sent_requests(columns):
+                self._record_request(request)
         self._record_load(samples)
 
     def close(self) -> None:
@@ -83,10 +88,10 @@ class MetricsSender:
         return self._meter.create_histogram(name, unit, explicit_bucket_boundaries_advisory=bounds)
 
     def _record_request(self, request: SentRequest) -> None:
-        """Record the times and the token counts of one request.
+        """Record the latencies and the token counts of one request in the histograms.
 
-        A failed request has a duration with the type of its error, and no latencies. Only token
-        counts of the server are recorded: an estimate of output tokens would look exact there.
+        A failed request has a duration with the type of its error, and no latencies. Output tokens
+        are recorded only if the server counted them, because an estimate would look exact there.
         """
         attributes = self._target_attributes[request.target]
         # The times come from different sources (the kernel, the schedule, this process), so a
@@ -110,19 +115,16 @@ class MetricsSender:
             )
 
     def _record_load(self, samples: Mapping[int, WorkerSample]) -> None:
-        """Record the requests in flight, and the planned rate of the current stage.
+        """Record the requests in flight, and the planned rate of the current stage if it has one.
 
-        A closed-loop stage has no planned rate, so nothing is recorded for it. The time of the run
-        is that of the latest sample, because this process has no other clock of the run.
+        The time of the run is that of the latest sample, because this process has no other clock of
+        the run.
         """
         attributes = {"loadgen.run": self._manifest.run}
         in_flight = sum(sample.in_flight for sample in samples.values())
         self._in_flight.set(in_flight, attributes)
         elapsed_ns = max((sample.t_s for sample in samples.values()), default=0.0) * NS_PER_S
-        started_stages = [stage for stage in self._manifest.stages if stage.start_ns <= elapsed_ns]
-        if not started_stages:
-            return
-        rate_per_s = started_stages[-1].rate
-        if rate_per_s is not None:
+        planned_rate_per_s = find_planned_rate(self._manifest, elapsed_ns)
+        if planned_rate_per_s is not None:
             rate_attributes = {**attributes, "loadgen.of": rate_unit(self._manifest)}
-            self._offered.set(rate_per_s, rate_attributes)
+            self._offered.set(planned_rate_per_s, rate_attributes)

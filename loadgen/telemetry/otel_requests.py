@@ -48,8 +48,8 @@ _MEASURES = ("ttft", "tpot")
 _COLUMNS = tuple(name for name in SentRequest._fields if name not in _MEASURES)
 
 
-def sent_requests(columns: Columns) -> Iterator[SentRequest]:
-    """Yield the requests that were sent.
+def iterate_sent_requests(columns: Columns) -> Iterator[SentRequest]:
+    """Yield the requests that were sent, and skip those that were dropped or cancelled before.
 
     Columns are converted to lists a block at a time, which is many times faster than reading each
     value from its array.
@@ -58,21 +58,24 @@ def sent_requests(columns: Columns) -> Iterator[SentRequest]:
         values = [block[name].tolist() for name in _COLUMNS]
         values += [block.measure(name).tolist() for name in _MEASURES]
         for request in map(SentRequest._make, zip(*values, strict=True)):
-            if request.sent_ns >= 0:  # -1 means never.
+            if request.sent_ns >= 0:  # A request that was never sent has -1.
                 yield request
 
 
-def operation_name(manifest: RunManifest) -> str:
+def get_operation_name(manifest: RunManifest) -> str:
     """Return the operation that all requests of a run are, such as "chat"."""
     return "chat" if manifest.api in ("chat", "messages") else "text_completion"
 
 
-def target_attributes(manifest: RunManifest, target: int) -> dict[str, Any]:
-    """Return the attributes that all requests to a target share."""
+def build_target_attributes(manifest: RunManifest, target: int) -> dict[str, Any]:
+    """Return the attributes that all requests to a target share, by the GenAI conventions.
+
+    `target` is its index in the manifest.
+    """
     facts = manifest.targets[target]
     url = urlsplit(facts.url)
     return {
-        "gen_ai.operation.name": operation_name(manifest),
+        "gen_ai.operation.name": get_operation_name(manifest),
         "gen_ai.provider.name": facts.server or "unknown",
         "gen_ai.request.model": facts.model,
         "server.address": url.hostname or "",

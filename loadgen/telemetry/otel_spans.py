@@ -19,9 +19,9 @@ from loadgen.core.results.manifest import RunManifest
 from loadgen.core.results.record import FINISH_REASONS
 from loadgen.telemetry.otel_requests import (
     SentRequest,
-    operation_name,
-    sent_requests,
-    target_attributes,
+    build_target_attributes,
+    get_operation_name,
+    iterate_sent_requests,
 )
 
 SPANS_PER_EXPORT = 512
@@ -47,34 +47,36 @@ class SpanSender:
     def __init__(
         self, manifest: RunManifest, resource: Resource, start_unix_ns: int, exporter: SpanExporter
     ) -> None:
+        """Prepare what the spans of all requests share. Nothing is sent yet."""
         self._manifest = manifest
         self._resource = resource
         self._start_unix_ns = start_unix_ns
         self._exporter = exporter
-        self._operation = operation_name(manifest)
+        self._operation = get_operation_name(manifest)
         self._trace = TraceContext(manifest.run)
         self._scope = InstrumentationScope("loadgen", manifest.version, SCHEMA_URL)
         self.lost = 0
 
-    def send(self, parts: Sequence[Columns]) -> None:
+    def send(self, records: Sequence[Columns]) -> None:
         """Send spans for records, in batches that fit in one export request of a collector."""
-        spans = chain.from_iterable(map(self.spans, parts))
+        spans = chain.from_iterable(map(self.spans, records))
         while batch := list(islice(spans, SPANS_PER_EXPORT)):
             if self._exporter.export(batch) is not SpanExportResult.SUCCESS:
                 self.lost += len(batch)
 
     def spans(self, columns: Columns) -> Iterator[ReadableSpan]:
         """Yield a span for each request that was sent, from its first byte to its last."""
-        for request in sent_requests(columns):
-            yield self._span(request)
+        for request in iterate_sent_requests(columns):
+            yield self._create_span(request)
 
-    def _span(self, request: SentRequest) -> ReadableSpan:
-        """Return the span of a request, with the first token as an event.
+    def _create_span(self, request: SentRequest) -> ReadableSpan:
+        """Return the span of a request that has ended, with the first token as an event.
 
-        The span is made directly and not with a tracer, because the request has ended and its trace
-        id is fixed.
+        A tracer of OpenTelemetry would start the span now and choose its ids. This span was in the
+        past, and its ids were already sent to the server with the request, so it is constructed
+        directly.
         """
-        attributes = self._attributes(request)
+        attributes = self._build_attributes(request)
         events = []
         if request.first_token_ns >= 0:
             timestamp = self._start_unix_ns + request.first_token_ns
@@ -97,9 +99,13 @@ class SpanSender:
             status=Status(StatusCode.ERROR if request.error else StatusCode.UNSET),
         )
 
-    def _attributes(self, request: SentRequest) -> dict[str, Any]:
-        """Return the attributes of a request. Those that are not known are left out."""
-        attributes = target_attributes(self._manifest, request.target)
+    def _build_attributes(self, request: SentRequest) -> dict[str, Any]:
+        """Return the attributes of the span of a request, by the GenAI conventions.
+
+        Attributes whose values are not known are left out. `loadgen.slot` is the number of the
+        request in the run, which its record has too.
+        """
+        attributes = build_target_attributes(self._manifest, request.target)
         attributes["loadgen.slot"] = request.slot
         attributes["loadgen.due_ms"] = request.due_ns / NS_PER_MS
         attributes["loadgen.send_lag_ms"] = (request.sent_ns - request.due_ns) / NS_PER_MS
@@ -108,8 +114,10 @@ class SpanSender:
             "gen_ai.usage.output_tokens": request.output_tokens,
             "gen_ai.usage.cache_read.input_tokens": request.cached_tokens,
         }
-        # A count of -1 means that the server did not report it.
-        attributes.update({name: count for name, count in token_counts.items() if count >= 0})
+        for name, count in token_counts.items():
+            is_reported = count >= 0  # The server did not report a count of -1.
+            if is_reported:
+                attributes[name] = count
         finish_reason = FINISH_REASONS[request.finish_reason]
         if finish_reason:
             attributes["gen_ai.response.finish_reasons"] = (finish_reason,)

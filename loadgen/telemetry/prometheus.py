@@ -50,14 +50,22 @@ MICRO = 1e6
 
 
 class RunCollector(Collector):
-    """Collects the metrics of a run at each scrape, from what it has added since the last one."""
+    """Collects the metrics of a run whenever Prometheus scrapes them.
+
+    At each scrape it reads the records that the run has added to its folder since the last scrape,
+    and adds them to the counts and histograms so far.
+
+    Args:
+        folder: The folder of the run.
+    """
 
     def __init__(self, folder: Path) -> None:
+        """Prepare empty counts and histograms. The folder is first read at the first scrape."""
         self._folder = folder
-        self._lock = threading.Lock()  # Each scrape has a thread.
+        self._lock = threading.Lock()  # Each scrape runs in a thread of its own.
         self._manifest: RunManifest | None = None
-        self._tail = Tail(folder)
-        self._histograms = {row: Histogram() for row in METRICS.shown_in("prometheus")}
+        self._log_tail = Tail(folder)
+        self._histograms = {metric: Histogram() for metric in METRICS.shown_in("prometheus")}
         self._status_counts = np.zeros(len(STATUSES), np.int64)
         self._kind_counts = np.zeros(len(KINDS), np.int64)
         self._output_tokens = 0
@@ -65,7 +73,7 @@ class RunCollector(Collector):
 
     def close(self) -> None:
         """Close the files of the run."""
-        self._tail.close()
+        self._log_tail.close()
 
     def collect(self) -> Iterator[Metric]:
         """Yield the metrics. There are none before the run has begun."""
@@ -74,10 +82,10 @@ class RunCollector(Collector):
             if manifest is None:
                 return
             self._read_records()
-            yield from self._run_metrics(manifest)
-            yield from self._request_metrics()
-            yield from self._load_metrics(manifest)
-            yield from self._latency_metrics()
+            yield from self._create_run_metrics(manifest)
+            yield from self._create_request_metrics()
+            yield from self._create_load_metrics(manifest)
+            yield from self._create_latency_metrics()
 
     def _read_manifest(self) -> RunManifest | None:
         """Return the manifest of the run, or None as long as it has not been written."""
@@ -90,15 +98,16 @@ class RunCollector(Collector):
 
     def _read_records(self) -> None:
         """Add the new records of the run to all counts and histograms."""
-        rows = self._tail.rows()
-        self._samples.update({sample.worker: sample for sample in self._tail.seconds()})
+        rows = self._log_tail.rows()
+        for sample in self._log_tail.seconds():
+            self._samples[sample.worker] = sample
         if not len(rows):
             return
         columns = Columns(rows)
         is_ok = columns.where(OK)
-        for row, histogram in self._histograms.items():
-            values = columns.measure(row.name)
-            if row.sample == "ok":
+        for metric, histogram in self._histograms.items():
+            values = columns.measure(metric.name)
+            if metric.sample == "ok":
                 values = values[is_ok]
             histogram.add(metrics.drop_undefined(values))
         # As in the report, requests that the end of a run cancels are no failures.
@@ -107,8 +116,11 @@ class RunCollector(Collector):
         self._kind_counts += _count_values(columns["kind"][is_failed], len(KINDS))
         self._output_tokens += int(columns["output_tokens"][is_ok].clip(0).sum())
 
-    def _run_metrics(self, manifest: RunManifest) -> Iterator[Metric]:
-        """Yield a metric whose labels describe the run. Dashboards join it with the other ones."""
+    def _create_run_metrics(self, manifest: RunManifest) -> Iterator[Metric]:
+        """Yield an info metric whose labels describe the run.
+
+        Its value is always 1. Dashboards join it with the other metrics to show the labels.
+        """
         target = manifest.targets[0]
         labels = {
             "run": manifest.run,
@@ -120,7 +132,7 @@ class RunCollector(Collector):
         }
         yield InfoMetricFamily("loadgen_run", "The run.", labels)
 
-    def _request_metrics(self) -> Iterator[Metric]:
+    def _create_request_metrics(self) -> Iterator[Metric]:
         """Yield counters of ended requests by status, of failures by kind, and of output tokens.
 
         Every status has a value from the first scrape on, so that rates can be computed. A kind of
@@ -143,10 +155,11 @@ class RunCollector(Collector):
             "loadgen_output_tokens", "Output tokens of ok requests.", value=self._output_tokens
         )
 
-    def _load_metrics(self, manifest: RunManifest) -> Iterator[Metric]:
+    def _create_load_metrics(self, manifest: RunManifest) -> Iterator[Metric]:
         """Yield the load: requests sent and in flight, the planned rate, and the CPU use.
 
-        A closed-loop stage has no planned rate. The time of the run is that of the latest sample.
+        The planned rate is that of the current stage of the run, by the time of the latest sample.
+        A closed-loop stage has none.
         """
         samples = self._samples.values()
         sent = sum(sample.sent for sample in samples)
@@ -154,14 +167,14 @@ class RunCollector(Collector):
         in_flight = sum(sample.in_flight for sample in samples)
         yield GaugeMetricFamily("loadgen_in_flight", "Requests in flight.", value=in_flight)
         elapsed_ns = max((sample.t_s for sample in samples), default=0.0) * NS_PER_S
-        started_stages = [stage for stage in manifest.stages if stage.start_ns <= elapsed_ns]
-        if started_stages and started_stages[-1].rate is not None:
+        planned_rate_per_s = find_planned_rate(manifest, elapsed_ns)
+        if planned_rate_per_s is not None:
             offered = GaugeMetricFamily(
                 "loadgen_offered_per_second",
                 "Requested rate per second, by what it counts.",
                 labels=["of"],
             )
-            offered.add_metric([rate_unit(manifest)], started_stages[-1].rate)
+            offered.add_metric([rate_unit(manifest)], planned_rate_per_s)
             yield offered
         cpu_fraction = max((sample.cpu_share for sample in samples), default=0.0)
         yield GaugeMetricFamily(
@@ -170,26 +183,32 @@ class RunCollector(Collector):
             value=cpu_fraction,
         )
 
-    def _latency_metrics(self) -> Iterator[Metric]:
+    def _create_latency_metrics(self) -> Iterator[Metric]:
         """Yield a histogram of each latency and of the gaps between output events.
 
         Prometheus expects times in seconds; other metrics keep their unit.
         """
-        for row, histogram in self._histograms.items():
-            text = f"{row.label}: {row.meaning}; {row.sample} requests."
-            if row.unit == "ms":
-                yield _histogram_metric(f"loadgen_{row.name}_seconds", text, histogram, NS_PER_S)
+        for metric, histogram in self._histograms.items():
+            text = f"{metric.label}: {metric.meaning}; {metric.sample} requests."
+            if metric.unit == "ms":
+                yield _create_histogram_metric(
+                    f"loadgen_{metric.name}_seconds", text, histogram, NS_PER_S
+                )
             else:
-                yield _histogram_metric(f"loadgen_{row.field}", text, histogram, MICRO)
-        yield _histogram_metric(
+                yield _create_histogram_metric(f"loadgen_{metric.field}", text, histogram, MICRO)
+        yield _create_histogram_metric(
             "loadgen_inter_chunk_seconds",
             "Time between successive output events (inter-chunk latency), all requests.",
-            self._read_gaps(),
+            self._merge_gap_histograms(),
             NS_PER_S,
         )
 
-    def _read_gaps(self) -> Histogram:
-        """Return the gaps between output events so far, which workers store every two seconds."""
+    def _merge_gap_histograms(self) -> Histogram:
+        """Return the gaps between output events of all workers so far.
+
+        Each worker replaces its histogram file every two seconds. It writes a temporary file with
+        the suffix `.new` first, which is skipped.
+        """
         merged = Histogram()
         for file in (self._folder / "flows").glob("w*.gaps.*"):
             if file.suffix == ".new":
@@ -200,6 +219,15 @@ class RunCollector(Collector):
                 # The file is being replaced.
                 continue
         return merged
+
+
+def find_planned_rate(manifest: RunManifest, elapsed_ns: float) -> float | None:
+    """Return the planned rate of the current stage, or None if it has none or none has begun.
+
+    A closed-loop stage has no planned rate, because its requests follow from its responses.
+    """
+    started_stages = [stage for stage in manifest.stages if stage.start_ns <= elapsed_ns]
+    return started_stages[-1].rate if started_stages else None
 
 
 def rate_unit(manifest: RunManifest) -> str:
@@ -261,7 +289,7 @@ def _count_values(values: NDArray[np.integer[Any]], size: int) -> NDArray[np.int
     return np.bincount(values, minlength=size)[:size]
 
 
-def _histogram_metric(
+def _create_histogram_metric(
     name: str, text: str, histogram: Histogram, scale: float
 ) -> HistogramMetricFamily:
     """Return a histogram for Prometheus, whose buckets count the values up to their upper edge.

@@ -58,7 +58,10 @@ class SidecarStarter:
         self._process: ReaderProcess | None = None
 
     def __call__(self, event: RunEvent) -> None:
-        """Start or stop the sidecar if the event is the beginning or the end of a run."""
+        """Start the sidecar when a run is planned, and stop it when the run has ended.
+
+        In between, the sidecar is told when the load starts. Other events are ignored.
+        """
         match event:
             case RunPlanned(plan, manifest) if manifest.client != "virtual":
                 self._process = self._start(plan.job.folder)

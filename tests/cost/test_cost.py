@@ -39,7 +39,7 @@ from loadgen.cost.command import cost as command
 from loadgen.cost.command import parse_utilization
 from loadgen.cost.comparability import find_differences, find_remarks
 from loadgen.cost.comparison import CostComparison, compare_costs
-from loadgen.cost.cost_report import report as sections_of
+from loadgen.cost.cost_report import create_report as sections_of
 from loadgen.cost.yearly_cost import compute_yearly_cost
 from loadgen.pricing import price_file, prices, reasons
 from loadgen.pricing.evidence import Evidence, list_evidence_notes
@@ -415,7 +415,7 @@ def test_another_machines_price_is_said_in_capitals():
         note.startswith(f"OTHER INSTANCE TYPE: measured on GB300 ({shape}), priced as H100;")
         for note in one.notes
     )
-    assert "OTHER INSTANCE TYPE" in report.describe_standing(one)
+    assert "OTHER INSTANCE TYPE" in report.describe_basis_and_caveats(one)
     rack = priced(
         changed(GPUS, target={"shape": "", "name": "simulated: gb300-rack", "simulated": True}),
         entry,
@@ -517,9 +517,9 @@ PER_TOKEN = (
 
 def test_a_run_that_missed_its_slo_has_no_price_in_the_headline():
     found = compare_costs([priced(MISSED, rent("60"))], book(rent("60")))
-    (sentence,) = report.answers(found)
+    (sentence,) = report.create_headlines(found)
     assert "USD" not in sentence
-    assert "SLO MISSED" in [warned.label for warned in report.warnings(found)]
+    assert "SLO MISSED" in [warned.label for warned in report.list_warnings(found)]
     assert found.results[0].costs[REQUEST] is not None
     shown = printed(found)
     assert shown.index("SLO MISSED") < shown.index("USD")
@@ -1160,7 +1160,7 @@ def test_a_hint_says_no_command_that_somebody_wrote_into_a_result(
         resume_command=stored,
     )
     with pytest.raises(evidence_reader.UnsoundEvidenceError) as caught:
-        evidence_reader._check_unfinished(unfinished, Path("s"), allow_invalid=False)
+        evidence_reader._refuse_unfinished_search(unfinished, Path("s"), allow_invalid=False)
     hint = caught.value.hint
     unsaid = "loadgen report . shows why it stopped"
     if stored:

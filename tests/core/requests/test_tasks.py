@@ -34,7 +34,7 @@ from loadgen.core.schedule.schedule import Schedule, shard
 from loadgen.core.schedule.sessions import NOT_APPLICABLE
 from loadgen.core.workload import Workload, load, read_flags, recipe_fingerprint
 from loadgen.cost.comparison import compare_costs
-from loadgen.cost.cost_report import report as cost_report
+from loadgen.cost.cost_report import create_report as cost_report
 from loadgen.cost.evidence_reader import read_evidence
 from loadgen.pricing.price_file import load_prices
 from loadgen.pricing.priced_result import price_result as price_of
