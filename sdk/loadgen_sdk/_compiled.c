@@ -1,12 +1,12 @@
 /* The parts of the client that run once per event, in C.
-
-   These are `SocketBuffer` and `Receiver` of transport/receiver.py, the states of a response in
-   transport/response_state.py and wire_formats/reference.py, and the functions of
-   transport/plain_events.py and wire_formats/reference.py. Those modules are the reference: they
-   say what the functions do, and the tests compare both (tests/sdk/test_compiled.py and
-   test_compiled_responses.py). The module is built where there is a C compiler. It uses only the
-   limited API of Python 3.11, so that one build serves every later version. Its parts are the files
-   of _c. */
+ *
+ * These are `SocketBuffer` and `Receiver` of transport/receiver.py, the states of a response in
+ * transport/response_state.py and wire_formats/reference.py, and the functions of
+ * transport/plain_events.py and wire_formats/reference.py. Those modules are the reference: they
+ * say what the functions do, and the tests compare both (tests/sdk/test_compiled.py and
+ * test_compiled_responses.py). The module is built where there is a C compiler. It uses only the
+ * limited API of Python 3.11, so that one build serves every later version. Its parts are the files
+ * of _c. */
 
 #define PY_SSIZE_T_CLEAN
 #define Py_LIMITED_API 0x030B0000
@@ -71,7 +71,7 @@ static int64_t clock_ns(clockid_t clock)
 #include "_c/receiver.h"
 #include "_c/response_state.h"
 #include "_c/json_events.h"
-#include "_c/usual_reads.h"
+#include "_c/fast_path.h"
 #include "_c/delivery.h"
 #include "_c/registration.h"
 
@@ -93,8 +93,8 @@ static struct PyModuleDef definition = {
     .m_methods = functions,
 };
 
-/* Create a type, add it to the module and return a new reference to it, or NULL with an exception.
-   */
+/* Create a type, add it to the module and return a new reference to it, or NULL with an
+ * exception. */
 static PyObject *add_type(PyObject *module, const char *name, PyType_Spec *spec)
 {
     PyObject *type = PyType_FromSpec(spec);

@@ -1,13 +1,13 @@
 /* Delivers reads to exchanges, and sends and ends requests where nothing else is to be done. Part
-   of _compiled.c.
-
-   What is not usual is left to the reactor and the pool in Python. */
+ * of _compiled.c.
+ *
+ * Every other case is left to the reactor and the pool in Python. */
 
 /* The result of delivering the reads of a socket buffer, which Python gets as a number. */
 enum Delivery { DELIVERY_FAILED = -1, LEFT_TO_PYTHON = 0, DELIVERED = 1, COMPLETED = 2 };
 
 /* Return whether the first read of a response cannot be a 408 that ends an idle connection. */
-static int begins_usual_response(const SocketBuffer *buffer)
+static int begins_successful_response(const SocketBuffer *buffer)
 {
     Read from_python;
     const Read *first = &from_python;
@@ -15,11 +15,11 @@ static int begins_usual_response(const SocketBuffer *buffer)
         first = &buffer->first_waiting->read;
     else if (!read_from_tuple(PyList_GetItem(buffer->reads, 0), &from_python))
         return 0;
-    return first->size > 10 && memcmp(first->data, "HTTP/1.1 2", 10) == 0;
+    return begins_with_success(first->data, first->size);
 }
 
 /* Return the exchange (borrowed) to which the reads of a buffer can be delivered here, or NULL. The
-   connection has no TLS, and so few events were requested that no template is learned. */
+ * connection has no TLS, and so few events were requested that no template is learned. */
 static Exchange *exchange_for_delivery(const SocketBuffer *buffer)
 {
     Exchange *exchange = (Exchange *)buffer->exchange;
@@ -35,7 +35,7 @@ static Exchange *exchange_for_delivery(const SocketBuffer *buffer)
         return NULL;
     if (((ResponseReader *)exchange->reader)->learned_templates != NO_MORE_TEMPLATES)
         return NULL;
-    if (exchange->head_received_at < 0 && !begins_usual_response(buffer))
+    if (exchange->head_received_at < 0 && !begins_successful_response(buffer))
         return NULL;
     return exchange;
 }
@@ -100,7 +100,7 @@ static int has_sent_all(const SocketBuffer *buffer)
 enum { NOT_SENT = -1, SENDING_FAILED = -2 };
 
 /* Send a request, whose head and body are bytes, on an idle connection. Return how many bytes the
-   socket did not accept, or SENDING_FAILED with an exception. */
+ * socket did not accept, or SENDING_FAILED with an exception. */
 static int64_t send_on_connection(Exchange *exchange, PyObject *connection,
                                   PyObject *open_exchanges)
 {
@@ -172,7 +172,7 @@ static PyObject *receiver_try_send_on_idle(PyObject *Py_UNUSED(self), PyObject *
 /* -- ending a request -------------------------------------------------------------------------- */
 
 /* Return whether a connection whose response is complete can carry another request, without any
-   limit by the server. */
+ * limit by the server. */
 static int can_recycle(const SocketBuffer *buffer)
 {
     const Exchange *exchange = (Exchange *)buffer->exchange;
@@ -241,7 +241,7 @@ static int report_completed(PyObject *connection)
 }
 
 /* Deliver the first buffer in the queue. `*called_python` becomes 1 if Python was called for it.
-   Return -1 with an exception. */
+ * Return -1 with an exception. */
 static int deliver_first(Receiver *receiver, PyObject *deliver_in_python, int *called_python)
 {
     PyObject *connection = PyObject_CallFunctionObjArgs(receiver->queue_popleft, NULL);
@@ -271,7 +271,7 @@ static int deliver_first(Receiver *receiver, PyObject *deliver_in_python, int *c
 enum { DELIVERIES_PER_CLOCK_READING = 8 };
 
 /* Receiver.deliver_queued: return the time, or -1 with an exception. `*called_python` becomes 1 if
-   Python was called. */
+ * Python was called. */
 static int64_t deliver_slice(Receiver *receiver, int64_t slice_ns, PyObject *deliver_in_python,
                              int *called_python)
 {

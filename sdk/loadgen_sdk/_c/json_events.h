@@ -1,8 +1,8 @@
-/* Reads the JSON of usual events. Part of _compiled.c.
-
-   Whatever is not understood here, for whatever reason, is left to Python. All `skip_*` and
-   `parse_*` functions take the position of a value and the end of the data. They return the
-   position after the value, or NULL if it is something else. */
+/* Reads the JSON of the most common events, for the fast path. Part of _compiled.c.
+ *
+ * Whatever is not understood here, for whatever reason, is left to Python. All `skip_*` and
+ * `parse_*` functions take the position of a value and the end of the data. They return the
+ * position after the value, or NULL if it is something else. */
 
 /* -- skipping values --------------------------------------------------------------------------- */
 
@@ -14,8 +14,8 @@ static const char *skip_space(const char *at, const char *end)
 }
 
 /* Return whether the eight bytes at `at` are ASCII without a quote, a backslash or a control
-   character. Each of these is found in all bytes at once: `x - 1 & ~x` has the high bit where a
-   byte of `x` is zero. */
+ * character. Each of these is found in all bytes at once: `x - 1 & ~x` has the high bit where a
+ * byte of `x` is zero. */
 static int are_plain_bytes(const char *at)
 {
     const uint64_t ones = 0x0101010101010101;
@@ -164,7 +164,7 @@ typedef struct {
 } EventContent;
 
 /* How the value of a field is read. A field that is not known is skipped. If a known field occurs
-   twice, only the last one counts, so such an event is left to Python. */
+ * twice, only the last one counts, so such an event is left to Python. */
 enum Kind {
     ANYTHING,   /* any value, which is skipped */
     REFUSED,    /* events of other APIs have this field */
@@ -248,7 +248,7 @@ enum ChoicesFound {
 }; /* flags: the field may occur as both */
 
 /* What was found in an event while it was parsed. `has_content` and the like mean a text that is
-   not empty. */
+ * not empty. */
 typedef struct {
     char has_delta;
     char has_content;
@@ -271,7 +271,7 @@ static int is_count(PyObject *value)
 }
 
 /* Return the value of an attribute that is a count of tokens, or -1 if it is none. Set an exception
-   if the attribute does not exist. */
+ * if the attribute does not exist. */
 static int64_t count_attribute(PyObject *owner, PyObject *name)
 {
     PyObject *value = PyObject_GetAttr(owner, name);
@@ -290,7 +290,7 @@ static int64_t read_output_tokens(PyObject *usage)
 }
 
 /* The usages that were decoded last, because many responses have the same one. Nothing changes
-   them. `output_tokens` is the result of `read_output_tokens`, or NOT_READ. */
+ * them. `output_tokens` is the result of `read_output_tokens`, or NOT_READ. */
 enum { CACHED_USAGES = 4, USAGE_BYTES = 256, NOT_READ = -2 };
 static struct {
     PyObject *decoded;
@@ -323,8 +323,8 @@ static void cache_usage(const char *at, const char *end, PyObject *decoded)
     oldest = (oldest + 1) % CACHED_USAGES;
 }
 
-/* Parse a usage. `*usage` becomes a new reference to what Python decodes, or NULL if Python fails.
-   */
+/* Parse a usage. `*usage` becomes a new reference to what Python decodes, or NULL if Python
+ * fails. */
 static const char *parse_usage(const char *at, const char *end, PyObject **usage)
 {
     for (int i = 0; i < CACHED_USAGES; i++) {
@@ -446,8 +446,8 @@ static void note_variable(EventScan *scan, const char *start, const char *end, e
 }
 
 /* Parse the value of a field, and note whether another value in its place would say the same: any
-   value that is skipped, and any text in the place of a text. In a field of the delta that is not
-   known, a text may be output, so that only a text may take the place of a text there. */
+ * value that is skipped, and any text in the place of a text. In a field of the delta that is not
+ * known, a text may be output, so that only a text may take the place of a text there. */
 static const char *parse_and_note_value(enum Kind kind, int is_unknown_in_delta, const char *at,
                                         const char *end, EventContent *content, EventScan *scan)
 {
@@ -518,7 +518,7 @@ static const char *parse_object(const char *at, const char *end, const Field *fi
 /* -- patterns of events ------------------------------------------------------------------------ */
 
 /* An event that was parsed lately. Another event that has the same bytes around values of the same
-   kinds says the same, so it is not parsed again. Positions are offsets into `bytes`. */
+ * kinds says the same, so it is not parsed again. Positions are offsets into `bytes`. */
 typedef struct {
     Py_ssize_t size;
     int variable_count;
@@ -536,14 +536,14 @@ static EventPattern patterns[PATTERNS];
 static int next_pattern;
 
 /* Return whether this byte may continue a number. What follows a value is compared as well, so that
-   no value ends too early. */
+ * no value ends too early. */
 static int continues_number(char byte)
 {
     return (byte >= '0' && byte <= '9') || byte == '.';
 }
 
 /* Skip a value in the place of variable `i` of a pattern. `*usage` becomes a new reference if it is
-   a usage. */
+ * a usage. */
 static const char *match_variable(const EventPattern *pattern, int i, const char *value,
                                   const char *end, PyObject **usage)
 {
@@ -625,8 +625,11 @@ static void remember_pattern(const char *at, const char *end, const EventContent
     pattern->answer = content->answer;
 }
 
-/* Return whether the payload of an event is usual. If it is, `*content` becomes what it says. */
-static int parse_usual_event(const char *payload, const char *end, EventContent *content)
+/* Parse the payload of an event and fill in `*content` with what it says.
+ *
+ * Return 0 if the event has to be left to Python. An event that matches the pattern of an
+ * earlier one is not parsed again. */
+static int parse_fast_path_event(const char *payload, const char *end, EventContent *content)
 {
     *content = (EventContent){0};
     if (end - payload == 6 && memcmp(payload, "[DONE]", 6) == 0)

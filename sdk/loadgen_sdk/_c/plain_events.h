@@ -1,11 +1,11 @@
 /* Recognises plain events, which differ from an earlier event of the same response in their text
-   alone. Part of _compiled.c.
-
-   The reference is transport/plain_events.py with wire_formats/reference.py. All `skip_*` functions
-   return the position after what they skip, or NULL if it is something else. */
+ * alone. Part of _compiled.c.
+ *
+ * The reference is transport/plain_events.py with wire_formats/reference.py. All `skip_*` functions
+ * return the position after what they skip, or NULL if it is something else. */
 
 /* The bytes around the text of a plain event's payload. `before` ends with the opening quote of the
-   text, and `after` begins with the closing quote. */
+ * text, and `after` begins with the closing quote. */
 typedef struct {
     const char *before, *after;
     Py_ssize_t before_size, after_size;
@@ -91,7 +91,7 @@ static int hex_value(char digit)
 }
 
 /* Parse a whole chunk that is not empty and has no extensions. Its content is from `*content` to
-   `*content_end`. Return the position after the chunk, or NULL. */
+ * `*content_end`. Return the position after the chunk, or NULL. */
 static const char *parse_chunk(const char *at, const char *end, const char **content,
                                const char **content_end)
 {
@@ -112,7 +112,7 @@ static const char *parse_chunk(const char *at, const char *end, const char **con
 }
 
 /* Parse a chunk that holds plain events only. `*events` becomes their number. Return the position
-   after the chunk, or NULL. */
+ * after the chunk, or NULL. */
 static const char *parse_plain_chunk(const char *at, const char *end, const Template *template,
                                      Py_ssize_t *events)
 {
@@ -130,8 +130,8 @@ static const char *parse_plain_chunk(const char *at, const char *end, const Temp
 
 /* -- functions for Python ---------------------------------------------------------------------- */
 
-/* Append the number of plain events, if there are any, and reset it. Return -1 with an exception.
-   */
+/* Append the number of plain events, if there are any, and reset it. Return -1 with an
+ * exception. */
 static int append_plain_count(PyObject *events, Py_ssize_t *plain_events)
 {
     if (*plain_events == 0)
@@ -163,7 +163,7 @@ static int has_line_events_only(const char *at, const char *end)
 }
 
 /* Append the events of a content that has line events only. Plain ones are added to
-   `*plain_events`. Return -1 with an exception. */
+ * `*plain_events`. Return -1 with an exception. */
 static int append_line_events(PyObject *events, const char *at, const char *end,
                               const Template *template, Py_ssize_t *plain_events)
 {

@@ -1,7 +1,7 @@
 /* Receiver: reads the sockets of two epoll instances in one loop. Part of _compiled.c.
-
-   The reference is transport/receiver.py, which describes the fields and says what the methods do.
-   */
+ *
+ * The reference is transport/receiver.py, which describes the fields and says what the methods
+ * do. */
 
 typedef struct {
     PyObject_HEAD
@@ -270,7 +270,7 @@ static int64_t kernel_timestamp(struct msghdr *message)
 }
 
 /* Read from a socket into the read area. Return the number of bytes, or -1 after an error.
-   `*wall_timestamp` becomes the kernel's timestamp, or 0 without one. */
+ * `*wall_timestamp` becomes the kernel's timestamp, or 0 without one. */
 static ssize_t receive_message(Receiver *receiver, int fd, int64_t *wall_timestamp)
 {
     union {
@@ -293,7 +293,7 @@ static ssize_t receive_message(Receiver *receiver, int fd, int64_t *wall_timesta
 }
 
 /* Return the time at which a read arrived: the kernel's timestamp, within the bounds that are
-   known. */
+ * known. */
 static int64_t arrival_time(const Receiver *receiver, int64_t wall_timestamp, int64_t read_at,
                             int64_t empty_at)
 {
@@ -314,20 +314,20 @@ static int is_urgent(const SocketBuffer *buffer, const Read *read, int has_templ
 }
 
 /* Note that the last read of the run was counted. Return -1 with an exception. */
-static int note_plain_read(Receiver *receiver, SocketBuffer *buffer)
+static int count_stored_plain_read(Receiver *receiver, SocketBuffer *buffer)
 {
     const PlainRead *read = &buffer->plain_reads[buffer->plain_read_count - 1];
     if (buffer->is_deferred) {
         buffer->events_until_urgent -= read->events;
-        if (read->error != IN_ONE_CHUNK && read->events > 1)
+        if (read->error != CAME_IN_ONE_CHUNK && read->events > 1)
             receiver->merged_reads++;
     }
     return buffer->plain_read_count >= MAX_RUN_READS ? enqueue(receiver, buffer) : 0;
 }
 
 /* Count a read of plain events or keep any other, and queue the buffer if it is necessary. Return
-   -1 with an exception. */
-static int keep_read(Receiver *receiver, SocketBuffer *buffer, const Read *read)
+ * -1 with an exception. */
+static int store_read(Receiver *receiver, SocketBuffer *buffer, const Read *read)
 {
     int has_template = buffer->template != NULL && PyTuple_Check(buffer->template);
     if (has_template && count_reads(buffer) == 0) {
@@ -335,7 +335,7 @@ static int keep_read(Receiver *receiver, SocketBuffer *buffer, const Read *read)
         if (is_plain < 0)
             return -1;
         if (is_plain)
-            return note_plain_read(receiver, buffer);
+            return count_stored_plain_read(receiver, buffer);
         if (flush_plain_reads(receiver, buffer) < 0)
             return -1;
     }
@@ -370,8 +370,9 @@ static int64_t read_socket(Receiver *receiver, SocketBuffer *buffer, int64_t pre
         return enqueue(receiver, buffer) < 0 ? -1 : read_at;
     }
     int64_t empty_at = buffer->emptied_at;
-    int poll_was_empty = !buffer->is_last_read_full && previous_poll_at > buffer->epoll_changed_at;
-    if (poll_was_empty && empty_at < previous_poll_at)
+    int poll_saw_empty_socket =
+        !buffer->is_last_read_full && previous_poll_at > buffer->epoll_changed_at;
+    if (poll_saw_empty_socket && empty_at < previous_poll_at)
         empty_at = previous_poll_at;
     buffer->is_last_read_full = size == READ_BYTES;
     if (!buffer->is_last_read_full)
@@ -384,7 +385,7 @@ static int64_t read_socket(Receiver *receiver, SocketBuffer *buffer, int64_t pre
         .empty_at = empty_at,
         .from_kernel = wall_timestamp != 0,
     };
-    return keep_read(receiver, buffer, &read) < 0 ? -1 : read_at;
+    return store_read(receiver, buffer, &read) < 0 ? -1 : read_at;
 }
 
 /* -- writing to a socket ----------------------------------------------------------------------- */
@@ -404,7 +405,7 @@ static size_t limit_vectors(struct iovec *vectors, size_t count)
 }
 
 /* Write to a socket, at most MAX_WRITE_BYTES. Return how many bytes it accepted, or -1 after an
-   error. `*started_at` becomes the time before the first byte. */
+ * error. `*started_at` becomes the time before the first byte. */
 static long long write_parts(int fd, struct iovec *vectors, size_t count, int64_t *started_at)
 {
     struct msghdr message = {.msg_iov = vectors, .msg_iovlen = limit_vectors(vectors, count)};
@@ -466,16 +467,17 @@ static int arm_timer(Receiver *receiver, int64_t at)
     return -1;
 }
 
-/* Plan the next poll. Set the timer for it or for `due_at`, if that is not negative. Return -1 with
-   an exception. */
-static int plan_next_poll(Receiver *receiver, int64_t now, int64_t due_at)
+/* Plan the next poll. Set the timer for it or for `timer_limit`, if that is not negative. Return
+ * -1 with an exception. */
+static int plan_next_poll(Receiver *receiver, int64_t now, int64_t timer_limit)
 {
     int is_busy = receiver->read_count - receiver->reads_when_planned > BUSY_READS;
     receiver->next_poll_at = now + (is_busy ? BUSY_POLL_EVERY_NS : POLL_EVERY_NS);
     receiver->reads_when_planned = receiver->read_count;
-    if (due_at < 0)
+    if (timer_limit < 0)
         return 0;
-    return arm_timer(receiver, receiver->next_poll_at < due_at ? receiver->next_poll_at : due_at);
+    return arm_timer(receiver,
+                     receiver->next_poll_at < timer_limit ? receiver->next_poll_at : timer_limit);
 }
 
 /* Return the time, and update the offset between the monotonic clock and the wall clock. */
@@ -491,7 +493,7 @@ static int64_t read_clocks(Receiver *receiver)
 /* -- deferred sockets -------------------------------------------------------------------------- */
 
 /* Poll the deferred sockets once and read those that are ready. Return the time, or -1 with an
-   exception. */
+ * exception. */
 static int64_t receive_deferred(Receiver *receiver, int64_t now)
 {
     int ready = epoll_wait(receiver->deferred_epoll, receiver->events, MANY_READY, 0);
@@ -527,7 +529,7 @@ static int64_t receive_deferred(Receiver *receiver, int64_t now)
 }
 
 /* Defer while there are many events, unless that makes too many timestamps uncertain. Return -1
-   with an exception. */
+ * with an exception. */
 static int decide_whether_to_defer(Receiver *receiver, int64_t now)
 {
     long long reads_per_s = receiver->deferred_reads * NS_PER_S / (now - receiver->period_start);
@@ -582,37 +584,37 @@ static int poll_once(Receiver *receiver, int wait_ms)
 }
 
 /* Append a descriptor and its events to a list, which is made where it is NULL. Return -1 with an
-   exception. */
-static int append_other(PyObject **others, int fd, uint32_t events)
+ * exception. */
+static int append_unhandled(PyObject **unhandled, int fd, uint32_t events)
 {
-    if (*others == NULL && (*others = PyList_New(0)) == NULL)
+    if (*unhandled == NULL && (*unhandled = PyList_New(0)) == NULL)
         return -1;
     PyObject *other = Py_BuildValue("iI", fd, events);
-    int failed = other == NULL || PyList_Append(*others, other) < 0;
+    int failed = other == NULL || PyList_Append(*unhandled, other) < 0;
     Py_XDECREF(other);
     return failed ? -1 : 0;
 }
 
-/* Read the sockets that a poll reported, and append what is not for the receiver to `*others`.
-   `*is_deferred_ready` becomes 1 if a deferred socket is ready. Return the time, or -1 with an
-   exception. */
+/* Read the sockets that a poll reported, and append what is not for the receiver to `*unhandled`.
+ * `*has_deferred_data` becomes 1 if a deferred socket is ready. Return the time, or -1 with an
+ * exception. */
 static int64_t read_ready(Receiver *receiver, int ready, int64_t previous_poll_at, int64_t now,
-                          PyObject **others, int *is_deferred_ready)
+                          PyObject **unhandled, int *has_deferred_data)
 {
     for (int i = 0; i < ready; i++) {
         int fd = receiver->events[i].data.fd;
         uint32_t events = receiver->events[i].events;
         if (fd == receiver->deferred_epoll) {
-            *is_deferred_ready = 1;
+            *has_deferred_data = 1;
             continue;
         }
         SocketBuffer *buffer = find_buffer(receiver, fd);
         int is_readable = buffer != NULL && buffer->is_readable;
-        int is_for_others = !is_readable || events & EPOLLOUT;
-        if (is_for_others && append_other(others, fd, events) < 0)
+        int is_for_caller = !is_readable || events & EPOLLOUT;
+        if (is_for_caller && append_unhandled(unhandled, fd, events) < 0)
             return -1;
         int has_data_or_end = events & (EPOLLIN | EPOLLHUP | EPOLLERR);
-        if (!is_readable || buffer->ended_at || (is_for_others && !has_data_or_end))
+        if (!is_readable || buffer->ended_at || (is_for_caller && !has_data_or_end))
             continue;
         now = read_socket(receiver, buffer, previous_poll_at);
         if (now < 0)
@@ -621,12 +623,12 @@ static int64_t read_ready(Receiver *receiver, int ready, int64_t previous_poll_a
     return now;
 }
 
-/* Receiver.receive. `*others` is NULL if there are none. Return -1 with an exception. */
-static int receive(Receiver *receiver, int wait_ms, int64_t until, int64_t due_at,
-                   PyObject **others)
+/* Receiver.receive. `*unhandled` is NULL if there are none. Return -1 with an exception. */
+static int receive(Receiver *receiver, int wait_ms, int64_t return_at, int64_t timer_limit,
+                   PyObject **unhandled)
 {
     int64_t wake_at = receiver->wake_at;
-    *others = NULL;
+    *unhandled = NULL;
     for (;;) {
         int is_deferring = receiver->is_deferring;
         int ready = poll_once(receiver, wait_ms);
@@ -641,15 +643,15 @@ static int receive(Receiver *receiver, int wait_ms, int64_t until, int64_t due_a
         int64_t previous_poll_at = receiver->last_poll_at;
         if (ready < MAX_READY) /* else it may not have reported all ready sockets */
             receiver->last_poll_at = receiver->poll_started_at;
-        int is_deferred_ready = 0;
-        now = read_ready(receiver, ready, previous_poll_at, now, others, &is_deferred_ready);
+        int has_deferred_data = 0;
+        now = read_ready(receiver, ready, previous_poll_at, now, unhandled, &has_deferred_data);
         if (now < 0)
             goto failed;
         if (is_deferring) { /* A request that is due is sent first, once. */
             int64_t tolerance_ns = now >= wake_at ? DEFER_NS : -DEFER_NS / 2;
-            is_deferred_ready = now - receiver->next_poll_at > tolerance_ns;
+            has_deferred_data = now - receiver->next_poll_at > tolerance_ns;
         }
-        if (is_deferred_ready) {
+        if (has_deferred_data) {
             now = receive_deferred(receiver, now);
             if (now < 0)
                 goto failed;
@@ -661,26 +663,28 @@ static int receive(Receiver *receiver, int wait_ms, int64_t until, int64_t due_a
             goto failed;
         int is_time_to_plan =
             !receiver->is_deferring && now > receiver->next_poll_at - POLL_EVERY_NS / 2;
-        if (is_time_to_plan && plan_next_poll(receiver, now, *others != NULL ? -1 : due_at) < 0)
+        if (is_time_to_plan &&
+            plan_next_poll(receiver, now, *unhandled != NULL ? -1 : timer_limit) < 0)
             goto failed;
-        int nothing_came = receiver->ready_count == 0 && !(is_deferring && wait_ms < 0);
-        if (nothing_came || now >= until || *others != NULL || PyObject_Size(receiver->queue) > 0)
+        int is_idle_pass = receiver->ready_count == 0 && !(is_deferring && wait_ms < 0);
+        if (is_idle_pass || now >= return_at || *unhandled != NULL ||
+            PyObject_Size(receiver->queue) > 0)
             return 0;
     }
 failed:
-    Py_CLEAR(*others);
+    Py_CLEAR(*unhandled);
     return -1;
 }
 
 static PyObject *receiver_receive(PyObject *self, PyObject *args)
 {
     int wait_ms;
-    long long until, due_at;
-    PyObject *others;
-    if (!PyArg_ParseTuple(args, "iLL", &wait_ms, &until, &due_at) ||
-        receive((Receiver *)self, wait_ms, until, due_at, &others) < 0)
+    long long return_at, timer_limit;
+    PyObject *unhandled;
+    if (!PyArg_ParseTuple(args, "iLL", &wait_ms, &return_at, &timer_limit) ||
+        receive((Receiver *)self, wait_ms, return_at, timer_limit, &unhandled) < 0)
         return NULL;
-    return others != NULL ? others : PyList_New(0);
+    return unhandled != NULL ? unhandled : PyList_New(0);
 }
 
 static int64_t read_number(PyObject *value, int *is_valid);
@@ -688,14 +692,14 @@ static int64_t deliver_slice(Receiver *receiver, int64_t slice_ns, PyObject *del
                              int *called_python);
 
 /* Return whether the timer fired and nothing else came that is not for the receiver. If so, clear
-   the timer as Reactor._clear_timer does. */
-static int clear_lone_timer(Receiver *receiver, PyObject *others)
+ * the timer as Reactor._clear_timer does. */
+static int clear_timer_if_only_event(Receiver *receiver, PyObject *unhandled)
 {
     uint64_t expirations;
     int is_valid = 1;
-    if (PyList_Size(others) != 1)
+    if (PyList_Size(unhandled) != 1)
         return 0;
-    if (read_number(PyTuple_GetItem(PyList_GetItem(others, 0), 0), &is_valid) != receiver->timer)
+    if (read_number(PyTuple_GetItem(PyList_GetItem(unhandled, 0), 0), &is_valid) != receiver->timer)
         return 0;
     if (receiver->timer_armed_for > receiver->last_poll_at)
         receiver->last_poll_at = receiver->timer_armed_for;
@@ -706,12 +710,12 @@ static int clear_lone_timer(Receiver *receiver, PyObject *others)
 /* The arguments of Receiver.receive_and_deliver. */
 typedef struct {
     int wait_ms;
-    long long until, tick_at, slice_ns;
+    long long return_at, tick_at, slice_ns;
     PyObject *open_exchanges, *deliver;
 } ReceiveArguments;
 
 /* Return when the receiver has to do something else than to receive. */
-static int64_t next_due_time(const Receiver *receiver, const ReceiveArguments *arguments)
+static int64_t next_deadline(const Receiver *receiver, const ReceiveArguments *arguments)
 {
     return receiver->wake_at < arguments->tick_at ? receiver->wake_at : arguments->tick_at;
 }
@@ -719,7 +723,7 @@ static int64_t next_due_time(const Receiver *receiver, const ReceiveArguments *a
 /* Set the timer as Reactor._arm_timer does. Return -1 with an exception. */
 static int arm_for_next_pass(Receiver *receiver, const ReceiveArguments *arguments)
 {
-    int64_t at = next_due_time(receiver, arguments);
+    int64_t at = next_deadline(receiver, arguments);
     int is_polling_often = PySet_Size(arguments->open_exchanges) > 0 && !receiver->is_deferring;
     if (is_polling_often && receiver->next_poll_at < at)
         at = receiver->next_poll_at;
@@ -731,22 +735,22 @@ static PyObject *receiver_receive_and_deliver(PyObject *self, PyObject *args)
 {
     Receiver *receiver = (Receiver *)self;
     ReceiveArguments arguments;
-    if (!PyArg_ParseTuple(args, "iLLO!LO", &arguments.wait_ms, &arguments.until, &arguments.tick_at,
-                          &PySet_Type, &arguments.open_exchanges, &arguments.slice_ns,
-                          &arguments.deliver))
+    if (!PyArg_ParseTuple(args, "iLLO!LO", &arguments.wait_ms, &arguments.return_at,
+                          &arguments.tick_at, &PySet_Type, &arguments.open_exchanges,
+                          &arguments.slice_ns, &arguments.deliver))
         return NULL;
     int called_python = 0;
     for (;;) {
-        PyObject *others;
-        int64_t due_at = next_due_time(receiver, &arguments);
-        int64_t until = arguments.until < due_at ? arguments.until : due_at;
+        PyObject *unhandled;
+        int64_t timer_limit = next_deadline(receiver, &arguments);
+        int64_t return_at = arguments.return_at < timer_limit ? arguments.return_at : timer_limit;
         int wait_ms = PyObject_Size(receiver->queue) > 0 ? 0 : arguments.wait_ms;
         int is_awaiting = PySet_Size(arguments.open_exchanges) > 0;
-        if (receive(receiver, wait_ms, until, is_awaiting ? due_at : -1, &others) < 0)
+        if (receive(receiver, wait_ms, return_at, is_awaiting ? timer_limit : -1, &unhandled) < 0)
             return NULL;
-        if (others != NULL && !clear_lone_timer(receiver, others))
-            return others;
-        Py_CLEAR(others);
+        if (unhandled != NULL && !clear_timer_if_only_event(receiver, unhandled))
+            return unhandled;
+        Py_CLEAR(unhandled);
         if (receiver->now >= receiver->wake_at)
             return PyList_New(0);
         if (PyObject_Size(receiver->queue) > 0) {
@@ -755,7 +759,8 @@ static PyObject *receiver_receive_and_deliver(PyObject *self, PyObject *args)
             if (receiver->now < 0)
                 return NULL;
         }
-        int is_time_over = receiver->now >= arguments.until || receiver->now >= arguments.tick_at;
+        int is_time_over =
+            receiver->now >= arguments.return_at || receiver->now >= arguments.tick_at;
         int is_idle = receiver->ready_count == 0 && PyObject_Size(receiver->queue) == 0;
         if (called_python || is_time_over || is_idle || receiver->queued_reads >= BACKLOG_LIMIT)
             Py_RETURN_NONE;

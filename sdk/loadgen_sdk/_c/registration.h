@@ -22,8 +22,8 @@ STATE_TYPE(decoder, SseDecoder, SSE_DECODER)
 STATE_TYPE(reader, ResponseReader, RESPONSE_READER)
 
 /* register_classes(exchange, response, decoder, reader, known_heads, decode_usage, endings): the
-   subclasses in Python of the types above, the cache of parsed heads, the function that decodes a
-   usage, and the usual finish reasons. */
+ * subclasses in Python of the types above, the cache of parsed heads, the function that decodes a
+ * usage, and the finish reasons that end a response normally. */
 static PyObject *register_classes(PyObject *Py_UNUSED(module), PyObject *args)
 {
     PyObject *exchange, *response, *decoder, *reader, *heads, *usage_decoder, *finish_reasons;

@@ -1,31 +1,34 @@
 /* The state of a response: the fields of `Exchange`, `ResponseParser`, `SseDecoder` and
-   `ResponseReader`, and their initial values. Part of _compiled.c.
-
-   The reference is transport/response_state.py and wire_formats/reference.py, which describe the
-   fields. The fields are members of these types, so that the methods of their subclasses in Python
-   use them too. */
+ * `ResponseReader`, and their initial values. Part of _compiled.c.
+ *
+ * The reference is transport/response_state.py and wire_formats/reference.py, which describe the
+ * fields. The fields are members of these types, so that the methods of their subclasses in Python
+ * use them too. */
 
 /* Each table lists the fields of a type: objects, numbers and flags. `F` is a macro that is applied
-   to each of them, with the type `T`. */
+ * to each of them, with the type `T`. */
 #define EXCHANGE_OBJECTS(F, T)                                                                     \
     F(T, response_body_parts)                                                                      \
     F(T, connection)                                                                               \
-    F(T, decoder) F(T, failure) F(T, head) F(T, incomplete_chunk) F(T, on_done)                    \
-        F(T, on_first_output) F(T, body) F(T, reader) F(T, request) F(T, response) F(T, on_output) \
-            F(T, template) F(T, timeline)
+    F(T, decoder)                                                                                  \
+    F(T, failure)                                                                                  \
+    F(T, head) F(T, incomplete_chunk) F(T, on_done) F(T, on_first_output) F(T, body) F(T, reader)  \
+        F(T, request) F(T, response) F(T, on_output) F(T, template) F(T, timeline)
 #define EXCHANGE_NUMBERS(F, T)                                                                     \
     F(T, response_body_bytes)                                                                      \
     F(T, bytes_received)                                                                           \
-    F(T, bytes_sent) F(T, client_lag) F(T, deadline) F(T, done_at) F(T, due_at)                    \
-        F(T, head_received_at) F(T, last_event_read_at) F(T, ready_at)                             \
-            F(T, requested_output_tokens) F(T, resend_count) F(T, sent_at) F(T, tcp_connect_ns)    \
-                F(T, tls_handshake_ns) F(T, connect_attempts)
+    F(T, bytes_sent)                                                                               \
+    F(T, client_lag)                                                                               \
+    F(T, deadline) F(T, done_at) F(T, due_at) F(T, head_received_at) F(T, last_event_read_at)      \
+        F(T, ready_at) F(T, requested_output_tokens) F(T, resend_count) F(T, sent_at)              \
+            F(T, tcp_connect_ns) F(T, tls_handshake_ns) F(T, connect_attempts)
 #define EXCHANGE_FLAGS(F, T)                                                                       \
     F(T, is_at_chunk_start)                                                                        \
     F(T, is_event_stream)                                                                          \
-    F(T, is_reported) F(T, keep_headers) F(T, keep_text) F(T, has_kernel_timestamp)                \
-        F(T, can_batch_reads) F(T, is_connection_reused) F(T, has_split_chunks)                    \
-            F(T, is_stream_requested)
+    F(T, is_reported)                                                                              \
+    F(T, keep_headers)                                                                             \
+    F(T, keep_text) F(T, has_kernel_timestamp) F(T, can_batch_reads) F(T, is_connection_reused)    \
+        F(T, has_split_chunks) F(T, is_stream_requested)
 #define RESPONSE_PARSER_OBJECTS(F, T)                                                              \
     F(T, _bytes_left)                                                                              \
     F(T, _mode) F(T, _unparsed) F(T, headers) F(T, idle_limit_s) F(T, surplus) F(T, uses_left)
@@ -38,16 +41,19 @@
 #define RESPONSE_READER_OBJECTS(F, T)                                                              \
     F(T, error)                                                                                    \
     F(T, finish_reason)                                                                            \
-    F(T, parse_error) F(T, text_pieces) F(T, reasoning_pieces) F(T, remark) F(T, response_id)      \
-        F(T, server_timing) F(T, on_output) F(T, template) F(T, timeline) F(T, tool_deltas)        \
-            F(T, usage_counts)
+    F(T, parse_error)                                                                              \
+    F(T, text_pieces)                                                                              \
+    F(T, reasoning_pieces) F(T, remark) F(T, response_id) F(T, server_timing) F(T, on_output)      \
+        F(T, template) F(T, timeline) F(T, tool_deltas) F(T, usage_counts)
 #define RESPONSE_READER_NUMBERS(F, T)                                                              \
     F(T, end)                                                                                      \
     F(T, first_answer)                                                                             \
-    F(T, first_event) F(T, first_event_tokens) F(T, first_token) F(T, last_token)                  \
-        F(T, learned_templates) F(T, max_gap) F(T, max_gap_uncertainty) F(T, output_events)        \
-            F(T, plain_events) F(T, first_token_uncertainty) F(T, unknown_output_events)           \
-                F(T, uncertain_timestamp) F(T, timestamp_uncertainty)
+    F(T, first_event)                                                                              \
+    F(T, first_event_tokens)                                                                       \
+    F(T, first_token) F(T, last_token) F(T, learned_templates) F(T, max_gap)                       \
+        F(T, max_gap_uncertainty) F(T, output_events) F(T, plain_events)                           \
+            F(T, first_token_uncertainty) F(T, unknown_output_events) F(T, uncertain_timestamp)    \
+                F(T, timestamp_uncertainty)
 #define RESPONSE_READER_FLAGS(F, T)
 
 #define OBJECT(T, name) PyObject *name;
@@ -90,7 +96,7 @@ static PyObject *name_gaps, *name_timestamps, *name_uncertainties, *name_content
     *name_content_encoding;
 
 /* Call a function with one argument, whose reference is taken over, and drop the result. The
-   argument may be NULL with an exception. Return -1 with an exception. */
+ * argument may be NULL with an exception. Return -1 with an exception. */
 static int call_with(PyObject *function, PyObject *argument)
 {
     PyObject *result =
@@ -211,7 +217,7 @@ static int set_list_or_none(PyObject **place, int is_list)
 }
 
 /* Initialise a reader. `expects_few_events`: so few events will come that learning a template costs
-   more than it saves. Return -1 with an exception. */
+ * more than it saves. Return -1 with an exception. */
 static int init_reader(ResponseReader *reader, PyObject *timeline, int keep_text,
                        PyObject *on_output, int expects_few_events)
 {
@@ -271,7 +277,7 @@ static int reader_init(PyObject *self, PyObject *args, PyObject *keywords)
 }
 
 /* Set a field to a new instance of a class whose fields are not initialised. Return -1 with an
-   exception. */
+ * exception. */
 static int set_new_instance(PyObject **place, PyTypeObject *class)
 {
     if (class == NULL) {
@@ -342,11 +348,11 @@ enum ExchangeArgument {
 };
 
 /* Interned, so that they are looked up as they are. PyArg_ParseTupleAndKeywords would make a new
-   text of each. */
+ * text of each. */
 static PyObject *argument_names[ARGUMENTS];
 
 /* Collect the arguments of a call, borrowed. Those that are missing keep their values. Return
-   whether the call has no others. */
+ * whether the call has no others. */
 static int collect_arguments(PyObject *args, PyObject *keywords, PyObject **values)
 {
     Py_ssize_t positional = PyTuple_Size(args);

@@ -1,6 +1,6 @@
 /* SocketBuffer: the reads of one socket that its owner has not taken yet. Part of _compiled.c.
-
-   The reference is transport/receiver.py, which describes the fields. */
+ *
+ * The reference is transport/receiver.py, which describes the fields. */
 
 /* One read, as `Read` in transport/response_state.py. */
 typedef struct {
@@ -17,8 +17,8 @@ typedef struct WaitingRead {
 } WaitingRead;
 
 /* A read of plain events only. `error` is by how much all events but the last may have arrived
-   before the timestamp, or IN_ONE_CHUNK. */
-enum { IN_ONE_CHUNK = -1 };
+ * before the timestamp, or CAME_IN_ONE_CHUNK. */
+enum { CAME_IN_ONE_CHUNK = -1 };
 typedef struct {
     long long timestamp, events, error;
 } PlainRead;
@@ -181,7 +181,7 @@ static PyObject *read_tuple(const Read *read)
 }
 
 /* Move the waiting reads to the list of reads, and return the list, borrowed, or NULL with an
-   exception. */
+ * exception. */
 static PyObject *materialize_reads(SocketBuffer *buffer)
 {
     if (buffer->reads == NULL || !PyList_Check(buffer->reads)) {
@@ -252,7 +252,7 @@ static int append_plain_read(SocketBuffer *buffer, const PlainRead *read)
 }
 
 /* Add a read to the run of a buffer if it holds plain events only. Return whether it does, or -1
-   with an exception. Of a large read, only the first chunk is looked at. */
+ * with an exception. Of a large read, only the first chunk is looked at. */
 static int count_if_plain(SocketBuffer *buffer, const Read *read)
 {
     Template template;
@@ -268,7 +268,7 @@ static int count_if_plain(SocketBuffer *buffer, const Read *read)
     } while (at != NULL && at < end && read->size < LARGE_READ_BYTES);
     if (at != end)
         return 0;
-    int64_t error = chunks > 1 ? read->timestamp - read->empty_at : IN_ONE_CHUNK;
+    int64_t error = chunks > 1 ? read->timestamp - read->empty_at : CAME_IN_ONE_CHUNK;
     if (append_plain_read(buffer, &(PlainRead){read->timestamp, events, error}) < 0)
         return -1;
     buffer->plain_bytes += read->size;
@@ -281,7 +281,7 @@ static PyObject *plain_read_object(const PlainRead *read)
 {
     if (read->events == 1)
         return PyLong_FromLongLong(read->timestamp);
-    if (read->error == IN_ONE_CHUNK)
+    if (read->error == CAME_IN_ONE_CHUNK)
         return Py_BuildValue("LLO", read->timestamp, read->events, Py_None);
     return Py_BuildValue("LLL", read->timestamp, read->events, read->error);
 }
