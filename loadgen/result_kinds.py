@@ -275,9 +275,9 @@ def _load_runs() -> ResultFunctions[Any]:
 
 
 def _mlperf_additions(folder: Path, run: OpenedRun) -> ExtraSections | None:
-    from loadgen.mlperf.added import additions
+    from loadgen.mlperf.added import create_extra_sections
 
-    return additions(folder, run)
+    return create_extra_sections(folder, run)
 
 
 def _other_tool_additions(folder: Path, run: OpenedRun) -> ExtraSections | None:

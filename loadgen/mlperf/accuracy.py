@@ -121,7 +121,9 @@ class AccuracyResult(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def reference_accuracy(benchmark: str) -> dict[str, float]:
-    """Return the accuracy of the reference, by metric.
+    """Return the scores of MLPerf's reference implementation, by metric.
+
+    The rules require 99 % or 99.9 % of them. Only the ROUGE metrics can be computed here.
 
     Raises UserError for an unknown benchmark, or one whose accuracy is not scored here.
     """
@@ -145,9 +147,14 @@ def reference_accuracy(benchmark: str) -> dict[str, float]:
 def check_targets(
     reference: Mapping[str, float], means: Sequence[AccuracyMean]
 ) -> tuple[AccuracyTarget, ...]:
-    """Return the bounds of both tiers, checked as the submission checker does: by the mean alone.
+    """Return the bounds of the rules on each mean at both tiers, and whether they are met.
 
-    `reference` is the accuracy of the reference by metric. A metric without a mean is missed.
+    A tier is a required part of the reference's accuracy, 99 % or 99.9 %. As in the submission
+    checker, a bound is compared with the mean alone, and not with its confidence interval.
+
+    Args:
+        reference: The accuracy of the reference implementation, by metric.
+        means: The measured means. The target of a metric without a mean is missed.
     """
     mean_by_metric = {mean.metric: mean.mean for mean in means}
     return tuple(
@@ -172,6 +179,10 @@ def format_accuracy_log(
     responses: Sequence[Sequence[int]], token_counts: Sequence[int]
 ) -> Iterator[str]:
     """Yield the lines of `mlperf_log_accuracy.json` as LoadGen writes them.
+
+    MLPerf's accuracy scripts read this file. Its key `qsl_idx` is the index of the sample in the
+    data set, and `seq_id` that of the query; here both are equal, because samples are sent in the
+    order of the data set.
 
     Args:
         responses: The token IDs of each response, which are written as int64 in hexadecimal.

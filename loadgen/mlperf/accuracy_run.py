@@ -22,7 +22,7 @@ from loadgen.core.results import files
 from loadgen.core.workload.dataset_rows import DatasetRow
 from loadgen.mlperf import accuracy, dataset
 from loadgen.mlperf.accuracy import AccuracyMean, AccuracyResult
-from loadgen.mlperf.result import Reply, Test06, test06
+from loadgen.mlperf.result import Reply, Test06, run_test06
 from loadgen.mlperf.rules import Benchmark, Test, load_rules
 
 if TYPE_CHECKING:
@@ -64,37 +64,39 @@ class _TokenizedResponses(NamedTuple):
 def run_accuracy_test(
     request: AccuracyRequest, *, on_progress: Callable[[int], None]
 ) -> tuple[AccuracyResult, list[str]]:
-    """Send every sample once, write the results, and return them with why requests failed.
+    """Run accuracy mode: send every sample of the data set once, score the responses and write all.
 
-    `on_progress` is called with the number of samples that are done.
+    Returns the result, which is also written as `mlperf_accuracy.json`, and the first few reasons
+    why requests failed. With a tokenizer, LoadGen's accuracy log is written as well.
+
+    Args:
+        request: The benchmark, the data set, the endpoint and the output directory.
+        on_progress: Called with the number of samples that are done.
 
     Raises:
-        UserError: If the data set cannot be used.
-        CombinedError: With several errors of it.
-        TargetError: If the endpoint cannot be reached.
+        UserError: The data set cannot be used, or the benchmark is not scored here.
+        CombinedError: The data set has several errors.
+        TargetError: The endpoint cannot be reached.
     """
-    benchmark = request.test.benchmark
-    reference = accuracy.reference_accuracy(benchmark)
-    spec = load_rules().benchmarks[benchmark]
+    reference = accuracy.reference_accuracy(request.test.benchmark)
+    spec = load_rules().benchmarks[request.test.benchmark]
     file = _read_dataset(request, spec)
     tokenizer = None
     if request.tokenizer_name is not None:
         tokenizer = load_tokenizer(request.tokenizer_name)
-    questions = [
-        Question(row=DatasetRow(prompt=prompt, output_tokens=spec.max_output), reference=response)
-        for prompt, response in zip(file.prompts, file.references, strict=True)
-    ]
+    questions = _create_questions(file, spec)
     # The prompts contain the chat template of the model, so they are sent to completions.
     endpoint = replace(request.endpoint, api="completions")
     request.output_dir.mkdir(parents=True, exist_ok=True)
     options = SendOptions(request.concurrency, spec.max_output)
     completions = send_questions(endpoint, questions, options, on_progress)
+
     tokenized = _tokenize_responses(tokenizer, completions)
-    means = [*_rouge_means(questions, completions), *_token_means(completions, tokenized)]
     if tokenized is not None:
         _write_logs(request.output_dir, tokenized, has_test06="TEST06" in spec.compliance)
+    means = [*_rouge_means(questions, completions), *_token_means(completions, tokenized)]
     result = AccuracyResult(
-        benchmark=benchmark,
+        benchmark=request.test.benchmark,
         round=request.test.round,
         dataset=file.name,
         dataset_sha256=hashlib.sha256(request.dataset_path.read_bytes()).hexdigest(),
@@ -130,9 +132,21 @@ def _read_dataset(request: AccuracyRequest, spec: Benchmark) -> dataset.File:
     return file
 
 
+def _create_questions(file: dataset.File, spec: Benchmark) -> list[Question]:
+    """Return the samples as questions whose answers are scored against the reference responses."""
+    return [
+        Question(row=DatasetRow(prompt=prompt, output_tokens=spec.max_output), reference=response)
+        for prompt, response in zip(file.prompts, file.references, strict=True)
+    ]
+
+
 def _rouge_means(questions: Sequence[Question], completions: Completions) -> list[AccuracyMean]:
-    """Return the mean ROUGE scores, times 100 as in the rules."""
-    scored = score_prompts(questions, completions.texts, None)
+    """Return the mean ROUGE scores of all responses, times 100 as in the rules.
+
+    ROUGE measures how many words and phrases a response has in common with the reference response.
+    """
+    scored_prompts = score_prompts(questions, completions.texts, None)
+    all_prompts = summarize_scores(scored_prompts)[0]  # the other groups are classes of prompts
     return [
         AccuracyMean(
             metric=score.metric,
@@ -140,7 +154,7 @@ def _rouge_means(questions: Sequence[Question], completions: Completions) -> lis
             low=_to_percent(score.low),
             high=_to_percent(score.high),
         )
-        for score in summarize_scores(scored)[0].scores
+        for score in all_prompts.scores
         if score.metric in ROUGE
     ]
 
@@ -152,28 +166,38 @@ def _to_percent(fraction: float | None) -> float | None:
 def _token_means(
     completions: Completions, tokenized: _TokenizedResponses | None
 ) -> list[AccuracyMean]:
-    """Return the mean tokens of a response: by the server, else by the tokenizer, else nothing."""
-    counts = [count for count in completions.output_tokens if count is not None]
+    """Return the mean number of tokens of a response, or an empty list if it is not known.
+
+    The rules require it to be near that of the reference. The counts are those of the server if it
+    reported one for every response, otherwise those of the tokenizer.
+    """
     sample_count = len(completions.output_tokens)
-    if len(counts) < sample_count:
+    counts = [count for count in completions.output_tokens if count is not None]
+    has_all_counts = len(counts) == sample_count
+    if not has_all_counts:
         if tokenized is None:
             return []
-        counts = [len(reply.output) for reply in tokenized.replies]
+        counts = [len(reply.output_tokens) for reply in tokenized.replies]
     return [AccuracyMean(metric=accuracy.TOKENS, mean=sum(counts) / sample_count)]
 
 
 def _tokenize_responses(
     tokenizer: Tokenizer | None, completions: Completions
 ) -> _TokenizedResponses | None:
-    """Return the responses as token IDs with the checks of TEST06, or None without a tokenizer."""
+    """Return the responses as token IDs with the checks of TEST06, or None without a tokenizer.
+
+    A request that failed counts as an empty response. The server sends texts, so it does not report
+    its first token as an ID; that check of TEST06 is left out, as in Offline.
+    """
     if tokenizer is None:
         return None
     replies = []
-    for text, count in zip(completions.texts, completions.output_tokens, strict=True):
+    for text, server_count in zip(completions.texts, completions.output_tokens, strict=True):
         token_ids = tokenizer.encode(text or "")
-        reported = len(token_ids) if count is None else count
-        replies.append(Reply((), token_ids, reported))
-    return _TokenizedResponses(tokenizer, replies, test06(replies, offline=True))
+        reported_count = len(token_ids) if server_count is None else server_count
+        reply = Reply(first_tokens=(), output_tokens=token_ids, reported_count=reported_count)
+        replies.append(reply)
+    return _TokenizedResponses(tokenizer, replies, run_test06(replies, is_offline=True))
 
 
 def _token_warnings(
@@ -203,7 +227,8 @@ def _write_logs(output_dir: Path, tokenized: _TokenizedResponses, *, has_test06:
     """Write LoadGen's accuracy log and, if the rules require TEST06, its verification."""
     replies = tokenized.replies
     lines = accuracy.format_accuracy_log(
-        [reply.output for reply in replies], [reply.reported for reply in replies]
+        responses=[reply.output_tokens for reply in replies],
+        token_counts=[reply.reported_count for reply in replies],
     )
     files.replace(output_dir / accuracy.LOG, "".join(lines).encode())
     if has_test06:

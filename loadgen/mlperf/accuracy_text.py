@@ -29,7 +29,12 @@ METRIC_LABELS = {
 
 
 def create_report(result: AccuracyResult, failures: Sequence[str] = ()) -> Report:
-    """Return the report. `failures` says why the first few samples got no response."""
+    """Return the report of an accuracy run.
+
+    Args:
+        result: The result.
+        failures: The first few reasons why samples got no response.
+    """
     label, _, meaning = result.disclosure.partition(": ")
     notices = [Notice(label, meaning)]
     if result.simulated:
@@ -77,14 +82,18 @@ def _tier_color(result: AccuracyResult, tier: float) -> Kind:
 
 
 def _describe_tier(result: AccuracyResult, tier: float) -> str:
-    """Return whether a tier is met, and which means missed it."""
-    missed = [
+    """Return whether a tier, a required part of the reference's accuracy, is met.
+
+    The outcomes are, in this order: missed, with the metrics that missed it; met; or met by the
+    responses of a data set that is incomplete.
+    """
+    missed_metrics = [
         METRIC_LABELS[target.metric]
         for target in result.targets
         if target.tier == tier and not target.met
     ]
-    if missed:
-        return f"MISSED by {', '.join(missed)}"
+    if missed_metrics:
+        return f"MISSED by {', '.join(missed_metrics)}"
     if result.meets(tier):
         return "met"
     return "met by the responses, but not every sample of the rules has one"
@@ -158,7 +167,7 @@ def _trial_warning(result: AccuracyResult) -> Bullets:
 
 
 def _brief_test06(result: AccuracyResult) -> str:
-    """Return the outcome of TEST06, or "" if it was not made."""
+    """Return the outcome of TEST06 (see `result.Test06`), or "" if it was not made."""
     test06 = result.test06
     if test06 is None:
         return ""

@@ -1,7 +1,7 @@
-"""What an MLPerf-style test adds to the report of its run.
+"""The sections that an MLPerf-style result adds to the report of its run or search.
 
-Every report of a run asks this module, so modules that only a test needs are imported when there is
-one.
+Every report of a run asks this module, so modules that only such a result needs are imported when
+there is one.
 """
 
 from __future__ import annotations
@@ -15,16 +15,17 @@ if TYPE_CHECKING:
     from loadgen.core.run_folder import OpenedRun
 
 
-def additions(run_dir: Path, run: OpenedRun) -> ExtraSections | None:
-    """Return what the result in a directory adds to the report of its run, or None.
+def create_extra_sections(run_dir: Path, run: OpenedRun) -> ExtraSections | None:
+    """Return what the MLPerf-style result in a directory adds to the report of its run.
 
-    A search for the peak that has no result yet adds the disclosure only.
+    Returns None if the directory has no such result. A search for the peak that has no result yet
+    adds only the notice that it is unofficial.
     """
     if (run_dir / "mlperf.json").is_file():
         from loadgen.mlperf import text
         from loadgen.mlperf.run import read_result
 
-        return text.create_addition(read_result(run_dir), run.summary.target.gpus)
+        return text.create_extra_sections(read_result(run_dir), run.summary.target.gpus)
     if (run_dir / "plan.json").is_file():
         from loadgen.mlperf import text
         from loadgen.search import experiment

@@ -131,9 +131,16 @@ class CheckedTestOptions(NamedTuple):
 def check_options(
     invocation: Invocation, options: TestOptions, scenario: Scenario, *, find_peak: bool = False
 ) -> CheckedTestOptions:
-    """Return the test and settings that the options specify.
+    """Return the test and settings that the options specify, after all options were checked.
 
-    Raises CombinedError with every error in the options.
+    Args:
+        invocation: The command.
+        options: The options of the test.
+        scenario: The scenario of the command.
+        find_peak: Whether the command searches for the peak, which the official LoadGen cannot.
+
+    Raises:
+        CombinedError: Options are wrong. It has all errors, so that one command shows them.
     """
     errors: list[LoadgenError] = []
     with collecting(errors):
@@ -151,7 +158,10 @@ def check_options(
 
 
 def _create_test(options: TestOptions, scenario: Scenario) -> Test:
-    """Return the test. Raises UserError for an unknown name or a duration below 1 s."""
+    """Return the requirements of the test that the options select.
+
+    Raises UserError for an unknown benchmark or round, or a minimum duration below 1 s.
+    """
     from loadgen.mlperf import rules
 
     if options.benchmark is None:
@@ -249,9 +259,19 @@ def default_output_dir(test: Test) -> Path:
 def prepare_test(
     invocation: Invocation, options: TestOptions, checked: CheckedTestOptions, output_dir: Path
 ) -> PreparedTest:
-    """Return the test with its data set.
+    """Return the test with its data set, ready to run.
 
-    The requests of a data set of the user are written into the output directory.
+    The data set is the user's file, whose requests are written into the output directory, or else
+    the synthetic one.
+
+    Args:
+        invocation: The command.
+        options: The options of the test.
+        checked: The test and settings that `check_options` returned.
+        output_dir: The directory of the results, which is locked.
+
+    Raises:
+        CombinedError: The user's data set has errors.
     """
     from loadgen.mlperf import run
     from loadgen.mlperf.prepared_test import PreparedTest

@@ -20,7 +20,7 @@ from loadgen.core.errors import CombinedError, LoadgenError, UserError, has_too_
 from loadgen.core.workload.dataset import read_located_rows
 from loadgen.mlperf.rules import Benchmark, Test
 
-SHAPE_SEED = 24576
+ORDER_SEED = 24576
 """The seed of the order of lengths. It is part of the definition of the synthetic set."""
 
 MIN_INPUT_TOKENS = 4
@@ -72,18 +72,25 @@ def synthetic_lengths(
     mean_input: float | None = None,
     mean_output: float | None = None,
 ) -> Lengths:
-    """Return lengths for a data set of the benchmark's size with the given or default means.
+    """Return prompt and response lengths for a synthetic data set of the benchmark's size.
 
     Lengths follow a gamma distribution of shape 2, clipped at the maxima of the rules. The reason:
     in the public run logs of Llama 2 70B, median latency over median TPOT gives responses whose
     median is 0.80 to 0.88 of the mean and whose 99th percentile is about 3.1 times the mean. This
     distribution has 0.84 and 3.3, or less where the maximum clips it.
 
-    Length i is the (i + 1/2) / n quantile of the distribution, so nothing is random and the means
-    are met to a hundredth. Inputs and outputs are then shuffled independently with a fixed seed.
+    Length i is the (i + 1/2) / n quantile of the distribution, so nothing is random and the mean
+    differs from the requested one by less than 0.01 tokens. Inputs and outputs are then shuffled
+    independently with a fixed seed.
+
+    Args:
+        spec: The size of the benchmark's data set and its lengths.
+        benchmark: The name of the benchmark.
+        mean_input: The mean tokens of a prompt, or None for that of the official data set.
+        mean_output: The mean tokens of a response, or None for that of the official data set.
 
     Raises:
-        UserError: If no data set of the benchmark can have such a mean.
+        UserError: No data set within the maxima of the rules can have such a mean.
     """
     if mean_input is None:
         mean_input = spec.mean_input
@@ -106,52 +113,69 @@ def synthetic_lengths(
 def _shuffled_lengths(
     kind: str, benchmark: str, count: int, mean: float, bounds: tuple[int, int]
 ) -> NDArray[np.int64]:
-    """Return gamma lengths in a fixed random order. `kind` is "input" or "output"."""
-    least, most = bounds
-    if not least < mean < most:
+    """Return lengths with a gamma distribution in a random order that is always the same.
+
+    The order depends on the benchmark and the kind only, so that every run of a benchmark has the
+    same data set, and long prompts do not go with long responses.
+
+    Args:
+        kind: "input" or "output".
+        benchmark: The name of the benchmark.
+        count: The number of lengths.
+        mean: Their mean in tokens.
+        bounds: The shortest and the longest length in tokens.
+
+    Raises:
+        UserError: The mean is not between the bounds.
+    """
+    shortest, longest = bounds
+    if not shortest < mean < longest:
         raise UserError(
             "out_of_range",
             f"no data set can have a mean {kind} of {mean:g} tokens",
             f"--mean-{kind} {mean:g}",
-            f"give a mean between {least} and {most} tokens, the maximum of {benchmark}",
+            f"give a mean between {shortest} and {longest} tokens, the maximum of {benchmark}",
         )
-    order = seeds.stream(SHAPE_SEED, "mlperf", benchmark, kind).permutation(count)
-    return _gamma_lengths(count, mean, least, most)[order]
+    order = seeds.stream(ORDER_SEED, "mlperf", benchmark, kind).permutation(count)
+    return _gamma_lengths(count, mean, shortest, longest)[order]
 
 
-def _gamma_lengths(count: int, mean: float, least: int, most: int) -> NDArray[np.int64]:
-    """Return rounded quantiles of a gamma distribution of shape 2, clipped to [least, most].
+def _gamma_lengths(count: int, mean: float, shortest: int, longest: int) -> NDArray[np.int64]:
+    """Return lengths at equally spaced quantiles of a gamma distribution of shape 2, in order.
 
-    The scale is chosen by bisection so that the clipped lengths have the mean.
+    They are rounded and clipped to [shortest, longest]. Clipping changes the mean, so the scale of
+    the distribution is found by bisection: the lengths after clipping have the requested mean.
     """
-    unit_quantiles = _gamma_quantiles((np.arange(count) + 0.5) / count)
+    quantiles_at_scale_1 = _gamma_quantiles((np.arange(count) + 0.5) / count)
 
-    def lengths(scale: float) -> NDArray[np.int64]:
-        return np.clip(np.rint(unit_quantiles * scale), least, most).astype(np.int64)
+    def lengths_at(scale: float) -> NDArray[np.int64]:
+        return np.clip(np.rint(quantiles_at_scale_1 * scale), shortest, longest).astype(np.int64)
 
-    low = 0.0
-    high = float(most)
-    while lengths(high).mean() < mean:
-        high *= 2
+    low_scale = 0.0
+    high_scale = float(longest)
+    while lengths_at(high_scale).mean() < mean:
+        high_scale *= 2
     for _ in range(BISECTION_STEPS):
-        middle = (low + high) / 2
-        if lengths(middle).mean() < mean:
-            low = middle
+        middle_scale = (low_scale + high_scale) / 2
+        if lengths_at(middle_scale).mean() < mean:
+            low_scale = middle_scale
         else:
-            high = middle
-    return lengths(high)
+            high_scale = middle_scale
+    return lengths_at(high_scale)
 
 
 def _gamma_quantiles(probabilities: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return the x with P(x) = 1 - exp(-x) (1 + x) for each probability, by bisection.
+    """Return the quantiles of the gamma distribution of shape 2 and scale 1.
 
-    P is the cumulative distribution of the gamma distribution of shape 2 and scale 1.
+    Its cumulative distribution is P(x) = 1 - exp(-x) (1 + x). That has no inverse in elementary
+    functions, so each quantile is found by bisection between 0 and MAX_UNIT_QUANTILE.
     """
     low = np.zeros_like(probabilities)
     high = np.full_like(probabilities, MAX_UNIT_QUANTILE)
     for _ in range(BISECTION_STEPS):
         middle = (low + high) / 2
-        is_below = 1 - np.exp(-middle) * (1 + middle) < probabilities
+        cumulative = 1 - np.exp(-middle) * (1 + middle)
+        is_below = cumulative < probabilities
         low = np.where(is_below, middle, low)
         high = np.where(is_below, high, middle)
     return (low + high) / 2
@@ -161,11 +185,15 @@ def _gamma_quantiles(probabilities: NDArray[np.float64]) -> NDArray[np.float64]:
 
 
 def issue_order(test: Test) -> list[int]:
-    """Return the sample of each query of a pass in LoadGen's random order, bit for bit.
+    """Return the samples in the order in which LoadGen issues them as queries.
 
-    Later passes repeat it. In Offline, LoadGen shuffles each pass; the order returned is then that
-    in which samples are loaded. Source: loadgen.cc (`GenerateLoadableSets`,
-    `SampleDistributionEqualIssue`), with fewer required queries than samples, as in the rules.
+    LoadGen issues the whole data set in a random order, which its seeds determine, and then repeats
+    this pass in the same order until the test is long enough. This function draws the same random
+    numbers, so that a run of this program sends the same prompts at the same times.
+
+    In Offline, LoadGen shuffles each pass; the order returned is then that in which samples are
+    loaded. Source: loadgen.cc (`GenerateLoadableSets`, `SampleDistributionEqualIssue`), for fewer
+    required queries than samples, as in the rules.
     """
     loaded = loaded_set(test)
     if test.scenario == "offline":
@@ -180,7 +208,10 @@ def issue_order(test: Test) -> list[int]:
 
 
 def loaded_set(test: Test) -> list[int]:
-    """Return the samples in the order in which LoadGen has them loaded into memory."""
+    """Return the samples in the random order in which LoadGen has them loaded into memory.
+
+    It is drawn with the seed of the QSL, the "query sample library" of LoadGen.
+    """
     samples = list(range(test.samples))
     _shuffle(samples, _MersenneTwister(test.seeds.qsl))
     return samples
@@ -191,21 +222,27 @@ class _MersenneTwister:
 
     _BLOCK_BYTES = 4 * 4096
     """So many bytes are drawn at once, for speed."""
+    _LOW_32_BITS = 0xFFFFFFFF
 
     def __init__(self, seed: int) -> None:
-        self._state = np.random.RandomState(seed & 0xFFFFFFFF)
+        self._state = np.random.RandomState(seed & self._LOW_32_BITS)
         self._numbers: list[int] = []
 
-    def below(self, limit: int) -> int:
-        """Return what libstdc++'s `uniform_int_distribution(0, limit - 1)` returns.
+    def draw_below(self, limit: int) -> int:
+        """Return a random integer from 0 to `limit - 1`, each with the same probability.
 
-        It multiplies a random number by the limit and rejects biased draws (Lemire's method).
+        It is the integer that libstdc++'s `uniform_int_distribution(0, limit - 1)` returns. That
+        function uses Lemire's method: the result is the upper half of a 64-bit product of a random
+        number and the limit, and some values of the lower half are rejected, because otherwise some
+        results would be more probable than others.
         """
         product = self._next_number() * limit
-        if product & 0xFFFFFFFF < limit:
-            threshold = (1 << 32) % limit
-            while product & 0xFFFFFFFF < threshold:
+        low_half = product & self._LOW_32_BITS
+        if low_half < limit:
+            rejection_threshold = (1 << 32) % limit
+            while low_half < rejection_threshold:
                 product = self._next_number() * limit
+                low_half = product & self._LOW_32_BITS
         return product >> 32
 
     def _next_number(self) -> int:
@@ -216,19 +253,35 @@ class _MersenneTwister:
 
 
 def _shuffle(values: list[int], twister: _MersenneTwister) -> None:
-    """Shuffle values in place as libstdc++'s `std::shuffle` does: two swaps per random number."""
+    """Shuffle values in place exactly as libstdc++'s `std::shuffle` does.
+
+    It is a Fisher-Yates shuffle: each value is swapped with a random one that is not after it.
+    libstdc++ draws one random number for two consecutive swaps. With an even count, the value at
+    index 1 is swapped alone first, so that the others form pairs.
+
+    Raises:
+        ValueError: There are more than MAX_SHUFFLED values, for which libstdc++ draws one random
+            number per swap.
+    """
     count = len(values)
     if count > MAX_SHUFFLED:
         raise ValueError("libstdc++ shuffles so many values in another way")
-    index = 1
-    if count % 2 == 0 and count:
-        other = twister.below(2)
-        values[1], values[other] = values[other], values[1]
-        index = 2
-    while index < count:
-        for other in divmod(twister.below((index + 1) * (index + 2)), index + 2):
-            values[index], values[other] = values[other], values[index]
-            index += 1
+
+    first_of_pair = 1
+    has_single_swap = count > 0 and count % 2 == 0
+    if has_single_swap:
+        _swap(values, 1, twister.draw_below(2))
+        first_of_pair = 2
+    for index in range(first_of_pair, count, 2):
+        choices = index + 1
+        next_choices = index + 2
+        choice, next_choice = divmod(twister.draw_below(choices * next_choices), next_choices)
+        _swap(values, index, choice)
+        _swap(values, index + 1, next_choice)
+
+
+def _swap(values: list[int], first: int, second: int) -> None:
+    values[first], values[second] = values[second], values[first]
 
 
 # -- the official file -----------------------------------------------------------------------------
@@ -299,13 +352,20 @@ def read_dataset(path: Path, spec: Benchmark, *, benchmark: str) -> File:
 
 
 def _find_prompt_column(table: dict[str, Sequence[Any]], path: Path) -> str:
-    """Return the name of the column with the prompts. Raises UserError if there is none."""
+    """Return the name of the column with the prompts, by the names that official files use.
+
+    A column of token IDs is preferred to one of texts, because token IDs contain the chat template
+    of the model already.
+
+    Raises UserError if there is no such column.
+    """
     for name in (*TOKEN_COLUMNS, *TEXT_COLUMNS):
         if name in table:
             return name
+    columns_text = ", ".join(map(str, table)) or "none"
     raise UserError(
         "missing_key",
-        f"no column of prompts among {', '.join(map(str, table)) or 'none'}",
+        f"no column of prompts among {columns_text}",
         str(path),
         f"one column of token IDs ({', '.join(TOKEN_COLUMNS)}) "
         f"or of texts ({', '.join(TEXT_COLUMNS)})",
@@ -315,7 +375,19 @@ def _find_prompt_column(table: dict[str, Sequence[Any]], path: Path) -> str:
 def _read_prompts(
     values: Sequence[Any], *, place: str, column: str, max_tokens: int, benchmark: str
 ) -> list[Prompt]:
-    """Return the prompts of a column. Raises CombinedError with an error for each wrong one."""
+    """Return the prompts of a column, which are either all texts or all token IDs.
+
+    Args:
+        values: The cells of the column.
+        place: The file, which errors name.
+        column: The name of the column, which errors name.
+        max_tokens: The most tokens that the rules allow in a prompt.
+        benchmark: The name of the benchmark.
+
+    Raises:
+        CombinedError: Cells are no prompts, too long, or of another kind than the first one. It has
+            an error for each such cell, up to a limit.
+    """
     prompts: list[Prompt] = []
     errors: list[LoadgenError] = []
     for row, value in enumerate(values):
@@ -375,7 +447,11 @@ def _check_format(path: Path) -> None:
 
 
 def _parse_prompt(value: Any) -> Prompt | None:
-    """Return a cell as a prompt, or None if it is none."""
+    """Return the prompt in a cell of the data set, or None if the cell does not contain one.
+
+    A prompt is a text that is not empty, or a list of token IDs. Some files have a numpy array, or
+    a batch of one sequence (a list in a list), in place of the list.
+    """
     if isinstance(value, str):
         return value or None
     if isinstance(value, np.ndarray):
@@ -383,7 +459,7 @@ def _parse_prompt(value: Any) -> Prompt | None:
     if not isinstance(value, list | tuple) or not value:
         return None
     if len(value) == 1 and isinstance(value[0], list | tuple | np.ndarray):
-        return _parse_prompt(value[0])  # some files store a batch of one sequence
+        return _parse_prompt(value[0])
     if not all(_is_token_id(token) for token in value):
         return None
     return list(value)

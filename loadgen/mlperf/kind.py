@@ -46,15 +46,18 @@ def headline(stored: StoredMlperf) -> str:
 
 
 def report(stored: StoredMlperf) -> Report:
-    """Return the report of the run, which has the sections of this result, or that of the result.
+    """Return the report that `loadgen report` prints for a directory with an MLPerf-style result.
 
-    The default output is that of the result in both cases.
+    If the directory has a run, the complete report is that of the run, to which `added.py` adds the
+    sections of the MLPerf-style result. Its default output, the brief one, is replaced by that of
+    the MLPerf-style result. Without a run, the report has the sections of the result only.
     """
     if stored.run is None:
         return text.create_report(stored.result, run_dir=str(stored.folder))
     gpus = stored.run.summary.target.gpus
-    brief = text.brief_sections(stored.result, gpus, run_dir=str(stored.folder))
-    return msgspec.structs.replace(run_kind.report(stored.run), brief=brief)
+    brief_sections = text.brief_sections(stored.result, gpus, run_dir=str(stored.folder))
+    run_report = run_kind.report(stored.run)
+    return msgspec.structs.replace(run_report, brief=brief_sections)
 
 
 def document(stored: StoredMlperf) -> bytes:
@@ -77,7 +80,7 @@ def runs(folder: Path) -> list[Path]:
 
 
 def list_row(folder: Path) -> ListRow:
-    """Return the row of `loadgen ls`."""
+    """Return the row of a result in the list of `loadgen ls`: that of its run, if it has one."""
     if run_folder.is_run(folder):
         return run_kind.list_row(folder)
     result = mlperf_run.read_result(folder)
@@ -95,20 +98,23 @@ def compare_side(folder: Path) -> Side:
     return result_kinds.compare_side(result_kinds.named("other tool"), folder)
 
 
-class _Scenario(msgspec.Struct):
-    """The only field of `mlperf.json` that the capacity needs."""
+class _ScenarioField(msgspec.Struct):
+    """The only field of `mlperf.json` that `read_capacity_facts` needs."""
 
     scenario: str = ""
 
 
-def capacity_facts(folder: Path) -> CapacityFacts:
-    """Return whether the run is Offline, which its summary does not tell from a closed loop.
+def read_capacity_facts(folder: Path) -> CapacityFacts:
+    """Return whether the run is Offline, so that its rate is no capacity under an SLO.
+
+    The summary of the run does not show it, because an Offline run looks like one with virtual
+    users in a closed loop. Only the scenario is decoded, because lists of results ask for it often.
 
     Raises UserError if the result is damaged.
     """
     path = folder / mlperf_run.RESULT
     try:
-        scenario = msgspec.json.decode(path.read_bytes(), type=_Scenario).scenario
+        scenario = msgspec.json.decode(path.read_bytes(), type=_ScenarioField).scenario
     except (ValueError, RecursionError) as error:
         raise UserError(
             "damaged_file", f"a damaged result: {error}", str(path), "run loadgen mlperf again"
@@ -117,7 +123,17 @@ def capacity_facts(folder: Path) -> CapacityFacts:
 
 
 def regenerate(folder: Path) -> Iterator[RegeneratedFile]:
-    """Yield the files of a result, computed again from what is stored next to them."""
+    """Yield the files of a result, computed again from stored data, for `loadgen verify`.
+
+    A directory with a result is one of these:
+
+    1. A run of this program: the files are computed from its records.
+    2. The queries of the official LoadGen: they are computed from their stored times.
+    3. A search for the peak: its files equal those of the run that confirmed the peak.
+    4. A run of the official LoadGen: only `mlperf.json` can be computed, from the queries in its
+       subdirectory `own`.
+    5. None of them: nothing can be computed again.
+    """
     if run_folder.is_run(folder):
         files = mlperf_run.recompute_files(folder, run_folder.kept_summary(folder))
         for name, content in files.items():
@@ -168,5 +184,5 @@ FUNCTIONS = ResultFunctions(
     compare_side=compare_side,
     regenerate=regenerate,
     schema=MlperfResult,
-    capacity=capacity_facts,
+    capacity=read_capacity_facts,
 )

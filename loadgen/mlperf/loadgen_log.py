@@ -9,7 +9,7 @@ import json
 import re
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -70,9 +70,12 @@ class LoadGenLog(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def read_log(path: Path) -> LoadGenLog:
-    """Return the log in a directory or summary file, with the detail log if there is one.
+    """Return the LoadGen log in a directory or summary file.
 
-    Raises UserError for anything but a summary of LoadGen.
+    The detail log is read as well if it is next to the summary, under the same name with "detail"
+    in place of "summary".
+
+    Raises UserError if the file cannot be read or is no summary of LoadGen.
     """
     summary_path = path / SUMMARY if path.is_dir() else path
     try:
@@ -107,9 +110,15 @@ Statistics = dict[str, int | None]
 
 
 def parse_log(summary: str, detail: str = "", where: str = "") -> LoadGenLog:
-    """Return the log with the text of a summary and of a detail log.
+    """Return the log that a summary and a detail log contain.
 
-    Raises UserError if the summary is not LoadGen's. `where` is its place in the error.
+    Args:
+        summary: The text of the summary.
+        detail: The text of the detail log, or "" if there is none.
+        where: The path of the summary, which errors name.
+
+    Raises:
+        UserError: The summary is not LoadGen's, or has no result.
     """
     if TITLE not in summary:
         raise UserError(
@@ -154,7 +163,12 @@ def parse_log(summary: str, detail: str = "", where: str = "") -> LoadGenLog:
 
 
 def _parse_results(text: str) -> tuple[dict[str, str], dict[str, Statistics]]:
-    """Return the fields of the summary by label, and the statistics of each distribution."""
+    """Return the fields of the summary by label, and the statistics of each distribution.
+
+    Lines have the form "LABEL : VALUE". A label such as "99.00 percentile latency (ns)" or "Mean
+    First Token latency (ns)" is a statistic of a distribution. Of a field that occurs twice, the
+    first value counts.
+    """
     fields: dict[str, str] = {}
     statistics: dict[str, Statistics] = {}
     for line in text.splitlines():
@@ -162,18 +176,37 @@ def _parse_results(text: str) -> tuple[dict[str, str], dict[str, Statistics]]:
         if match is None:
             continue
         label, value = match.groups()
-        percentile = _PERCENTILE.fullmatch(label)
-        statistic, _, name = label.removesuffix(" (ns)").partition(" ")
-        if percentile is not None:
-            distribution = _DISTRIBUTIONS.get(percentile[2].lower(), "")
-            key = f"{float(percentile[1]):g}"
-            statistics.setdefault(distribution, {})[key] = _parse_integer(value)
-        elif statistic in ("Min", "Max", "Mean") and name.lower() in _DISTRIBUTIONS:
-            distribution = _DISTRIBUTIONS[name.lower()]
-            statistics.setdefault(distribution, {})[statistic.lower()] = _parse_integer(value)
-        else:
+        statistic = _parse_statistic_label(label)
+        if statistic is None:
             fields.setdefault(label, value)
+        else:
+            of_distribution = statistics.setdefault(statistic.distribution, {})
+            of_distribution[statistic.name] = _parse_integer(value)
     return fields, statistics
+
+
+class _StatisticLabel(NamedTuple):
+    """What a line of the summary is about: a distribution such as "ttft", and a statistic of it."""
+
+    distribution: str
+    name: str
+
+
+def _parse_statistic_label(label: str) -> _StatisticLabel | None:
+    """Return which statistic a label is about, or None if it is another field.
+
+    The name of a statistic is "min", "max", "mean", or a percentile such as "99.9". The
+    distribution of a percentile is "" if it is not one of the three that are read.
+    """
+    percentile = _PERCENTILE.fullmatch(label)
+    if percentile is not None:
+        percent, distribution_name = percentile.groups()
+        distribution = _DISTRIBUTIONS.get(distribution_name.lower(), "")
+        return _StatisticLabel(distribution, f"{float(percent):g}")
+    name, _, distribution_name = label.removesuffix(" (ns)").partition(" ")
+    if name in ("Min", "Max", "Mean") and distribution_name.lower() in _DISTRIBUTIONS:
+        return _StatisticLabel(_DISTRIBUTIONS[distribution_name.lower()], name.lower())
+    return None
 
 
 def _parse_parameters(text: str) -> dict[str, str]:
@@ -240,7 +273,10 @@ def _parse_number(text: str | None) -> float | None:
 
 
 def _create_spread(statistics: Statistics | None, count: int | None) -> LoadGenSpread | None:
-    """Return a distribution, or None if the log does not have it."""
+    """Return a distribution from its statistics, or None if the log does not have it.
+
+    `count` is the number of queries, or None if the log does not say it.
+    """
     if not statistics:
         return None
     return LoadGenSpread(
@@ -261,7 +297,10 @@ def fits(file: ToolFile) -> bool:
 
 
 def as_result(file: ToolFile) -> ForeignResult:
-    """Return the log as the result of another tool."""
+    """Return a log as the result of another tool, so that it can be imported and compared.
+
+    Its metrics have the paths of summary.json, for example "ttft_ms.p99".
+    """
     log = read_log(Path(file.where))
     metrics = {
         **_latency_metrics("ttft_ms", log.ttft),

@@ -114,7 +114,11 @@ def _disclosure_lines(result: MlperfResult) -> Iterator[str]:
 
 
 def _verdict_lines(result: MlperfResult, sut: str) -> Iterator[str]:
-    """Yield the lines of "MLPerf Results Summary"."""
+    """Yield the lines of the section "MLPerf Results Summary", in LoadGen's words.
+
+    Offline has other rates, and no limits ("performance constraints"). Its spaces before colons are
+    those of LoadGen, because scripts read them.
+    """
     is_offline = result.scenario == "offline"
     yield f"SUT name : {sut}"
     yield f"Scenario : {_scenario_name(result.scenario)}"
@@ -140,7 +144,10 @@ def _verdict_lines(result: MlperfResult, sut: str) -> Iterator[str]:
 
 
 def _statistics_lines(result: MlperfResult) -> Iterator[str]:
-    """Yield the lines of "Additional Stats"."""
+    """Yield the lines of the section "Additional Stats": the distributions of latency.
+
+    In Server and Interactive, TTFT and TPOT follow.
+    """
     is_offline = result.scenario == "offline"
     if not is_offline:
         yield f"Scheduled samples per second : {_two_decimals(result.scheduled_samples_per_s)}"
@@ -157,7 +164,10 @@ def _statistics_lines(result: MlperfResult) -> Iterator[str]:
 
 
 def _parameter_lines(result: MlperfResult, test: Test) -> Iterator[str]:
-    """Yield the lines of "Test Parameters Used"."""
+    """Yield the lines of the section "Test Parameters Used", in LoadGen's order.
+
+    A maximum of 0 stands for no maximum. An Offline test has one query, which has all samples.
+    """
     is_offline = test.scenario == "offline"
     yield f"samples_per_query : {_samples_per_query(result, test)}"
     yield f"target_qps : {_six_digits(result.target_qps)}"
@@ -253,7 +263,10 @@ def is_early_stopping_met(result: MlperfResult) -> bool:
 
 
 def _recommendations(result: MlperfResult) -> Iterator[str]:
-    """Yield LoadGen's texts about what to change."""
+    """Yield LoadGen's texts about what to change in a test that is INVALID.
+
+    They are LoadGen's own, with their spelling, because scripts compare them.
+    """
     for check in result.checks:
         if not check.met:
             yield f"{check.metric.upper()} constrain not met: Reduce target QPS to improve latency."
@@ -272,12 +285,13 @@ def _recommendations(result: MlperfResult) -> Iterator[str]:
 # -- the detail log --------------------------------------------------------------------------------
 
 Entry = tuple[str, Any]
-"""A key and its value."""
+"""An entry of the detail log: its key and its value."""
 
-TableRow = list[Any]
-"""A row of the packaged table: a key, its value, and the scenario if only one has the key.
+EntryRow = list[Any]
+"""A row of the packaged table of entries: [key, value], or [key, value, scenario].
 
-A value that begins with `$` is the name of a value from `_entry_values`.
+A row with a scenario applies to that scenario only. A value that begins with `$` is the name of one
+of the values that `_entry_values` returns; any other value is written as it is.
 """
 
 
@@ -289,7 +303,11 @@ def format_detail(result: MlperfResult, test: Test, context: LogContext) -> str:
 
 
 def _entry_line(line_number: int, key: str, value: Any) -> str:
-    """Return an entry in LoadGen's format. The line of its source is that of this file's text."""
+    """Return a line of the detail log: a mark, and JSON in LoadGen's format.
+
+    LoadGen writes which line of its source code has logged the entry. Here this is the number of
+    the line in the log itself.
+    """
     metadata = {
         "is_error": key.startswith("error_"),
         "is_warning": key.startswith("warning_"),
@@ -310,7 +328,11 @@ def _entry_line(line_number: int, key: str, value: Any) -> str:
 
 
 def _detail_entries(result: MlperfResult, test: Test, context: LogContext) -> Iterator[Entry]:
-    """Yield the entries in LoadGen's order."""
+    """Yield the entries of the detail log in LoadGen's order.
+
+    Most of them are rows of the packaged table. Warnings, errors and the statistics of latencies
+    are added, because their number or their names depend on the result.
+    """
     table = _load_entry_table()
     values = _entry_values(result, test, context)
     scenario = "offline" if test.scenario == "offline" else "server"
@@ -322,22 +344,29 @@ def _detail_entries(result: MlperfResult, test: Test, context: LogContext) -> It
     yield "num_errors", len(result.errors)
 
 
-def _table_entries(rows: list[TableRow], values: dict[str, Any], scenario: str) -> Iterator[Entry]:
-    """Yield the entries of a part of the table that a scenario has, without those of no value."""
-    for key, constant, *scenarios in rows:
+def _table_entries(rows: list[EntryRow], values: dict[str, Any], scenario: str) -> Iterator[Entry]:
+    """Yield the entries of rows of the packaged table, with their values for this result.
+
+    Rows of another scenario are left out, and so are entries whose value is None.
+
+    Args:
+        rows: Rows as `EntryRow` describes them.
+        values: The values to which rows refer by a name after `$`.
+        scenario: "server" or "offline".
+    """
+    for key, value, *scenarios in rows:
         if scenarios and scenario not in scenarios:
             continue
-        value = constant
-        if isinstance(constant, str) and constant.startswith("$"):
-            value = values[constant[1:]]
-        if value is not None:
-            yield key, value
+        is_reference = isinstance(value, str) and value.startswith("$")
+        entry_value = values[value.removeprefix("$")] if is_reference else value
+        if entry_value is not None:
+            yield key, entry_value
 
 
 @functools.cache
-def _load_entry_table() -> dict[str, list[TableRow]]:
-    """Return the packaged table of entries, by part of the log."""
-    return msgspec.yaml.decode(_ENTRIES_PATH.read_bytes(), type=dict[str, list[TableRow]])
+def _load_entry_table() -> dict[str, list[EntryRow]]:
+    """Return the packaged table of entries: the rows of each part of the log, by its name."""
+    return msgspec.yaml.decode(_ENTRIES_PATH.read_bytes(), type=dict[str, list[EntryRow]])
 
 
 def _entry_values(result: MlperfResult, test: Test, context: LogContext) -> dict[str, Any]:
@@ -350,7 +379,10 @@ def _entry_values(result: MlperfResult, test: Test, context: LogContext) -> dict
 
 
 def _run_values(result: MlperfResult, test: Test, context: LogContext) -> dict[str, Any]:
-    """Return the values about the run: versions, data set, times and queries."""
+    """Return the values about the run: versions, data set, times and queries.
+
+    Their names are those that rows of the packaged table refer to.
+    """
     started = context.started.astimezone(UTC)
     ended = started + timedelta(seconds=_full_run_s(result))
     unresolved_note = None
@@ -389,7 +421,7 @@ def _generated_duration_ns(result: MlperfResult, test: Test) -> int:
 
 
 def _setting_values(result: MlperfResult, test: Test) -> dict[str, Any]:
-    """Return the values of LoadGen's settings."""
+    """Return the values of LoadGen's settings, by the names to which the packaged table refers."""
     return {
         "samples": test.samples,
         "scenario": _scenario_name(test.scenario),
@@ -407,7 +439,7 @@ def _setting_values(result: MlperfResult, test: Test) -> dict[str, Any]:
 
 
 def _verdict_values(result: MlperfResult) -> dict[str, Any]:
-    """Return the values of the verdict and of the rates."""
+    """Return the values of the verdict and the rates, by the names in the packaged table."""
     early_stopping = {
         check.metric: early_stopping_text(check).replace("\n", " ") for check in result.checks
     }
@@ -426,7 +458,10 @@ def _verdict_values(result: MlperfResult) -> dict[str, Any]:
 
 
 def _distribution_entries(result: MlperfResult) -> Iterator[Entry]:
-    """Yield the entries of latency, TTFT and TPOT, and of the token rates between them."""
+    """Yield the entries of the distributions of latency, TTFT and TPOT, and of the token rates.
+
+    Keys and their order are those of LoadGen. Offline has no TTFT and TPOT.
+    """
     yield from _statistic_entries(result.latency, "result_{}_latency_ns")
     yield from _percentile_entries(result.latency, "result_{:.2f}_percentile_latency_ns")
     if result.ttft is None or result.tpot is None:

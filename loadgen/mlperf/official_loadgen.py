@@ -12,12 +12,12 @@ import asyncio
 import platform
 import threading
 from collections import deque
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 from time import monotonic_ns
-from typing import Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import numpy as np
 from loadgen_sdk.probe.probe import ProbeResult
@@ -44,6 +44,9 @@ from loadgen.mlperf.result import UNRESOLVED, MlperfResult, MlperfRunFacts, Quer
 from loadgen.mlperf.rules import Test
 from loadgen.mlperf.run import Data
 
+if TYPE_CHECKING:
+    from loadgen_sdk.transport.pool import Pool
+
 T = TypeVar("T")
 
 MAX_PREPARED_REQUESTS = 200_000
@@ -66,7 +69,10 @@ LoadGenModule = Any
 
 
 def import_loadgen() -> LoadGenModule:
-    """Return the module `mlperf_loadgen`. Raises UserError if it is not installed."""
+    """Return the module `mlperf_loadgen`, which is an optional dependency.
+
+    Raises UserError with how to install it if it is missing.
+    """
     try:
         import mlperf_loadgen
     except ImportError:
@@ -82,7 +88,10 @@ def import_loadgen() -> LoadGenModule:
 
 
 def create_test_settings(test: Test, qps: float) -> Any:
-    """Return the test as LoadGen's `TestSettings` at a rate in queries/s."""
+    """Return LoadGen's `TestSettings` for a test at a rate in queries/s, in Offline in samples/s.
+
+    The values are those that the rules require. LoadGen's own configuration files are not read.
+    """
     loadgen = import_loadgen()
     settings = loadgen.TestSettings()
     settings.mode = loadgen.TestMode.PerformanceOnly
@@ -112,19 +121,27 @@ def create_test_settings(test: Test, qps: float) -> Any:
 
 
 class _WaitingQuery(NamedTuple):
-    """A query that was issued and not sent yet: LoadGen's identifier, and which request it is."""
+    """A query that LoadGen has issued and that has not been sent yet.
+
+    Attributes:
+        query_id: LoadGen's identifier of the query, with which its response is reported.
+        request_number: Which request of the workload has the prompt of the query.
+        issue_index: The position of the query in the order of issue.
+    """
 
     query_id: int
     request_number: int
+    issue_index: int
 
 
 class QuerySender:
     """Sends LoadGen's queries and reports first tokens and completions to it.
 
-    Every method but `issue` runs in the thread of the event loop.
+    LoadGen calls `issue` in its own thread. Every other method runs in the thread of the event
+    loop.
 
     Attributes:
-        issued_ns: When each query was issued.
+        issued_ns: When each query was issued, in the order of issue.
         completions: The response to each query, in the same order; None until it has completed.
     """
 
@@ -136,27 +153,41 @@ class QuerySender:
         concurrency: int | None,
         loop: asyncio.AbstractEventLoop,
     ) -> None:
-        """Send with at most `concurrency` requests in flight, or without a limit."""
+        """Create a sender without connections, which `open` opens.
+
+        Args:
+            loadgen: The module of the official LoadGen.
+            test: The test that LoadGen runs.
+            requests: The requests of the workload, in the order in which LoadGen issues samples.
+            concurrency: The most requests in flight, or None for no limit.
+            loop: The event loop that sends the requests.
+        """
         self._loadgen = loadgen
         self._loop = loop
         self._requests = requests
+        self._request_numbers = _RequestNumbers(test)
         self._concurrency = concurrency
-        self._sample_count = test.samples
-        order = dataset.issue_order(test)
-        self._index_in_pass = {sample: index for index, sample in enumerate(order)}
-        self._passes_of_sample = [0] * test.samples
         self._in_flight = 0
         self._waiting: deque[_WaitingQuery] = deque()
+        # The bodies of requests that were built before the start, by request number.
         self._bodies: dict[int, bytes] = {}
-        self._pool: Any = None
+        self._pool: Pool | None = None
         self.issued_ns: list[int] = []
         self.completions: list[Completion | None] = []
 
     async def open(self, settings: Settings, probe: ProbeResult, query_count: int) -> None:
-        """Open connections, and build the bodies of the first requests before they are sent."""
+        """Open connections, and build the bodies of the first requests before the test starts.
+
+        Building a body takes time that would delay queries during the test.
+
+        Args:
+            settings: How requests are sent.
+            probe: What the first request to the endpoint showed about it.
+            query_count: The number of queries that LoadGen will issue at least.
+        """
         from loadgen_sdk.transport.pool import Pool
 
-        self._pool = Pool(
+        pool = Pool(
             probe.target,
             **client_options(settings, probe),
             timeout_ns=run.MAX_WAIT_NS,
@@ -165,66 +196,94 @@ class QuerySender:
             keep_text=False,
             open_ahead=True,
         )
-        await self._pool.open(OPEN_CONNECTIONS)
+        await pool.open(OPEN_CONNECTIONS)
         for number in range(min(query_count, MAX_PREPARED_REQUESTS)):
-            self._bodies[number] = self._pool.prepare(self._requests[number])
+            self._bodies[number] = pool.prepare(self._requests[number])
+        self._pool = pool
 
     def close(self) -> None:
         """Close the connections."""
+        assert self._pool is not None, "open() was not called"
         self._pool.close()
 
     def issue(self, queries: Any) -> None:
         """Pass queries to the event loop. Runs in LoadGen's thread, so it must be quick."""
-        now_ns = monotonic_ns()
-        samples = [(query.id, query.index) for query in queries]
-        self._loop.call_soon_threadsafe(self._accept_queries, samples, now_ns)
+        issued_ns = monotonic_ns()
+        ids_and_samples = [(query.id, query.index) for query in queries]
+        self._loop.call_soon_threadsafe(self._accept_queries, ids_and_samples, issued_ns)
 
-    def _accept_queries(self, samples: list[tuple[int, int]], issued_ns: int) -> None:
-        """Queue queries, each with LoadGen's identifier and a sample, and send what may be sent."""
-        for query_id, sample in samples:
-            passes = self._passes_of_sample[sample]
-            self._passes_of_sample[sample] = passes + 1
-            number = passes * self._sample_count + self._index_in_pass[sample]
+    def _accept_queries(self, ids_and_samples: list[tuple[int, int]], issued_ns: int) -> None:
+        """Queue queries in the order of issue, and send those that the concurrency allows.
+
+        Args:
+            ids_and_samples: LoadGen's identifier of each query, and the index of its sample.
+            issued_ns: When LoadGen issued the queries.
+        """
+        for query_id, sample in ids_and_samples:
+            query = _WaitingQuery(
+                query_id,
+                request_number=self._request_numbers.next_number(sample),
+                issue_index=len(self.completions),
+            )
             self.issued_ns.append(issued_ns)
             self.completions.append(None)
-            self._waiting.append(_WaitingQuery(query_id, number))
+            self._waiting.append(query)
         self._send_waiting()
 
     def _send_waiting(self) -> None:
         """Send queries in the order of issue while the concurrency allows it."""
         while self._waiting and self._may_send():
-            slot = len(self.completions) - len(self._waiting)
-            query = self._waiting.popleft()
             self._in_flight += 1
-            self._send(query, slot)
+            self._send(self._waiting.popleft())
 
     def _may_send(self) -> bool:
         return self._concurrency is None or self._in_flight < self._concurrency
 
-    def _send(self, query: _WaitingQuery, slot: int) -> None:
-        """Send a query. `slot` is its position in the order of issue."""
+    def _send(self, query: _WaitingQuery) -> None:
+        """Send the request of a query now, and report its first token and its end to LoadGen."""
         from loadgen_sdk.wire_formats.event_timeline import EventTimeline
 
+        assert self._pool is not None, "open() was not called"
         body = self._bodies.pop(query.request_number, None)
         if body is None:
             body = self._pool.prepare(self._requests[query.request_number])
         reporter = _QueryReporter(self._loadgen, query.query_id)
 
-        def finish(completion: Completion) -> None:
-            self.completions[slot] = completion
+        def on_completion(completion: Completion) -> None:
+            self.completions[query.issue_index] = completion
             reporter.report_completion(completion)
             self._in_flight -= 1
             self._send_waiting()
 
         self._pool.send(
-            None,
+            None,  # the completion does not need its request
             body,
             monotonic_ns(),
-            finish,
+            on_completion,
             EventTimeline(),
-            name=f"mlperf-{slot}",
+            name=f"mlperf-{query.issue_index}",
             on_output=reporter.report_first_token,
         )
+
+
+class _RequestNumbers:
+    """Assigns a request of the workload to each query of LoadGen.
+
+    The requests are in the order in which LoadGen issues the samples of a pass, one pass after the
+    other. LoadGen's query only names a sample, so the number of its passes is counted here.
+    """
+
+    def __init__(self, test: Test) -> None:
+        order = dataset.issue_order(test)
+        self._sample_count = test.samples
+        self._index_in_pass = {sample: index for index, sample in enumerate(order)}
+        self._times_issued = [0] * test.samples
+
+    def next_number(self, sample: int) -> int:
+        """Return the number of the request for the next query of a sample."""
+        pass_index = self._times_issued[sample]
+        self._times_issued[sample] += 1
+        return pass_index * self._sample_count + self._index_in_pass[sample]
 
 
 class _QueryReporter:
@@ -346,11 +405,19 @@ def run_official_test(
 ) -> tuple[MlperfResult, int | None]:
     """Run the official LoadGen against the target, and return the result and the number of GPUs.
 
-    LoadGen's logs are written into the folder of `settings`, and ours into `own/`. The result uses
-    our timestamps; its notes have LoadGen's metrics.
+    LoadGen's logs are written into the output directory of the settings, and those of this program
+    into its subdirectory `own`. The result uses the timestamps of this program; its notes have
+    LoadGen's metrics.
+
+    Args:
+        test: The requirements of the rules.
+        data: The requests.
+        settings: The endpoint, how requests are sent, and the output directory.
+        qps: The rate in queries/s, in Offline the expected rate in samples/s.
+        concurrency: The most requests in flight in Offline, or None for the default.
 
     Raises:
-        LoadgenError: For whatever prevents the run.
+        LoadgenError: LoadGen is not installed, or the endpoint cannot be reached or used.
     """
     loadgen = import_loadgen()
     if settings.virtual:
@@ -371,7 +438,11 @@ def run_official_test(
 
 
 def _issue_queries(loadgen: LoadGenModule, official: _OfficialTest) -> _IssuedQueries:
-    """Let LoadGen issue all queries, and return them with their responses."""
+    """Probe the endpoint, let LoadGen issue all queries, and return them with their responses.
+
+    The requests are those of an ordinary run of this program with the same seed and salt. They are
+    sent by an event loop in its own thread, because LoadGen blocks this one until its test ends.
+    """
     settings = official.settings
     workload = official.workload
     seed = workload.seed if workload.seed is not None else seeds.fresh()
@@ -401,18 +472,26 @@ def _issue_queries(loadgen: LoadGenModule, official: _OfficialTest) -> _IssuedQu
 
 
 def _start_loadgen(loadgen: LoadGenModule, official: _OfficialTest, sender: QuerySender) -> None:
-    """Run LoadGen's test until every query has completed."""
-    samples = official.test.samples
-    system = loadgen.ConstructSUT(sender.issue, _do_nothing)
-    library = loadgen.ConstructQSL(samples, samples, _do_nothing, _do_nothing)
-    output = loadgen.LogOutputSettings()
-    output.outdir = str(official.output_dir)
-    logs = loadgen.LogSettings()
-    logs.log_output = output
+    """Run LoadGen's test, which calls `sender.issue`, until every query has completed.
+
+    LoadGen writes its logs into the output directory. It needs two objects: the "system under test"
+    (SUT), to which it issues queries, and the "query sample library" (QSL), which has to load
+    samples into memory. The requests are built elsewhere, so the library only knows its size.
+    """
+    total_samples = official.test.samples
+    samples_in_memory = official.test.samples
+    system_under_test = loadgen.ConstructSUT(sender.issue, _do_nothing)
+    sample_library = loadgen.ConstructQSL(
+        total_samples, samples_in_memory, _do_nothing, _do_nothing
+    )
+    log_output = loadgen.LogOutputSettings()
+    log_output.outdir = str(official.output_dir)
+    log_settings = loadgen.LogSettings()
+    log_settings.log_output = log_output
     test_settings = create_test_settings(official.test, official.qps)
-    loadgen.StartTestWithLogSettings(system, library, test_settings, logs)
-    loadgen.DestroyQSL(library)
-    loadgen.DestroySUT(system)
+    loadgen.StartTestWithLogSettings(system_under_test, sample_library, test_settings, log_settings)
+    loadgen.DestroyQSL(sample_library)
+    loadgen.DestroySUT(system_under_test)
 
 
 def _do_nothing(*_: object) -> None:
@@ -422,35 +501,31 @@ def _do_nothing(*_: object) -> None:
 def _write_result(
     official: _OfficialTest, queries: _IssuedQueries, *, simulated: bool
 ) -> MlperfResult:
-    """Judge the queries by our timestamps, write the result and return it."""
+    """Judge the queries by the timestamps of this program, write the result and return it.
+
+    The result and its logs are written into the subdirectory OWN_DIR, because LoadGen's logs with
+    the same names are in the output directory.
+    """
     test = official.test
     output_dir = official.output_dir
     timing = _measure_queries(queries, official.planned_ns)
     log = read_log(output_dir)
-    target = queries.probe.target.redacted
     warnings = [*run.deviation_warnings(test), *_token_count_warnings(queries.completions)]
-    notes = [f"served by {target} ({queries.probe.model}); queries issued by the official LoadGen"]
-    if not isinstance(official.data.requests, FromFile):
-        notes.append(f"prompts: {queries.reproduction_options}")
-    notes += warnings
-    notes += _loadgen_notes(log, judge_trace(timing.trace, test))
-    notes.append(
-        "LoadGen issued queries "
-        f"{timing.p99_lateness_ns / NS_PER_MS:.3f} ms after their scheduled time (p99)"
+    facts = MlperfRunFacts(
+        dataset=f"{official.data.name}; queries by the official LoadGen",
+        target_qps=official.qps,
+        notes=_result_notes(official, queries, timing, log, warnings),
+        warnings=warnings,
+        simulated=simulated,
     )
-    result = judge_trace(
-        timing.trace,
-        test,
-        MlperfRunFacts(
-            dataset=f"{official.data.name}; queries by the official LoadGen",
-            target_qps=official.qps,
-            notes=notes,
-            warnings=warnings,
-            simulated=simulated,
-        ),
-    )
+    result = judge_trace(timing.trace, test, facts)
+
     started = datetime.strptime(log.detail["test_datetime"], "%Y-%m-%dT%H:%M:%SZ")
-    context = LogContext(target, loadgen_version(), started.replace(tzinfo=UTC))
+    context = LogContext(
+        sut=queries.probe.target.redacted,
+        version=loadgen_version(),
+        started=started.replace(tzinfo=UTC),
+    )
     own_dir = output_dir / OWN_DIR
     own_dir.mkdir(exist_ok=True)
     run.write_queries(own_dir, timing.trace, context)
@@ -461,43 +536,88 @@ def _write_result(
 
 
 class _QueryTiming(NamedTuple):
-    """The queries by our timestamps, and how late LoadGen issued them."""
+    """The times of the queries, and how late LoadGen issued them.
+
+    Attributes:
+        trace: The queries by the timestamps of this program.
+        p99_lateness_ns: How long after their scheduled time queries were issued, at p99.
+    """
 
     trace: QueryTrace
     p99_lateness_ns: int
 
 
-def _measure_queries(queries: _IssuedQueries, planned_ns: NDArray[np.int64] | None) -> _QueryTiming:
-    """Return the queries relative to LoadGen's scheduled times.
+def _result_notes(
+    official: _OfficialTest,
+    queries: _IssuedQueries,
+    timing: _QueryTiming,
+    log: LoadGenLog,
+    warnings: Sequence[str],
+) -> list[str]:
+    """Return the notes of a result: the endpoint, the prompts, warnings, and LoadGen's metrics."""
+    target = queries.probe.target.redacted
+    notes = [f"served by {target} ({queries.probe.model}); queries issued by the official LoadGen"]
+    has_generated_prompts = not isinstance(official.data.requests, FromFile)
+    if has_generated_prompts:
+        notes.append(f"prompts: {queries.reproduction_options}")
+    notes += warnings
+    notes += _loadgen_notes(log, judge_trace(timing.trace, official.test))
+    notes.append(
+        "LoadGen issued queries "
+        f"{timing.p99_lateness_ns / NS_PER_MS:.3f} ms after their scheduled time (p99)"
+    )
+    return notes
 
-    LoadGen does not report its start. It is taken as the latest time with which no query is issued
-    before it is scheduled.
+
+def _measure_queries(queries: _IssuedQueries, planned_ns: NDArray[np.int64] | None) -> _QueryTiming:
+    """Return the times of the queries relative to their scheduled times.
+
+    LoadGen does not report when its schedule began. The start is estimated as the latest time with
+    which no query was issued before its scheduled time: the query with the smallest delay then has
+    a delay of 0.
+
+    Args:
+        queries: The queries and their responses.
+        planned_ns: The scheduled time of each query from the start of the schedule. None in
+            Offline, where all queries are due at the start.
     """
     issued_ns = np.array(queries.issued_ns, np.int64)
     count = len(issued_ns)
     due_ns = np.zeros(count, np.int64) if planned_ns is None else planned_ns[:count]
     start_ns = int((issued_ns - due_ns).min()) if count else 0
-    lateness_ns = issued_ns - due_ns - start_ns
-    ends_ns = []
-    first_tokens_ns = []
-    tokens = []
-    for completion in queries.completions:
-        if completion is None or completion.failure is not None:
-            ends_ns.append(-1)
-            first_tokens_ns.append(-1)
-            tokens.append(0)
-        else:
-            ends_ns.append(completion.end)
-            first_tokens_ns.append(completion.first_token)
-            tokens.append(max(_output_tokens(completion), 0))
-    end_ns = np.array(ends_ns, np.int64)
-    first_token_ns = np.array(first_tokens_ns, np.int64)
-    latency_ns = np.where(end_ns >= 0, end_ns - start_ns - due_ns, UNRESOLVED)
+    scheduled_ns = start_ns + due_ns
+    p99_lateness_ns = int(np.quantile(issued_ns - scheduled_ns, 0.99)) if count else 0
+
+    responses = [_ResponseTimes.of_completion(completion) for completion in queries.completions]
+    end_ns = np.array([response.end_ns for response in responses], np.int64)
+    first_token_ns = np.array([response.first_token_ns for response in responses], np.int64)
+    tokens = np.array([response.tokens for response in responses], np.int64)
+    latency_ns = np.where(end_ns >= 0, end_ns - scheduled_ns, UNRESOLVED)
     # A response without a timestamp of its first token has it at its end.
-    ttft_ns = np.where(first_token_ns >= 0, first_token_ns - start_ns - due_ns, latency_ns)
-    trace = QueryTrace(due_ns, ttft_ns, latency_ns, np.array(tokens, np.int64))
-    p99_lateness_ns = int(np.quantile(lateness_ns, 0.99)) if count else 0
-    return _QueryTiming(trace, p99_lateness_ns)
+    ttft_ns = np.where(first_token_ns >= 0, first_token_ns - scheduled_ns, latency_ns)
+    return _QueryTiming(QueryTrace(due_ns, ttft_ns, latency_ns, tokens), p99_lateness_ns)
+
+
+class _ResponseTimes(NamedTuple):
+    """When a response came, on the monotonic clock, and its number of output tokens.
+
+    The times are -1 for a query that failed or did not complete.
+    """
+
+    first_token_ns: int
+    end_ns: int
+    tokens: int
+
+    @classmethod
+    def of_completion(cls, completion: Completion | None) -> _ResponseTimes:
+        """Return the times of a completion, or those of a failure."""
+        if completion is None or completion.failure is not None:
+            return cls(first_token_ns=-1, end_ns=-1, tokens=0)
+        return cls(
+            first_token_ns=completion.first_token,
+            end_ns=completion.end,
+            tokens=max(_output_tokens(completion), 0),
+        )
 
 
 def _token_count_warnings(completions: list[Completion | None]) -> list[str]:
@@ -512,9 +632,9 @@ def _token_count_warnings(completions: list[Completion | None]) -> list[str]:
 
 
 def _loadgen_notes(log: LoadGenLog, result: MlperfResult) -> list[str]:
-    """Return LoadGen's metrics next to ours.
+    """Return notes that compare the metrics in LoadGen's log with those of this program.
 
-    The difference is the time that Python takes to report to LoadGen.
+    LoadGen's latencies are longer by the time that Python takes to report a response to it.
     """
     notes = [f"LoadGen's own result: {'VALID' if log.valid else 'INVALID'}"]
     notes += [f"LoadGen: {reason}" for reason in log.reasons]
@@ -529,9 +649,12 @@ def _loadgen_notes(log: LoadGenLog, result: MlperfResult) -> list[str]:
 
 
 def _compare_p99(
-    name: str, loadgen_spread: LoadGenSpread | None, own_spread: LoadGenSpread | None
+    metric: str, loadgen_spread: LoadGenSpread | None, own_spread: LoadGenSpread | None
 ) -> list[str]:
-    """Return LoadGen's p99 of a metric next to ours, or an empty list if one is missing."""
+    """Return a note with the p99 of a metric by LoadGen and by this program.
+
+    Returns an empty list if one of them is missing, as in Offline, which has no TTFT and no TPOT.
+    """
     if loadgen_spread is None or own_spread is None:
         return []
     p99_index = PERCENTILES.index(0.99)
@@ -540,6 +663,6 @@ def _compare_p99(
     if loadgen_ns is None or own_ns is None:
         return []
     return [
-        f"{name} p99: {loadgen_ns / NS_PER_MS:.3f} ms by LoadGen's timestamps, "
+        f"{metric} p99: {loadgen_ns / NS_PER_MS:.3f} ms by LoadGen's timestamps, "
         f"{own_ns / NS_PER_MS:.3f} ms by ours: {(loadgen_ns - own_ns) / NS_PER_MS:+.3f} ms"
     ]

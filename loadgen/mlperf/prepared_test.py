@@ -54,7 +54,11 @@ class _FinishedRun(NamedTuple):
 
     @property
     def exit_code(self) -> int:
-        """The exit code of the command."""
+        """The exit code of the command.
+
+        The outcomes are, in this order: interrupted; not a reliable measurement; otherwise VALID or
+        INVALID by the rules. For the official LoadGen, only the rules decide.
+        """
         if self.summary is None:
             return int(self.result.exit_code)
         if self.summary.run.state == "interrupted":
@@ -118,7 +122,7 @@ class PreparedTest(Struct, frozen=True, kw_only=True):
         return _FinishedRun(result, self.output_dir, gpus)
 
     def _run_own_harness(self, qps: float, concurrency: int | None) -> _FinishedRun:
-        """Issue the queries with this load generator."""
+        """Send the load with this load generator, and judge the run by the rules."""
         from loadgen.runs.run_display import create_display
 
         execute = self.invocation.executor(create_display(self.invocation).event_handlers)
@@ -134,7 +138,7 @@ class PreparedTest(Struct, frozen=True, kw_only=True):
         print_status(f"MLPerf-style, unofficial; data set: {self.data.name}")
 
     def _print_finished(self, finished: _FinishedRun) -> None:
-        """Print the result of a run as JSON or as a report."""
+        """Print the result of a run, as JSON or as a report, as the options of the command say."""
         from loadgen.mlperf import text
         from loadgen.runs.part_sections import part_sections
 
@@ -154,13 +158,18 @@ class PreparedTest(Struct, frozen=True, kw_only=True):
     # -- the rate that sizes an Offline query ------------------------------------------------------
 
     def measure_offline_rate(self, concurrency: int | None) -> float | None:
-        """Return the samples/s that size the query, or None if the user interrupted a trial.
+        """Measure how many samples/s the server completes, or return None if interrupted.
 
-        The first trial is one pass of the data set. Up to two longer ones follow, until a trial is
-        long enough to be measured.
+        In Offline all samples are one query, which must take the minimum duration. Its number of
+        samples follows from this rate, so trials measure it if the user does not specify it. The
+        first trial is one pass of the data set. Up to two longer ones follow, until a trial is long
+        enough for a good measurement.
+
+        Args:
+            concurrency: The most requests in flight, or None to send all at once.
 
         Raises:
-            UserError: If no request of a trial completed.
+            UserError: No request of a trial completed.
         """
         from loadgen.runs.run_display import create_display
 
@@ -190,7 +199,17 @@ class PreparedTest(Struct, frozen=True, kw_only=True):
     def _run_offline_trial(
         self, execute: Execute, number: int, qps: float, concurrency: int | None
     ) -> Path | None:
-        """Run a trial and return the directory of its run, or None if the user interrupted it."""
+        """Run a trial of Offline next to the output directory, and return the directory of its run.
+
+        Returns None if the user interrupted it. A trial has prompts of its own, because a server
+        could have those of another run in its prefix cache.
+
+        Args:
+            execute: Carries out a run.
+            number: The number of the trial, from 1.
+            qps: The samples/s that are expected, which size the query of the trial.
+            concurrency: The most requests in flight, or None to send all at once.
+        """
         from loadgen.core.workload import with_unique_prompts
 
         trial_test = replace(
@@ -244,7 +263,10 @@ class PreparedTest(Struct, frozen=True, kw_only=True):
     def _create_search(
         self, start_qps: float, sustain_factor: float, run_spread: float | None
     ) -> SearchRun:
-        """Return the search for the peak, with a display of one line per trial."""
+        """Return the search for the peak, with a display of one line per trial.
+
+        The parameters are those of `find_peak`.
+        """
         from loadgen.runs.run_display import create_display
         from loadgen.search.search_run import SearchRun
         from loadgen.search.search_text import QUERIES_UNIT
@@ -260,13 +282,14 @@ class PreparedTest(Struct, frozen=True, kw_only=True):
             run_spread=run_spread,
         )
         pass_s = self.test.samples / start_qps
+        expected_trial_s = max(self.test.min_duration_ns / 1e9, pass_s)
         return SearchRun(
             search=search,
             runner=runner,
             plan=plan,
             display=create_display(self.invocation, quiet=True, has_line_per_step=True),
             unit=QUERIES_UNIT,
-            trial_s=max(self.test.min_duration_ns / 1e9, pass_s),
+            trial_s=expected_trial_s,
             full=self.full,
         )
 
@@ -281,7 +304,14 @@ class PreparedTest(Struct, frozen=True, kw_only=True):
             print(DISCLOSURE)
 
     def _judge_peak(self, best: TrialResult, search_result: SearchResult) -> _FinishedRun:
-        """Judge the run that confirmed the peak, and write its result for the search as well."""
+        """Judge the run that confirmed the peak of a search, by the rules of MLPerf.
+
+        The result is written into the directory of that run, and into that of the search as well.
+
+        Args:
+            best: The trial that confirmed the peak.
+            search_result: The result of the search, which shows whether the rate is sustained.
+        """
         from loadgen.core.results import checksums, store
         from loadgen.core.run_summary import summarize
 
@@ -301,9 +331,10 @@ class PreparedTest(Struct, frozen=True, kw_only=True):
 
 
 def _best_confirmation(search: LoadSearch) -> TrialResult | None:
-    """Return the highest load that a run of the official length confirmed, or None.
+    """Return the trial with the highest load that an official run confirmed, or None.
 
-    If the search showed with longer runs that a rate is sustained, only those runs count.
+    Confirmations have the official length. If the search made still longer runs, which show that a
+    rate is sustained, only those of them count in which no queue grew.
     """
     result = search.result
     has_longer_runs = result.sustained_load is not None and result.length_factor > 1

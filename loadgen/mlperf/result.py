@@ -2,7 +2,8 @@
 
 Pure: takes a test (`rules.py`) and columns of records, returns an `MlperfResult` that is VALID or
 INVALID, with reasons. Values are integer nanoseconds, computed as LoadGen 6.0.17 does. LoadGen
-counts replies of one token wrongly; `lenient` reproduces that for comparisons with LoadGen only.
+counts responses of one token wrongly; this defect is reproduced only to compare results with
+LoadGen's own.
 Every result is "MLPerf-style, unofficial": `DISCLOSURE` is printed with it.
 """
 
@@ -68,20 +69,21 @@ class QueryTrace(NamedTuple):
 def build_trace(
     columns: Mapping[str, NDArray[np.int64]], origin_ns: int = 0, *, is_one_query: bool = False
 ) -> QueryTrace:
-    """Return the queries of a run from the columns of its records, in any order of rows.
+    """Return the queries of a run in the order of issue, from the columns of its records.
 
-    A request that failed counts as not completed. Rows that never became due, because the load was
-    stopped before, are not queries.
+    The records may be in any order. A request that failed counts as not completed. Records that
+    never became due, because the load was stopped before, are not queries.
 
     Args:
-        columns: Columns by the names of `record.FIELDS`.
+        columns: Columns by the names of `record.FIELDS`. `slot` is the number of a request in the
+            schedule.
         origin_ns: When LoadGen's clock starts: the first scheduled time of the measured stage.
         is_one_query: Whether all rows belong to one query, which is issued at the origin (Offline),
             no matter when a closed loop sent them.
     """
-    order = np.lexsort((columns["slot"], columns["due_ns"]))
-    first_due = np.searchsorted(columns["due_ns"], 0, sorter=order)  # due_ns is -1 if never due
-    order = order[first_due:]
+    issue_order = np.lexsort((columns["slot"], columns["due_ns"]))
+    has_become_due = columns["due_ns"][issue_order] >= 0  # due_ns is -1 if it never did
+    order = issue_order[has_become_due]
     due_ns = columns["due_ns"][order]
     if is_one_query:
         due_ns = np.full(len(order), origin_ns, np.int64)
@@ -231,7 +233,7 @@ class MlperfResult(msgspec.Struct, frozen=True, kw_only=True):
         return _without_wording(self) == _without_wording(other)
 
     @property
-    def rules_only(self) -> bool:
+    def is_valid_by_rules_only(self) -> bool:
         """Whether it is VALID, but not shown to be sustained for longer than the run."""
         return self.valid and self.scenario != "offline" and self.sustained is not True
 
@@ -244,7 +246,10 @@ class MlperfResult(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def _without_wording(result: MlperfResult) -> MlperfResult:
-    """Return a result with empty sentences in place of its own."""
+    """Return a result whose sentences are empty, so that two results can be compared.
+
+    The number of sentences and the kinds of reasons are kept.
+    """
     return msgspec.structs.replace(
         result,
         reasons=tuple(Reason(kind=reason.kind, text="") for reason in result.reasons),
@@ -280,18 +285,26 @@ class MlperfRunFacts(NamedTuple):
 
 
 def judge_trace(
-    trace: QueryTrace, test: Test, facts: MlperfRunFacts | None = None, *, lenient: bool = False
+    trace: QueryTrace,
+    test: Test,
+    facts: MlperfRunFacts | None = None,
+    *,
+    with_one_token_defect: bool = False,
 ) -> MlperfResult:
-    """Return the result of a run by the rules of `test`.
+    """Return the result of a run by the rules of MLPerf: VALID or INVALID, with its metrics.
 
-    With `lenient`, replies of one token count as in LoadGen: no tokens, and a TPOT of
-    -(latency - ttft).
+    Args:
+        trace: The queries of the run.
+        test: The requirements of the rules.
+        facts: What is known about the run apart from its queries.
+        with_one_token_defect: Whether to reproduce LoadGen's defect, by which a response of one
+            token has no tokens and a negative TPOT. Used to compare results with LoadGen's own.
     """
     facts = facts or MlperfRunFacts()
     is_offline = test.scenario == "offline"
     span = _RunSpan.from_trace(trace, is_offline=is_offline)
-    token_counts = _count_tokens(trace, lenient=lenient)
-    tpot_ns = _tpot_values(trace, lenient=lenient)
+    token_counts = _count_tokens(trace, with_one_token_defect=with_one_token_defect)
+    tpot_ns = _tpot_values(trace, with_one_token_defect=with_one_token_defect)
     checks = _check_limits(test, trace.ttft_ns, tpot_ns)
     query_errors = _query_errors(trace)
     reasons = tuple(_invalid_reasons(test, span, query_errors, checks))
@@ -312,15 +325,15 @@ def judge_trace(
         min_queries=test.min_queries,
         min_queries_met=span.issued >= test.min_queries,
         checks=checks,
-        # n arrivals enclose n - 1 gaps
+        # n arrivals have n - 1 intervals between them.
         scheduled_samples_per_s=_rate_per_s(span.issued - 1, span.scheduled_ns),
-        completed_samples_per_s=_rate_per_s(span.counted_queries, span.window_ns),
+        completed_samples_per_s=_rate_per_s(span.window_queries, span.window_ns),
         completed_tokens_per_s=_rate_per_s(token_counts.total, span.window_ns),
         whole_samples_per_s=_rate_per_s(span.resolved, span.full_ns),
         whole_tokens_per_s=_rate_per_s(token_counts.total, span.full_ns),
-        latency=_spread_of(trace.latency_ns),
-        ttft=None if is_offline else _spread_of(trace.ttft_ns),
-        tpot=None if is_offline else _spread_of(tpot_ns),
+        latency=_compute_spread(trace.latency_ns),
+        ttft=None if is_offline else _compute_spread(trace.ttft_ns),
+        tpot=None if is_offline else _compute_spread(tpot_ns),
         dataset=facts.dataset,
         samples=test.samples,
         target_qps=facts.target_qps,
@@ -338,10 +351,13 @@ class _RunSpan(NamedTuple):
         issued: The queries that were issued.
         resolved: How many of them completed.
         scheduled_ns: When the last query was scheduled.
-        duration_ns: What the rules compare with the minimum duration.
+        duration_ns: What the rules compare with the minimum duration: in Offline the time until the
+            last completion, otherwise the length of the schedule.
         full_ns: When the last query completed; None if none did.
-        window_ns: The window of the completed rates; None if the query that ends it never did.
-        counted_queries: The queries that the rate of that window counts.
+        window_ns: The window of the completed rates: until the query that was issued last
+            completed, in Offline until the last completion. None if that query did not complete.
+        window_queries: The queries that the rate of that window counts: all in Offline, otherwise
+            one less than were issued, as LoadGen counts intervals between arrivals.
     """
 
     issued: int
@@ -350,25 +366,33 @@ class _RunSpan(NamedTuple):
     duration_ns: int
     full_ns: int | None
     window_ns: int | None
-    counted_queries: int
+    window_queries: int
 
     @classmethod
     def from_trace(cls, trace: QueryTrace, *, is_offline: bool) -> _RunSpan:
-        """Return the windows of a run."""
+        """Return the counts and windows of a run, which depend on whether it is Offline."""
         issued = len(trace.due_ns)
         is_resolved = trace.is_resolved
         end_ns = trace.due_ns + trace.latency_ns
         scheduled_ns = int(trace.due_ns[-1]) if issued else 0
-        full_ns = int(end_ns.max(initial=0, where=is_resolved)) if is_resolved.any() else None
-        last_issued_end_ns = int(end_ns[-1]) if issued and is_resolved[-1] else None
+        full_ns = int(end_ns[is_resolved].max()) if is_resolved.any() else None
+        if is_offline:
+            duration_ns = full_ns or 0
+            window_ns = full_ns
+            window_queries = issued
+        else:
+            has_last_completed = issued > 0 and bool(is_resolved[-1])
+            duration_ns = scheduled_ns
+            window_ns = int(end_ns[-1]) if has_last_completed else None
+            window_queries = issued - 1
         return cls(
             issued=issued,
             resolved=int(is_resolved.sum()),
             scheduled_ns=scheduled_ns,
-            duration_ns=(full_ns or 0) if is_offline else scheduled_ns,
+            duration_ns=duration_ns,
             full_ns=full_ns,
-            window_ns=full_ns if is_offline else last_issued_end_ns,
-            counted_queries=issued if is_offline else issued - 1,
+            window_ns=window_ns,
+            window_queries=window_queries,
         )
 
 
@@ -379,37 +403,40 @@ class _TokenCounts(NamedTuple):
     one_token_replies: int
 
 
-def _count_tokens(trace: QueryTrace, *, lenient: bool) -> _TokenCounts:
-    """Return the tokens of completed queries. With `lenient`, replies of one token count as 0."""
+def _count_tokens(trace: QueryTrace, *, with_one_token_defect: bool) -> _TokenCounts:
+    """Return the tokens of completed queries. With LoadGen's defect, one token counts as none."""
     has_many_tokens = trace.is_resolved & (trace.tokens > 1)
     total = int(trace.tokens.sum(where=has_many_tokens, dtype=np.int64))
     one_token_replies = int((trace.is_resolved & (trace.tokens == 1)).sum())
-    if not lenient:
+    if not with_one_token_defect:
         total += one_token_replies
     return _TokenCounts(total, one_token_replies)
 
 
-def _tpot_values(trace: QueryTrace, *, lenient: bool) -> NDArray[np.int64]:
-    """Return the TPOT in ns of each query that has one: (latency - ttft) // (tokens - 1).
+def _tpot_values(trace: QueryTrace, *, with_one_token_defect: bool) -> NDArray[np.int64]:
+    """Return the time per output token (TPOT) in ns of each query that has one.
 
-    Replies of one token have none. A query that never completed has UNRESOLVED.
+    It is (latency - ttft) // (tokens - 1), as in LoadGen. A query that never completed has
+    UNRESOLVED. A response of one token has no TPOT. LoadGen's defect counts its tokens as 0 and so
+    divides by -1.
     """
     has_many_tokens = trace.is_resolved & (trace.tokens > 1)
+    has_one_token = trace.is_resolved & ~has_many_tokens
     generation_ns = trace.latency_ns - trace.ttft_ns
-    intervals = np.maximum(trace.tokens.astype(np.int64) - 1, 1)
-    values_ns = np.full(len(trace.tokens), UNRESOLVED, np.int64)
-    np.floor_divide(generation_ns, intervals, out=values_ns, where=has_many_tokens)
-    if lenient:
-        has_few_tokens = trace.is_resolved & ~has_many_tokens
-        values_ns[has_few_tokens] = -generation_ns[has_few_tokens]
-        return values_ns
-    return values_ns[has_many_tokens | ~trace.is_resolved]
+    intervals = trace.tokens.astype(np.int64) - 1
+
+    tpot_ns = np.full(len(trace.tokens), UNRESOLVED, np.int64)
+    tpot_ns[has_many_tokens] = generation_ns[has_many_tokens] // intervals[has_many_tokens]
+    if with_one_token_defect:
+        tpot_ns[has_one_token] = -generation_ns[has_one_token]
+        return tpot_ns
+    return tpot_ns[~has_one_token]
 
 
 def _check_limits(
     test: Test, ttft_ns: NDArray[np.int64], tpot_ns: NDArray[np.int64]
 ) -> tuple[Check, ...]:
-    """Return the checks of both limits, or none in Offline."""
+    """Return the checks of the limits of TTFT and TPOT, or none in Offline, which has no limits."""
     if test.ttft_ns is None or test.tpot_ns is None:
         return ()
     return (
@@ -419,7 +446,19 @@ def _check_limits(
 
 
 def _check_limit(metric: str, values_ns: NDArray[np.int64], limit_ns: int, test: Test) -> Check:
-    """Return the check of one limit: the percentile and early stopping."""
+    """Return the check of one limit: the percentile and early stopping.
+
+    Early stopping is MLPerf's statistical test: enough queries must have been measured, given the
+    number of them over the limit, to be confident that the percentile is within the limit. The two
+    comparisons of the percentile differ: LoadGen accepts a value equal to the limit, and the
+    submission checker does not.
+
+    Args:
+        metric: "ttft" or "tpot".
+        values_ns: The values of all queries, which are UNRESOLVED if they did not complete.
+        limit_ns: The limit of the percentile.
+        test: The percentile and the confidence of early stopping.
+    """
     count = len(values_ns)
     value_ns = UNRESOLVED
     if count:
@@ -441,7 +480,10 @@ def _check_limit(metric: str, values_ns: NDArray[np.int64], limit_ns: int, test:
 
 
 def _query_errors(trace: QueryTrace) -> tuple[str, ...]:
-    """Return what went wrong with queries. Each of these makes a result INVALID too."""
+    """Return sentences about queries that went wrong, each of which makes the result INVALID.
+
+    These are queries that did not complete, and responses without tokens.
+    """
     errors = []
     issued = len(trace.due_ns)
     unresolved = issued - int(trace.is_resolved.sum())
@@ -458,7 +500,11 @@ def _query_errors(trace: QueryTrace) -> tuple[str, ...]:
 def _invalid_reasons(
     test: Test, span: _RunSpan, query_errors: Sequence[str], checks: Sequence[Check]
 ) -> Iterator[Reason]:
-    """Yield why a run is INVALID: its size first, then the limits."""
+    """Yield the reasons why a run is INVALID, or nothing if it is VALID.
+
+    They are, in this order: it is too short, it has too few queries, queries went wrong, and a
+    limit or its early stopping was missed.
+    """
     if span.duration_ns < test.min_duration_ns:
         verb = "took" if test.scenario == "offline" else "was scheduled for"
         text = (
@@ -476,7 +522,7 @@ def _invalid_reasons(
 
 
 def _limit_reasons(check: Check, test: Test) -> Iterator[Reason]:
-    """Yield why a limit or its early stopping was missed."""
+    """Yield a reason if a percentile exceeds its limit, and one if early stopping fails."""
     name = check.metric.upper()
     if not check.met:
         value = "a query that did not complete"
@@ -496,8 +542,12 @@ def _limit_reasons(check: Check, test: Test) -> Iterator[Reason]:
         yield Reason(kind="limit", text=text)
 
 
-def _spread_of(values_ns: NDArray[np.int64]) -> LoadGenSpread:
-    """Return a distribution as LoadGen prints it. Queries that never completed give None."""
+def _compute_spread(values_ns: NDArray[np.int64]) -> LoadGenSpread:
+    """Return the statistics of a distribution that LoadGen prints.
+
+    A statistic is None if there are no values, or if it is that of a query that never completed.
+    The mean is None if any query did not complete.
+    """
     count = len(values_ns)
     if count == 0:
         return LoadGenSpread(
@@ -539,21 +589,42 @@ def _rate_per_s(count: int, length_ns: int | None) -> float | None:
 
 
 class Reply(NamedTuple):
-    """One reply of a compliance run, in token IDs.
+    """One response of a compliance run, in token IDs.
 
     Attributes:
-        first: The first tokens that the server reported.
-        output: The whole output.
-        reported: The token count that the server reported.
+        first_tokens: The first tokens, as the server reported them when they were generated.
+        output_tokens: All tokens of the response.
+        reported_count: The number of output tokens that the server reported.
     """
 
-    first: Sequence[int]
-    output: Sequence[int]
-    reported: int
+    first_tokens: Sequence[int]
+    output_tokens: Sequence[int]
+    reported_count: int
+
+    @property
+    def begins_as_reported(self) -> bool:
+        """Whether the output begins with the first tokens, as far as both have tokens."""
+        common_length = min(len(self.first_tokens), len(self.output_tokens))
+        reported_start = list(self.first_tokens[:common_length])
+        return reported_start == list(self.output_tokens[:common_length])
+
+    @property
+    def repeats_end_token(self) -> bool:
+        """Whether the output ends with two end tokens.
+
+        The official check looks at outputs of more than two tokens only.
+        """
+        ends_twice = list(self.output_tokens[-2:]) == [END_TOKEN, END_TOKEN]
+        return ends_twice and len(self.output_tokens) > 2
+
+    @property
+    def has_reported_length(self) -> bool:
+        """Whether the output has as many tokens as the server reported."""
+        return len(self.output_tokens) == self.reported_count
 
 
 class Test06(msgspec.Struct, frozen=True, kw_only=True):
-    """How many replies fail each check of TEST06.
+    """How many replies fail each check of TEST06, a compliance test of MLPerf for token counts.
 
     Attributes:
         replies: The replies that were checked.
@@ -577,27 +648,22 @@ class Test06(msgspec.Struct, frozen=True, kw_only=True):
         return self.replies > 0 and not has_failures
 
 
-def test06(replies: Iterable[Reply], *, offline: bool = False) -> Test06:
-    """Return how many replies fail the checks of TEST06.
+def run_test06(replies: Iterable[Reply], *, is_offline: bool = False) -> Test06:
+    """Return how many replies fail each check of TEST06, MLPerf's compliance test of token counts.
 
-    The first reported token has to begin the output, at most one end token may end it, and the
-    reported count has to be its length. Source: compliance/TEST06/run_verification.py.
+    Without it, a server could report a first token too early, or tokens that it did not generate.
+    The first reported token must begin the output, at most one end token may end it, and the
+    reported count must be its length. Source: compliance/TEST06/run_verification.py.
+
+    Args:
+        replies: The responses of a run.
+        is_offline: Whether the run is Offline, where the first token is not reported.
     """
-    reply_count = 0
-    wrong_first_token = 0
-    repeated_end_token = 0
-    wrong_length = 0
-    for reply in replies:
-        reply_count += 1
-        compared = min(len(reply.first), len(reply.output))
-        wrong_first_token += list(reply.first[:compared]) != list(reply.output[:compared])
-        ends_twice = list(reply.output[-2:]) == [END_TOKEN, END_TOKEN]
-        # The official check looks at outputs of more than two tokens only.
-        repeated_end_token += len(reply.output) > 2 and ends_twice
-        wrong_length += len(reply.output) != reply.reported
+    checked_replies = list(replies)
+    wrong_first_tokens = sum(not reply.begins_as_reported for reply in checked_replies)
     return Test06(
-        replies=reply_count,
-        first_token=None if offline else wrong_first_token,
-        end_tokens=repeated_end_token,
-        length=wrong_length,
+        replies=len(checked_replies),
+        first_token=None if is_offline else wrong_first_tokens,
+        end_tokens=sum(reply.repeats_end_token for reply in checked_replies),
+        length=sum(not reply.has_reported_length for reply in checked_replies),
     )

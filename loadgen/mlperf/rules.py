@@ -137,7 +137,10 @@ def load_rules() -> RulesTable:
 
 
 class Test(msgspec.Struct, frozen=True, kw_only=True):
-    """The requirements for one run.
+    """The requirements of the rules for one run of a benchmark.
+
+    A sample is a prompt of the data set. A query asks for one sample in Server and Interactive, and
+    for all samples of the run in Offline. A pass issues every sample once.
 
     Attributes:
         benchmark: The benchmark.
@@ -183,11 +186,15 @@ def create_test(
 ) -> Test:
     """Return the test of a benchmark and scenario.
 
-    A `min_duration_s` above 0 replaces the 600 s of the rules; the result then says that it is too
-    short to count.
+    Args:
+        benchmark: The name of the benchmark, for example "llama2-70b".
+        scenario: The scenario.
+        round_name: The round whose limits and seeds apply, or None for the default round.
+        min_duration_s: A value above 0 replaces the 600 s of the rules. The result then has a
+            warning that it counts as a trial only.
 
     Raises:
-        UserError: For an unknown benchmark, scenario or round, with the known ones.
+        UserError: The benchmark, scenario or round is unknown. The error names the known ones.
     """
     table = load_rules()
     spec = _find_benchmark(table, benchmark)
@@ -214,7 +221,7 @@ def create_test(
 
 
 def _find_benchmark(table: RulesTable, benchmark: str) -> Benchmark:
-    """Return a benchmark. Raises UserError if it is unknown."""
+    """Return the row of a benchmark in the rules. Raises UserError if it is unknown."""
     spec = table.benchmarks.get(benchmark)
     if spec is None:
         raise UserError(
@@ -300,9 +307,15 @@ def parse_scenario(name: str) -> Scenario:
 
 
 def create_schedule(test: Test, qps: float) -> arrivals.Arrivals:
-    """Return LoadGen's Server schedule at a rate in queries/s.
+    """Return the scheduled time of each query of a Server or Interactive test.
 
-    Poisson arrivals by the round's seed, until the minimum duration, and then up to whole passes.
+    These are the Poisson arrivals that LoadGen draws with the seed of the round. The schedule
+    reaches the minimum duration and the minimum number of queries, and then goes on until every
+    sample of the data set is issued equally often.
+
+    Args:
+        test: The requirements of the rules.
+        qps: The mean rate in queries/s.
     """
     return arrivals.poisson_arrivals_at_least(
         qps,

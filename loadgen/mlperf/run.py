@@ -123,9 +123,15 @@ class Data(NamedTuple):
 def synthetic_data(
     test: rules.Test, *, mean_input: float | None = None, mean_output: float | None = None
 ) -> Data:
-    """Return the synthetic data set in LoadGen's order of issue.
+    """Return the requests of the synthetic data set, in the order in which LoadGen issues samples.
 
-    Lengths repeat in every pass, texts do not.
+    They are used unless the user gives the official data set. A pass sends every sample once; each
+    further pass repeats the lengths with new texts, so that a prefix cache does not help.
+
+    Args:
+        test: The requirements of the rules.
+        mean_input: The mean tokens of a prompt, or None for that of the official data set.
+        mean_output: The mean tokens of a response, or None for that of the official data set.
     """
     spec = rules.load_rules().benchmarks[test.benchmark]
     lengths = dataset.synthetic_lengths(
@@ -169,10 +175,10 @@ def build_workload(
     concurrency: int | None = None,
     drain_ns: int = MAX_WAIT_NS,
 ) -> Workload:
-    """Return the test as a workload.
+    """Return the test as a workload, which this program can run like any other load.
 
-    Server and Interactive have Poisson arrivals by the round's seed, with LoadGen's stop rule.
-    Offline sends the samples of LoadGen's single query.
+    Server and Interactive have the Poisson arrivals that LoadGen draws with the seed of the round,
+    and end where LoadGen ends. Offline sends the samples of LoadGen's single query.
 
     Args:
         test: The test.
@@ -233,16 +239,18 @@ def _latency_limits(test: rules.Test) -> Slo:
 
 
 def create_trial_test(test: rules.Test, qps: float) -> rules.Test:
-    """Return the test for a trial of the search at a rate.
+    """Return the requirements for one trial of the search for the peak at a rate in queries/s.
 
-    Where a pass is short compared with the minimum duration, the trial does not complete its last
-    pass. Otherwise it has the official length, because a queue that grows for minutes can fail a
-    long run at a rate that short trials sustain.
+    An official run goes on after the minimum duration until its last pass of the data set is
+    complete. At a high rate, that adds at most a tenth, and a trial leaves it out. At a low rate,
+    it makes the run much longer, and a queue that grows for minutes can fail a long run at a rate
+    that short trials sustain. The trial then has the official length.
     """
     passes = qps * test.min_duration_ns / NS_PER_S / test.samples
-    if passes >= MANY_PASSES:
-        return replace(test, samples=1)
-    return test
+    if passes < MANY_PASSES:
+        return test
+    # With passes of one sample, no pass is incomplete at the minimum duration.
+    return replace(test, samples=1)
 
 
 def create_peak_search(
@@ -305,7 +313,11 @@ def create_peak_search(
 def _peak_search_plan(
     test: rules.Test, data: Data, settings: Settings, *, seed: int, drain_ns: int
 ) -> experiment.ExperimentPlan:
-    """Return what identifies a search for the peak."""
+    """Return the plan that identifies a search for the peak.
+
+    It is stored, and a search is resumed only if its plan is equal. So it has everything that would
+    change the outcome of a trial.
+    """
     options = {"data": data.name, **experiment.request_options(settings)}
     if drain_ns != MAX_WAIT_NS:
         options["grace"] = f"{drain_ns / NS_PER_S:g} s"
@@ -335,25 +347,35 @@ class OfflineTrial(NamedTuple):
 
 
 def measure_offline_trial(run_dir: Path) -> OfflineTrial | None:
-    """Return the Offline rate to expect, or None if no request of the trial completed.
+    """Return the Offline rate to expect after a trial, or None if no request of it completed.
 
     The rate is that of the middle half of the completions, which leaves out the start-up and the
-    wait for the last ones.
+    wait for the last ones. It is at least the mean rate of the trial, and at most
+    MAX_OFFLINE_SPEEDUP times that.
     """
     columns = read_columns(run_dir)
     is_completed = (columns["status"] == STATUS["ok"]) & (columns["end_ns"] >= 0)
     end_times_ns = np.sort(columns["end_ns"][is_completed])
-    completed = len(end_times_ns)
-    if not completed or end_times_ns[-1] <= 0:
+    if len(end_times_ns) == 0 or end_times_ns[-1] <= 0:
         return None
     duration_s = float(end_times_ns[-1] - columns["due_ns"].min()) / NS_PER_S
-    mean_rate = completed / duration_s
-    first_index = completed // 4
-    last_index = 3 * completed // 4
-    middle_s = float(end_times_ns[last_index] - end_times_ns[first_index]) / NS_PER_S
-    middle_rate = (last_index - first_index) / middle_s if middle_s > 0 else math.inf
-    samples_per_s = min(max(middle_rate, mean_rate), MAX_OFFLINE_SPEEDUP * mean_rate)
+    mean_rate = len(end_times_ns) / duration_s
+    max_rate = MAX_OFFLINE_SPEEDUP * mean_rate
+    samples_per_s = min(max(_middle_rate(end_times_ns), mean_rate), max_rate)
     return OfflineTrial(samples_per_s, duration_s)
+
+
+def _middle_rate(end_times_ns: NDArray[np.int64]) -> float:
+    """Return the completions per second between the first and the third quartile of their times.
+
+    `end_times_ns` are in ascending order. The rate is infinite if both quartiles are equal.
+    """
+    first_quartile = len(end_times_ns) // 4
+    third_quartile = 3 * len(end_times_ns) // 4
+    middle_s = float(end_times_ns[third_quartile] - end_times_ns[first_quartile]) / NS_PER_S
+    if middle_s <= 0:
+        return math.inf
+    return (third_quartile - first_quartile) / middle_s
 
 
 # -- judging a finished run ------------------------------------------------------------------------
@@ -377,9 +399,17 @@ def judge_run(
     qps: float,
     search_result: SearchResult | None = None,
 ) -> MlperfResult:
-    """Return the result of a finished run, and write it with LoadGen's two logs into its directory.
+    """Return the result of a finished run by the rules of MLPerf, and write it into its directory.
 
-    `search_result` is the search whose peak this run confirmed, if there is one.
+    `mlperf.json` and two logs in the format of LoadGen are written.
+
+    Args:
+        run_dir: The directory of the run.
+        test: The requirements of the rules.
+        summary: The summary of the run.
+        data_name: The name of the data set in the result.
+        qps: The target rate in queries/s, in Offline the expected rate in samples/s.
+        search_result: The search whose peak this run confirmed, or None.
     """
     errors = _measurement_errors(summary)
     warnings = [
@@ -416,12 +446,16 @@ def _format_reasons(codes: Sequence[ReasonCode], code: str) -> list[str]:
 
 
 def _system_notes(summary: Summary) -> list[str]:
-    """Return what served the requests, and whether replicas got unequal samples."""
+    """Return notes about the system under test: its endpoints, model, software and metadata.
+
+    The warning "resonance" is a note as well. It says that round robin sends the same samples to
+    the same replica in every pass, so that replicas get unequal work.
+    """
     target = summary.target
-    endpoint_names = [part.target.name or part.target.url for part in summary.targets]
     server = target.name or target.url
-    if endpoint_names:
-        server = f"{len(endpoint_names)} targets: {', '.join(endpoint_names)}"
+    if summary.targets:
+        target_names = [part.target.name or part.target.url for part in summary.targets]
+        server = f"{len(target_names)} targets: {', '.join(target_names)}"
     notes = [f"served by {server} ({target.model})"]
     if target.software:
         notes.append(f"software: {', '.join(target.software)}")
@@ -440,7 +474,10 @@ def is_reliable(summary: Summary) -> bool:
 
 
 def _read_trace(run_dir: Path, test: rules.Test, summary: Summary) -> QueryTrace:
-    """Return the queries of the measured stage of a run."""
+    """Return the queries of the measured stage of a run, without those of the warm-up.
+
+    The clock of the trace starts when the first of them was due.
+    """
     columns = read_columns(run_dir)
     measured_stage = next(index for index, stage in enumerate(summary.stages) if stage.measured)
     is_measured = columns["stage"] == measured_stage
@@ -457,21 +494,32 @@ def _with_stability(
     summary: Summary,
     search_result: SearchResult | None,
 ) -> MlperfResult:
-    """Return the result with whether its rate can go on for longer than the run.
+    """Return a copy of the result that says whether the server can sustain the rate for longer.
 
-    One run of the official length can show that it cannot. That it can is shown only by a longer
-    run, which a search for the peak makes.
+    The outcomes are, in this order:
+
+    1. Offline has no rate to sustain.
+    2. A queue grew during this run, so the rate is not sustained.
+    3. A search for the peak made longer runs at this rate: its outcome is taken over.
+    4. Otherwise it is not known. The result says how long a run would show it.
+
+    Args:
+        result: The result of the run.
+        test: The requirements of the rules.
+        summary: The summary of the run.
+        search_result: The search whose peak this run confirmed, or None.
     """
     if test.scenario == "offline":
         return result
     stability = summary.sustainable
     if stability.sustained is False:
         return replace(result, sustained=False, sustained_why=stability.why)
-    if (
+    has_longer_runs = (
         search_result is not None
         and search_result.length_factor > 1
         and search_result.sustained_load == result.target_qps
-    ):
+    )
+    if search_result is not None and has_longer_runs:
         return replace(
             result,
             sustained=search_result.sustained,
@@ -500,18 +548,24 @@ def token_count_warnings(sources: Mapping[str, int], responses: int) -> list[str
         sources: How many responses had their tokens counted by each source.
         responses: The number of responses.
     """
-    counts = {source: n for source, n in sources.items() if source != "server" and n}
-    if not counts:
+    other_sources = {
+        source: count for source, count in sources.items() if source != "server" and count
+    }
+    if not other_sources:
         return []
-    counters = " and ".join(TOKEN_COUNTERS.get(source, "no source") for source in counts)
+    affected = sum(other_sources.values())
+    counters = " and ".join(TOKEN_COUNTERS.get(source, "no source") for source in other_sources)
     return [
-        f"the output tokens of {sum(counts.values()):,} of {responses:,} responses were counted by "
+        f"the output tokens of {affected:,} of {responses:,} responses were counted by "
         f"{counters}, without the server's usage: tokens/s and TPOT depend on that count"
     ]
 
 
 def deviation_warnings(test: rules.Test) -> list[str]:
-    """Return warnings about the test itself: too short, a small data set, notes on its limits."""
+    """Return warnings about a test that deviates from the rules, and the note on its limits.
+
+    A test deviates if its minimum duration or its data set is smaller than the rules require.
+    """
     table = rules.load_rules()
     warnings = []
     if test.min_duration_ns < table.min_duration_s * NS_PER_S:
@@ -545,6 +599,8 @@ FIELDS_NOT_IN_RECORDS = (
 
 def recompute_result(run_dir: Path, summary: Summary) -> MlperfResult:
     """Return the result of a stored run, computed again from its records. Writes nothing.
+
+    Fields that the records do not show are copied from the stored result.
 
     Raises UserError if the directory has no result.
     """
@@ -619,12 +675,16 @@ def write_queries(output_dir: Path, trace: QueryTrace, context: LogContext) -> N
 def recompute_files_from_queries(output_dir: Path) -> dict[str, bytes]:
     """Return the files of a result of the official LoadGen, computed from the stored queries.
 
+    `write_queries` has stored the times of the queries as columns, and what the logs say about the
+    run in the metadata of the Parquet file.
+
     Raises UserError or ValueError if a file is damaged.
     """
     import pyarrow.parquet as pq
 
     table = pq.read_table(output_dir / QUERIES)
-    fields = msgspec.json.decode((table.schema.metadata or {})[QUERIES.encode()])
+    file_metadata = table.schema.metadata or {}
+    fields = msgspec.json.decode(file_metadata[QUERIES.encode()])
     started = datetime.fromisoformat(fields["started"])
     context = LogContext(sut=fields["sut"], version=fields["version"], started=started)
     trace = QueryTrace(*(table[name].to_numpy() for name in QueryTrace._fields))

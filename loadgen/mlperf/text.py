@@ -132,7 +132,7 @@ def _describe_target_rate(result: MlperfResult) -> str:
 
 def _brief_limits(result: MlperfResult) -> Table | Paragraph:
     """Return the verdict above the limits: measured value, violations and early stopping."""
-    verdict = describe_standing(result)
+    verdict = describe_validity(result)
     if not result.checks:
         return Paragraph(verdict, _verdict_kind(result))
     head = ("", verdict, "measured", "limit", "violations", "early stopping")
@@ -140,6 +140,7 @@ def _brief_limits(result: MlperfResult) -> Table | Paragraph:
 
 
 def _brief_limit_row(check: Check) -> tuple[str, ...]:
+    """Return the row of one limit: passed or not, the measured percentile, and early stopping."""
     is_passed = check.met and check.early_stopping_met
     return (
         "ok" if is_passed else "x",
@@ -152,7 +153,11 @@ def _brief_limit_row(check: Check) -> tuple[str, ...]:
 
 
 def _brief_rows(result: MlperfResult, gpus: int | None) -> Iterator[tuple[str, str]]:
-    """Yield labels and texts of the default output below the limits."""
+    """Yield the labels and texts of the default output below the limits.
+
+    They are rates, queries, data set, why the result is INVALID, whether the rate is sustained, and
+    the number of errors and warnings. The complete texts are in the report with `--full`.
+    """
     tokens, samples = completed_rates(result, gpus)
     throughput = f"{tokens.value} output tok/s, {samples.value} samples/s {tokens.window}"
     if tokens.per_gpu:
@@ -193,7 +198,10 @@ def detail_sections(result: MlperfResult, gpus: int | None) -> tuple[Section, ..
 
 
 def _result_rows(result: MlperfResult, gpus: int | None) -> list[tuple[str, str]]:
-    """Return the labels and texts of what was tested and what was measured."""
+    """Return the labels and texts of what was tested and what was measured.
+
+    Rows without a text, such as the target rate of some results, are not shown.
+    """
     tokens, samples = completed_rates(result, gpus)
     target_rate = f"{result.target_qps:,.6g}/s" if result.target_qps else ""
     scheduled_rate = ""
@@ -328,12 +336,16 @@ def _verdict_section(result: MlperfResult) -> Section:
             "A measured value equals its limit. LoadGen accepts that; "
             "the submission checker requires less than the limit."
         )
-    verdict = Paragraph(describe_standing(result), _verdict_kind(result), large=True)
+    verdict = Paragraph(describe_validity(result), _verdict_kind(result), large=True)
     return section("Result", verdict, Bullets(sentences))
 
 
-def describe_standing(result: MlperfResult) -> str:
-    """Return VALID or INVALID by the rules, and whether the rate could go on for longer."""
+def describe_validity(result: MlperfResult) -> str:
+    """Return whether the result is VALID by the rules, and whether the server sustains the rate.
+
+    A run can be VALID although a queue grows, which a longer run would show. Offline has no rate to
+    sustain.
+    """
     if not result.valid:
         return "INVALID"
     if result.scenario == "offline":
@@ -346,13 +358,17 @@ def describe_standing(result: MlperfResult) -> str:
 
 
 def _describe_stability(result: MlperfResult) -> Iterator[str]:
-    """Yield whether the rate can go on for longer than the run, or how to find out."""
+    """Yield sentences about whether the server sustains the rate for longer than the run.
+
+    They are: that it does not, or how a longer run can verify it; what this run shows about it; and
+    the highest rate that is VALID in runs of the official length, if longer runs need a lower one.
+    """
     if result.sustained is False and result.valid:
         yield (
             "A queue grows: a longer run at this rate would miss the limits. "
             "--find-peak finds a rate that is sustained."
         )
-    elif result.rules_only and result.longer_minutes is not None:
+    elif result.is_valid_by_rules_only and result.longer_minutes is not None:
         yield (
             "Stability not verified; run --find-peak --sustain "
             f"(about {result.longer_minutes:,.0f} min)."
@@ -379,10 +395,14 @@ class CompletedRate(NamedTuple):
 
 
 def completed_rates(result: MlperfResult, gpus: int | None) -> tuple[CompletedRate, CompletedRate]:
-    """Return output tokens/s and samples/s in LoadGen's window.
+    """Return output tokens/s and samples/s as text, in LoadGen's window.
 
     The window ends when the query that was issued last completes, in Offline with the last
     completion.
+
+    Args:
+        result: The result.
+        gpus: The number of GPUs behind the endpoint, or None if it is not known.
     """
     window = "until the last-issued query completed"
     if result.scenario == "offline":
@@ -402,31 +422,41 @@ def completed_rates(result: MlperfResult, gpus: int | None) -> tuple[CompletedRa
 # -- additions to the report of the run, or of the search for a peak -------------------------------
 
 
-def create_addition(result: MlperfResult, gpus: int | None) -> ExtraSections:
-    """Return what the result adds to the report of the run or search in the same directory."""
+def create_extra_sections(result: MlperfResult, gpus: int | None) -> ExtraSections:
+    """Return what the result adds to the report of the run or search in the same directory.
+
+    Besides its sections, these are the notice that it is unofficial, its verdict, and the rates of
+    the headline: the tiles at the top of the page show the rates of LoadGen's window.
+
+    Args:
+        result: The result.
+        gpus: The number of GPUs behind the endpoint, or None if it is not known.
+    """
     tokens, _ = completed_rates(result, gpus)
     tokens_text = _join_present(f"{tokens.value} output tokens/s {tokens.window}", tokens.per_gpu)
 
-    def replace_tiles(tiles: Sequence[Tile]) -> Sequence[Tile]:
-        return [_with_loadgen_rate(tile, result, gpus) for tile in tiles]
+    def replace_rates(tiles: Sequence[Tile]) -> Sequence[Tile]:
+        return [_replace_rate(tile, result, gpus) for tile in tiles]
 
     return ExtraSections(
         notices=(disclosure_notice(result.disclosure),),
         verdict_text=describe_verdict(result),
         is_good=result.valid,
-        replace_tiles=replace_tiles,
+        replace_tiles=replace_rates,
         metrics=f"{tokens_text}.",
         sections=detail_sections(result, gpus),
     )
 
 
-def _with_loadgen_rate(tile: Tile, result: MlperfResult, gpus: int | None) -> Tile:
-    """Return a headline number with the rate of LoadGen's window, if it is a rate.
+def _replace_rate(tile: Tile, result: MlperfResult, gpus: int | None) -> Tile:
+    """Return a headline number of a run with the value in LoadGen's window, if it is a rate.
 
-    The page of a run then shows the same rates as the MLPerf-style result.
+    The page of the run then shows the same rates as the MLPerf-style result. Other headline numbers
+    are returned unchanged.
     """
     tokens, samples = completed_rates(result, gpus)
-    rate = {"Output throughput": tokens, "Request throughput": samples}.get(tile.name)
+    rates_by_tile = {"Output throughput": tokens, "Request throughput": samples}
+    rate = rates_by_tile.get(tile.name)
     if rate is None:
         return tile
     return tile._replace(value=rate.value, note=_join_present(rate.per_gpu, rate.window))

@@ -212,7 +212,7 @@ def test_one_token_replies_are_counted_and_left_out() -> None:
     assert (result.one_token_replies, result.tpot.count, result.checks[1].count) == (250, 750, 750)
     assert result.tpot.min == 100 * MS
     assert result.tokens == 750 * 11 + 250
-    lenient = mlperf.judge_trace(run, SMALL, lenient=True)
+    lenient = mlperf.judge_trace(run, SMALL, with_one_token_defect=True)
     assert lenient.tpot is not None
     assert (lenient.tpot.count, lenient.tpot.min, lenient.tokens) == (1000, -1000 * MS, 750 * 11)
 
@@ -278,10 +278,10 @@ def test_rows_become_a_trace_in_the_order_of_issue() -> None:
     ],
 )
 def test_test06(reply: Reply, failed: tuple[int, int, int]) -> None:
-    found = mlperf.test06([reply])
+    found = mlperf.run_test06([reply])
     assert (found.first_token, found.end_tokens, found.length) == failed
     assert found.passed == (failed == (0, 0, 0))
-    assert mlperf.test06([reply], offline=True).first_token is None
+    assert mlperf.run_test06([reply], is_offline=True).first_token is None
 
 
 # -- log files -------------------------------------------------------------------------------------
@@ -419,7 +419,7 @@ def test_every_section_of_a_missed_limit() -> None:
 def test_page_of_a_run_shows_rates_of_loadgens_window() -> None:
     """The cards of the page show the rates of the MLPerf-style result instead of the run's."""
     result = mlperf.judge_trace(trace(1000), SMALL)
-    replace_tiles = text.create_addition(result, gpus=4).replace_tiles
+    replace_tiles = text.create_extra_sections(result, gpus=4).replace_tiles
     assert replace_tiles is not None
     summary = load_summary(SUMMARY_EXAMPLE.read_bytes())
     tiles = {tile.name: tile.value for tile in replace_tiles(headline_tiles(summary))}

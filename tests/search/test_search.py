@@ -115,9 +115,9 @@ def test_a_plan_states_by_which_rules_a_search_ran(tmp_path: Path) -> None:
     ]
     assert experiment.load_unit(ours, "requests") == " queries/s"
     (tmp_path / "plan.json").write_bytes(msgspec.json.encode(of_search))
-    assert mlperf_added.additions(tmp_path, None) is None  # type: ignore[arg-type]
+    assert mlperf_added.create_extra_sections(tmp_path, None) is None  # type: ignore[arg-type]
     (tmp_path / "plan.json").write_bytes(msgspec.json.encode(ours))
-    assert mlperf_added.additions(tmp_path, None) is not None  # type: ignore[arg-type]
+    assert mlperf_added.create_extra_sections(tmp_path, None) is not None  # type: ignore[arg-type]
 
 
 def test_a_search_whose_endpoint_is_gone_keeps_its_result(

@@ -566,7 +566,7 @@ def test_one_slow_replica_makes_a_valid_run_rules_only(tmp_path: Path) -> None:
     settings = Settings(url=f"sim:{preset}", out=tmp_path / "o")
     summary, folder = run.execute(mlperf_run.build_workload(test, data, qps=RATE), settings)
     result = mlperf_run.judge_run(folder, test, summary, data_name=data.name, qps=RATE)
-    assert (result.valid, result.sustained, result.rules_only) == (True, False, True)
+    assert (result.valid, result.sustained, result.is_valid_by_rules_only) == (True, False, True)
     assert summary.sustainable.growing == ("replica 3",)
     out = " ".join(as_text.render(mlperf_text.create_report(result), full=True).split())
     assert "VALID by MLPerf rules, but not sustained" in out and "replica 3" in out
