@@ -23,6 +23,12 @@ LOG_SCALE_RATIO = 8
 On a linear axis, such an outlier would press all other points together.
 """
 
+LINE_WIDTH = 1.8
+DOTTED = "2 4"
+"""The pattern of a dotted line in SVG: dashes of 2 pixels and gaps of 4."""
+
+MS_PER_S = 1000
+
 X_MARGIN = 1.08
 """The x axis ends so far beyond the last point, which leaves room for the point's label."""
 
@@ -164,23 +170,35 @@ def _build_chart(
     *,
     links: bool,
 ) -> Chart | None:
-    """Return the chart of two metrics, or None if no result has both."""
-    points = {result.name: _points(result, x_metric, y_metric) for result in results}
-    x_values = [point.x for of_result in points.values() for point in of_result]
-    y_values = [point.y for of_result in points.values() for point in of_result]
-    if not x_values or not max(x_values):
+    """Return the chart of two metrics, or None if no result has both.
+
+    A chart of the output speed per user also shows the TPOT limits of SLOs, because that speed is
+    1 / TPOT, and the confidence intervals of throughputs.
+
+    Args:
+        results: The results, each of which is a curve of its load points.
+        x_metric: The metric of the x axis.
+        y_metric: The metric of the y axis.
+        color_by: A key of `COLOR_KEYS`.
+        links: Whether points lead to the pages of their runs.
+    """
+    points_by_result = {result.name: _points(result, x_metric, y_metric) for result in results}
+    all_points = [point for points in points_by_result.values() for point in points]
+    x_values = [point.x for point in all_points]
+    y_values = [point.y for point in all_points]
+    if not x_values or max(x_values) == 0:
         return None
-    colors = assign_colors(results, color_by)
     x_max = max(x_values) * X_MARGIN
-    shows_users = x_metric is X_METRICS["user"]
-    limits = _tpot_limits(results, colors, x_max) if shows_users else _Limits()
+    colors = assign_colors(results, color_by)
+    has_speed_axis = x_metric is X_METRICS["user"]
+    limits = _tpot_limits(results, colors, x_max) if has_speed_axis else _Limits()
+
     series: list[Series] = []
     for result in results:
+        points = points_by_result[result.name]
         label = _legend_label(result, color_by)
-        series += _result_series(
-            result, points[result.name], colors[result.name], label, links=links
-        )
-    if shows_users and y_metric.unit == "tokens/s":
+        series += _result_series(result, points, colors[result.name], label, links=links)
+    if has_speed_axis and y_metric.unit == "tokens/s":
         is_per_gpu = y_metric.value is _tokens_per_gpu
         series += _interval_series(results, colors, is_per_gpu=is_per_gpu)
     return Chart(
@@ -248,28 +266,43 @@ class _Limits(NamedTuple):
 def _tpot_limits(
     results: Sequence[StoredResult], colors: Mapping[str, str], x_max: float
 ) -> _Limits:
-    """Return the TPOT limits on an axis of tokens/s per user: 1000 / TPOT in ms.
+    """Return the TPOT limits of SLOs on an axis of tokens/s per user.
 
     If all results have the same limit, the region within it is shaded. Otherwise each limit is a
-    line in the color of its result. Limits beyond the axis are left out.
+    vertical line in the color of its result. Limits beyond the axis are left out.
+
+    Args:
+        results: The results.
+        colors: The color of each result by its name.
+        x_max: The end of the axis.
     """
-    limits = {result.name: result.tpot_limit_ms for result in results}
-    common = _common_value(limits.values())
-    if common:
-        if 1000 / common >= x_max:
+    common_limit_ms = _common_value(result.tpot_limit_ms for result in results)
+    if common_limit_ms is not None:
+        min_speed = _speed_at_tpot(common_limit_ms)
+        if min_speed >= x_max:
             return _Limits()
-        label = f"meets SLO: TPOT ≤ {common:g} ms"
-        return _Limits(
-            bands=(ShadedBand(start=1000 / common, end=x_max, label=label, color="good"),)
+        label = f"meets SLO: TPOT ≤ {common_limit_ms:g} ms"
+        band = ShadedBand(start=min_speed, end=x_max, label=label, color="good")
+        return _Limits(bands=(band,))
+
+    marks = []
+    for result in results:
+        limit_ms = result.tpot_limit_ms
+        if limit_ms is None or _speed_at_tpot(limit_ms) >= x_max:
+            continue
+        mark = Mark(
+            x=_speed_at_tpot(limit_ms),
+            label=f"SLO: TPOT ≤ {limit_ms:g} ms",
+            color=colors[result.name],
         )
-    lines = dict.fromkeys(
-        (limit, colors[name]) for name, limit in limits.items() if limit and 1000 / limit < x_max
-    )
-    marks = [
-        Mark(x=1000 / limit, label=f"SLO: TPOT ≤ {limit:g} ms", color=color)
-        for limit, color in lines
-    ]
+        if mark not in marks:
+            marks.append(mark)
     return _Limits(marks=tuple(marks))
+
+
+def _speed_at_tpot(tpot_ms: float) -> float:
+    """Return the output speed of a user in tokens/s: the inverse of TPOT."""
+    return MS_PER_S / tpot_ms
 
 
 def _common_value(values: Iterable[float | None]) -> float | None:
@@ -287,29 +320,50 @@ def _legend_label(result: StoredResult, color_by: str) -> str:
 def _result_series(
     result: StoredResult, points: Sequence[_Point], color: str, label: str, *, links: bool
 ) -> Iterator[Series]:
-    """Yield the load points of a result: those that met the SLO, and dotted those that did not.
+    """Yield the line of the load points of a result that met the SLO, and a dotted one of the rest.
 
-    The trials of a search are not joined by a line, because they have different durations.
+    Args:
+        result: The result.
+        points: Its load points.
+        color: Its color.
+        label: Its name in the legend.
+        links: Whether points lead to the pages of their runs.
     """
-    width = 0 if result.kind == "search" else 1.8
-    for meets_slo, name, dash in (
-        (True, label, ""),
-        (False, f"{label}: SLO missed or invalid", "2 4"),
-    ):
-        group = [point for point in points if point.meets_slo is meets_slo]
-        if not group:
-            continue
-        yield Series(
-            name=name,
-            x=[point.x for point in group],
-            y=[point.y for point in group],
-            color=color,
-            width=width,
-            dash=dash,
-            dots=True,
-            labels=tuple(_point_label(point.load_point, result) for point in group),
-            links=tuple(_run_url(point.load_point, result) for point in group) if links else (),
-        )
+    met = [point for point in points if point.meets_slo]
+    missed = [point for point in points if not point.meets_slo]
+    if met:
+        yield _points_series(result, met, color, label, dash="", links=links)
+    if missed:
+        missed_label = f"{label}: SLO missed or invalid"
+        yield _points_series(result, missed, color, missed_label, dash=DOTTED, links=links)
+
+
+def _points_series(
+    result: StoredResult,
+    points: Sequence[_Point],
+    color: str,
+    label: str,
+    *,
+    dash: str,
+    links: bool,
+) -> Series:
+    """Return load points of a result as a series of the chart (see `_result_series`).
+
+    `dash` is the pattern of the line. The trials of a search are not joined by a line, because they
+    have different durations.
+    """
+    run_urls = [_run_url(point.load_point, result) for point in points]
+    return Series(
+        name=label,
+        x=[point.x for point in points],
+        y=[point.y for point in points],
+        color=color,
+        width=0 if result.kind == "search" else LINE_WIDTH,
+        dash=dash,
+        dots=True,
+        labels=tuple(_point_label(point.load_point, result) for point in points),
+        links=tuple(run_urls) if links else (),
+    )
 
 
 def _point_label(load_point: LoadPointResult, result: StoredResult) -> str:
@@ -349,7 +403,16 @@ def _run_url(load_point: LoadPointResult, result: StoredResult) -> str:
 def _interval_series(
     results: Sequence[StoredResult], colors: Mapping[str, str], *, is_per_gpu: bool
 ) -> Iterator[Series]:
-    """Yield a thick vertical line over the interval of each capacity or mean of repeats."""
+    """Yield a thick vertical line over the confidence interval of each result that has one.
+
+    That is the interval of the throughput of a capacity, or of the mean of repeats. It stands at
+    the output speed per user of that load.
+
+    Args:
+        results: The results.
+        colors: The color of each result by its name.
+        is_per_gpu: Whether the y axis shows throughput per GPU.
+    """
     for result in results:
         interval = result.interval
         if interval is None or result.curve is None:

@@ -46,24 +46,28 @@ NO_COST_REASON = (
 )
 
 
-def results_to_draw(results: Sequence[StoredResult], choice: Choice) -> list[StoredResult]:
+def select_results_to_draw(results: Sequence[StoredResult], choice: Choice) -> list[StoredResult]:
     """Return the results that the charts show, at most `MAX_CURVES`.
 
-    They are the chosen ones, or else the newest ones. All of them have the same workload: the
-    chosen one, or else that of the first result.
+    They are those that the reader has selected by name, or else the newest ones. A chart compares
+    systems, so all of them have the same workload: the one that the reader has selected, or else
+    that of the first result. If no result that is selected by name has the selected workload, the
+    names are ignored.
+
+    Args:
+        results: All results of the folder, the newest first.
+        choice: What the reader has selected.
     """
-    with_metrics = [result for result in results if result.curve is not None]
-    named = [result for result in with_metrics if result.name in choice.names]
-    candidates = named or with_metrics
-    example = _find_by_name(with_metrics, choice.workload_of)
-    if example is None:
-        example = candidates[0] if candidates else None
-    elif not any(have_same_workload(result, example) for result in candidates):
-        candidates = with_metrics  # the reader chose another workload than that of the names
-    if example is None:
+    drawable = [result for result in results if result.curve is not None]
+    if not drawable:
         return []
-    same = [result for result in candidates if have_same_workload(result, example)]
-    return same[:MAX_CURVES]
+    candidates = [result for result in drawable if result.name in choice.names] or drawable
+    selected_example = _find_by_name(drawable, choice.workload_of)
+    example = candidates[0] if selected_example is None else selected_example
+    same_workload = [result for result in candidates if have_same_workload(result, example)]
+    if not same_workload:
+        same_workload = [result for result in drawable if have_same_workload(result, example)]
+    return same_workload[:MAX_CURVES]
 
 
 def _find_by_name(results: Sequence[StoredResult], name: str) -> StoredResult | None:
@@ -80,24 +84,24 @@ def render(
     currency: str = "",
     served: bool = False,
 ) -> str:
-    """Return the page as HTML.
+    """Return the page of a folder of results as HTML: charts first, then the list.
 
     Args:
         title: The name of the folder.
         results: The results in it.
-        choice: What to draw.
+        choice: What the reader has selected to draw.
         version: The version of loadgen.
         filter_text: Only results that contain this text are listed.
         currency: The currency of the costs, or "" without prices.
         served: Whether `loadgen ui` serves the page, so that it has a form and links.
     """
-    drawn_results = results_to_draw(results, choice)
+    drawn_results = select_results_to_draw(results, choice)
     listed = [result for result in results if filter_text.lower() in _searchable_text(result)]
     command = "ui" if served else "report"
     page = Page(f"Results in {title}", f"loadgen {version} {command}")
     if served and any(result.is_running for result in listed):
-        page.add_html(f'<meta http-equiv="refresh" content="{LIST_REFRESH_S}">')
-    if any(map(_is_simulated, [*drawn_results, *listed])):
+        _refresh_page_every(page, LIST_REFRESH_S)
+    if any(_is_simulated(result) for result in [*drawn_results, *listed]):
         notice = simulated_notice(
             "some results come from a performance model, not from real hardware"
         )
@@ -105,19 +109,47 @@ def render(
     page.add_title(f"{title}: {format.counted(len(results), 'result')}")
     if not results:
         page.add_paragraph(NO_RESULTS)
-    if drawn_results:
-        page.add_paragraph(_describe_workload(results, drawn_results[0]))
-    page.add_charts(build_charts(drawn_results, choice, currency, links=served))
-    if currency and choice.y in ("", "usd"):
-        _add_missing_costs(page, drawn_results)
-    if drawn_results:
-        page.add_paragraph(CHART_LEGEND, "soft")
+    _add_charts(page, results, drawn_results, choice, currency=currency, has_links=served)
     page.add_heading("Results")
     if served:
         page.add_html(_form_html(results, drawn_results, listed, choice, filter_text))
     else:
         page.add_html(_static_list_html(listed, drawn_results))
     return page.render()
+
+
+def _refresh_page_every(page: Page, seconds: int) -> None:
+    """Let the browser load the page again regularly."""
+    page.add_html(f'<meta http-equiv="refresh" content="{seconds}">')
+
+
+def _add_charts(
+    page: Page,
+    results: Sequence[StoredResult],
+    drawn_results: Sequence[StoredResult],
+    choice: Choice,
+    *,
+    currency: str,
+    has_links: bool,
+) -> None:
+    """Add the charts to a page, with the workload above them and explanations below.
+
+    Args:
+        page: The page.
+        results: All results of the folder.
+        drawn_results: The results that the charts show.
+        choice: What the reader has selected to draw.
+        currency: The currency of the costs, or "" without prices.
+        has_links: Whether points lead to the pages of their runs.
+    """
+    if drawn_results:
+        page.add_paragraph(_describe_workload(results, drawn_results[0]))
+    page.add_charts(build_charts(drawn_results, choice, currency, links=has_links))
+    has_cost_chart = currency and choice.y in ("", "usd")
+    if has_cost_chart:
+        _add_missing_costs(page, drawn_results)
+    if drawn_results:
+        page.add_paragraph(CHART_LEGEND, "soft")
 
 
 def _describe_workload(results: Sequence[StoredResult], example: StoredResult) -> str:
@@ -153,7 +185,7 @@ def _searchable_text(result: StoredResult) -> str:
 def render_text(results: Sequence[StoredResult]) -> str:
     """Return the list for a terminal, ending in a newline."""
     lines = format_text(
-        TERMINAL_HEAD, [_list_row(result).terminal_cells() for result in results], 3
+        TERMINAL_HEAD, [_list_cells(result).terminal_cells() for result in results], 3
     )
     return "\n".join(lines) + "\nLatencies in ms. ~: low confidence, too few samples.\n"
 
@@ -194,7 +226,12 @@ LIST_HEAD = ListCells(
 TERMINAL_HEAD = LIST_HEAD.terminal_cells()
 
 
-def _list_row(result: StoredResult) -> ListCells:
+def _list_cells(result: StoredResult) -> ListCells:
+    """Return the cells of a result in the list, on the page and in a terminal.
+
+    A result without metrics, for example one that is running, has only cells that describe it. The
+    metrics are those of the selected load point, which stands for the whole result.
+    """
     curve = result.curve
     selected = result.selected_load_point
     started = result.started[:16].replace("T", " ")
@@ -211,8 +248,8 @@ def _list_row(result: StoredResult) -> ListCells:
         result=result.name,
         kind=result.kind,
         outcome=result.outcome,
-        workload=" · ".join(filter(None, (curve.workload, curve.model))),
-        target=", ".join(filter(None, (curve.target, curve.region))),
+        workload=_join_present(" · ", curve.workload, curve.model),
+        target=_join_present(", ", curve.target, curve.region),
         gpus=format.count(curve.gpus),
         load=_describe_load(result, curve, selected),
         throughput=format.quantity(selected.output_per_s),
@@ -222,18 +259,32 @@ def _list_row(result: StoredResult) -> ListCells:
     )
 
 
-def _describe_load(result: StoredResult, curve: SweepCurve, selected: LoadPointResult) -> str:
-    """Return the load of a run, or the number of loads and which one is shown.
+def _join_present(separator: str, *texts: str) -> str:
+    """Return the texts that are not empty, joined by a separator."""
+    return separator.join(filter(None, texts))
 
-    The load that is shown is left out if the outcome names it.
+
+def _describe_load(result: StoredResult, curve: SweepCurve, selected: LoadPointResult) -> str:
+    """Return the cell with the load of a result.
+
+    The outcomes are, in this order: the load of a single run; the number of repeats and their load;
+    the number of loads, if the outcome of the result names the selected one; and the number of
+    loads with the selected one.
+
+    Args:
+        result: The result.
+        curve: Its runs.
+        selected: The load point whose metrics are shown.
     """
-    load_points = len(result.load_points)
-    if load_points == 1:
-        repeats = len(curve.load_points)
-        return selected.load_label if repeats == 1 else f"{repeats} x {selected.load_label}"
+    load_count = len(result.load_points)
+    repeats = len(curve.load_points)
+    if load_count == 1 and repeats == 1:
+        return selected.load_label
+    if load_count == 1:
+        return f"{repeats} x {selected.load_label}"
     if selected.name == result.selected_run:
-        return str(load_points)
-    return f"{load_points}, shown: {short_load_label(selected)}"
+        return str(load_count)
+    return f"{load_count}, shown: {short_load_label(selected)}"
 
 
 class ListRowHtml(NamedTuple):
@@ -259,10 +310,16 @@ PAGE_HEAD = (
 def _row_html(
     result: StoredResult, name_html: str, drawn_results: Sequence[StoredResult]
 ) -> ListRowHtml:
-    """Return a row of the list. Target and GPUs stand below the workload."""
-    row = _list_row(result)
+    """Return the row of a result in the list. Target and GPUs stand below the workload.
+
+    Args:
+        result: The result.
+        name_html: The cell with its name, which is a link or has a check box.
+        drawn_results: The results in the charts, whose workload the row may share.
+    """
+    row = _list_cells(result)
     gpus = f"{row.gpus} GPUs" if row.gpus else ""
-    target = " · ".join(filter(None, (row.target, gpus)))
+    target = _join_present(" · ", row.target, gpus)
     workload_html = f"{escape(row.workload)}<br><small>{escape(target)}</small>"
     metrics = (row.load, row.throughput, row.ttft_p99, row.tpot_p99, row.started)
     cells = [
@@ -270,7 +327,7 @@ def _row_html(
         escape(row.kind),
         escape(row.outcome),
         workload_html,
-        *map(escape, metrics),
+        *(escape(text) for text in metrics),
     ]
     return ListRowHtml(cells, _can_be_drawn_with(result, drawn_results))
 
@@ -319,7 +376,18 @@ def _form_html(
     choice: Choice,
     filter_text: str,
 ) -> str:
-    """Return the list as a form: check boxes, what to draw, and buttons."""
+    """Return the list as a form, in which the reader selects results and what to draw.
+
+    Its buttons draw the selected results again, compare them, or save them as one page. The names
+    of the fields are those that `server.py` reads from the URL.
+
+    Args:
+        results: All results of the folder.
+        drawn_results: The results that the charts show, whose boxes are checked.
+        listed: The results that match the filter.
+        choice: What the reader has selected to draw.
+        filter_text: The filter.
+    """
     drawn_names = {result.name for result in drawn_results}
     selects = _selects_html(results, drawn_results, choice)
     rows = []
@@ -340,7 +408,10 @@ def _form_html(
 
 
 def _check_box_html(result: StoredResult, *, is_checked: bool) -> str:
-    """Return the check box of a result and the link to its page."""
+    """Return the check box that selects a result, and the link to its page.
+
+    A result without metrics cannot be selected. A running one leads to the page of its progress.
+    """
     name = escape(result.name)
     checked = " checked" if is_checked else ""
     disabled = "" if result.curve is not None else " disabled"
@@ -365,12 +436,21 @@ def _hidden_names_html(drawn_names: set[str], listed: Sequence[StoredResult]) ->
 def _selects_html(
     results: Sequence[StoredResult], drawn_results: Sequence[StoredResult], choice: Choice
 ) -> str:
-    """Return the menus for the workload, the axes and the color."""
+    """Return the menus for the workload, the axes and the color of the charts.
+
+    A workload is selected by the name of a result that has it. For the workload that is drawn, this
+    is the first drawn result, so that the menu shows it as selected.
+
+    Args:
+        results: All results of the folder, which decide what the menus offer.
+        drawn_results: The results that the charts show.
+        choice: What the reader has selected before.
+    """
+    drawn_name = drawn_results[0].name if drawn_results else ""
     workloads = {}
     for example in distinct_workloads(results):
-        same = [result for result in drawn_results if have_same_workload(result, example)]
-        value = same[0].name if same else example.name
-        workloads[value] = example.workload_label
+        is_drawn = bool(drawn_results) and have_same_workload(drawn_results[0], example)
+        workloads[drawn_name if is_drawn else example.name] = example.workload_label
     has_costs = any(result.cost_per_million_tokens for result in results)
     x_metrics = {key: metric.label for key, metric in X_METRICS.items()}
     y_metrics = {
@@ -379,7 +459,7 @@ def _selects_html(
         if key != "usd" or has_costs
     }
     selects = (
-        _select_html("workload", "w", drawn_results[0].name if drawn_results else "", workloads),
+        _select_html("workload", "w", drawn_name, workloads),
         _select_html("x axis", "x", choice.x, x_metrics),
         _select_html("y axis", "y", choice.y, {"": "automatic", **y_metrics}),
         _select_html("color by", "c", choice.color_by, {key: key for key in COLOR_KEYS}),
@@ -401,11 +481,16 @@ def render_plain_page(
 ) -> str:
     """Return a page of preformatted text with a link to the list.
 
-    With `refresh_s`, the browser loads the page again after so many seconds.
+    Args:
+        title: The title of the page.
+        text: The text.
+        home_url: The URL of the list.
+        version: The version of loadgen.
+        refresh_s: After so many seconds the browser loads the page again; 0 for never.
     """
     page = Page(title, f"loadgen {version} ui")
     if refresh_s:
-        page.add_html(f'<meta http-equiv="refresh" content="{refresh_s}">')
+        _refresh_page_every(page, refresh_s)
     page.add_html(f'<p><a href="{home_url}">all results</a></p>')
     page.add_title(title)
     page.add_html(f"<pre>{escape(text)}</pre>")

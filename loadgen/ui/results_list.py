@@ -49,7 +49,7 @@ def results_in(root: Path, prices: Prices | None = None) -> list[StoredResult]:
     have a price have the cost per million output tokens.
     """
     folders = sorted(_find_results(root, MAX_DEPTH), key=_modification_time, reverse=True)
-    results = [_read(root, folder, prices) for folder in folders[:MAX_RESULTS]]
+    results = [_read_result(root, folder, prices) for folder in folders[:MAX_RESULTS]]
     return sorted(results, key=lambda result: result.started, reverse=True)
 
 
@@ -78,6 +78,10 @@ def _is_plain_run(folder: Path) -> bool:
 
 
 def _have_same_workload(parent: Path, run_folders: Sequence[Path]) -> bool:
+    """Return True if the runs in a folder have one workload, as far as they have a summary.
+
+    The check is that of `loadgen report`, which refuses a folder of runs with several workloads.
+    """
     from loadgen.core import run_folder
     from loadgen.core.metrics.summary import NamedSummary
     from loadgen.runs.run_directory_kind import check_same_workload
@@ -115,8 +119,14 @@ def _modification_time(path: Path) -> float:
     return path.stat().st_mtime
 
 
-def _read(root: Path, folder: Path, prices: Prices | None) -> StoredResult:
-    """Return a result of the list. If it cannot be read, its outcome says why."""
+def _read_result(root: Path, folder: Path, prices: Prices | None) -> StoredResult:
+    """Return the entry of a result in the list. If it cannot be read, its outcome says why.
+
+    Args:
+        root: The folder that is listed.
+        folder: The folder of the result.
+        prices: The prices of machines, or None for no costs.
+    """
     from loadgen.ui.stored_result import StoredResult
 
     kind = listed_kind(folder)
@@ -139,7 +149,15 @@ def _read(root: Path, folder: Path, prices: Prices | None) -> StoredResult:
 
 
 def _with_metrics(result: StoredResult, row: ListRow, prices: Prices | None) -> StoredResult:
-    """Return a result with what its kind reports, and with the metrics of its runs."""
+    """Return a copy of a result with what its kind reports, and with the metrics of its runs.
+
+    A result without runs has no curve, and its outcome says that there is no summary.
+
+    Args:
+        result: The name and kind of the result.
+        row: What the kind of the result reports for a list.
+        prices: The prices of machines, or None for no costs.
+    """
     from loadgen.runs.sweep_curve import build_curve
 
     result = msgspec.structs.replace(
@@ -158,20 +176,26 @@ def _with_metrics(result: StoredResult, row: ListRow, prices: Prices | None) -> 
     load_points = [
         _average_load_point(curve.load_points, summaries) for summaries in _runs_by_load(row.runs)
     ]
-    costs = {point.metrics.name: _cost(point.summaries, prices) for point in load_points}
-    first = row.runs[0].summary
-    tpot_limits = [term.limit_ms for term in first.goodput.slo if term.metric == "tpot"]
+    costs = {}
+    for point in load_points:
+        cost = _cost_per_million_tokens(point.summaries, prices)
+        if cost:
+            costs[point.metrics.name] = cost
+    # All runs have the same workload, SLO and target, so the first one describes them.
+    first_summary = row.runs[0].summary
+    target = first_summary.target
+    tpot_limits = [term.limit_ms for term in first_summary.goodput.slo if term.metric == "tpot"]
     return msgspec.structs.replace(
         result,
         curve=curve,
         load_points=tuple(point.metrics for point in load_points),
         tpot_limit_ms=min(tpot_limits, default=None),
         interval=row.interval,
-        cost_per_million_tokens={name: cost for name, cost in costs.items() if cost},
-        mean_input_tokens=_mean_per_request(first.tokens.input, first),
-        mean_output_tokens=_mean_per_request(first.tokens.output, first),
-        hardware=first.target.shape or first.target.name or first.target.url,
-        software=", ".join(first.target.software),
+        cost_per_million_tokens=costs,
+        mean_input_tokens=_mean_per_request(first_summary.tokens.input, first_summary),
+        mean_output_tokens=_mean_per_request(first_summary.tokens.output, first_summary),
+        hardware=target.shape or target.name or target.url,
+        software=", ".join(target.software),
     )
 
 
@@ -201,7 +225,7 @@ def _average_load_point(
 
 
 def _runs_by_load(runs: Sequence[NamedSummary]) -> list[dict[str, Summary]]:
-    """Return the runs of each load as summaries by name.
+    """Return the runs grouped by their load: for each load, the summaries by the name of the run.
 
     Runs with one configuration fingerprint and load are repeats of each other.
     """
@@ -212,24 +236,31 @@ def _runs_by_load(runs: Sequence[NamedSummary]) -> list[dict[str, Summary]]:
     return list(by_load.values())
 
 
-def _cost(summaries: Sequence[Summary], prices: Prices | None) -> float | None:
-    """Return the cost of a million output tokens, in the currency of the prices.
+def _cost_per_million_tokens(summaries: Sequence[Summary], prices: Prices | None) -> float | None:
+    """Return the cost of a million output tokens at full use, in the currency of the prices.
 
-    `summaries` are repeats of one load. Returns None if their machine has no price.
+    Returns None if there is no price for the instance type ("shape"), or if the runs do not allow a
+    cost, for example because they are too short.
+
+    Args:
+        summaries: The summaries of the repeats of one load.
+        prices: The prices of machines, or None.
     """
     from loadgen.pricing.evidence import Evidence
     from loadgen.pricing.priced_result import price_result
     from loadgen.pricing.prices import find_prices
     from loadgen.pricing.units import OUTPUT
 
-    first = summaries[0]
-    if prices is None or not first.target.shape:
+    run = summaries[0].run
+    target = summaries[0].target
+    if prices is None or not target.shape:
         return None
+    full_utilization = Decimal(1)
     try:
-        price = find_prices(prices, first.target)[0]
-        evidence = Evidence(name=first.run.id, folder="", summaries=tuple(summaries))
+        price = find_prices(prices, target)[0]
+        evidence = Evidence(name=run.id, folder="", summaries=tuple(summaries))
         priced = price_result(
-            evidence, price, price.name, "", gpus=first.target.gpus, utilization=Decimal(1)
+            evidence, price, price.name, "", gpus=target.gpus, utilization=full_utilization
         )
     except LoadgenError:
         return None

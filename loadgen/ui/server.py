@@ -94,7 +94,12 @@ class _RequestHandler(BaseHTTPRequestHandler):
         """Log nothing: a request line contains the secret token."""
 
     def _respond(self) -> tuple[HTTPStatus, str]:
-        """Return the status and the text of the response."""
+        """Return the status and the text of the response to a request.
+
+        The path begins with a secret token, without which other users of this machine cannot read
+        the results. Requests to another host name are refused, so that a web site cannot reach this
+        server through a name of its own (DNS rebinding).
+        """
         url = urlsplit(self.path)
         token, _, path = url.path.removeprefix("/").partition("/")
         if not self._is_own_host():
@@ -164,10 +169,10 @@ class _RequestHandler(BaseHTTPRequestHandler):
 
     def _shared_page(self, query: Query) -> str:
         """Return what is drawn as a page that needs no server, without the rest of the folder."""
-        from loadgen.ui.page import render, results_to_draw
+        from loadgen.ui.page import render, select_results_to_draw
 
         choice = _parse_choice(query)
-        results = results_to_draw(results_in(self.server.folder, self.server.prices), choice)
+        results = select_results_to_draw(results_in(self.server.folder, self.server.prices), choice)
         if not results:
             raise UserError(
                 "no_result", "no result with metrics is selected", "share", "select one in the list"

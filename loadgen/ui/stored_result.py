@@ -96,7 +96,12 @@ class StoredResult(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def outcome(self) -> str:
-        """The outcome in a few words, for example "VALID, SLO met"."""
+        """The outcome in a few words, for example "VALID, SLO met".
+
+        It is the first of these that applies: running; the stored outcome of a result without
+        metrics; the outcome of valid runs; and how many runs are invalid, after the stored outcome
+        if there is one.
+        """
         if self.is_running:
             return "running"
         if self.curve is None:
@@ -110,7 +115,10 @@ class StoredResult(msgspec.Struct, frozen=True, kw_only=True):
         return ", ".join(filter(None, (self.stored_outcome, count)))
 
     def _outcome_of_valid_runs(self) -> str:
-        """Return whether valid runs met the SLO and sustained the load."""
+        """Return whether valid runs met the SLO and sustained the load.
+
+        For a sweep, whose highest loads are meant to miss the SLO, it says whether any load met it.
+        """
         if self.kind == "sweep":
             return "a load within the SLO" if self.curve is not None and self.curve.best else ""
         slo_results = {run.slo_met for run in self.runs}

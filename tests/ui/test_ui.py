@@ -221,7 +221,8 @@ def test_report_of_a_folder_writes_one_page(
 def test_only_chosen_results_are_drawn_and_filtered_results_are_listed(results: Path) -> None:
     found = results_in(results)
     assert [
-        result.name for result in results_page.results_to_draw(found, Choice(names=("swept",)))
+        result.name
+        for result in results_page.select_results_to_draw(found, Choice(names=("swept",)))
     ] == ["swept"]
     page = results_page.render(
         "results", found, Choice(names=("swept",)), version="1", filter_text="SWEPT", served=True
@@ -315,11 +316,11 @@ def test_chart_shows_one_workload_and_the_list_greys_out_others(results: Path) -
     tokens = msgspec.structs.replace(RAG.tokens, output=(RAG.tokens.output or 0) * 4)
     _store(results / "long", msgspec.structs.replace(RAG, tokens=tokens))
     found = results_in(results)
-    short = results_page.results_to_draw(found, Choice(workload_of="one-run"))
+    short = results_page.select_results_to_draw(found, Choice(workload_of="one-run"))
     assert {result.name for result in short} == {"one-run", "<b>odd & name", "swept", "deep/er/run"}
     assert [
         result.name
-        for result in results_page.results_to_draw(
+        for result in results_page.select_results_to_draw(
             found, Choice(names=("one-run",), workload_of="long")
         )
     ] == ["long"]
