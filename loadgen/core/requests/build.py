@@ -30,10 +30,11 @@ def build_prompts(
     tokenizer: Tokenizer,
     target: PromptTarget = ANY_TARGET,
 ) -> Prompts:
-    """Return the requests of a workload, built by the class for their kind.
+    """Return an object that builds the requests of a workload, of the class for their kind.
 
-    The kinds are a mix of classes, a trace, the rows of a file, tasks, and synthetic prompts. For a
-    ranking, a trace is refused like synthetic prompts without documents.
+    The kinds are a mix of classes, a trace, the rows of a file, tasks, and synthetic prompts. A
+    trace has no documents to rank, so for a ranking it is refused with the same error as synthetic
+    prompts without documents.
 
     Args:
         workload: The workload, or one class of a mix. Only its `requests` are used.
@@ -46,8 +47,8 @@ def build_prompts(
         UserError: The API cannot serve such requests, or a file of the workload cannot be read.
     """
     requests = workload.requests
-    # The kind of requests is recognized by its fields. To test for its class would import pydantic,
-    # which workers do not need.
+    # The kind of requests is recognized by a field that only it has. Testing for its class would
+    # import pydantic, which workers do not need.
     if hasattr(requests, "classes"):
         class_prompts = [
             build_prompts(

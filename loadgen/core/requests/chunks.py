@@ -75,10 +75,11 @@ class Corpus:
         return tuple(chunks)
 
     def _draw_with_repeats(self, number: int, attempt: int) -> list[int]:
-        """Draw as many chunks as a prompt has. A chunk may be drawn several times.
+        """Draw as many chunks as a prompt has, by their popularity. A chunk may be drawn twice.
 
-        Chunk k is drawn if a uniform random number is between the cumulative shares of the chunks
-        before it and its own.
+        This is inverse transform sampling: chunk k is drawn if a uniform random number is between
+        the cumulative shares of chunk k - 1 and chunk k. `attempt` makes repeated draws for prompt
+        `number` differ.
         """
         integers = np.frombuffer(
             random_bytes(self._key, f"chunks {attempt}", number, 8 * self._count), "<u8"

@@ -31,10 +31,10 @@ FIELDS_OF_RECIPE = set(WorkloadFile.model_fields) - {
 
 
 def recipe_fingerprint(workload: Workload, count_source: str, tokenizer_sha256: str = "") -> str:
-    """Return 16 hex digits that are equal for two workloads that ask for the same.
+    """Return 16 hex digits that are equal for two workloads with equal requests, load and SLO.
 
-    This is the load, the SLO and the way of counting tokens. Seeds, salt, names and the description
-    do not count.
+    The way of counting tokens must be equal, too. Seeds, salt, names and the description do not
+    count, because they do not change what is tested.
 
     Args:
         workload: The checked workload. The files of prompts and traces that it names are read.

@@ -22,9 +22,10 @@ from loadgen.core.workload.tasks import Task
 
 
 def apply_overrides(workload: Workload, overrides: Overrides, errors: DocumentErrors) -> Workload:
-    """Return the workload as changed by the options. Conflicts are added to `errors`.
+    """Return the workload as changed by the options of the command line.
 
-    An option that is not specified is None, or empty, and changes nothing.
+    Options that contradict the workload or each other are added to `errors`. An option that is not
+    specified is None, or empty, and changes nothing.
     """
     changes: dict[str, Any] = {
         "requests": _override_requests(workload.requests, overrides, errors),
@@ -81,8 +82,13 @@ def _override_requests(
 ) -> Requests:
     """Return the requests as changed by the options for lengths and for traces.
 
-    Options can set both lengths of generated prompts, and the output length of the rows of a file.
-    All other requests have lengths of their own. An error is added for a length that cannot be set.
+    What the options `--input-tokens` and `--output-tokens` can set depends on the requests:
+
+    - Generated prompts: both lengths.
+    - Rows of a data set: the output length, which may also be "unlimited".
+    - A trace, a task and a mix of classes: nothing, because these have lengths of their own.
+
+    An error is added for each length that cannot be set.
     """
     if isinstance(requests, FromTrace | Task | Mix):
         _refuse_lengths(requests, overrides, errors)

@@ -258,12 +258,13 @@ class _BatchChecker:
         ]
 
     def _time_checks(self, values: _BatchValues) -> list[_RowCheck]:
-        """Return the checks of the time of each row against those of the rows before it.
+        """Return the checks that compare the time of each row with those of earlier rows.
 
-        A time must be within a year of the first one, and not before an earlier one. A row with a
-        mistake does not count as a row before another one, so that one bad time does not make all
-        later rows bad. As a side effect, the first and the latest time are stored, because the rows
-        of the next batch follow those of this one.
+        A time must be within a year of the first one, and not before an earlier one. Rows with a
+        mistake are not compared with, so that one bad time does not make all later rows bad.
+
+        As a side effect, the first and the latest time are stored for the next batch, and the
+        latest time before each row for the error messages of this one.
         """
         is_readable = values.is_readable
         if self._first_ns is None and is_readable.any():
@@ -274,21 +275,14 @@ class _BatchChecker:
         latest_times = self._latest_times(values.at_ns, is_readable & is_within_a_year)
         self._latest_before_rows = latest_times[:-1]
         self._latest_ns = int(latest_times[-1])
+        is_ordered = values.at_ns >= self._latest_before_rows
 
         time = self._columns.time
+        problem = "the time is more than a year from that of the first row"
         return [
-            _RowCheck(
-                is_within_a_year,
-                "out_of_range",
-                time,
-                "the time is more than a year from that of the first row",
-            ),
-            _RowCheck(
-                values.at_ns >= self._latest_before_rows,
-                "unordered",
-                time,
-                "the time goes back by {back_s} s",
-            ),
+            _RowCheck(is_within_a_year, "out_of_range", time, problem),
+            # `_first_errors` fills in by how much.
+            _RowCheck(is_ordered, "unordered", time, "the time goes back by {back_s} s"),
         ]
 
     def _latest_times(self, at_ns: Integers, is_candidate: Mask) -> Integers:

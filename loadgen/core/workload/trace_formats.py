@@ -91,8 +91,8 @@ class TraceFormat(NamedTuple):
         name: The name of the format in reports.
         parse_line: Returns the requests of one line. Raises InvalidValueError.
         must_be_ordered: Whether lines must be in order of arrival.
-        parse_lines: Returns the requests of many plain lines, several times faster, or None if one
-            of the lines is not plain.
+        parse_lines: Returns the requests of many lines of the most common form, several times
+            faster, or None if one of the lines has another form.
         with_unit: Returns this format with its times in a unit. None if the format defines the
             unit.
         default_unit: The unit of whole numbers where `with_unit` is set, if it is not milliseconds.
