@@ -97,7 +97,7 @@ def test_it_has_a_row_of_each_table_and_no_fault() -> None:
         assert plugin.error == "" and (plugin.package, plugin.version) == ("acme-loadgen", "1.0"), (
             table.group
         )
-    assert {finding.state for finding in plugin_checks.findings()} == {"ok"}
+    assert {finding.state for finding in plugin_checks.check_plugins()} == {"ok"}
 
 
 @pytest.mark.usefixtures("acme")
@@ -192,7 +192,7 @@ def test_a_slip_in_a_row_is_told_as_the_plug_ins(
     if typed == ("doctor",):
         assert any(
             said in one.observed
-            for one in plugin_checks.findings()
+            for one in plugin_checks.check_plugins()
             if one.state == plugin_checks.WARNING
         )
         return

@@ -418,7 +418,7 @@ def check_target(
     reports = []
     for endpoint in settings.endpoints:
         endpoint_settings = settings.for_endpoint(endpoint) if endpoint.url else settings
-        title, findings = doctor.run(endpoint_settings)
+        title, findings = doctor.examine_target(endpoint_settings)
         reports.append({"title": title, "findings": findings})
         if len(settings.endpoints) > 1:
             # The host of the client is the same for all endpoints, so it is reported once.

@@ -43,7 +43,7 @@ def doctor(
     from loadgen.doctor.findings import build_report
 
     if invocation["url"] is None:
-        title, findings = checks.check_host()
+        title, findings = checks.examine_host()
     else:
         settings = invocation.settings()
         if settings.targets:
@@ -53,11 +53,11 @@ def doctor(
                 "--url",
                 "run it once for each server",
             )
-        title, findings = checks.run(settings)
+        title, findings = checks.examine_target(settings)
     print_result(
         {"title": title, "findings": findings},
         build_report(title, findings),
         as_json=as_json,
         full=full,
     )
-    return UNSOUND if checks.failed(findings) else OK
+    return UNSOUND if checks.has_fault(findings) else OK

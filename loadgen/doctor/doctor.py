@@ -59,8 +59,8 @@ class Examination(NamedTuple):
     findings: list[Finding]
 
 
-def run(settings: Settings) -> Examination:
-    """Examine a target, this host and the plug-ins.
+def examine_target(settings: Settings) -> Examination:
+    """Examine the target of the settings, this host and the plug-ins, and return a titled report.
 
     A simulated server in virtual time runs inside this process: it has no connection, and the speed
     of this host does not affect it, so only the plug-ins are examined.
@@ -72,14 +72,15 @@ def run(settings: Settings) -> Examination:
         meaning = "it runs in virtual time inside loadgen, so network and host are not checked"
         title = f"doctor: {simulated_target.name} (virtual time, not a real server), {timestamp}"
         finding = Finding("target", OK, simulated_target.description, meaning)
-        return Examination(title, [finding, *plugin_checks.findings()])
+        return Examination(title, [finding, *plugin_checks.check_plugins()])
     import uvloop
 
+    # A server that is simulated in real time is started here, and stopped at the end.
     with (
         backend.running_server(settings) as served,
         asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner,
     ):
-        findings = runner.run(examine(served))
+        findings = runner.run(collect_findings(served))
     assert served.url is not None
     title = f"doctor: {_redact_url(served.url, served.api)}"
     if target_backend.simulated:
@@ -98,19 +99,19 @@ def _redact_url(url: str, api: Api) -> str:
         return "the URL"
 
 
-def check_host() -> Examination:
+def examine_host() -> Examination:
     """Examine this host and the plug-ins."""
     facts = asyncio.run(inspect_machine())
-    findings = [*host_checks.host(facts), *plugin_checks.findings()]
+    findings = [*host_checks.check_host(facts), *plugin_checks.check_plugins()]
     return Examination(f"doctor: this host, {time.strftime(TIME_FORMAT)}", findings)
 
 
-def failed(findings: list[Finding]) -> bool:
-    """Return True if a load cannot work at all."""
+def has_fault(findings: list[Finding]) -> bool:
+    """Return True if a load cannot work at all, because a request was refused or failed."""
     return any(finding.state == FAULT for finding in findings)
 
 
-async def examine(settings: Settings) -> list[Finding]:
+async def collect_findings(settings: Settings) -> list[Finding]:
     """Return all findings about the target of the settings, this host and the plug-ins.
 
     A target that cannot be used is a finding too, so that the host is examined all the same.
@@ -126,7 +127,11 @@ async def examine(settings: Settings) -> list[Finding]:
         problem = redact_secrets(settings, str(error))
         advice = redact_secrets(settings, error.hint)
         findings.append(Finding("target", FAULT, problem, meaning, advice, error.code))
-    return [*findings, *host_checks.host(await inspect_machine()), *plugin_checks.findings()]
+    return [
+        *findings,
+        *host_checks.check_host(await inspect_machine()),
+        *plugin_checks.check_plugins(),
+    ]
 
 
 class _TargetExamination:
@@ -141,6 +146,7 @@ class _TargetExamination:
     """
 
     def __init__(self, settings: Settings, findings: list[Finding]) -> None:
+        """Parse the URL and prepare the headers, with and without the API key."""
         self.findings = findings
         assert settings.url is not None
         self._settings = settings
@@ -157,39 +163,43 @@ class _TargetExamination:
         )
 
     async def run(self) -> None:
-        """Examine the target.
+        """Examine the target: connection, API key, probe, trial requests and metrics pages.
+
+        The examination ends early if the server refuses the API key.
 
         Raises:
             TargetUnusable: The target cannot be used. Findings so far are kept.
         """
         await self._check_connection()
         model_list = await self._fetch(self._target.models_path)
-        clock_finding = target_checks.check_wall_clock(
-            model_list.headers.get("date", ""), datetime.now(UTC)
-        )
+        received = datetime.now(UTC)
         auth_finding = await self._check_auth(model_list)
         self.findings.append(auth_finding)
         if auth_finding.state == FAULT:
             return
+
         tokenizer = load_tokenizer(self._settings.tokenizer)
-        samples = probing.random_samples(tokenizer, PROMPT_TOKENS)
+        prompts = probing.random_samples(tokenizer, PROMPT_TOKENS)
         probe_result = await probing.probe_target(
-            self._settings, self._target, self._fetcher, samples
+            self._settings, self._target, self._fetcher, prompts
         )
-        self._judge_probe(probe_result, tokenizer)
+        self._check_probe_result(probe_result, tokenizer)
+
         sender = TrialSender(self._settings, probe_result)
-        if self._settings.values:
-            trials = await sender.send_value_trials()
-            self.findings.append(target_checks.check_value_responses(self._settings.api, trials))
+        returns_numbers = self._settings.values  # embeddings and scores, instead of text
+        if returns_numbers:
+            trials = await sender.send_number_trials()
+            self.findings.append(target_checks.check_number_responses(self._settings.api, trials))
             await self._check_metrics_pages()
             return
-        long_prompt, _token_count = samples[1]
+        _short_prompt, (long_prompt, _token_count) = prompts
         await self._check_text_responses(sender, probe_result, long_prompt, model_list)
         await self._check_metrics_pages()
+        clock_finding = target_checks.check_wall_clock(model_list.headers.get("date", ""), received)
         if clock_finding is not None:
             self.findings.append(clock_finding)
 
-    def _judge_probe(self, probe_result: ProbeResult, tokenizer: Tokenizer) -> None:
+    def _check_probe_result(self, probe_result: ProbeResult, tokenizer: Tokenizer) -> None:
         """Add the findings that follow from the probe alone, without trial requests."""
         is_user_tokenizer = tokenizer.tag == "tokenizer"
         self.findings += [
@@ -206,7 +216,14 @@ class _TargetExamination:
         long_prompt: str,
         model_list: HttpResponse,
     ) -> None:
-        """Send the trial requests of an API that generates text, and judge the responses."""
+        """Send the trial requests of an API that generates text, and judge the responses.
+
+        Args:
+            sender: Sends the trial requests.
+            probe_result: What is known about the server.
+            long_prompt: The longer prompt of the probe, which is sent again to test the cache.
+            model_list: The response with the list of models, which may have rate limits in headers.
+        """
         self.findings.append(target_checks.check_usage(probe_result, self._settings.stream))
         length_trials = await sender.send_length_trials(long_prompt)
         self._check_lengths(probe_result, length_trials)
@@ -226,7 +243,7 @@ class _TargetExamination:
         started_ns = monotonic_ns()
         # This resolves the name, and raises with the reason if that fails.
         await self._fetcher.connect()
-        addresses = await self._resolve()
+        addresses = await self._resolve_host_name()
         resolve_ms = (monotonic_ns() - started_ns) / NS_PER_MS
         self.findings.append(
             target_checks.check_name_resolution(self._target.host, addresses, resolve_ms)
@@ -236,7 +253,7 @@ class _TargetExamination:
         if self._tls_context is not None:
             self.findings.append(await self._check_tls(self._tls_context))
 
-    async def _resolve(self) -> list[str]:
+    async def _resolve_host_name(self) -> list[str]:
         """Return the addresses of the target's host name, each once, in the resolver's order."""
         loop = asyncio.get_running_loop()
         address_infos = await loop.getaddrinfo(
@@ -275,7 +292,10 @@ class _TargetExamination:
         )
 
     async def _check_auth(self, model_list: HttpResponse) -> Finding:
-        """Compare the list of models with the one that a request without a key gets."""
+        """Judge whether the server checks API keys, by one more request without the key.
+
+        `model_list` is the response to the same request with the key, if there is one.
+        """
         has_key = bool(self._settings.api_key or self._target.basic)
         status_without_key = None
         if has_key:
@@ -306,10 +326,16 @@ class _TargetExamination:
     def _check_cache_and_connections(
         self, probe_result: ProbeResult, trials: LengthTrials, model_list: HttpResponse
     ) -> None:
-        """Judge the prefix cache, keep-alive, arrival timestamps and rate limits."""
-        # The server's length of the repeated prompt: without a measured ratio, our own count.
+        """Judge the prefix cache, keep-alive, arrival timestamps and rate limits.
+
+        Args:
+            probe_result: The result of the probe, which sent the repeated prompt first.
+            trials: The responses to the trial requests.
+            model_list: The response with the list of models, which may have rate limits in headers.
+        """
         _short_prompt_tokens, long_prompt_tokens = PROMPT_TOKENS
-        prompt_tokens = round(long_prompt_tokens * (probe_result.token_ratio or 1))
+        server_tokens_per_token = probe_result.token_ratio or 1.0  # 1 if it was not measured
+        prompt_tokens = round(long_prompt_tokens * server_tokens_per_token)
         self.findings += [
             target_checks.check_prefix_cache(trials.repeated, prompt_tokens),
             target_checks.check_keep_alive(trials.is_connection_reused),
@@ -320,10 +346,12 @@ class _TargetExamination:
             self.findings.append(rate_limit)
 
     async def _check_metrics_pages(self) -> None:
+        """Fetch the pages where servers publish metrics, and judge what they contain."""
         pages = {path: await self._fetch_optional(path) for path in METRICS_PATHS}
         self.findings.append(target_checks.check_metrics_pages(pages))
 
     async def _fetch(self, path: str) -> HttpResponse:
+        """Return the response to a GET request with the API key."""
         return await self._fetcher.send_request("GET", path, self._authorized_headers, b"")
 
     async def _fetch_optional(self, path: str) -> HttpResponse:
@@ -351,7 +379,7 @@ async def inspect_machine() -> Machine:
         clock_read_ns=_measure_clock_reading_ns(),
         timer_late_ms=max(0.0, lateness_ns / NS_PER_MS),
         cpus=resource_limits.count_cpus(),
-        cpu_quota=host_checks.cpu_quota(_read_text),
+        cpu_quota=host_checks.read_cpu_limit(_read_text),
         load_average=os.getloadavg()[0] if hasattr(os, "getloadavg") else None,
         governor=_read_text("/sys/devices/system/cpu/cpu0/cpufreq/scaling_governor"),
         files=limits.open_files,

@@ -57,27 +57,29 @@ class Machine(msgspec.Struct, frozen=True, kw_only=True):
     not_compiled: str = ""
 
 
-def cpu_quota(read_text: Callable[[str], str]) -> float | None:
-    """Return the CPU limit of this process in cores, or None without one.
+def read_cpu_limit(read_text: Callable[[str], str]) -> float | None:
+    """Return the CPU limit of this process in cores, such as that of its container, or None.
 
-    It is the smallest limit of the control groups (v2 and v1) that the process is in, at the root
-    that a container sees and in each group below it.
+    Linux limits processes by control groups (cgroups), which are directories. The limit is the
+    smallest one among the groups that the process is in, of version 2 and version 1, from the root
+    that the container sees down to the group of the process.
 
     Args:
         read_text: Returns the text of a file, or "" if there is none.
     """
     groups = {CGROUP_V2_ROOT, CGROUP_V1_ROOT}
+    # A line is HIERARCHY:CONTROLLERS:PATH. Version 2 has one line, without controllers.
     for line in read_text("/proc/self/cgroup").splitlines():
-        _, controllers, path = line.split(":", 2)
+        _hierarchy, controllers, path = line.split(":", 2)
         if not controllers:
-            groups.update(_groups_on_path(CGROUP_V2_ROOT, path))
+            groups.update(_list_groups_on_path(CGROUP_V2_ROOT, path))
         elif "cpu" in controllers.split(","):
-            groups.update(_groups_on_path(CGROUP_V1_ROOT, path))
-    limits = [_group_limit(group, read_text) for group in groups]
+            groups.update(_list_groups_on_path(CGROUP_V1_ROOT, path))
+    limits = [_read_group_limit(group, read_text) for group in groups]
     return min((limit for limit in limits if limit is not None), default=None)
 
 
-def _groups_on_path(root: str, path: str) -> Iterator[str]:
+def _list_groups_on_path(root: str, path: str) -> Iterator[str]:
     """Yield the directories of a control group and of those above it."""
     directory = root
     yield directory
@@ -87,7 +89,7 @@ def _groups_on_path(root: str, path: str) -> Iterator[str]:
         yield directory
 
 
-def _group_limit(group: str, read_text: Callable[[str], str]) -> float | None:
+def _read_group_limit(group: str, read_text: Callable[[str], str]) -> float | None:
     """Return the limit of one control group in cores, or None without one.
 
     The kernel states the limit as CPU time (quota) per period, both in microseconds: a quota of
@@ -112,15 +114,15 @@ def _is_positive_integer(text: str) -> bool:
     return text.isdigit() and int(text) > 0
 
 
-def host(machine: Machine) -> Iterator[Finding]:
-    """Yield the findings about this host."""
+def check_host(machine: Machine) -> Iterator[Finding]:
+    """Yield the findings about this host. A fact that is not known has no finding."""
     if machine.clock or machine.clock_read_ns is not None:
         yield _check_clock(machine)
     if machine.timer_late_ms is not None:
         yield _check_timer(machine.timer_late_ms)
     yield _check_cpu(machine)
     if machine.files is not None:
-        yield _check_files(machine.files, machine.ports)
+        yield _check_connection_limits(machine.files, machine.ports)
     if machine.proxies:
         yield Finding(
             "proxy",
@@ -129,10 +131,10 @@ def host(machine: Machine) -> Iterator[Finding]:
             "loadgen ignores proxy variables and connects to --url directly",
             "use the address of the proxy in --url to load it",
         )
-    yield _check_compiled(machine.not_compiled)
+    yield _check_compiled_extension(machine.not_compiled)
 
 
-def _check_compiled(reason_not_compiled: str) -> Finding:
+def _check_compiled_extension(reason_not_compiled: str) -> Finding:
     """Report whether the extension in C reads responses, or its slower Python reference."""
     if not reason_not_compiled:
         return Finding(
@@ -177,7 +179,7 @@ def _check_timer(late_ms: float) -> Finding:
     return Finding("timer", OK, observed, "requests can be sent at their scheduled times")
 
 
-def _check_files(files: int, ports: int | None) -> Finding:
+def _check_connection_limits(files: int, ports: int | None) -> Finding:
     """Judge how many requests can be in flight at once.
 
     Each request in flight needs a connection, which takes one open file and one local port.

@@ -29,7 +29,7 @@ TABLES: tuple[OpenTable[Any], ...] = (
 """All tables that other packages can extend."""
 
 
-def findings() -> Iterator[Finding]:
+def check_plugins() -> Iterator[Finding]:
     """Yield a finding for each plug-in. There are none if plug-ins are disabled.
 
     A plug-in adds a row to one of the tables, such as a command or a price list. Its functions are
@@ -37,13 +37,14 @@ def findings() -> Iterator[Finding]:
     """
     for table in TABLES:
         for plugin in table.plugins:
+            is_loaded = not plugin.error
+            meaning = f"{'' if is_loaded else 'not '}loaded into {table.group}"
             error = plugin.error or _find_import_error(plugin)
             if error:
                 advice = f"update or remove {plugin.package}, or set {SWITCH}=0"
-                state = f"{'not ' if plugin.error else ''}loaded into {table.group}"
-                yield Finding("plug-in", WARNING, f"{plugin}: {error}", state, advice)
+                yield Finding("plug-in", WARNING, f"{plugin}: {error}", meaning, advice)
             else:
-                yield Finding("plug-in", OK, str(plugin), f"loaded into {table.group}")
+                yield Finding("plug-in", OK, str(plugin), meaning)
 
 
 def _find_import_error(plugin: Plugin[Any]) -> str:

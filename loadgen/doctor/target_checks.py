@@ -395,7 +395,9 @@ def check_output_lengths(
     """Judge whether the length of an output can be forced.
 
     Both trials ask a question whose answer is one word, so an output of TRIAL_TOKENS tokens shows
-    that the server honours the fields that force a length, such as `ignore_eos`.
+    that the server honours the fields that force a length, such as `ignore_eos`. Outcomes, in this
+    order: the request failed, the length is not known, it is not the requested one, it is and the
+    server is unknown, the server has no such fields, and the length is forced.
 
     Args:
         server_profile: The profile of the server, with its fields that force a length.
@@ -478,13 +480,16 @@ def has_bundled_events(trial: Trial) -> bool:
     to send or read them one by one. Events that hold several tokens each are a setting of the
     server and do not count here.
     """
-    if not trial.is_stream or trial.tokens_per_event > BUNDLING_RATIO:
+    has_one_token_per_event = trial.tokens_per_event <= BUNDLING_RATIO
+    if not trial.is_stream or not has_one_token_per_event:
         return False
-    if trial.event_count / trial.arrival_count <= BUNDLING_RATIO:
+    events_per_arrival = trial.event_count / trial.arrival_count
+    if events_per_arrival <= BUNDLING_RATIO:
         return False
-    if trial.arrival_count <= trial.event_count // BUFFERED_EVENTS_PER_ARRIVAL:
+    is_surely_bundled = trial.arrival_count <= trial.event_count // BUFFERED_EVENTS_PER_ARRIVAL
+    if is_surely_bundled:
         return True
-    # Events that follow each other this fast can share an arrival by chance.
+    # Events that follow each other faster than this can share an arrival by chance.
     return trial.span_ms / trial.event_count >= FAST_EVENT_MS
 
 
@@ -500,19 +505,20 @@ def check_streaming(long_trials: Sequence[Trial], short_trials: Sequence[Trial] 
         long_trials: Responses of many tokens to the same question.
         short_trials: Responses of one token, sent in turns with all long ones but the first.
     """
-    unbundled = (trial for trial in long_trials if not has_bundled_events(trial))
-    trial = next(unbundled, long_trials[0])
+    unbundled_trials = [trial for trial in long_trials if not has_bundled_events(trial)]
+    trial = unbundled_trials[0] if unbundled_trials else long_trials[0]
     if not trial.is_stream:
         return _report_no_stream(trial)
     observed = _describe_stream(trial)
-    if trial.tokens_per_event > BUNDLING_RATIO:
+    has_several_tokens_per_event = trial.tokens_per_event > BUNDLING_RATIO
+    if has_several_tokens_per_event:
         meaning = (
             f"about {trial.tokens_per_event:.1f} tokens per event, so ITL cannot be measured and "
             "is omitted"
         )
         advice = "set the server's stream interval to 1 to measure ITL"
         return Finding("streaming", WARNING, observed, meaning, advice)
-    if not has_bundled_events(trial):
+    if unbundled_trials:
         meaning = "tokens arrive one by one, so TTFT, TPOT and ITL are reliable"
         return Finding("streaming", OK, observed, meaning)
     return _explain_bundling(observed, long_trials, short_trials)
@@ -594,9 +600,12 @@ def _measure_buffer_delay_ms(
     """Return how much later the first event of a long response comes than that of a short one.
 
     A buffer passes the first event on when it is full, so the longer the response, the later. The
-    delay is None unless it is evident: the first event of every long response is later than that of
-    every short one (with five of each, chance does that once in 252 times), and the delay is a fair
-    share of the generation time and more than the lateness of a quiet host.
+    delay is None unless it is evident, which needs both of these:
+
+    - The first event of every long response is later than that of every short one. With five of
+      each, chance does that once in 252 times.
+    - The delay is at least BUFFER_DELAY_SHARE of the generation time, and longer than the timers of
+      a quiet host are late.
     """
     long_responses = [trial for trial in long_trials if trial.event_times_ns]
     short_waits_ms = [trial.first_event_ms for trial in short_trials if trial.event_times_ns]
@@ -649,7 +658,7 @@ def check_first_token(trials: Sequence[Trial]) -> Finding | None:
 # -- Other properties of responses ----------------------------------------------------------------
 
 
-def check_value_responses(api: str, trials: Sequence[Trial]) -> Finding:
+def check_number_responses(api: str, trials: Sequence[Trial]) -> Finding:
     """Judge the responses of an API that returns numbers instead of text, such as embeddings."""
     failures = [trial.failure for trial in trials if trial.failure]
     if failures:

@@ -76,13 +76,18 @@ class TrialSender:
     """Sends trial requests to a probed target."""
 
     def __init__(self, settings: Settings, probe_result: ProbeResult) -> None:
+        """Decide with which request fields an output length is forced.
+
+        The profile of a known server lists them. On a server of unknown make, the fields that most
+        servers have are tried, to see whether it honours them.
+        """
         self._settings = settings
         self._probe_result = probe_result
         self._profile = probe_result.server_profile
-        # On a server of unknown make, a trial with the usual fields shows whether it honours them.
         self._forcing_profile = self._profile
         self._tried_fields = ""
-        if not self._profile.length_fields and probe_result.server == "generic":
+        is_unknown_server = probe_result.server == "generic"
+        if is_unknown_server and not self._profile.length_fields:
             self._tried_fields = " and ".join(TRIED_LENGTH_FIELDS)
             self._forcing_profile = msgspec.structs.replace(
                 self._profile, length_fields=TRIED_LENGTH_FIELDS
@@ -129,7 +134,7 @@ class TrialSender:
             stream.long.append(long)
         return stream
 
-    async def send_value_trials(self) -> list[Trial]:
+    async def send_number_trials(self) -> list[Trial]:
         """Return two responses of an API that returns numbers, such as embeddings."""
         return await self._send([TrialRequest(QUESTION, max_tokens=1)] * 2, self._profile)
 
@@ -160,36 +165,32 @@ class TrialSender:
         While it waits, it measures how late a timer of this process is: on a busy host, events that
         arrive together are no sign of a buffer.
         """
-        is_chat = client.target.api == "chat"
-        messages = [{"role": "user", "content": trial_request.text}]
-        request = Request(
-            id="doctor",
-            messages=messages if is_chat else None,
-            prompt=None if is_chat else trial_request.text,
-            max_tokens=trial_request.max_tokens,
-            exact_output=trial_request.is_exact,
-        )
-        future: asyncio.Future[Completion] = asyncio.get_running_loop().create_future()
-        arrivals_ns: list[int] = []
+        request = _create_request(trial_request, is_chat=client.target.api == "chat")
+        response: asyncio.Future[Completion] = asyncio.get_running_loop().create_future()
+        event_times_ns: list[int] = []
+
+        def record_event(_text: str, _reasoning: str, arrival_ns: int) -> None:
+            event_times_ns.append(arrival_ns)
+
         client.send(
             request,
             client.prepare(request),
             monotonic_ns(),
-            future.set_result,
+            response.set_result,
             EventTimeline(),
-            on_output=lambda _text, _reasoning, arrival_ns: arrivals_ns.append(arrival_ns),
+            on_output=record_event,
         )
-        late_ms = await _measure_timer_lateness_ms(future)
-        completion = await future
+        timer_lateness_ms = await _measure_timer_lateness_ms(response)
+        completion = await response
         usage = without_doubtful_counts(completion.usage)
         return Trial(
             failure=self._describe_failure(client, completion),
             max_tokens=trial_request.max_tokens,
             output_tokens=usage.output,
             cached_tokens=usage.cached,
-            event_times_ns=tuple(arrivals_ns),
+            event_times_ns=tuple(event_times_ns),
             sent_ns=completion.sent,
-            timer_lateness_ms=late_ms,
+            timer_lateness_ms=timer_lateness_ms,
             headers_ns=completion.first_byte,
             is_connection_reused=completion.reused,
             has_kernel_timestamps=completion.kernel_stamp,
@@ -203,6 +204,18 @@ class TrialSender:
             return ""
         text = client.target.redact(f"{failure.kind}: {failure.text}")
         return redact_secrets(self._settings, text)[:MAX_FAILURE_CHARACTERS]
+
+
+def _create_request(trial_request: TrialRequest, *, is_chat: bool) -> Request:
+    """Return the request to send: with messages for a chat API, or else with a prompt."""
+    messages = [{"role": "user", "content": trial_request.text}]
+    return Request(
+        id="doctor",
+        messages=messages if is_chat else None,
+        prompt=None if is_chat else trial_request.text,
+        max_tokens=trial_request.max_tokens,
+        exact_output=trial_request.is_exact,
+    )
 
 
 def redact_secrets(settings: Settings, text: str) -> str:

@@ -31,7 +31,7 @@ from loadgen.core.errors import UserError
 from loadgen.core.execution.plan import Settings
 from loadgen.doctor import doctor, target_checks
 from loadgen.doctor.findings import FAULT, NOTE, OK, UNKNOWN, WARNING, Finding, build_report
-from loadgen.doctor.host_checks import HOST, Machine, cpu_quota, host
+from loadgen.doctor.host_checks import HOST, Machine, check_host, read_cpu_limit
 from loadgen.doctor.target_checks import Trial
 from loadgen.render import text as as_text
 from loadgen.sim.server.options import Options
@@ -44,7 +44,7 @@ FAST = {"ttft": "1ms", "itl": "0.2ms"}
 def examined(options: Options, **settings: Any) -> dict[str, Finding]:
     with start(options) as server:
         found = asyncio.run(
-            doctor.examine(Settings(url=settings.pop("url", server.url), **settings))
+            doctor.collect_findings(Settings(url=settings.pop("url", server.url), **settings))
         )
     assert len({one.check for one in found}) == len(found)
     assert KEY not in as_text.render(build_report("", found))
@@ -82,7 +82,7 @@ def test_token_counts_that_contradict_each_other_are_a_warning() -> None:
     ]
     with scripted_server.serving(scripted_server.events(*events)) as server:
         settings = Settings(url=server.url, model="m", server="generic")
-        found = {one.check: one for one in asyncio.run(doctor.examine(settings))}
+        found = {one.check: one for one in asyncio.run(doctor.collect_findings(settings))}
     assert found["usage"].state == WARNING and "cached" in found["usage"].observed
 
 
@@ -121,7 +121,7 @@ def test_faulty_endpoints(options: Options, check: str, words: str) -> None:
 
 
 def streaming(url: str) -> Finding:
-    found = asyncio.run(doctor.examine(Settings(url=url)))
+    found = asyncio.run(doctor.collect_findings(Settings(url=url)))
     return next(one for one in found if one.check == "streaming")
 
 
@@ -254,28 +254,28 @@ def test_tls_is_told_apart(tmp_path: Path) -> None:
     ],
 )
 def test_no_target_is_a_finding_not_an_end(url: str, words: str) -> None:
-    found = asyncio.run(doctor.examine(Settings(url=url)))
-    assert doctor.failed(found)
+    found = asyncio.run(doctor.collect_findings(Settings(url=url)))
+    assert doctor.has_fault(found)
     assert words in found[0].observed
     assert any(one.check == "cpu" for one in found)
 
 
 def test_without_a_target_this_host_is_checked_and_nothing_is_sent() -> None:
-    title, findings = doctor.check_host()
+    title, findings = doctor.examine_host()
     assert title.startswith("doctor: this host, ")
     checks = {finding.check for finding in findings}
     assert {"clock", "timer", "cpu", "files"} <= checks <= {*HOST, "plug-in"}
 
 
 def test_a_preset_in_virtual_time_is_named_and_not_connected_to() -> None:
-    title, (only,) = doctor.run(Settings(url="sim:gb300-vm"))
+    title, (only,) = doctor.examine_target(Settings(url="sim:gb300-vm"))
     assert (
         "simulated: gb300-vm" in title
         and "4 x GB300" in only.observed
-        and not doctor.failed([only])
+        and not doctor.has_fault([only])
     )
     with refused(UserError, "unknown_name", "--url"):
-        doctor.run(Settings(url="sim:nope"))
+        doctor.examine_target(Settings(url="sim:nope"))
 
 
 MS = 1_000_000
@@ -477,7 +477,7 @@ def test_rate_limits_are_read_from_heads() -> None:
     ],
 )
 def test_hosts_that_cannot_measure_well(machine: Machine, check: str) -> None:
-    assert {one.check for one in host(machine) if one.state == WARNING} == {check}
+    assert {one.check for one in check_host(machine) if one.state == WARNING} == {check}
 
 
 V1, PERIOD = "/sys/fs/cgroup/cpu/cpu.cfs_quota_us", "/sys/fs/cgroup/cpu/cpu.cfs_period_us"
@@ -512,15 +512,15 @@ V1, PERIOD = "/sys/fs/cgroup/cpu/cpu.cfs_quota_us", "/sys/fs/cgroup/cpu/cpu.cfs_
     ],
 )
 def test_the_cpu_limit_of_a_control_group(files: dict[str, str], cores: float | None) -> None:
-    assert cpu_quota(lambda path: files.get(path, "")) == cores
+    assert read_cpu_limit(lambda path: files.get(path, "")) == cores
 
 
 def test_doctor_reports_whether_the_compiled_extension_is_used() -> None:
     missing = Machine(not_compiled="LOADGEN_PURE is set")
-    findings = {finding.check: finding for finding in host(missing)}
+    findings = {finding.check: finding for finding in check_host(missing)}
     assert findings["compiled"].state == "note"
     assert "LOADGEN_PURE" in findings["compiled"].observed
-    in_use = {finding.check: finding for finding in host(Machine())}
+    in_use = {finding.check: finding for finding in check_host(Machine())}
     assert in_use["compiled"].state == "ok"
 
 
@@ -550,7 +550,9 @@ def test_a_text_too_long_for_a_server_is_no_word_about_shorter_ones() -> None:
         def log_message(self, *_: Any) -> None: ...
 
     with scripted_server.running(Embeds) as url:
-        found = asyncio.run(doctor.examine(Settings(url=url, api="embeddings", stream=False)))
+        found = asyncio.run(
+            doctor.collect_findings(Settings(url=url, api="embeddings", stream=False))
+        )
     (target,) = [one for one in found if one.check == "target"]
     assert "too large" in target.observed
 

@@ -102,7 +102,9 @@ def test_the_context_length_is_read_from_the_server(
         )
         failed = json.loads(out)["requests"]["by_error"]["http_4xx"]["count"]
         assert f"Warning: {failed} of the 60 requests are longer than the context of sim" in told
-        found = {one.check: one for one in asyncio.run(doctor.examine(Settings(url=server.url)))}
+        found = {
+            one.check: one for one in asyncio.run(doctor.collect_findings(Settings(url=server.url)))
+        }
         assert "512 tokens" in found["context"].observed
 
 
