@@ -12,6 +12,10 @@ __all__ = ["CombinedError", "LoadgenError", "Result", "arun", "load", "load_runs
 
 
 def __getattr__(name: str) -> Any:
+    """Import the Python API, or read the version, when it is used for the first time (PEP 562).
+
+    This keeps `import loadgen` fast, because the API imports numpy and msgspec.
+    """
     if name in __all__:
         from loadgen import api
 
@@ -24,4 +28,5 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
+    """Return the public names, those that are not imported yet too."""
     return [*__all__, "__version__"]

@@ -6,11 +6,14 @@ from loadgen.cli import signals
 
 
 def main() -> None:
-    """Run the command line; a signal that arrives while modules are imported ends the process."""
+    """Run the command line of the process and exit with its exit code.
+
+    A signal that arrives while the modules are still imported ends the process at once.
+    """
     signals.exit_on_signal()
-    # numpy would start a thread per core for linear algebra that no command uses
+    # numpy would start a thread per core for linear algebra that no command uses.
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
-    # plug-ins of pydantic could change how a workload file is read
+    # Plug-ins of pydantic could change how a workload file is read.
     os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")
     from loadgen.cli import app
 

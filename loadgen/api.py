@@ -159,19 +159,19 @@ class Result:
         from loadgen.core.results import store
 
         samples = store.read_server_samples(self.folder)
-        types = {
+        column_types = {
             "t_s": pa.float64(),
             "target": pa.int32(),
             "page": pa.string(),
             "name": pa.string(),
+            "labels": pa.string(),
+            "value": pa.float64(),
         }
-        types |= {"labels": pa.string(), "value": pa.float64()}
-        return pa.table(
-            {
-                name: pa.array([getattr(sample, name) for sample in samples], column_type)
-                for name, column_type in types.items()
-            }
-        )
+        columns = {}
+        for name, column_type in column_types.items():
+            values = [getattr(sample, name) for sample in samples]
+            columns[name] = pa.array(values, column_type)
+        return pa.table(columns)
 
     @cached_property
     def rows(self) -> pa.Table:
@@ -182,8 +182,8 @@ class Result:
         from loadgen.core.results import store
         from loadgen.core.results.parquet import to_table
 
-        stored = store.read_run(self.folder)
-        table: pa.Table = to_table(stored.rows, stored.texts)
+        stored_run = store.read_run(self.folder)
+        table: pa.Table = to_table(stored_run.rows, stored_run.texts)
         return table
 
     def frame(
@@ -198,6 +198,9 @@ class Result:
         Args:
             library: The library whose table type is returned.
             unit: The unit of latencies and times: "ns", "us", "ms" or "s".
+
+        Raises:
+            UserError: For an unknown library or unit, and for a library that is not installed.
         """
         from loadgen.runs import request_gaps
         from loadgen.runs.request_table import NS, request_table
@@ -206,34 +209,15 @@ class Result:
             raise UserError(
                 "unknown_name", f"unit={unit!r}", "Result.frame", f"give one of {', '.join(NS)}"
             )
-        stored = request_gaps.read_run_with_gaps(self.folder)
+        stored_run = request_gaps.read_run_with_gaps(self.folder)
         table = request_table(
-            stored.manifest, stored.rows, stored.texts, unit, stored.gaps_ns_by_slot
+            stored_run.manifest,
+            stored_run.rows,
+            stored_run.texts,
+            unit,
+            stored_run.gaps_ns_by_slot,
         )
-        if library in ("pandas", "polars") and find_spec(library) is None:
-            hint = f'pip install {library}, or frame("pyarrow"), which is here'
-            raise UserError(
-                "not_installed", f"{library} is not installed", "Result.frame", hint, key=library
-            )
-        if library == "pandas":
-            import pandas as pd  # type: ignore[import-untyped]
-
-            # Token counts stay integers if some are missing.
-            return table.to_pandas(
-                types_mapper=lambda kind: pd.ArrowDtype(kind) if "int" in str(kind) else None
-            )
-        if library == "polars":
-            import polars
-
-            return polars.from_arrow(table)
-        if library != "pyarrow":
-            raise UserError(
-                "unknown_name",
-                f"library={library!r}",
-                "Result.frame",
-                'give "pandas", "polars" or "pyarrow"',
-            )
-        return table
+        return _convert_table(table, library)
 
     def _repr_html_(self) -> str:
         """Return the result as tables and a chart, which a notebook shows."""
@@ -254,11 +238,43 @@ class Result:
         return f"<Result {self.summary.run.id}: {requests.ok} of {requests.scheduled} ok, {state}>"
 
 
+def _convert_table(table: pa.Table, library: str) -> Any:
+    """Return a table of pyarrow as a table of pandas or polars, or unchanged for "pyarrow".
+
+    Raises UserError for another library, and for one that is not installed.
+    """
+    if library not in ("pandas", "polars", "pyarrow"):
+        raise UserError(
+            "unknown_name",
+            f"library={library!r}",
+            "Result.frame",
+            'give "pandas", "polars" or "pyarrow"',
+        )
+    if library == "pyarrow":
+        return table
+    if find_spec(library) is None:
+        hint = f'pip install {library}, or frame("pyarrow"), which is here'
+        raise UserError(
+            "not_installed", f"{library} is not installed", "Result.frame", hint, key=library
+        )
+    if library == "polars":
+        import polars
+
+        return polars.from_arrow(table)
+    import pandas as pd  # type: ignore[import-untyped]
+
+    # pandas converts a column of integers to floats if some are missing, unless this is set.
+    return table.to_pandas(
+        types_mapper=lambda kind: pd.ArrowDtype(kind) if "int" in str(kind) else None
+    )
+
+
 P = ParamSpec("P")
 R = TypeVar("R")
 
 
 _DEFAULT_SWITCHES = {"insecure": False, "stream": True}
+"""What the switches are by default. The table of options has no default of a switch."""
 
 
 def _show_options(function: Callable[P, R]) -> Callable[P, R]:
@@ -266,19 +282,20 @@ def _show_options(function: Callable[P, R]) -> Callable[P, R]:
 
     Type checkers and editors read the options from `Unpack[RunOptions]` instead.
     """
-    types = get_type_hints(RunOptions)
-    options = [
+    option_types = get_type_hints(RunOptions)
+    option_parameters = [
         inspect.Parameter(
             name,
             inspect.Parameter.KEYWORD_ONLY,
             default=_DEFAULT_SWITCHES.get(name, option.default),
-            annotation=types[name],
+            annotation=option_types[name],
         )
         for name, option in OPTIONS.items()
     ]
     signature = inspect.signature(function)
-    workload = signature.parameters["workload"]
-    vars(function)["__signature__"] = signature.replace(parameters=[workload, *options])
+    parameters = [signature.parameters["workload"], *option_parameters]
+    # `inspect.signature` and `help` show this attribute instead of the real signature.
+    vars(function)["__signature__"] = signature.replace(parameters=parameters)
     return function
 
 
@@ -351,11 +368,12 @@ def load(folder: str | os.PathLike[str]) -> Result | Any:
     path = Path(folder)
     kind = result_kinds.kind_of(path) or result_kinds.RUN
     if result_kinds.runs_of(kind, path) == (path,):
-        return _run(path)
+        return _open_run(path)
     return result_kinds.OpenedResult(path, kind)
 
 
-def _run(folder: Path) -> Result:
+def _open_run(folder: Path) -> Result:
+    """Return the result of a run, whose summary is computed again from its records."""
     from loadgen.core import run_folder
 
     return Result(run_folder.open_run(folder).summary, folder)
@@ -368,18 +386,19 @@ def load_runs(folder: str | os.PathLike[str]) -> dict[str, Result]:
     a folder without runs.
     """
     path = Path(folder)
-    runs = result_kinds.runs_in(path)
-    if not runs:
-        directories = sorted(path.glob("*/"))
-        runs = tuple(run for below in directories for run in result_kinds.runs_in(below))
-    if not runs or runs == (path,):
+    runs = list(result_kinds.runs_in(path))
+    if not runs:  # a folder of several results
+        for subdirectory in sorted(path.glob("*/")):
+            runs += result_kinds.runs_in(subdirectory)
+    is_run_itself = runs == [path]
+    if not runs or is_run_itself:
         raise UserError(
             "no_result",
             "no run in this folder",
             str(path),
             "give the folder of a sweep, a search or a validation",
         )
-    return {run.relative_to(path).as_posix(): _run(run) for run in runs}
+    return {run.relative_to(path).as_posix(): _open_run(run) for run in runs}
 
 
 def _is_event_loop_running() -> bool:
@@ -399,12 +418,18 @@ def _check_names(options: RunOptions) -> None:
 
 
 def _check_workload(workload: WorkloadInput, options: RunOptions) -> None:
-    """Raise UserError for a workload of another type, or one that the options cannot change."""
+    """Raise UserError for a workload of another type, or one that the options cannot change.
+
+    Options cannot change a Workload object, which is checked already. A mapping can be changed by
+    options of the load, but not be combined with a trace or data set.
+    """
     from loadgen.core.workload import Workload
     from loadgen.core.workload.flags import select_load_options
 
     sources = [f"a {name}" for name in ("trace", "dataset") if options.get(name) is not None]
-    changes = sources[:1] or [_option_name(name) for name in select_load_options(options)]
+    load_options = [_option_name(name) for name in select_load_options(options)]
+    # A trace or data set is the more fundamental change, so that it is named alone.
+    changes = sources[:1] or load_options
     if isinstance(workload, Workload) and changes:
         raise UserError(
             "conflict",
@@ -435,7 +460,10 @@ def _option_name(name: str) -> str:
 
 
 def _load_workload(workload: WorkloadInput, options: RunOptions) -> Workload:
-    """Return the checked workload with the options of the load applied. Raises CombinedError."""
+    """Return the checked workload with the options of the load applied.
+
+    Raises CombinedError with every error in the workload and the options.
+    """
     from loadgen.core.workload import Workload, loading, read_flags
 
     if isinstance(workload, Workload):
@@ -443,8 +471,14 @@ def _load_workload(workload: WorkloadInput, options: RunOptions) -> Workload:
     overrides = read_flags(**options)
     if isinstance(workload, Mapping):
         return loading.workload_from_mapping(workload, overrides)
-    name, trace, dataset = (
-        None if path is None else os.fspath(path)
-        for path in (workload, options.get("trace"), options.get("dataset"))
+    return loading.load_from_options(
+        _to_text(workload),
+        _to_text(options.get("trace")),
+        overrides,
+        _to_text(options.get("dataset")),
     )
-    return loading.load_from_options(name, trace, overrides, dataset)
+
+
+def _to_text(path: str | os.PathLike[str] | None) -> str | None:
+    """Return a path as text, or None without one."""
+    return None if path is None else os.fspath(path)

@@ -70,6 +70,7 @@ def _load_virtual() -> Backend:
 
 
 def _load_rows() -> tuple[BackendRow, ...]:
+    """Return the built-in backends: real servers, from here or from Ray, and two simulations."""
     return (
         BackendRow(name="ray", load=_load_ray, flag="ray"),
         BackendRow(name="http", load=_load_http, schemes=("http", "https")),
@@ -99,13 +100,13 @@ def load_backend(row: BackendRow) -> Backend:
     return BACKENDS.guard(row, row.load)()
 
 
-def of_target(url: str | None) -> BackendRow:
-    """Return the backend of a target.
+def get_backend_of_target(url: str | None) -> BackendRow:
+    """Return the backend that serves the scheme of a target's URL. None is the embedded simulation.
 
     Raises UserError for a scheme that no backend serves, and for a plug-in that cannot reach a
     target.
     """
-    row = find(url)
+    row = find_backend_of_target(url)
     if row is None:
         raise _unknown_scheme(url)
     if row not in BACKENDS.builtin_rows and not provides_target(row):
@@ -122,6 +123,7 @@ def provides_target(row: BackendRow) -> bool:
 
 
 def _unknown_scheme(url: str | None) -> UserError:
+    """Return the error for a scheme that no backend serves, with the schemes that one serves."""
     schemes = [f"{scheme}:" for row in BACKENDS.rows() for scheme in row.schemes if scheme]
     return UserError(
         "invalid_url",
@@ -131,10 +133,11 @@ def _unknown_scheme(url: str | None) -> UserError:
     )
 
 
-def find(url: str | None) -> BackendRow | None:
+def find_backend_of_target(url: str | None) -> BackendRow | None:
     """Return the backend of a target, or None for a scheme that no backend serves.
 
     URLs without a scheme and those of Unix sockets belong to `http`, which reports their errors.
+    Plug-ins are loaded only if no built-in backend serves the scheme.
     """
     scheme = scheme_of(url)
     if scheme is None or "unix" in scheme:
@@ -142,12 +145,15 @@ def find(url: str | None) -> BackendRow | None:
     for row in BACKENDS.builtin_rows:
         if scheme in row.schemes:
             return row
-    return next((row for row in BACKENDS.plugin_rows() if scheme in row.schemes), None)
+    for row in BACKENDS.plugin_rows():
+        if scheme in row.schemes:
+            return row
+    return None
 
 
 def display_name(url: str | None) -> str:
     """Return the display name of a target, or "" if its URL is the name."""
-    row = find(url)
+    row = find_backend_of_target(url)
     return "" if row is None else row.name_format.format(after_scheme(url))
 
 

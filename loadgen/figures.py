@@ -120,16 +120,20 @@ class MetricTable(OpenTable[MetricDefinition]):
         return next((row for row in self.available() if row.name == name), None)
 
     def shown_in(self, place: Place) -> tuple[MetricDefinition, ...]:
-        """Return the rows that are shown at a place.
+        """Return the metrics that are shown or may be named at a place, such as the latency table.
 
-        Of the metrics of plug-ins, only times per request can be limited by an SLO or a contract.
+        An SLO or a contract cannot limit every metric of a plug-in: see `_can_be_limited`.
         """
         rows = [row for row in self.available() if place in row.places]
-        if place in ("slo", "contract"):
-            rows = [
-                row for row in rows if row in self.builtin_rows or (row.values and row.unit == "ms")
-            ]
+        is_for_limits = place in ("slo", "contract")
+        if is_for_limits:
+            rows = [row for row in rows if self._can_be_limited(row)]
         return tuple(rows)
+
+    def _can_be_limited(self, row: MetricDefinition) -> bool:
+        """Return True for every built-in metric, and for times per request of plug-ins."""
+        is_time_per_request = row.values is not None and row.unit == "ms"
+        return row in self.builtin_rows or is_time_per_request
 
     def values(self, name: str) -> PerRequest:
         """Return the function of a metric that has a value per request.

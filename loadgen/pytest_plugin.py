@@ -11,6 +11,7 @@ before a test uses a fixture, and adds no hook and no option.
 
 from __future__ import annotations
 
+import itertools
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -33,36 +34,34 @@ def loadgen_run(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[...,
     Pytest shows the report of each run if the test fails. A measurement that is not valid causes
     the warning NotValid, which `-W error` turns into an error.
     """
-    runs = 0
+    run_numbers = itertools.count(1)
 
-    def run(*args: Any, **flags: Any) -> Result:
-        nonlocal runs
-        from loadgen.api import run
+    def run_and_report(*args: Any, **options: Any) -> Result:
+        from loadgen import api  # slow to import, and not every test session measures
 
-        runs += 1
-        flags.setdefault("out", tmp_path / f"loadgen-{runs}")
-        result = run(*args, **flags)
+        options.setdefault("out", tmp_path / f"loadgen-{next(run_numbers)}")
+        result = api.run(*args, **options)
         request.node.add_report_section("call", "loadgen", str(result))
         if not result.valid:
             reasons = "; ".join(result.verdict.reasons)
             warnings.warn(NotValid(f"the measurement is not valid: {reasons}"), stacklevel=2)
         return result
 
-    return run
+    return run_and_report
 
 
 @pytest.fixture
 def loadgen_strict(loadgen_run: Callable[..., Result]) -> Callable[..., Result]:
     """Return a `loadgen_run` that fails the test if the measurement is not valid."""
 
-    def run(*args: Any, **flags: Any) -> Result:
+    def run_strictly(*args: Any, **options: Any) -> Result:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", NotValid)
-            result = loadgen_run(*args, **flags)
+            warnings.simplefilter("ignore", NotValid)  # the test fails instead
+            result = loadgen_run(*args, **options)
         if not result.valid:
             pytest.fail(
                 f"the measurement is not valid: {'; '.join(result.verdict.reasons)}", pytrace=False
             )
         return result
 
-    return run
+    return run_strictly

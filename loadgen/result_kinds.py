@@ -391,21 +391,23 @@ RUN = named("run")
 """The kind of a directory that is of no kind. Its errors explain best what is missing."""
 
 
-def kind_of(path: Path, having: FunctionName = "load") -> ResultKind | None:
-    """Return the kind of a result, or None.
+def kind_of(path: Path, function_name: FunctionName = "load") -> ResultKind | None:
+    """Return the kind of the result at a path, or None if it is no result.
 
-    Kinds with markers are tried first, then those of plug-ins, then those without markers. The
-    first kind that fits the path and has the function `having` is returned.
+    It is the first kind that fits and has a function with this name: a path may be a result of
+    several kinds, of which only some can, for example, be compared.
     """
-    for kind in _kinds_in_order():
-        if not _is_marked(kind, path):
+    for kind in _list_kinds_in_order():
+        if not _is_marked(kind, path):  # before the import of the functions, which takes time
             continue
-        if getattr(kind.functions, having) is not None and fits(kind, path):
+        has_function = getattr(kind.functions, function_name) is not None
+        if has_function and fits(kind, path):
             return kind
     return None
 
 
-def _kinds_in_order() -> Iterator[ResultKind]:
+def _list_kinds_in_order() -> Iterator[ResultKind]:
+    """Yield the kinds with markers, then those of plug-ins, then those without markers."""
     yield from (kind for kind in KINDS.builtin_rows if kind.markers)
     yield from KINDS.plugin_rows()
     yield from (kind for kind in KINDS.builtin_rows if not kind.markers)
@@ -460,15 +462,25 @@ def _is_unchanged(folder: Path) -> bool:
 ReturnT = TypeVar("ReturnT")
 
 
-def call(
+def call_on_path(
     kind: ResultKind,
     function: Callable[[Path], ReturnT],
     path: Path,
     check: Check | None = None,
 ) -> ReturnT:
-    """Call a function of a kind with the path of a result.
+    """Call a function of a kind with the path of a result, and return what it returns.
 
-    Raises UserError for a directory with links out of it, and for damaged files.
+    Results may come from another author and kinds from a plug-in, so that both are distrusted.
+
+    Args:
+        kind: The kind.
+        function: One of the functions of the kind that take a path.
+        path: The path of the result.
+        check: Raises an error if a plug-in returns a value of a wrong type.
+
+    Raises:
+        UserError: For a directory with links out of it, for damaged files, and for a plug-in that
+            fails.
     """
     from loadgen.core.results.files import refuse_links
 
@@ -483,26 +495,26 @@ def list_row(kind: ResultKind, path: Path) -> ListRow | None:
     function = kind.functions.list_row
     if function is None:
         return None
-    return call(kind, function, path, check_type(ListRow, type(None)))
+    return call_on_path(kind, function, path, check_type(ListRow, type(None)))
 
 
 def compare_side(kind: ResultKind, path: Path) -> Side:
     """Return what is compared of a result. Its kind must be one that can be compared."""
     function = kind.functions.compare_side
     assert function is not None, kind.name
-    return call(kind, function, path)
+    return call_on_path(kind, function, path)
 
 
 def regenerated_files(kind: ResultKind, path: Path) -> Iterable[RegeneratedFile]:
     """Return the derived files of a result, generated again. Empty if its kind has none."""
     function = kind.functions.regenerate
-    return () if function is None else call(kind, function, path)
+    return () if function is None else call_on_path(kind, function, path)
 
 
 def runs_of(kind: ResultKind, path: Path) -> tuple[Path, ...]:
     """Return the directories of the runs of a result. Empty if its kind has none."""
     function = kind.functions.runs
-    return () if function is None else tuple(call(kind, function, path))
+    return () if function is None else tuple(call_on_path(kind, function, path))
 
 
 def runs_in(path: Path) -> tuple[Path, ...]:
@@ -518,17 +530,19 @@ def capacity_facts(path: Path) -> CapacityFacts:
         return CapacityFacts()
     function = kind.functions.capacity
     assert function is not None, kind.name
-    return call(kind, function, path)
+    return call_on_path(kind, function, path)
 
 
 def leaves_page_in(kind: ResultKind, folder: Path) -> bool:
-    """Return True if a page may be written into a directory.
+    """Return True if a page of this kind may be written into a directory.
 
-    It may not if results of several commands are listed, but none lies directly in the directory.
+    A list of the results of several commands may only be written where at least one of them lies
+    directly in the directory. Otherwise, any directory could get a page.
     """
     if not kind.collects:
         return True
-    return any(below.is_dir() and kind_of(below, "list_row") for below in folder.iterdir())
+    subdirectories = (path for path in folder.iterdir() if path.is_dir())
+    return any(kind_of(subdirectory, "list_row") is not None for subdirectory in subdirectories)
 
 
 def left_by_commands() -> Iterator[str]:
@@ -567,7 +581,7 @@ class OpenedResult(msgspec.Struct, frozen=True, dict=True):
         """What was read, of a type of its kind."""
         load = self.row.functions.load
         assert load is not None, self.kind
-        return call(self.row, load, self.path)
+        return call_on_path(self.row, load, self.path)
 
     @property
     def headline(self) -> str:
@@ -580,10 +594,13 @@ class OpenedResult(msgspec.Struct, frozen=True, dict=True):
         return self.render_text(color=False)
 
     def render_text(self, *, color: bool, full: bool = False, width: int | None = None) -> str:
-        """Return the report as text, with colors if wanted.
+        """Return the report as text.
 
-        The text is the brief form of the report, if it has one, unless `full` is True. `width` is
-        the number of columns of the terminal. A kind without a report ignores both.
+        Args:
+            color: True for verdicts and headings in color.
+            full: True for the full report, not its brief form. A kind that renders its text itself
+                ignores this and the width.
+            width: The columns of the terminal. None stands for those of a file.
         """
         from loadgen.render import text
         from loadgen.render.table import WIDTH

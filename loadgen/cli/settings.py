@@ -134,7 +134,7 @@ def _read_api_key_variable(server: str | None, urls: Sequence[str]) -> str | Non
     A simulated endpoint needs no key, so that none is stored where it could leak.
     """
     first_url = urls[0] if urls else None
-    backend = backends.find(first_url)
+    backend = backends.find_backend_of_target(first_url)
     if backend is not None and backend.simulated:
         return None
     is_azure = server == "azure" or (first_url is not None and "azure.com" in first_url)

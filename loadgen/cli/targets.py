@@ -275,7 +275,7 @@ def check_url(url: str, *, server: str = "auto") -> None:
             f"--url {url}",
             f"for {url} concurrent requests, use -c {url}",
         )
-    backend = backends.of_target(url)
+    backend = backends.get_backend_of_target(url)
     if backend.name != "http":
         return
     try:
@@ -327,7 +327,7 @@ def _create_endpoint_of_url(text: str, common: Endpoint) -> Endpoint:
 
 def _check_can_be_combined(url: str) -> None:
     """Raise UserError for a target that cannot be one of several, like a simulated one."""
-    backend = backends.of_target(url)
+    backend = backends.get_backend_of_target(url)
     if not backends.provides_target(backend):
         return
     reason = f"a target of {backend.name} must be the only target"

@@ -208,7 +208,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
 
         Raises UserError if no backend supports the scheme of the URL.
         """
-        return backends.of_target(self.url)
+        return backends.get_backend_of_target(self.url)
 
     @property
     def virtual(self) -> bool:

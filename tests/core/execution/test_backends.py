@@ -129,7 +129,7 @@ def test_backend_of_a_plugin_starts_the_target(tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("kitchen")
 def test_backend_of_a_plugin_is_found_by_its_scheme() -> None:
-    assert backends.find("http://host") is BACKENDS.builtin_rows[1]
+    assert backends.find_backend_of_target("http://host") is BACKENDS.builtin_rows[1]
     assert "plugins" not in vars(BACKENDS) and "_plugins" not in vars(BACKENDS), (
         "a scheme of ours looks for none"
     )
