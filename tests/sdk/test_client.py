@@ -1079,7 +1079,7 @@ def test_an_address_that_does_not_answer_is_given_up() -> None:
             client._addresses = AddressList([Address(socket.AF_INET, where)])
             held = [socket.create_connection(where) for _ in range(1)]
             for _ in range(8):
-                client._open_spare()
+                client._open_spare_connection()
             making = len(client._connecting)
             client.tick(monotonic_ns() + CONNECT_NS + 1)
             assert making == 8 and not client._connecting

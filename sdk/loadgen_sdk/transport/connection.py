@@ -1,4 +1,4 @@
-"""One connection of a client and what its owner is told about it."""
+"""One connection of a client, and the calls that its owner gets from the reactor."""
 
 from __future__ import annotations
 
@@ -86,7 +86,8 @@ class ClientConnection(SocketBuffer):
         address_index: The owner's number for the address of the server.
         connecting_since: When the connection began to be made.
         handshake_since: When the TLS handshake began.
-        tunnel: The request for a tunnel, and then what the proxy has answered so far.
+        tunnel_request: What is sent first to a proxy to open a tunnel, or b"" without a tunnel.
+        proxy_response: What the proxy has answered to it so far.
         uses_left: How many more requests the server accepts, or None if it is not known.
     """
 
@@ -94,9 +95,10 @@ class ClientConnection(SocketBuffer):
         "address_index",
         "connecting_since",
         "handshake_since",
+        "proxy_response",
         "sock",
         "state",
-        "tunnel",
+        "tunnel_request",
         "uses_left",
     )
     owner: ConnectionOwner
@@ -105,13 +107,13 @@ class ClientConnection(SocketBuffer):
     def __init__(
         self, sock: socket.socket, owner: ConnectionOwner, address_index: int, route: Route
     ) -> None:
-        """Describe a connection whose socket has begun to connect.
+        """Start with a socket that has begun to connect.
 
         Args:
             sock: The socket.
-            owner: Who takes the reads and is told of the beginning and the end.
+            owner: The object whose methods are called with the reads, the beginning and the end.
             address_index: The owner's number for the address.
-            route: How to reach the server. With TLS, an own TLS stream is made.
+            route: How to reach the server: by TLS or not, and through which tunnel.
         """
         now = monotonic_ns()
         super().__init__(sock.fileno(), now)
@@ -122,13 +124,14 @@ class ClientConnection(SocketBuffer):
         self.uses_left: int | None = None
         self.connecting_since = now
         self.handshake_since = now
-        self.tunnel = route.tunnel_request
+        self.tunnel_request = route.tunnel_request
+        self.proxy_response = b""
         if route.tls is not None:
             self.tls = TlsStream(route.tls, route.host)
 
     @property
-    def is_being_made(self) -> bool:
-        """Whether the connection is not ready yet."""
+    def is_opening(self) -> bool:
+        """Whether the connection is still being opened: TCP, the tunnel or TLS is not ready."""
         return self.state in STATES_BEFORE_OPEN
 
 

@@ -75,10 +75,10 @@ class Exchange(ExchangeState):
     def events_until_urgent(self) -> int:
         """The number of further events of which none need be read at once.
 
-        The receiver reads a socket late while this is above 0 (see `receiver.py`). It is 0 before the
-        first output, while no template for plain events is known, and if the server writes chunks
-        in parts (see `has_split_chunks`). Otherwise it is the rest of the requested output without
-        the last LAST_EVENTS, because the next request may wait for the end of the response.
+        The receiver reads a socket late while this is above 0 (see `receiver.py`). It is 0 before
+        the first output, while no template for plain events is known, and if the server writes
+        chunks in parts (see `has_split_chunks`). Otherwise it is the rest of the requested output
+        without the last LAST_EVENTS, because the next request may wait for the end of the response.
         """
         if not self.can_batch_reads or self.template is None or self.has_split_chunks:
             return 0
@@ -185,8 +185,9 @@ class Exchange(ExchangeState):
     ) -> None:
         """Pass on the events of a read that may have the first output. Call `on_first_output` then.
 
-        The arguments are those of `_feed_events`. `client_lag` becomes the delay between the arrival
-        of the first output and its reading. If it is long, this process was too busy to measure.
+        The arguments are those of `_feed_events`. `client_lag` becomes the delay between the
+        arrival of the first output and its reading. If it is long, this process was too busy to
+        measure.
         """
         # The response cannot have begun before the request was sent.
         self._feed_with_uncertainty(decoded, timestamp, earliest=max(empty_at, self.sent_at))

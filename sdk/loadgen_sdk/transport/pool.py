@@ -23,7 +23,7 @@ from ..wire_formats.server_profiles import ServerProfile
 from .connection import ClientConnection, Route
 from .exchange import Exchange
 from .host_resources import Address, raise_file_limit, resolve_host
-from .http1 import build_request_head, merge_headers
+from .http1 import ResponseParser, build_request_head, merge_headers
 from .proxy import Proxy
 from .reactor import TICK_NS, Reactor
 from .receiver import NOT_SENT
@@ -165,11 +165,14 @@ class AddressList:
         self._preferred_index = index
         self._refused.clear()
 
-    def note_refusal(self, index: int) -> bool:
-        """Prefer an address that was not refused since the last successful connection.
+    def prefer_another_address(self, index: int) -> bool:
+        """Note that an address was refused, and prefer one that was not.
+
+        Only refusals since the last successful connection count. If every address was refused, the
+        preference stays.
 
         Returns:
-            Whether there is one. If all were refused, the preference stays.
+            True if there is an address that was not refused.
         """
         self._refused.add(index)
         for other_index in range(len(self._addresses)):
@@ -219,6 +222,8 @@ class Pool:
         self.model = model
         self.server_profile = server_profile
         self._stream = options.get("stream", True)
+        self._keep_text = options.get("keep_text", False)
+        self._keep_headers = options.get("keep_headers", False)
         body_format = BodyFormat(
             server_profile,
             target.api,
@@ -228,21 +233,27 @@ class Pool:
             continuous_usage=options.get("continuous_usage", False),
         )
         self.prepare = BodyEncoder(body_format).encode
-        self._opens_ahead = options.get("open_ahead", False)
-        self._sources = tuple(options.get("sources", ()))
-        self._timeout_ns = options.get("timeout_ns", TIMEOUT_NS)
-        self._stall_ns = options.get("stall_timeout_ns", STALL_TIMEOUT_NS)
-        self._keep_text = options.get("keep_text", False)
-        self._keep_headers = options.get("keep_headers", False)
-        self._reuse_ns = int(server_profile.max_idle_s * 1e9)
+
+        # How connections are made
         self._proxy = options.get("proxy")
         self._route = self._make_route(options.get("tls"))
         self._head = self._build_head(options.get("api_key"), options.get("headers", ()))
+        self._sources = tuple(options.get("sources", ()))
+        self._opens_spares_ahead = options.get("open_ahead", False)
+
+        # Time limits
+        self._timeout_ns = options.get("timeout_ns", TIMEOUT_NS)
+        self._stall_timeout_ns = options.get("stall_timeout_ns", STALL_TIMEOUT_NS)
+        self._max_idle_ns = int(server_profile.max_idle_s * 1e9)
+
         self._use_reactor(options.get("reactor"))
-        self._start_without_connections()
+        self._init_connection_state()
 
     def _use_reactor(self, shared_reactor: Reactor | None) -> None:
-        """Use a reactor that several pools share, or create one for this pool.
+        """Use a reactor that several pools share, or create one for this pool alone.
+
+        The reactor reads and writes the sockets. The owner of a shared one calls `tick` of each
+        pool.
 
         Raises:
             WrongUse: No event loop is running.
@@ -251,26 +262,34 @@ class Pool:
         self.reactor = shared_reactor or _create_reactor()
         if self._owns_reactor:
             self.reactor.on_tick = self.tick
-        # These are called for each request, so they are looked up once.
+        # These are used for each request, so they are looked up once.
         self._try_send_on_idle = self.reactor.try_send_on_idle
         self._try_recycle = self.reactor.try_recycle
         self._open_exchanges = self.reactor.open_exchanges
 
-    def _start_without_connections(self) -> None:
-        """Set what the pool knows of its connections and requests before there are any."""
-        self._addresses = AddressList()
-        self._idle: deque[ClientConnection] = deque()
-        self._connecting: deque[ClientConnection] = deque()
-        self._connecting_spares = 0
-        self._wanted_spares = SPARE_CONNECTIONS
-        self._sent_this_tick = 0
-        self._busiest_tick = 0
-        # A set that keeps the order of sending. The values mean nothing.
+    def _init_connection_state(self) -> None:
+        """Start without addresses, connections and requests.
+
+        A spare connection is one that is opened before a request needs it.
+        """
+        # Addresses and connections
+        self._addresses = AddressList()  # filled by `open`
+        self._idle: deque[ClientConnection] = deque()  # the one that became idle last is at the end
+        self._connecting: deque[ClientConnection] = deque()  # in the order of their beginning
+        self._spares_being_opened = 0
+        self.connections_opened = 0
+
+        # Requests
+        # This dict is used as a set that keeps the order of sending. Its values mean nothing.
         self._in_flight: dict[Exchange, None] = {}
         self._stall_checks: deque[Exchange] = deque()  # still to be checked in this period
-        self._opening: asyncio.Future[None] | None = None  # while `open` runs
-        self._unopened = 0  # connections that `open` still waits for
-        self.connections_opened = 0
+        self._requests_this_tick = 0
+        self._recent_max_requests_per_tick = 0  # decides how many spares are opened
+
+        # While `open` runs
+        self._all_opened: asyncio.Future[None] | None = None
+        self._connections_left_to_open = 0
+        self._max_spares_while_opening = SPARE_CONNECTIONS
 
     def _make_route(self, tls: Tls | None) -> Route:
         """Return how connections reach the server: through TLS, and through a tunnel if need be.
@@ -335,25 +354,25 @@ class Pool:
     async def _open_connections(self, connections: int) -> None:
         """Open this many connections and wait until all of them are ready.
 
-        `connection_made` counts them and opens further ones. The ticks, which end slow attempts,
-        are needed meanwhile. A shared reactor has no `on_tick` before its owner runs, so this pool
-        receives them until then.
+        Only the first FIRST_OPENS begin here. `connection_made` counts those that are ready and
+        begins the further ones. The ticks of the reactor end attempts that take too long. A shared
+        reactor has no `on_tick` before its owner runs, so this pool receives the ticks until then.
 
         Raises:
             TargetUnusable: The connections cannot be opened, or not within OPEN_TIMEOUT_S.
         """
-        self._wanted_spares = connections
+        self._max_spares_while_opening = connections
         self._addresses.forget_refusals()
-        self._unopened = connections
-        self._opening = asyncio.get_running_loop().create_future()
+        self._connections_left_to_open = connections
+        self._all_opened = asyncio.get_running_loop().create_future()
         for _ in range(min(connections, FIRST_OPENS)):
-            self._open_spare()
+            self._open_spare_connection()
         needs_tick = self.reactor.on_tick is None
         if needs_tick:
             self.reactor.on_tick = self.tick
         try:
             async with asyncio.timeout(OPEN_TIMEOUT_S):
-                await self._opening
+                await self._all_opened
         except TimeoutError:
             raise TargetUnusable(
                 "timeout",
@@ -363,8 +382,8 @@ class Pool:
         finally:
             if needs_tick:
                 self.reactor.on_tick = None
-            self._opening = None
-            self._wanted_spares = SPARE_CONNECTIONS
+            self._all_opened = None
+            self._max_spares_while_opening = SPARE_CONNECTIONS
 
     @property
     def is_open(self) -> bool:
@@ -404,13 +423,13 @@ class Pool:
         Args:
             request: The request, for the completion.
             body: Its body, from `prepare`.
-            due: The planned time, monotonic in ns.
+            due: The planned start of the request, monotonic in ns. The timeout begins there.
             on_done: A function that is called exactly once, with the completion.
             timeline: The event timeline that gets the time of each output event.
             name: The value of the header X-Request-Id, or "" for the id of the request.
             header_lines: Further header lines, complete with their line ends.
             requested_output_tokens: The number of output tokens that the body requests, or 0 if
-                unknown. The end of the response is expected with them.
+                unknown. Shortly before as many have come, the response is read without delay.
             on_output: A function called with (text, reasoning, timestamp) for each output event.
             on_first_output: A function called with the time of the first output event.
 
@@ -435,9 +454,10 @@ class Pool:
         )
         exchange.deadline = due + self._timeout_ns
         self._in_flight[exchange] = None
-        self._sent_this_tick += 1
+        self._requests_this_tick += 1
+        # The compiled receiver sends on an idle connection without further calls.
         unsent_bytes = self._try_send_on_idle(
-            exchange, self._idle, self._reuse_ns, self._open_exchanges
+            exchange, self._idle, self._max_idle_ns, self._open_exchanges
         )
         if unsent_bytes == NOT_SENT:
             self._dispatch(exchange)
@@ -453,9 +473,9 @@ class Pool:
             self.reactor.send_rest(exchange.connection, parts, sent_bytes)
 
     def cancel(self, exchange: Exchange, failure: Failure) -> None:
-        """End a request now and close its connection. The completion has this failure.
+        """End a request now and close its connection. Its completion has this failure.
 
-        If the reads that wait for delivery end the response, the request succeeds instead.
+        What was read already is processed first. If that ends the response, the request succeeds.
         """
         connection = exchange.connection
         if isinstance(connection, ClientConnection) and not exchange.is_reported:
@@ -464,16 +484,16 @@ class Pool:
             return
         if isinstance(connection, ClientConnection):
             self.reactor.close(connection)
-        self._fail(exchange, failure)
+        self._fail_request(exchange, failure)
 
-    def _fail(self, exchange: Exchange, failure: Failure) -> None:
+    def _fail_request(self, exchange: Exchange, failure: Failure) -> None:
         """End a request now with a failure."""
         exchange.done_at = monotonic_ns()
         exchange.failure = failure
-        self._report(exchange)
+        self._report_completion(exchange)
 
-    def _report(self, exchange: Exchange) -> None:
-        """Report the completion of a request that has ended, and forget the request.
+    def _report_completion(self, exchange: Exchange) -> None:
+        """Call `on_done` of a request that has ended, and forget the request.
 
         Its body is released, since the caller may keep the exchange for long.
         """
@@ -496,15 +516,15 @@ class Pool:
             if connection.is_closed:
                 continue
             now = monotonic_ns()
-            if now - connection.idle_since > self._reuse_ns:
+            if now - connection.idle_since > self._max_idle_ns:
                 self.reactor.close(connection)
                 continue
             exchange.ready_at = now
-            self._write(connection, exchange)
+            self._send_on_connection(connection, exchange)
             return
-        self._connect(exchange)
+        self._connect_for_request(exchange)
 
-    def _connect(self, exchange: Exchange) -> None:
+    def _connect_for_request(self, exchange: Exchange) -> None:
         """Open a connection for a request, or report its failure if no address can be reached.
 
         An attempt that fails later leads to `connection_failed`, which tries the next address.
@@ -514,28 +534,32 @@ class Pool:
             index = self._addresses.index_to_try(exchange.connect_attempts)
             exchange.connect_attempts += 1
             try:
-                connection = self._begin_connection(index)
+                connection = self._start_connecting(index)
             except OSError as error:
                 last_failure = _connect_failure(error)
                 continue
             connection.exchange = exchange
             exchange.connection = connection
             return
-        self._fail(exchange, last_failure)
+        self._fail_request(exchange, last_failure)
 
-    def _open_spare(self) -> None:
-        """Begin to open a connection ahead of need."""
+    def _open_spare_connection(self) -> None:
+        """Start to open a connection before a request needs it.
+
+        `connection_made` or `connection_failed` is called later. An error at once is handled like a
+        later failure.
+        """
         if not self.is_open:
             return
         index = self._addresses.index_to_try(tries=0)
         try:
-            self._begin_connection(index)
+            self._start_connecting(index)
         except OSError as error:
-            self._spare_failed(index, "connect", error.strerror or str(error))
+            self._handle_spare_failure(index, "connect", error.strerror or str(error))
             return
-        self._connecting_spares += 1
+        self._spares_being_opened += 1
 
-    def _begin_connection(self, address_index: int) -> ClientConnection:
+    def _start_connecting(self, address_index: int) -> ClientConnection:
         """Begin to connect to one of the addresses, from the local addresses in turn.
 
         Raises:
@@ -555,15 +579,16 @@ class Pool:
         self._connecting.append(connection)
         return connection
 
-    def _write(self, connection: ClientConnection, exchange: Exchange) -> None:
-        """Send a request on a connection.
+    def _send_on_connection(self, connection: ClientConnection, exchange: Exchange) -> None:
+        """Send a request on a connection, and note the times of connecting and sending.
 
         The times of connecting belong to the first request of a connection only.
         """
         connection.exchange = exchange
+        exchange.connection = connection
+        # The receiver passes on each read of the new response until it learns more about it.
         connection.can_batch_reads = False
         connection.template = None
-        exchange.connection = connection
         exchange.is_connection_reused = connection.responses_served > 0
         if not exchange.is_connection_reused:
             exchange.tcp_connect_ns = connection.tcp_connect_ns
@@ -575,58 +600,66 @@ class Pool:
     # -- calls from the reactor ----------------------------------------------------------------
 
     def connection_made(self, connection: ClientConnection, at: int) -> None:
-        """Send the request that waits for this connection, or keep the connection as a spare.
+        """Send the request that waits for this connection, or keep the connection for a later one.
 
-        While `open` runs, a spare is one of the connections that it waits for.
+        The reactor calls this when a connection is ready. A connection without a request was opened
+        ahead of need. While `open` runs, it is one of those that `open` waits for.
         """
         self._addresses.note_success(connection.address_index)
         exchange = connection.exchange
         if isinstance(exchange, Exchange):
             exchange.ready_at = at
-            self._write(connection, exchange)
+            self._send_on_connection(connection, exchange)
             return
-        self._connecting_spares -= 1
+        self._spares_being_opened -= 1
         connection.idle_since = at
         self._idle.append(connection)
-        if self._opening is not None:
-            self._count_opened(self._opening)
+        if self._all_opened is not None:
+            self._count_opened(self._all_opened)
 
     def _count_opened(self, opening: asyncio.Future[None]) -> None:
         """Count a spare connection for `open`. End its wait after the last, else begin another."""
-        self._unopened -= 1
-        if self._unopened <= 0 and not opening.done():
+        self._connections_left_to_open -= 1
+        if self._connections_left_to_open <= 0 and not opening.done():
             opening.set_result(None)
-        elif self._connecting_spares + len(self._idle) < self._wanted_spares:
-            self._open_spare()
+        elif self._spares_being_opened + len(self._idle) < self._max_spares_while_opening:
+            self._open_spare_connection()
 
     def connection_failed(self, connection: ClientConnection, kind: str, text: str) -> None:
-        """Try the next address for the request of a connection that could not be made.
+        """Try the next address for the request that waits for this connection, or fail the request.
 
-        After a failure of TLS no other address is tried, because all of them are the same server.
+        The reactor calls this when a connection could not be opened. After a failure of TLS no
+        other address is tried, because all of them are the same server.
+
+        Args:
+            connection: The connection.
+            kind: "connect" or "tls".
+            text: The text of the error.
         """
         exchange = connection.exchange
         connection.exchange = None
         if not isinstance(exchange, Exchange):
-            self._connecting_spares -= 1
-            self._spare_failed(connection.address_index, kind, text)
+            self._spares_being_opened -= 1
+            self._handle_spare_failure(connection.address_index, kind, text)
         elif kind == "connect" and exchange.connect_attempts < len(self._addresses):
-            self._connect(exchange)
+            self._connect_for_request(exchange)
         else:
-            self._fail(exchange, Failure(kind, text))
+            self._fail_request(exchange, Failure(kind, text))
 
-    def _spare_failed(self, address_index: int, kind: str, text: str) -> None:
-        """Note that a spare connection failed. While `open` runs, try the next address.
+    def _handle_spare_failure(self, address_index: int, kind: str, text: str) -> None:
+        """Prefer another address after a spare connection, one without a request, has failed.
 
-        Without another address, `open` raises the error. At any other time the failure is ignored,
-        because a request that needs a connection opens one and reports why it cannot.
+        If `open` waits for it, the next address is tried, or `open` raises an error if there is
+        none. At any other time the failure is ignored, because a request that needs a connection
+        opens one and reports why it cannot.
         """
-        has_other_address = self._addresses.note_refusal(address_index)
-        if self._opening is None or self._opening.done():
+        has_other_address = self._addresses.prefer_another_address(address_index)
+        if self._all_opened is None or self._all_opened.done():
             return
         if has_other_address and kind == "connect":
-            self._open_spare()
+            self._open_spare_connection()
             return
-        self._opening.set_exception(
+        self._all_opened.set_exception(
             TargetUnusable(
                 "tls" if kind == "tls" else "connect",
                 f"cannot connect to {self.target.redacted}: {text}",
@@ -635,73 +668,81 @@ class Pool:
         )
 
     def receive_reads(self, connection: ClientConnection, reads: list[Read | PlainRun]) -> None:
-        """Pass reads to the exchange of the connection, and end the exchange if they complete it.
+        """Process what was read on a connection. The reactor calls this.
 
-        Instead, the request is sent again if the server has just ended the idle connection.
+        There are four cases:
+
+        1. No request is in flight on the connection: it is closed.
+        2. The server has just ended the idle connection: the request is sent again on another one.
+        3. The reads complete the response: the completion is reported.
+        4. The response goes on: the receiver learns how urgent its next reads are.
         """
         exchange = connection.exchange
-        if not isinstance(exchange, Exchange):  # The server sent bytes without a request.
+        if not isinstance(exchange, Exchange):
             self.reactor.close(connection)
             return
         if _is_idle_timeout(connection, exchange, reads[0]):
             self.reactor.close(connection)
             connection.exchange = None
             self._resend(exchange)
-        elif exchange.feed_reads(reads):
+            return
+        is_complete = exchange.feed_reads(reads)
+        if is_complete:
             self.response_completed(connection)
         elif connection.tls is None:
-            self._await_more(connection, exchange, reads[-1])
+            self._update_read_urgency(connection, exchange, reads[-1])
 
-    def _await_more(
+    def _update_read_urgency(
         self, connection: ClientConnection, exchange: Exchange, last_read: Read | PlainRun
     ) -> None:
-        """Tell the receiver how urgent the next reads of a response are.
+        """Let the receiver read the rest of a response later, if its events are not urgent.
 
-        A stream of many small reads is worth deferring (see `receiver.py`). A deferred connection
-        is updated in any case, since it must stop being deferred near its end.
+        A deferred socket is read about every millisecond together with others, instead of waking
+        the process for each event (see `receiver.py`). That pays off for a stream of many small
+        reads. A socket that is deferred already is updated in any case, since it must be read at
+        once again near the end of the response.
         """
         connection.can_batch_reads = exchange.can_batch_reads
         connection.template = exchange.template
-        events = exchange.events_until_urgent if exchange.template is not None else 0
-        data_or_arrivals = last_read[0]  # of a Read or a Run, which has few items
-        is_small_read = len(data_or_arrivals) < LARGE_READ_BYTES
-        is_worth_deferring = is_small_read and events >= MIN_DEFERRED_EVENTS
+        events_until_urgent = 0
+        if exchange.template is not None:
+            events_until_urgent = exchange.events_until_urgent
+        # The first item is the bytes of a Read, or the arrivals of a PlainRun, which are few.
+        is_small_read = len(last_read[0]) < LARGE_READ_BYTES
+        is_worth_deferring = is_small_read and events_until_urgent >= MIN_DEFERRED_EVENTS
         if connection.is_deferred or is_worth_deferring:
-            self.reactor.defer(connection, events)
+            self.reactor.defer(connection, events_until_urgent)
 
     def response_completed(self, connection: ClientConnection) -> None:
-        """Make the connection idle or close it, and report the completion.
+        """Make the connection idle or close it, and report the completion of its request.
 
-        The connection is free before the report, because the next request of the virtual user may
-        be sent from within `on_done`.
+        The connection is free before the report, because `on_done` may send the next request of the
+        virtual user. The compiled receiver does all but the report by itself if the server has not
+        limited the use of the connection.
         """
-        recycled = self._try_recycle(connection, self._idle, self._in_flight, self._open_exchanges)
-        if recycled is not None:
-            recycled.report_completion()
+        recycled_exchange = self._try_recycle(
+            connection, self._idle, self._in_flight, self._open_exchanges
+        )
+        if recycled_exchange is not None:
+            recycled_exchange.report_completion()
             return
         exchange = connection.exchange
         assert isinstance(exchange, Exchange)
-        if self._can_reuse(connection, exchange):
+        if _can_reuse(connection, exchange.response):
+            self._note_idle_limit(exchange.response)
             self._keep_idle(connection)
         else:
             self.reactor.close(connection)
-        self._report(exchange)
+        self._report_completion(exchange)
 
-    def _can_reuse(self, connection: ClientConnection, exchange: Exchange) -> bool:
-        """Return whether the connection can carry another request. Note the server's idle limit.
+    def _note_idle_limit(self, response: ResponseParser) -> None:
+        """Reuse connections until shortly before the idle limit that the server states only.
 
-        A server that states its idle limit in a Keep-Alive header closes connections after it, so
-        all connections of the pool are reused until shortly before that only.
+        The limit is in a Keep-Alive header. It holds for all connections of the pool.
         """
-        response = exchange.response
-        if not response.is_complete or not response.is_reusable or connection.unsent:
-            return False
-        if response.uses_left is not None and response.uses_left <= 1:
-            return False
         if response.idle_limit_s is not None:
             reuse_s = max(MIN_REUSE_S, response.idle_limit_s - KEEP_ALIVE_MARGIN_S)
-            self._reuse_ns = min(self._reuse_ns, int(reuse_s * 1e9))
-        return True
+            self._max_idle_ns = min(self._max_idle_ns, int(reuse_s * 1e9))
 
     def _keep_idle(self, connection: ClientConnection) -> None:
         """Keep a connection for a later request."""
@@ -712,7 +753,11 @@ class Pool:
         self._idle.append(connection)
 
     def connection_lost(self, connection: ClientConnection, timestamp: int, error: str) -> None:
-        """End the request of a lost connection, or send it again if the connection was idle."""
+        """End the request of a connection that has ended, or send it again on another connection.
+
+        The reactor calls this. The request is sent again, once, if the server closed the connection
+        while it was idle, so that the request reached nobody.
+        """
         exchange = connection.exchange
         connection.exchange = None
         if not isinstance(exchange, Exchange):
@@ -721,7 +766,7 @@ class Pool:
             self._resend(exchange)
             return
         exchange.end_with_connection(timestamp, error)
-        self._report(exchange)
+        self._report_completion(exchange)
 
     def _resend(self, exchange: Exchange) -> None:
         """Send a request again on a new connection, with its original due time.
@@ -731,7 +776,7 @@ class Pool:
         exchange.resend_count += 1
         exchange.reset_response()
         exchange.connect_attempts = 0
-        self._connect(exchange)
+        self._connect_for_request(exchange)
 
     # -- housekeeping --------------------------------------------------------------------------
 
@@ -745,10 +790,14 @@ class Pool:
         self._fail_slow_connections(now)
         self._close_old_idle(now)
         # An old maximum fades by one eighth per tick, so that it counts for about a second.
-        faded_maximum = self._busiest_tick * 7 // 8
-        self._busiest_tick = max(self._sent_this_tick, faded_maximum)
-        self._sent_this_tick = 0
-        if self._opens_ahead and self._opening is None and self._busiest_tick:
+        faded_maximum = self._recent_max_requests_per_tick * 7 // 8
+        self._recent_max_requests_per_tick = max(self._requests_this_tick, faded_maximum)
+        self._requests_this_tick = 0
+        if (
+            self._opens_spares_ahead
+            and self._all_opened is None
+            and self._recent_max_requests_per_tick
+        ):
             self._open_ahead()
 
     def _cancel_overdue(self, now: int) -> None:
@@ -769,16 +818,13 @@ class Pool:
     def _cancel_stalled(self, now: int) -> None:
         """End requests that have stalled: no event has come for the stall timeout.
 
-        Each call checks a part of the requests in flight, so that all of them are checked once
-        within STALL_CHECK_PERIOD_NS, or STALL_CHECKS_PER_TIMEOUT times per stall timeout. A request
-        that is sent meanwhile is checked in the next period. A request without any event so far is
-        left to the total timeout.
+        To spread the work, each tick checks some of the requests in flight: as many as needed to
+        check all of them within a period. A request that is sent meanwhile is checked in the next
+        period. A request without any event so far is left to the total timeout.
         """
         if not self._stall_checks:
             self._stall_checks = deque(self._in_flight)
-        # Adding 1 keeps a tiny timeout from making the period 0.
-        period_ns = min(STALL_CHECK_PERIOD_NS, self._stall_ns // STALL_CHECKS_PER_TIMEOUT + 1)
-        checks_left = len(self._in_flight) * TICK_NS // period_ns + 1
+        checks_left = self._stall_checks_per_tick()
         while self._stall_checks and checks_left:
             exchange = self._stall_checks.popleft()
             connection = exchange.connection
@@ -787,24 +833,35 @@ class Pool:
             checks_left -= 1
             self.reactor.deliver(connection)  # The events that wait for delivery count too.
             last_event_at = exchange.last_event_read_at  # 0 before the first event
-            has_stalled = last_event_at and now - last_event_at >= self._stall_ns
+            has_stalled = last_event_at and now - last_event_at >= self._stall_timeout_ns
             if has_stalled and not exchange.is_reported:
-                text = f"no event for {self._stall_ns / 1e9:g} s"
+                text = f"no event for {self._stall_timeout_ns / 1e9:g} s"
                 self.cancel(exchange, Failure("timeout_stall", text))
 
-    def _fail_slow_connections(self, now: int) -> None:
-        """Fail connections that could not be made within CONNECT_NS.
+    def _stall_checks_per_tick(self) -> int:
+        """Return how many requests to check per tick, at least one.
 
-        They are in the order of their beginning, so the first one that still has time ends the
-        loop. Connections that were made since then, or have failed, are dropped from the queue.
+        Within a period of STALL_CHECK_PERIOD_NS each request is checked once. The period is shorter
+        if the stall timeout is, so that there are STALL_CHECKS_PER_TIMEOUT checks within it.
+        """
+        # Adding 1 keeps a tiny timeout from making the period 0.
+        shortened_period_ns = self._stall_timeout_ns // STALL_CHECKS_PER_TIMEOUT + 1
+        period_ns = min(STALL_CHECK_PERIOD_NS, shortened_period_ns)
+        return len(self._in_flight) * TICK_NS // period_ns + 1
+
+    def _fail_slow_connections(self, now: int) -> None:
+        """Fail connections that were not opened within CONNECT_NS.
+
+        `_connecting` is in the order of their beginning, so the first one that still has time ends
+        the loop. Connections that are open by now, or have failed, are dropped from it.
         """
         connecting = self._connecting
         while connecting:
             connection = connecting[0]
-            if connection.is_being_made and now - connection.connecting_since <= CONNECT_NS:
+            if connection.is_opening and now - connection.connecting_since <= CONNECT_NS:
                 return
             connecting.popleft()
-            if connection.is_being_made:
+            if connection.is_opening:
                 text = f"no TCP connection within {CONNECT_NS / 1e9:g} s"
                 self.reactor.fail(connection, "connect", text)
 
@@ -814,15 +871,15 @@ class Pool:
         The connections are in the order in which they became idle.
         """
         idle = self._idle
-        while idle and (idle[0].is_closed or now - idle[0].idle_since > self._reuse_ns):
+        while idle and (idle[0].is_closed or now - idle[0].idle_since > self._max_idle_ns):
             self.reactor.close(idle.popleft())
 
     def _open_ahead(self) -> None:
         """Open spare connections, so that as many are idle as the busiest recent tick needed."""
-        wanted = max(SPARE_CONNECTIONS, self._busiest_tick)
-        missing = wanted - len(self._idle) - self._connecting_spares
+        wanted = max(SPARE_CONNECTIONS, self._recent_max_requests_per_tick)
+        missing = wanted - len(self._idle) - self._spares_being_opened
         for _ in range(min(missing, OPEN_PER_TICK)):
-            self._open_spare()
+            self._open_spare_connection()
 
 
 def _create_reactor() -> Reactor:
@@ -850,6 +907,13 @@ def _connect_failure(error: OSError) -> Failure:
     return Failure(kind, error.strerror or str(error))
 
 
+def _can_reuse(connection: ClientConnection, response: ResponseParser) -> bool:
+    """Return whether the connection of a response that is over can carry another request."""
+    if not response.is_complete or not response.is_reusable or connection.unsent:
+        return False
+    return response.uses_left is None or response.uses_left > 1
+
+
 def _was_idle(connection: ClientConnection) -> bool:
     """Return True if the connection was not opened for the request that it carries."""
     return connection.idle_since > connection.connecting_since
@@ -860,14 +924,16 @@ def _is_idle_timeout(
 ) -> bool:
     """Return True if the server ended the idle connection before it saw the request.
 
-    Some servers send a response with the status 408 then, which crosses the request on its way. It
-    is the first response on a connection that was idle, and comes sooner than any server could time
-    out on the request itself. A request is sent again at most once.
+    Some servers send a response with the status 408 (Request Timeout) when they close an idle
+    connection. A request that was sent at that moment gets it as its response. It can be told from
+    a timeout of the request itself, because it is the first response after the connection was idle,
+    and comes within STALE_NS. A request is sent again at most once.
     """
     has_response = exchange.head_received_at != NEVER
     if has_response or exchange.resend_count or not _was_idle(connection):
         return False
-    data, timestamp = first_read[:2]
+    data = first_read[0]
+    timestamp = first_read[1]
     if not isinstance(data, bytes):  # It is a run of plain events, which never has a head.
         return False
     return timestamp < exchange.sent_at + STALE_NS and data.startswith(IDLE_TIMEOUT_STARTS)

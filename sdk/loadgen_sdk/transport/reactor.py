@@ -115,20 +115,7 @@ class Reactor:
                 "sending load needs Linux, for epoll and kernel timestamps",
                 "use a container or WSL2; stored results can be read here",
             )
-        self._loop = loop
-        self._poll = select.epoll()
-        self._deferred_poll = select.epoll()
-        self._timer: Timer = create_timer(loop)
-        self._connections: dict[int, ClientConnection] = {}
-        self._queue: deque[ClientConnection] = deque()  # connections with reads to deliver
-        self._receiver = Receiver(self._poll, self._deferred_poll, self._timer, self._queue)
-        # These are called for each request, so their calls go straight to the receiver.
-        self.stop_deferring = self._receiver.stop_deferring
-        self.try_send_on_idle = self._receiver.try_send_on_idle
-        self.try_recycle = self._receiver.try_recycle
-        self._next_tick_at = monotonic_ns()
-        self._is_turn_running = False
-        self._is_resume_queued = False
+        # What the owner of the reactor may set (see the attributes of the class)
         self.on_wake: Callable[[int], None] | None = None
         self.on_tick: Callable[[int], None] | None = None
         self.on_idle: Callable[[], bool] | None = None
@@ -136,6 +123,26 @@ class Reactor:
         self.delivery_slice_ns = DELIVERY_SLICE_NS
         self.open_exchanges: set[object] = set()
         self.turn_count = 0
+
+        # The sockets and who reads them
+        self._loop = loop
+        self._poll = select.epoll()
+        self._deferred_poll = select.epoll()
+        self._timer: Timer = create_timer(loop)
+        self._connections: dict[int, ClientConnection] = {}  # by descriptor
+        self._queue: deque[ClientConnection] = deque()  # connections with reads to deliver
+        self._receiver = Receiver(self._poll, self._deferred_poll, self._timer, self._queue)
+        # These are called for each request, so their calls go straight to the receiver.
+        self.stop_deferring = self._receiver.stop_deferring
+        self.try_send_on_idle = self._receiver.try_send_on_idle
+        self.try_recycle = self._receiver.try_recycle
+
+        # The state of the current turn
+        self._next_tick_at = monotonic_ns()
+        self._is_turn_running = False
+        self._is_resume_scheduled = False
+
+        # From now on, the event loop calls `_run_turn` when a socket or the timer is ready.
         self._poll.register(self._timer.fileno(), select.EPOLLIN)
         loop.add_reader(self._poll.fileno(), self._run_turn)
         self._arm_timer()
@@ -211,12 +218,13 @@ class Reactor:
     # -- sending -------------------------------------------------------------------------------
 
     def send(self, connection: ClientConnection, parts: tuple[bytes | memoryview, ...]) -> int:
-        """Write parts to the socket, the rest as soon as it accepts more.
+        """Write a request to the socket of a connection.
 
-        What is still unsent goes first, and TLS encrypts the parts together.
+        What the socket does not accept is kept in `connection.unsent` and written as soon as it
+        accepts more. What was kept before goes first. With TLS, the parts are encrypted together.
 
         Returns:
-            The time before the first byte.
+            The time before the first byte was written.
         """
         if connection.tls is not None:
             parts = (connection.tls.encrypt(parts),)
@@ -237,10 +245,10 @@ class Reactor:
         self._poll.modify(connection.fd, select.EPOLLIN | select.EPOLLOUT)
 
     def _send_unsent(self, connection: ClientConnection) -> None:
-        """Write what the socket has not accepted yet, because it can be written again.
+        """Write what the socket has not accepted before. Epoll reports that it accepts more now.
 
-        After an error nothing more is written, and the next read reports the error. When all is
-        written, epoll need not report any longer that the socket can be written.
+        When all is written, epoll need no longer report this. After an error nothing more is
+        written, and the next read reports the error.
         """
         try:
             sent_bytes = connection.sock.sendmsg(first_bytes(connection.unsent, MAX_WRITE_BYTES))
@@ -267,10 +275,12 @@ class Reactor:
             self._receiver.defer(connection, events)
 
     def _arm_timer(self) -> None:
-        """Set the timer for `wake_at`, the next tick or the next poll, whichever comes first.
+        """Set the timer that wakes the reactor for the first of three times.
 
-        A poll is planned only for a load generator that awaits responses. In a turn in which
-        sockets are deferred, the waits are so short that they end at the next poll by themselves.
+        These are the time for `on_wake`, the next tick, and the next poll that bounds the
+        uncertainty of timestamps. Such polls are needed only by a load generator (`turn_ns` is set)
+        that awaits responses. Within a turn in which sockets are deferred, no timer is needed for
+        them, because the receiver waits for at most a millisecond then.
         """
         receiver = self._receiver
         timer_at = min(receiver.wake_at, self._next_tick_at)
@@ -285,9 +295,11 @@ class Reactor:
     # -- one turn ------------------------------------------------------------------------------
 
     def _run_turn(self) -> None:
-        """Read and deliver until the turn is over or nothing is left to do.
+        """Read sockets and deliver what was read, until the turn is over or nothing is left to do.
 
-        If reads are left in the queue, the event loop runs its other callbacks and then `_resume`.
+        The event loop calls this when a socket or the timer is ready. A turn lasts for `turn_ns` at
+        most, or a single pass without it. If reads are left to deliver, the event loop runs its
+        other callbacks first and then `_resume`.
         """
         if self._poll.closed:  # The reactor was shut down while this turn was queued.
             return
@@ -295,14 +307,14 @@ class Reactor:
         try:
             now = monotonic_ns()
             self._receiver.poll_started_at = now
-            turn_end = now + self.turn_ns
-            while self._run_pass(turn_end):
+            turn_ends_at = now + self.turn_ns
+            while self._run_pass(turn_ends_at):
                 self._arm_timer()
         finally:
             self._is_turn_running = False
             self._arm_timer()
-            if self._queue and not self._is_resume_queued:
-                self._is_resume_queued = True
+            if self._queue and not self._is_resume_scheduled:
+                self._is_resume_scheduled = True
                 self._loop.call_soon(self._resume)
 
     def _resume(self) -> None:
@@ -312,11 +324,11 @@ class Reactor:
         started by the poll run in between. If each of them queued another turn, the other callbacks
         of the loop would wait for all of them.
         """
-        self._is_resume_queued = False
+        self._is_resume_scheduled = False
         self._run_turn()
 
-    def _run_pass(self, turn_end: int) -> bool:
-        """Read what is ready, make the calls that are due, and deliver for a slice.
+    def _run_pass(self, turn_ends_at: int) -> bool:
+        """Read what is ready, call `on_wake` and `on_tick` when they are due, and deliver.
 
         Nothing is read while too many reads wait for delivery, so that memory stays bounded.
 
@@ -326,7 +338,7 @@ class Reactor:
         """
         self.turn_count += 1
         if self._receiver.queued_reads < BACKLOG_LIMIT:
-            now = self._receive(turn_end)
+            now = self._receive(turn_ends_at)
         else:
             now = self._wake_and_deliver(monotonic_ns())
         if now >= self._next_tick_at:
@@ -334,37 +346,38 @@ class Reactor:
             self._next_tick_at = now + TICK_NS
             if self.on_tick is not None:
                 self.on_tick(now)
-        if now >= turn_end or not self.turn_ns:
+        if now >= turn_ends_at or not self.turn_ns:
             return False
         if self._receiver.ready_count or self._queue:
             return True
         return self.on_idle is not None and self.on_idle()
 
-    def _receive(self, turn_end: int) -> int:
-        """Read what is ready, deal with other events, and return the time.
+    def _receive(self, turn_ends_at: int) -> int:
+        """Read what is ready, handle all other events, and deliver for a slice. Return the time.
 
-        A load generator waits in the receiver's own poll for as long as the turn lasts. Any other
-        client looks once what is ready and returns to the event loop, which does the waiting.
+        A load generator waits for traffic in the receiver's own poll for as long as the turn lasts.
+        Any other client only looks what is ready, and the event loop does the waiting.
         """
         receiver = self._receiver
-        unhandled: list[tuple[int, int]] | None  # descriptors and their events
         if self.turn_ns:
             max_wait_ms = IDLE_WAIT_MS if self.on_idle is not None else WAIT_FOREVER_MS
             unhandled = receiver.receive_and_deliver(
                 max_wait_ms,
-                turn_end,
+                turn_ends_at,
                 self._next_tick_at,
                 self.open_exchanges,
                 self.delivery_slice_ns,
-                self._deliver,
+                self._deliver_queued,
             )
+            if (
+                unhandled is None
+            ):  # The compiled receiver has handled and delivered everything itself.
+                return receiver.now
         else:
             unhandled = receiver.receive(NO_WAIT_MS, AFTER_ONE_PASS, NO_TIMER)
-        if unhandled is None:  # The compiled receiver has handled and delivered everything itself.
-            return receiver.now
         now = receiver.now
         for fd, _ in unhandled:
-            self._handle_other_event(fd)
+            self._handle_event(fd)
         return self._wake_and_deliver(now)
 
     def _wake_and_deliver(self, now: int) -> int:
@@ -374,20 +387,20 @@ class Reactor:
             receiver.timer_armed_for = 0
             self.on_wake(now)
         if self._queue:
-            return receiver.deliver_queued(self.delivery_slice_ns, self._deliver)
+            return receiver.deliver_queued(self.delivery_slice_ns, self._deliver_queued)
         return now
 
-    def _handle_other_event(self, fd: int) -> None:
-        """Deal with the timer that fired or a socket that can be written.
+    def _handle_event(self, fd: int) -> None:
+        """Handle an event of the timer, or of a socket that can be written.
 
-        A socket that connects becomes writable when TCP has connected or failed. The only
-        descriptor that belongs to no connection is that of the timer.
+        A socket that connects can be written when TCP has connected or failed. The only descriptor
+        that belongs to no connection is that of the timer.
         """
         connection = self._connections.get(fd)
         if connection is None:
             self._clear_timer()
         elif connection.state == "connecting":
-            self._connected(connection)
+            self._handle_tcp_connected(connection)
         elif not connection.is_closed:
             self._send_unsent(connection)
 
@@ -401,11 +414,11 @@ class Reactor:
 
     # -- making a connection -------------------------------------------------------------------
 
-    def _connected(self, connection: ClientConnection) -> None:
-        """Go on after TCP has connected, or failed to.
+    def _handle_tcp_connected(self, connection: ClientConnection) -> None:
+        """Continue to open a connection after TCP has connected, or fail it if TCP has failed.
 
-        Next comes the request for a tunnel if there is a proxy, then the TLS handshake if there is
-        TLS, and then the connection is ready.
+        The steps are the request for a tunnel if there is a proxy for https, then the TLS handshake
+        if there is TLS, and then `connection_made` of the owner.
         """
         error_number = connection.sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
         if error_number:
@@ -416,26 +429,25 @@ class Reactor:
         connection.emptied_at = now
         connection.tcp_connect_ns = now - connection.connecting_since
         connection.is_readable = True
-        if connection.tunnel:
+        if connection.tunnel_request:
             connection.state = "tunnel"
             # These are the first bytes of a connection, so the socket always accepts them.
-            connection.sock.send(connection.tunnel)
-            connection.tunnel = b""
+            connection.sock.send(connection.tunnel_request)
         elif connection.tls is not None:
             self._begin_handshake(connection, connection.tls)
         else:
-            self._finish_making(connection)
+            self._report_connected(connection)
 
     def _receive_from_proxy(self, connection: ClientConnection, data: bytes) -> None:
-        """Process a part of the proxy's response. At its end, the client begins the handshake.
+        """Collect the response of a proxy to the request for a tunnel, and begin TLS at its end.
 
-        `connection.tunnel` holds what the proxy has sent so far. There is always TLS, because only
-        https goes through a tunnel.
+        `connection.proxy_response` holds what the proxy has sent so far. There is always TLS,
+        because only https goes through a tunnel.
         """
-        connection.tunnel += data
-        if b"\r\n\r\n" not in connection.tunnel:
+        connection.proxy_response += data
+        if b"\r\n\r\n" not in connection.proxy_response:
             return
-        refusal = tunnel_refusal(connection.tunnel)
+        refusal = tunnel_refusal(connection.proxy_response)
         if refusal:
             self.fail(connection, "connect", refusal)
             return
@@ -462,9 +474,9 @@ class Reactor:
         self._send_tls_output(connection, tls)
         if is_complete:
             connection.tls_handshake_ns = monotonic_ns() - connection.handshake_since
-            self._finish_making(connection)
+            self._report_connected(connection)
 
-    def _finish_making(self, connection: ClientConnection) -> None:
+    def _report_connected(self, connection: ClientConnection) -> None:
         """Report to the owner that the connection is ready."""
         connection.state = "open"
         connection.owner.connection_made(connection, monotonic_ns())
@@ -499,10 +511,10 @@ class Reactor:
         if reads:
             connection.owner.receive_reads(connection, reads)
 
-    def _deliver(self, connection: ClientConnection) -> None:
-        """Give the owner the reads of a connection that was queued, and report its end.
+    def _deliver_queued(self, connection: ClientConnection) -> None:
+        """Pass the reads of a connection from the queue to its owner, and then report its end.
 
-        The owner may close the connection when it gets the reads.
+        The owner may close the connection when it gets the reads, so this is checked again.
         """
         reads = self._receiver.take_reads(connection)
         connection.is_queued = False
@@ -515,10 +527,12 @@ class Reactor:
             connection.owner.receive_reads(connection, reads)
         if connection.ended_at and not connection.is_closed:
             error = socket_error_text(connection.error)
-            self._connection_ended(connection, connection.ended_at, error)
+            self._report_connection_end(connection, connection.ended_at, error)
 
-    def _connection_ended(self, connection: ClientConnection, timestamp: int, error: str) -> None:
-        """Close a connection that has ended, and report that to its owner.
+    def _report_connection_end(
+        self, connection: ClientConnection, timestamp: int, error: str
+    ) -> None:
+        """Close a connection that the server or an error has ended, and report that to its owner.
 
         A connection that was never ready has failed, even if the server closed it regularly.
 
@@ -527,7 +541,7 @@ class Reactor:
             timestamp: When it ended.
             error: The text of the error, or "" for a regular end.
         """
-        if connection.is_being_made:
+        if connection.is_opening:
             kind = "tls" if connection.state == "handshake" else "connect"
             text = error or "the connection was closed while it was being made"
             self.fail(connection, kind, text)
@@ -539,15 +553,15 @@ class Reactor:
     def _deliver_encrypted(
         self, connection: ClientConnection, tls: TlsStream, reads: list[Read | PlainRun]
     ) -> None:
-        """Decrypt the reads, give them to the owner, and report the end of the connection.
+        """Decrypt the reads of a connection, pass them to its owner, and report its end.
 
-        Each step may close the connection: a failed handshake, or the owner in its call.
+        Each step may close the connection: decrypting, if the handshake fails, or the owner.
         """
         decrypted = self._decrypt_reads(connection, tls, reads)
         if connection.is_closed:
             return
         if connection.state == "open" and decrypted.error is None:
-            self._send_tls_output(connection, tls)
+            self._send_tls_output(connection, tls)  # for example the answer to a key update
         if decrypted.reads:
             connection.owner.receive_reads(connection, decrypted.reads)
         if connection.is_closed:
@@ -555,23 +569,24 @@ class Reactor:
         ended_at = connection.ended_at or decrypted.ended_at
         if decrypted.error is not None:
             last_timestamp = reads[-1][1]  # The reads are plain tuples in the compiled receiver.
-            self._tls_failed(connection, decrypted.error, last_timestamp)
+            self._handle_tls_error(connection, decrypted.error, last_timestamp)
         elif ended_at:
             error_text = socket_error_text(connection.error)
-            self._connection_ended(connection, ended_at, error_text)
+            self._report_connection_end(connection, ended_at, error_text)
 
     def _decrypt_reads(
         self, connection: ClientConnection, tls: TlsStream, reads: list[Read | PlainRun]
     ) -> _DecryptedReads:
-        """Decrypt the reads up to the end of the TLS stream or an error.
+        """Return what the reads of a connection hold after decryption, with their timestamps.
 
-        The connection may become open, or be closed, on the way.
+        Reads of the handshake hold nothing for the owner. They may open the connection, or close it
+        after an error. Decryption ends at the end of the TLS stream or at an error.
         """
         decrypted_reads: list[Read | PlainRun] = []
         for encrypted_read in reads:
             # There are no runs, because there is no template for encrypted bytes.
             data, timestamp, read_at, empty_at, from_kernel = encrypted_read  # type: ignore[misc]
-            is_open = self._receive_before_open(connection, tls, data)
+            is_open = self._receive_encrypted(connection, tls, data)
             if connection.is_closed:
                 break
             if not is_open:
@@ -585,10 +600,8 @@ class Reactor:
                 return _DecryptedReads(decrypted_reads, ended_at, decrypted.error)
         return _DecryptedReads(decrypted_reads, 0, None)
 
-    def _receive_before_open(
-        self, connection: ClientConnection, tls: TlsStream, data: bytes
-    ) -> bool:
-        """Pass a read to TLS, or to the dialogue with a proxy before it.
+    def _receive_encrypted(self, connection: ClientConnection, tls: TlsStream, data: bytes) -> bool:
+        """Pass the bytes of a read to TLS, or, before TLS begins, on as the response of a proxy.
 
         Returns:
             Whether the connection is open, so that the read may hold a part of a response.
@@ -601,15 +614,15 @@ class Reactor:
             self._continue_handshake(connection, tls)
         return connection.state == "open"
 
-    def _tls_failed(
+    def _handle_tls_error(
         self, connection: ClientConnection, error: ssl.SSLError, timestamp: int
     ) -> None:
-        """End a connection whose bytes cannot be decrypted.
+        """End a connection whose bytes cannot be decrypted, as after an alert of the server.
 
-        For a request in flight this is a failure of TLS. A connection without one has just ended.
+        A request in flight fails with an error of TLS. An idle connection has just ended.
         """
         text = tls_error_text(error)
         if connection.exchange is None:
-            self._connection_ended(connection, timestamp, text)
+            self._report_connection_end(connection, timestamp, text)
         else:  # For example an alert about our certificate, sent after the handshake.
             self.fail(connection, "tls", text)

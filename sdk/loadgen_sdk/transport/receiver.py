@@ -18,8 +18,8 @@ pauses. The last events of a response are never deferred, because the next reque
 end.
 
 Batching: what was read waits in its `SocketBuffer` until the buffer is queued for its owner. Most
-reads of a stream can wait: a buffer with `can_batch_reads` is queued only when a read may be the end
-of a response or when enough has arrived. Of a read that holds plain events only (see
+reads of a stream can wait: a buffer with `can_batch_reads` is queued only when a read may be the
+end of a response or when enough has arrived. Of a read that holds plain events only (see
 `plain_events.py`), only the timestamp and the number of events are kept.
 
 This is the reference implementation. `_compiled.c` has a faster one with the same names and rules,
