@@ -60,7 +60,7 @@ def _find_break_even(
     rate = machines.basis.rates[unit]
     if machine_cost is None or token_cost is None or not rate:
         return None
-    fixed_cost = sum(machines.hourly.values(), Decimal(0)) * HOURS_PER_DAY
+    fixed_cost = sum(machines.hourly_cost_parts.values(), Decimal(0)) * HOURS_PER_DAY
     marginal_parts = [amount for part, amount in machine_cost.parts.items() if part != MACHINES]
     marginal_cost = sum(marginal_parts, Decimal(0))
     units_per_day = None

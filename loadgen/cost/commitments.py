@@ -63,7 +63,7 @@ def _is_same_machine(first: PricedResult, second: PricedResult) -> bool:
         return False
     if not isinstance(first.price, Rented) or not isinstance(second.price, Rented):
         return False
-    if not first.hourly or not second.hourly:
+    if not first.hourly_cost_parts or not second.hourly_cost_parts:
         return False
     return _machine(first.price) == _machine(second.price)
 
@@ -79,8 +79,8 @@ def _compare_hourly_costs(committed: PricedResult, on_demand: PricedResult) -> C
     A commitment is paid at all hours, and the other price only in the hours in which the machines
     are needed. Both cost the same if that fraction is the ratio of their hourly costs.
     """
-    committed_per_hour = sum(committed.hourly.values(), Decimal(0))
-    on_demand_per_hour = sum(on_demand.hourly.values(), Decimal(0))
+    committed_per_hour = sum(committed.hourly_cost_parts.values(), Decimal(0))
+    on_demand_per_hour = sum(on_demand.hourly_cost_parts.values(), Decimal(0))
     hours_share = None
     judgment = "never costs less, because its hours are not cheaper and all of them are paid"
     if committed_per_hour < on_demand_per_hour:

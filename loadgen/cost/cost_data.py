@@ -18,6 +18,7 @@ from loadgen.cost.break_even import BreakEven
 from loadgen.cost.commitments import CommitmentComparison
 from loadgen.cost.comparability import has_lower_bound
 from loadgen.cost.comparison import CostComparison, CostRatio
+from loadgen.cost.sensitivity import Sensitivity
 from loadgen.cost.yearly_cost import compute_yearly_cost
 from loadgen.pricing.priced_result import PricedResult
 from loadgen.pricing.prices import Owned, Price, Rented
@@ -121,8 +122,7 @@ def render_json(comparison: CostComparison) -> str:
         ],
         "pairs": [_ratio_to_json(ratio) for ratio in comparison.ratios],
         "sensitivity": [
-            _select_fields(sensitivity, "offer", "input", "change", "down", "up")
-            for sensitivity in comparison.sensitivities
+            _sensitivity_to_json(sensitivity) for sensitivity in comparison.sensitivities
         ],
         "break_even": [_break_even_to_json(break_even) for break_even in comparison.break_evens],
         "commitments": [_commitment_to_json(commitment) for commitment in comparison.commitments],
@@ -135,6 +135,16 @@ def _ratio_to_json(ratio: CostRatio) -> dict[str, Any]:
         **_select_fields(ratio, "a", "b", "differences", "difference_codes", "notes"),
         **_select_fields(ratio, "note_codes", "ratio", "low", "high"),
         "judgement": ratio.judgment,
+    }
+
+
+def _sensitivity_to_json(sensitivity: Sensitivity) -> dict[str, Any]:
+    return {
+        "offer": sensitivity.result_name,
+        "input": sensitivity.input_name,
+        "change": sensitivity.change,
+        "down": _to_json_value(sensitivity.cost_with_lower_input),
+        "up": _to_json_value(sensitivity.cost_with_higher_input),
     }
 
 
@@ -201,7 +211,8 @@ def _result_to_json(result: PricedResult, differences: Sequence[ReasonCode]) -> 
         **_select_fields(result, "notes", "note_codes"),
         "lower_bound": has_lower_bound(result),
         "price": _price_to_json(result.price),
-        **_select_fields(result, "gpus", "gpus_paid", "utilization", "hourly"),
+        **_select_fields(result, "gpus", "gpus_paid", "utilization"),
+        "hourly": _to_json_value(result.hourly_cost_parts),
         "rates_per_s": _to_json_value(result.basis.rates),
         "costs": _costs_to_json(result.costs),
         "classes": {

@@ -239,17 +239,20 @@ def _build_sensitivity_bars(result: PricedResult, comparison: CostComparison) ->
         return Bars(rows=())
     bars = []
     for sensitivity in comparison.sensitivities:
-        if sensitivity.offer != result.name:
+        if sensitivity.result_name != result.name:
             continue
-        down = sensitivity.down * count
-        up = sensitivity.up * count
-        low, high = sorted((down, up))
-        meaning = f"{sensitivity.input}: down {format_money(down)}, up {format_money(up)}"
+        with_lower_input = sensitivity.cost_with_lower_input * count
+        with_higher_input = sensitivity.cost_with_higher_input * count
+        low, high = sorted((with_lower_input, with_higher_input))
+        tooltip = (
+            f"{sensitivity.input_name}: down {format_money(with_lower_input)}, "
+            f"up {format_money(with_higher_input)}"
+        )
         bars.append(
             Bar(
-                f"{sensitivity.input}, {sensitivity.change}",
+                f"{sensitivity.input_name}, {sensitivity.change}",
                 f"{format_money(low)} to {format_money(high)}",
-                [(float(low), float(high), "c1", meaning)],
+                [(float(low), float(high), "c1", tooltip)],
             )
         )
     total = cost.total * count
@@ -276,7 +279,7 @@ def _build_break_even_chart(break_even: BreakEven, comparison: CostComparison) -
     longest_end = units_per_day * LONGEST_CHART
     chart_end = max(shortest_end, min(capacity, longest_end))
     machines_end = min(chart_end, capacity)
-    fixed_cost = sum(machines.hourly.values()) * HOURS_PER_DAY
+    fixed_cost = sum(machines.hourly_cost_parts.values()) * HOURS_PER_DAY
     marginal_cost = sum(amount for part, amount in machine_cost.parts.items() if part != MACHINES)
     noun = PRINTED_UNITS[unit].name.removeprefix("1,000 ")
     return Chart(

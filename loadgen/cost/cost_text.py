@@ -202,19 +202,22 @@ def list_warnings(comparison: CostComparison) -> Iterator[Notice]:
     They are about what makes the amounts useless as they are: a simulated server, a missed SLO, a
     capacity of which only a lower bound is known, or prices that are only a sample.
     """
-    simulated = [result.name for result in comparison.results if result.evidence.is_simulated]
-    if simulated:
-        names = ", ".join(simulated)
-        text = f"Results come from a performance model, not from real hardware: {names}."
-        yield Notice("SIMULATED", text)
-    for result in comparison.results:
+    results = comparison.results
+    simulated_names = [result.name for result in results if result.evidence.is_simulated]
+    if simulated_names:
+        yield Notice(
+            "SIMULATED",
+            "Results come from a performance model, not from real hardware: "
+            f"{', '.join(simulated_names)}.",
+        )
+    for result in results:
         yield from _list_result_warnings(result)
-    bounded = [result.name for result in comparison.results if has_lower_bound(result)]
-    if bounded:
+    lower_bound_names = [result.name for result in results if has_lower_bound(result)]
+    if lower_bound_names:
         yield Notice(
             "LOWER BOUND",
-            f"The capacity of {', '.join(bounded)} is only known to be at least the measured rate, "
-            "so the cost is at most the printed one.",
+            f"The capacity of {', '.join(lower_bound_names)} is only known to be at least the "
+            "measured rate, so the cost is at most the printed one.",
         )
     prices = comparison.prices
     if prices.sample:
@@ -223,10 +226,10 @@ def list_warnings(comparison: CostComparison) -> Iterator[Notice]:
 
 
 def _list_result_warnings(result: PricedResult) -> Iterator[Notice]:
-    """Yield what makes a price meaningless: a missed SLO, or a load that cannot be sustained.
+    """Yield a warning for each reason why the cost of a result is meaningless.
 
-    A load that cannot be sustained matters only for prices by the hour, because its rate is too
-    high. Tokens cost the same, however fast they come.
+    One reason is a missed SLO. The other is a load that cannot be sustained: its rate is too high,
+    so a cost by the hour is too low. Tokens cost the same at any rate.
     """
     if is_slo_missed(result):
         summaries = result.evidence.summaries
@@ -248,7 +251,15 @@ def is_slo_missed(result: PricedResult) -> bool:
 
 
 def compare_owned_and_rented(owned: Sequence[str], rented: Sequence[str]) -> str:
-    """Return the caveat for owned and rented machines, or "" if there is only one kind."""
+    """Return a sentence on why owned and rented machines are hard to compare, for a warning.
+
+    Args:
+        owned: Names of the results with machines that were bought.
+        rented: Names of the results with machines that are rented.
+
+    Returns:
+        The sentence, or "" if there is only one kind of machine.
+    """
     if not owned or not rented:
         return ""
     return (
@@ -299,7 +310,7 @@ def _describe_hour(result: PricedResult) -> str:
     """Return what an hour of the machines costs, or "" for a price per token."""
     if result.gpus_paid is None:
         return ""
-    hourly = sum(result.hourly.values(), Decimal(0))
+    hourly = sum(result.hourly_cost_parts.values(), Decimal(0))
     gpus = f"{float(result.gpus_paid):,g} GPUs"
     utilization = format.percent(float(result.utilization))
     return f", {gpus} at {format_money(hourly)} per hour, utilization {utilization}"
@@ -342,9 +353,11 @@ def _describe_hourly_rate(result: PricedResult) -> str:
 
     An hour of owned machines is always divided, because it is computed and not billed.
     """
-    text = f"{format_money(sum(result.hourly.values(), Decimal(0)))} per hour"
-    if len(result.hourly) > 1 or isinstance(result.price, Owned):
-        parts = [f"{part} {format_money(amount)}" for part, amount in result.hourly.items()]
+    text = f"{format_money(sum(result.hourly_cost_parts.values(), Decimal(0)))} per hour"
+    if len(result.hourly_cost_parts) > 1 or isinstance(result.price, Owned):
+        parts = [
+            f"{part} {format_money(amount)}" for part, amount in result.hourly_cost_parts.items()
+        ]
         text += f" ({' + '.join(parts)})"
     if result.utilization != 1:
         # `:%` prints six decimals, as in "40.000000%". Whole percentages are shown without them.
@@ -662,11 +675,11 @@ def build_sensitivity_table(comparison: CostComparison) -> Table:
     unit = PRINTED_UNITS[comparison.unit]
     rows = [
         (
-            sensitivity.offer,
-            sensitivity.input,
+            sensitivity.result_name,
+            sensitivity.input_name,
             sensitivity.change,
-            format_money(sensitivity.down * unit.quantity),
-            format_money(sensitivity.up * unit.quantity),
+            format_money(sensitivity.cost_with_lower_input * unit.quantity),
+            format_money(sensitivity.cost_with_higher_input * unit.quantity),
         )
         for sensitivity in comparison.sensitivities
     ]

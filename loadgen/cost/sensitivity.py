@@ -44,23 +44,24 @@ class Sensitivity(Struct, frozen=True, kw_only=True):
     """The cost of a result when one input alone is lower and higher.
 
     Attributes:
-        offer: Name of the result.
-        input: The input, such as "price per hour".
+        result_name: Name of the result.
+        input_name: The input, such as "price per hour".
         change: By how much it is changed, such as "±10%".
-        down: The cost with the lower input.
-        up: The cost with the higher input.
+        cost_with_lower_input: The cost if the input is lower. It is the higher cost if the input is
+            a rate.
+        cost_with_higher_input: The cost if the input is higher.
     """
 
-    offer: str
-    input: str
+    result_name: str
+    input_name: str
     change: str
-    down: Decimal
-    up: Decimal
+    cost_with_lower_input: Decimal
+    cost_with_higher_input: Decimal
 
     @property
     def width(self) -> Decimal:
         """The difference between both costs."""
-        return abs(self.up - self.down)
+        return abs(self.cost_with_higher_input - self.cost_with_lower_input)
 
 
 class _Input(NamedTuple):
@@ -90,16 +91,16 @@ def compute_sensitivities(result: PricedResult, unit: str) -> list[Sensitivity]:
     if rate_sensitivity is not None:
         sensitivities.append(rate_sensitivity)
     for cost_input in _list_inputs(result):
-        down = _compute_cost_with(result, cost_input, 1 - RELATIVE_CHANGE, unit)
-        up = _compute_cost_with(result, cost_input, 1 + RELATIVE_CHANGE, unit)
-        if down is not None and up is not None:
+        with_lower_input = _compute_cost_with(result, cost_input, 1 - RELATIVE_CHANGE, unit)
+        with_higher_input = _compute_cost_with(result, cost_input, 1 + RELATIVE_CHANGE, unit)
+        if with_lower_input is not None and with_higher_input is not None:
             sensitivities.append(
                 Sensitivity(
-                    offer=result.name,
-                    input=cost_input.name,
+                    result_name=result.name,
+                    input_name=cost_input.name,
                     change=f"±{RELATIVE_CHANGE:.0%}",
-                    down=down,
-                    up=up,
+                    cost_with_lower_input=with_lower_input,
+                    cost_with_higher_input=with_higher_input,
                 )
             )
     relevant = [sensitivity for sensitivity in sensitivities if sensitivity.width]
@@ -115,11 +116,11 @@ def _find_rate_sensitivity(result: PricedResult, cost: UnitCost) -> Sensitivity 
     if isinstance(result.price, PerToken) or cost.low is None or cost.high is None:
         return None
     return Sensitivity(
-        offer=result.name,
-        input="capacity" if result.basis.is_capacity else "measured rate",
+        result_name=result.name,
+        input_name="capacity" if result.basis.is_capacity else "measured rate",
         change="its CI",
-        down=cost.high,
-        up=cost.low,
+        cost_with_lower_input=cost.high,
+        cost_with_higher_input=cost.low,
     )
 
 

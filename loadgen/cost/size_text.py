@@ -186,6 +186,7 @@ def _format_machine_interval(size: SizedSource) -> str:
 
 
 def _describe_machine_type(count: int, gpus: int) -> str:
+    """Return machines and the GPUs of each as text, such as "12 machines of 4 GPUs"."""
     return f"{format.counted(count, 'machine')} of {format.counted(gpus, 'GPU')}"
 
 
@@ -370,6 +371,7 @@ def _count_racks(size: SizedSource, machines_per_rack: int) -> int | None:
 
 
 def _count_gpus(size: SizedSource) -> int | None:
+    """Return the GPUs of all machines, or None for a price per token."""
     if size.machines is None:
         return None
     return size.machines * size.gpus_per_machine

@@ -100,5 +100,6 @@ def _per_hour(per_month: Decimal | None) -> Decimal:
 
 
 def _energy_cost_per_hour(energy: Energy, watts: Decimal) -> Decimal:
+    """Return what some watts at the plug of a machine cost per hour, with the PUE."""
     assert energy.per_kwh is not None
     return watts / KILO * energy.pue * energy.per_kwh

@@ -70,7 +70,8 @@ class PricedResult(msgspec.Struct, frozen=True, kw_only=True):
         gpus: The number of GPUs that the run used, or None if it is not known.
         gpus_paid: The number of GPUs that are paid for, or None for a price per token.
         utilization: The fraction of the paid time in which the machines serve the load.
-        hourly: The parts of the hourly cost of all machines paid. Empty for a price per token.
+        hourly_cost_parts: The parts of the hourly cost of all machines that are paid for. Empty for
+            a price per token.
         costs: The cost of each unit, by unit. None if no unit was measured.
         declared_power: Power that the price file declares, or None if it declares none.
         measured_energy: Energy that the runs measured, or None without a measurement.
@@ -86,7 +87,7 @@ class PricedResult(msgspec.Struct, frozen=True, kw_only=True):
     gpus: int | None
     gpus_paid: Decimal | None
     utilization: Decimal
-    hourly: Mapping[str, Decimal]
+    hourly_cost_parts: Mapping[str, Decimal]
     costs: Mapping[str, UnitCost | None]
     declared_power: DeclaredPower | None
     measured_energy: MeasuredEnergy | None
@@ -151,7 +152,7 @@ def price_result(
         gpus=gpus,
         gpus_paid=machine_hours.gpus_paid,
         utilization=utilization,
-        hourly=machine_hours.cost_parts,
+        hourly_cost_parts=machine_hours.cost_parts,
         costs={unit: compute_unit_cost(basis, price, gpus, unit, utilization) for unit in UNITS},
         declared_power=declared_power,
         measured_energy=measured_energy,

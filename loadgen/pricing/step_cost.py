@@ -33,11 +33,11 @@ def with_step_costs(result: PricedResult, prices: Prices) -> PricedResult:
     for step in result.evidence.summary.steps:
         # Steps of different classes may have the same name.
         name = f"{step.of_class}: {step.name}" if step.of_class else step.name
-        costs[name] = _step_cost(step, result, prices)
+        costs[name] = _price_step(step, result, prices)
     return replace(result, step_costs=costs)
 
 
-def _step_cost(step: StepSummary, result: PricedResult, prices: Prices) -> StepCost:
+def _price_step(step: StepSummary, result: PricedResult, prices: Prices) -> StepCost:
     """Return what one step, such as "plan" or "embed", adds to the cost of a task.
 
     There are three ways to pay for a step: at a separate endpoint with a price of its own, per
@@ -45,13 +45,15 @@ def _step_cost(step: StepSummary, result: PricedResult, prices: Prices) -> StepC
     """
     has_separate_endpoint = bool(step.targets)
     if has_separate_endpoint:
-        return _cost_on_separate_endpoint(step, result, prices)
+        return _price_on_separate_endpoint(step, result, prices)
     if isinstance(result.price, PerToken):
-        return _cost_by_token(step, result.price, result)
-    return _cost_on_shared_machines(step, result.price, result)
+        return _price_by_token(step, result.price, result)
+    return _price_on_shared_machines(step, result.price, result)
 
 
-def _cost_on_separate_endpoint(step: StepSummary, result: PricedResult, prices: Prices) -> StepCost:
+def _price_on_separate_endpoint(
+    step: StepSummary, result: PricedResult, prices: Prices
+) -> StepCost:
     """Return the cost of a step at the price of the endpoint that serves this step alone.
 
     A missing or ambiguous price is no error of the whole report: the step then has no amount, and
@@ -61,36 +63,36 @@ def _cost_on_separate_endpoint(step: StepSummary, result: PricedResult, prices: 
     try:
         matching_prices = find_prices(prices, target)
     except UserError as error:
-        return _unknown_cost(None, error.what, error.code)
+        return _create_unknown_cost(None, error.what, error.code)
     # Several prices differ only in commitment. The first one in the file is used.
     price = matching_prices[0]
     if isinstance(price, PerToken):
-        return _cost_by_token(step, price, result)
-    return _cost_on_separate_machines(price, target.gpus, result.basis.rates[TASK])
+        return _price_by_token(step, price, result)
+    return _price_on_separate_machines(price, target.gpus, result.basis.rates[TASK])
 
 
 def _find_target(step: StepSummary, result: PricedResult) -> TargetFacts:
-    """Return the first target of the run that serves the step."""
-    run_targets = [part.target for part in result.evidence.summary.targets]
-    return next(target for target in run_targets if target.name in step.targets)
+    """Return the first target of the run that serves the step, whose price applies to it."""
+    all_targets = [summary.target for summary in result.evidence.summary.targets]
+    return next(target for target in all_targets if target.name in step.targets)
 
 
-def _cost_by_token(step: StepSummary, price: PerToken, result: PricedResult) -> StepCost:
+def _price_by_token(step: StepSummary, price: PerToken, result: PricedResult) -> StepCost:
     """Return the cost of a step's tokens in all runs, divided by the tasks of all runs.
 
     A price that changes with the length of the prompt gives no amount, because a step has only the
     sums of its tokens.
     """
     if price.above is not None:
-        return _unknown_cost(price, "the price depends on the prompt length", "no_figure")
+        return _create_unknown_cost(price, "the price depends on the prompt length", "no_figure")
     # `with_step_costs` returns early for a result without tasks.
     task_count = result.basis.counts[TASK] or 1
-    token_amounts = _count_step_tokens(price, _same_step_in_all_runs(step, result))
+    token_amounts = _count_step_tokens(price, _collect_step_of_all_runs(step, result))
     amounts = compute_token_parts(price, token_amounts)
     return StepCost(price=price, per_task=sum(amounts.values(), Decimal(0)) / task_count)
 
 
-def _cost_on_shared_machines(
+def _price_on_shared_machines(
     step: StepSummary, price: Rented | Owned, result: PricedResult
 ) -> StepCost:
     """Return the cost of a task times the step's fraction of all tokens on the shared machines.
@@ -100,7 +102,7 @@ def _cost_on_shared_machines(
     """
     task_cost = result.costs[TASK]
     if task_cost is None:
-        return _unknown_cost(price, "no steady rate of tasks", "no_figure")
+        return _create_unknown_cost(price, "no steady rate of tasks", "no_figure")
     steps_on_shared_machines = [
         run_step
         for summary in result.evidence.summaries
@@ -108,12 +110,12 @@ def _cost_on_shared_machines(
         if not run_step.targets
     ]
     all_tokens = sum(map(_count_tokens, steps_on_shared_machines))
-    step_tokens = sum(map(_count_tokens, _same_step_in_all_runs(step, result)))
+    step_tokens = sum(map(_count_tokens, _collect_step_of_all_runs(step, result)))
     fraction = Decimal(step_tokens) / all_tokens if all_tokens else Decimal(0)
     return StepCost(price=price, per_task=task_cost.total * fraction)
 
 
-def _cost_on_separate_machines(
+def _price_on_separate_machines(
     price: Rented | Owned, gpus: int | None, tasks_per_s: Decimal | None
 ) -> StepCost:
     """Return the cost of machines that serve nothing but this step, spread over all tasks.
@@ -121,21 +123,21 @@ def _cost_on_separate_machines(
     Their hourly cost is divided by the tasks of an hour, at the steady rate of the run.
     """
     if gpus is None:
-        return _unknown_cost(
+        return _create_unknown_cost(
             price, "the number of GPUs is not known (gpus in --targets)", "missing_option"
         )
     if not tasks_per_s:
-        return _unknown_cost(price, "no steady rate of tasks", "no_figure")
+        return _create_unknown_cost(price, "no steady rate of tasks", "no_figure")
     per_hour = compute_hourly_cost(price) * count_paid_machines(price, gpus)
     return StepCost(price=price, per_task=per_hour / (SECONDS_PER_HOUR * tasks_per_s))
 
 
-def _unknown_cost(price: Price | None, reason: str, code: str) -> StepCost:
+def _create_unknown_cost(price: Price | None, reason: str, code: str) -> StepCost:
     """Return a step without an amount, with the reason as text and as the code of an error."""
     return StepCost(price=price, per_task=None, reason=reason, code=code)
 
 
-def _same_step_in_all_runs(step: StepSummary, result: PricedResult) -> list[StepSummary]:
+def _collect_step_of_all_runs(step: StepSummary, result: PricedResult) -> list[StepSummary]:
     """Return the step of the same name and request class in each run."""
     return [
         run_step

@@ -214,9 +214,9 @@ def test_power_is_in_the_price_or_in_the_energy_term_and_never_in_both():
     hourly = priced(GPUS, rent("60", energy=POWER.replace("by_load", "hourly")), capacity=knee(20))
     no_money = "{watts: 5000, pue: 1.2, counted: included}"
     included = priced(GPUS, rent("60", energy=no_money), capacity=knee(20))
-    assert by_load.hourly == {"rent": 60, "idle power": Decimal("0.24")}
-    assert hourly.hourly == {"rent": 60, "power": Decimal("0.60")}
-    assert included.hourly == {"rent": 60}
+    assert by_load.hourly_cost_parts == {"rent": 60, "idle power": Decimal("0.24")}
+    assert hourly.hourly_cost_parts == {"rent": 60, "power": Decimal("0.60")}
+    assert included.hourly_cost_parts == {"rent": 60}
     totals = [one.costs[REQUEST].total * 3600 * 20 for one in (by_load, hourly, included)]  # type: ignore[union-attr]
     assert [round(total, 6) for total in totals] == [Decimal("60.6"), Decimal("60.6"), Decimal(60)]
     for one in (by_load, hourly, included):  # 5000 W x 1.2 over 20 x 1200 tokens/s, whoever pays
@@ -315,13 +315,13 @@ def test_bought_machines_write_off_their_capital_and_pay_staff():
         "energy: {watts: 8000, pue: 1.25, per_kwh: 0.1, counted: hourly}"
     )
     one = priced(GPUS, entry)
-    assert one.hourly == {"capital": 5, "staff": Decimal("2.5"), "power": Decimal("0.5")}
+    assert one.hourly_cost_parts == {"capital": 5, "staff": Decimal("2.5"), "power": Decimal("0.5")}
     assert noted(one)["part_of_machines"] == {"used": 4, "bought": 8}
 
 
 def test_machines_are_rented_whole():
     one = priced(changed(GPUS, target={"gpus": 5}), rent("60"))
-    assert one.gpus_paid == 8 and one.hourly == {"rent": 120}
+    assert one.gpus_paid == 8 and one.hourly_cost_parts == {"rent": 120}
     assert noted(one)["whole_machines"] == {"used": 5, "paid": 8}
 
 
@@ -687,13 +687,14 @@ def test_what_moves_the_answer_most_comes_first():
         GPUS, rent("60", egress_per_gb="0.05"), capacity=knee(20, 19, 21), utilization="0.5"
     )
     swings = compare_costs([one], book(rent("60"))).sensitivities
-    assert [swing.input for swing in swings] == [
+    assert [swing.input_name for swing in swings] == [
         "utilization",
         "price per hour",
         "capacity",
         "price of egress",
     ]
-    assert swings[0].down > swings[0].up and swings[1].down < swings[1].up
+    assert swings[0].cost_with_lower_input > swings[0].cost_with_higher_input
+    assert swings[1].cost_with_lower_input < swings[1].cost_with_higher_input
 
 
 def test_the_answer_says_how_much_of_the_time_the_machines_are_in_use():
@@ -1067,7 +1068,7 @@ def test_a_commitment_pays_above_a_share_of_all_hours():
         replace(priced(GPUS, entry), name=name)
         for name, entry in (("y", year), ("d", called), ("s", spot))
     ]
-    assert offers[2].hourly == {"rent": Decimal(50), "interruptions": Decimal("12.5")}
+    assert offers[2].hourly_cost_parts == {"rent": Decimal(50), "interruptions": Decimal("12.5")}
     found = compare_costs(offers, book(year))
     assert [(one.committed, one.on_demand, one.hours_share) for one in found.commitments] == [
         ("y", "d", Decimal(60) / 90),
@@ -1091,10 +1092,13 @@ BOUGHT += "energy: {watts: 8000, pue: 1.25, per_kwh: 0.1, counted: hourly}"
 def test_storage_support_and_the_interest_on_capital():
     """73 a month is 0.1 an hour; 87,600 over two years at 10 % is 50,474.29 a year."""
     one = priced(GPUS, f"{BOUGHT}, storage_per_month: 73, support_per_month: 146, discount: 0.1")
-    assert (one.hourly["storage"], one.hourly["support"]) == (Decimal("0.1"), Decimal("0.2"))
-    assert float(one.hourly["capital"] * 8760) == pytest.approx(50474.29, abs=0.01)
+    assert (one.hourly_cost_parts["storage"], one.hourly_cost_parts["support"]) == (
+        Decimal("0.1"),
+        Decimal("0.2"),
+    )
+    assert float(one.hourly_cost_parts["capital"] * 8760) == pytest.approx(50474.29, abs=0.01)
     rented = priced(GPUS, rent("10", storage_per_month="73"))
-    assert rented.hourly == {"rent": 10, "storage": Decimal("0.1")}
+    assert rented.hourly_cost_parts == {"rent": 10, "storage": Decimal("0.1")}
 
 
 def test_money_by_the_year_is_what_is_paid_then():
