@@ -14,9 +14,9 @@ from typer.core import TyperCommand, TyperGroup
 from loadgen import commands
 from loadgen.cli import signals, streams
 from loadgen.cli.exit_codes import run_to_exit_code
-from loadgen.cli.help import COMMAND_TEXT_COLUMN, Command, Context, Group, format_entry
+from loadgen.cli.help import COMMAND_TEXT_COLUMN, Command, Group, format_entry
 from loadgen.cli.invocation import expand_slo_flag
-from loadgen.cli.usage_errors import ClickException, to_user_error
+from loadgen.cli.usage_errors import ClickException, Context, to_user_error
 from loadgen.commands import COMMANDS, CommandRow
 from loadgen.core.errors import INTERRUPTED, OK, USAGE, UserError
 from loadgen.plugins import version_of

@@ -10,7 +10,7 @@ import re
 import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 from enum import IntEnum, auto
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple
 
 from loadgen_sdk.plugins import OpenTable
 from loadgen_sdk.wire_formats.server_profiles import SERVERS
@@ -18,12 +18,9 @@ from typer.core import TyperArgument, TyperCommand, TyperGroup, TyperOption
 
 from loadgen.cli.completion import packaged_names
 from loadgen.cli.run_options import COMMAND_OPTIONS, PANELS, Option
-from loadgen.cli.usage_errors import check_no_url_is_a_path
+from loadgen.cli.usage_errors import Context, check_no_url_is_a_path
 from loadgen.formats import FORMATS
 from loadgen.prices import PRICES
-
-Context: TypeAlias = Any
-"""The context of click. Its class is that of typer's own copy of click, or of the package."""
 
 MAX_SHORT_HELP_LINES = 40
 TEXT_COLUMN = 26  # where the text beside the name of an option begins
@@ -125,7 +122,7 @@ class Group(TyperGroup):
         return lines
 
 
-def format_full_help(command: Any, ctx: Context, width: int) -> list[str]:
+def format_full_help(command: TyperCommand | TyperGroup, ctx: Context, width: int) -> list[str]:
     """Return the lines of `--help-all`: the header, every option by panel, and the keys of `--set`.
 
     A panel is a heading with the options below it, such as "Load" or "Target".
@@ -150,7 +147,7 @@ def format_full_help(command: Any, ctx: Context, width: int) -> list[str]:
     return lines + _format_set_keys(set_keys, width)
 
 
-def format_short_help(command: Any, ctx: Context, width: int) -> list[str]:
+def format_short_help(command: TyperCommand | TyperGroup, ctx: Context, width: int) -> list[str]:
     """Return the lines of `--help`, at most `MAX_SHORT_HELP_LINES`.
 
     They are the summary, an example, as many options as fit, the most important ones first, and
@@ -218,7 +215,9 @@ def describe_option(option: TyperOption, ctx: Context, *, brief: bool = False) -
     return HelpEntry(name, text)
 
 
-def _format_header(command: Any, ctx: Context, paragraphs: Iterable[str], width: int) -> list[str]:
+def _format_header(
+    command: TyperCommand | TyperGroup, ctx: Context, paragraphs: Iterable[str], width: int
+) -> list[str]:
     """Return the lines above the options: usage, paragraphs of the help text, and arguments.
 
     The SLO of a packaged workload on the command line follows: `loadgen run rag --help` shows it.

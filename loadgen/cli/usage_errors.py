@@ -8,7 +8,7 @@ import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import typer
 
@@ -19,6 +19,13 @@ ClickException: Any = next(
     parent for parent in typer.BadParameter.__mro__ if parent.__name__ == "ClickException"
 )
 """The base class of the parser's exceptions: of typer's own copy of click, or of the package."""
+
+Context: TypeAlias = Any
+"""The context of click: the command that is parsed, with its path, and the contexts above it."""
+
+ParserError: TypeAlias = Any
+"""An exception of click for wrong usage. Like `Context`, it has no class that can be imported,
+because its class is that of typer's own copy of click, or of the package."""
 
 _COMMANDS_OF_OTHER_TOOLS = {
     ("bench", "serve"): "run",
@@ -41,31 +48,31 @@ _MIN_SIMILARITY = 0.7
 """How similar an unknown option must be to a known one (1 is equal) to be suggested."""
 
 
-def to_user_error(error: Any) -> UserError:
+def to_user_error(error: ParserError) -> UserError:
     """Return the error to show for an exception that typer raised while it parsed arguments.
 
     The exceptions of click have no common structure: each kind is recognized by its class name, its
     attributes or its message. Whatever is not recognized counts as an unexpected argument.
     """
-    command = error.ctx.command_path if error.ctx is not None else "loadgen"
+    command_path = error.ctx.command_path if error.ctx is not None else "loadgen"
     if type(error).__name__ == "NoSuchOption":
-        return _create_unknown_option_error(error, command)
+        return _create_unknown_option_error(error, command_path)
     if getattr(error, "param", None) is not None:
-        return _create_parameter_error(error, command)
+        return _create_parameter_error(error, command_path)
     if getattr(error, "option_name", None):
         return UserError(
             "missing_value",
             f"{error.option_name} needs a value",
             error.option_name,
-            f"see {command} --help",
+            f"see {command_path} --help",
         )
     unknown_command = re.match("No such command '(.+?)'", str(error.message))
     if unknown_command is not None:
         return _create_unknown_command_error(unknown_command[1], error.ctx)
-    return _create_unexpected_argument_error(error, command)
+    return _create_unexpected_argument_error(error, command_path)
 
 
-def _create_unknown_command_error(name: str, ctx: Any) -> UserError:
+def _create_unknown_command_error(name: str, ctx: Context) -> UserError:
     """Return the error for a command that does not exist.
 
     At the top level, the name may be a command of another tool. The error then shows the command
@@ -87,7 +94,7 @@ def _create_unknown_command_error(name: str, ctx: Any) -> UserError:
     )
 
 
-def _create_other_tool_error(arguments: Sequence[str], ctx: Any) -> UserError | None:
+def _create_other_tool_error(arguments: Sequence[str], ctx: Context) -> UserError | None:
     """Return the error for a command of another tool, or None if no other tool has the command.
 
     The error shows the translated command line: for `loadgen benchmark run --target URL`, it is
@@ -108,7 +115,7 @@ def _create_other_tool_error(arguments: Sequence[str], ctx: Any) -> UserError | 
     return None
 
 
-def _command_line(ctx: Any) -> list[str]:
+def _command_line(ctx: Context) -> list[str]:
     """Return the whole command line without the name of the program; `main` stores it in `obj`."""
     return list(ctx.find_root().obj or [])
 
@@ -144,7 +151,7 @@ def _collect_options(command: Any, help_flags: Iterable[str]) -> dict[str, Known
     return known
 
 
-def _create_unknown_option_error(error: Any, command: str) -> UserError:
+def _create_unknown_option_error(error: ParserError, command_path: str) -> UserError:
     """Return one error for all options that a command does not have, with what to type instead.
 
     click stops at the first unknown option. A command line that was written for another tool has
@@ -152,7 +159,7 @@ def _create_unknown_option_error(error: Any, command: str) -> UserError:
     """
     ctx = error.ctx
     arguments = _command_line(ctx)
-    depth = _count_names(command)
+    depth = _count_names(command_path)
     is_group = hasattr(ctx.command, "list_commands")
     if is_group:
         return _create_option_order_error(error.option_name, arguments, depth, ctx)
@@ -175,11 +182,13 @@ def _create_unknown_option_error(error: Any, command: str) -> UserError:
         unreplaced_flags = [flag for flag in unknown_flags if flag not in translation.replaced]
         hint_lines = [*command_lines, *(f"{flag}: {hints[flag]}" for flag in unreplaced_flags)]
     return UserError(
-        "unknown_name", message, f"{command} {unknown_flags[0]}", "\n  ".join(hint_lines)
+        "unknown_name", message, f"{command_path} {unknown_flags[0]}", "\n  ".join(hint_lines)
     )
 
 
-def _create_option_order_error(flag: str, arguments: list[str], depth: int, ctx: Any) -> UserError:
+def _create_option_order_error(
+    flag: str, arguments: list[str], depth: int, ctx: Context
+) -> UserError:
     """Return the error for an option of a group, where a command has to be named first."""
     names = ctx.command.list_commands(ctx)
     hint = f"known: {', '.join(names)}"
@@ -190,7 +199,7 @@ def _create_option_order_error(flag: str, arguments: list[str], depth: int, ctx:
     return UserError("unknown_name", problem, f"{ctx.command_path} {flag}", hint)
 
 
-def _suggest_similar(flag: str, known_flags: Iterable[str], ctx: typer.Context) -> str:
+def _suggest_similar(flag: str, known_flags: Iterable[str], ctx: Context) -> str:
     """Return a hint with the known option that is most similar to a flag, and where all are listed.
 
     A command whose help fits on one screen has no `--help-all`.
@@ -202,16 +211,18 @@ def _suggest_similar(flag: str, known_flags: Iterable[str], ctx: typer.Context) 
     return f"{suggestion}see {ctx.command_path} {help_flag}"
 
 
-def _create_parameter_error(error: Any, command: str) -> UserError:
+def _create_parameter_error(error: ParserError, command_path: str) -> UserError:
     """Return the error for an option or argument that is missing or has an invalid value."""
     param = error.param
     is_argument = param.param_type_name == "argument"
     name = (param.metavar or param.name.upper()) if is_argument else _longest_flag(param)
     if type(error).__name__ == "MissingParameter":
-        hint = f"{param.help} See {command} --help"
-        return UserError("missing_option", f"{name} is missing", command, hint)
+        hint = f"{param.help} See {command_path} --help"
+        return UserError("missing_option", f"{name} is missing", command_path, hint)
     message = _restyle_click_message(str(error.message).removeprefix("Value error, "))
-    return UserError("invalid_value", message, f"{command} {name}", f"see {command} --help")
+    return UserError(
+        "invalid_value", message, f"{command_path} {name}", f"see {command_path} --help"
+    )
 
 
 def _longest_flag(param: Any) -> str:
@@ -226,7 +237,7 @@ def _restyle_click_message(message: object) -> str:
     return text[:1].lower() + text[1:]
 
 
-def _create_unexpected_argument_error(error: Any, command: str) -> UserError:
+def _create_unexpected_argument_error(error: ParserError, command_path: str) -> UserError:
     """Return the error for an argument that the command does not take.
 
     It may be a URL that lacks its option, a unit that is separated from its number, or a value. Any
@@ -238,19 +249,19 @@ def _create_unexpected_argument_error(error: Any, command: str) -> UserError:
         return UserError(
             "unknown_name",
             f"{endpoint} is a URL, and needs the option --url",
-            f"{command} {endpoint}",
+            f"{command_path} {endpoint}",
             f"--url {endpoint}",
         )
     match = re.search(r"unexpected extra argument.*\((.*)\)", str(error.message))
     if match is None:
         message = _restyle_click_message(error.message)
-        return UserError("invalid_value", message, command, f"see {command} --help")
+        return UserError("invalid_value", message, command_path, f"see {command_path} --help")
     argument = match[1].split()[0]
     return UserError(
         "invalid_value",
         f"unexpected argument: {argument}",
-        f"{command} {argument}",
-        _hint_for_unexpected_argument(argument, arguments, command),
+        f"{command_path} {argument}",
+        _hint_for_unexpected_argument(argument, arguments, command_path),
     )
 
 
@@ -263,14 +274,16 @@ def _find_endpoint_without_flag(arguments: Sequence[str]) -> str:
     return ""
 
 
-def _hint_for_unexpected_argument(argument: str, arguments: Sequence[str], command: str) -> str:
+def _hint_for_unexpected_argument(
+    argument: str, arguments: Sequence[str], command_path: str
+) -> str:
     """Return what to do about an unexpected argument, which depends on the argument before it."""
     index = arguments.index(argument) if argument in arguments else 0
     previous = arguments[index - 1] if index > 0 else ""
     if re.fullmatch(r"[0-9.]+", previous) and re.fullmatch(_UNITS, argument):
         return f"write a number and its unit together: {previous}{argument}"
-    hint = f"see {command} --help"
-    command_name = command.rpartition(" ")[2]
+    hint = f"see {command_path} --help"
+    command_name = command_path.rpartition(" ")[2]
     command_hint = _UNEXPECTED_ARGUMENT_HINTS.get(command_name)
     return f"{command_hint.format(argument)}; {hint}" if command_hint else hint
 
