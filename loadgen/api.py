@@ -207,7 +207,7 @@ class Result:
 
         if unit not in NS:
             raise UserError(
-                "unknown_name", f"unit={unit!r}", "Result.frame", f"give one of {', '.join(NS)}"
+                "unknown_name", f"unit={unit!r}", "Result.frame", f"use one of {', '.join(NS)}"
             )
         stored_run = request_gaps.read_run_with_gaps(self.folder)
         table = request_table(
@@ -248,12 +248,12 @@ def _convert_table(table: pa.Table, library: str) -> Any:
             "unknown_name",
             f"library={library!r}",
             "Result.frame",
-            'give "pandas", "polars" or "pyarrow"',
+            'use "pandas", "polars" or "pyarrow"',
         )
     if library == "pyarrow":
         return table
     if find_spec(library) is None:
-        hint = f'pip install {library}, or frame("pyarrow"), which is here'
+        hint = f'pip install {library}, or use frame("pyarrow"), which is installed'
         raise UserError(
             "not_installed", f"{library} is not installed", "Result.frame", hint, key=library
         )
@@ -394,7 +394,7 @@ def load_runs(folder: str | os.PathLike[str]) -> dict[str, Result]:
     if not runs or is_run_itself:
         raise UserError(
             "no_result",
-            "no run in this folder",
+            "the folder has no run",
             str(path),
             "give the folder of a sweep, a search or a validation",
         )

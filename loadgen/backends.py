@@ -127,7 +127,7 @@ def _unknown_scheme(url: str | None) -> UserError:
     schemes = [f"{scheme}:" for row in BACKENDS.rows() for scheme in row.schemes if scheme]
     return UserError(
         "invalid_url",
-        f"no backend has the scheme {scheme_of(url)}:",
+        f"no backend supports the scheme {scheme_of(url)}:",
         "--url",
         f"known: {', '.join(schemes)}",
     )

@@ -228,7 +228,7 @@ def _load_rows() -> tuple[FormatRow, ...]:
         FormatRow("mlflow", "MLflow", send=trackers.send_to_mlflow),
         FormatRow("wandb", "Weights & Biases", send=trackers.send_to_wandb),
         # traces, JSONL
-        FormatRow("shape-trace", "shape traces of loadgen_sdk", trace=traces.detect_shape_trace),
+        FormatRow("shape-trace", "request traces of loadgen_sdk", trace=traces.detect_shape_trace),
         FormatRow("bailian", "Bailian", trace=traces.detect_bailian),
         FormatRow("mooncake", "Mooncake, vLLM timed", trace=traces.detect_mooncake),
         FormatRow("weka", "Weka (InferenceX AgentX)", trace=traces.detect_weka),

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 PAGE = "report.html"
 """The page of a result whose kind names no other one."""
 
-HINT = "give the results folder of a run, sweep, search, validate or mlperf command"
+HINT = "give the results folder of loadgen run, sweep, search, validate or mlperf"
 
 
 class RateInterval(msgspec.Struct, frozen=True, kw_only=True):
@@ -697,5 +697,5 @@ def opened(path: Path) -> OpenedResult:
 def no_result(path: Path) -> UserError:
     """Return the error for a path that holds no result."""
     if path.is_dir():
-        return UserError("no_result", "the folder holds no result of loadgen", str(path), HINT)
+        return UserError("no_result", "the folder has no result of loadgen", str(path), HINT)
     return missing_result(path, HINT)

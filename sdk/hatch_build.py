@@ -74,7 +74,7 @@ def compile_into(source: Path, library: Path) -> str:
     """Compile a C module into a library. Return "" or, in one line, why it is not possible."""
     is_supported = sys.platform.startswith("linux") and sys.implementation.name == "cpython"
     if not is_supported or sys.version_info < (3, 11):
-        return "its C needs CPython 3.11 or later on Linux"
+        return "its C code needs CPython 3.11 or later on Linux"
     compiler = _find_compiler()
     include = f"-I{sysconfig.get_path('include')}"
     command = [*compiler, *COMPILE_OPTIONS, include, source.name, "-o", str(library)]
@@ -83,7 +83,7 @@ def compile_into(source: Path, library: Path) -> str:
             command, cwd=source.parent, capture_output=True, text=True, check=False
         )
     except OSError as error:
-        return f"no C compiler: {error}"
+        return f"no C compiler was found: {error}"
     if process.returncode:
         messages = process.stderr.strip().splitlines() or ["?"]
         return f"the C compiler failed: {messages[0]}"
@@ -93,7 +93,8 @@ def compile_into(source: Path, library: Path) -> str:
         library.unlink()
         name = shlex.join(compiler)
         return (
-            f"the C compiler ({name}) makes {library_bits}-bit code, Python has {python_bits} bits"
+            f"the C compiler ({name}) makes {library_bits}-bit code, but this Python "
+            f"has {python_bits} bits"
         )
     return ""
 

@@ -186,7 +186,7 @@ def test_results_are_not_written_over(tmp_path: Path, capsys: pytest.CaptureFixt
     assert exits(*RUN, "-o", str(out)) == 0
     before = (out / "summary.json").read_bytes()
     assert exits(*RUN, "-o", str(out)) == 2
-    assert "the folder holds results" in capsys.readouterr().err
+    assert "the folder already holds results" in capsys.readouterr().err
     assert exits(*RUN, "-o", str(out), "--force") == 0
     (kept,) = tmp_path.glob("r-before-*")
     assert (kept / "summary.json").read_bytes() == before and (out / "summary.json").is_file()
@@ -446,7 +446,7 @@ def test_one_command_at_a_time_in_a_folder(
     out = tmp_path / "out"
     with locked_folder(out):
         assert exits(*command, "-o", str(out)) == 2
-        assert "another command is at work in this folder" in capsys.readouterr().err
+        assert "another command is using this folder" in capsys.readouterr().err
         assert out.is_dir() and not any(out.iterdir())
         (out / "run.json").write_text("{}")
         assert exits(*command, "-o", str(out), "--force") == 2

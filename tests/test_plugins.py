@@ -124,7 +124,7 @@ def test_the_switch_loads_none(packages: Path, monkeypatch: pytest.MonkeyPatch) 
         ("stew", "no_such_module:ROW", "ModuleNotFoundError: No module named 'no_such_module'"),
         ("stew", "kitchen_b:NO_ROW", "kitchen_b:NO_ROW is no Dish"),
         ("stew", "kitchen_b:MISNAMED", "the row is named 'pie'"),
-        ("stew", "kitchen_b:NO_FUNCTION", "the field cook is no function, but str"),
+        ("stew", "kitchen_b:NO_FUNCTION", "the field cook is not a function, but str"),
         ("stew", "kitchen_b:NO_TEXT", "the field taste is no str, but int"),
         ("stew", "kitchen_b:NO_TUPLE", "the field parts is no tuple, but str"),
         ("stew", "kitchen_b:NO_DICT", "the field amounts is no dict, but tuple"),

@@ -171,7 +171,7 @@ def test_its_format_is_read_written_replayed_and_sent(tmp_path: Path, capsys: An
             "values=thinking",
             'values="acme_loadgen:thinking"',
             ("doctor",),
-            "the field values is no function, but str",
+            "the field values is not a function, but str",
         ),
     ],
 )

@@ -23,7 +23,7 @@ FILE = "answers.json"
 SCORES = "scores.jsonl"
 TEXTS = "texts.jsonl"
 _Row = TypeVar("_Row")
-_DAMAGED_HINT = "use the folder as `loadgen answers` has written it"
+_DAMAGED_HINT = "use a folder that `loadgen answers` wrote, without changes"
 
 
 class AnswerTexts(

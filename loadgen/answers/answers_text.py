@@ -89,7 +89,7 @@ def headline(result: AnswersResult) -> str:
     other = ""
     if result.other_url:
         other = f", against {result.other_model} at {result.other_url}"
-    load = f"{prompts} of {result.dataset} to {result.model} at {result.url}{other}"
+    load = f"{prompts} of {result.dataset} sent to {result.model} at {result.url}{other}"
     return f"{mark}{outcome(result)}: {load}."
 
 
@@ -112,10 +112,10 @@ def _describe_verdict(result: AnswersResult) -> str:
     if result.is_within_loss is None:
         reason = "too few prompts"
         if result.failed:
-            reason += ", and failed requests"
+            reason += ", and requests failed"
         return f"UNDECIDED: {reason} to tell whether A loses at most {allowed}."
     if result.is_within_loss:
-        return f"PASS: every score of A is at most {allowed} below that of B."
+        return f"PASS: no score of A is more than {allowed} below that of B."
     return f"FAIL: a score of A is more than {allowed} below that of B."
 
 
@@ -201,7 +201,7 @@ def _ratio_bars(group: ScoredGroup, result: AnswersResult) -> Bars:
             )
             rows.append(Bar(NAMES[ratio.metric], _format_ratio(ratio), *bar))
     line = None
-    title = "Scores of A, in % of those of B"
+    title = "Scores of A, in % of the scores of B"
     if result.allowed_loss is not None:
         line = 100 * (1 - result.allowed_loss)
         title += f" (dotted line: the limit of {line:g} %)"
@@ -250,7 +250,8 @@ def _format_ratio(ratio: ScoreRatio | None) -> str:
 def _describe_intervals(result: AnswersResult) -> str:
     """Return how the intervals were computed."""
     return (
-        f"{result.level * 100:g} % confidence intervals: Wilson for fractions, Student for means, "
-        "Fieller for paired ratios, widened for rare responses that these prompts may have missed. "
-        "~: too few responses for an interval."
+        f"{result.level * 100:g} % confidence intervals: Wilson for fractions, "
+        "Student for means, Fieller for paired ratios. They are widened for rare "
+        "responses that these prompts may not contain. ~: too few responses for an "
+        "interval."
     )

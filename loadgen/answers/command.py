@@ -40,7 +40,11 @@ class ComparisonArguments:
 
     against: Annotated[
         str | None,
-        typer.Option("--against", metavar="URL", help="Endpoint B, which gets the same prompts."),
+        typer.Option(
+            "--against",
+            metavar="URL",
+            help="Send the same prompts to this endpoint, B, and compare.",
+        ),
     ] = None
     against_model: AgainstModel = None
     against_key_file: AgainstKey = None
@@ -49,7 +53,10 @@ class ComparisonArguments:
         typer.Option(
             "--within",
             metavar="PERCENT",
-            help="Scores of A may be this much lower than those of B, such as 1%. Else exit 1.",
+            help=(
+                "Largest allowed loss: scores of A may be this much lower than "
+                "those of B, for example 1%. A larger loss exits with 1."
+            ),
         ),
     ] = None
 
@@ -74,7 +81,7 @@ class ScoringArguments:
             "--output-tokens",
             metavar="N",
             min=1,
-            help="Limit of a response whose row has none.",
+            help="Output token limit of a response whose row has none.",
         ),
     ] = None
     out: Annotated[
@@ -163,7 +170,12 @@ def _scoring_options(
 
     allowed_loss = _parse_allowed_loss(comparison.within, comparison.against)
     if scoring.keep_content and scoring.out is None:
-        raise UserError("missing_option", "needs a folder for the texts", "--keep-content", "--out")
+        raise UserError(
+            "missing_option",
+            "--keep-content needs a results folder: add -o FOLDER",
+            "--keep-content",
+            "--out",
+        )
     return ScoringOptions(
         SendOptions(scoring.concurrency, scoring.max_tokens),
         out=scoring.out,
@@ -189,7 +201,7 @@ def _check_target(settings: Settings) -> None:
     if settings.targets:
         raise UserError(
             "unsupported",
-            "answers takes one endpoint",
+            "only one endpoint A can be scored",
             "--url",
             "use --against for the second one",
         )
@@ -205,7 +217,9 @@ def _parse_allowed_loss(within: str | None, against: str | None) -> float | None
     if loss is None:
         return None
     if against is None:
-        raise UserError("no_effect", "needs an endpoint B", "--within", _WITHIN_EXAMPLE)
+        raise UserError(
+            "no_effect", "--within needs an endpoint B to compare with", "--within", _WITHIN_EXAMPLE
+        )
     if not 0 <= loss < 1:
         raise UserError(
             "out_of_range", "must be at least 0% and below 100%", "--within", _WITHIN_EXAMPLE
@@ -230,7 +244,12 @@ def other_endpoint(
     if url is None:
         if model is not None or key_file is not None:
             option = "--against-model" if model is not None else "--against-key-file"
-            raise UserError("no_effect", "needs an endpoint B", option, "add --against URL")
+            raise UserError(
+                "no_effect",
+                "--within needs an endpoint B to compare with",
+                option,
+                "add --against URL",
+            )
         return None
     try:
         key = settings.api_key if key_file is None else read_key_file(key_file)

@@ -156,7 +156,7 @@ def check_same_tokenizer(first: Settings, second: Settings, questions: Sequence[
         f"prompts are token ids, but the tokenizers differ: A counts {first_tokens} tokens in a "
         f"text, B counts {second_tokens}",
         f"{redacted_url(first)} and {redacted_url(second)}",
-        "write the prompts as texts",
+        "give the prompts as texts in the data set",
     )
 
 
@@ -189,9 +189,10 @@ def describe_token_difference(first: Completions, second: Completions) -> str:
     total_a = sum(count_a for count_a, _ in counts)
     total_b = sum(count_b for _, count_b in counts)
     return (
-        f"A counts {total_a:,} tokens in {len(counts):,} prompts and B counts {total_b:,}, so they "
-        "have another tokenizer or chat template. Compare scores, not equality, because a limit of "
-        "output tokens cuts responses at different places"
+        f"A counts {total_a:,} tokens in {len(counts):,} prompts and B counts "
+        f"{total_b:,}, so they use different tokenizers or chat templates. Compare "
+        "scores instead of equality, because the limit of output tokens cuts their "
+        "responses at different places"
     )
 
 

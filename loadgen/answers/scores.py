@@ -113,7 +113,7 @@ def _rouge_scorer() -> Any:
     try:
         from rouge_score.rouge_scorer import RougeScorer
     except ImportError:
-        problem = "references are scored with the package rouge_score"
+        problem = "scoring references needs the package rouge_score"
         raise not_installed(problem, "rouge_score", "loadgen answers", "answers") from None
     finally:
         if has_no_home:
@@ -125,7 +125,7 @@ def _edit_similarity(first: str, second: str) -> float:
     try:
         from rapidfuzz.distance import Levenshtein
     except ImportError:
-        problem = "answers are compared with the package rapidfuzz"
+        problem = "comparing responses needs the package rapidfuzz"
         raise not_installed(problem, "rapidfuzz", "loadgen answers", "answers") from None
     return float(Levenshtein.normalized_similarity(first, second))
 

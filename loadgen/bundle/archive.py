@@ -177,7 +177,7 @@ def _checked_entries(
     if len(names) > MAX_FILES:
         raise UserError(
             "too_large",
-            f"{len(names):,} files; a bundle has at most {MAX_FILES:,}",
+            f"it has {len(names):,} files, but a bundle has at most {MAX_FILES:,}",
             str(path),
             _SOURCE_HINT,
         )
@@ -186,7 +186,7 @@ def _checked_entries(
         if unsafe_reason:
             raise UserError(
                 "unsafe_file",
-                f"unsafe entry {entry.filename!r}: {unsafe_reason}; nothing was unpacked",
+                f"unsafe entry {entry.filename!r}: {unsafe_reason}. Nothing was extracted",
                 str(path),
                 _SOURCE_HINT,
             )
@@ -194,7 +194,7 @@ def _checked_entries(
     if count > 1:
         raise UserError(
             "unsafe_file",
-            f"more than one file is named {most_common_name!r}; nothing was unpacked",
+            f"more than one file is named {most_common_name!r}. Nothing was extracted",
             str(path),
             _SOURCE_HINT,
         )
@@ -213,8 +213,10 @@ def _check_size(unpacked_bytes: int, path: Path, free_bytes: int) -> None:
         expansion = unpacked_bytes / max(packed_bytes, 1)
         raise UserError(
             "unsafe_file",
-            f"it would unpack to {format.size(unpacked_bytes)}, {expansion:,.0f} times its size; "
-            "nothing was unpacked",
+            (
+                f"it would expand to {format.size(unpacked_bytes)}, {expansion:,.0f} "
+                "times its size. Nothing was extracted"
+            ),
             str(path),
             "do not trust this file",
         )

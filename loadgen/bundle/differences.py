@@ -94,7 +94,7 @@ def compare_file(
         documents = list(zip(_parse(file, stored), _parse(file, regenerated), strict=True))
     except ValueError:
         mismatch = Mismatch(
-            file=file, code="not_json", description="is not JSON, or has another length"
+            file=file, code="not_json", description="is not JSON, or has a different length"
         )
         return FileComparison(same=0, differences=(mismatch,))
     comparer = _JsonComparer(file, ignored, is_other_version)

@@ -35,7 +35,7 @@ from loadgen.result_kinds import RegeneratedFile
 SignatureState = Literal["none", "broken", "other key", "some key", "given key"]
 
 _HASH_MISMATCHES: dict[str, tuple[MismatchCode, str]] = {
-    "changed": ("changed", "has another hash than listed"),
+    "changed": ("changed", "does not have the listed hash"),
     "gone": ("missing", "is missing"),
     "unlisted": ("unlisted", "is not in the list of hashes"),
 }

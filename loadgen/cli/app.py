@@ -189,6 +189,6 @@ def _check_platform() -> None:
     if sys.platform == "win32":
         raise UserError(
             "wrong_platform",
-            "loadgen needs Linux, or macOS to read stored results",
-            hint="use WSL2 or a container",
+            "loadgen runs on Linux, and on macOS only to read stored results",
+            hint="use a Linux host, WSL2 or a container",
         )

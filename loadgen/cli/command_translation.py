@@ -250,35 +250,41 @@ def _translate_output_folder(value: str) -> list[str]:
 
 
 _API_KEY = _explain(
-    "the key is read from OPENAI_API_KEY or --api-key-file FILE, since a command line is visible "
-    "to every user of the host",
+    (
+        "the key is read from OPENAI_API_KEY or --api-key-file FILE, because every user "
+        "of the host can see a command line"
+    ),
     "--api-key-file",
 )
 _ARRIVAL = Replacement(
-    "arrivals are Poisson; --set burstiness=1000 makes them almost constant, and arrival: "
-    "{constant: 10/s} in a workload file exactly",
+    (
+        "arrivals are Poisson; --set burstiness=1000 makes them almost constant, and "
+        "arrival: {constant: 10/s} in a workload file makes them exactly constant"
+    ),
     _translate_arrival,
     options=("--set",),
 )
 _CONCURRENCY = Replacement(
-    "-c N, the number of requests in flight (loadgen size counts the machines for N users)",
+    "use -c N for N concurrent requests (loadgen size computes the machines for N users)",
     _translate_concurrency,
     options=("--concurrency",),
 )
 _REPORT_FILE = _explain(
-    "a run leaves a folder (-o names it), and loadgen export FOLDER writes files"
+    "a run writes a folder (-o names it), and loadgen export FOLDER converts it to files"
 )
-_STORED = _leave_out("every run is stored, in the folder of -o")
+_STORED = _leave_out("every run is stored, in the folder given by -o")
 _REQUESTS = Replacement(
-    "-n N; --repeat N repeats whole runs",
+    "use -n N for N requests, or --repeat N to repeat the whole run",
     _translate_request_count,
     options=("--num-requests",),
 )
 _WARMUP = Replacement("--warmup Nreq", _translate_warmup_requests, options=("--warmup",))
-_STREAMED = _leave_out("responses are streamed, unless --no-stream is given")
+_STREAMED = _leave_out("responses are streamed by default; --no-stream turns that off")
 _OUTPUT_FOLDER = Replacement("-o FOLDER", _translate_output_folder, options=("--out",))
 _API_FLAVOR = Replacement(
-    "--api KIND, --server KIND", _translate_api_flavor, options=("--api", "--server")
+    "use --api KIND for the API and --server KIND for the server software",
+    _translate_api_flavor,
+    options=("--api", "--server"),
 )
 
 REPLACEMENTS: dict[str, Replacement] = {
@@ -298,7 +304,7 @@ REPLACEMENTS: dict[str, Replacement] = {
     "--users": _CONCURRENCY,
     "--vus": _CONCURRENCY,
     "--spawn-rate": _explain(
-        "--stagger TIME, the time until all requests are in flight", "--stagger"
+        "use --stagger TIME, the time over which the first requests are spread", "--stagger"
     ),
     "--csv": _REPORT_FILE,
     "--export": _REPORT_FILE,
@@ -313,7 +319,7 @@ REPLACEMENTS: dict[str, Replacement] = {
     "--save-detailed": _STORED,
     "--append-result": _STORED,
     "--data": Replacement(
-        "--input-tokens N --output-tokens N, or --dataset FILE for prompts of your own",
+        "use --input-tokens N --output-tokens N, or --dataset FILE for your own prompts",
         _translate_synthetic_data,
         options=("--input-tokens",),
     ),
@@ -322,15 +328,19 @@ REPLACEMENTS: dict[str, Replacement] = {
         takes_value=True,
     ),
     "--endpoint": Replacement(
-        "--api KIND, or a path in front of /v1 in --url", _translate_endpoint, options=("--api",)
+        "use --api KIND, or put the path in front of /v1 into --url",
+        _translate_endpoint,
+        options=("--api",),
     ),
     "--format": _replace_by_option("--as"),
     "--goodput": Replacement(
-        "--slo METRIC:LIMIT, with a unit: --slo ttft:2s", _translate_goodput, options=("--slo",)
+        "use --slo METRIC:LIMIT with a unit, for example --slo ttft:2s",
+        _translate_goodput,
+        options=("--slo",),
     ),
     "--host": _explain("--url http://HOST:PORT", "--url"),
     "--port": _explain("--url http://HOST:PORT", "--url"),
-    "--ignore-eos": _leave_out("responses get the requested length where the server can do that"),
+    "--ignore-eos": _leave_out("responses have the requested length if the server can force it"),
     "--temperature": _replace_by_body_field("temperature"),
     "--top-p": _replace_by_body_field("top_p"),
     "--iterations": _REQUESTS,
@@ -341,23 +351,27 @@ REPLACEMENTS: dict[str, Replacement] = {
     "--warmup-request-count": _WARMUP,
     "--warmup-requests": _WARMUP,
     "--metric-percentiles": _replace_by_set_key("percentiles"),
-    "--percentile-metrics": _leave_out("every metric has its percentiles", takes_value=True),
+    "--percentile-metrics": _leave_out(
+        "percentiles of every metric are always reported", takes_value=True
+    ),
     "--prefill-concurrency": _replace_by_set_key("max_in_prefill"),
-    "--prompt": _explain('--dataset FILE, with {"prompt": "..."} on each line', "--dataset"),
+    "--prompt": _explain(
+        'use --dataset FILE, a file with {"prompt": "..."} on each line', "--dataset"
+    ),
     "--quiet": _replace_by_progress("off"),
     "--verbose": _replace_by_progress("plain"),
     "-r": _replace_by_option("--request-rate"),
     "--rate-type": _explain(
-        "--request-rate for an open loop, -c for a closed one", "--request-rate"
+        "use --request-rate for an open loop, or -c for a closed loop", "--request-rate"
     ),
     "--stream": _STREAMED,
     "--streaming": _STREAMED,
     "--think-time": _explain(
-        "think_time: in the workload file, docs/reference/workload-file.md", "--dataset"
+        "use think_time: in the workload file, see docs/reference/workload-file.md", "--dataset"
     ),
     "--tpot": _replace_by_objective("tpot"),
     "--ttft": _replace_by_objective("ttft"),
-    "--trust-remote-code": _leave_out("no code of a model is executed"),
+    "--trust-remote-code": _leave_out("not needed: loadgen runs no code of a model"),
 }
 """The options of other tools whose value has to be translated, or that need an explanation.
 

@@ -182,9 +182,11 @@ def _to_host_error(error: BaseException) -> UserError | None:
     if _is_out_of_memory(error):
         return UserError(
             "resource_limit",
-            "the host refused: no memory is left",
-            hint="give it more memory (ulimit -v, the control group), or a shorter load or "
-            "smaller files",
+            "the host refused: out of memory",
+            hint=(
+                "give the command more memory (ulimit -v, the control group), or "
+                "use a shorter load or smaller files"
+            ),
         )
     # An event loop that lacks a file descriptor raises another error while it is closed.
     for cause in _walk_causes(error):
@@ -220,7 +222,7 @@ def _to_file_error(error: OSError) -> UserError:
         hint = f"raise the limit of open files (ulimit -n); {_describe_kept_results(path)}"
         return UserError("resource_limit", message, path, hint)
     if error.errno in _NO_SPACE:
-        hint = f"make room, or give another folder with --out; {_describe_kept_results(path)}"
+        hint = f"free some space, or use another folder with --out. {_describe_kept_results(path)}"
         return UserError("resource_limit", message, path, hint)
     if not path:
         return UserError("host_refused", message, path, _describe_kept_results(path))
@@ -231,12 +233,11 @@ def _to_file_error(error: OSError) -> UserError:
         topmost_missing = missing_folders[-1]
         return UserError(
             "host_refused",
-            "a folder is gone: it was moved or deleted while this command worked in it, or was "
-            "never there",
+            "a folder was moved or deleted while the command used it, or it never existed",
             str(topmost_missing),
-            "what was recorded is where the folder is now",
+            "look for the recorded data where the folder is now",
         )
-    return UserError("host_refused", message, path, "give a path that can be written or read")
+    return UserError("host_refused", message, path, "use a path that can be read and written")
 
 
 def _describe_kept_results(path: str) -> str:
@@ -246,8 +247,8 @@ def _describe_kept_results(path: str) -> str:
     above it with a `run.json`.
     """
     if not path:
-        return "what was recorded before, if anything, is kept: loadgen report FOLDER shows it"
+        return "data recorded before this error is kept; show it with loadgen report FOLDER"
     for folder in Path(path).absolute().parents:
         if (folder / "run.json").is_file():
-            return f"what was recorded before is kept: loadgen report {folder}"
+            return f"data recorded before this error is kept; show it with loadgen report {folder}"
     return "nothing was recorded"

@@ -75,7 +75,8 @@ class HelpEntry(NamedTuple):
 
 
 HELP_ENTRY = HelpEntry(
-    "-h, --help, --help-all", "Show this message, with --help-all all options and the exit codes."
+    "-h, --help, --help-all",
+    "Show this message. --help-all also shows all options and the exit codes.",
 )
 
 
@@ -160,7 +161,10 @@ def format_short_help(command: TyperCommand | TyperGroup, ctx: Context, width: i
     lines += ["", f"{DEFAULT_PANEL}:"]
 
     options = _visible_options(command, ctx)
-    where_to_find_all = f"{len(options)} options in all, exit codes: {ctx.command_path} --help-all"
+    where_to_find_all = (
+        f"{len(options)} options. {ctx.command_path} --help-all shows "
+        "all of them and the exit codes."
+    )
     footer = ["", *_wrap(where_to_find_all, width)]
     example_arguments = " ".join(first_example).split()
     for option in _sort_by_importance(options, example_arguments):

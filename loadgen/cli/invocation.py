@@ -222,9 +222,9 @@ def _check_settings(settings: Settings, *, can_use_store: bool, needs_text: str)
     if returns_numbers and needs_text:
         raise UserError(
             "unsupported",
-            f"{needs_text}, but responses of {settings.api} are numbers",
+            f"{needs_text}, but responses of the {settings.api} API are numbers",
             f"--api {settings.api}",
-            "--api chat, completions, responses or messages",
+            "use --api chat, completions, responses or messages",
         )
 
 
@@ -245,8 +245,8 @@ class VirtualTimeNotice:
         if event.manifest.client == "virtual":
             self._is_printed = True
             print_status(
-                f"note: {self._flags} has no effect on a simulated run, which ends before it "
-                "could be watched"
+                f"note: {self._flags} has no effect, because a simulated run ends "
+                "before anyone could watch it"
             )
 
 

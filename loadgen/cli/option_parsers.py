@@ -42,7 +42,7 @@ def parse_text(value: Any) -> str:
     if not text.strip():
         reason = "the value is empty; is an environment variable unset?"
         raise units.InvalidValueError(
-            "missing_value", reason, "give a value, or leave the option out"
+            "missing_value", reason, "set a value, or leave the option out"
         )
     return text
 
@@ -51,7 +51,9 @@ def parse_mapping(value: Any) -> dict[str, Any]:
     """Return a copy of a mapping."""
     if not isinstance(value, Mapping):
         raise units.InvalidValueError(
-            "wrong_type", f"must be a mapping, not {str(value)!r}", "a mapping from option to value"
+            "wrong_type",
+            f"must be a mapping, not {str(value)!r}",
+            "use a mapping from option to value",
         )
     return dict(value)
 
@@ -155,7 +157,7 @@ def parse_pem_file(value: Any) -> str:
     """Return the path of a PEM file that exists."""
     path = parse_text(value)
     if not Path(path).is_file():
-        raise units.InvalidValueError("missing_file", "no such file", "give a PEM file")
+        raise units.InvalidValueError("missing_file", "no such file", "give a file in PEM format")
     return path
 
 
@@ -184,12 +186,12 @@ def parse_output_folder(value: Any) -> str:
     if any(len(os.fsencode(part)) > MAX_FILE_NAME_BYTES for part in path.parts):
         problem = f"name too long (over {MAX_FILE_NAME_BYTES} bytes)"
         raise units.InvalidValueError(
-            "unwritable_file", f"cannot be created: {problem}", "give a shorter one"
+            "unwritable_file", f"cannot be created: {problem}", "use a shorter name"
         )
     problem = _find_write_problem(path)
     if problem:
         raise units.InvalidValueError(
-            "unwritable_file", f"cannot be created: {problem}", "give a path that can be written"
+            "unwritable_file", f"cannot be created: {problem}", "use a path that can be written"
         )
     return text
 
@@ -203,7 +205,7 @@ def _find_write_problem(path: Path) -> str:
     if not nearest_existing.is_dir():
         return f"{nearest_existing} is not a directory"
     if not os.access(nearest_existing, os.W_OK | os.X_OK):
-        return f"{nearest_existing} cannot be written into"
+        return f"{nearest_existing} is not writable"
     return ""
 
 

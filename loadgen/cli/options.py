@@ -47,13 +47,13 @@ WorkloadArgument = Annotated[
     str | None,
     typer.Argument(
         metavar="workload",
-        help=f"Workload file, or a packaged workload: {PACKAGED_WORKLOADS}.",
+        help=f"Workload: a YAML file, or the name of a packaged workload: {PACKAGED_WORKLOADS}.",
         autocompletion=completion.complete_workload,
     ),
 ]
 AllowInvalidOption = Annotated[
     bool,
-    typer.Option("--allow-invalid", help="Use results that are INVALID, and mark them."),
+    typer.Option("--allow-invalid", help="Also use results that are INVALID, and mark them."),
 ]
 AcceptSamplePricesOption = Annotated[
     bool,
@@ -63,7 +63,7 @@ PluginsOption = Annotated[
     bool,
     typer.Option(
         "--plugins",
-        help="Load plug-ins of other packages, which this command does not load by default.",
+        help="Also load plug-ins of other packages. This command does not load them by default.",
     ),
 ]
 StrictOption = Annotated[
@@ -71,7 +71,7 @@ StrictOption = Annotated[
     typer.Option(
         "--strict",
         rich_help_panel="SLO",
-        help="Exit with 4 instead of 0 if the SLO is undecided.",
+        help="Exit with 4 instead of 0 if the SLO could not be decided.",
     ),
 ]
 FullOption = Annotated[

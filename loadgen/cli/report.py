@@ -109,7 +109,8 @@ def _write_default_page(result: OpenedResult, folder: Path) -> None:
         _write_page(result, folder / page_name, result_dir=folder)
     else:
         print_status(
-            f"No page written: {folder} has no result directly in it. To write one: --html FILE"
+            f"No page was written, because {folder} holds several results and is none "
+            "itself. To write one: --html FILE"
         )
 
 

@@ -61,7 +61,7 @@ def merge_arguments(stored: Sequence[str], typed: Sequence[str]) -> list[str]:
         if "***" in value:
             raise UserError(
                 "missing_option",
-                "the command to resume had a secret, which is not stored",
+                "the command to resume used a secret, which is not stored",
                 flag,
                 "give it again",
             )
@@ -107,10 +107,12 @@ def resume_arguments(
     if missing_arguments:
         raise UserError(
             "missing_option",
-            "servers and keys are not taken from a results folder, because another author may have "
-            "written it",
+            (
+                "URLs and keys are not taken from a results folder, because someone else "
+                "may have written it"
+            ),
             folder_option,
-            f"if these are correct, add {shlex.join(missing_arguments)}",
+            f"if these are correct, add {shlex.join(missing_arguments)} to the command",
         )
 
     # The typed command line specifies the folder, too. It is specified twice because a stored

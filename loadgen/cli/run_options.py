@@ -144,8 +144,8 @@ class RunOptions(TypedDict, total=False):
         bool,
         Option(
             help=(
-                "Send the TTFT and TPOT limits of each request in headers, for SLO-aware "
-                "gateways such as llm-d."
+                "Send the TTFT and TPOT objective of each request in HTTP headers, "
+                "for gateways that schedule by SLO, such as llm-d."
             ),
             cli_type=bool,
             set_metavar="yes",
@@ -221,8 +221,8 @@ class RunOptions(TypedDict, total=False):
             metavar="FILE",
             panel="Load",
             help=(
-                "Replay the arrival times, lengths and shared prefixes of a trace instead "
-                "of the workload's."
+                "Replay a trace: its arrival times, lengths and shared prefixes "
+                "replace those of the workload."
             ),
             cli_type=Path,
             used_by="workload",
@@ -236,8 +236,8 @@ class RunOptions(TypedDict, total=False):
             metavar="FILE",
             panel="Load",
             help=(
-                "Prompts to send: JSONL, JSON list, ShareGPT, CSV, Parquet, OpenAI batch, "
-                "or hf:ORG/NAME."
+                "File with prompts to send: JSONL, JSON list, ShareGPT, CSV, "
+                "Parquet, OpenAI batch, or hf:ORG/NAME."
             ),
             cli_type=Path,
             used_by="workload",
@@ -278,9 +278,9 @@ class RunOptions(TypedDict, total=False):
         LoadValue,
         Option(
             help=(
-                "instants: send each request at its recorded time. sessions: send it after "
-                "the responses that its session waited for, plus the recorded time of tools"
-                " and users."
+                "instants: send each request at its recorded time. sessions: send it "
+                "when the responses before it in its session have ended, after the "
+                "recorded pause for tools and users."
             ),
             default_text="instants",
             set_metavar="WHAT",
@@ -376,8 +376,9 @@ class RunOptions(TypedDict, total=False):
         LoadValue,
         Option(
             help=(
-                "Maximum number of requests without a first token. A closed loop waits; an "
-                "open loop drops requests above it."
+                "Maximum number of requests in prefill (sent, but without a first "
+                "token). A closed loop waits for one to finish; an open loop drops "
+                "requests above it."
             ),
             default_text="no limit",
             set_metavar="N",
@@ -505,8 +506,8 @@ class RunOptions(TypedDict, total=False):
             metavar="N",
             panel="Load",
             help=(
-                "Output length in tokens. unlimited sends no limit for rows of a dataset "
-                "without a length."
+                "Output length in tokens. `unlimited` sends no limit for data set "
+                "rows without a length."
             ),
             default_text="from the workload",
             used_by="load",
@@ -529,7 +530,8 @@ class RunOptions(TypedDict, total=False):
         LoadValue,
         Option(
             help=(
-                "Random seed for Poisson arrival times only; MLPerf LoadGen's schedule_rng_seed."
+                "Random seed for Poisson arrival times only. Equals "
+                "schedule_rng_seed of MLPerf LoadGen."
             ),
             default_text="from --seed",
             set_metavar="N",
@@ -542,8 +544,8 @@ class RunOptions(TypedDict, total=False):
             flags=("--salt",),
             metavar="WORD",
             help=(
-                "Changes the texts of prompts, but not lengths or arrival times. fresh "
-                "takes new texts in each run."
+                "Text that changes prompts, but not lengths or arrival times. "
+                "`fresh` uses new prompts in each run."
             ),
             default_text="from --seed",
             used_by="load",
@@ -658,7 +660,7 @@ class RunOptions(TypedDict, total=False):
     api_key: Annotated[
         str | None,
         Option(
-            help="API key. Otherwise api_key_file, otherwise OPENAI_API_KEY.",
+            help="API key. If it is missing, api_key_file is used, then OPENAI_API_KEY.",
         ),
     ]
     api_key_file: Annotated[
@@ -739,9 +741,9 @@ class RunOptions(TypedDict, total=False):
             flags=("--server-metrics",),
             metavar="WHERE",
             help=(
-                "Prometheus pages of the servers, read every second: auto (usual paths), "
-                "off, or URLs (repeatable). drain reads the JSON /metrics of trtllm-serve, "
-                "which loses samples for other readers."
+                "Prometheus pages of the servers to read every second: auto (usual "
+                "paths), off, or URLs (repeatable). `drain` also reads the JSON at "
+                "/metrics of trtllm-serve, but other readers then miss its samples."
             ),
             cli_type=list[str],
             default_text="auto",
@@ -754,8 +756,9 @@ class RunOptions(TypedDict, total=False):
         Option(
             flags=("--server-timing",),
             help=(
-                "Ask the server for the queue, prefill and decode time of each request. "
-                "Times that a server sends unasked are always read."
+                "Request the queue, prefill and decode time of each request from the "
+                "server. Times that a server always sends are read without this "
+                "option."
             ),
             cli_type=bool,
             parse=parsers.parse_switch,
@@ -779,8 +782,9 @@ class RunOptions(TypedDict, total=False):
             flags=("--profile",),
             metavar="STAGE[:TIME]",
             help=(
-                "Run the profiler of vLLM, SGLang or TensorRT-LLM during a stage, or steady"
-                " for all measured stages. A time limits it, for example steady:10s."
+                "Run the profiler of vLLM, SGLang or TensorRT-LLM during the named "
+                "stage, or `steady` for all measured stages. A time limits how long "
+                "it runs, for example steady:10s."
             ),
             parse=parsers.parse_profile,
         ),
@@ -930,8 +934,8 @@ class CommandOptions(RunOptions, total=False):
             metavar="HOW",
             panel="Output",
             help=(
-                "Progress on stderr: auto (a live view on a terminal, otherwise lines), "
-                "plain (lines), json (JSON lines), or off."
+                "Progress on stderr: auto (a live view on a terminal, otherwise "
+                "plain), plain (one line at a time), json (JSON lines), or off."
             ),
             cli_type=Literal["auto", "plain", "json", "off"],
             default="auto",
@@ -957,9 +961,9 @@ class CommandOptions(RunOptions, total=False):
             metavar="WHAT",
             panel="Output",
             help=(
-                "Send each run to OpenTelemetry while it runs: metrics, traces (a span per "
-                "request) or all, to OTEL_EXPORTER_OTLP_ENDPOINT; or the URL of a "
-                "collector. Needs the extra otlp."
+                "Send each run to OpenTelemetry while it runs: metrics, traces (a "
+                "span per request) or all, to OTEL_EXPORTER_OTLP_ENDPOINT or to the "
+                "URL of a collector. Needs `pip install 'loadgen[otlp]'`."
             ),
             must_be_typed=True,
         ),
@@ -969,7 +973,10 @@ class CommandOptions(RunOptions, total=False):
         Option(
             flags=("--force",),
             panel="Output",
-            help="If the output folder holds results, rename it with a date and start again.",
+            help=(
+                "If the output folder holds results, rename that folder with a date "
+                "and start a new one."
+            ),
             cli_type=bool,
         ),
     ]

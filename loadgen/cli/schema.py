@@ -32,8 +32,11 @@ def build_file_schema(kind: str) -> dict[str, Any]:
         case "targets":
             from loadgen.cli.targets import WrittenTargets
 
-            return file_json_schema(WrittenTargets, "The targets of a run of loadgen")
+            return file_json_schema(WrittenTargets, "The targets of a loadgen run")
     known = ", ".join(KINDS)
     raise UserError(
-        "unknown_name", f'no kind of file: "{kind}"', f"--schema {kind}", f"known: {known}"
+        "unknown_name",
+        f'there is no kind of file called "{kind}"',
+        f"--schema {kind}",
+        f"known: {known}",
     )

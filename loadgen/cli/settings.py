@@ -101,16 +101,16 @@ def _find_conflicts(values: Mapping[str, Any]) -> list[LoadgenError]:
         errors.append(
             UserError(
                 "conflict",
-                "--url and --targets exclude each other",
+                "--url and --targets cannot be combined",
                 "--targets",
-                "put all URLs into the file",
+                "put all URLs into the targets file",
             )
         )
     if values.get("ray") is not None and "sources" in values:
         errors.append(
             UserError(
                 "unsupported",
-                "sources cannot be used with --ray, because each node has other addresses",
+                "sources cannot be used with --ray, because each node has other IP addresses",
                 "--set sources",
                 "leave out sources or --ray",
             )

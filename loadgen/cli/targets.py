@@ -37,7 +37,7 @@ from loadgen.core.workload.yaml_marks import Map, place_at, read_yaml
 
 _EXAMPLE = "write a list: - {name: vm-01, url: http://...}"
 NO_ENDPOINT = Endpoint(url="")
-URL_HINT = "--url http://HOST:8000; to simulate a server: --url sim:gb300-vm"
+URL_HINT = "use --url http://HOST:8000, or --url sim:gb300-vm to simulate a server"
 
 
 def _validate_url(url: str) -> str:
@@ -205,7 +205,7 @@ def _read_api_key(
             of_reading(error),
             f"{key_file}: {reason}",
             (index, "api_key_file"),
-            "a file with the key alone",
+            "the file must contain only the key",
         )
         return None
 
@@ -257,7 +257,7 @@ def check_urls_are_specified(urls: Sequence[str]) -> None:
     the build without sending a request to the server.
     """
     if not urls:
-        raise UserError("missing_option", "no target is specified", "--url", URL_HINT)
+        raise UserError("missing_option", "no target server is specified", "--url", URL_HINT)
     for text in urls:
         named = split_named_url(text)
         url = text if named is None else named.url

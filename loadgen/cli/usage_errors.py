@@ -195,7 +195,7 @@ def _create_option_order_error(
     if depth:
         example = shlex.join(["loadgen", *arguments[:depth], names[0], *arguments[depth:]])
         hint += f"\n  type, for example: {example}"
-    problem = f"{flag} must follow the name of a command"
+    problem = f"{flag} must come after the command"
     return UserError("unknown_name", problem, f"{ctx.command_path} {flag}", hint)
 
 

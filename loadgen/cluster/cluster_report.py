@@ -69,11 +69,14 @@ def cluster_notes(
     low_priority_nodes = sorted({worker.node.label for worker in workers if worker.niceness > 0})
     if low_priority_nodes:
         yield (
-            f"Workers on {', '.join(low_priority_nodes)} have a low priority, because Ray starts "
-            "them so. Set RAY_worker_niceness=0 before `ray start`."
+            f"Workers on {', '.join(low_priority_nodes)} run with a low priority, "
+            "which is Ray's default. Set RAY_worker_niceness=0 before `ray start`."
         )
     if late_ns > 0:
-        yield f"The last worker received the start time {late_ns / NS_PER_MS:.0f} ms too late."
+        yield (
+            f"The last worker got the start time {late_ns / NS_PER_MS:.0f} ms too "
+            "late, so the load began unevenly. Start again, or use fewer workers."
+        )
     for worker in workers:
         if worker.loss is not None:
             lost_after_s = worker.loss.detected_s - start_ns / NS_PER_S
@@ -92,11 +95,13 @@ def _clock_notes(cluster: Cluster) -> Iterator[str]:
     limit_ms = TOLERATED_NS / NS_PER_MS
     if cluster.start_bound_ms > limit_ms:
         yield (
-            f"The clocks of the nodes agree only within ±{cluster.start_bound_ms:.1f} ms "
-            f"(limit {limit_ms:g} ms), so the workers may have started that far apart."
+            f"The clocks of the nodes agree only within ±{cluster.start_bound_ms:.1f} "
+            f"ms (limit {limit_ms:g} ms), so the workers may have started that far "
+            "apart. Synchronize the nodes by NTP or PTP."
         )
     if cluster.drift_ms is not None and cluster.drift_ms > limit_ms:
         yield (
-            f"The clocks of the nodes drifted by up to {cluster.drift_ms:.1f} ms during the run "
-            f"(limit {limit_ms:g} ms)."
+            f"The clocks of the nodes drifted by up to {cluster.drift_ms:.1f} ms "
+            f"during the run (limit {limit_ms:g} ms). Synchronize the nodes by NTP or "
+            "PTP."
         )

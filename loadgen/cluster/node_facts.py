@@ -158,10 +158,12 @@ def check_target_is_reachable(
     if remote_nodes and job.simulated:
         yield UserError(
             "unsupported",
-            "the embedded simulation listens on this machine alone, "
-            f"and workers run on {remote_nodes[0]}",
+            (
+                "the embedded simulation listens only on this machine, but workers run "
+                f"on {remote_nodes[0]}"
+            ),
             option,
-            "start `loadgen sim` with --host and name it with --url",
+            "run `loadgen sim --host 0.0.0.0` and give its URL with --url",
         )
 
 
@@ -173,8 +175,9 @@ def loopback_notes(job: Job, remote_nodes: Sequence[str]) -> Iterator[str]:
     for probed in job.probe_results:
         if remote_nodes and _is_loopback(probed.target.host):
             yield (
-                f"{probed.target.redacted} is the loopback address of each machine, "
-                f"and workers run on {', '.join(remote_nodes)}: each sends to its own machine"
+                f"{probed.target.redacted} is a loopback address, but workers run on "
+                f"{', '.join(remote_nodes)}: each would send to its own machine. Use "
+                "an address that all nodes can reach"
             )
 
 
@@ -224,17 +227,22 @@ def find_differences(
                 "nodes_differ",
                 f"has {name} {remote_version}, but this machine has {local_version}",
                 node_label,
-                "install the same version on every node: the requests of a run depend on it",
+                (
+                    "install the same version on every node, because it decides which "
+                    "requests are sent"
+                ),
                 key=name,
             )
     for path, local_digest in local.file_digests.items():
         remote_digest = remote.file_digests.get(path)
         if remote_digest != local_digest:
-            problem = "the file differs from the one here" if remote_digest else "no such file"
+            problem = (
+                "the file is not the same as on this machine" if remote_digest else "no such file"
+            )
             yield UserError(
                 "nodes_differ",
                 f"{path}: {problem}",
                 node_label,
-                "put it on a shared folder, under the same absolute path",
+                "put it on a shared file system, at the same absolute path on every node",
                 key=path,
             )

@@ -121,15 +121,17 @@ def _check_reachable(address: str) -> None:
             "no_cluster",
             "not the address of a Ray cluster",
             f"--ray {address}",
-            "auto, or HOST:6379 of the head node; "
-            "from outside: ray job submit -- loadgen run ... --ray auto",
+            (
+                "use auto, or HOST:6379 of the head node. From outside the cluster: ray "
+                "job submit -- loadgen run ... --ray auto"
+            ),
         )
     try:
         socket.create_connection((host.strip("[]"), int(port)), CONNECT_S).close()
     except OSError as error:
         raise UserError(
             "no_cluster",
-            f"no Ray cluster answers: {error}",
+            f"cannot reach a Ray cluster: {error}",
             f"--ray {address}",
-            "start one there: ray start --head --port=6379",
+            "start a cluster there: ray start --head --port=6379",
         ) from None

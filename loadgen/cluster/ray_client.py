@@ -104,10 +104,15 @@ class RayClient:
         """Return the error of a call whose result cannot come, with how to start the cluster."""
         return ClusterLostError(
             "node_lost",
-            "the Ray cluster is lost: its head, or its node on this machine, has ended",
+            (
+                "the connection to the Ray cluster was lost: its head node, or its "
+                "process on this machine, has ended"
+            ),
             self._option,
-            "start it again: ray start --head; "
-            "then on the other machines ray start --address=HEAD:6379",
+            (
+                "start it again: ray start --head here, then ray start "
+                "--address=HEAD:6379 on the other machines"
+            ),
         )
 
     def close(self) -> None:

@@ -138,7 +138,7 @@ class RayNodes:
             if monotonic() > deadline_s:
                 raise self._no_node_left_error()
             if not has_reported_wait:
-                emit(WaitingFor(f"a node to join the cluster, {JOIN_S:g} s at most"))
+                emit(WaitingFor(f"a node to join the cluster (up to {JOIN_S:g} s)"))
                 has_reported_wait = True
             await asyncio.sleep(POLL_S)
 
@@ -155,17 +155,19 @@ class RayNodes:
         free_cpus = _count_free_cpus(nodes)
         total_cpus = sum(node.total_cpus for node in nodes)
         used_cpus = total_cpus - free_cpus
-        used_text = f", {used_cpus} of {total_cpus} are taken by others" if used_cpus else ""
+        used_text = f", because {used_cpus} of {total_cpus} are in use" if used_cpus else ""
         workers_text = format.counted(worker_count, "worker needs", "workers need")
         nodes_text = format.counted(len(nodes), "node")
         if free_cpus:
-            hint = f"--workers {free_cpus}, or --workers auto"
+            hint = f"use --workers {free_cpus}, or --workers auto"
         else:
             hint = "add nodes: ray start --address=HEAD:6379"
         return UserError(
             "resource_limit",
-            f"{workers_text} a CPU each; "
-            f"the cluster has {free_cpus} free on {nodes_text}{used_text}",
+            (
+                f"{workers_text} one CPU each, but the cluster has {free_cpus} free CPUs "
+                f"on {nodes_text}{used_text}"
+            ),
             f"--workers {worker_count} {self.option}",
             hint,
         )
@@ -173,7 +175,7 @@ class RayNodes:
     def _no_node_left_error(self) -> TargetError:
         return TargetError(
             "node_lost",
-            f"no node is left to send the load: lost {', '.join(self.history.lost.values())}",
+            f"no node is left to send the load. Lost: {', '.join(self.history.lost.values())}",
             self.option,
             "start nodes again: ray start --address=HEAD:6379; `ray status` shows the cluster",
         )

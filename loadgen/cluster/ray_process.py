@@ -54,7 +54,7 @@ class RayDriver:
         try:
             import ray
         except ImportError:
-            raise not_installed("Ray is not installed here", "ray", option, "ray") from None
+            raise not_installed("the package ray is not installed", "ray", option, "ray") from None
         try:
             ray.init(
                 address=address,
@@ -65,7 +65,8 @@ class RayDriver:
         except (ConnectionError, RuntimeError, ValueError) as error:
             reason = " ".join(str(error).split())[:MAX_REASON_CHARACTERS]
             hint = (
-                "start it with `ray start --head`; every node needs the same Ray and Python as here"
+                "start a cluster with `ray start --head`. Every node needs the Ray "
+                "and Python versions of this machine"
             )
             raise UserError(
                 "no_cluster", f"cannot join a Ray cluster: {reason}", option, hint
@@ -139,14 +140,17 @@ def acquire_lease(holder: str, option: str) -> Any:
         if other_holder is not None:
             break
         if monotonic() >= deadline_s:
-            other_holder = "a command that does not answer"
+            other_holder = "a command that does not respond"
             break
         sleep(LEASE_POLL_S)
     raise UserError(
         "cluster_in_use",
         f"the cluster is in use by {other_holder}",
         option,
-        "wait until it has ended, or end it: two loads from the same machines measure each other",
+        (
+            "wait until that command ends, or stop it. Two loads from the same machines "
+            "would disturb each other"
+        ),
     )
 
 

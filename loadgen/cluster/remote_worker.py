@@ -101,7 +101,7 @@ class RemoteWorker:
         if self.loss is not None:
             return self.loss.reason
         if self.host_error:
-            return f"worker {self.index} was ended on {self.node.label}: {self.host_error}"
+            return f"worker {self.index} was stopped on {self.node.label}: {self.host_error}"
         return f"worker {self.index} died on {self.node.label}"
 
     # -- before the load
@@ -141,7 +141,7 @@ class RemoteWorker:
             "process_failed",
             f"a node cannot run a worker: {message[:MAX_ERROR_CHARACTERS]}",
             self.node.label,
-            f"the same loadgen and the same Python as here on {self.node.label}",
+            f"install the same versions of loadgen and Python as here on {self.node.label}",
         )
 
     async def start(self, worker_count: int, job_pieces: Sequence[bytes]) -> None:
@@ -284,7 +284,7 @@ class RemoteWorker:
                 "host_refused",
                 f"worker {self.index} could not start: {error.strerror or type(error).__name__}",
                 self.node.label,
-                f"free space in the temporary folder of {self.node.label}",
+                f"free some space in the temporary folder of {self.node.label}",
             ) from None
 
     async def _fetch_update(self) -> WorkerUpdate | None:

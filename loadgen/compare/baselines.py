@@ -28,7 +28,7 @@ def save_baseline(name: str, result: Path, baselines: Path, *, force: bool) -> P
     if not result.is_dir() or result_kinds.kind_of(result, "compare_side") is None:
         raise UserError(
             "no_result",
-            "the folder has no run and no repeats",
+            "the folder has no run and no repeated runs",
             str(result),
             "give a folder written by loadgen run",
         )
@@ -38,7 +38,7 @@ def save_baseline(name: str, result: Path, baselines: Path, *, force: bool) -> P
         if not force:
             raise UserError(
                 "file_exists",
-                "a baseline with this name exists",
+                "a baseline with this name exists already",
                 str(folder),
                 "choose another name, or replace it with --force",
             )
@@ -60,7 +60,7 @@ def find_baseline(name: str, baselines: Path) -> Path:
             "unknown_name",
             f'unknown baseline "{name}"',
             str(baselines),
-            f"baselines: {known}; loadgen compare --save NAME RESULT saves one",
+            f"saved baselines: {known}. Save one with loadgen compare --save NAME RESULT",
         )
     return folder
 

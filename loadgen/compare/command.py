@@ -77,7 +77,7 @@ def compare(
         ),
     ] = "95%",
     anyway: Annotated[
-        bool, typer.Option("--anyway", help="Judge the metrics although the workloads differ.")
+        bool, typer.Option("--anyway", help="Judge the metrics even if the workloads differ.")
     ] = False,
     as_json: Annotated[
         bool, typer.Option("--json", rich_help_panel="Output", help="Print JSON.")

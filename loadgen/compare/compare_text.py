@@ -141,7 +141,10 @@ def _list_brief_caveats(comparison: Comparison) -> Iterator[Paragraph]:
     """Yield what limits the comparison: different workloads, or too few runs."""
     if comparison.same_work is False:
         workloads = "; ".join(comparison.work_differences)
-        yield Paragraph(f"The workloads differ ({workloads}). --anyway judges anyway.", "warn")
+        yield Paragraph(
+            f"The workloads differ ({workloads}). Use --anyway to judge the metrics even so.",
+            "warn",
+        )
     has_repeats = all(count > 1 for count in comparison.runs)
     if not has_repeats:
         yield Paragraph(comparison.scope)
@@ -218,10 +221,10 @@ def _summarize_differences(comparison: Comparison, side: str) -> str:
     heading = f"{side} vs. {comparison.sides[0]}"
     differences = _select_differences(comparison, side)
     if not differences:
-        return f"{heading}: no metric in common."
+        return f"{heading}: the results have no metric in common."
     reason = _find_common_reason(differences)
     if reason:
-        return f"{heading}: not judged ({reason})."
+        return f"{heading}: the metrics are not judged ({reason})."
 
     clauses = []
     for outcome in _OUTCOMES_TO_NAME:
@@ -282,7 +285,7 @@ def _build_side_section(comparison: Comparison, side: str) -> Section:
     value_head = ("metric", comparison.sides[0], side, "change")
     reason = _find_common_reason(differences)
     if reason:
-        hint = "; use --anyway to judge them anyway" if reason == NOT_SAME_WORK else ""
+        hint = "; use --anyway to judge them even so" if reason == NOT_SAME_WORK else ""
         return section(
             heading,
             *bars,
@@ -408,11 +411,12 @@ def _explain_columns(comparison: Comparison) -> str:
     if all(difference.low is None for difference in comparison.differences):
         return ""
     return (
-        f"CI: confidence interval, {comparison.confidence:.0%} for all metrics together (Holm). "
-        "Different: the interval excludes 0. Equivalent (X %): the whole interval is within X %, "
-        f"which is at most {EQUIVALENT_CHANGE:.0%}, or {EQUIVALENT_POINTS * 100:g} point for "
-        "percentages. Inconclusive: neither. The minimum detectable change is found by 90 % of "
-        "such comparisons. Changes of percentages are in percentage points."
+        f"CI: confidence interval, {comparison.confidence:.0%} for all metrics "
+        "together (Holm). Different: the interval excludes 0. Equivalent (X %): the "
+        f"whole interval is within X %, which is at most {EQUIVALENT_CHANGE:.0%}, or "
+        f"{EQUIVALENT_POINTS * 100:g} point for percentages. Inconclusive: neither of "
+        "them. A change as large as the minimum detectable change is found in 90 % "
+        "of such comparisons. Changes of percentages are in percentage points."
     )
 
 

@@ -419,8 +419,8 @@ def _confirm_by_time_periods(
     if probability <= level:
         return difference
     reason = (
-        "the difference comes from a few periods of time only "
-        f"({first_periods.slow} of {first_periods.total} periods are slow vs. "
-        f"{other_periods.slow} of {other_periods.total})"
+        f"the difference comes from only a few periods of time ({first_periods.slow} "
+        f"of {first_periods.total} periods are slow, against {other_periods.slow} of "
+        f"{other_periods.total})"
     )
     return msgspec.structs.replace(difference, detailed_outcome="inconclusive", reason=reason)

@@ -155,7 +155,10 @@ def _describe_same_seed(summaries: Sequence[Summary]) -> str:
     """
     prompts = {summary.fingerprints.prompts for summary in summaries}
     if len(prompts) == 1 and "" not in prompts:
-        return "Same seed and salt: the prompts are equal and may be in the prefix cache."
+        return (
+            "Same seed and salt: the prompts are equal, so the prefix cache may "
+            "already hold them. Use --salt fresh for one of the runs."
+        )
     if len({summary.run.salt for summary in summaries}) > 1:
         return "Same seed, different salts: equal lengths and arrivals, different texts."
     return "Same seed: equal lengths and arrivals."

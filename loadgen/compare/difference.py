@@ -92,4 +92,4 @@ def describe_needed_load(difference: Difference, load_factor: float | None, run_
         needed_runs = max(math.ceil(run_count * load_factor), run_count + 1)
         return f"about {needed_runs:,} runs per side needed"
     length_factor = format.quantity(max(load_factor, MIN_LENGTH_FACTOR), 2)
-    return f"runs {length_factor} times as long needed"
+    return f"runs that are {length_factor} times as long are needed"

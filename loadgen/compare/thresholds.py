@@ -146,9 +146,9 @@ def _parse_condition(text: str) -> Condition:
     if match is None:
         raise UserError(
             "invalid_value",
-            "must be a condition",
+            "must compare a metric with a limit",
             location,
-            "METRIC > +5% for a change, or METRIC > 500ms for a value",
+            "write METRIC > +5% for a change, or METRIC > 500ms for a value",
         )
     metric = _find_metric(match["metric"], location)
     _check_unit(match, metric, location)

@@ -107,8 +107,8 @@ def validate(
         Path | None,
         typer.Argument(
             help=(
-                "Contract file, name of a packaged contract, "
-                "or folder of a validation to judge again."
+                "Contract file, name of a packaged contract, or folder of a stored "
+                "validation to judge again."
             ),
             autocompletion=completion.complete_contract,
         ),
@@ -118,8 +118,8 @@ def validate(
         typer.Option(
             "--dry-run",
             help=(
-                "Check the contract and simulate how much load each term needs, "
-                "without sending requests."
+                "Check the contract and forecast by simulation how much load each "
+                "term needs. Sends no requests."
             ),
         ),
     ] = False,
@@ -129,7 +129,9 @@ def validate(
             "--duration",
             "-d",
             metavar="TIME",
-            help="Shorten each level to this length and list the terms that cannot pass then.",
+            help=(
+                "Shorten each level to this length, and list the terms that cannot pass with it."
+            ),
         ),
     ] = None,
     extend: Annotated[
@@ -137,7 +139,9 @@ def validate(
         typer.Option(
             "--extend",
             metavar="FOLDER",
-            help="Add runs to the inconclusive levels of a validation, with its original options.",
+            help=(
+                "Add runs to the inconclusive levels of this validation, with its original options."
+            ),
         ),
     ] = None,
     add: Annotated[
@@ -155,7 +159,7 @@ def validate(
     against: Annotated[
         str | None,
         typer.Option(
-            "--against", metavar="URL", help="Endpoint that the contract compares responses with."
+            "--against", metavar="URL", help="Endpoint whose responses the contract compares with."
         ),
     ] = None,
     against_model: AgainstModel = None,
@@ -353,7 +357,7 @@ def _create_other_endpoint_settings(
             "unsupported",
             "a simulation in virtual time has no responses to score",
             "--url",
-            "start a simulated server with loadgen sim and give its URL",
+            "start a simulated server with loadgen sim and use its URL",
         )
     if other.url is None:
         # The contract names the endpoint, not the user: it gets no credentials of the target.

@@ -405,7 +405,8 @@ def _find_implication_problem(term: ContractTerm, stricter: ContractTerm) -> Pro
         return Problem(
             "conflict",
             f"a higher limit than for {stricter.kind} ({limit})",
-            f"{stricter.kind} includes {term.kind}; correct one of the limits",
+            f"{stricter.kind} includes {term.kind}; lower the limit for {term.kind}, "
+            f"or raise the one for {stricter.kind}",
         )
     return None
 
@@ -450,7 +451,7 @@ def _find_task_problem(term: ContractTerm, plan: LevelPlan) -> Problem | None:
         class_suffix = f", class {term.class_name}," if term.class_name else ""
         return Problem(
             "mismatch",
-            f"{plan.level.workload}{class_suffix} has single requests and no tasks",
+            f"{plan.level.workload}{class_suffix} has only single requests, no tasks",
             "use a workload with steps or turns, like coding-agent or agentic",
         )
     if term.kind == "task_cost" and not all(class_plan.is_session for class_plan in classes):

@@ -76,7 +76,8 @@ SCORE_INPUTS = {
     ),
     "choice": ScoreInput(_has_choice, '{"prompt": "2 + 2? A: 3, B: 4", "answer": "B"}'),
     "json": ScoreInput(
-        _requires_json, '{"messages": [...], "response_format": {"type": "json_object"}}'
+        _requires_json,
+        'for example {"messages": [...], "response_format": {"type": "json_object"}}',
     ),
 }
 """Requirement of a term about responses -> what it needs from a prompt."""
@@ -104,7 +105,7 @@ def check_answer_terms(
     try:
         prompts = read_questions(directory / check.dataset, check.rows)
     except (LoadgenError, CombinedError) as error:
-        hint = "a JSONL file, relative to the contract"
+        hint = "give a JSONL file, with a path relative to the contract"
         errors.add_from_file(("answers", "dataset"), error, hint=hint)
         return
     earlier_terms: set[tuple[Requirement, ContractTerm]] = set()
@@ -117,8 +118,10 @@ def check_answer_terms(
             errors.add_problem(location, term, Problem("duplicate", text, "keep one of them"))
         earlier_terms.add(term_without_limit)
         if term.requires("against") and not has_other_endpoint:
-            hint = "against: http://HOST:8000 next to dataset, or --against URL"
-            problem = Problem("missing_option", "it needs another endpoint", hint)
+            hint = "add against: http://HOST:8000 next to dataset, or use --against URL"
+            problem = Problem(
+                "missing_option", "it compares responses, so it needs another endpoint", hint
+            )
             errors.add_problem(location, term, problem)
         if _check_class(term, location, check, prompts, errors):
             _check_prompt_count(term, location, check, prompts, confidence, errors)
@@ -189,7 +192,7 @@ def _check_prompt_count(
     usable_count = len(usable_prompts)
     required_count = _compute_required_prompts(term, confidence)
     if score_input is not None and usable_count == 0:
-        text = f"no row of {check.dataset} has the right response"
+        text = f"no row of {check.dataset} has a reference response"
         problem = Problem("missing_key", text, f"use rows like {score_input.example}")
         errors.add_problem(location, term, problem)
     elif usable_count < required_count:

@@ -198,8 +198,8 @@ def missing_result(path: object, hint: str, message: str = "no such folder") -> 
     """
     if re.match(r"[A-Za-z][A-Za-z0-9+.-]*:/", str(path)):
         hint = (
-            "measure the server first with loadgen search (or run, sweep) --url URL, then use the "
-            "folder with the results"
+            "measure the server first with loadgen search (or run, sweep) --url URL, "
+            "then give the folder with the results"
         )
         message = "must be a folder with results, not a URL"
         return UserError("invalid_value", message, str(path), hint)
@@ -258,7 +258,7 @@ def has_too_many(errors: list[LoadgenError], file: str) -> bool:
     """
     if len(errors) < MAX_ERRORS:
         return False
-    errors.append(UserError("more_faults", f"checking stopped after {MAX_ERRORS} errors", file))
+    errors.append(UserError("more_faults", f"only the first {MAX_ERRORS} errors are shown", file))
     return True
 
 

@@ -71,7 +71,7 @@ def refuse_shard(folder: Path) -> None:
     if shard is not None:
         raise UserError(
             "unsupported",
-            f"part {shard.index} of {shard.count} of a run, not a whole run",
+            f"this is part {shard.index} of {shard.count} of a run, not a complete run",
             str(folder),
             "merge the parts first: loadgen merge PART... -o RUN",
         )

@@ -25,7 +25,7 @@ DEFAULT_QUANTILE = 0.99
 
 HEADER_PREFIXES = ("x-slo", "x-llm-d-slo")
 """How llm-d's headers for the SLO of a request begin. The second is used since its release 0.8."""
-MISSING_PACKAGE = "a package that is not loaded here"
+MISSING_PACKAGE = "a package that is not loaded"
 
 
 def metrics() -> tuple[str, ...]:
@@ -50,7 +50,7 @@ class Term(msgspec.Struct, frozen=True, kw_only=True):
     def __post_init__(self) -> None:
         """Raise ValueError for values that no objective has, as in a damaged file."""
         if not self.metric.isidentifier():
-            raise ValueError(f"no SLO is of {self.metric!r}")
+            raise ValueError(f"there is no SLO metric {self.metric!r}")
         if not 0 < self.quantile < 1:
             raise ValueError(f"no quantile: {self.quantile!r}")
 
@@ -182,5 +182,5 @@ def task_promise(within_ms: float | None, wait_ms: float | None) -> str:
     if within_ms is not None:
         limits.append(f"within {within_ms / 1000:,.10g} s")
     if wait_ms is not None:
-        limits.append(f"never waiting over {wait_ms / 1000:,.10g} s")
+        limits.append(f"no wait of more than {wait_ms / 1000:,.10g} s")
     return " and ".join(limits)

@@ -63,7 +63,7 @@ QUANTILE_HINT = "write a percentile, like p50, p99 or p99.9"
 class InvalidValueError(ValueError):
     """A text is not valid.
 
-    `str()` of it is a predicate ("must be a duration"), `hint` tells what to write instead, and
+    `str()` of it is a predicate "must be a duration", `hint` tells what to write instead, and
     `key` is the column or key of the text in a row with several.
     """
 
@@ -192,8 +192,8 @@ def rate_per_s(text: str, bare: bool = False) -> float:
     if rate < 1e-6:
         raise InvalidValueError(
             "out_of_range",
-            "must be at least one in eleven days",
-            "remove the stage if it is a pause",
+            "must be at least one event in eleven days",
+            "to pause, leave the stage out",
         )
     return rate
 

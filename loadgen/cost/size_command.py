@@ -63,8 +63,9 @@ def size(
         list[str],
         typer.Argument(
             help=(
-                "Where the capacity is from: folder of a search, sweep or run; sim:PRESET to "
-                "search a simulated machine now; published:SYSTEM for a published rate."
+                "Source of the capacity: folder of a search, sweep or run; "
+                "sim:PRESET to search a simulated machine now; published:SYSTEM for "
+                "a published rate."
             ),
             autocompletion=completion.complete_capacity_source,
         ),
@@ -206,7 +207,7 @@ def size(
     if price and prices is None and not accept_sample_prices:
         raise UserError(
             "missing_option",
-            "--price has no effect without prices",
+            "--price has no effect without --prices",
             "--price",
             "--prices prices.yaml",
         )
@@ -419,7 +420,7 @@ def _write_result(result: Sizing, folder: Path) -> None:
     if stored_kind is not None and stored_kind.name != "size":
         raise UserError(
             "file_exists",
-            f"the folder has a result of the kind {stored_kind.name}",
+            f"the folder already has a result of the kind {stored_kind.name}",
             f"--out {folder}",
             "give another folder",
         )
@@ -525,7 +526,9 @@ def _write_contract(contract_path: Path, sized: _SizedMachines, profile: str) ->
         ) from None
     source = size.source.name
     url = source if is_simulated_machine(source) else "https://MACHINE"
-    print_status(f"Contract: loadgen validate {shlex.quote(str(contract_path))} --url {url}")
+    print_status(
+        f"Check the result with: loadgen validate {shlex.quote(str(contract_path))} --url {url}"
+    )
 
 
 def _missing_contract_terms(reason: str, contract_path: Path) -> UserError:

@@ -305,10 +305,10 @@ def describe_published_capacity(workload: str) -> list[str]:
             continue
         recomputed = published.recompute_profile(row, rack_rates)
         remarks.append(
-            f"published for {workload}: ~{row.published_per_s:,.0f} per second for a rack of 72 "
-            f"GPUs ({recomputed.per_output_token:,.0f} by output tokens alone), from an Offline "
-            "rate without a limit on latency: what that arithmetic ignores is in "
-            "docs/evidence/published.md"
+            f"published for {workload}: ~{row.published_per_s:,.0f} per second for a "
+            f"rack of 72 GPUs ({recomputed.per_output_token:,.0f} by output tokens "
+            "alone). It is computed from an Offline rate without a latency limit; "
+            "docs/evidence/published.md lists what this ignores"
         )
     return remarks
 

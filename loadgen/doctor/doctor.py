@@ -69,7 +69,10 @@ def examine_target(settings: Settings) -> Examination:
     target_backend = settings.backend
     simulated_target = backend.known(settings)
     if target_backend.virtual and simulated_target is not None:
-        meaning = "it runs in virtual time inside loadgen, so network and host are not checked"
+        meaning = (
+            "the simulated server runs in virtual time inside loadgen, so "
+            "network and host are not checked"
+        )
         title = f"doctor: {simulated_target.name} (virtual time, not a real server), {timestamp}"
         finding = Finding("target", OK, simulated_target.description, meaning)
         return Examination(title, [finding, *plugin_checks.check_plugins()])
@@ -121,7 +124,7 @@ async def collect_findings(settings: Settings) -> list[Finding]:
         await _TargetExamination(settings, findings).run()
     except TargetUnusable as error:
         # With earlier findings, the connection worked and a request failed.
-        meaning = "no request can be sent"
+        meaning = "no request could be sent"
         if findings:
             meaning = "the requests of a run would fail like this"
         problem = redact_secrets(settings, str(error))
@@ -276,7 +279,7 @@ class _TargetExamination:
                 )
         except (OSError, TimeoutError):
             # The next request fails in the same way, and reports the reason.
-            meaning = "no request can be sent over this connection"
+            meaning = "no request could be sent over this connection"
             return Finding("tls", UNKNOWN, "the TLS handshake failed", meaning)
         handshake_ms = (monotonic_ns() - started_ns) / NS_PER_MS
         session = writer.get_extra_info("ssl_object")

@@ -175,8 +175,8 @@ def check_connect_time(durations_ms: Sequence[float]) -> Finding:
             state=WARNING,
             observed=observed,
             meaning=(
-                "every TTFT includes at least one network round trip, which is more than the "
-                "prefill of a usual prompt takes"
+                "every TTFT includes at least one network round trip, and here it "
+                "takes longer than the prefill of a typical prompt"
             ),
             advice="run loadgen near the server, or where its users are",
         )
@@ -255,7 +255,7 @@ def check_model(probe_result: ProbeResult) -> Finding:
         return Finding("model", WARNING, observed, meaning, "use --model with a listed name")
     if not probe_result.server_profile.rejects_unknown_models:
         meaning = (
-            "this type of server accepts any name, so a typing error in --model goes unnoticed"
+            "this type of server accepts any name, so a typing error in --model would go unnoticed"
         )
         return Finding("model", OK, observed, meaning)
     return Finding("model", OK, observed, "listed; the server refuses other names")
@@ -346,9 +346,10 @@ def check_usage(probe_result: ProbeResult, is_streamed: bool) -> Finding:
             state=WARNING,
             observed=f"token counts contradict each other: {probe_result.usage_contradiction}",
             meaning=(
-                "the counts in doubt are not used: rates and costs that need them are missing"
+                "the contradicting counts are not used, so rates and costs that need "
+                "them are missing"
             ),
-            advice="fix the usage that the server reports, or give --tokenizer",
+            advice="fix the usage that the server reports, or use --tokenizer",
         )
     responses = "streamed responses" if is_streamed else "responses"
     if probe_result.reports_usage:
@@ -381,7 +382,7 @@ def check_prefix_cache(repeated: Trial, prompt_tokens: int) -> Finding:
         "cached when sent again"
     )
     if repeated.cached_tokens:
-        meaning = "a run with the same seed hits the cache, so its TTFT is too low"
+        meaning = "a run with the same seed would hit the cache, so its TTFT would be too low"
         return Finding("cache", NOTE, observed, meaning, "use another --seed, or --salt fresh")
     return Finding("cache", OK, observed, "repeated prompts are not cached")
 
@@ -635,7 +636,7 @@ def check_first_token(trials: Sequence[Trial]) -> Finding | None:
     fastest = min(responses, key=lambda trial: (trial.first_event_ms, trial.headers_ms))
     ttft = f"{format.quantity(fastest.first_event_ms)} ms"
     if fastest.first_event_ms < LATE_FIRST_TOKEN_MS:
-        observed = f"TTFT {ttft} for a short prompt without load"
+        observed = f"TTFT {ttft} for a short prompt without other load"
         return Finding("first token", OK, observed, "TTFT under load will not be lower")
     if fastest.headers_ms > HEADERS_SHARE_OF_LATE_TOKEN * fastest.first_event_ms:
         headers = f"{format.quantity(fastest.headers_ms)} ms"

@@ -77,7 +77,7 @@ def _parse_weka_header(line: dict[str, Any]) -> _WekaTrace:
         raise InvalidValueError(
             "invalid_value",
             f"block_size is {shortened(block_tokens)}",
-            "a number of tokens above 0",
+            "write a number of tokens above 0",
             "block_size",
         )
     scope = line.get("hash_id_scope", "local")
@@ -101,13 +101,13 @@ def _weka_entries(parent: dict[str, Any]) -> Iterator[dict[str, Any]]:
     entries = parent.get("requests")
     if not isinstance(entries, list):
         raise InvalidValueError(
-            "wrong_type", f"requests is {shortened(entries)}", "a list of calls", "requests"
+            "wrong_type", f"requests is {shortened(entries)}", "write a list of calls", "requests"
         )
     for entry in entries:
         if not isinstance(entry, dict):
             problem = f"a request is {shortened(entry)}"
             raise InvalidValueError(
-                "wrong_type", problem, "an object with t, in and out", "requests"
+                "wrong_type", problem, "write an object with t, in and out", "requests"
             )
         yield entry
 
@@ -206,8 +206,8 @@ def _tracelab_sent_ns(row: dict[str, Any]) -> int:
         return min(outputs_ns)
     raise InvalidValueError(
         "missing_value",
-        "timing_events has no instant",
-        "a user_message or a tool_result with a timestamp",
+        "timing_events has no timestamp",
+        "use a user_message or a tool_result with a timestamp",
         "timing_events",
     )
 

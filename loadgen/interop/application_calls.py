@@ -98,9 +98,9 @@ def read_calls(path: Path) -> list[Calls]:
         except (ValueError, RecursionError) as error:
             raise UserError(
                 "wrong_format",
-                f"not a call of an application: {error}",
+                f"not a call recorded by loadgen_sdk: {error}",
                 f"{path}:{number}",
-                "each line has to be a Measurement of loadgen_sdk (to_json)",
+                "write each line as a Measurement of loadgen_sdk (to_json)",
             ) from None
     labels = sorted({label for call in calls for label in call.labels})
     groups = [_create_group("", ALL_CALLS, calls)]

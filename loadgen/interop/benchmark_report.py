@@ -125,7 +125,9 @@ def _describe_run(summary: Summary) -> Document:
             "duration": None if duration_s is None else f"PT{duration_s:.6f}S",
         },
         "keywords": keywords or None,
-        "description": "answered by a model of a server, not by hardware" if is_simulated else None,
+        "description": "produced by a performance model, not by real hardware"
+        if is_simulated
+        else None,
     }
 
 
@@ -333,5 +335,5 @@ def _read_run(report: Mapping[str, Any]) -> RunDescription:
         model=named_models[0] if named_models else "",
         load=", ".join(load_texts),
         started=find_value(report, "run.time.start"),
-        notes=[f"figures of {tool}, by its definitions"] if tool else [],
+        notes=[f"metrics of {tool}, by its definitions"] if tool else [],
     )

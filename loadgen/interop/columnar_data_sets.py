@@ -43,10 +43,12 @@ class _SizeLimit:
             expansion = unpacked_bytes / self._file_bytes
             raise UserError(
                 "too_large",
-                f"its rows unpack to more than {format.size(unpacked_bytes)}, "
-                f"{expansion:,.0f} times its size",
+                (
+                    f"its rows expand to more than {format.size(unpacked_bytes)}, "
+                    f"{expansion:,.0f} times the size of the file"
+                ),
                 f"{self._file}: row {row_number}",
-                "no data set is like that",
+                "use another file; no data set compresses like this",
             )
 
 
@@ -89,7 +91,10 @@ def _read_rows(file: Path, file_format: FileFormat) -> Iterator[LocatedRow]:
         first_line = str(error).partition("\n")[0]
         reason = first_line.partition(".")[0] if first_line else type(error).__name__
         raise UserError(
-            "damaged_file", f"not {file_format}: {reason}", str(file), "is the file whole?"
+            "damaged_file",
+            f"not {file_format}: {reason}",
+            str(file),
+            "check that the file is complete",
         ) from None
 
 

@@ -19,12 +19,12 @@ from loadgen.core.errors import OK
 def fit(
     trace: Annotated[
         Path,
-        typer.Argument(help="A trace in one of the formats of docs/reference/data-sets.md."),
+        typer.Argument(help="Trace in one of the formats of docs/reference/data-sets.md."),
     ],
     out: Annotated[
         Path | None,
         typer.Option(
-            "--out", "-o", metavar="FILE", help="Where to write the workload. Default: stdout."
+            "--out", "-o", metavar="FILE", help="File to write the workload to. Default: stdout."
         ),
     ] = None,
     trace_slice: Annotated[
@@ -48,7 +48,7 @@ def fit(
         typer.Option(
             "--on-bad-row",
             metavar="WHAT",
-            help="What to do with a row that has an error: fail or skip.",
+            help="What to do with an invalid row of the trace: fail or skip.",
         ),
     ] = "fail",
     as_json: Annotated[

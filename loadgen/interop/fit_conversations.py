@@ -151,13 +151,14 @@ def _find_obstacle(
     most_requests = int(later_counts.max()) + 1
     if most_requests > MAX_TASK_REQUESTS:
         return (
-            f"one has {most_requests:,} requests, and a task can have at most {MAX_TASK_REQUESTS:,}"
+            f"a conversation has {most_requests:,} requests, but a task can have at "
+            f"most {MAX_TASK_REQUESTS:,}"
         )
     if (_think_ns(trace, later, previous) == UNKNOWN_NS).any():
-        return "the trace has neither the end of responses nor the pauses between requests"
+        return "the trace records neither the end of responses nor the pauses between requests"
     is_growing = _added_tokens(trace, later, previous) > 0
     if float(is_growing.mean()) < MIN_GROWING_SHARE:
-        return "the prompts do not contain the earlier messages"
+        return "the prompts do not contain the earlier messages of their conversation"
     return ""
 
 

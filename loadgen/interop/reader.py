@@ -55,9 +55,9 @@ def parse_result(data: bytes, where: str = "") -> ForeignResult:
     if data.startswith(ZIP_MAGIC):
         raise UserError(
             "wrong_format",
-            "an archive, not a result",
+            "this is an archive, not a result",
             where,
-            f"if it is a bundle: unzip {where}, then give the folder result",
+            f"if it is a bundle, extract it with unzip {where}, then give the folder result",
         )
     text = data.decode("utf-8", "replace")
     document = _parse_json(text)
@@ -67,7 +67,7 @@ def parse_result(data: bytes, where: str = "") -> ForeignResult:
     if row is None:
         if where.endswith((".yaml", ".yml")):
             raise _input_file_error(where, text)
-        problem = f"not the result of a known tool{document.problem}"
+        problem = f"the result of no known tool{document.problem}"
         raise UserError("wrong_format", problem, where, _known_tools())
     result = _read_with_format(row, file)
     if not result.metrics:

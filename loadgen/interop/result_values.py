@@ -108,7 +108,7 @@ def read_by_layout(
     metrics |= request_metrics(find_value(document, layout.ok), failed)
     labels = {metric: field.label for metric, field in layout.latencies.items()}
     if file.lines:
-        note = f"the last of {format.counted(file.lines, 'result')} in the file"
+        note = f"only the last of {format.counted(file.lines, 'result')} in the file is read"
         run = run._replace(notes=(*run.notes, note))
     return create_result(file.where, metrics, labels, run)
 

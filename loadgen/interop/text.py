@@ -49,9 +49,9 @@ COMPARISON_HEAD = (
     "E2E p99",
 )
 COMPARISON_INTRODUCTION = (
-    "These are the same records, evaluated by the definitions of other tools. Differences come "
-    "from the definitions, not from the server. A dash means that the tool does not report the "
-    "metric."
+    "These are the same records, evaluated with the definitions of other tools. The "
+    "differences come from the definitions, not from the server. A dash means that "
+    "the tool does not report the metric."
 )
 
 
@@ -62,7 +62,7 @@ def report(result: ForeignResult) -> Report:
     """Return the metrics of the result under the tool's names, and how the tool defines them."""
     notice = Notice(
         "FOREIGN",
-        f"metrics of {result.tool} by its definitions; loadgen did not measure or check them",
+        f"metrics of {result.tool} by its definitions; loadgen neither measured nor checked them",
     )
     latencies = Table(("ms", *STATISTICS), list(_latency_rows(result)))
     return Report(
@@ -75,7 +75,9 @@ def report(result: ForeignResult) -> Report:
             section("Latencies", latencies),
             section("Rates and counts", Table(("", ""), list(_rate_rows(result)))),
             section("Definitions", f"{result.counts}.", Bullets(result.notes)),
-            section("", "The file has metrics only: no records, config fingerprint or verdict."),
+            section(
+                "", "The file has only metrics: no records, no config fingerprint and no verdict."
+            ),
         ],
     )
 

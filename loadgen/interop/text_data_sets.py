@@ -37,9 +37,12 @@ def read_json_list(file: Path) -> Iterator[LocatedRow]:
     except (ValueError, RecursionError) as error:
         raise UserError(
             "invalid_syntax",
-            "begins like a JSON list and is none",
+            "the file begins like a JSON list, but is not valid JSON",
             f"{file}{_line_of_json_error(error, data)}",
-            "one list of objects in the file, or JSONL: an object or a list of messages per line",
+            (
+                "write one list of objects in the file, or JSONL: an object or a list of "
+                "messages per line"
+            ),
         ) from None
     for number, encoded_row in enumerate(encoded_rows, 1):
         location = f"{file}: row {number}"
@@ -48,8 +51,8 @@ def read_json_list(file: Path) -> Iterator[LocatedRow]:
         except (ValueError, RecursionError) as error:
             raise UserError("invalid_syntax", f"not JSON: {error}", location) from None
         if not isinstance(row, dict):
-            hint = 'objects like {"prompt": "..."}'
-            raise UserError("wrong_type", "not a JSON object", location, hint)
+            hint = 'write objects like {"prompt": "..."}'
+            raise UserError("wrong_type", "the row is not a JSON object", location, hint)
         yield location, row
 
 
@@ -83,8 +86,13 @@ def read_csv(file: Path) -> Iterator[LocatedRow]:
                 location = f"{file}:{first_line}"
                 # DictReader stores surplus cells under None.
                 if None in row:
-                    problem = "more cells than the first line has names"
-                    raise UserError("invalid_syntax", problem, location, "quote cells with commas")
+                    problem = "the row has more cells than the first line has names"
+                    raise UserError(
+                        "invalid_syntax",
+                        problem,
+                        location,
+                        "put cells that contain commas in quotes",
+                    )
                 yield location, {name: _parse_cell(text) for name, text in row.items() if text}
                 first_line = reader.line_num + 1
     except UnicodeDecodeError:
@@ -96,7 +104,7 @@ def read_csv(file: Path) -> Iterator[LocatedRow]:
             "invalid_syntax",
             f"not CSV: {error}",
             str(file) if reader is None else f"{file}:{reader.line_num}",
-            "cells with commas, quotes or line ends stand in quotes",
+            "put cells with commas, quotes or line breaks in quotes",
         ) from None
 
 
@@ -106,8 +114,8 @@ def _check_separator(file: Path, names: Sequence[str]) -> None:
         return
     for separator, word in ((";", "semicolons"), ("\t", "tabs")):
         if separator in names[0]:
-            problem = f"the columns are separated by {word}, not by commas"
-            hint = "save the file with commas; a file with tabs may be called .tsv"
+            problem = f"the columns are separated by {word} instead of commas"
+            hint = "save the file with commas, or name a file with tabs .tsv"
             raise UserError("wrong_format", problem, f"{file}:1", hint)
 
 

@@ -111,7 +111,7 @@ def _describe_bench_serving_load(document: Any) -> str:
     if rate_per_s is not None:
         texts.append(f"{rate_per_s:g}/s")
     if max_concurrency:
-        texts.append(f"{max_concurrency} in flight at most")
+        texts.append(f"at most {max_concurrency} in flight")
     return ", ".join(texts) or "everything at once"
 
 
@@ -239,7 +239,7 @@ def _parse_aiperf_record(line: str, location: str) -> _AIPerfRecord | None:
         RecursionError,
     ) as error:
         raise UserError(
-            "damaged_file", f"no record of AIPerf: {error}", location, "the line is damaged"
+            "damaged_file", f"not a record of AIPerf: {error}", location, "the line is damaged"
         ) from None
 
 
@@ -274,7 +274,7 @@ def read_guidellm(file: ToolFile) -> ForeignResult:
     concurrency = strategy.get("streams") or strategy.get("max_concurrency")
     notes = []
     if len(benchmarks) > 1:
-        notes.append(f"the last of {len(benchmarks)} benchmarks in the file")
+        notes.append(f"only the last of {len(benchmarks)} benchmarks in the file is read")
     layout = ResultLayout(
         latencies={
             "ttft_ms": LatencyField("time_to_first_token_ms.successful", "TTFT"),
@@ -318,7 +318,8 @@ def read_inference_perf(file: ToolFile) -> ForeignResult:
     notes = []
     if send_delay_s > NOTABLE_SEND_DELAY_S:
         notes.append(
-            f"requests were sent up to {send_delay_s * 1e3:,.0f} ms (p99) after they were due"
+            f"requests were sent up to {send_delay_s * 1000.0:,.0f} ms (p99) after "
+            "their scheduled time"
         )
     tool_names = {
         "ttft_ms": "time_to_first_token",
@@ -385,10 +386,11 @@ def read_endpoints(file: ToolFile) -> ForeignResult:
     notes = []
     if (find_number(document, "tpot.min") or 0.0) < 0:
         notes.append(
-            "some of its TPOTs are negative: a first token was stamped after the end of its answer"
+            "some TPOT values are negative, because a first token has a later "
+            "timestamp than the end of its response"
         )
     if document.get("complete") is False:
-        notes.append("its run is not complete")
+        notes.append("the run of this file is not complete")
     # The tool counts a failed sample as completed, too.
     completed = finite_number(document.get("n_samples_completed"))
     failed = finite_number(document.get("n_samples_failed")) or 0.0

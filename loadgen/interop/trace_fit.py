@@ -179,11 +179,11 @@ def fit_trace(trace: Trace) -> TraceFit:
 def _check_requests(trace: Trace) -> None:
     """Raise UserError if a trace has too few requests, or no time between them."""
     if len(trace) < MIN_REQUESTS:
-        problem = f"nothing can be fitted to {format.counted(len(trace), 'request')}"
-        hint = f"a trace of {MIN_REQUESTS} requests or more"
+        problem = f"{format.counted(len(trace), 'request')} are too few to fit distributions"
+        hint = f"use a trace with {MIN_REQUESTS} requests or more"
     elif trace.end_ns == 0:
-        problem = "nothing can be fitted to all requests at the same time"
-        hint = "replay it: --set trace_replay=sessions"
+        problem = "distributions cannot be fitted, because all requests have the same time"
+        hint = "replay the trace instead: --set trace_replay=sessions"
     else:
         return
     raise UserError("too_few", problem, str(trace.path), hint)
@@ -192,7 +192,7 @@ def _check_requests(trace: Trace) -> None:
 def _check_arrivals(arrivals: Trace) -> None:
     """Raise UserError if too few requests begin a conversation or stand alone."""
     if len(arrivals) < MIN_REQUESTS or arrivals.end_ns == 0:
-        problem = f"nothing can be fitted to {len(arrivals)} starts"
+        problem = f"{len(arrivals)} conversation starts are too few to fit distributions"
         raise UserError("too_few", problem, str(arrivals.path), "a longer trace")
 
 

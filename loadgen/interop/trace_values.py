@@ -34,7 +34,7 @@ MAX_HASH_ID = (1 << 48) - 1
 """Larger ids of blocks are hashed to 48 bits, so that an id and a session fit into 64 bits."""
 
 _UNIX_EPOCH = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
-_DATE_HINT = "a date like 2023-11-16 18:15:46.6805900"
+_DATE_HINT = "write a date like 2023-11-16 18:15:46.6805900"
 _SECONDS_PER_DAY = 86_400
 _FRACTION_DIGITS = 9
 

@@ -151,10 +151,9 @@ def _parse_sagemaker_row(row: dict[str, Any]) -> TraceRow:
     usage = completion.get("usage")
     if not isinstance(usage, dict):
         hint = (
-            "token counts come from the answer's `usage`, which streamed answers are captured "
-            "without"
+            "token counts come from `usage` in the response, which captured streams do not contain"
         )
-        raise InvalidValueError("missing_key", "the captured answer has no usage", hint, "usage")
+        raise InvalidValueError("missing_key", "the captured response has no usage", hint, "usage")
     metadata = row.get("eventMetadata")
     inference_time = metadata.get("inferenceTime") if isinstance(metadata, dict) else None
     return TraceRow(
@@ -188,7 +187,7 @@ def _decode_capture(
             data = base64.b64decode(data, validate=True).decode()
         except (binascii.Error, UnicodeDecodeError):
             raise InvalidValueError(
-                "invalid_value", f"{path} is not base64 of a text", "", path
+                "invalid_value", f"{path} is not base64-encoded text", "", path
             ) from None
     try:
         return parse_json_object(data)

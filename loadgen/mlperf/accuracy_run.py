@@ -108,7 +108,9 @@ def run_accuracy_test(
         answered=len(questions) - completions.texts.count(None),
         means=tuple(means),
         targets=accuracy.check_targets(reference, means),
-        token_ids="" if tokenized is None else f"{tokenized.tokenizer.name}, of the texts",
+        token_ids=""
+        if tokenized is None
+        else f"{tokenized.tokenizer.name}, applied to the response texts",
         test06=None if tokenized is None else tokenized.test06,
         compliance=spec.compliance,
         simulated=request.simulated or completions.simulated,
@@ -125,9 +127,9 @@ def _read_dataset(request: AccuracyRequest, spec: Benchmark) -> dataset.File:
     if not all(file.references):
         raise UserError(
             "missing_key",
-            "samples have no reference response",
+            "the samples have no reference response",
             f"--dataset {path}",
-            f"add a column of texts: {', '.join(dataset.REFERENCE_COLUMNS)}",
+            f"add a text column with references: {', '.join(dataset.REFERENCE_COLUMNS)}",
         )
     return file
 
@@ -207,18 +209,19 @@ def _token_warnings(
     warnings = []
     if not any(mean.metric == accuracy.TOKENS for mean in means):
         warnings.append(
-            "the server does not report the tokens of its responses; --tokenizer NAME counts them"
+            "the server reports no token counts of its responses; --tokenizer NAME counts them"
         )
     if tokenized is None:
         warnings.append(
             "mlperf_log_accuracy.json was not written, because responses are texts; "
-            "--tokenizer NAME makes token IDs of them"
+            "--tokenizer NAME converts them to token IDs"
         )
     elif tokenized.test06.length:
         warnings.append(
             f"{tokenized.test06.length:,} responses have another number of tokens by "
-            f"{tokenized.tokenizer.name} than the server reported: the tokenizer is not that of "
-            "the model, or a text does not give back its token IDs"
+            f"{tokenized.tokenizer.name} than the server reported. The tokenizer is "
+            "not that of the model, or the texts do not convert back to the same "
+            "token IDs"
         )
     return warnings
 

@@ -96,7 +96,7 @@ def _describe_tier(result: AccuracyResult, tier: float) -> str:
         return f"MISSED by {', '.join(missed_metrics)}"
     if result.meets(tier):
         return "met"
-    return "met by the responses, but not every sample of the rules has one"
+    return "the responses meet it, but not every sample that the rules require has one"
 
 
 def _brief_sections(result: AccuracyResult, failures: Sequence[str]) -> list[Section]:

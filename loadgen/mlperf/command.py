@@ -139,14 +139,12 @@ def _check_rate_options(target_qps: float | None, *, find_peak: bool, resume: Pa
     if target_qps is None and not find_peak:
         raise UserError(
             "missing_option",
-            "the test needs a rate",
+            "the test needs a query rate",
             "--target-qps",
-            "give --target-qps 182, or --find-peak",
+            "use --target-qps 182, or --find-peak to search for the highest rate",
         )
     if resume is not None and not find_peak:
-        raise UserError(
-            "no_effect", "only a search can be resumed", "--resume", "give --find-peak as well"
-        )
+        raise UserError("no_effect", "only a search can be resumed", "--resume", "add --find-peak")
 
 
 @app.command("offline", cls=Command)
@@ -161,7 +159,9 @@ def run_offline_test(
             "--expected-qps",
             metavar="RATE",
             min=0.001,
-            help="Expected samples/s, which size the query so that it takes 600 s.",
+            help=(
+                "Expected samples/s. It sets the size of the query so that the test takes 600 s."
+            ),
         ),
     ] = None,
     concurrency: Annotated[
@@ -216,7 +216,7 @@ def _offline_concurrency(per_target: int | None, settings: Settings) -> int | No
 @add_options(
     only=TARGET_OPTIONS,
     without=("stream",),
-    help_texts={"tokenizer": "Tokenizer for the token IDs of mlperf_log_accuracy.json."},
+    help_texts={"tokenizer": "Tokenizer that writes token IDs to mlperf_log_accuracy.json."},
 )
 def measure_accuracy(
     invocation: Invocation,
@@ -293,7 +293,9 @@ def recompute_verdict(
     folder: Annotated[
         Path,
         typer.Argument(
-            help="Folder of a run of loadgen mlperf. Of a search: the folder of its confirmation."
+            help=(
+                "Folder of a loadgen mlperf run. For a search, the folder of its confirmation run."
+            )
         ),
     ],
     as_json: JsonOption = False,
@@ -320,6 +322,8 @@ def recompute_verdict(
     )
     print_result(result, report, as_json=as_json, full=full)
     if not result.has_same_values(stored):
-        print_status("The records give another result than the stored one: one of them was changed")
+        print_status(
+            "The records give another result than the stored one, so one of them was changed"
+        )
         return UNSOUND
     return int(result.exit_code if run.is_reliable(summary) else UNSOUND)

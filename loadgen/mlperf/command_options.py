@@ -113,7 +113,9 @@ class TestOptions:
         typer.Option(
             "--harness",
             metavar="NAME",
-            help="Who issues the queries: own, or loadgen for the official LoadGen.",
+            help=(
+                "Who issues the queries: own (loadgen), or loadgen for the official MLPerf LoadGen."
+            ),
         ),
     ] = "own"
     as_json: JsonOption = False
@@ -146,7 +148,7 @@ def check_options(
     with collecting(errors):
         test = _create_test(options, scenario)
     with collecting(errors):
-        settings = invocation.settings(needs_text="MLPerf rules are about generated tokens")
+        settings = invocation.settings(needs_text="MLPerf rules apply to generated tokens")
         if options.harness == "loadgen":
             errors += _official_loadgen_errors(invocation, settings, find_peak=find_peak)
     overrides = invocation.overrides()
@@ -201,13 +203,13 @@ def _conflicting_options(invocation: Invocation, options: TestOptions) -> Iterat
             "conflict",
             "--mean-output and --mean-input apply to the synthetic set only",
             "--dataset",
-            "leave --mean-output and --mean-input out",
+            "remove --mean-output and --mean-input",
         )
     for name in ("seed", "salt"):
         if invocation[name] is not None:
             yield UserError(
                 "conflict",
-                "the data set is sent unchanged",
+                "the data set is always sent unchanged",
                 f"--{name} {invocation[name]}",
                 f"leave --{name} out",
             )
@@ -225,7 +227,7 @@ def _official_loadgen_errors(
     problems: list[tuple[str, str]] = []
     if endpoint_count > 1:
         problem = f"it drives one endpoint, but {endpoint_count} are specified"
-        problems.append((problem, "give one address for all of them"))
+        problems.append((problem, "use one address for all of them"))
     if workers not in (None, "1", "auto"):
         problem = f"it issues queries from one process, not from {workers}"
         problems.append((problem, "leave --workers out"))
@@ -233,7 +235,7 @@ def _official_loadgen_errors(
         problem = "it issues queries from one process, not from a cluster"
         problems.append((problem, "leave --ray out"))
     if find_peak:
-        hint = "search with --find-peak first, then give the rate as --target-qps"
+        hint = "search with --find-peak first, then use the rate as --target-qps"
         problems.append(("it tests one rate and does not search", hint))
     if invocation["grace"] is not None:
         problems.append(("it waits for every query", "leave --grace out"))

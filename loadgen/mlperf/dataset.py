@@ -394,14 +394,14 @@ def _read_prompts(
         where = f"{place}: row {row}, column {column}"
         prompt = _parse_prompt(value)
         if prompt is None:
-            problem = f"not a prompt: {type(value).__name__}"
-            errors.append(UserError("wrong_type", problem, where, "give token IDs, or a text"))
+            problem = f"is not a prompt: {type(value).__name__}"
+            errors.append(UserError("wrong_type", problem, where, "use token IDs or a text"))
         elif isinstance(prompt, list) and len(prompt) > max_tokens:
             problem = f"the prompt has {format.counted(len(prompt), 'token')}"
             hint = f"{benchmark} allows at most {max_tokens:,} input tokens"
             errors.append(UserError("out_of_range", problem, where, hint))
         elif prompts and isinstance(prompt, str) != isinstance(prompts[0], str):
-            problem = "texts and token IDs in one column"
+            problem = "has texts and token IDs in one column"
             errors.append(UserError("wrong_type", problem, where, "use one of them in all rows"))
         else:
             prompts.append(prompt)
@@ -432,10 +432,12 @@ def _check_format(path: Path) -> None:
         parquet = path.with_name(path.name.partition(".")[0] + ".parquet")
         raise UserError(
             "unsafe_file",
-            "a pickle file can run any code when it is read",
+            "a pickle file can run any code when it is loaded",
             f"--dataset {path}",
-            "convert a file that you trust: "
-            f"pandas.read_pickle({str(path)!r}).to_parquet({str(parquet)!r})",
+            (
+                "if you trust the file, convert it: "
+                f"pandas.read_pickle({str(path)!r}).to_parquet({str(parquet)!r})"
+            ),
         )
     if suffix not in TABLE_SUFFIXES:
         raise UserError(

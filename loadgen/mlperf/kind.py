@@ -145,7 +145,7 @@ def regenerate(folder: Path) -> Iterator[RegeneratedFile]:
         return
     source_dir = _find_equal_result(folder)
     if source_dir is None:
-        reason = "there are no records of it: the official LoadGen issued the queries"
+        reason = "there are no records, because the official LoadGen issued the queries"
         yield RegeneratedFile(mlperf_run.RESULT, None, reason)
     elif (source_dir / mlperf_run.QUERIES).is_file():
         yield from _regenerate_official_result(source_dir)

@@ -85,7 +85,7 @@ def count_long_prompts(evidence: Evidence, above_prompt_tokens: int) -> TokenAmo
             f"the price depends on prompts above {above_prompt_tokens:,} tokens, and there are no "
             "records of prompt lengths",
             evidence.folder or evidence.name,
-            "use a run with its records",
+            "use a run that has records",
         )
     totals = TokenAmounts(
         fresh=Decimal(0), written=Decimal(0), cached=Decimal(0), output=Decimal(0)

@@ -250,8 +250,8 @@ def load_capacity(data: bytes, where: str = CAPACITY_FILE) -> Capacity:
     Raises UserError if it is damaged, of a newer schema, or if its numbers are out of range.
     """
     hint = (
-        "the search or sweep that wrote it can write it again: the same command, or loadgen search "
-        "--resume"
+        "repeat the same command of the search or sweep to write it again, or use "
+        "loadgen search --resume"
     )
     capacity = decode_json(data, Capacity, where, "a capacity", hint, schema=SCHEMA)
     _check_rate(capacity, where)
@@ -267,9 +267,9 @@ def _check_confidence(capacity: Capacity, where: str) -> None:
     if not 0 < capacity.confidence < 1:
         raise UserError(
             "out_of_range",
-            f"a confidence of {capacity.confidence:g}",
+            f"the confidence is {capacity.confidence:g}",
             f"{where} (confidence)",
-            "a share, like 0.95",
+            "write a fraction, like 0.95",
         )
 
 
@@ -280,9 +280,9 @@ def _check_rate(capacity: Capacity, where: str) -> None:
     if not is_positive and not (rate == 0 and capacity.is_unfinished):
         raise UserError(
             "out_of_range",
-            f"a capacity of {rate:g} per second",
+            f"the capacity is {rate:g} per second",
             f"{where} (rate_per_s)",
-            "it is a rate above zero",
+            "write a rate above zero",
         )
 
 
@@ -294,18 +294,20 @@ def _check_interval(capacity: Capacity, where: str) -> None:
     if low is None and high is None:
         return
     if low is None or high is None:
-        raise UserError("missing_key", "half an interval", place, "give both ends, or neither")
+        raise UserError(
+            "missing_key", "half an interval", place, "give both ends of the interval, or neither"
+        )
     if not 0 < low <= capacity.rate_per_s <= high < math.inf:
         raise UserError(
             "out_of_range",
-            f"the interval {low:g} to {high:g} does not hold the rate {capacity.rate_per_s:g}",
+            f"the interval {low:g} to {high:g} does not contain the rate {capacity.rate_per_s:g}",
             place,
-            "0 < low_per_s <= rate_per_s <= high_per_s",
+            "write 0 < low_per_s <= rate_per_s <= high_per_s",
         )
 
 
 def _check_tokens(tokens_per_s: float | None, where: str) -> None:
     """Raise UserError unless the rate of tokens is not known, or is a finite number from zero."""
     if tokens_per_s is not None and not 0 <= tokens_per_s < math.inf:
-        hint = "a rate, or null where none is known"
+        hint = "write a rate, or null if none is known"
         raise UserError("out_of_range", f"{tokens_per_s:g} tokens per second", where, hint)

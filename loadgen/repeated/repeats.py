@@ -144,7 +144,7 @@ class Repetition(msgspec.Struct, frozen=True, kw_only=True):
         if self.count is not None:
             return f"{self.count}"
         percent = f"{self.precision * 100:g} %"
-        return f"{MIN_RUNS} to {self.most}, until the figures are known to {percent}"
+        return f"{MIN_RUNS} to {self.most}, until the metrics are known to {percent}"
 
     def is_complete(self, summaries: Sequence[Summary]) -> bool:
         """Return whether no more runs than these are needed."""

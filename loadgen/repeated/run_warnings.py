@@ -32,8 +32,10 @@ WORK_CODES = (
 
 CACHED_ROWS = "cached_rows"
 SENTENCES = reasons.SENTENCES | {
-    CACHED_ROWS: "{share:share} of the prompt tokens came from the server's cache: prompts that do "
-    "not repeat like these need more of the server",
+    CACHED_ROWS: (
+        "{share:share} of the prompt tokens came from the server's cache. "
+        "Prompts that repeat less need more server capacity"
+    ),
 }
 
 

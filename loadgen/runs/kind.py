@@ -173,7 +173,7 @@ def regenerate(run_dir: Path) -> Iterator[RegeneratedFile]:
     A run that did not finish has no stored one, and the file that is yielded says so.
     """
     if not (run_dir / run_folder.SUMMARY).is_file():
-        reason = "the run has none, because it did not finish"
+        reason = "the run did not finish, so it has none"
         yield RegeneratedFile(run_folder.SUMMARY, None, reason)
         return
     summary = run_folder.summary(run_dir)

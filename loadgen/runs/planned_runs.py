@@ -115,7 +115,7 @@ def print_plans(runs: Iterable[PlannedRun], budget: Budget | None) -> int:
 def _describe_forecast_cost(load: Forecast, settings: Settings, budget: Budget) -> str:
     cost = budget.forecast_cost(load, target_facts(settings))
     if cost is None:
-        return "cost: known once the target was probed"
+        return "cost: known after the first request, which identifies the model"
     return f"cost: about {describe_cost(budget, cost, settings)}"
 
 

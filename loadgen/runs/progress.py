@@ -419,7 +419,7 @@ def describe_step(name: str, step: Step) -> str:
     if step.left_s is None:
         return f"{text}, about {format.duration(step.mean_s)} each"
     end = datetime.datetime.now() + datetime.timedelta(seconds=step.left_s)
-    return f"{text}, about {format.duration(step.left_s)} left, until {end:%H:%M}"
+    return f"{text}, about {format.duration(step.left_s)} left, done at {end:%H:%M}"
 
 
 def _describe_step_count(step: Step) -> str:

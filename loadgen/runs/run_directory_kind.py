@@ -168,7 +168,7 @@ def check_same_recipe(output_dir: Path, runs: Sequence[NamedSummary]) -> None:
     names = list(run_by_recipe.values())
     raise UserError(
         "mismatch",
-        f"not repeats of one run: {', '.join(names)} have different recipes",
+        f"not repeats of one run: {', '.join(names)} have different config fingerprints",
         str(output_dir),
         f"give the directory of one of them: {output_dir / names[0]}",
     )
@@ -183,8 +183,11 @@ def check_same_workload(output_dir: Path, runs: Sequence[NamedSummary]) -> None:
             continue
         raise UserError(
             "mismatch",
-            f"these runs are no load points or repeats of one another: {first.name} and {run.name} "
-            f"have different values of: {', '.join(differences)}",
+            (
+                "these runs are neither load points nor repeats of one another: "
+                f"{first.name} and {run.name} have different values of: "
+                f"{', '.join(differences)}"
+            ),
             str(output_dir),
             f"give the directory of one of them: {output_dir / first.name}; or use loadgen compare",
         )

@@ -83,4 +83,4 @@ def _windows(summaries: Sequence[Summary]) -> str:
     """Return the window of the rates. Runs without a steady state have another window."""
     windows = sorted({select_headline_rates(summary).window for summary in summaries}, reverse=True)
     first, *further = windows
-    return f"{first} (a run without one: {further[0]})" if further else first
+    return f"{first} (for runs without one: {further[0]})" if further else first

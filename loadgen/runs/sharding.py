@@ -69,7 +69,7 @@ def check_divisible(
     if is_repeated or len(workloads) > 1:
         raise UserError(
             "conflict",
-            "a part belongs to one run, and several loads need several starts",
+            "several load points would need several start times, but the parts of a run have one",
             shard_option,
             "use one value of --concurrency and no --repeat",
         )
@@ -77,7 +77,7 @@ def check_divisible(
         if workload.seed is None or workload.salt == seeds.FRESH:
             raise UserError(
                 "missing_option",
-                "all parts need the same seed and salt, or they send different loads",
+                "all parts need the same seed and salt; otherwise they send different loads",
                 shard_option,
                 "use --seed 1 and no --salt fresh",
             )

@@ -227,7 +227,7 @@ def begin_experiment(output_dir: Path, plan: ExperimentPlan) -> list[TrialResult
     elif output_dir.exists() and _holds_runs(output_dir):
         raise UserError(
             "mismatch",
-            f"the directory has runs that are not those of a {plan.command_name}",
+            f"the directory has runs that do not belong to a {plan.command_name}",
             str(output_dir),
             "use another --out",
         )

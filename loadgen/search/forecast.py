@@ -142,7 +142,8 @@ class DryRun(NamedTuple):
         largest_cost = _forecast_cost(first_load, forecast.most_seconds, self.settings, budget)
         if expected_cost is None or largest_cost is None:
             print(
-                "Cost: unknown, because the price depends on requests and the load is not known yet"
+                "Cost: unknown until the load is known, because the price depends on "
+                "the number of requests"
             )
             return
         is_virtual = self.settings.virtual

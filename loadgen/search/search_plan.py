@@ -353,7 +353,7 @@ def _build_goal(workload: Workload, settings: Settings, place: str) -> Goal:
     if slo is not None and (has_request_terms or full_run_terms):
         return Goal(slo=slo, full_run_terms=full_run_terms)
     if reasons_not_judged:
-        problem = f"nothing of the SLO can be judged. {next(iter(reasons_not_judged))}"
+        problem = f"no objective of the SLO can be evaluated. {next(iter(reasons_not_judged))}"
         raise UserError("no_slo", problem, f"--api {settings.api}", "use --slo e2e:500ms")
     hint = "add for example --slo ttft:2s --slo tpot:200ms"
     raise UserError("no_slo", "a search needs an SLO", place, hint)
@@ -377,7 +377,12 @@ def _check_bounds(low: float | None, high: float | None) -> None:
     if low and high and low >= high:
         where = f"--low {low:g} --high {high:g}"
         hint = "--low must be smaller than --high"
-        raise UserError("out_of_range", "the lowest load is not below the highest", where, hint)
+        raise UserError(
+            "out_of_range",
+            "the lower bound of the search is not below the upper bound",
+            where,
+            hint,
+        )
 
 
 def parse_run_spread(text: str | None, settings: Settings) -> float | None:

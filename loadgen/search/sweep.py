@@ -45,13 +45,16 @@ def parse_loads(text: str, flag: str, kind: LoadKind) -> tuple[float, ...]:
         has_one_before_last = ellipsis_indices == [len(parts) - 2]
         if not has_one_before_last or len(loads) < MIN_LOADS_OF_SERIES:
             hint = "write the first ones, then ..., then the last: 1,2,4,...,512"
-            raise UserError("invalid_value", "the series of loads cannot be continued", place, hint)
+            raise UserError("invalid_value", "the series of loads is not regular", place, hint)
         loads = _continue_series(loads[:-1], loads[-1], place)
     if len(loads) > MAX_LOADS:
         problem = f"{len(loads)} loads are too many"
         raise UserError("too_large", problem, place, f"at most {MAX_LOADS}")
     if any(after <= before for before, after in pairwise(loads)):
-        hint = "for example 1,2,4,8; low loads first, so that the server is warm for the high ones"
+        hint = (
+            "write for example 1,2,4,8, with low loads first, so that the server "
+            "is warm for the high ones"
+        )
         raise UserError("unordered", "loads must ascend without repetition", place, hint)
     return tuple(loads)
 

@@ -124,7 +124,7 @@ def _run_once(run: SweepRun, output: _Output) -> int:
     curve = outcome.curve
     if curve is None:
         print_status(
-            f"Nothing was measured. Repeat the command with --out {run.output_dir} to resume."
+            f"Nothing was measured. Repeat the command with --out {run.output_dir} to continue."
         )
         return INTERRUPTED
     print_result(

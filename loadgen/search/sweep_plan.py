@@ -215,7 +215,7 @@ def _parse_load_option(invocation: Invocation, load_kind: LoadKind) -> tuple[flo
         hint = "use either --concurrency 1,2,4,...,64 or --request-rate 1,2,4,...,64"
         raise UserError(
             "missing_option",
-            "the loads are missing, or there are two kinds of them",
+            "no loads are given, or two kinds of them",
             "loadgen sweep",
             hint,
         )

@@ -13,7 +13,7 @@ from loadgen.core.results.files import refuse_links
 from loadgen.core.results.manifest import RunManifest, ShardPart, StagePlan, decode_manifest
 
 WORKERS_OF_MISSING_PART = 1
-HINT = "give the folders that loadgen run --shard has written"
+HINT = "give the folders that loadgen run --shard wrote"
 
 
 @dataclass(frozen=True)
@@ -131,10 +131,12 @@ def read_part(run_dir: Path) -> RunPart:
     refuse_links(run_dir)
     path = run_dir / "run.json"
     if not path.is_file():
-        raise UserError("no_result", "no run in this folder", str(run_dir), HINT)
+        raise UserError("no_result", "the folder has no run", str(run_dir), HINT)
     manifest = decode_manifest(path.read_bytes(), str(path))
     if manifest.shard is None:
-        raise UserError("wrong_format", "a complete run, not a part of one", str(run_dir), HINT)
+        raise UserError(
+            "wrong_format", "this is a complete run, not a part of one", str(run_dir), HINT
+        )
     return RunPart(run_dir, manifest, manifest.shard)
 
 
@@ -175,7 +177,10 @@ def _find_differences(parts: Sequence[RunPart]) -> Iterator[LoadgenError]:
         if differing:
             yield UserError(
                 "mismatch",
-                f"part of another run than {first.run_dir}: it differs in {', '.join(differing)}",
+                (
+                    f"this is a part of another run than {first.run_dir}: it differs in "
+                    f"{', '.join(differing)}"
+                ),
                 str(part.run_dir),
                 "start every part with the same options, --seed and --start-at",
             )
@@ -191,7 +196,7 @@ def _find_duplicates(parts: Sequence[RunPart]) -> Iterator[LoadgenError]:
         else:
             yield UserError(
                 "duplicate",
-                f"part {part.shard.index} of {part.shard.count} is there twice",
+                f"part {part.shard.index} of {part.shard.count} occurs twice",
                 str(part.run_dir),
                 f"remove it or {earlier_run_dir}",
             )

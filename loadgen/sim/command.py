@@ -23,7 +23,7 @@ def _failure_names() -> list[str]:
 class SimOptions:
     """The options of the simulated server, and a file with injected failures."""
 
-    host: Annotated[str, typer.Option(metavar="ADDRESS", help="Address to listen on.")] = (
+    host: Annotated[str, typer.Option(metavar="ADDRESS", help="IP address to listen on.")] = (
         "127.0.0.1"
     )
     port: Annotated[
@@ -77,10 +77,11 @@ class SimOptions:
         typer.Option(metavar="N", help="Requests served at the same time; others queue.", min=1),
     ] = None
     lockstep: Annotated[
-        bool, typer.Option("--lockstep", help="All streams emit at the same times.")
+        bool, typer.Option("--lockstep", help="Send the tokens of all streams at the same times.")
     ] = False
     flood: Annotated[
-        bool, typer.Option("--flood", help="Send tokens without delay, many events per write.")
+        bool,
+        typer.Option("--flood", help="Send tokens without delay, with many events per write."),
     ] = False
     max_seq_len: Annotated[
         int,
@@ -116,7 +117,7 @@ class SimOptions:
         str, typer.Option(metavar="FILE", help="YAML mapping from failures to fractions.")
     ] = ""
     api_key_file: Annotated[
-        str, typer.Option(metavar="FILE", help="Refuse API keys other than the one in this file.")
+        str, typer.Option(metavar="FILE", help="Accept only the API key in this file.")
     ] = ""
     cert: Annotated[
         str, typer.Option(metavar="FILE", help="Certificate (PEM) for TLS; needs --key.")
@@ -176,7 +177,7 @@ def _read_failures_file(path: str) -> str:
         with open(path, encoding="utf-8") as file:
             fractions = plain_yaml(file.read(), path)
     except (OSError, UnicodeDecodeError) as error:
-        hint = "write a YAML mapping, such as {truncate: 0.05}"
+        hint = "write a YAML mapping, for example {truncate: 0.05}"
         raise UserError(
             of_reading(error, "invalid_syntax"), f"cannot be read: {error}", path, hint
         ) from None

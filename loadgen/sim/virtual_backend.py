@@ -287,7 +287,7 @@ def _check_supported(settings: Settings) -> None:
         problem = f"{settings.url} runs in virtual time in one process"
         raise UserError("unsupported", problem, "--ray", "remove --ray")
     if len(settings.endpoints) > 1:
-        problem = "a run in virtual time has one target"
+        problem = "a run in virtual time can have only one target"
         raise UserError("unsupported", problem, f"--url {settings.url}", "remove the others")
 
 

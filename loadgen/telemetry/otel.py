@@ -47,13 +47,13 @@ def check_otel_option(text: str) -> str:
     if text not in SIGNALS and not text.startswith(("http://", "https://")):
         raise UserError(
             "unknown_name",
-            f"{text!r} is not a signal",
+            f"{text!r} is not a signal of OpenTelemetry",
             "--otel",
             f"use {', '.join(SIGNALS)} (sent to {ENDPOINT_VARIABLE}), or the URL of a collector",
         )
     # The second package is inside the first one, so it is only looked for if that is installed.
     if not find_spec("opentelemetry") or not find_spec("opentelemetry.exporter.otlp.proto.http"):
-        problem = "the packages that send OpenTelemetry are not installed"
+        problem = "the OpenTelemetry packages are not installed"
         raise not_installed(problem, "opentelemetry", "--otel", "otlp")
     return text
 

@@ -48,7 +48,7 @@ def ui(
     from loadgen.pricing import price_file
 
     if not folder.is_dir():
-        raise missing_result(folder, "give the folder that holds your results, by default results/")
+        raise missing_result(folder, "give the folder of your results; the default is results/")
     price_table = None
     if prices is not None:
         price_table = price_file.load_prices(prices, accept_sample=False, currency=currency)

@@ -130,7 +130,7 @@ def _read_result(root: Path, folder: Path, prices: Prices | None) -> StoredResul
     from loadgen.ui.stored_result import StoredResult
 
     kind = listed_kind(folder)
-    assert kind is not None, f"{folder} was found as a result"
+    assert kind is not None, f"{folder} contains a result of its own"
     name = folder.relative_to(root).as_posix()
     has_page = bool(kind.page_name) and (folder / kind.page_name).is_file()
     result = StoredResult(
@@ -239,7 +239,7 @@ def _runs_by_load(runs: Sequence[NamedSummary]) -> list[dict[str, Summary]]:
 def _cost_per_million_tokens(summaries: Sequence[Summary], prices: Prices | None) -> float | None:
     """Return the cost of a million output tokens at full use, in the currency of the prices.
 
-    Returns None if there is no price for the instance type ("shape"), or if the runs do not allow a
+    Returns None if there is no price for the instance type "shape", or if the runs do not allow a
     cost, for example because they are too short.
 
     Args:

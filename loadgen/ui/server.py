@@ -103,7 +103,7 @@ class _RequestHandler(BaseHTTPRequestHandler):
         url = urlsplit(self.path)
         token, _, path = url.path.removeprefix("/").partition("/")
         if not self._is_own_host():
-            return HTTPStatus.FORBIDDEN, "this server answers only at its own address\n"
+            return HTTPStatus.FORBIDDEN, "this server answers only requests to its own address\n"
         if not secrets.compare_digest(token.encode(), self.server.token.encode()):
             return HTTPStatus.FORBIDDEN, "open the address that `loadgen ui` printed\n"
         query: Query = parse_qs(url.query)
@@ -143,7 +143,7 @@ class _RequestHandler(BaseHTTPRequestHandler):
             return self._plain_page("Cannot be shown", str(error))
         except Exception as error:  # damaged files of another author can raise anything
             reason = str(error) or type(error).__name__
-            return self._plain_page("Cannot be shown", f"a damaged file: {reason}")
+            return self._plain_page("Cannot be shown", f"the file is damaged: {reason}")
 
     def _plain_page(self, title: str, text: str, *, refresh_s: int = 0) -> str:
         from loadgen.ui.page import render_plain_page

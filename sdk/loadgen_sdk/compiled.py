@@ -33,11 +33,13 @@ def load_compiled(name: str, version: int) -> tuple[ModuleType | None, str]:
     try:
         module = import_module(name)
     except ModuleNotFoundError:
-        return None, "it was not built: there was no C compiler on installation, or it failed"
+        return None, (
+            "it was not built: there was no C compiler during installation, or the compiler failed"
+        )
     except ImportError as error:
-        return None, f"it was built for another Python or machine: {error}"
+        return None, f"it was built for another Python or another machine: {error}"
     if getattr(module, "VERSION", 0) != version:
-        return None, "it was built from older source"
+        return None, "it was built from older source code"
     return module, ""
 
 

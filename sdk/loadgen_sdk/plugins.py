@@ -74,7 +74,7 @@ def check_type(*types: type) -> Check:
     def check(result: object, *_: object) -> None:
         if not isinstance(result, types):
             expected = " or ".join(expected_type.__name__ for expected_type in types)
-            raise TypeError(f"it gave {type(result).__name__}, not {expected}")
+            raise TypeError(f"it returned {type(result).__name__}, not {expected}")
 
     return check
 
@@ -275,7 +275,10 @@ class OpenTable(Generic[RowT]):
         for entry_point in sorted(entry_points, key=lambda point: (_package(point), point.name)):
             plugin = self._load_plugin(entry_point, used_names)
             if plugin.error:
-                message = f"plug-in {plugin} is left out: {plugin.error} ({SWITCH}=0 loads none)"
+                message = (
+                    f"plug-in {plugin} is not used: {plugin.error} ({SWITCH}=0 "
+                    "turns all plug-ins off)"
+                )
                 print(message, file=sys.stderr)
             used_names.add(plugin.name)
             plugins.append(plugin)
@@ -304,7 +307,7 @@ class OpenTable(Generic[RowT]):
     def _find_row_error(self, row: object, entry_point: EntryPoint) -> str:
         """Return what is wrong with the row of a plug-in, or an empty string."""
         if not isinstance(row, self.row_type):
-            return f"{entry_point.value} is no {self.row_type.__name__}"
+            return f"{entry_point.value} is not a {self.row_type.__name__}"
         if row.name != entry_point.name:
             return f"the row is named {row.name!r}"
         return _find_field_of_wrong_type(cast(msgspec.Struct, row))
@@ -327,12 +330,12 @@ def _find_field_of_wrong_type(row: msgspec.Struct) -> str:
         value = getattr(row, name)
         if default is None:
             if value is not None and not callable(value):
-                return f"the field {name} is no function, but {type(value).__name__}"
+                return f"the field {name} is not a function, but {type(value).__name__}"
             continue
         # The default of a mutable field is a msgspec Factory.
         expected = getattr(default, "factory", type(default))
         if not isinstance(value, expected):
-            return f"the field {name} is no {expected.__name__}, but {type(value).__name__}"
+            return f"the field {name} is not a {expected.__name__}, but {type(value).__name__}"
     return ""
 
 

@@ -29,10 +29,10 @@ UNDATED = "undated"
 EARLIEST_YEAR = 2015
 _MAX_AMOUNT = 10**15
 
-DUPLICATE_HINT = "keep one, or tell them apart by region, commitment or as_of"
+DUPLICATE_HINT = "keep one of them, or give them different regions, commitments or dates (as_of)"
 _EXAMPLE_HINT = (
-    "like docs/prices.example.yaml: currency:, and per_token: with model, per_million_…, as_of and "
-    "source"
+    "see docs/prices.example.yaml: currency:, and per_token: with model, "
+    "per_million_..., as_of and source"
 )
 _DATE = re.compile(r"(\d{4})(?:-(\d\d)(?:-(\d\d))?)?")
 
@@ -174,7 +174,9 @@ def parse_currency(value: object) -> str:
     text = parse_text(value)
     if not re.fullmatch(r"[A-Z]{3}", text):
         raise WrongUse(
-            "invalid_value", "is not a currency", "three capital letters of ISO 4217, like USD"
+            "invalid_value",
+            "is not a currency code",
+            "write three capital letters (ISO 4217), like USD",
         )
     return text
 
@@ -193,11 +195,11 @@ def parse_as_of(value: object) -> str:
     try:
         day = first_day(text)
     except ValueError:
-        hint = f"2026-11-21, 2026-11 or 2026; {UNDATED} where nobody knows"
+        hint = f"write 2026-11-21, 2026-11 or 2026, or {UNDATED} if the date is not known"
         raise WrongUse("invalid_value", "is not a date", hint) from None
     if day.year < EARLIEST_YEAR:
-        hint = "the day, month or year at which the price was valid"
-        raise WrongUse("out_of_range", "is before any of these prices", hint)
+        hint = "write the day, month or year at which the price was valid"
+        raise WrongUse("out_of_range", "is older than any of these prices", hint)
     return text
 
 
@@ -209,10 +211,10 @@ def parse_number(value: object) -> Decimal:
     if isinstance(value, Decimal):
         return value
     if isinstance(value, bool) or not isinstance(value, int | float):
-        hint = "without quotes, unit, currency sign or thousands separator, like 10.50"
+        hint = "write it without quotes, unit, currency sign or thousands separator, like 10.50"
         raise WrongUse("invalid_value", "is not a number", hint)
     if not math.isfinite(value):
-        raise WrongUse("out_of_range", "must be a finite number", "an amount, like 10.50")
+        raise WrongUse("out_of_range", "must be a finite number", "write an amount like 10.50")
     return Decimal(str(value))
 
 
@@ -220,8 +222,8 @@ def parse_positive_amount(value: object) -> Decimal:
     """Return an amount of money above zero. Raises WrongUse."""
     amount = parse_amount(value)
     if amount == 0:
-        hint = "the price you pay; leave the key out where nothing is paid"
-        raise WrongUse("out_of_range", "is zero: nothing is free by default", hint)
+        hint = "write the price you pay; leave the key out if nothing is paid"
+        raise WrongUse("out_of_range", "is zero, but a price of zero must not be written", hint)
     return amount
 
 
@@ -229,9 +231,9 @@ def parse_amount(value: object) -> Decimal:
     """Return an amount of money, which may be zero: some tokens are free. Raises WrongUse."""
     amount = parse_number(value)
     if amount < 0:
-        raise WrongUse("out_of_range", "is negative", "an amount like 10.50")
+        raise WrongUse("out_of_range", "is negative", "write an amount like 10.50")
     if amount > _MAX_AMOUNT:
-        raise WrongUse("out_of_range", "is too large", "an amount, like 10.50")
+        raise WrongUse("out_of_range", "is too large", "write an amount like 10.50")
     return amount
 
 
@@ -252,7 +254,7 @@ def check_tiers(price: PerToken) -> None:
         raise WrongUse("missing_key", f"{keys_above[0]} without above_prompt_tokens", hint)
     if price.above_prompt_tokens is not None and not keys_above:
         hint = "per_million_input_above, per_million_output_above"
-        raise WrongUse("missing_key", "above_prompt_tokens without a price above it", hint)
+        raise WrongUse("missing_key", "above_prompt_tokens is set, but no price above it", hint)
 
 
 AMOUNT_KEYS = (
@@ -305,7 +307,7 @@ def find_future_date(as_of: str, today: date) -> WrongUse | None:
     """Return what is wrong with the date of a price that is not valid yet, or None."""
     if as_of == UNDATED or first_day(as_of) <= today:
         return None
-    hint = "the day at which the price was valid"
+    hint = "write the day at which the price was valid"
     return WrongUse("out_of_range", f"{as_of} is in the future (today is {today})", hint)
 
 
@@ -317,7 +319,7 @@ def first_day(as_of: str) -> date:
     """
     match = _DATE.fullmatch(as_of)
     if match is None:
-        raise ValueError(f"as_of: {as_of} is no day")
+        raise ValueError(f"as_of: {as_of} is not a date")
     year, month, day = match.groups(default="1")
     return date(int(year), int(month), int(day))
 
@@ -393,7 +395,7 @@ def read_prices(
             raise _ambiguous_model(f"{path}", price, other)
     if not price_by_model:
         of_provider = f" of {provider}" if provider is not None else ""
-        message = f"{path}: there is no price by the token{of_provider}"
+        message = f"{path} has no price per token{of_provider}"
         raise WrongUse("no_price", message, _EXAMPLE_HINT)
     return {model: _token_price(price) for model, price in price_by_model.items()}
 
@@ -415,7 +417,7 @@ def _read_entries(path: Path, path_text: str) -> list[_FileEntry]:
     """
     content = _decode_file(path, path_text)
     if not isinstance(content, Mapping):
-        message = f"{path_text}: the top must be a mapping (key: value)"
+        message = f"{path_text}: the top level must be a mapping (key: value)"
         raise WrongUse("wrong_type", message, _EXAMPLE_HINT)
     raw_entries = content.get("per_token") or ()
     if not isinstance(raw_entries, Sequence) or isinstance(raw_entries, str):
@@ -449,9 +451,14 @@ def _check_duplicates(path_text: str, entries: Sequence[_FileEntry]) -> None:
 
 def _ambiguous_model(path_text: str, price: PerToken, other: PerToken) -> WrongUse:
     """Return the error for two prices of one model."""
-    message = f"{path_text}: two prices for {price.model}, of {other.provider} and {price.provider}"
+    message = (
+        f"{path_text} has two prices for {price.model}, of {other.provider} and {price.provider}"
+    )
     if other.provider == price.provider:
-        hint = "keep one: a call does not say which url, region or commitment it pays"
+        hint = (
+            "keep one of them, because a call does not state which URL, region or "
+            "commitment it pays for"
+        )
     else:
         hint = f"read_prices({path_text!r}, provider={price.provider!r})"
     return WrongUse("conflict", message, hint)
@@ -567,7 +574,7 @@ def _decode_file(path: Path, path_text: str) -> Any:
             return msgspec.json.decode(content)
         return msgspec.yaml.decode(content)
     except ImportError:
-        message = f"{path_text}: YAML needs the package PyYAML"
+        message = f"reading {path_text} needs the package PyYAML"
         raise WrongUse("not_installed", message, "pip install pyyaml") from None
     except (msgspec.MsgspecError, ValueError) as error:
         message = f"{path_text}: {' '.join(str(error).split())}"

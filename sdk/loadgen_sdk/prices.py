@@ -117,12 +117,16 @@ def validate_prices(prices: Prices) -> Prices:
     """
     if prices is None or isinstance(prices, TokenPrice):
         return prices
-    hint = "give TokenPrice(input=…, output=…), or a mapping of model names to them"
+    hint = "give TokenPrice(input=..., output=...), or a mapping from model names to them"
     if not isinstance(prices, Mapping):
-        raise WrongUse("wrong_type", f"prices is a {type(prices).__name__}", hint)
+        raise WrongUse(
+            "wrong_type",
+            f"prices must be a TokenPrice or a mapping, not a {type(prices).__name__}",
+            hint,
+        )
     for model, price in prices.items():
         if not isinstance(model, str) or not isinstance(price, TokenPrice):
-            message = f"the price of {model!r} is a {type(price).__name__}"
+            message = f"the price of {model!r} must be a TokenPrice, not a {type(price).__name__}"
             raise WrongUse("wrong_type", message, hint)
     return prices
 
@@ -143,7 +147,10 @@ def find_price(prices: Prices, *models: str) -> TokenPrice | None:
         if model in prices:
             return prices[model]
     known_models = ", ".join(sorted(prices)) or "none"
-    warn_once(f"no price for the model {models[-1]!r}: its cost is None (known: {known_models})")
+    warn_once(
+        f"there is no price for the model {models[-1]!r}, so its cost is None "
+        f"(prices are known for {known_models})"
+    )
     return None
 
 

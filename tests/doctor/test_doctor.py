@@ -563,7 +563,7 @@ def test_report_of_findings() -> None:
         target_checks.check_authentication(True, 200, 200),
         target_checks.check_keep_alive(False),
         target_checks.check_prefix_cache(Trial(cached_tokens=None), 256),
-        Finding("target", FAULT, "HTTP 503", "no request can be sent", "start the server", "x"),
+        Finding("target", FAULT, "HTTP 503", "no request could be sent", "start the server", "x"),
     ]
     report = build_report("doctor: http://h:8000/v1", findings)
     check_golden("doctor_brief", as_text.render(report))

@@ -230,7 +230,7 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     )
     assert (
         ended(str(path), "--trace-slice", "..1s") == 2
-        and "nothing can be fitted to 10 requests" in capsys.readouterr().err
+        and "10 requests are too few to fit distributions" in capsys.readouterr().err
     )
     with refused(LoadgenError, "too_few"):
         path.write_text("".join(json.dumps({**row, "timestamp": 0}) + "\n" for row in rows))

@@ -99,7 +99,7 @@ def test_irregularities_of_a_file_are_reported() -> None:
     negative = reader.read_result(DATA / "mlcommons_endpoints_result_summary.json").notes
     assert any("negative" in note for note in negative)
     late = reader.read_result(DATA / "inference_perf_summary_lifecycle_metrics.json").notes
-    assert late == ("requests were sent up to 2,611 ms (p99) after they were due",)
+    assert late == ("requests were sent up to 2,611 ms (p99) after their scheduled time",)
     line = (DATA / "sglang_bench_serving.jsonl").read_bytes()
     told = reader.parse_result(
         line

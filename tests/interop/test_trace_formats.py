@@ -263,7 +263,7 @@ def test_sessions_and_ends_of_burstgpt(tmp_path: Path) -> None:
         with pytest.raises(CombinedError) as found:
             traces.read_trace(parquet(tmp_path / "bad.parquet", **unlike))
         assert [(fault.what, fault.where.rpartition(" ")[2]) for fault in found.value.errors] == [
-            ("Elapsed time is no length of time", "2")
+            ("Elapsed time is not a duration", "2")
         ]
 
 
@@ -332,8 +332,8 @@ def test_rows_send_their_options_and_a_model_that_the_server_lists(
     ]
     assert [TracePrompts(sorted_by_time, 1, 2, words)[n].extra for n in range(2)] == [{}, without]
     assert prompts.warnings(3) == [
-        "rows of the trace ask for guided_json, min_tokens, model, priority, which is sent",
-        "the server lists no other: rows that ask for it go to the run's model",
+        "rows of the trace request guided_json, min_tokens, model, priority, which is sent",
+        "the server does not list other, so rows that request it go to the run's model",
     ]
 
 

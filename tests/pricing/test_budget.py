@@ -155,7 +155,9 @@ def test_a_run_over_the_limit_does_not_start(
     assert "cost: about 36.00 USD" in capsys.readouterr().out
     by_token = (*load, "-m", "m", "--prices", str(prices), "--dry-run")
     assert exits(*by_token) == 0
-    assert "cost: known once the target was probed" in capsys.readouterr().out
+    assert (
+        "cost: known after the first request, which identifies the model" in capsys.readouterr().out
+    )
     assert exits(*paid[:5], "--request-rate", "2", *paid[7:], "--dry-run") == 0
     assert "cost: about 36.00 USD" in capsys.readouterr().out
     assert exits(*load, "--max-cost", "30") == 2

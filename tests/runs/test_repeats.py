@@ -169,7 +169,7 @@ def test_a_run_can_be_repeated(tmp_path: Path, capsys: pytest.CaptureFixture[str
     )
     assert first["ttft_ms"] == alone["ttft_ms"], "the first repeat is the run without --repeat"
     assert exits("run", "qa", *SIM, "--repeat", "2", "-o", str(out)) == 2
-    assert "the folder holds results" in capsys.readouterr().err
+    assert "the folder already holds results" in capsys.readouterr().err
     assert exits("report", str(out), "--no-html") == 0
     assert "3 runs" in capsys.readouterr().out
     other = tmp_path / "b"

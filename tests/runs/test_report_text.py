@@ -180,7 +180,7 @@ def test_table_of_runs_names_the_window_of_a_run_without_steady_state() -> None:
 
     table = " ".join(render_run_table([RAG, whole]).split())
 
-    assert "steady-state window (a run without one: measurement window)" in table
+    assert "steady-state window (for runs without one: measurement window)" in table
 
 
 def test_table_of_runs_says_that_one_was_simulated() -> None:

@@ -1035,12 +1035,17 @@ def test_what_ends_or_is_compressed_gets_its_right_name() -> None:
     refused = b"HTTP/1.1 503 Busy\r\nContent-Encoding: br\r\nContent-Length: 2\r\n\r\n\x1f\x8b"
     half = b"HTTP/1.1 200 OK\r\n" + b"Content-Type: text/eve"
     for data, kind, words, status in (
-        (packed, "malformed", "a body in Content-Encoding gzip, which was not asked for", 200),
+        (
+            packed,
+            "malformed",
+            "the body has the Content-Encoding gzip, which was not requested",
+            200,
+        ),
         (packed_chunks, "malformed", "a body in Content-Encoding gzip", 200),
         (
             refused,
             "http_5xx",
-            "HTTP 503, its body in Content-Encoding br, which was not asked for",
+            "HTTP 503, with a body in the Content-Encoding br, which was not requested",
             503,
         ),
         (half, "truncated", "the connection ended within the response head", 0),

@@ -14,7 +14,9 @@ from loadgen_sdk.transport.timer import LoopTimer, TimerFd, create_timer
 MS = 1_000_000
 HOUR = 3_600_000 * MS
 
-linux = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="timerfd is Linux's own")
+linux = pytest.mark.skipif(
+    not sys.platform.startswith("linux"), reason="timerfd exists only on Linux"
+)
 
 
 @pytest.fixture

@@ -523,7 +523,7 @@ def test_images_have_the_requested_size_and_differ() -> None:
         ),
         (
             "mlperf offline -b llama2-70b --api rerank --url http://127.0.0.1:9",
-            "MLPerf rules are about generated tokens",
+            "MLPerf rules apply to generated tokens",
         ),
         (
             "mlperf accuracy -b llama2-70b --dataset {rows} --api embeddings --url http://127.0.0.1:9",
@@ -546,7 +546,7 @@ def test_images_have_the_requested_size_and_differ() -> None:
             "run coding-agent --api rerank --url sim:gb300-vm",
             "no text that a later request could continue",
         ),
-        ("run qa --api rerank --url sim:gb300-vm", "there are no documents to rerank"),
+        ("run qa --api rerank --url sim:gb300-vm", "the requests have no documents to rerank"),
     ],
 )
 def test_commands_that_need_text_refuse_apis_without_text(

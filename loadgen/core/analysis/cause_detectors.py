@@ -170,7 +170,10 @@ def detect_network(case: Case) -> Cause | None:
         share += case.excess["rest"]
     if share < MOST_OF_EXCESS:
         return None
-    where = "in the network, or before the server started its own timing"
+    where = (
+        "the server's own timing excludes it, so it was spent in the network or "
+        "before the server started its timer"
+    )
     if connect_share > share / 2:
         where = "waiting for a connection"
     return make_cause("network", share, f"{share:.0%} of their additional TTFT was spent {where}")
@@ -437,8 +440,8 @@ def detect_growing_queue(case: Case) -> Cause | None:
     certainty = "possible"
     if is_counted_as_prefill:
         location = (
-            "in the server, which reports the time as prefill although their prompts are no longer "
-            "than others"
+            "in the server: it reports the time as prefill, although these prompts "
+            "are not longer than others"
         )
     elif is_reported:
         location = "in the server's queue"

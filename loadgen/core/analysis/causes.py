@@ -166,7 +166,9 @@ def _describe(case: Case, causes: list[Cause], send_delay_ns: Ints) -> Explanati
     slow_count = int(speed.is_slow.sum())
     client_share = _client_share_of_excess(ttft_ns, send_delay_ns, speed)
     if client_share >= MOST_OF_EXCESS:
-        evidence = f"the client sent them late, which is {client_share:.0%} of their excess TTFT"
+        evidence = (
+            f"the client sent them late, which explains {client_share:.0%} of their excess TTFT"
+        )
         causes = [client_cause(client_share, evidence), *causes]
         text = _compose_text(causes, _describe_slow(slow_count, len(ttft_ns)))
         return Explanation(text=text, slow=slow_count, causes=tuple(causes))
@@ -177,7 +179,9 @@ def _describe(case: Case, causes: list[Cause], send_delay_ns: Ints) -> Explanati
         return Explanation(slow=slow_count, text=_compose_text([queue]), causes=(queue,))
     share_of_mean = float(send_delay_ns.mean() / ttft_ns.mean())
     if share_of_mean >= MIN_CLIENT_SHARE:
-        evidence = f"the client sent requests late ({share_of_mean:.0%} of the mean TTFT)"
+        evidence = (
+            f"the client sent requests late, which explains {share_of_mean:.0%} of the mean TTFT"
+        )
         causes = [*causes, client_cause(share_of_mean, evidence, "possible")]
     subject = ""
     if case.is_explainable and causes[0].code not in _CODES_ABOUT_ALL:
@@ -229,8 +233,8 @@ def _explain_few(
     if not request_count:
         return Explanation()
     too_few = (
-        f"{request_count:,} requests are too few to compare slow ones with fast ones "
-        f"({MIN_REQUESTS} needed)"
+        f"{request_count:,} requests are too few to compare slow requests with fast "
+        f"ones ({MIN_REQUESTS} needed)"
     )
     if request_count < queue_of_few.MIN_REQUESTS:
         return Explanation(not_examined=too_few)

@@ -133,7 +133,7 @@ def _why_incomplete(manifest: RunManifest, *, has_timing: bool, has_queue: bool)
     if has_timing and has_queue:
         return ""
     if has_timing:
-        return "the server does not report queueing time, so it is part of the unattributed time"
+        return "the server does not report queueing time, so the unattributed time includes it"
     if manifest.server_timing:
         return (
             "the server sent no timing breakdown although --server-timing requested it, see "

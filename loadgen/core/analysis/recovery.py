@@ -194,7 +194,7 @@ def _measure_recovery(measured: Sequence[Columns], slo: Slo, span: _EventSpan) -
     after = _group_requests(measured, span.at_ns, span.end_ns, slo)
     if not len(after.is_met):
         return msgspec.structs.replace(
-            span.recovery, why=f"fewer than {GROUP_SIZE} requests after it"
+            span.recovery, why=f"fewer than {GROUP_SIZE} requests came after it"
         )
     before = _group_requests(measured, span.before_ns, span.at_ns, slo)
     # The whole spike counts. Before another event only the last group does.

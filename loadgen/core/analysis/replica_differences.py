@@ -97,7 +97,9 @@ def compare_nodes(measured: Sequence[Columns], steady: Span, manifest: RunManife
         manifest: The manifest of the run.
     """
     if not are_interchangeable(manifest.targets):
-        return BetweenNodes(why="the targets serve different steps of the tasks")
+        return BetweenNodes(
+            why="the targets serve different steps of the tasks, so they cannot be compared"
+        )
     requests = JoinedColumns(measured, only_ok=True, keeps_columns=False)
     nodes = _assign_nodes(requests, manifest)
     node_count = len(nodes.names)

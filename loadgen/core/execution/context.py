@@ -100,13 +100,13 @@ def find_oversized_requests(
     return OversizedRequests(
         share=oversized_count / len(request_tokens),
         text=(
-            f"{oversized_count:,} of {total} requests are longer than the context of "
-            f"{context.model}: with up to {max(request_tokens):,} tokens of prompt and answer, "
-            f"and it takes {context.tokens:,}"
+            f"{oversized_count:,} of {total} requests exceed the context length of "
+            f"{context.model}: up to {max(request_tokens):,} tokens of prompt and "
+            f"output together, {context.tokens:,} allowed"
         ),
         hint=(
-            "a target with a longer context (vLLM: --max-model-len; simulated: --url "
-            f"sim:{_PRESET_WITH_LONG_CONTEXT}), or shorter requests: in the workload lower the max "
-            "of lengths, or the turns"
+            "use a server with a longer context (vLLM: --max-model-len; simulated: "
+            f"--url sim:{_PRESET_WITH_LONG_CONTEXT}), or lower the maximum of the "
+            "lengths or turns in the workload"
         ),
     )

@@ -394,7 +394,7 @@ class Driver:
         """Cancel a request whose user has left, and the requests in flight of the same task."""
         if slot_id not in self._in_flight:  # Its last event arrived in the same read.
             return
-        failure = Failure("abandoned", "its user went away in the middle of an answer")
+        failure = Failure("abandoned", "the user abandoned it during the response")
         for cancelled_id in (slot_id, *self._dispatcher.other_slots_in_flight(slot_id)):
             sent_request = self._in_flight[cancelled_id]
             self._clients[sent_request.target].cancel(sent_request.handle, failure)
@@ -573,7 +573,7 @@ class Driver:
         self._cancel_all(
             Failure(
                 "unfinished",
-                f"in flight when the drain ended, {drain_s:g} s after the load (--grace)",
+                f"still in flight when the drain ended, {drain_s:g} s after the load (--grace)",
             )
         )
         self._defers_next_requests = False

@@ -42,9 +42,9 @@ def check_no_results(folder: Path) -> None:
     if has_results:
         raise UserError(
             "file_exists",
-            what="the folder holds results",
+            what="the folder already holds results",
             where=f"--out {folder}",
-            hint="give another --out; or --force, which keeps them beside it under a dated name",
+            hint="use another --out, or --force to keep those results under a name with a date",
         )
 
 
@@ -63,9 +63,9 @@ def locked_folder(folder: Path) -> Iterator[None]:
         if not is_locked:
             raise UserError(
                 "folder_in_use",
-                what="another command is at work in this folder",
+                what="another command is using this folder",
                 where=str(folder),
-                hint="wait until it has ended, or give another --out",
+                hint="wait until it ends, or use another --out",
             )
         try:
             with store.remove_on_failure(folder):

@@ -83,7 +83,7 @@ def describe_load(workload: Workload, settings: Settings) -> LoadDescription:
         error = oversized_requests.to_error(workload, settings.display_name)
         if error is None:
             # So few requests are too long that the run is still valid.
-            lines.append(f"note: {oversized_requests.text}; these requests will fail")
+            lines.append(f"note: {oversized_requests.text}, so these requests will fail")
     return LoadDescription("\n".join(lines), forecast, error)
 
 
@@ -136,8 +136,8 @@ def _stage_lines(workload: Workload, schedule: Schedule) -> Iterator[str]:
         arrival = workload.stages[index].arrival
         if isinstance(arrival, Closed) and arrival.ramp_ns is None and arrival.concurrency > 1:
             yield (
-                "      starts staggered over one response time, "
-                "which the preflight request measures"
+                "      starts staggered over one response time, which the preflight "
+                "request measures"
             )
 
 

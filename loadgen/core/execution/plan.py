@@ -311,7 +311,7 @@ def build_plan(job: Job) -> Plan:
             "nodes_differ",
             what=f"plug-ins differ: {'; '.join(differences)}",
             where="",
-            hint="the same packages wherever a worker runs: pip install them there",
+            hint="install the same packages with pip wherever a worker runs",
         )
     plan = _build_complete_plan(job)
     return structs.replace(plan, schedule=requested_shard(plan.schedule, job.settings))

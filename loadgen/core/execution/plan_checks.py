@@ -99,9 +99,9 @@ def _empty_shard_errors(plan: Plan) -> Iterator[UserError]:
     if shard is not None and not _has_measured_slots(plan.schedule):
         yield UserError(
             "out_of_range",
-            what="this part of the run has nothing to send",
+            what="this part of the run has no requests to send",
             where=f"--shard {shard.index}/{shard.count}",
-            hint="use fewer shards than requests and virtual users",
+            hint="use fewer shards: at most one per request, and one per virtual user",
         )
 
 
@@ -174,9 +174,9 @@ def _option_errors(workload: Workload, settings: Settings) -> Iterator[UserError
     if settings.slo_headers and not _has_slo_for_headers(workload):
         yield UserError(
             "missing_key",
-            what="no SLO of TTFT or TPOT that could be sent to a gateway",
+            what="there is no TTFT or TPOT objective to send to a gateway",
             where="--set slo_headers",
-            hint="--slo ttft:500ms:p95 --slo tpot:50ms:p95",
+            hint="for example --slo ttft:500ms:p95 --slo tpot:50ms:p95",
         )
 
 

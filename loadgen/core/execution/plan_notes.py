@@ -43,11 +43,11 @@ def plan_notes(plan: Plan, sentences_with_code: Iterable[str]) -> Iterator[str]:
         yield from job.known.notes
     if not job.settings.tls.verify and any(result.target.tls for result in job.probe_results):
         yield (
-            "The server's certificate was not verified (--insecure), so the network can read the "
-            "API key and the prompts"
+            "The server's certificate was not verified (--insecure), so someone on "
+            "the network could read the API key and the prompts"
         )
     if plan.oversized_requests is not None:
-        yield f"{plan.oversized_requests.text}; these will fail"
+        yield f"{plan.oversized_requests.text}, so these will fail"
     yield from sentences_with_code
     yield from replaced_stages_notes(job.workload)
     yield from trace_notes(job.workload)
@@ -78,9 +78,9 @@ def trace_notes(workload: Workload) -> list[str]:
         if trace.time_unit:
             rate = format.quantity(trace.rate)
             notes.append(
-                f"{trace.path.name}: times are read as {trace.time_unit} "
-                f"({rate} req/s on average). "
-                "Set the unit with --set trace_unit=s, ms, us or ns"
+                f"{trace.path.name}: times are read as {trace.time_unit} ({rate} "
+                "req/s on average). If that is wrong, set the unit with --set "
+                "trace_unit=s, ms, us or ns"
             )
     # Requests and arrivals of one trace have the same note. A dictionary removes the second one and
     # keeps the order.
@@ -93,7 +93,10 @@ def replaced_stages_notes(workload: Workload) -> list[str]:
     if not names:
         return []
     return [
-        f"the load of the command line replaces {len(names)} stages of the file: {', '.join(names)}"
+        (
+            f"the load on the command line replaces {len(names)} stages of the file: "
+            f"{', '.join(names)}"
+        )
     ]
 
 

@@ -203,7 +203,8 @@ async def probe_all(
     timeout_s = workload.timeout_ns / _NS_PER_S
     new_endpoints = [endpoint for endpoint in settings.endpoints if endpoint not in cache]
     waiting_for = WaitingFor(
-        f"the first answer of {settings.display_name}; it may take {timeout_s:g} s (--timeout)"
+        f"the first response of {settings.display_name}; it may take up to "
+        f"{timeout_s:g} s (--timeout)"
     )
     timer = asyncio.get_running_loop().call_later(_LONG_PROBE_S, emit, waiting_for)
     outcomes = await _probe_at_once(settings, workload, new_endpoints, timeout_s)
@@ -283,8 +284,8 @@ def _difference_errors(
             ),
             where=endpoint.display_name,
             hint=(
-                "one run needs the same model and server behind every target; --model names one "
-                "that all of them list"
+                "use targets with the same model and server software. --model "
+                "selects a model that all of them serve"
             ),
         )
 

@@ -105,9 +105,9 @@ def unusable_source_errors(source_addresses: Sequence[str]) -> Iterator[UserErro
             reason = error.strerror or str(error)
             yield UserError(
                 "unusable_source",
-                what=f"cannot send from it: {reason}",
+                what=f"cannot send from this address: {reason}",
                 where=f"--set sources={address}",
-                hint=f"an address of this machine: ip addr add {address}/32 dev …",
+                hint=f"add it to this machine: ip addr add {address}/32 dev DEVICE",
             )
 
 
@@ -154,13 +154,13 @@ def _open_file_errors(
         yield UserError(
             "resource_limit",
             what=(
-                f"{connections:,} connections at once are {files_per_worker:,} open files in each "
-                f"of {format.counted(demand.workers, 'worker')}, but a process may open "
-                f"{open_files:,} here"
+                f"{connections:,} concurrent connections need {files_per_worker:,} "
+                f"open files in each of {format.counted(demand.workers, 'worker')}, "
+                f"but a process may open only {open_files:,} here"
             ),
             where=_CONNECTION_FLAGS,
             hint=(
-                f"--workers {needed_workers}, or raise the hard limit: ulimit -Hn "
+                f"use --workers {needed_workers}, or raise the hard limit: ulimit -Hn "
                 f"{files_per_worker} (LimitNOFILE= of a service)"
             ),
         )
@@ -168,11 +168,11 @@ def _open_file_errors(
         yield UserError(
             "resource_limit",
             what=(
-                f"{connections:,} connections at once are more than the embedded endpoint may "
-                f"accept ({open_files:,} open files)"
+                f"{connections:,} concurrent connections are more than the embedded "
+                f"simulated server can accept ({open_files:,} open files)"
             ),
             where=_CONNECTION_FLAGS,
-            hint="start several with `loadgen sim` and name each with --url",
+            hint="start several servers with `loadgen sim`, and give each with --url",
         )
 
 
@@ -197,13 +197,14 @@ def _port_errors(
         yield UserError(
             "resource_limit",
             what=(
-                f"{needed_ports:,} connections at once to {address}, but {source_text} "
-                f"{available_ports:,} local ports"
+                f"{needed_ports:,} concurrent connections to {address} are needed, "
+                f"but {source_text} only {available_ports:,} local ports"
             ),
             where=_CONNECTION_FLAGS,
             hint=(
-                'widen them: sysctl -w net.ipv4.ip_local_port_range="1024 65535"; or send from '
-                f"{needed_sources} addresses of this machine: --set sources=A --set sources=B …; "
-                "or name several addresses of the target with --url"
+                "use a wider port range: sysctl -w "
+                'net.ipv4.ip_local_port_range="1024 65535"; or send from '
+                f"{needed_sources} addresses of this machine: --set sources=A --set "
+                "sources=B ...; or give several addresses of the target with --url"
             ),
         )

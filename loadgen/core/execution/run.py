@@ -203,14 +203,17 @@ def _check_virtual_time(settings: Settings) -> None:
     if settings.shard is not None:
         raise UserError(
             "unsupported",
-            what="the parts of a run in virtual time would not share one simulated server",
+            what=(
+                "a run in virtual time cannot be sharded, because its parts would "
+                "not share one simulated server"
+            ),
             where="--shard",
-            hint="run it whole, or start `loadgen sim` and name it with --url",
+            hint="run it without --shard, or start `loadgen sim` and give its URL with --url",
         )
     if settings.profile is not None:
         raise UserError(
             "unsupported",
-            what="a run in virtual time has no server whose profiler could run",
+            what="a run in virtual time has no server that could be profiled",
             where="--profile",
             hint="leave it out",
         )

@@ -67,7 +67,7 @@ def describe_arrival(arrival: Arrival) -> str:
     if isinstance(arrival, Gamma):
         return f"gamma {arrival.rate:g}/s, burstiness {arrival.burstiness:g}"
     if isinstance(arrival, Replay):
-        speed = "" if arrival.speed == 1 else f", {arrival.speed:g} times as fast"
+        speed = "" if arrival.speed == 1 else f", at {arrival.speed:g} times the recorded speed"
         return f"trace {arrival.file.name}{speed}"
     if arrival.rate == math.inf:
         return "everything at once"
@@ -109,7 +109,7 @@ def _describe_ramp(arrival: Closed) -> str:
     if arrival.ramp_ns is None:
         return ""
     if arrival.ramp_ns == 0:
-        return ", begun all at once"
+        return ", all started at once"
     return f", started over {arrival.ramp_ns / _NS_PER_S:g} s"
 
 

@@ -138,8 +138,8 @@ def describe_start(ramp_s: float | None, source: str, concurrency: int | None) -
     if not ramp_s:
         return "all start at once"
     reason_by_source = {
-        "probe": " (one response time, by the probe)",
-        "preset": " (one response time, by the preset)",
+        "probe": " (one response time, measured by the preflight request)",
+        "preset": " (one response time, computed from the preset)",
     }
     return f"starts staggered over {ramp_s:.3g} s{reason_by_source.get(source, '')}"
 

@@ -244,10 +244,11 @@ def _name_errors(
         yield UserError(
             "missing_option",
             what=(
-                f'step "{steps_without_target[0]}" names no target, and none is given for the rest'
+                f'step "{steps_without_target[0]}" names no target, and there is no '
+                "target without a name for it"
             ),
             where="--url",
-            hint="--url http://host:8000, without a name",
+            hint="add --url http://host:8000, without a name",
         )
 
 
@@ -261,7 +262,7 @@ def _unknown_name_errors(
             hint = did_you_mean(name, sorted(requested_names))
         yield UserError(
             "unknown_name",
-            what=f'no step of this workload asks a target "{name}"',
+            what=f'no step of this workload uses the target "{name}"',
             where=f"--url {name}=",
             hint=hint,
         )
@@ -275,7 +276,7 @@ def _missing_name_errors(
         step_name = next(step.name for step in steps if step.step.target == name)
         yield UserError(
             "missing_option",
-            what=f'step "{step_name}" asks the target "{name}", which is not given',
+            what=f'step "{step_name}" uses the target "{name}", which is not given',
             where="--url",
             hint=f"--url {name}=http://...",
         )

@@ -24,7 +24,7 @@ from loadgen.core.workload.workload_files import read_yaml_text
 from loadgen.core.workload.yaml_marks import read_yaml
 
 _SMALLEST = "name: node-7\naccelerator: {model: NVIDIA H200, per_node: 8}"
-_EXAMPLE = "docs/system.example.yaml has every key"
+_EXAMPLE = "docs/system.example.yaml shows every key"
 
 Text = Annotated[str, Field(min_length=1, max_length=300)]
 

@@ -148,7 +148,7 @@ def without_slo_outcomes(summary: SummaryT) -> SummaryT:
 def _without_outcomes(goodput: Goodput) -> Goodput:
     """Return goodput that is not judged, with the reason if there was an SLO to judge it by."""
     has_any_slo = goodput.has_slo or goodput.met is not None
-    reason = "the run is not valid: see verdict.reasons"
+    reason = "the run is not valid; verdict.reasons says why"
     return msgspec.structs.replace(
         goodput,
         met=None,

@@ -25,7 +25,7 @@ ROWS = (
     MetricDefinition(
         name="ttft_from_sent",
         label="TTFT from sent",
-        meaning=("from the time of sending to the first event that contains generated output"),
+        meaning="from the time of sending to the first event that contains generated output",
         values=request_metrics.ttft_from_sent,
         bounds=bounds.bound_ttft_from_sent,
         uncertainty_limit="stamp_error_share",
@@ -38,7 +38,7 @@ ROWS = (
     MetricDefinition(
         name="first_answer",
         label="First answer",
-        meaning=("from the scheduled time to the first output that is not reasoning"),
+        meaning="from the scheduled time to the first output that is not reasoning",
         values=request_metrics.first_answer,
         bounds=bounds.bound_first_answer,
         uncertainty_limit="stamp_error_share",
@@ -172,7 +172,7 @@ ROWS = (
     MetricDefinition(
         name="max_gap",
         label="Max ITL",
-        meaning=("the longest time between two consecutive output events of one request"),
+        meaning="the longest time between two consecutive output events of one request",
         values=request_metrics.max_gap,
         bounds=bounds.bound_max_gap,
         uncertainty_limit="event_error_share",
@@ -185,8 +185,8 @@ ROWS = (
         name="connect",
         label="Connect",
         meaning=(
-            "from the scheduled time until a new connection was ready, and 0 for a request "
-            "on a connection that was used before"
+            "from the scheduled time to the time at which a new connection was "
+            "ready. It is 0 for a request on a connection that was used before"
         ),
         values=request_metrics.connect,
         sample="sent",
@@ -198,9 +198,9 @@ ROWS = (
         name="tcp",
         label="TCP connect",
         meaning=(
-            "how long TCP took to connect, for the first request of each connection, also "
-            "if it happened before the scheduled time. Names are looked up before the load "
-            "(`dns_ms`)"
+            "how long TCP took to connect, for the first request of each connection, "
+            "even if it connected before the scheduled time. Names are looked up "
+            "before the load (`dns_ms`)"
         ),
         values=request_metrics.tcp,
         sample="sent",
@@ -227,8 +227,8 @@ ROWS = (
         name="send_lag",
         label="Send delay",
         meaning=(
-            "from the scheduled time to the time at which the first byte was passed to the "
-            "kernel. The load generator causes it"
+            "from the scheduled time to the time at which the first byte was passed "
+            "to the kernel. The load generator causes this delay"
         ),
         values=request_metrics.send_lag,
         sample="sent",

@@ -213,7 +213,9 @@ class RackTokens(msgspec.Struct, frozen=True, kw_only=True):
     spread: float
 
 
-_NO_GAPS_BY_PART = dict.fromkeys(pooled_metrics(), "gaps are counted for all targets together")
+_NO_GAPS_BY_PART = dict.fromkeys(
+    pooled_metrics(), "inter-chunk latencies are counted for all targets together"
+)
 
 
 class Scope(NamedTuple):

@@ -58,7 +58,8 @@ SENTENCES = {
     "worker_died": "Worker {worker} died{node:on}. Its remaining requests are lost",
     "interrupted": "The run was interrupted before the planned load was complete",
     "stopped": (
-        "The run ended early because a target stopped responding (--set on_target_failure=stop)"
+        "The run ended early because a target stopped responding (--set "
+        "on_target_failure=stop). See the server's log"
     ),
     "stopped_by_errors": (
         "The rule {rule} stopped the run at t={at_s:.0f} s: {failed:,} of the "
@@ -94,14 +95,16 @@ SENTENCES = {
     ),
     # Why a group of metrics is not reported: `unsound` of a summary.
     "counts_contradict": (
-        "the token counts of {contradicting:,} of {answers:response|responses} ({share:share}, "
-        "limit {limit:share}) contradict the stream: {understated:,} state fewer tokens than "
-        "output events, {overstated:,} state more tokens than requested"
+        "the token counts of {contradicting:,} of {answers:response|responses} "
+        "({share:share}, limit {limit:share}) contradict the stream: {understated:,} "
+        "report fewer tokens than output events, {overstated:,} report more tokens "
+        "than requested"
     ),
     "output_unseen": (
-        "{unseen:,} of {answers:ok response|ok responses} ({share:share}, limit {limit:share}) "
-        "had tokens by the server's count, but no output event that could be timed: the output is "
-        "in unknown fields, or the response was not streamed"
+        "{unseen:,} of {answers:ok response|ok responses} ({share:share}, limit "
+        "{limit:share}) had tokens by the server's count, but no output event to "
+        "time: the output is in fields that loadgen does not know, or the response "
+        "was not streamed"
     ),
     "times_uncertain": "the client's timestamps are too uncertain{unsure_share:bundled}. "
     "{remedy:part}",
@@ -123,8 +126,8 @@ SENTENCES = {
         "The validity limit {limit} was changed to {value:share} (default {default:share})"
     ),
     "usage_missing": (
-        "{missing:,} of {ok:ok response|ok responses} have no plausible token usage. Their tokens "
-        "are counted in another way"
+        "{missing:,} of {ok:ok response|ok responses} report no plausible token "
+        "usage. Their tokens are counted by the client"
     ),
     "responses_remarked": "{responses:,} of {ok:ok response|ok responses} {remark}",
     "counts_estimated": (
@@ -141,8 +144,8 @@ SENTENCES = {
         "another --seed, or --salt fresh"
     ),
     "cache_unsaid": (
-        "The server does not report cached prompt tokens, so the requested {asked:share} cannot "
-        "be checked"
+        "The server does not report cached prompt tokens, so the requested cache hit "
+        "rate of {asked:share} cannot be checked"
     ),
     "cache_differs": (
         "{share:share} of the prompt tokens came from the server's cache, {asked:share} were "
@@ -203,7 +206,7 @@ SENTENCES = {
         "samples in every pass{heaviest:heaviest}. Use a data set whose size has no common factor "
         "with {servers}"
     ),
-    "undisclosed": ("The description of the system under test is incomplete: {missing:asked}"),
+    "undisclosed": "The description of the system under test is incomplete: {missing:asked}",
     "drafts_random": (
         "Speculative decoding was measured with random words. Acceptance and TPOT will differ for "
         "real text. Use natural prompts in the workload, or your own (--dataset)"
@@ -230,8 +233,9 @@ SENTENCES = {
         "Part {part} of {parts} is {state}: {lost:request is|requests are} recorded as lost"
     ),
     "part_late": (
-        "Part {part} of {parts} started {delay_ms:,.0f} ms after the common start (limit "
-        "{limit_ms:g} ms)"
+        "Part {part} of {parts} started {delay_ms:,.0f} ms after the common start "
+        "(limit {limit_ms:g} ms). Start all parts earlier, or choose a later "
+        "--start-at"
     ),
     "store_died": (
         "The process that stores the records {why}. All records are counted and remain in spool/"
@@ -263,8 +267,8 @@ _PARTS = {
         "gateway or the server holds events back. TTFT may include that wait"
     ),
     "disk": (
-        "Writing records took {write_share:share} of the second before t={at_s:.0f} s. Use a "
-        "faster disk for --out"
+        "Writing records took {write_share:share} of the second before t={at_s:.0f} "
+        "s. Use a folder on a faster disk for --out"
     ),
     "host": (
         "The client used at most {cpu_share:share} of a core, so something else on this host "
@@ -272,12 +276,12 @@ _PARTS = {
     ),
     "lanes": "virtual users were starting or ending",
     "warmup": "requests of the warm-up were in flight",
-    "no_stream": "responses that are not streamed have none",
+    "no_stream": "responses that are not streamed do not have them",
     "no_tokens": "responses of {api} have no tokens",
     "cache_asked": "{beside:share} were requested",
     "cache_answers": "the responses report {beside:share}",
-    "others": "other clients use it, or it counts failed responses",
-    "restarted": "it was restarted, or counts late",
+    "others": "other clients use the server, or it counts failed responses",
+    "restarted": "the server was restarted, or updates its counters late",
 }
 STATES = {
     "interrupted": "interrupted by the user",

@@ -125,7 +125,7 @@ def count_requests(accumulator: MetricAccumulator, unrecorded: int) -> RequestCo
         for kind, failures in accumulator.failures.items()
     }
     if unrecorded:
-        text = "planned or sent, but no record of it was found"
+        text = "planned or sent, but its record is missing"
         errors["no_record"] = ErrorKind(count=unrecorded, first_text=text)
     counts = {name: accumulator.sum(name) for name in (*STATUSES, "resent")}
     counts["lost"] += unrecorded

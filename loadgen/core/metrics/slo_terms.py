@@ -255,7 +255,7 @@ def _is_request_term_met(sample: SloSample, term: Term, counts: _SampleCounts) -
 
 
 _TOO_MANY_UNFINISHED = (
-    "too many requests were unfinished when the drain ended: give a longer --grace, or none"
+    "too many requests were unfinished when the drain ended. Use a longer --grace, or none"
 )
 
 
@@ -278,7 +278,7 @@ def _why_not_judged(sample: SloSample, term: Term, counts: _SampleCounts) -> str
 def _no_value_reason(metric: str) -> str:
     """Return why no request has a value of a metric, as a sentence."""
     if metric in ("tpot", "tpot_mlperf"):
-        return "no response had the two tokens that a TPOT needs"
+        return "no response had two tokens, which a TPOT needs"
     if needs(metric) in ("tokens", "stream"):
         return "no response had two output events"
     return "no request has a value of this metric"
@@ -287,7 +287,10 @@ def _no_value_reason(metric: str) -> str:
 def _no_time_span_reason(responses: int) -> str:
     """Return why so many responses have no TPOT although they have enough tokens for one."""
     answers = format.counted(responses, "answer")
-    return f"{answers} with tokens for a TPOT came in one event, or without text: no span to divide"
+    return (
+        f"{answers} with enough tokens for a TPOT arrived in one event or without "
+        "text, so there is no time span to measure"
+    )
 
 
 def _limit_in_range_reason(metric: str, value_range: Range) -> str:

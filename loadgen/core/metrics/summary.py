@@ -275,5 +275,5 @@ def load_summary(data: bytes, where: str = FILE) -> Summary:
     Raises UserError for data that is no summary, and for a summary of a newer schema.
     """
     directory = where.rpartition("/")[0] or "DIR"
-    hint = f"loadgen report {directory} --json > {directory}/summary.json makes it again"
+    hint = f"loadgen report {directory} --json > {directory}/summary.json creates it again"
     return decode_json(data, Summary, where, "a summary of a run", hint, schema=SCHEMA)

@@ -56,7 +56,7 @@ class ShownStatistics(NamedTuple):
         """
         undecided = {}
         if self.itl_absent:
-            undecided["itl"] = f"there is no ITL: {self.itl_absent}"
+            undecided["itl"] = f"ITL is not defined: {self.itl_absent}"
         undecided |= self.unsound
         for slo in manifest.slos:
             for term in slo.terms:

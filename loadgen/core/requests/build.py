@@ -87,12 +87,12 @@ def _refuse_turns_without_text(requests: Any, api: str) -> None:
     if api not in NON_GENERATIVE_APIS:
         return
     if hasattr(requests, "steps"):
-        hint = "kind: embed or kind: rerank in a step of a task"
+        hint = "use kind: embed or kind: rerank in a step of a task"
     elif getattr(requests, "turns", None) is not None:
         hint = "leave out turns"
     else:
         return
-    problem = f"a response of {api} is no text that a later request could continue"
+    problem = f"a response of the {api} API is not text, so no later request can continue it"
     raise UserError("unsupported", problem, f"--api {api}", hint)
 
 
@@ -100,15 +100,15 @@ def _check_documents(requests: Any, api: str) -> None:
     """Raise UserError if a ranking has no documents."""
     if api == "rerank" and getattr(requests, "chunks", None) is None:
         hint = (
-            "chunks: {count: 20, tokens: 300} in requests, or rows of a file with extra_body: "
-            "{documents: [...]}"
+            "add chunks: {count: 20, tokens: 300} to requests, or use rows of a file "
+            "with extra_body: {documents: [...]}"
         )
-        raise UserError("missing_key", "there are no documents to rerank", "requests", hint)
+        raise UserError("missing_key", "the requests have no documents to rerank", "requests", hint)
 
 
 def _check_images(requests: Any, api: str) -> None:
     """Raise UserError if requests have images that the API does not accept."""
     if requests.images is not None and api not in APIS_WITH_IMAGES:
-        problem = f"images cannot be sent to {api}"
-        hint = "--api chat, responses or messages"
+        problem = f"images cannot be sent to the {api} API"
+        hint = "use --api chat, responses or messages"
         raise UserError("unsupported", problem, "requests.images", hint)

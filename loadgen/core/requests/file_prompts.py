@@ -183,13 +183,13 @@ class FilePrompts:
         if self.rows.rows_without_length and has_default_limit:
             rows = format.counted(self.rows.rows_without_length, "row")
             messages.append(
-                f"{rows} without an output length: a limit of {self._default_output_limit:,} "
-                "output tokens is sent; --output-tokens N sets the length, "
-                "--output-tokens unlimited sends none"
+                f"{rows} without an output length are sent with a limit of "
+                f"{self._default_output_limit:,} output tokens. --output-tokens N "
+                "sets the length, --output-tokens unlimited sends none"
             )
         if self.rows.ignored_fields:
             fields = ", ".join(self.rows.ignored_fields)
-            messages.append(f"fields of {self.rows.path.name} that are not sent: {fields}")
+            messages.append(f"these fields of {self.rows.path.name} are not sent: {fields}")
         return messages
 
 

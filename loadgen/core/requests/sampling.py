@@ -88,7 +88,7 @@ def length_sampler(length: LengthDistribution) -> LengthSampler:
         case "empirical":
             return _weighted_sampler(length.values, length.weights or [1.0] * len(length.values))
         case other:
-            raise ValueError(f"no length law {other!r}")
+            raise ValueError(f"there is no length distribution {other!r}")
 
 
 def sample_lengths(

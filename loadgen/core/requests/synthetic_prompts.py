@@ -132,7 +132,7 @@ class SyntheticPrompts(GeneratedPrompts):
         turn = request_id % self.turns
         missing = sorted(set(range(turn)) - replies.keys())
         if missing:
-            raise ValueError(f"turn {turn} follows the replies of turns {missing} too")
+            raise ValueError(f"turn {turn} must also follow the replies of turns {missing}")
         return self._build_turn(request_id, replies)
 
     def needs_replies(self, request_id: int) -> bool:
@@ -253,8 +253,9 @@ class SyntheticPrompts(GeneratedPrompts):
             return ""
         tokens = format.counted(max(0, fewest_unique_tokens), "token")
         return (
-            f"some prompts have only {tokens} of their own, {HEAD_TOKENS} are needed to make each "
-            "different: the server's prefix cache may know them"
+            f"some prompts have only {tokens} of their own, but {HEAD_TOKENS} are "
+            "needed to make each prompt different. The server's prefix cache may "
+            "already hold them"
         )
 
     def _describe_inexact_lengths(self, prompt_count: int) -> str:
@@ -270,8 +271,9 @@ class SyntheticPrompts(GeneratedPrompts):
         if not inexact_prompts:
             return ""
         return (
-            f"{inexact_prompts} of the first {prompt_count} prompts could not be given exactly the "
-            f"tokens asked for with {self._tokenizer.name}; each request carries its true count"
+            f"{inexact_prompts} of the first {prompt_count} prompts do not have "
+            f"exactly the requested number of tokens of {self._tokenizer.name}. Each "
+            "request records its true count"
         )
 
     # -- lengths ---------------------------------------------------------------------------------

@@ -52,7 +52,8 @@ SPECIAL = {
 }
 
 TOKENIZER_HINT = (
-    'name a tokenizer.json, the folder that holds it, ORG/NAME of Hugging Face, or "cl100k"'
+    "use the path of a tokenizer.json, the folder that holds it, ORG/NAME of Hugging "
+    'Face, or "cl100k"'
 )
 
 GZIP_WINDOW_BITS = 31  # zlib expects the header of gzip.
@@ -179,14 +180,14 @@ def read_packaged_data(path: Path, sha256: str) -> bytes:
 
     Raises UserError if it cannot be read or is not the file of this version.
     """
-    hint = "the installation is damaged: install loadgen again"
+    hint = "reinstall loadgen, because its installation is damaged"
     try:
         content = zlib.decompress(path.read_bytes(), wbits=GZIP_WINDOW_BITS)
     except (OSError, zlib.error) as error:
         problem = f"the packaged vocabulary cannot be read: {error}"
         raise UserError(of_reading(error), problem, str(path), hint) from None
     if hashlib.sha256(content).hexdigest() != sha256:
-        problem = "the packaged vocabulary is not the one that belongs to this version"
+        problem = "the packaged vocabulary does not belong to this version of loadgen"
         raise UserError("changed_file", problem, str(path), hint)
     return content
 
@@ -209,7 +210,10 @@ def read_tokenizer_file(path: Path) -> Tokenizer:
 
     vocabulary = _find_one_token_words(_candidate_words(model.get_vocab()), encode)
     if not vocabulary.words or not vocabulary.starts:
-        problem = "this tokenizer has no word of two letters or more that is one token"
+        problem = (
+            "this tokenizer has no single-token word of two or more letters, "
+            "so no prompts can be generated with it"
+        )
         raise UserError("unsupported", problem, str(file), TOKENIZER_HINT)
     return Tokenizer(
         tag="tokenizer",
@@ -227,7 +231,7 @@ def _read_file(file: Path) -> bytes:
     try:
         return file.read_bytes()
     except OSError as error:
-        problem = f"no tokenizer there: {error.strerror}"
+        problem = f"there is no tokenizer here: {error.strerror}"
         raise UserError(of_reading(error), problem, str(file), TOKENIZER_HINT) from None
 
 
@@ -239,7 +243,7 @@ def _parse_model(content: bytes, file: Path) -> Any:
         model = tokenizers.Tokenizer.from_buffer(content)
     except Exception as error:  # The library raises a bare Exception for any unreadable input.
         message = str(error).splitlines()[0] if str(error) else type(error).__name__
-        problem = f"not a tokenizer.json: {message}"
+        problem = f"not a valid tokenizer.json: {message}"
         raise UserError("wrong_format", problem, str(file), TOKENIZER_HINT) from None
     model.no_truncation()
     model.no_padding()

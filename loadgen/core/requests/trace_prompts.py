@@ -275,7 +275,10 @@ class TracePrompts(GeneratedPrompts):
         """Yield a warning if there are more requests than rows in the trace."""
         if request_count > len(self.trace):
             requests = format.counted(request_count, "request")
-            yield f"{requests} from a trace of {len(self.trace):,}: it comes again with other text"
+            yield (
+                f"{requests} are sent from a trace of {len(self.trace):,}, so the "
+                "trace is repeated with different texts"
+            )
 
     def _describe_unused_sessions(self) -> Iterator[str]:
         """Yield a warning if the conversations of the trace are not sent as they were recorded.
@@ -290,13 +293,14 @@ class TracePrompts(GeneratedPrompts):
             if session_count:
                 sessions = format.counted(session_count, "session")
                 yield (
-                    f"the trace has {sessions} of several requests, which are sent as unrelated "
-                    "requests; --set trace_replay=sessions sends each after the one before it"
+                    f"the trace has {sessions} with several requests, which are sent "
+                    "as unrelated requests. --set trace_replay=sessions sends each "
+                    "request after the one before it"
                 )
         elif not len(self.trace.hashes):
             yield (
-                "the trace does not say what prompts share: later ones of a session begin with "
-                "other text"
+                "the trace does not record which prompts share a prefix, so later "
+                "requests of a session begin with different text"
             )
 
     def _count_sessions(self) -> int:
@@ -322,7 +326,7 @@ class TracePrompts(GeneratedPrompts):
             subject = format.counted(
                 bad_rows, "bad row of the trace is", "bad rows of the trace are"
             )
-            yield f"{subject} left out, the first {self.trace.first_error}"
+            yield f"{subject} left out. The first: {self.trace.first_error}"
 
     def _describe_extra_fields(self) -> Iterator[str]:
         """Yield warnings about the extra body fields in rows of the trace, and about their models.
@@ -332,11 +336,11 @@ class TracePrompts(GeneratedPrompts):
         """
         names = sorted({name for fields in self.trace.fields for name in fields})
         if names:
-            yield f"rows of the trace ask for {', '.join(names)}, which is sent"
+            yield f"rows of the trace request {', '.join(names)}, which is sent"
         trace_models = {str(fields["model"]) for fields in self.trace.fields if "model" in fields}
         unlisted_models = sorted(trace_models.difference(self._models))
         if unlisted_models:
             yield (
-                f"the server lists no {', '.join(unlisted_models)}: rows that ask for it go to the "
-                "run's model"
+                f"the server does not list {', '.join(unlisted_models)}, so rows that "
+                "request it go to the run's model"
             )

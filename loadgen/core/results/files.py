@@ -52,14 +52,14 @@ def refuse_links(folder: Path, *, deep: bool = True) -> None:
         if entry.is_symlink():
             target = os.path.realpath(entry.path)
             if os.path.commonpath((root, target)) != root:
-                message = f"a link that leads out of the folder: {name} -> {target}"
+                message = f"the folder has a link that points outside it: {name} -> {target}"
                 raise UserError("unsafe_file", message, str(folder), _LINK_HINT)
         elif not entry.is_dir() and not entry.is_file():
-            message = f"a pipe or device instead of a file: {name}"
+            message = f"the folder has a pipe or device instead of a file: {name}"
             raise UserError("unsafe_file", message, str(folder), "remove it")
 
 
-_LINK_HINT = "if you trust the folder, replace links by files: cp -rL FOLDER COPY"
+_LINK_HINT = "if you trust the folder, copy it with files instead of links: cp -rL FOLDER COPY"
 
 
 def _entries(folder: str, deep: bool) -> Iterator[os.DirEntry[str]]:

@@ -16,7 +16,7 @@ from loadgen.core.errors import UserError
 
 ContentT = TypeVar("ContentT")
 
-DAMAGED_HINT = "the file was changed or damaged"
+DAMAGED_HINT = "use the original file: this one was changed or damaged"
 
 
 class _Version(msgspec.Struct):

@@ -464,7 +464,7 @@ class RunManifest(msgspec.Struct, frozen=True, kw_only=True):
         plugin_metrics = {plugin.name for plugin in self.plugins if plugin.table == METRICS.group}
         unknown = missing_metrics(self.slos).keys() - plugin_metrics
         if unknown:
-            raise ValueError(f"no SLO is of {min(unknown)!r}")
+            raise ValueError(f"there is no SLO metric {min(unknown)!r}")
 
     @property
     def slos(self) -> tuple[Slo, ...]:

@@ -47,7 +47,7 @@ class ObjectStoreFolder:
                 self._filesystem.put_file(str(file), target)
         except Exception as error:  # Each storage library has exceptions of its own.
             message = f"not stored: {_describe(error)}"
-            hint = f"the results are in {folder}: copy them"
+            hint = f"the results are in {folder}. Copy them from there"
             raise TargetError("unwritable_file", message, f"--out {self._url}", hint) from None
 
 
@@ -63,7 +63,9 @@ def open(url: str) -> ObjectStoreFolder:
     path = location.path.rstrip("/")
     try:
         if filesystem.exists(f"{path}/{MANIFEST}"):
-            raise UserError("file_exists", "there is a run already", where, "name a new folder")
+            raise UserError(
+                "file_exists", "this URL already holds a run", where, "use another folder"
+            )
         filesystem.makedirs(location.path, exist_ok=True)
         test_file = f"{path}/.loadgen"
         filesystem.pipe_file(test_file, b"")

@@ -170,7 +170,7 @@ def unreadable(content: str, error: Exception, path: Path, hint: str) -> UserErr
         hint: What the user can do.
     """
     reason = str(error).partition(".")[0].strip()
-    return UserError("damaged_file", f"{content} that cannot be read: {reason}", str(path), hint)
+    return UserError("damaged_file", f"{content} cannot be read: {reason}", str(path), hint)
 
 
 class _GroupLocation(NamedTuple):
@@ -478,8 +478,8 @@ class Frame:
                 values.min() < bounds.smallest or values.max() > bounds.largest
             ):
                 raise KeyError(
-                    f"{name}: values beyond {bounds.smallest} to {bounds.largest}, which the file "
-                    "says of them"
+                    f"{name} has values outside the range {bounds.smallest} to "
+                    f"{bounds.largest} that the file states"
                 )
         if name != "text" and len(values) and (values == values[0]).all():
             self._known_bounds[name, group] = _Bounds(int(values[0]), int(values[0]))
@@ -524,7 +524,8 @@ class Frame:
             else:
                 path = self._paths[file_index]
             hint = (
-                "copy the run's folder again; summary.json, if it is there, still holds its figures"
+                "copy the run's folder again. If summary.json exists, it still has "
+                "the metrics of the run"
             )
             raise unreadable("records", error, path, hint) from None
 

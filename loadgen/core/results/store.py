@@ -137,10 +137,12 @@ def _read_manifest(folder: Path) -> RunManifest:
     path = folder / "run.json"
     if path.is_file():
         return decode_manifest(path.read_bytes(), str(path))
-    hint = "give the folder that `loadgen run` named in its first lines"
+    hint = "give the folder that `loadgen run` printed when it started"
     if not folder.is_dir():
         raise missing_result(folder, hint)
-    raise UserError("no_result", "not the folder of a run: it has no run.json", str(folder), hint)
+    raise UserError(
+        "no_result", "not the folder of a run, because it has no run.json", str(folder), hint
+    )
 
 
 @contextlib.contextmanager
@@ -150,7 +152,7 @@ def _damage_as_user_error(folder: Path) -> Iterator[None]:
         yield
     except (ValueError, TypeError, KeyError, IndexError, OverflowError) as error:
         message = f"a file of this run is damaged: {error}"
-        hint = "the summary that the run has printed is in its summary.json"
+        hint = "the run's summary.json still has the metrics that were printed"
         raise UserError("damaged_file", message, str(folder), hint) from None
 
 

@@ -200,7 +200,7 @@ def select_hardware_values(values: PageValues) -> PageValues:
             name = _OTHER_NAMES.get(key.name, key.name)
             hardware_values[SeriesKey(name, key.labels)] = value
     if not hardware_values:
-        raise ValueError("it reports no energy")
+        raise ValueError("the page reports no energy")
     return hardware_values
 
 
@@ -215,7 +215,7 @@ def parse_energy_metrics(data: bytes) -> PageValues:
         raise ValueError(f"no energy: {error}") from None
     is_number = isinstance(total_j, int | float) and not isinstance(total_j, bool)
     if not is_number or not math.isfinite(total_j):
-        raise ValueError("no energy in it")
+        raise ValueError("the page reports no energy")
     metric = SOURCES["energy_metrics"][JOULES]
     return {SeriesKey(metric.name, ""): float(total_j)}
 
@@ -278,7 +278,7 @@ def measure_energy(
         return None
     use = EnergyUse(pages=readings.pages)
     if start_s is None or end_s is None:
-        return msgspec.structs.replace(use, why="the load was never steady")
+        return msgspec.structs.replace(use, why="the load never was steady")
 
     window = _Window(start_s, end_s)
     host_energy = _add_energies(_energy_of_counter(counter, window) for counter in host_counters)
@@ -291,8 +291,8 @@ def measure_energy(
     if not sources:
         return use
     reason = (
-        f"there are not enough readings in its {window.length_s:.0f} s: one a second, none apart "
-        f"more than {LONGEST_GAP_S:.0f} s"
+        f"its {window.length_s:.0f} s have too few readings. One per second is "
+        f"needed, with no gap of more than {LONGEST_GAP_S:.0f} s"
     )
     return msgspec.structs.replace(use, why=reason)
 

@@ -62,7 +62,7 @@ def parse_breakdowns(data: bytes, target: int) -> list[TimingBreakdown]:
     try:
         records = msgspec.json.decode(data, type=list[dict[str, Any]])
     except (ValueError, RecursionError) as error:
-        raise ValueError(f"no list of requests: {error}") from None
+        raise ValueError(f"not a list of requests: {error}") from None
     breakdowns = [_parse_breakdown(record, target) for record in records]
     return [
         breakdown

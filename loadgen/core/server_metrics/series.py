@@ -215,9 +215,9 @@ def parse_page(text: str) -> PageValues:
         if math.isfinite(value) and not sample.name.endswith("_created"):
             values[SeriesKey(sample.name, format_labels(sample.labels))] = value
         if len(values) > MAX_SERIES:
-            raise ValueError(f"more than {MAX_SERIES:,} series")
+            raise ValueError(f"the page has more than {MAX_SERIES:,} series")
     if not values:
-        raise ValueError("no metrics on it")
+        raise ValueError("the page has no metrics")
     return values
 
 
@@ -231,7 +231,7 @@ def _parse_samples(text: str) -> Iterator[PrometheusSample]:
             yield from family.samples
     except (IndexError, KeyError, TypeError, OverflowError) as error:
         # The parser raises these on some malformed texts.
-        raise ValueError(f"no page of metrics: {error!r}") from None
+        raise ValueError(f"not a page of metrics: {error!r}") from None
 
 
 def format_labels(labels: Mapping[str, str]) -> str:
@@ -264,7 +264,7 @@ class IterationParser:
         try:
             rows = msgspec.json.decode(data, type=list[dict[str, Any]])
         except (ValueError, RecursionError) as error:
-            raise ValueError(f"no list of iterations: {error}") from None
+            raise ValueError(f"not a list of iterations: {error}") from None
         self._count_rows(rows)
         values = {
             _iteration_key("read_total"): float(self._read_count),

@@ -48,10 +48,10 @@ async def _reset_cache(settings: Settings, probe: ProbeResult) -> None:
     target = probe.target
     server_profile = probe.server_profile
     if not server_profile.cache_reset_path:
-        message = f"{server_profile.title} has no request that empties its prefix cache"
+        message = f"{server_profile.title} has no API to empty its prefix cache"
         hint = (
-            "leave reset_cache out; --salt fresh sends prompts that no cache has, and a restart of "
-            "the server empties it"
+            "leave reset_cache out, and use --salt fresh for prompts that no cache "
+            "holds, or restart the server"
         )
         raise UserError("unsupported", message, target.redacted, hint)
     tls_context = settings.tls.context() if target.tls else None
@@ -65,8 +65,8 @@ async def _reset_cache(settings: Settings, probe: ProbeResult) -> None:
     problem = _describe_refusal(response)
     if problem:
         message = (
-            f"{server_profile.title} did not empty its cache: "
-            f"POST {server_profile.cache_reset_path} {target.redact(problem)}"
+            f"{server_profile.title} did not empty its prefix cache: POST "
+            f"{server_profile.cache_reset_path} {target.redact(problem)}"
         )
         raise TargetError(
             "invalid_answer", message, target.redacted, server_profile.cache_reset_hint

@@ -108,7 +108,7 @@ class Compactor:
                 cpu_s = child_process.cpu_s(process.pid)
                 if cpu_s == previous_cpu_s:
                     process.kill()
-                    self.failure = f"did not move for {self._frozen_s:g} s and was killed"
+                    self.failure = f"did not respond for {self._frozen_s:g} s and was killed"
 
 
 def _describe_exit(exit_code: int) -> str:

@@ -129,7 +129,7 @@ def check_page_options(
         keywords: The values that are not URLs.
         exclusive: The keywords that cannot be combined with other values.
     """
-    hint = f"{', '.join(keywords)}, or URLs of pages"
+    hint = f"use {', '.join(keywords)}, or URLs of pages"
     conflicting = [value for value in values if value in keywords and value in exclusive]
     if conflicting and len(values) > 1:
         message = f"{conflicting[0]!r} cannot be combined with other values"

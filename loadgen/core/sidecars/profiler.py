@@ -120,7 +120,7 @@ def parse_profile_option(text: str) -> ProfilerOptions:
         raise units.InvalidValueError(
             "invalid_value",
             "names no stage",
-            "steady or the name of a stage, and optionally a longest time: steady:10s",
+            "write steady or the name of a stage, optionally with a maximum time: steady:10s",
         )
     return ProfilerOptions(stage, units.duration_ns(duration) if colon else None)
 
@@ -181,7 +181,9 @@ class Profiler:
             self.close()
             server_profile = probes[0].server_profile
             hint = f"{server_profile.title}: {server_profile.profiler_requirement}"
-            raise TargetError("unsupported", "it has no /start_profile", ", ".join(missing), hint)
+            raise TargetError(
+                "unsupported", "the server has no /start_profile", ", ".join(missing), hint
+            )
 
     def begin(self, start_ns: int, stages: Sequence[StagePlan], options: ProfilerOptions) -> None:
         """Pass the times of the profilers to the process when the load has started.
@@ -253,7 +255,7 @@ def _check_has_profiler(probes: Sequence[ProbeResult]) -> None:
             )
             raise UserError(
                 "unsupported",
-                f"{probe.server_profile.title} has no profiler to start over HTTP",
+                f"{probe.server_profile.title} has no profiler that HTTP requests can start",
                 "--profile",
                 f"known: {known}",
             )

@@ -53,7 +53,9 @@ def is_jsonl(file: Path) -> bool:
     """
     beginning = _read_beginning(file)
     if beginning.startswith(UTF16_MARKS):
-        raise UserError("wrong_encoding", "the file is UTF-16", str(file), "save it as UTF-8")
+        raise UserError(
+            "wrong_encoding", "the file is encoded in UTF-16", str(file), "save it as UTF-8"
+        )
     is_list = beginning.removeprefix(codecs.BOM_UTF8).lstrip().startswith(b"[")
     if is_list and _has_conversation_per_line(file):
         return True
@@ -69,8 +71,8 @@ def read_converted_rows(file: Path) -> Iterator[LocatedRow]:
     """Yield the rows of a file that is not JSONL. Raises UserError and OSError."""
     file_format = _find_format(file, _read_beginning(file))
     if file_format is None:
-        problem = "of several files one is JSONL"
-        raise UserError("wrong_format", problem, str(file), "all in the same format")
+        problem = "one of several files is JSONL"
+        raise UserError("wrong_format", problem, str(file), "use files of the same format")
     if file_format.dataset is not None:
         yield from FORMATS.guard(file_format, file_format.dataset)(file)
 
@@ -137,8 +139,8 @@ def resolve_data_set(path: Path) -> tuple[list[Path], str]:
         return [path], ""
     match = HUB_NAME.fullmatch(name)
     if match is None:
-        hint = "hf:ORG/NAME, hf:ORG/NAME:SPLIT or hf:ORG/NAME/CONFIG:SPLIT"
-        raise UserError("invalid_value", "not the name of a data set", name, hint)
+        hint = "write hf:ORG/NAME, hf:ORG/NAME:SPLIT or hf:ORG/NAME/CONFIG:SPLIT"
+        raise UserError("invalid_value", "is not the name of a data set", name, hint)
     data_set = match["data_set"]
     files = _find_cached_files(data_set) or _download_files(data_set)
     config = match["config"]
@@ -147,8 +149,8 @@ def resolve_data_set(path: Path) -> tuple[list[Path], str]:
     selected = sorted(file.path for file in config_files if not split or split in file.name_parts)
     if not selected:
         names = sorted({str(file.relative_path) for file in files})
-        hint = f"its files: {', '.join(names[:MAX_FILES_IN_HINT])}"
-        raise UserError("unknown_name", "no such part of the data set", name, hint)
+        hint = f"the data set has these files: {', '.join(names[:MAX_FILES_IN_HINT])}"
+        raise UserError("unknown_name", "the data set has no such part", name, hint)
     return selected, _describe_hub_files(data_set, split, selected)
 
 

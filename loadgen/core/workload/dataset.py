@@ -184,7 +184,7 @@ class _RowChecker:
             raise CombinedError(self._errors)
         if not self._offsets:
             hint = 'write one per line, like {"prompt": "Hello"}'
-            raise UserError("empty_file", "no requests in the file", str(self._path), hint)
+            raise UserError("empty_file", "the file has no requests", str(self._path), hint)
         # A row ends where the next one starts, so the last row needs one more offset.
         self._offsets.append(content.size)
         return Rows(
@@ -205,7 +205,7 @@ class _RowChecker:
             yield f"{self._path.name}: {note}"
         if self._empty_conversations:
             conversations = format.counted(self._empty_conversations, "conversation")
-            yield f"{self._path.name}: left out {conversations} without a question"
+            yield f"{self._path.name}: left out {conversations} without a user message"
 
 
 def read_rows(path: str | Path) -> Rows:
@@ -323,9 +323,9 @@ def read_located_rows(file: Path) -> Iterator[data_files.LocatedRow]:
                 row = wrap_conversation(msgspec.json.decode(line))
             except (ValueError, RecursionError) as error:
                 problem = f"not JSON: {error}"
-                hint = "one JSON object per line"
+                hint = "write one JSON object per line"
                 raise UserError("invalid_syntax", problem, where, hint) from None
             if not isinstance(row, dict):
-                hint = 'objects like {"prompt": "..."}'
-                raise UserError("wrong_type", "not a JSON object", where, hint)
+                hint = 'write objects like {"prompt": "..."}'
+                raise UserError("wrong_type", "the row is not a JSON object", where, hint)
             yield where, row

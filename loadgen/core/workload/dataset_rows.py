@@ -98,9 +98,9 @@ FINISH_REASONS = frozenset(
 
 Text = Annotated[str, Meta(min_length=1)]
 TokenIds = Annotated[list[Annotated[int, Meta(ge=0)]], Meta(min_length=1)]
-PROMPT_TYPE = FieldType("a text that is not empty, or a list of token ids", Text | TokenIds)
+PROMPT_TYPE = FieldType("a text that is not empty, or a list of token IDs", Text | TokenIds)
 LENGTH_TYPE = FieldType(
-    f"a whole number from 1 to {MOST_TOKENS:,}", Annotated[int, Meta(ge=1, le=MOST_TOKENS)]
+    f"an integer from 1 to {MOST_TOKENS:,}", Annotated[int, Meta(ge=1, le=MOST_TOKENS)]
 )
 EXTRA_BODY_TYPE = FieldType("an object", dict)
 MESSAGES_HINT = 'like [{"role": "user", "content": "Hello"}]'
@@ -147,7 +147,7 @@ def parse_row(line: bytes) -> DatasetRow:
     row = wrap_conversation(_decode_line(line))
     if not isinstance(row, dict):
         hint = 'write {"prompt": "..."} or {"messages": [...]}'
-        raise BadRowError("wrong_type", "not a JSON object", hint)
+        raise BadRowError("wrong_type", "the row is not a JSON object", hint)
     converted = convert_row(row)
     row = converted.row
     _check_is_request(row)
@@ -195,32 +195,32 @@ def _decode_line(line: bytes) -> Any:
         position = re.search(r"\(byte (\d+)\)", str(error))
         message = re.sub(r" \(byte \d+\)", "", str(error)).removeprefix("JSON is malformed: ")
         message = message.replace(
-            "Input data was truncated", "the line ends before the object does"
+            "Input data was truncated", "the line ends before the JSON object is complete"
         )
         column = int(position[1]) + 1 if position else 0
         problem = f"not JSON: {message}"
-        hint = "one JSON object per line"
+        hint = "write one JSON object per line"
         raise BadRowError("invalid_syntax", problem, hint, column=column) from None
 
 
 def _check_is_request(row: dict[str, Any]) -> None:
     """Raise BadRowError unless a row has exactly one of `prompt` and `messages`."""
     if {"timestamp", "input_length"} <= row.keys():
-        problem = "a row of a trace, not a prompt"
-        raise BadRowError("wrong_format", problem, "--trace FILE replays a trace")
+        problem = "this is a row of a trace, not a prompt"
+        raise BadRowError("wrong_format", problem, "use --trace FILE to replay a trace")
     if "prompt" in row and "messages" in row:
-        problem = "both `prompt` and `messages`"
-        raise BadRowError("conflict", problem, "give exactly one of them")
+        problem = "the row has both `prompt` and `messages`"
+        raise BadRowError("conflict", problem, "keep exactly one of them")
     if "prompt" not in row and "messages" not in row:
         hint = (
-            "give exactly one of them; or a name that data sets use: "
+            "give exactly one of them, or one of the names in common data sets: "
             "conversations, question, instruction, text"
         )
         suggestions = [closest(field, ("prompt", "messages")) for field in row]
         suggestion = next((name for name in suggestions if name), "")
         if suggestion:
             hint = f'did you mean "{suggestion}"?'
-        raise BadRowError("missing_key", "neither `prompt` nor `messages`", hint)
+        raise BadRowError("missing_key", "the row has neither `prompt` nor `messages`", hint)
 
 
 def _output_length(row: dict[str, Any]) -> _OutputLength:

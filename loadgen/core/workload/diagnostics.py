@@ -67,14 +67,18 @@ _PROBLEMS = {
     "bool_type": _Problem("wrong_type", "must be true or false"),
     "dict_type": _NOT_A_MAPPING,
     "finite_number": _Problem("out_of_range", "must be finite"),
-    "float_type": _Problem("wrong_type", "must be a number", "without quotes and unit"),
-    "int_type": _Problem("wrong_type", "must be a whole number", "without quotes and unit"),
+    "float_type": _Problem(
+        "wrong_type", "must be a number", "write it without quotes and without a unit"
+    ),
+    "int_type": _Problem(
+        "wrong_type", "must be an integer", "write it without quotes and without a unit"
+    ),
     "model_attributes_type": _NOT_A_MAPPING,
     "model_type": _NOT_A_MAPPING,
     "string_pattern_mismatch": _Problem(
         "invalid_value",
-        "has characters that do not go here",
-        "letters, digits, and . _ - after the first",
+        "has characters that are not allowed here",
+        "use letters, digits, and . _ - after the first character",
     ),
     "string_too_short": _EMPTY,
     "string_type": _Problem("wrong_type", "must be text", "put it in quotes"),
@@ -238,7 +242,10 @@ def _union_error(error: ErrorDetails, location: Location, file: str) -> LoadgenE
         return UserError("wrong_type", problem, location.place(file), _example(noun, known_tags))
     if len(value) > 1:
         problem = f"{noun_with_article} has one key, not {len(value)}"
-        hint = f"its parameters go inside, {_example(f'{noun} with parameters', known_tags)}"
+        hint = (
+            "its parameters go inside, for example "
+            f"{_example(f'{noun} with parameters', known_tags)}"
+        )
         return UserError("conflict", problem, location.place(file), hint)
     tag = next(iter(value))
     place = place_at(file, value.keys_at[tag], location.path)
@@ -263,7 +270,7 @@ def _problem_with_value(error: ErrorDetails, location: Location) -> _Problem:
         quoted_words = context["expected"].replace(" or ", ", ").split(", ")
         accepted_words = [word.strip("'") for word in quoted_words]
         hint = did_you_mean(location.position.text, accepted_words)
-        return _Problem("unknown_name", "is not known here", hint)
+        return _Problem("unknown_name", "is an unknown value", hint)
     if error["type"] in _PROBLEMS:
         return _PROBLEMS[error["type"]]
     message = error["msg"].replace("Input should", "should").replace("String should", "should")

@@ -136,7 +136,7 @@ class ListOfValues(Tagged):
     def extend_json_schema(cls, schema: JsonSchemaValue) -> JsonSchemaValue:
         """Return a JSON Schema that accepts the name of a file in place of the values, too."""
         mapping_schema = super().extend_json_schema(schema)
-        file_schema = {"type": "string", "description": "a file with one value per line"}
+        file_schema = {"type": "string", "description": "give a file with one value per line"}
         # The alternatives are the list of values alone, and a mapping with the key `values`. The
         # name of a file can be written in place of the list in both.
         alternatives = mapping_schema["properties"][cls.tag]["anyOf"]
@@ -159,10 +159,10 @@ class Empirical(ListOfValues):
             return self
         if len(self.weights) != len(self.values):
             problem = f"has {len(self.values)} values but {len(self.weights)} weights"
-            raise units.InvalidValueError("mismatch", problem, "one weight per value")
+            raise units.InvalidValueError("mismatch", problem, "give one weight per value")
         if not sum(self.weights):
             raise units.InvalidValueError(
-                "out_of_range", "has no weight above zero", "one weight per value"
+                "out_of_range", "has no weight above zero", "give one weight per value"
             )
         return self
 
@@ -176,9 +176,7 @@ class Listed(ListOfValues):
 def _check_order(low: Any, high: Any) -> None:
     """Raise `InvalidValueError` if both bounds are set and the lower one is above the upper one."""
     if low is not None and high is not None and low > high:
-        raise units.InvalidValueError(
-            "out_of_range", "has its min above its max", "swap min and max"
-        )
+        raise units.InvalidValueError("out_of_range", "has a min above its max", "swap min and max")
 
 
 def _read_column(path: Path) -> list[int | str]:
@@ -191,7 +189,7 @@ def _read_column(path: Path) -> list[int | str]:
         lines = path.read_text("utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "not text"
-        hint = "a text file with one value per line, named relative to the workload"
+        hint = "give a text file with one value per line; its path is relative to the workload"
         raise units.InvalidValueError(
             of_reading(error), f"cannot be read: {reason}", hint
         ) from None

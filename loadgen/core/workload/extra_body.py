@@ -43,30 +43,32 @@ def find_refused_fields(extra_body: Mapping[str, Any]) -> Iterator[RefusedField]
             yield RefusedField(
                 name,
                 f"{name} changes the output length that the workload sets",
-                "--osl N sets it for every request",
-                "output_tokens: N in the row sets it",
+                "use --osl N to set it for every request",
+                "use output_tokens: N in the row to set it",
             )
     for name in COUNT_FIELDS:
         if extra_body.get(name) not in (None, 1):
             yield RefusedField(
                 name,
-                f"{name} asks for several completions in one response, "
-                "which have no TPOT of their own",
-                f"leave {name} out and send more requests (--concurrency, --request-rate, -n)",
-                f"leave {name} out and repeat the row",
+                (
+                    f"{name} requests several completions in one response, for which TPOT "
+                    "is not defined"
+                ),
+                f"leave {name} out, and send more requests (--concurrency, --request-rate, -n)",
+                f"leave {name} out, and repeat the row",
             )
     for name in PROMPT_FIELDS:
         if name in extra_body:
             yield RefusedField(
                 name,
-                f"{name} replaces the prompts of the load, whose tokens are counted",
-                "--dataset FILE sends prompts of your own",
-                "the row's own `prompt` or `messages`",
+                f"{name} replaces the prompts of the workload, whose tokens are counted",
+                "use --dataset FILE to send your own prompts",
+                "use the row's own `prompt` or `messages`",
             )
     if "stream" in extra_body:
         yield RefusedField(
             "stream",
-            "stream is decided for the whole run",
-            "--no-stream, or nothing: streams are the default",
-            "--no-stream on the command line",
+            "stream applies to the whole run",
+            "use --no-stream to turn streaming off; it is on by default",
+            "use --no-stream on the command line",
         )

@@ -33,7 +33,7 @@ def _parse_unit(
         if isinstance(value, str):
             return parse(value)
         if isinstance(value, bool) or not isinstance(value, types):
-            raise units.InvalidValueError("wrong_type", "is not what belongs here", hint)
+            raise units.InvalidValueError("wrong_type", "is not an allowed value", hint)
         if isinstance(info.context, FileContext):
             return parse(str(value))
         return value

@@ -37,7 +37,7 @@ def workload_json_schema() -> dict[str, Any]:
     pydantic generates the schema of the model, in which a workload has the key `requests`. Two
     other forms are added that `WorkloadFile` converts to it: `classes` and `trace`.
     """
-    schema = file_json_schema(WorkloadFile, "A workload of loadgen")
+    schema = file_json_schema(WorkloadFile, "A loadgen workload")
     properties = schema["properties"]
     properties["classes"] = {"$ref": "#/$defs/Mix/properties/classes"}
     # A `trace` is the name of a file or a mapping, as in the arrival process `trace`. In a workload

@@ -100,7 +100,7 @@ MAX_COUNT_DIGITS = 12
 """Most digits of a count. No load has a count with more digits."""
 MAX_FACTOR = 1e6
 MAX_LOOPS = 1_000_000
-OPEN_LOOP_HINT = "; for arrivals at a rate instead: --request-rate 10"
+OPEN_LOOP_HINT = "; for arrivals at a rate, use --request-rate 10"
 
 
 def describe_option(name: str, value: object) -> str:
@@ -147,7 +147,7 @@ def parse_concurrency_levels(text: str) -> tuple[int, ...]:
     try:
         return tuple(parse_count(part.strip()) for part in text.split(","))
     except units.InvalidValueError as error:
-        hint = "one number, or several: 1,2,4,8" if "," in text else error.hint
+        hint = "give one number, or several: 1,2,4,8" if "," in text else error.hint
         raise UserError(error.code, f'"{text}" {error}', f"--concurrency {text}", hint) from None
 
 
@@ -193,17 +193,17 @@ def _count_parser(
 
     def parse_count(text: str) -> int:
         if not re.fullmatch(r"-?[0-9]+", text):
-            hint = f"a whole number, {minimum} or more, in digits: 8000, not 8k"
-            raise units.InvalidValueError("invalid_value", "is not a whole number", hint)
+            hint = f"write an integer of at least {minimum} in digits: 8000, not 8k"
+            raise units.InvalidValueError("invalid_value", "is not an integer", hint)
         if len(text) > MAX_COUNT_DIGITS:
-            hint = f"a whole number with at most {MAX_COUNT_DIGITS} digits"
+            hint = f"write an integer with at most {MAX_COUNT_DIGITS} digits"
             raise units.InvalidValueError("out_of_range", "is too many", hint)
         count = int(text)
         if count < minimum:
-            hint = f"a whole number, {minimum} or more{hint_if_less}"
+            hint = f"write an integer of at least {minimum}{hint_if_less}"
             raise units.InvalidValueError("invalid_value", f"is less than {minimum}", hint)
         if maximum is not None and count > maximum:
-            hint = f"a whole number from {minimum} to {maximum:,}"
+            hint = f"write an integer from {minimum} to {maximum:,}"
             raise units.InvalidValueError("out_of_range", "is too many", hint)
         return count
 
@@ -245,14 +245,14 @@ def _parse_output_tokens(text: str) -> int | str:
 def _parse_seed(text: str) -> int:
     if not re.fullmatch(r"[0-9]{1,20}", text) or int(text) >= 2**64:
         raise units.InvalidValueError(
-            "invalid_value", "is not a seed", "a whole number from 0 to 2^64 - 1"
+            "invalid_value", "is not a seed", "use an integer from 0 to 2^64 - 1"
         )
     return int(text)
 
 
 def _parse_salt(text: str) -> str:
     if not re.fullmatch(SALT_PATTERN, text):
-        hint = "a word of letters, digits, . _ -, or fresh: a new one in every run"
+        hint = "use letters, digits and . _ -, or `fresh` for a new salt in every run"
         raise units.InvalidValueError("invalid_value", "is not a salt", hint)
     return text
 
@@ -266,7 +266,7 @@ def _parse_seconds_above_zero(text: str) -> int:
     duration_ns = _parse_seconds(text)
     if duration_ns == 0:
         raise units.InvalidValueError(
-            "out_of_range", "is no time at all", "a duration above zero, like 30s"
+            "out_of_range", "is not a time above zero", "use a duration above zero, like 30s"
         )
     return duration_ns
 
@@ -279,7 +279,7 @@ def _parse_warmup(text: str) -> dict[str, int]:
     try:
         return {"warmup_ns": _parse_seconds(text)}
     except units.InvalidValueError as error:
-        hint = "10 or 10s is ten seconds, 10req is ten requests, 0 is none"
+        hint = "write 10 or 10s for ten seconds, 10req for ten requests, or 0 for no warm-up"
         raise units.InvalidValueError(error.code, str(error), hint) from None
 
 
@@ -314,7 +314,7 @@ def _add_slo_term(
 
 def _check_no_common_objective(first: Slo, second: Slo) -> None:
     """Raise `units.InvalidValueError` if both SLOs limit the attainment or the same percentile."""
-    hint = "keep one of them; two percentiles of one metric are two objectives"
+    hint = "keep one of them. Two percentiles of one metric are two objectives and allowed"
     limited_objectives = {(term.metric, term.quantile) for term in first.terms}
     for term in second.terms:
         if (term.metric, term.quantile) in limited_objectives:
@@ -339,7 +339,7 @@ def parse_slo_term(text: str, default_unit: str | None = None) -> Slo:
     name, colon, limit_text = text.partition(":")
     if not colon:
         raise units.InvalidValueError(
-            "invalid_value", "is no SLO term", f"METRIC:LIMIT, like {example}"
+            "invalid_value", "is not an SLO term", f"METRIC:LIMIT, like {example}"
         )
     if name == ATTAINMENT:
         return Slo(goodput_share=units.share(limit_text))
@@ -347,7 +347,7 @@ def parse_slo_term(text: str, default_unit: str | None = None) -> Slo:
     if metric not in metrics():
         suggestion = _suggest_slo_term(name, limit_text)
         raise units.InvalidValueError(
-            "unknown_name", f'names no metric: "{name}"', suggestion + hint
+            "unknown_name", f'has the unknown metric "{name}"', suggestion + hint
         )
     limit, colon, quantile_text = limit_text.partition(":")
     quantile = units.quantile(quantile_text) if colon else DEFAULT_QUANTILE
@@ -402,8 +402,8 @@ def _add_limit(text: str, limits: Mapping[str, float]) -> dict[str, float]:
     """
     name, _, value = text.partition(":")
     if name not in Limits.model_fields:
-        hint = f"known: {', '.join(Limits.model_fields)}; like send_lag_share:10%"
-        raise units.InvalidValueError("unknown_name", f'names no limit: "{name}"', hint)
+        hint = f"use one of {', '.join(Limits.model_fields)}, for example send_lag_share:10%"
+        raise units.InvalidValueError("unknown_name", f'has the unknown limit "{name}"', hint)
     if name in limits:
         raise units.InvalidValueError("duplicate", f"sets {name} a second time", "keep one of them")
     return {**limits, name: units.share(value)}
@@ -412,7 +412,8 @@ def _add_limit(text: str, limits: Mapping[str, float]) -> dict[str, float]:
 _PARSERS: dict[str, Callable[[str], Any]] = {
     "request_rate": lambda text: units.rate_per_s(text, bare=True),
     "burstiness": _positive_number_parser(
-        "below 1 is burstier than Poisson, 1 is Poisson, above 1 more even"
+        "use 1 for Poisson arrivals, less than 1 for burstier ones, more than 1 for "
+        "more regular ones"
     ),
     "concurrency": _count_parser(1, MAX_CONCURRENCY, OPEN_LOOP_HINT),
     "stagger": _parse_seconds,
@@ -426,14 +427,18 @@ _PARSERS: dict[str, Callable[[str], Any]] = {
     "seed": _parse_seed,
     "schedule_seed": _parse_seed,
     "salt": _parse_salt,
-    "trace_speed": _positive_number_parser("2 is twice as fast as it was, 0.5 half as fast"),
+    "trace_speed": _positive_number_parser(
+        "use 2 for twice the recorded speed, 0.5 for half of it"
+    ),
     "trace_slice": lambda text: units.time_slice(text, bare="s"),
     "trace_loop": _count_parser(1, MAX_LOOPS),
-    "on_bad_row": _choice_parser({"fail": "", "skip": "leave the row out, and count it"}),
+    "on_bad_row": _choice_parser({"fail": "", "skip": "leave the row out and count it"}),
     "trace_replay": _choice_parser(
         {
-            "instants": "each request when it came",
-            "sessions": "after what it waited for, and the recorded pause",
+            "instants": "send each request at its recorded time",
+            "sessions": (
+                "send each request after the responses it waited for, and after the recorded pause"
+            ),
         }
     ),
     "trace_unit": _choice_parser({"s": "seconds", "ms": "milliseconds", "us": "", "ns": ""}),

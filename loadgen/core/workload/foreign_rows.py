@@ -61,7 +61,7 @@ def convert_row(row: Row) -> ConvertedRow:
     mistakes.
     """
     if _is_batch_row(row):
-        return ConvertedRow(_batch_body(row), "rows of an OpenAI batch: their `body` is sent")
+        return ConvertedRow(_batch_body(row), "rows of an OpenAI batch: the field `body` is sent")
     if "prompt" in row or "messages" in row:
         return _without_recorded_response(row)
     for field in CONVERSATION_FIELDS:
@@ -70,7 +70,7 @@ def convert_row(row: Row) -> ConvertedRow:
     first_message = _first_text(row.get(TURNS_FIELD))
     if first_message:
         converted = _without(row, [TURNS_FIELD]) | {"prompt": first_message}
-        return ConvertedRow(converted, f"the first of each of its `{TURNS_FIELD}`")
+        return ConvertedRow(converted, f"the first user message of each `{TURNS_FIELD}` is sent")
     prompt_field = _first_text_field(row, PROMPT_FIELDS)
     if prompt_field is None:
         return ConvertedRow(row)
@@ -87,7 +87,7 @@ def _convert_conversation(row: Row, field: str) -> ConvertedRow:
     messages, response = _first_question(row[field], field)
     return ConvertedRow(
         _without(row, [field]) | {"messages": messages},
-        f"the first question of each of its `{field}`, answered as long",
+        f"the first question of each `{field}` is sent, with the length of its recorded response",
         response,
     )
 
@@ -114,13 +114,13 @@ def _convert_prompt(row: Row, prompt_field: str) -> ConvertedRow:
         system_message = {"role": "system", "content": row[system_field]}
         converted = {"messages": [system_message, {"role": "user", "content": text}]}
         used_fields.append(system_field)
-        note += f", system prompts `{system_field}`"
+        note += f", system prompts from `{system_field}`"
     response = ""
     response_field = _first_text_field(_without(row, used_fields), RESPONSE_FIELDS)
     if response_field is not None:
         response = row[response_field]
         used_fields.append(response_field)
-        note += f", answers are as long as `{response_field}`"
+        note += f", output lengths from `{response_field}`"
     return ConvertedRow(_without(row, used_fields) | converted, note, response)
 
 
@@ -142,7 +142,7 @@ def _without_recorded_response(row: Row) -> ConvertedRow:
     response_field = _first_text_field(row, RESPONSE_FIELDS)
     if response_field is None:
         return ConvertedRow(row)
-    note = f"answers are as long as `{response_field}`"
+    note = f"output lengths from `{response_field}`"
     return ConvertedRow(_without(row, [response_field]), note, row[response_field])
 
 
@@ -170,10 +170,10 @@ def _batch_body(row: Row) -> Row:
     url = row["url"]
     body = row["body"]
     if not isinstance(url, str) or not url.endswith("/completions"):
-        hint = "rows for /v1/chat/completions or /v1/completions can be sent"
-        raise BadRowError("unsupported", f"a batch row for {shortened(url)}", hint)
+        hint = "only rows for /v1/chat/completions or /v1/completions can be sent"
+        raise BadRowError("unsupported", f"this is a batch row for {shortened(url)}", hint)
     if not isinstance(body, dict):
-        hint = 'an object, like {"model": "...", "messages": [...]}'
+        hint = 'write an object, like {"model": "...", "messages": [...]}'
         raise BadRowError("wrong_type", f"body is {shortened(body)}", hint, "body")
     return body
 
@@ -199,7 +199,7 @@ def _first_question(turns: list[Any], field: str) -> tuple[list[dict[str, str]],
             messages.append({"role": role, "content": text})
             has_question = has_question or is_first_question
     if not messages or messages[-1]["role"] != "user":
-        raise EmptyConversationError("missing_value", "the conversation has no question")
+        raise EmptyConversationError("missing_value", "the conversation has no user message")
     return messages, ""
 
 
@@ -212,7 +212,9 @@ def _parse_turn(turn: Any, path: str) -> tuple[str, str]:
     role = ROLE_OF_SPEAKER.get(speaker) if isinstance(speaker, str) else None
     if role is None:
         hint = f"known: {', '.join(ROLE_OF_SPEAKER)}"
-        raise BadRowError("unknown_name", f"{path} is from {shortened(speaker)}", hint, path)
+        raise BadRowError(
+            "unknown_name", f"{path} is from the unknown speaker {shortened(speaker)}", hint, path
+        )
     text = turn.get("value", turn.get("content"))
     if not isinstance(text, str):
         raise BadRowError("wrong_type", f"{path} says {shortened(text)}", "a text", path)

@@ -48,15 +48,19 @@ def download_snapshot(
     except ImportError:
         type_option = "--repo-type dataset " if kind == "dataset" else ""
         command = f"hf download {type_option}{repository}"
-        problem = f"this {kind} is not in the cache of this host"
-        hint = f"pip install 'loadgen[hub]' fetches it; or fetch it elsewhere: {command}"
+        problem = f"this {kind} is not in the Hugging Face cache of this host"
+        hint = (
+            f"pip install 'loadgen[hub]' to download it, or download it on another host: {command}"
+        )
         raise UserError("not_downloaded", problem, where, hint) from None
     try:
         return Path(snapshot_download(repository, repo_type=kind, allow_patterns=list(patterns)))
     except Exception as error:  # Errors of the network, the hub and its client are of many types.
         first_line = (str(error).strip().splitlines() or [type(error).__name__])[0]
-        hint = "is the name right, the hub reachable, HF_TOKEN set where it is needed?"
-        raise UserError("not_downloaded", f"cannot be fetched: {first_line}", where, hint) from None
+        hint = "check the name, the connection to the hub, and HF_TOKEN for private data"
+        raise UserError(
+            "not_downloaded", f"cannot be downloaded: {first_line}", where, hint
+        ) from None
 
 
 def snapshot_commit(file: Path) -> str:

@@ -118,7 +118,7 @@ def workload_from_trace(
         CombinedError: All mistakes in the trace, the base and the options.
     """
     path = Path(trace)
-    hint = "a file of one of the formats of docs/reference/data-sets.md"
+    hint = "give a file in one of the formats in docs/reference/data-sets.md"
     _check_is_file(path, "--trace", "trace", hint)
     if base is None:
         name = path.name.partition(".")[0] or "trace"
@@ -198,8 +198,8 @@ def workload_from_dataset(
     source = name  # A data set of Hugging Face stays a name.
     if not name.startswith("hf:"):
         hint = (
-            "a file (JSONL, JSON list, CSV, Parquet, Arrow), "
-            "or a data set of Hugging Face: hf:ORG/NAME"
+            "give a file (JSONL, JSON list, CSV, Parquet, Arrow), or a data set of "
+            "Hugging Face: hf:ORG/NAME"
         )
         _check_is_file(Path(name), "--dataset", "file", hint)
         source = str(Path(name).resolve())
@@ -240,8 +240,8 @@ def load_from_options(
         CombinedError: All mistakes in the files and the options.
     """
     if trace is not None and dataset is not None:
-        problem = "a trace brings its own requests"
-        hint = "give --trace or --dataset"
+        problem = "a trace already contains the requests, so no data set can be added"
+        hint = "give either --trace or --dataset"
         raise CombinedError([UserError("conflict", problem, f"--dataset {dataset}", hint)])
     if trace is not None:
         return workload_from_trace(trace, overrides, path_or_name)
@@ -263,7 +263,7 @@ def _workload_from_lengths(overrides: Overrides) -> Workload:
     if input_tokens is None and output_tokens is None:
         if overrides.errors:
             raise CombinedError(list(overrides.errors))
-        data = "--dataset FILE, --trace FILE, or --input-tokens and --output-tokens"
+        data = "use --dataset FILE, --trace FILE, or --input-tokens and --output-tokens"
         hint = f"give a file, one of {', '.join(packaged_files())}, {data}"
         raise CombinedError([UserError("missing_option", "no workload", "WORKLOAD", hint)])
     if output_tokens is None:
@@ -281,8 +281,8 @@ def _workload_from_lengths(overrides: Overrides) -> Workload:
 
 def _missing_length(overrides: Overrides, option: str, missing_option: str) -> CombinedError:
     """Return the error for only one of the two lengths, with those of other options."""
-    hint = f"add {missing_option}, or name a workload whose other lengths stay"
-    error = UserError("missing_option", f"no workload, and {option} alone", option, hint)
+    hint = f"add {missing_option}, or name a workload, which keeps its other length"
+    error = UserError("missing_option", f"{option} alone does not define a workload", option, hint)
     return CombinedError([*overrides.errors, error])
 
 

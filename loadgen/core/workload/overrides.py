@@ -52,8 +52,8 @@ def apply_overrides(workload: Workload, overrides: Overrides, errors: DocumentEr
     }
     changes |= {field: value for field, value in options_by_field.items() if value is not None}
     if overrides.salt is not None and isinstance(workload.requests, FromFile):
-        problem = "a salt changes generated prompts; those of a file are sent as they stand"
-        errors.add_option("conflict", problem, f"--salt {overrides.salt}", "leave the flag out")
+        problem = "a salt changes generated prompts, but prompts of a file are sent unchanged"
+        errors.add_option("conflict", problem, f"--salt {overrides.salt}", "leave the option out")
     return workload.model_copy(update=changes)
 
 
@@ -99,14 +99,14 @@ def _override_requests(
     if overrides.input_tokens is not None:
         changes["input_tokens"] = FixedTokens.model_construct(value=overrides.input_tokens)
         if isinstance(requests, FromFile):
-            problem = "the prompts come from a file: their length is what it is"
+            problem = "the prompts come from a file, so their length cannot be set"
             option = f"--input-tokens {overrides.input_tokens}"
-            errors.add_option("conflict", problem, option, "leave the flag out")
+            errors.add_option("conflict", problem, option, "leave the option out")
     if overrides.output_tokens == "unlimited":
         changes["output_tokens"] = "unlimited"
         if not isinstance(requests, FromFile):
-            problem = "only rows of a data set can be sent without a limit"
-            hint = "a number of tokens: --output-tokens 200"
+            problem = "only rows of a data set can be sent without an output limit"
+            hint = "give a number of tokens, for example --output-tokens 200"
             errors.add_option("conflict", problem, "--output-tokens unlimited", hint)
     elif overrides.output_tokens is not None:
         changes["output_tokens"] = FixedTokens.model_construct(value=overrides.output_tokens)
@@ -121,8 +121,8 @@ def _refuse_lengths(
     options = {"--input-tokens": overrides.input_tokens, "--output-tokens": overrides.output_tokens}
     for option, tokens in options.items():
         if tokens is not None:
-            problem = f"the lengths are those of the {owner}"
-            errors.add_option("conflict", problem, f"{option} {tokens}", "leave the flag out")
+            problem = f"the lengths are defined by the {owner}"
+            errors.add_option("conflict", problem, f"{option} {tokens}", "leave the option out")
 
 
 def _override_slo(workload: Workload, overrides: Overrides, errors: DocumentErrors) -> Slo | None:
@@ -137,8 +137,10 @@ def _override_slo(workload: Workload, overrides: Overrides, errors: DocumentErro
     # Requests of a single kind have no classes.
     classes = getattr(workload.requests, "classes", {}).values()
     if classes and all(request_class.slo for request_class in classes):
-        hint = "write the limits of the classes in a file of your own, which may extend this one"
-        errors.add_option("no_effect", "each class has an SLO of its own", "--slo", hint)
+        hint = (
+            "write the limits of the classes in your own workload file, which may extend this one"
+        )
+        errors.add_option("no_effect", "each request class has its own SLO", "--slo", hint)
     slo = merge_slos(
         overrides.replacement_slo or workload.slo or Slo(), overrides.added_slo or Slo()
     )
@@ -147,7 +149,7 @@ def _override_slo(workload: Workload, overrides: Overrides, errors: DocumentErro
         hint = "add --slo ttft:2s"
         if workload.slo is not None and workload.slo.terms:
             hint = (
-                f"--slo +{ATTAINMENT}:{share} keeps the limits of the workload; "
+                f"use --slo +{ATTAINMENT}:{share} to keep the limits of the workload, "
                 "or add --slo ttft:2s"
             )
         problem = "an attainment needs a latency limit that requests can meet"

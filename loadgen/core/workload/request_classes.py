@@ -52,10 +52,10 @@ def _check_header_name(name: str) -> str:
     itself.
     """
     if name.lower() in SECRET_HEADERS:
-        problem = "is a secret, and a workload is kept with its results"
+        problem = "is a secret, and the workload is stored with its results"
         raise units.InvalidValueError("unsupported", problem, "--api-key-file")
     if name.lower() in CLIENT_HEADERS:
-        raise units.InvalidValueError("unsupported", "is written by the client", "leave it out")
+        raise units.InvalidValueError("unsupported", "is set by the client", "leave it out")
     return name
 
 
@@ -109,7 +109,7 @@ def _validate_weight(value: Any) -> float | str:
         return value
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
     if not is_number or not 0 < value < math.inf:
-        hint = "a number above zero, or a percentage: weight: 60%"
+        hint = "use a number above zero, or a percentage: weight: 60%"
         raise units.InvalidValueError("invalid_value", "is not a weight", hint)
     return float(value)
 
@@ -144,7 +144,9 @@ class RequestClass(Part):
     def _refuse_sessions_of_a_trace(cls, requests: RequestsOfOneKind) -> RequestsOfOneKind:
         """Refuse a class that replays the sessions of a trace."""
         if isinstance(requests, FromTrace) and requests.replay == "sessions":
-            problem = "replays the sessions of a trace as one class of several"
+            problem = (
+                "replays the sessions of a trace as one of several classes, which is not supported"
+            )
             raise units.InvalidValueError("unsupported", problem, "replay: instants")
         return requests
 
@@ -213,12 +215,12 @@ def _convert_to_shares(weights: list[float | str]) -> list[float]:
     """
     percentages = [units.share(weight) for weight in weights if isinstance(weight, str)]
     if percentages and len(percentages) < len(weights):
-        hint = "weight: 60% in each class, or weight: 6 in each"
+        hint = "use weight: 60% in each class, or weight: 6 in each"
         raise units.InvalidValueError("conflict", "mix percentages and relative weights", hint)
     if percentages and abs(math.fsum(percentages) - 1) > ROUNDING_TOLERANCE:
         problem = f"have weights that add up to {math.fsum(percentages) * 100:g} %, not 100 %"
         raise units.InvalidValueError(
-            "out_of_range", problem, "or relative weights, without %: weight: 6"
+            "out_of_range", problem, "or use relative weights without %: weight: 6"
         )
     numbers = percentages or [float(weight) for weight in weights]
     total = math.fsum(numbers)

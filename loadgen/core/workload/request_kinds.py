@@ -72,7 +72,7 @@ class Chunks(Part):
     @model_validator(mode="after")
     def _check_corpus_is_large_enough(self) -> Self:
         if self.count > self.corpus:
-            problem = f"draws {self.count} different chunks from {self.corpus}"
+            problem = f"needs {self.count} different chunks from {self.corpus}"
             raise units.InvalidValueError("out_of_range", problem, "a larger corpus")
         return self
 
@@ -107,8 +107,8 @@ def _parse_cache_state(value: Any, info: ValidationInfo) -> float:
         hit_rate = value["hit_rate"]
         if isinstance(hit_rate, str):
             return units.share(hit_rate)
-    hint = "cache: cold, cache: warm, or cache: {hit_rate: 60%}"
-    raise units.InvalidValueError("unknown_name", "is no state of a cache", hint)
+    hint = "use cache: cold, cache: warm, or cache: {hit_rate: 60%}"
+    raise units.InvalidValueError("unknown_name", "is not a state of a cache", hint)
 
 
 CacheState = Annotated[
@@ -174,7 +174,7 @@ class Synthetic(Part):
             return self
         for key in ("shared_prefix_tokens", "turns", "chunks"):
             if getattr(self, key):
-                hint = "cache makes the shared beginnings; keep one of the two"
+                hint = "cache creates the shared prefixes; keep one of the two"
                 raise units.InvalidValueError("conflict", f"has both cache and {key}", hint)
         return self
 
@@ -186,10 +186,10 @@ class Synthetic(Part):
             self._check_chunks_fit(self.chunks, shortest_prompt)
         if shortest_prompt and self.shared_prefix_tokens > shortest_prompt:
             problem = (
-                f"shares a prefix of {self.shared_prefix_tokens} tokens "
-                f"in prompts of {shortest_prompt}"
+                f"has a shared prefix of {self.shared_prefix_tokens} tokens in "
+                f"prompts of only {shortest_prompt} tokens"
             )
-            hint = "shared_prefix_tokens is a part of input_tokens"
+            hint = "shared_prefix_tokens is part of input_tokens"
             raise units.InvalidValueError("out_of_range", problem, hint)
         return self
 
@@ -199,16 +199,17 @@ class Synthetic(Part):
         A prompt is its chunks and then a question, which needs at least one token.
         """
         if self.shared_prefix_tokens or self.turns:
-            problem = "has chunks beside shared_prefix_tokens or turns"
+            problem = "has chunks together with shared_prefix_tokens or turns"
             raise units.InvalidValueError("conflict", problem, "keep one of them")
         chunk_tokens = chunks.count * chunks.tokens
         if shortest_prompt <= chunk_tokens:
             problem = (
-                f"has {chunks.count} chunks of {chunks.tokens} tokens "
-                f"in prompts of {shortest_prompt or 1}"
+                f"has {chunks.count} chunks of {chunks.tokens} tokens in prompts of "
+                f"only {shortest_prompt or 1} tokens"
             )
             hint = (
-                f"input_tokens: more than {chunk_tokens}, as a number or with a min: the rest asks"
+                f"set input_tokens to more than {chunk_tokens}, as a number or with a "
+                "min; the rest is the question"
             )
             raise units.InvalidValueError("out_of_range", problem, hint)
 
@@ -235,12 +236,12 @@ def _resolve_file(value: Any, info: ValidationInfo) -> Any:
         return value
     if not isinstance(value, str) or not value:
         hint = "requests: {from: prompts.jsonl}"
-        raise units.InvalidValueError("wrong_type", "is not the name of a file", hint)
+        raise units.InvalidValueError("wrong_type", "is not a file name", hint)
     if value.startswith("hf:"):
         return Path(value)
     directory = info.context.directory
     path = directory / value
-    hint = f"a file, named relative to the folder of the workload ({directory})"
+    hint = f"give a file, with a path relative to the folder of the workload ({directory})"
     if path.is_dir():
         raise units.InvalidValueError("unreadable_file", "is a folder", hint)
     if not path.is_file():
@@ -274,8 +275,8 @@ def _parse_time_slice(value: Any, info: ValidationInfo) -> tuple[int, int | None
         begin_ns, end_ns = value
         return begin_ns, end_ns
     if not isinstance(value, str):
-        hint = "slice: 10m..20m, counted from the first request of the trace"
-        raise units.InvalidValueError("wrong_type", "is no part of a time", hint)
+        hint = "for example slice: 10m..20m, counted from the first request of the trace"
+        raise units.InvalidValueError("wrong_type", "is not a time range", hint)
     return units.time_slice(value)
 
 

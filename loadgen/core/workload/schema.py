@@ -42,7 +42,7 @@ else:
         "Limits",
         __base__=Part,
         __module__=__name__,
-        __doc__="The limits of the verdict (metrics.md), as shares.",
+        __doc__="The limits of the validity check (metrics.md), as fractions.",
         **{limit.name: (Share, limit.default) for limit in msgspec.structs.fields(ValidityLimits)},
     )
 
@@ -53,7 +53,7 @@ def _refuse_null(value: Any, info: ValidationInfo) -> Any:
     A workload that is built in Python may set the field to None.
     """
     if value is None and isinstance(info.context, FileContext):
-        raise units.InvalidValueError("wrong_type", "is not what belongs here", units.DURATION_HINT)
+        raise units.InvalidValueError("wrong_type", "is not an allowed value", units.DURATION_HINT)
     return value
 
 
@@ -169,7 +169,7 @@ def _with_classes_as_requests(data: Map) -> Map:
     if "classes" not in data:
         return data
     if "requests" in data:
-        hint = "each class has requests of its own"
+        hint = "remove the requests of the workload; each class has its own"
         raise units.InvalidValueError("conflict", "has both requests and classes", hint)
     # The new key keeps the position of `classes` in the file, for error messages.
     workload = data.with_renamed_keys({"classes": "requests"})
@@ -194,7 +194,10 @@ def _refuse_misplaced_keys(data: Map) -> None:
     stage_keys = {*Stage.yaml_keys(), *arrival_keys} - top_level_keys
     misplaced_keys = [key for key in data if key in stage_keys]
     if misplaced_keys:
-        example = "stages: [{arrival: {poisson: 10/s}, duration: 60s}], or arrival: {closed: 8}"
+        example = (
+            "for example stages: [{arrival: {poisson: 10/s}, duration: 60s}], "
+            "or arrival: {closed: 8}"
+        )
         raise _misplaced_keys_error(misplaced_keys, "stages", example)
 
 
@@ -244,8 +247,8 @@ def _refuse_keys_beside_trace(data: Map) -> None:
     for key in ("requests", "classes", "stages"):
         if key in data:
             hint = (
-                "a trace brings its own; apart they are written as requests: {trace: ...} "
-                "and arrival: {trace: ...}"
+                "a trace has its own requests and arrivals. To use only one of them, "
+                "write requests: {trace: ...} or arrival: {trace: ...}"
             )
             raise units.InvalidValueError("conflict", f"has both trace and {key}", hint)
 
@@ -253,9 +256,9 @@ def _refuse_keys_beside_trace(data: Map) -> None:
 def _check_trace_block(block: Any) -> None:
     """Raise `InvalidValueError` unless a block has a file and no unknown keys."""
     if not isinstance(block, dict) or "file" not in block:
-        hint = "trace: {file: traffic.jsonl}, or --trace FILE"
+        hint = "for example trace: {file: traffic.jsonl}, or --trace FILE"
         raise units.InvalidValueError("missing_key", "the trace has no file", hint)
     for key in block:
         if key not in TRACE_KEYS:
             hint = f"known: {', '.join(TRACE_KEYS)}"
-            raise units.InvalidValueError("unknown_key", f"trace has no key {key}", hint)
+            raise units.InvalidValueError("unknown_key", f"trace has the unknown key {key}", hint)

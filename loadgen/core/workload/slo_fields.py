@@ -173,7 +173,7 @@ def build_slo_model(metric_names: tuple[str, ...]) -> type[WrittenSlo]:
         "WrittenSlo",
         __base__=WrittenSlo,
         __module__=__name__,
-        __doc__="The terms of an SLO, one key each.",
+        __doc__="The terms of an SLO, one per key.",
         **fields,
     )
 
@@ -217,8 +217,8 @@ def parse_stop_rule(text: str) -> StopRule:
     would stop every run.
     """
     hint = (
-        "errors:20%, or a latency at a percentile, ttft:p50:30s; "
-        f"known: errors, {', '.join(metrics())}"
+        "write errors:20%, or a latency at a percentile, ttft:p50:30s; metrics: "
+        f"errors, {', '.join(metrics())}"
     )
     name, *arguments = text.strip().split(":")
     metric = METRIC_ALIASES.get(name, name)
@@ -229,7 +229,7 @@ def parse_stop_rule(text: str) -> StopRule:
         quantile = units.quantile(arguments[0])
         limit = float(units.duration_ns(arguments[1]))
     else:
-        raise units.InvalidValueError("invalid_value", "is no rule to stop by", hint)
+        raise units.InvalidValueError("invalid_value", "is not a stop rule", hint)
     if not limit:
         raise units.InvalidValueError("out_of_range", "stops every run", hint)
     return StopRule(metric=metric, limit=limit, quantile=quantile)
@@ -244,9 +244,7 @@ def _validate_stop_rule(value: Any) -> StopRule:
         return value
     if isinstance(value, str):
         return parse_stop_rule(value)
-    raise units.InvalidValueError(
-        "wrong_type", "is no rule to stop by", "errors:20%, or ttft:p50:30s"
-    )
+    raise units.InvalidValueError("wrong_type", "is not a stop rule", "errors:20%, or ttft:p50:30s")
 
 
 StopRuleField = Annotated[

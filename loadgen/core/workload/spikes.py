@@ -68,11 +68,13 @@ def _stage_of_spike(stage: Map, stage_before: Any) -> Map:
     """
     if "arrival" in stage or "duration" in stage or "count" in stage:
         raise units.InvalidValueError(
-            "conflict", "has a spike and an arrival, a duration or a count", _HINT
+            "conflict", "has a spike together with an arrival, a duration or a count", _HINT
         )
     match = _SPIKE.fullmatch(str(stage["spike"]).strip())
     if match is None or float(match["factor"]) <= 1:
-        raise units.InvalidValueError("invalid_value", "has a spike that cannot be read", _HINT)
+        raise units.InvalidValueError(
+            "invalid_value", "has a spike that is not of the form 3x for 60s", _HINT
+        )
     # The duration stays a text, but an invalid one is reported as a mistake in the spike.
     units.duration_ns(match["duration"])
     arrival_before = stage_before.get("arrival") if isinstance(stage_before, Map) else None
@@ -95,12 +97,12 @@ def _multiply_load(arrival: Any, factor: float) -> dict[str, Any]:
     key = LOAD_KEYS.get(process, "")
     load = parameters.get(key) if isinstance(parameters, dict) else parameters
     if load is None or load == "inf":
-        hint = f"a stage before it with arrival: {{poisson: 10/s}} (or {', '.join(LOAD_KEYS)})"
-        problem = "has a spike without a load before it that could be multiplied"
+        hint = f"put a stage with arrival: {{poisson: 10/s}} (or {', '.join(LOAD_KEYS)}) before it"
+        problem = "has a spike, but no load before it that it could multiply"
         raise units.InvalidValueError("conflict", problem, hint)
     if process == "closed":
         if not isinstance(load, int):
-            problem = "has a spike after a concurrency that is no whole number"
+            problem = "has a spike after a concurrency that is not an integer"
             raise units.InvalidValueError("wrong_type", problem, _HINT)
         # The users of a spike start at once.
         return {process: {"concurrency": round(load * factor), "ramp": "0s"}}

@@ -18,10 +18,10 @@ MAX_TASKS = 500_000
 """Tasks are drawn before the start, which takes about 7 us for each of their requests."""
 
 LOAD_HINT = (
-    "give --request-rate 10 (open loop) or --concurrency 8 (closed loop), "
-    "or write stages into the file"
+    "use --request-rate 10 (open loop) or --concurrency 8 (closed loop), or write "
+    "stages in the file"
 )
-END_HINT = "give --duration 30s or --num-requests 200, or write duration: or count: into the stage"
+END_HINT = "use --duration 30s or --num-requests 200, or write duration: or count: in the stage"
 
 
 def check_stages(stages: list[Stage], requests: Requests, errors: DocumentErrors) -> None:
@@ -31,11 +31,13 @@ def check_stages(stages: list[Stage], requests: Requests, errors: DocumentErrors
     stage has no end.
     """
     if not stages:
-        problem = "no load: no stages in the file, and no flag gives one"
+        problem = "there is no load: the file has no stages, and no option gives one"
         errors.add_option("no_load", problem, errors.file, LOAD_HINT)
         return
     if not any(stage.measured for stage in stages):
-        errors.add_at(("stages",), "no_load", "no load: no stage is measured", LOAD_HINT)
+        errors.add_at(
+            ("stages",), "no_load", "there is no load to measure: no stage is measured", LOAD_HINT
+        )
         return
     size_error = _find_size_error(stages, requests)
     if size_error is not None:
@@ -70,8 +72,14 @@ def _find_size_error(stages: list[Stage], requests: Requests) -> _SizeError | No
             for stage, arrival_count in zip(stages, arrival_counts, strict=True)
         )
         if task_count > MAX_TASKS:
-            problem = f"{task_count:,.0f} tasks to draw before the start, at most {MAX_TASKS:,}"
-            hint = "a lower count, or a closed loop with a duration alone, which draws as it goes"
+            problem = (
+                f"{task_count:,.0f} tasks would have to be drawn before the "
+                f"start, at most {MAX_TASKS:,} are allowed"
+            )
+            hint = (
+                "use a lower count, or a closed loop with only a duration, which "
+                "draws tasks during the run"
+            )
             return _SizeError(problem, hint)
     planned_arrivals = sum(arrival_counts)
     if planned_arrivals > MAX_PLANNED_ARRIVALS:
@@ -81,8 +89,9 @@ def _find_size_error(stages: list[Stage], requests: Requests) -> _SizeError | No
             f"their instants alone take {gigabytes:,.1f} GB"
         )
         hint = (
-            f"a lower rate or a shorter duration (at most {MAX_PLANNED_ARRIVALS:,}); "
-            "a closed loop (--concurrency) plans none"
+            "use a lower rate or a shorter duration (at most "
+            f"{MAX_PLANNED_ARRIVALS:,} requests), or a closed loop (--concurrency), "
+            "which plans none"
         )
         return _SizeError(problem, hint)
     return None
@@ -137,8 +146,10 @@ def _check_end(stage: Stage, index: int, errors: DocumentErrors) -> None:
     arrival = stage.arrival
     sends_all_at_once = isinstance(arrival, Constant) and math.isinf(arrival.rate)
     if sends_all_at_once and stage.count is None:
-        problem = f'stage "{stage.name}" sends everything at once, and does not say how many'
-        hint = "give --num-requests 200 (--warmup 20req), or count:"
+        problem = (
+            f'stage "{stage.name}" sends everything at once, but does not state how many requests'
+        )
+        hint = "use --num-requests 200 (--warmup 20req), or count: in the stage"
         errors.add_at(location, "endless", problem, hint)
         return
     if stage.duration_ns is None and stage.count is None and stage.at_least is None:
@@ -153,5 +164,5 @@ def _check_end(stage: Stage, index: int, errors: DocumentErrors) -> None:
             f'stage "{stage.name}" ends after {stage.duration_ns / NS_PER_S:g} s, '
             "before all its virtual users have started"
         )
-        hint = f"a ramp (--stagger) of less than that; it is {ramp_ns / NS_PER_S:g} s"
+        hint = f"use a shorter ramp (--stagger); it is {ramp_ns / NS_PER_S:g} s now"
         errors.add_at(location, "out_of_range", problem, hint)

@@ -53,7 +53,10 @@ def override_stages(
         return ()
     if len(workload.stages) > MAX_STAGES:
         problem = format.counted(len(workload.stages), "stage")
-        hint = f"at most {MAX_STAGES:,}; a load that changes all the time is a trace (--trace)"
+        hint = (
+            f"use at most {MAX_STAGES:,} stages, or a trace (--trace) for a load "
+            "that changes all the time"
+        )
         errors.add_at(("stages",), "too_large", problem, hint)
         return ()
     stages = _with_names(workload.stages, errors)
@@ -107,8 +110,8 @@ def _with_names(stages: tuple[Stage, ...], errors: DocumentErrors) -> list[Stage
     used_names: set[str] = set()
     for index, stage in enumerate(stages):
         if stage.name and stage.name in used_names:
-            problem = f'two stages are called "{stage.name}"'
-            hint = "rows refer to stages by name: give each its own"
+            problem = f'two stages have the name "{stage.name}"'
+            hint = "give each stage a unique name, because results refer to stages by name"
             errors.add_at(("stages", index, "name"), "duplicate", problem, hint)
         used_names.add(stage.name)
     named_stages = []
@@ -145,15 +148,18 @@ def _arrival_of_options(overrides: Overrides, errors: DocumentErrors) -> Arrival
                 concurrency=overrides.concurrency, ramp_ns=overrides.stagger
             )
         other_option = "--request-rate" if rate is not None else "--set burstiness"
-        problem = f"--concurrency is a closed loop, {other_option} an open one: not both"
+        problem = (
+            f"--concurrency is a closed loop and {other_option} an open loop, "
+            "so they cannot be combined"
+        )
         options = f"--concurrency {overrides.concurrency} {other_option}"
-        errors.add_option("conflict", problem, options, "to cap an open loop: --max-in-flight")
+        errors.add_option("conflict", problem, options, "use --max-in-flight to limit an open loop")
         return None
     if rate is None:
         return None
     if math.isinf(rate):
         if overrides.burstiness is not None:
-            problem = "everything at once has no gaps to be bursty"
+            problem = "with everything sent at once there are no inter-arrival times to vary"
             options = "--request-rate inf --set burstiness"
             errors.add_option("conflict", problem, options, "give a finite rate")
         return Constant.model_construct(rate=rate)
@@ -239,7 +245,7 @@ def _with_ramp(stages: list[Stage], ramp_ns: int, errors: DocumentErrors) -> lis
     Other stages do not change. An error is added if there is no closed loop.
     """
     if not any(isinstance(stage.arrival, Closed) for stage in stages):
-        problem = "only the virtual users of a closed loop start together or one after the other"
+        problem = "only the virtual users of a closed loop can start staggered"
         option = describe_option("stagger", f"{ramp_ns / NS_PER_S:g}s")
         errors.add_option("no_effect", problem, option, "add --concurrency 8")
     return [
@@ -259,12 +265,12 @@ def _with_burstiness(stage: Stage, burstiness: float, errors: DocumentErrors) ->
     arrival = stage.arrival
     if not isinstance(arrival, Poisson | Gamma | Constant) or math.isinf(arrival.rate):
         if stage.measured:
-            problem = f'stage "{stage.name}" has no steady rate to be bursty'
+            problem = f'stage "{stage.name}" has no steady rate that burstiness could change'
             errors.add_option("no_effect", problem, option, "add --request-rate")
         return stage
     if stage.at_least is not None:
         problem = (
-            f'stage "{stage.name}" has minimums (at_least), which only Poisson arrivals can meet'
+            f'stage "{stage.name}" has minimums (at_least), which only work with Poisson arrivals'
         )
         errors.add_option("conflict", problem, option, "add --duration or --num-requests")
         return stage
@@ -340,7 +346,7 @@ def _refuse_trace_options_without_trace(
     """
     if any(isinstance(stage.arrival, Replay) for stage in stages):
         return
-    problem = "the arrivals are not those of a trace"
+    problem = "the arrivals are not replayed from a trace"
     unused_fields = _changed_replay_fields(overrides)
     if not isinstance(requests, FromTrace):
         problem = "no trace is replayed"
@@ -352,7 +358,7 @@ def _refuse_trace_options_without_trace(
         "speed": "trace_speed",
         "loop": "trace_loop",
     }
-    hint = "give --trace FILE, and neither --request-rate nor --concurrency"
+    hint = "use --trace FILE, without --request-rate and --concurrency"
     for field in unused_fields:
         option = f"--set {option_of_field.get(field, field)}"
         errors.add_option("no_effect", problem, option, hint)

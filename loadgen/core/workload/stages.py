@@ -79,7 +79,7 @@ class Ramp(Tagged):
     @model_validator(mode="after")
     def _check_sends_something(self) -> Self:
         if not self.from_rate and not self.to_rate:
-            hint = "at least one of the two is above zero: {ramp: {from: 0/s, to: 20/s}}"
+            hint = "use a rate above zero for one of them: {ramp: {from: 0/s, to: 20/s}}"
             raise units.InvalidValueError("out_of_range", "is a ramp from zero to zero", hint)
         return self
 
@@ -195,15 +195,15 @@ class Stage(Part):
         if self.at_least is None:
             return self
         hint = (
-            "at_least: {duration: 600s, passes_of: 24576} stands alone, "
-            "under arrival: {poisson: ...}"
+            "write at_least: {duration: 600s, passes_of: 24576} without other "
+            "bounds, in a stage with arrival: {poisson: ...}"
         )
         if not isinstance(self.arrival, Poisson):
             problem = "has minimums (at_least), but its arrivals are not poisson"
             raise units.InvalidValueError("unsupported", problem, hint)
         if self.duration_ns is not None or self.count is not None:
             raise units.InvalidValueError(
-                "conflict", "has both minimums (at_least) and bounds", hint
+                "conflict", "has both minimums (at_least) and other bounds", hint
             )
         return self
 
@@ -228,8 +228,8 @@ class Stage(Part):
         if "warmup" not in data:
             return data
         if "measured" in data:
-            hint = "keep one: warmup: true is measured: false"
-            raise units.InvalidValueError("conflict", "says both measured and warmup", hint)
+            hint = "keep one of them: warmup: true means measured: false"
+            raise units.InvalidValueError("conflict", "has both measured and warmup", hint)
         warmup = data["warmup"]
         stage = data.with_renamed_keys({"warmup": "measured"})
         # A value that is not a boolean is kept, so that pydantic reports it.
@@ -241,14 +241,13 @@ class Stage(Part):
         """Return a JSON Schema that accepts the other spellings, `warmup` and `spike`."""
         schema["properties"]["warmup"] = {
             "type": "boolean",
-            "description": "true: the same as measured: false",
+            "description": "true has the same meaning as measured: false",
         }
         schema["properties"]["spike"] = {
             "type": "string",
             "pattern": spikes.SPIKE_PATTERN,
             "description": (
-                "so many times the load of the stage before: "
-                "in place of arrival, duration and count"
+                "a multiple of the load in the stage before, instead of arrival, duration and count"
             ),
         }
         schema["required"].remove("arrival")

@@ -124,7 +124,9 @@ class _StepGraph:
             if predecessor not in self.steps
         }
         for name, predecessor in sorted(unknown_references):
-            problem = f'step "{name}" waits for "{predecessor}", which is no step'
+            problem = (
+                f'step "{name}" waits for "{predecessor}", but there is no step with that name'
+            )
             hint = did_you_mean(predecessor, list(self.steps))
             yield self.error("unknown_name", name, "after", problem, hint)
 
@@ -136,8 +138,8 @@ class _StepGraph:
             # The second argument is the cycle, in which each step is a predecessor of the next one.
             steps_in_cycle: list[str] = error.args[1]
             order = " after ".join(reversed(steps_in_cycle))
-            problem = f"steps wait for each other, so none of them can begin: {order}"
-            hint = "a step waits for steps that come before it"
+            problem = f"steps wait for each other, so none of them can start: {order}"
+            hint = "let each step wait only for steps before it"
             yield self.error("cycle", steps_in_cycle[0], "after", problem, hint)
 
     def check_ends(self) -> Iterator[LoadgenError]:
@@ -151,8 +153,8 @@ class _StepGraph:
         last_steps = [name for name in self.steps if name not in steps_with_successor]
         yield from self.check_one_first_step(first_steps)
         yield from self.check_one_last_step(last_steps)
-        yield from self.check_single(first_steps[0], "begins", "a step before it")
-        hint = "a step after it, which waits for all of them"
+        yield from self.check_single(first_steps[0], "begins", "add a step before it")
+        hint = "add a step after it, which waits for all of them"
         yield from self.check_single(last_steps[0], "ends", hint)
 
     def check_one_first_step(self, first_steps: list[str]) -> Iterator[LoadgenError]:
@@ -160,7 +162,8 @@ class _StepGraph:
         if len(first_steps) > 1:
             first, second = first_steps[:2]
             problem = (
-                f'a task begins with one step, and both "{first}" and "{second}" wait for none'
+                f'a task must begin with one step, but both "{first}" and "{second}" '
+                "wait for no other step"
             )
             yield self.error("unsupported", second, "after", problem, f"after: {first}")
 
@@ -168,7 +171,9 @@ class _StepGraph:
         """Yield an error if no step waits for several steps."""
         if len(last_steps) > 1:
             first, second = last_steps[:2]
-            problem = f'a task ends with one step, and nothing waits for "{first}" and "{second}"'
+            problem = (
+                f'a task must end with one step, but no step waits for "{first}" and "{second}"'
+            )
             hint = f"let one wait for all others: after: [{', '.join(last_steps[:-1])}]"
             yield self.error("unsupported", first, "", problem, hint)
 
@@ -183,7 +188,7 @@ class _StepGraph:
         step = self.steps[name]
         if isinstance(step, Map) and step.get("parallel", 1) != 1:
             problem = (
-                f'a task {verb} with one request, and "{name}" runs several times side by side'
+                f'a task {verb} with a single request, but "{name}" runs several times in parallel'
             )
             yield self.error("unsupported", name, "parallel", problem, hint)
 
@@ -209,8 +214,10 @@ class _StepGraph:
         tools = self.known_tools(step)
         tools_with_result = [tool for tool in tools if "result_tokens" in tool]
         if 0 < len(tools_with_result) < len(tools):
-            problem = "tools with and without result_tokens"
-            yield self.error("conflict", name, "tool", problem, "a step of each")
+            problem = "has tools with and without result_tokens"
+            yield self.error(
+                "conflict", name, "tool", problem, "use a separate step for each of them"
+            )
 
     def known_tools(self, step: Map) -> list[Map]:
         """Return the tools of a step as they are written, without the unknown ones."""
@@ -250,13 +257,13 @@ class _StepGraph:
             return
         is_first_step = not self.predecessors[name]
         if is_first_step:
-            problem = f'step "{name}" begins the task, without a message'
+            problem = f'step "{name}" begins the task, but has no message'
             yield self.error("missing_key", name, "input_tokens", problem, "input_tokens: 500")
         elif _kind(step) == "chat" and not self.sends_tool_result(step):
             yield from self.check_sends_responses(name, step)
         if "think_time" in step:
-            problem = "nobody thinks before the result of a tool"
-            hint = "the time of a tool is its own"
+            problem = "think_time has no effect before the result of a tool"
+            hint = "set the time of the tool instead"
             yield self.error("conflict", name, "think_time", problem, hint)
 
     def check_sends_responses(self, name: str, step: Map) -> Iterator[LoadgenError]:
@@ -273,8 +280,8 @@ class _StepGraph:
         if not is_first_request_empty and not has_later_turns:
             return
         which_requests = "" if is_first_request_empty else " after its first request"
-        problem = f'step "{name}" sends nothing new{which_requests}'
-        hint = "input_tokens: 500 (a message), or tool: (the result of one)"
+        problem = f'step "{name}" sends no new text{which_requests}'
+        hint = "add input_tokens: 500 (a message), or tool: (the result of a tool call)"
         yield self.error("missing_key", name, "input_tokens", problem, hint)
 
     def check_context(self, name: str, step: Map) -> Iterator[LoadgenError]:
@@ -289,18 +296,18 @@ class _StepGraph:
         continued_step = self.predecessors[name][0]
         if "system_tokens" in step:
             problem = (
-                f'step "{name}" continues the context of "{continued_step}", '
-                "which has its system message"
+                f'step "{name}" continues the context of "{continued_step}", which '
+                "already has a system message"
             )
-            hint = "leave it out, or add context: new"
+            hint = "leave the system message out, or add context: new"
             yield self.error("conflict", name, "system_tokens", problem, hint)
         predecessor_steps = self.predecessor_steps(name)
         if predecessor_steps and predecessor_steps[0].get("parallel", 1) != 1:
             problem = (
                 f'step "{name}" cannot continue the context of "{continued_step}", '
-                "which runs several times side by side"
+                "which runs several times in parallel"
             )
-            hint = "name first the step whose context goes on, or add context: new"
+            hint = "put the step whose context continues first, or add context: new"
             yield self.error("conflict", name, "after", problem, hint)
 
     def check_kind(self, name: str, step: Map) -> Iterator[LoadgenError]:
@@ -311,7 +318,7 @@ class _StepGraph:
         kind = _kind(step)
         for key in REFUSED_KEYS.get(kind, ()):
             if key in step:
-                problem = f"a step of kind {kind} has no {key}"
+                problem = f"a step of kind {kind} cannot have {key}"
                 yield self.error("no_effect", name, key, problem, "leave it out")
         if kind == "chat":
             yield from self.check_chat(name, step)
@@ -333,10 +340,10 @@ class _StepGraph:
             return
         kinds_of_predecessors = [_kind(predecessor) for predecessor in self.predecessor_steps(name)]
         if "rerank" not in kinds_of_predecessors:
-            problem = "there is no rerank right before it"
-            hint = "after: the step that ranks, or documents: {}"
+            problem = "there is no rerank step directly before it"
+            hint = "use after: with the step that ranks, or documents: {}"
             yield self.error("missing_key", name, "best", problem, hint)
         if "documents" in step:
             problem = "has both best and documents"
-            hint = "best takes those of the rerank before it"
+            hint = "keep one of them: best uses the documents of the rerank step before it"
             yield self.error("conflict", name, "best", problem, hint)

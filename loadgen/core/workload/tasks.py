@@ -70,12 +70,12 @@ class Documents(Part):
         """Refuse more documents than the corpus has, or than a request may have."""
         largest = largest_value(self.count)
         if largest is None or largest > MAX_DOCUMENTS:
-            problem = f"has a count that may be over {MAX_DOCUMENTS}"
+            problem = f"has a count that can exceed {MAX_DOCUMENTS}"
             raise units.InvalidValueError(
-                "out_of_range", problem, "count: {uniform: {min: 3, max: 20}}"
+                "out_of_range", problem, "for example count: {uniform: {min: 3, max: 20}}"
             )
         if largest > self.corpus:
-            problem = f"draws {largest} different chunks from {self.corpus}"
+            problem = f"needs {largest} different chunks from {self.corpus}"
             raise units.InvalidValueError("out_of_range", problem, "a larger corpus")
         return self
 
@@ -159,7 +159,7 @@ class TaskStep(Part):
         """Refuse a distribution without a maximum, with which a task could have any size."""
         if largest_value(value) is None:
             raise units.InvalidValueError(
-                "endless", "has no upper end", "{lognormal: {median: 8, sigma: 0.5, max: 30}}"
+                "endless", "has no upper limit", "{lognormal: {median: 8, sigma: 0.5, max: 30}}"
             )
         return value
 
@@ -210,16 +210,17 @@ class Task(Part):
         """Refuse a task with too many requests, and a tool choice without tools."""
         if self.width > MAX_TASK_REQUESTS:
             problem = (
-                f"may have {format.counted(self.width, 'request')}, more than {MAX_TASK_REQUESTS:,}"
+                f"may have {format.counted(self.width, 'request')}, but at most "
+                f"{MAX_TASK_REQUESTS:,} are allowed"
             )
             raise units.InvalidValueError(
-                "too_large", problem, "lower the max of turns or parallel"
+                "too_large", problem, "lower the maximum of turns or parallel"
             )
         if self.tool_choice is not None and not self.known_tools:
             raise units.InvalidValueError(
                 "missing_key",
-                "has tool_choice, and no tools",
-                "tools: {search: {time: 1s, result_tokens: 500}}",
+                "has tool_choice, but no tools",
+                "for example tools: {search: {time: 1s, result_tokens: 500}}",
             )
         return self
 

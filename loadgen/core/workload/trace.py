@@ -156,8 +156,8 @@ class Trace(Struct, frozen=True, kw_only=True, eq=False):
         end = len(self) if end_ns is None else int(np.searchsorted(self.due_ns, end_ns))
         if first >= end:
             seconds = self.due_ns[-1] / NS_PER_S
-            problem = f"no requests in this part of the trace, which is {seconds:,.1f} s long"
-            hint = "trace_slice 10m..20m is counted from its first request"
+            problem = f"this part of the trace, which lasts {seconds:,.1f} s, has no requests"
+            hint = "trace_slice 10m..20m counts from the first request of the trace"
             raise UserError("empty_file", problem, str(self.path), hint)
         columns = {name: getattr(self, name)[first:end] for name in _COLUMNS}
         return replace(

@@ -172,14 +172,20 @@ class TraceBuilder:
             self._first_ns = at_ns
             self._latest_ns = at_ns
         if at_ns < self._latest_ns and self._must_be_ordered:
-            problem = f"the time goes back by {(self._latest_ns - at_ns) / NS_PER_S:,.6g} s"
-            hint = "sort the rows by time, or leave such rows out: on_bad_row skip"
+            problem = (
+                f"the time is {(self._latest_ns - at_ns) / NS_PER_S:,.6g} s "
+                "before that of the previous row"
+            )
+            hint = "sort the rows by time, or skip such rows with on_bad_row: skip"
             raise InvalidValueError("unordered", problem, hint)
         distance_ns = abs(at_ns - self._first_ns)
         if distance_ns > LONGEST_NS:
             days = distance_ns / NS_PER_DAY
-            problem = f"the time is {days:,.0f} days from that of the first row"
-            hint = "a trace lasts at most a year; trace_unit states the unit: s, ms, us or ns"
+            problem = f"the time is {days:,.0f} days after that of the first row"
+            hint = (
+                "a trace may last at most a year. Set trace_unit if the unit is "
+                "wrong: s, ms, us or ns"
+            )
             raise InvalidValueError("out_of_range", problem, hint)
         self._latest_ns = at_ns
 
@@ -292,7 +298,7 @@ class TraceBuilder:
         if self._errors and not self._skip_bad:
             raise CombinedError(self._errors)
         if not len(self):
-            problem = f"no requests in the trace{self._reason_for_no_rows()}"
+            problem = f"the trace has no requests{self._reason_for_no_rows()}"
             hint = trace_formats.known_formats()
             raise UserError("empty_file", problem, str(self.path), hint)
         trace = self._build_in_file_order(format_name)
@@ -345,9 +351,9 @@ class TraceBuilder:
     def _reason_for_no_rows(self) -> str:
         """Return why the rows of the file were left out, as the end of a sentence, or ""."""
         if self._rows_without_output:
-            return f": {format.counted(self._rows_without_output, 'row')} without an answer"
+            return f": {format.counted(self._rows_without_output, 'row')} without output"
         if self._bad_rows:
-            return f": {format.counted(self._bad_rows, 'bad row')}, and no other"
+            return f": {format.counted(self._bad_rows, 'bad row')} and no valid row"
         return ""
 
 

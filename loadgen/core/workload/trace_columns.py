@@ -109,7 +109,7 @@ def open_parquet_trace(path: Path, unit: TimeUnit = TRIAL_UNIT) -> Iterator[Parq
             )
     # The name of a damaged column is no UTF-8.
     except (OSError, pa.ArrowException, UnicodeDecodeError) as error:
-        problem = f"the Parquet file is cut short or damaged: {str(error).splitlines()[0]}"
+        problem = f"the Parquet file is truncated or damaged: {str(error).splitlines()[0]}"
         raise UserError("damaged_file", problem, str(path), "copy it again") from None
 
 
@@ -124,11 +124,11 @@ def _find_format(schema: pa.Schema, path: Path) -> FormatRow:
     table_format = trace_formats.find_table_format(names)
     if table_format is None:
         columns = ", ".join(names[:MAX_COLUMNS_IN_MESSAGE])
-        problem = f"not a trace that is known here: its columns are {columns}"
+        problem = f"the format of the trace is unknown: its columns are {columns}"
         raise UserError("wrong_format", problem, str(path), trace_formats.known_formats())
     if "hash_ids" in names:
-        hint = "write the trace as JSONL, which keeps its prefixes"
-        raise UserError("unsupported", "hash_ids in Parquet are not read", str(path), hint)
+        hint = "write the trace as JSONL, which keeps its shared prefixes"
+        raise UserError("unsupported", "hash_ids in Parquet files cannot be read", str(path), hint)
     return table_format
 
 
@@ -157,8 +157,8 @@ def _check_column_types(schema: pa.Schema, columns: _Columns, path: Path) -> Non
         is_number = pa.types.is_integer(column_type) or pa.types.is_floating(column_type)
         is_date = pa.types.is_timestamp(column_type) and name != columns.duration
         if not is_number and not is_date:
-            problem = f"the column {name} holds {column_type}"
-            hint = "numbers, or dates for the time"
+            problem = f"the column {name} has the type {column_type}"
+            hint = "use numbers, or dates for the time"
             raise UserError("wrong_type", problem, str(path), hint, key=name)
 
 
@@ -249,11 +249,11 @@ class _BatchChecker:
         time = self._columns.time
         duration = self._columns.duration or ""
         return [
-            _RowCheck(values.has_time, "invalid_value", time, f"{time} is missing or no number"),
+            _RowCheck(values.has_time, "invalid_value", time, f"{time} is missing or not a number"),
             _count_check(values.has_input, self._columns.input_tokens, minimum=1),
             _count_check(values.has_output, self._columns.output_tokens, minimum=0),
             _RowCheck(
-                values.has_duration, "invalid_value", duration, f"{duration} is no length of time"
+                values.has_duration, "invalid_value", duration, f"{duration} is not a duration"
             ),
         ]
 
@@ -278,11 +278,16 @@ class _BatchChecker:
         is_ordered = values.at_ns >= self._latest_before_rows
 
         time = self._columns.time
-        problem = "the time is more than a year from that of the first row"
+        problem = "the time is more than a year after that of the first row"
         return [
             _RowCheck(is_within_a_year, "out_of_range", time, problem),
             # `_first_errors` fills in by how much.
-            _RowCheck(is_ordered, "unordered", time, "the time goes back by {back_s} s"),
+            _RowCheck(
+                is_ordered,
+                "unordered",
+                time,
+                ("the time is {back_s} s before that of the previous row"),
+            ),
         ]
 
     def _latest_times(self, at_ns: Integers, is_candidate: Mask) -> Integers:

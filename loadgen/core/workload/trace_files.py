@@ -42,13 +42,13 @@ def open_lines(path: Path, longest: int = MAX_LINE_CHARACTERS) -> Iterator[Itera
         with io.TextIOWrapper(stream, encoding="utf-8-sig", newline="") as text:
             yield _number_lines(text, path, longest)
     except UnicodeDecodeError:
-        problem = "not a text file (UTF-8)"
+        problem = "not a UTF-8 text file"
         raise UserError("wrong_encoding", problem, str(path), known_formats()) from None
     except OSError as error:
         # Libraries of compression raise OSError without a number for damaged files.
         if compression is not None and error.errno is None:
-            problem = f"the {compression} file is cut short or damaged"
-            hint = "copy it again, or unpack it by hand"
+            problem = f"the {compression} file is truncated or damaged"
+            hint = "copy it again, or decompress it first"
             raise UserError("damaged_file", problem, str(path), hint) from None
         problem = f"cannot read the trace: {error.strerror or error}"
         raise UserError(of_reading(error), problem, str(path)) from None
@@ -151,7 +151,7 @@ def _number_lines(text: io.TextIOWrapper, path: Path, longest: int) -> Iterator[
     read_line = partial(text.readline, longest + 1)
     for number, line in enumerate(iter(read_line, ""), 1):
         if len(line) > longest:
-            problem = f"a line of more than {longest:,} characters"
+            problem = f"a line has more than {longest:,} characters"
             raise UserError("too_large", problem, f"{path}:{number}", known_formats())
         if not line.isspace():
             yield number, line

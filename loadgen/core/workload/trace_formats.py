@@ -114,14 +114,15 @@ def known_formats() -> str:
     line_formats = ", ".join(row.tool for row in FORMATS.builtin_rows if row.trace)
     table_formats = ", ".join(row.tool for row in FORMATS.builtin_rows if row.columns)
     return (
-        f"known: {line_formats} (JSONL), {table_formats} (CSV, and Parquet); gzip and zstd of all"
+        f"supported: {line_formats} (JSONL), {table_formats} (CSV and Parquet); all "
+        "may be compressed with gzip or zstd"
     )
 
 
 def hint_for(first_line: str) -> str:
     """Return a hint for a file whose first line belongs to no known format."""
     if ";" in first_line and find_csv_format(first_line.replace(";", ",")) is not None:
-        return "the columns are separated by semicolons; a CSV file has commas between them"
+        return "the columns are separated by semicolons; separate them by commas"
     return known_formats()
 
 
@@ -137,7 +138,9 @@ def find_json_format(first_row: Mapping[str, Any]) -> TraceFormat | None:
             return trace_format
     if first_row.keys() & DATASET_FIELDS:
         problem = "these are prompts, not a trace"
-        raise InvalidValueError("wrong_format", problem, "prompts of your own: --dataset FILE")
+        raise InvalidValueError(
+            "wrong_format", problem, "use --dataset FILE to send your own prompts"
+        )
     for row in FORMATS.plugin_rows():
         trace_format = _match_format(row, first_row)
         if trace_format is not None:
@@ -278,7 +281,7 @@ def _split_csv_line(line: str, column_count: int) -> list[str]:
     except (csv.Error, StopIteration) as error:
         raise InvalidValueError("invalid_syntax", f"not CSV: {error}", "") from None
     if len(values) < column_count:
-        problem = f"{len(values)} fields, the first line names {column_count}"
+        problem = f"the row has {len(values)} fields, but the first line names {column_count}"
         raise InvalidValueError("missing_value", problem, "")
     return [value.strip() for value in values]
 
@@ -288,13 +291,13 @@ def _split_csv_line(line: str, column_count: int) -> list[str]:
 
 def parse_json_object(line: str) -> dict[str, Any]:
     """Return the JSON object in a line. Raises InvalidValueError if the line is none."""
-    hint = "one JSON object per line"
+    hint = "write one JSON object per line"
     try:
         row = msgspec.json.decode(line)
     except (msgspec.DecodeError, RecursionError) as error:
         raise InvalidValueError("invalid_syntax", f"not JSON: {error}", hint) from None
     if not isinstance(row, dict):
-        raise InvalidValueError("wrong_type", "not a JSON object", hint)
+        raise InvalidValueError("wrong_type", "the row is not a JSON object", hint)
     return row
 
 
@@ -324,7 +327,9 @@ def parse_duration_ns(value: Any, name: str, unit_ns: float = float(NS_PER_S)) -
     """
     if not _is_finite_number(value) or not 0 <= value * unit_ns < MAX_TIME_NS:
         problem = f"{name} is {shortened(value)}"
-        raise InvalidValueError("invalid_value", problem, "a length of time, zero or more", name)
+        raise InvalidValueError(
+            "invalid_value", problem, "must be a duration of zero or more", name
+        )
     ns: int = round(value * unit_ns)
     return ns
 
@@ -353,7 +358,7 @@ def parse_token_count(value: Any, name: str, minimum: int) -> int:
         value = int(value)
     is_whole = isinstance(value, int) and not isinstance(value, bool)
     if not is_whole or not minimum <= value <= MOST_TOKENS:
-        hint = f"a whole number from {minimum} to {MOST_TOKENS:,}"
+        hint = f"must be an integer from {minimum} to {MOST_TOKENS:,}"
         raise InvalidValueError("invalid_value", f"{name} is {shortened(value)}", hint, name)
     return int(value)
 

@@ -97,8 +97,13 @@ class TraceSessions:
         """Raise UserError if a session has more requests than a task may have."""
         if self.max_turns > MAX_TASK_REQUESTS:
             requests = f"{self.max_turns:,} requests"
-            problem = f"a session of the trace has {requests}, at most {MAX_TASK_REQUESTS:,}"
-            hint = "--set trace_slice=..10m, or --set trace_replay=instants"
+            problem = (
+                f"a session of the trace has {requests}, at most {MAX_TASK_REQUESTS:,} are allowed"
+            )
+            hint = (
+                "use a part of the trace with --set trace_slice=..10m, or --set "
+                "trace_replay=instants"
+            )
             raise UserError("too_large", problem, str(self.trace.path), hint)
 
     def _check_durations(self, session_of_row: Integers) -> None:
@@ -116,12 +121,13 @@ class TraceSessions:
         bad_sessions = np.count_nonzero(needs_durations & lacks_durations)
         if bad_sessions:
             problem = (
-                "the trace does not say when answers ended, nor the pause before the next request: "
-                f"{bad_sessions:,} of its {len(self):,} sessions cannot be replayed as such"
+                "the trace records neither when responses ended nor the pauses "
+                f"before the next request, so {bad_sessions:,} of its {len(self):,} "
+                "sessions cannot be replayed"
             )
             hint = (
-                "replay its instants; or a trace with ends of answers: Weka, TraceLab, "
-                "OpenTelemetry, loadgen_sdk"
+                "replay instants, or use a format that records when responses end: "
+                "Weka, TraceLab, OpenTelemetry, loadgen_sdk"
             )
             raise UserError("unsupported", problem, str(self.trace.path), hint)
 
@@ -284,8 +290,8 @@ def read_replay_source(replay: FromTrace | Replay) -> Trace | TraceSessions:
         return build_sessions(trace)
     if trace.untimed_rows:
         problem = (
-            f"{trace.untimed_rows:,} of {len(trace):,} rows have no timestamp, "
-            "but the pause before them in their session"
+            f"{trace.untimed_rows:,} of {len(trace):,} rows have no time. They are "
+            "sent after the recorded pause in their session"
         )
         hint = "--set trace_replay=sessions"
         raise UserError("unsupported", problem, str(trace.path), hint)

@@ -110,7 +110,7 @@ def _read_cached(
     trace = builder.build(file_format.name)
     if not file_format.is_time_unit_open:
         if unit is not None:
-            problem = f"the format {file_format.name} defines the unit of its times"
+            problem = f"the format {file_format.name} already defines the unit of its times"
             raise UserError("no_effect", problem, f"trace_unit {unit}", "leave trace_unit out")
         return trace
     if unit is not None:
@@ -153,8 +153,8 @@ def _refuse_too_many(lines: Iterator[NumberedLine]) -> Iterator[NumberedLine]:
     """Yield the lines of a file. Raises UserError if there are more than MAX_LINES."""
     for number, line in lines:
         if number > MAX_LINES:
-            problem = f"more than {MAX_LINES:,} lines"
-            raise UserError("too_large", problem, "the trace", "cut it into parts")
+            problem = f"the trace has more than {MAX_LINES:,} lines"
+            raise UserError("too_large", problem, "the trace", "split it into several files")
         yield number, line
 
 
@@ -171,7 +171,7 @@ def _read_lines(
     first = next(lines, None)
     if first is None:
         hint = trace_formats.known_formats()
-        raise UserError("empty_file", "no requests in the trace", str(path), hint)
+        raise UserError("empty_file", "the trace has no requests", str(path), hint)
     _, first_line = first
     trace_format = _find_format(path, first_line)
     is_time_unit_open = trace_format.with_unit is not None
@@ -201,7 +201,7 @@ def _find_format(path: Path, first_line: str) -> TraceFormat:
     except InvalidValueError as error:
         raise UserError(error.code, str(error), f"{path}:1", error.hint) from None
     if trace_format is None:
-        problem = "not a trace that is known here"
+        problem = "the format of the trace is unknown"
         hint = trace_formats.hint_for(first_line)
         raise UserError("wrong_format", problem, f"{path}:1", hint)
     return trace_format

@@ -46,11 +46,11 @@ def read_workload_text(path_or_name: str) -> str:
             kind="workload",
             # The hint looks for similar files, so it is only computed for a missing file.
             hint_if_missing=lambda: _hint_for_missing_workload(file, path_or_name),
-            hint_if_too_large="a file of prompts is given with --dataset",
+            hint_if_too_large="use --dataset for a file of prompts",
         )
         is_contract = re.search(r"(?m)^levels:", text) is not None
         if is_contract:
-            problem = "a contract, not a workload"
+            problem = "this is a contract, not a workload"
             hint = f"loadgen validate {path_or_name}"
             raise UserError("wrong_format", problem, path_or_name, hint)
     except UserError as error:
@@ -86,22 +86,27 @@ def read_yaml_text(
             problem = f"no such {kind}"
         raise UserError(of_reading(error), problem, label, hint_if_missing()) from None
     if is_too_large:
-        raise UserError("too_large", f"more than 1 MiB: not a {kind}", label, hint_if_too_large)
+        raise UserError(
+            "too_large",
+            f"the file is larger than 1 MiB, so it is not a {kind}",
+            label,
+            hint_if_too_large,
+        )
     try:
         return content.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         line = content.count(b"\n", 0, error.start) + 1
-        hint = f"a {kind} is plain text in YAML"
+        hint = f"a {kind} must be a plain text file in YAML"
         raise UserError(
-            "wrong_encoding", "not a text file (UTF-8)", f"{label}:{line}", hint
+            "wrong_encoding", "not a UTF-8 text file", f"{label}:{line}", hint
         ) from None
 
 
 def _refuse_data_set(file: Path, label: str) -> None:
     """Raise UserError for a file of prompts."""
     if file.is_file() and (file.suffix in DATA_SUFFIXES or _is_json_list(file)):
-        hint = f"--dataset {label}; with arrivals and lengths it is a trace: --trace {label}"
-        raise UserError("wrong_format", "a file of prompts is no workload", label, hint)
+        hint = f"use --dataset {label}, or --trace {label} if it has arrival times and lengths"
+        raise UserError("wrong_format", "a file of prompts is not a workload", label, hint)
 
 
 def _is_json_list(file: Path) -> bool:
@@ -124,7 +129,7 @@ def _hint_for_missing_workload(file: Path, path_or_name: str) -> str:
         if _is_workload(path)
     ]
     suggestion = did_you_mean(path_or_name, [*packaged_files(), *nearby_workloads])
-    return f"{suggestion}; or the path of a YAML file"
+    return f"{suggestion}; or give the path of a YAML file"
 
 
 def _is_workload(file: Path) -> bool:

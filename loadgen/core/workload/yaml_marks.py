@@ -30,7 +30,7 @@ _STRING_TAG = "tag:yaml.org,2002:str"
 _MAPPING_TAG = "tag:yaml.org,2002:map"
 
 SMALLEST_WORKLOAD = (
-    "the smallest workload: name: truth, and requests: {input_tokens: 150, output_tokens: 200}"
+    "the smallest workload is: name: truth, and requests: {input_tokens: 150, output_tokens: 200}"
 )
 
 Loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
@@ -180,7 +180,7 @@ def read_yaml(
         place = place_at(file, Position(1, 1), "")
         raise _fatal_error("empty_file", "the file is empty", place, smallest)
     if not isinstance(root, yaml.MappingNode):
-        problem = f"the top of a {kind} must be a mapping (key: value)"
+        problem = f"the top level of a {kind} must be a mapping (key: value)"
         place = place_at(file, _position(root), "")
         raise _fatal_error("wrong_type", problem, place, smallest)
     reader = _NodeReader(file, env)
@@ -200,8 +200,8 @@ def _compose(text: str, file: str, kind: str) -> yaml.Node | None:
         line = text_before.count("\n") + 1
         column = len(text_before) - text_before.rfind("\n")
         place = place_at(file, Position(line, column), "")
-        problem = "a character that YAML does not allow"
-        hint = f"a {kind} is plain text in YAML"
+        problem = "the file has a character that YAML does not allow"
+        hint = f"a {kind} must be a plain text file in YAML"
         raise _fatal_error("wrong_encoding", problem, place, hint) from None
 
 
@@ -270,9 +270,9 @@ def _hint_for_syntax_error(error: yaml.MarkedYAMLError, line: str, column: int, 
     context = str(error.context or "")
     problem = str(error.problem)
     if "\t" in line[:column]:
-        return "YAML does not allow tabs for indentation: use spaces"
+        return "YAML does not allow tabs for indentation; use spaces"
     if "single document" in f"{context} {problem}":
-        return f"one {kind} per file: remove the second document (---)"
+        return f"keep one {kind} per file, and remove the second document (---)"
     if "mapping values are not allowed" in problem:
         return "put a value that contains a colon in quotes, or check the indentation of the line"
     if "${" in line and "{" in line.replace("${", ""):
@@ -286,7 +286,7 @@ def _hint_for_context(context: str, mark: Any) -> str:
         if name in context:
             return _hint_to_close(opening, mark)
     if "block" in context:
-        return "check the indentation: entries of one level begin in one column"
+        return "check the indentation: entries of one level must begin in the same column"
     return context
 
 
@@ -354,11 +354,10 @@ class _NodeReader:
             return
         place = place_at(self._file, _position(node), path.partition("[")[0])
         hint = (
-            f"at most {MAX_DEPTH} levels and {MAX_NODES:,} values, "
-            "aliases counted as often as they are used"
+            f"use at most {MAX_DEPTH} levels and {MAX_NODES:,} values; each use of an alias counts"
         )
         if depth > MAX_DEPTH:
-            raise _fatal_error("cycle", "an alias inside itself", place, hint)
+            raise _fatal_error("cycle", "has an alias inside itself", place, hint)
         raise _fatal_error("too_large", "too many values", place, hint)
 
     def _read_entries(self, node: yaml.MappingNode, path: str, depth: int) -> Map:
@@ -390,8 +389,10 @@ class _NodeReader:
         key = key_node.value
         if key in mapping:
             place = place_at(self._file, position, child_path(mapping.path, key))
-            hint = f"the first is on line {mapping.keys_at[key].line}; keep one"
-            self.errors.append(UserError("duplicate", f'"{key}" is given twice', place, hint))
+            hint = f"the first one is on line {mapping.keys_at[key].line}; keep one"
+            self.errors.append(
+                UserError("duplicate", f'the key "{key}" is specified twice', place, hint)
+            )
             return False
         return True
 
@@ -401,7 +402,7 @@ class _NodeReader:
         for node in nodes:
             if not isinstance(node, yaml.MappingNode):
                 place = place_at(self._file, _position(node), path)
-                self.errors.append(UserError("wrong_type", '"<<" merges mappings only', place))
+                self.errors.append(UserError("wrong_type", '"<<" can merge only mappings', place))
                 continue
             self._count_node(node, path, depth + 1)
             merged = self._read_entries(node, path, depth)
@@ -426,7 +427,7 @@ class _NodeReader:
         """Return the text of a scalar with each reference replaced by the value of its variable."""
         place = place_at(self._file, _position(node), path)
         if "${" in _REFERENCE.sub("", node.value):
-            problem = f'"{node.value}" is not a reference to a variable'
+            problem = f'"{node.value}" is not a valid reference to a variable'
             hint = "write ${NAME} or ${NAME:-default}"
             self.errors.append(UserError("invalid_value", problem, place, hint))
         return _REFERENCE.sub(lambda match: self._value_of_variable(match, place), node.value)

@@ -127,7 +127,7 @@ def parse_distribution(text: str, where: str = "") -> DurationDistribution:
         sigma = _parse_sigma(spread, where)
         at_ns = parse_duration_ns(center, where)
         return DurationDistribution(kind="lognormal", at_ns=at_ns, spread=sigma)
-    hint = "known: fixed, normal, lognormal"
+    hint = "use fixed, normal or lognormal"
     raise UserError("unknown_name", f'unknown distribution "{kind}"', where, hint)
 
 

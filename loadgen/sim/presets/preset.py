@@ -386,7 +386,7 @@ def _load(name: str, where: str, extending: tuple[str, ...]) -> _LoadedPreset:
 def _path_of_packaged(name: str, where: str) -> Path:
     """Return the file of a packaged preset. Raises UserError if there is no such preset."""
     if name not in names():
-        hint = f"{did_you_mean(name, names())}; or use the path of a YAML file"
+        hint = f"{did_you_mean(name, names())}; or give the path of a YAML file"
         raise UserError("unknown_name", f'unknown preset "{name}"', where, hint)
     return FOLDER / f"{name}.yaml"
 
@@ -470,13 +470,15 @@ def _find_impossible_values(preset: Preset) -> Iterator[tuple[str, Loc]]:
         yield problem, ("server", "max_num_tokens")
     for time, count in preset.replicas_at.items():
         if count > preset.replicas:
-            problem = f"{count} replicas, but these machines have only {preset.replicas}"
+            problem = (
+                f"{count} replicas are configured, but these machines have only {preset.replicas}"
+            )
             yield problem, ("replicas_at", time)
     capacity_tokens = preset.limits.kv_blocks * preset.limits.tokens_per_block
     if capacity_tokens < server.max_seq_len:
         problem = (
-            f"the KV cache holds only {capacity_tokens:,} tokens beside the weights, fewer than "
-            "server.max_seq_len"
+            f"the KV cache has room for only {capacity_tokens:,} tokens beside the "
+            "weights, fewer than server.max_seq_len"
         )
         yield problem, ("server", "max_seq_len")
 

@@ -130,8 +130,11 @@ def _check_process_count(options: Options, preset: Preset, *, has_replicas: bool
     if has_replicas and not has_changes_in_several_processes:
         return
     if preset.changes:
-        problem = f"{options.cores} processes, but replicas_at needs a single one"
+        problem = f"{options.cores} processes are configured, but replicas_at works with only one"
     else:
-        problem = f"{options.cores} processes, but only {preset.replicas} replicas"
-    hint = "use at most one process per replica, and one in all with replicas_at"
+        problem = (
+            f"{options.cores} processes are configured, but there are only "
+            f"{preset.replicas} replicas"
+        )
+    hint = "use at most one process per replica, and a single process with replicas_at"
     raise UserError("out_of_range", problem, "--cores", hint)

@@ -150,7 +150,12 @@ def parse_failure(text: str, where: str = "") -> InjectedFailure:
     if name in TOKEN_FAILURES or name in COUNT_FAILURES:
         return InjectedFailure(name, _parse_token_number(name, argument, where))
     known = ", ".join((*DURATION_FAILURES, *COUNT_FAILURES, *sorted(TOKEN_FAILURES)))
-    raise UserError("unsupported", f'"{name}" takes no "@"', where, f"only these take it: {known}")
+    raise UserError(
+        "unsupported",
+        f'the failure "{name}" takes no "@"',
+        where,
+        f"only these failures take it: {known}",
+    )
 
 
 def _default_argument(name: str) -> int | None:
@@ -186,7 +191,9 @@ def parse_failure_plan(text: str, seed: int = 0, where: str = "--fault") -> Fail
             continue
         name, colon, fraction = (piece.strip() for piece in entry.partition(":"))
         if name in fractions:
-            raise UserError("duplicate", f"{name} is there twice", where, "remove one")
+            raise UserError(
+                "duplicate", f"the failure {name} is specified twice", where, "remove one"
+            )
         fractions[name] = fraction if colon else 1.0
     return parse_failure_fractions(fractions, seed, where)
 
@@ -211,7 +218,9 @@ def parse_failure_fractions(
     if not errors and sum(entry.fraction for entry in entries) > 1.0 + _SUM_TOLERANCE:
         problem = "the fractions add up to more than 1"
         errors.append(
-            UserError("out_of_range", problem, where, "a request has at most one failure")
+            UserError(
+                "out_of_range", problem, where, "reduce them; a request has at most one failure"
+            )
         )
     if errors:
         raise CombinedError(errors)
@@ -226,5 +235,5 @@ def _parse_fraction(failure_text: str, value: Any, where: str) -> float:
         fraction = math.nan  # in no range, so it is refused below
     if not 0.0 <= fraction <= 1.0:
         problem = f'the fraction of "{failure_text}" is {value!r}'
-        raise UserError("out_of_range", problem, where, "it must be a number from 0 to 1")
+        raise UserError("out_of_range", problem, where, "use a number from 0 to 1")
     return fraction

@@ -104,7 +104,7 @@ def _run_functions(queue: SimpleQueue[Callable[[], object]]) -> None:
         try:
             function()
         except Exception:
-            log.exception("finishing a call failed")
+            log.exception("a call could not be finished")
         # The variable would keep the function and its objects alive until the next one comes.
         del function
 

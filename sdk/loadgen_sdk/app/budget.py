@@ -152,7 +152,7 @@ def _read_store(content: bytes) -> MemoryBudgetStore:
     try:
         store.set_spent(**msgspec.json.decode(content, type=dict[str, Any]))
     except (msgspec.MsgspecError, TypeError) as error:
-        raise OSError(f"not the file of a budget: {error}") from None
+        raise OSError(f"not a budget file: {error}") from None
     return store
 
 
@@ -245,7 +245,7 @@ class Budget:
             raise WrongUse(
                 "invalid_value",
                 f"{limit!r} is not a budget",
-                'budget="50 USD/day"; or /hour, /month, or none',
+                'write budget="50 USD/day", with /hour, /day, /month or no period',
             )
         self.limit = float(match[1].replace(",", "").replace("_", ""))
         self.currency = match[2]
@@ -273,16 +273,16 @@ class Budget:
         """
         if cost is None:
             message = (
-                f"the model {model!r} has no price, and a budget of {self._text} holds: add it to "
-                "prices="
+                f"the model {model!r} has no price, so the budget of {self._text} "
+                "cannot be checked. Add the model to prices="
             )
             raise BudgetExceeded(message, self.limit, 0.0)
         period = self._current_period()
         entry = self._add(period, cost, self.limit)
         if not entry.is_booked:
             message = (
-                f"a call of about {cost:.4g} {self.currency} is refused: {entry.spent:.4g} of "
-                f"{self._text} is spent"
+                f"a call of about {cost:.4g} {self.currency} was refused, because "
+                f"{entry.spent:.4g} of the budget of {self._text} is spent"
             )
             raise BudgetExceeded(message, self.limit, entry.spent)
         return BudgetHold(self, period, cost)
@@ -343,7 +343,7 @@ class Budget:
             if not self._has_warned:
                 self._has_warned = True
                 log.warning(
-                    "a budget is not shared with other processes: %s: %s", self._store, error
+                    "the budget is not shared with other processes: %s: %s", self._store, error
                 )
             return None
 
@@ -376,16 +376,20 @@ def validate_budget(
         budget = Budget(budget)
     if not isinstance(budget, Budget):
         raise WrongUse(
-            "wrong_type", f"budget is a {type(budget).__name__}", 'give budget="50 USD/day"'
+            "wrong_type",
+            f"budget must be a text or a Budget, not a {type(budget).__name__}",
+            'give budget="50 USD/day"',
         )
     if not has_prices:
         raise WrongUse(
             "missing_option",
-            "a budget without prices would never be used up",
+            "a budget needs prices to know what a call costs",
             "give prices= as well",
         )
     other_currencies = sorted(currencies - {"", budget.currency})
     if other_currencies:
-        message = f"a budget in {budget.currency}, and prices in {', '.join(other_currencies)}"
+        message = (
+            f"the budget is in {budget.currency}, but prices are in {', '.join(other_currencies)}"
+        )
         raise WrongUse("conflict", message, "one currency")
     return budget

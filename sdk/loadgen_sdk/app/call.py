@@ -112,9 +112,11 @@ class CallSettings(msgspec.Struct):
         module = sys.modules.get(self.package)
         package = f"{self.package} {getattr(module, '__version__', '')}".rstrip()
         warn(
-            f"{package} hides the headers of its responses from this version of loadgen_sdk: "
-            "measurements have no request_id and no server_timing, and throttles see only the "
-            "headers of refused requests; upgrade loadgen-sdk",
+            (
+                "this version of loadgen_sdk cannot read the response headers of "
+                f"{package}, so measurements have no request_id and no server_timing, and "
+                "throttles see only the headers of refused requests. Upgrade loadgen-sdk"
+            ),
             RuntimeWarning,
             stacklevel=5,
         )
@@ -334,7 +336,7 @@ class Call:
             return estimate_tokens(self._arguments, has_output=self.api in WRITING_APIS)
         except Exception:
             # A message of an unexpected kind must not fail the call.
-            log.exception("the tokens of a call are not estimated")
+            log.exception("the tokens of a call could not be estimated")
             return 0, 0
 
     def _settle_budget(self, cost: float | None, failure: Failure | None) -> None:

@@ -55,7 +55,7 @@ from .trace_recorder import ShapeRecorder
 if TYPE_CHECKING:
     from typing import Unpack
 
-LOOP_LEFT = "the loop over the stream was left"
+LOOP_LEFT = "the loop over the stream was left before its end"
 """The message by which a BlockingClient cancels a call whose loop was left in the caller's thread.
 
 It tells such a call, which counts as abandoned, from a cancelled one.
@@ -104,7 +104,7 @@ def to_request(prompt: RequestLike) -> Request:
     if messages is None:
         raise WrongUse(
             "wrong_type",
-            f"cannot send a {type(prompt).__name__}",
+            f"a {type(prompt).__name__} cannot be sent as a prompt",
             'give a text, messages ([{"role": …}]), or a Request',
         )
     return Request(id=secrets.token_hex(8), messages=messages, exact_output=False)
@@ -251,7 +251,9 @@ class Client:
         """
         self._closed = True
         for exchange in [*self._exchanges]:
-            self._pool.cancel(exchange, Failure("interrupted", "the client was closed"))
+            self._pool.cancel(
+                exchange, Failure("interrupted", "the client was closed during the call")
+            )
         self._pool.close()
 
     async def open(self, connections: int = 0) -> None:
@@ -605,7 +607,7 @@ class Client:
     def _check_usable(self) -> None:
         """Raise ClientError if the client is closed."""
         if self._closed:
-            raise ClientError("this client is closed; make a new one")
+            raise ClientError("this client is closed; create a new one")
 
 
 @dataclass(frozen=True)
@@ -637,7 +639,7 @@ def _timeout_ns(options: dict[str, Any], name: str) -> int:
         timeout_ns: int = options[f"{name}_ns"]
         return timeout_ns
     if not isinstance(seconds, int | float) or not 0 < seconds < _MAX_TIMEOUT_S:
-        raise WrongUse("out_of_range", f"{name}_s={seconds!r}", "give seconds, above 0")
+        raise WrongUse("out_of_range", f"{name}_s={seconds!r}", "give a number of seconds above 0")
     return int(seconds * 1e9)
 
 

@@ -73,8 +73,8 @@ def _trio() -> Any:
     if not is_running():
         raise WrongUse(
             "event_loop",
-            "a throttle or a retry waits in asyncio or trio, and this call runs in neither",
-            "call it in one of them, or use the blocking client",
+            "a throttle or a retry has to wait in asyncio or trio, but this call runs in neither",
+            "make the call in asyncio or trio, or use the blocking client",
         )
     return sys.modules["trio"]
 

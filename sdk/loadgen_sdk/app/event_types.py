@@ -54,4 +54,4 @@ def build_response_event_types() -> None:
         for event in _EVENTS:
             construct_type(type_=ResponseStreamEvent, value=event)
     except Exception:  # another version of the package: the first call is slower, as without us
-        log.debug("the types of streamed responses are not built ahead", exc_info=True)
+        log.debug("the types of streamed responses could not be prepared", exc_info=True)

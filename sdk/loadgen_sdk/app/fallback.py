@@ -250,7 +250,9 @@ def validate_fallback(
         return None
     if not isinstance(fallback, Fallback):
         raise WrongUse(
-            "wrong_type", f"fallback is a {type(fallback).__name__}", "give Fallback(client)"
+            "wrong_type",
+            f"fallback must be a Fallback, not a {type(fallback).__name__}",
+            "give Fallback(client)",
         )
     if get_client_kind(fallback.client) != get_client_kind(client):
         names = f"{type(fallback.client).__name__} behind a {type(client).__name__}"

@@ -85,8 +85,10 @@ def instrument(  # noqa: PLR0913 - a public signature with keywords
     options = _merge_options(_options_of(client), InstrumentOptions(policy, ask_usage))
     if isinstance(client, ModuleType) and client.__name__ == "litellm":
         if fallback is not None:
-            hint = "LiteLLM's Router has fallbacks of its own"
-            raise WrongUse("unsupported", "LiteLLM with a fallback of loadgen_sdk", hint)
+            hint = "use the fallbacks of LiteLLM's Router instead"
+            raise WrongUse(
+                "unsupported", "a fallback of loadgen_sdk cannot be combined with LiteLLM", hint
+            )
         return cast(ClientT, _instrument_litellm(client, options))
     find_client_kind(client)
     checked = validate_fallback(fallback, find_client_kind, client)

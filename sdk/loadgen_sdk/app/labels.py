@@ -50,12 +50,18 @@ def validate_labels(labels: Labels | None) -> dict[str, str]:
         return NO_LABELS
     hint = 'give names and short values: labels={"feature": "search"}'
     if not isinstance(labels, Mapping):
-        raise WrongUse("wrong_type", f"labels is a {type(labels).__name__}", hint)
+        raise WrongUse(
+            "wrong_type", f"labels must be a mapping, not a {type(labels).__name__}", hint
+        )
     for name, value in labels.items():
         if not _is_label_name(name):
-            raise WrongUse("invalid_value", f"{name!r} is no name of a label", hint)
+            raise WrongUse("invalid_value", f"{name!r} is not a valid name of a label", hint)
         if not isinstance(value, str | int):
-            raise WrongUse("wrong_type", f"the label {name} is a {type(value).__name__}", hint)
+            raise WrongUse(
+                "wrong_type",
+                f"the label {name} must be a short text or number, not a {type(value).__name__}",
+                hint,
+            )
     return {name: str(value) for name, value in labels.items()}
 
 
@@ -83,4 +89,4 @@ def _is_label_name(name: object) -> bool:
 
 @functools.lru_cache(maxsize=_MAX_LOGGED_MESSAGES)
 def _log_once(message: str) -> None:
-    log.warning("a call has lost a label: %s", message)
+    log.warning("a label of a call was lost: %s", message)

@@ -168,7 +168,7 @@ class _MeasuredMethod:
             return ObservedCall(self._api, self._settings, request_fields, labels)
         except Exception:
             # A defect of this package must not become an error of the application.
-            log.exception("a call is not measured")
+            log.exception("a call could not be measured")
             return None
 
     def _warn_in_event_loop(self) -> None:
@@ -177,8 +177,10 @@ class _MeasuredMethod:
             return
         self._settings.has_warned_about_event_loop = True
         warn(
-            "a blocking OpenAI client was called inside a running event loop and blocks all other "
-            "tasks; use AsyncOpenAI, or asyncio.to_thread",
+            (
+                "a blocking OpenAI client was called inside a running event loop and "
+                "blocks all other tasks. Use AsyncOpenAI or asyncio.to_thread"
+            ),
             RuntimeWarning,
             stacklevel=5,
         )

@@ -517,15 +517,15 @@ def copy_latest_measurement(context: Context) -> None:
 
 def warn_uncounted(model: str) -> None:
     """Warn once per process and model that there are prices, but no token counts of the server."""
-    text = f"the server sent no token counts for the model {model!r}: its cost is None"
-    warn_once(f"{text}; for streams, ask_usage=True requests them")
+    text = f"the server sent no token counts for the model {model!r}, so the cost is None"
+    warn_once(f"{text}. For streams, ask_usage=True requests them")
 
 
 def warn_contradiction(model: str, contradiction: str) -> None:
     """Warn once per process, model and contradiction that the counts of a server are not used."""
     warn_once(
-        f"the server's token counts for the model {model!r} contradict each other"
-        f" ({contradiction}): they are not used, and the cost is None"
+        f"the server's token counts for the model {model!r} contradict each other "
+        f"({contradiction}), so they are not used and the cost is None"
     )
 
 

@@ -417,7 +417,7 @@ class ObservedCall:
 
     def _log_not_measured(self) -> None:
         """Log a defect of this package, which must not become an error of the application."""
-        log.exception("a call is not measured")
+        log.exception("a call could not be measured")
         self.call.discard()
 
 

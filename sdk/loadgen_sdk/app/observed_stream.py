@@ -345,7 +345,7 @@ def _error_of_reader(observed: ObservedCall) -> BaseException | None:
     if error is not None:
         return error if _is_raised_by_reader(error, observed.get_stream()) else None
     if observed.is_left_by_reader:
-        return ValueError("the answer is not what was asked for")
+        return ValueError("the response does not have the expected type")
     return None
 
 

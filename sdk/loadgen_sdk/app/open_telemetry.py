@@ -339,7 +339,7 @@ class OpenTelemetry:
             return
         self._reported_instrumentations.add(other)
         log.warning(
-            "%s reports the calls of %s: OpenTelemetry() of loadgen_sdk leaves them to it",
+            "%s already reports the calls of %s, so OpenTelemetry() of loadgen_sdk does not",
             other,
             package,
         )

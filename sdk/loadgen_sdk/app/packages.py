@@ -137,8 +137,8 @@ def find_client_kind(client: Any) -> ClientKind:
     ]
     raise WrongUse(
         "wrong_type",
-        f"{description} is not a client of a known package",
-        f"give an object of {', '.join(class_names)}",
+        f"{description} is not a client that loadgen_sdk knows",
+        f"give an object of one of {', '.join(class_names)}",
     )
 
 

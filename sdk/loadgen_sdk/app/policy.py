@@ -188,7 +188,9 @@ def make_policy(
         observers = tuple(on_measurement or ())
     for observer in observers:
         if not callable(observer):
-            raise _wrong_type("on_measurement", observer, "give a function of one Measurement")
+            raise _wrong_type(
+                "on_measurement", observer, "give a function that takes one Measurement"
+            )
     if throttle is not None and not isinstance(throttle, Throttle):
         raise _wrong_type("throttle", throttle, 'give Throttle(requests="600/min")')
     if retry is not None and not isinstance(retry, Retry):

@@ -93,23 +93,25 @@ class Retry:
         """
         if not isinstance(attempts, int) or attempts < 1:
             raise WrongUse(
-                "out_of_range", f"{attempts!r} attempts", "at least 1: the first try counts"
+                "out_of_range",
+                f"{attempts!r} attempts",
+                "must be at least 1, because the first try counts",
             )
         if not 0 < first_wait_s <= max_wait_s:
             raise WrongUse(
                 "out_of_range",
-                f"waits from {first_wait_s} s to {max_wait_s} s",
-                "0 < first_wait_s <= max_wait_s",
+                f"first_wait_s is {first_wait_s} and max_wait_s is {max_wait_s}",
+                "use 0 < first_wait_s <= max_wait_s",
             )
         if budget < 0 or reserve < 0:
             raise WrongUse(
-                "out_of_range", f"a budget of {budget} and a reserve of {reserve}", "0 or more"
+                "out_of_range", f"budget is {budget} and reserve is {reserve}", "0 or more"
             )
         if retry_if is not None and not callable(retry_if):
             raise WrongUse(
                 "wrong_type",
-                f"retry_if is a {type(retry_if).__name__}",
-                "give a function of one Failure",
+                f"retry_if must be a function, not a {type(retry_if).__name__}",
+                "give a function that takes one Failure",
             )
         self.attempts = attempts
         self.first_wait_s = first_wait_s
@@ -172,7 +174,7 @@ class Retry:
             try:
                 decision = self._retry_if(failure)
             except Exception:
-                log.exception("retry_if of a Retry failed")
+                log.exception("retry_if of a Retry raised an error")
             else:
                 if decision is not None:
                     return bool(decision)

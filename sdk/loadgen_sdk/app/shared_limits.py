@@ -126,7 +126,9 @@ class FileStore:
             limiter.restore(msgspec.msgpack.decode(content), now)
         except (ValueError, TypeError, LookupError, AttributeError) as error:
             log.warning(
-                "limits are not shared with other processes: %s is damaged: %s", self._path, error
+                "limits are not shared with other processes, because %s is damaged: %s",
+                self._path,
+                error,
             )
             return SharedRateLimiter(self._limits)
         return limiter
@@ -140,7 +142,7 @@ def check_writable_path(path: str | os.PathLike[str]) -> Path:
     """
     absolute = Path(path).absolute()
     if not absolute.parent.is_dir() or not os.access(absolute.parent, os.W_OK):
-        hint = "give a path in a folder that all processes can write"
+        hint = "use a path in a folder that all processes can write to"
         raise WrongUse("unwritable_file", f"cannot write to {absolute.parent}", hint)
     return absolute
 
@@ -177,7 +179,7 @@ def _lock(file: FileIO) -> None:
             return
         except BlockingIOError:
             if time.monotonic() > deadline_s:
-                message = f"another process has locked it for {LOCK_TIMEOUT_S} s"
+                message = f"another process has kept it locked for {LOCK_TIMEOUT_S} s"
                 raise TimeoutError(message) from None
             time.sleep(_LOCK_POLL_S)
 
@@ -266,7 +268,7 @@ def connect_to_redis(url: str, noun: str) -> RedisConnection:
     try:
         import redis
     except ImportError:
-        message = f"{noun} shared through Redis: the package redis is missing"
+        message = f"{noun} are shared through Redis, which needs the package redis"
         raise WrongUse("not_installed", message, "pip install redis") from None
     address, _, name = url.partition("#")
     try:

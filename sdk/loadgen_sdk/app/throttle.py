@@ -73,7 +73,7 @@ def priority(level: int) -> Iterator[None]:
         raise WrongUse(
             "wrong_type",
             f"priority({level!r})",
-            "give a whole number; 0 is the default, higher goes first",
+            "give an integer; 0 is the default, and higher values go first",
         )
     token = _priority.set(level)
     try:
@@ -300,9 +300,11 @@ class _CallQueue:
 
     def timeout_error(self, timeout_s: float | None) -> ThrottleTimeout:
         """Return the exception for a caller that has waited for `timeout_s`."""
-        counts = f"{self.limiter.in_flight} calls in flight, {self.waiting_count()} waiting"
-        hint = "raise the limit, or max_wait_s, or send less"
-        message = f"the throttle gave no permit within {timeout_s:g} s: {counts}"
+        counts = (
+            f"{self.limiter.in_flight} calls are in flight and {self.waiting_count()} are waiting"
+        )
+        hint = "raise the limit or max_wait_s, or send fewer calls"
+        message = f"the throttle did not admit the call within {timeout_s:g} s: {counts}"
         return ThrottleTimeout(message, hint)
 
     def waiting_count(self) -> int:
@@ -358,9 +360,11 @@ class _CallQueue:
             return
         limit_text = ""
         if pause.obeyed_ns < pause.requested_ns:
-            limit_text = f"; calls go on after {pause.obeyed_ns / 1e9:g} s (limit max_pause_s)"
+            limit_text = (
+                f"; calls continue after {pause.obeyed_ns / 1000000000.0:g} s (limit max_pause_s)"
+            )
         log.warning(
-            "the server asks for no call of %s for %g s%s",
+            "the server asks to pause calls of %s for %g s%s",
             self._name or "any key",
             pause.requested_ns / 1e9,
             limit_text,
@@ -630,7 +634,7 @@ class Throttle:
         if self._create_throttler is not None:
             raise WrongUse(
                 "event_loop",
-                "an asyncio Throttler cannot make a thread wait",
+                "a Throttler of asyncio cannot make a thread wait",
                 'give requests="10/s" instead',
             )
         event = threading.Event()
@@ -656,7 +660,7 @@ class Throttle:
         if asyncio._get_running_loop() is None:
             raise WrongUse(
                 "event_loop",
-                "asyncio-throttle waits in asyncio alone",
+                "asyncio-throttle can only wait in asyncio",
                 'leave out pacer="asyncio-throttle"',
             )
         try:
@@ -714,7 +718,7 @@ def _check_throttler(throttler: Throttler) -> None:
     if not throttler.rate_limit > 0:
         raise WrongUse(
             "out_of_range",
-            f"a Throttler of {throttler.rate_limit} allows nothing",
+            f"a Throttler with a rate of {throttler.rate_limit} never admits a call",
             "give it a rate above 0",
         )
 
@@ -724,13 +728,13 @@ def _check_concurrency(concurrency: object) -> None:
         raise WrongUse(
             "out_of_range",
             f"concurrency={concurrency!r} allows nothing",
-            "at least 1, or leave it out",
+            "give at least 1, or leave it out",
         )
 
 
 def _check_each(each: object) -> None:
     if isinstance(each, str) or not set(each) <= {"key", "model"}:  # type: ignore[call-overload]
-        raise WrongUse("unknown_name", f"each={each!r}", 'a tuple of "key" and "model"')
+        raise WrongUse("unknown_name", f"each={each!r}", 'give a tuple of "key" and "model"')
 
 
 def _check_seconds(name: str, seconds: object) -> None:
@@ -753,13 +757,13 @@ def _check_pacer(pacer: str, rates: Mapping[str, Rate], *, has_other_options: bo
     if "requests" not in rates:
         raise WrongUse(
             "missing_option",
-            "asyncio-throttle limits requests, and no such limit is given",
+            "asyncio-throttle limits requests, so it needs a limit of requests",
             'add requests="10/s"',
         )
     if has_other_options:
         raise WrongUse(
             "conflict",
-            "asyncio-throttle keeps a plain limit of one event loop",
+            "asyncio-throttle supports only a plain limit in one event loop",
             "leave out shared and burst_s",
         )
 

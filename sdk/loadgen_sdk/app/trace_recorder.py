@@ -129,7 +129,7 @@ class ShapeRecorder:
             raise WrongUse(
                 "wrong_type",
                 f"labels={labels!r}",
-                'give the names of labels to write: labels=("feature",)',
+                'give the names of the labels to write: labels=("feature",)',
             )
         self._labels = tuple(labels)
         self._hash_key = _derive_hash_key(salt)
@@ -197,7 +197,10 @@ class ShapeRecorder:
                 self.lost += unwritten_count
                 self._rows.clear()
                 warn(
-                    f"{unwritten_count} calls are missing in {self.path}: it could not be written",
+                    (
+                        f"{unwritten_count} calls are missing in {self.path}, because it "
+                        "could not be written"
+                    ),
                     stacklevel=3,
                 )
             os.close(self._file_descriptor)
@@ -399,7 +402,9 @@ class ShapeRecorder:
             return
         self._has_warned = True
         reason = "the disk is full" if error.errno == errno.ENOSPC else error.strerror
-        consequence = f"up to {MAX_WAITING_ROWS:,} calls are kept in memory until it can be"
+        consequence = (
+            f"up to {MAX_WAITING_ROWS:,} calls are kept in memory until the file can be written"
+        )
         warn(f"cannot write to {self.path}: {reason}; {consequence}", RuntimeWarning, stacklevel=5)
 
 
@@ -430,8 +435,8 @@ def _derive_hash_key(salt: str | bytes | None) -> bytes:
     if not secret:
         raise WrongUse(
             "out_of_range",
-            "an empty salt hides nothing",
-            "leave it out, or give the same secret to every process",
+            "the salt is empty, so it would hide nothing",
+            "leave it out, or give every process the same secret",
         )
     return hashlib.blake2b(secret, digest_size=32).digest()
 
@@ -442,7 +447,7 @@ def _open_for_append(path: Path) -> int:
         return os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
     except OSError as error:
         message = f"cannot record to {path}: {error.strerror}"
-        raise WrongUse("unwritable_file", message, "give a file that can be written") from None
+        raise WrongUse("unwritable_file", message, "use a file that can be written") from None
 
 
 def _conversation_fields(arguments: Mapping[str, Any]) -> _ConversationFields | None:

@@ -33,12 +33,11 @@ PAGE_TIMEOUT_S = 60.0
 
 _READ_BYTES = 1 << 16
 _BROKEN_HINT = (
-    "the server, or a proxy before it, gave up in the middle of an answer: see their logs"
+    "check the logs of the server and of a proxy before it, which closed the "
+    "connection during a response"
 )
-_HTTP_2_HINT = "this client speaks HTTP/1.1: let the server speak it too, or a proxy before it"
-_CERTIFICATE_HINT = (
-    "give the authority's certificate with --cacert, or --insecure if you know this server"
-)
+_HTTP_2_HINT = "this client uses HTTP/1.1; enable it in the server or in a proxy before it"
+_CERTIFICATE_HINT = "trust its certificate with --cacert, or use --insecure if you know this server"
 _PROXY_HINT = "check HTTPS_PROXY and NO_PROXY"
 
 
@@ -143,7 +142,7 @@ class HttpFetcher:
         if self._address is not None:
             return self._address
         failure = TargetUnusable(
-            "dns", f"the host {self._peer_host!r} has no address", "check the host's name"
+            "dns", f"the host {self._peer_host!r} has no address", "check the host name"
         )
         for address in await self._look_up_addresses():
             try:
@@ -169,7 +168,7 @@ class HttpFetcher:
             async with asyncio.timeout(self._connect_s):
                 resolved = await resolve_host(self._peer_host, self._peer_port)
         except TimeoutError:
-            raise self._lookup_error("no answer from DNS") from None
+            raise self._lookup_error("DNS did not respond") from None
         except (OSError, UnicodeError) as error:
             raise self._lookup_error(getattr(error, "strerror", "") or "unknown") from None
         repeated_addresses = [str(socket_address[0]) for _, socket_address in resolved]
@@ -230,8 +229,8 @@ class HttpFetcher:
             yield
         except asyncio.IncompleteReadError:
             message = (
-                f"the proxy at {self._peer_host}:{self._peer_port} closed the connection without "
-                "an answer"
+                f"the proxy at {self._peer_host}:{self._peer_port} closed the "
+                "connection without a response"
             )
             raise TargetUnusable("proxy", message, _PROXY_HINT) from None
         except ssl.SSLCertVerificationError as error:
@@ -242,7 +241,11 @@ class HttpFetcher:
         except TimeoutError:
             missing = "TLS" if uses_tls else "answer"
             message = f"no {missing} from {address} within {self._connect_s:g} s"
-            hint = "does it want http:// ?" if uses_tls else "check host, port and firewall"
+            hint = (
+                "check whether the URL should begin with http://"
+                if uses_tls
+                else "check host, port and firewall"
+            )
             raise TargetUnusable("timeout", message, self._unused_proxy_hint() or hint) from None
         except OSError as error:
             raise self._connect_error(error) from None
@@ -262,8 +265,8 @@ class HttpFetcher:
         return TargetUnusable("connect", message, hint)
 
     def _lookup_error(self, reason: str) -> TargetUnusable:
-        message = f"cannot resolve the host {self._peer_host!r}: {reason}"
-        hint = self._unused_proxy_hint() or "check the host's name"
+        message = f"cannot resolve the host name {self._peer_host!r}: {reason}"
+        hint = self._unused_proxy_hint() or "check the host name"
         return TargetUnusable("dns", message, hint)
 
     def _unused_proxy_hint(self) -> str:
@@ -280,8 +283,8 @@ class HttpFetcher:
         if not has_unused_proxy:
             return ""
         return (
-            "the proxy of the environment is not used: a load goes straight to the server, from a "
-            "host that reaches it"
+            "the proxy in the environment is not used. The load goes directly to the "
+            "server, so use a host that can reach it"
         )
 
 
@@ -313,7 +316,10 @@ class _ResponseReading:
             self._received_bytes += len(data)
             if self._received_bytes > MAX_BODY_BYTES:
                 limit = f"{MAX_BODY_BYTES >> 20} MiB"
-                message = f"{self._target.redacted} sends more than {limit} to a probe"
+                message = (
+                    f"{self._target.redacted} sent more than {limit} in "
+                    "response to a preflight request"
+                )
                 raise TargetUnusable("invalid_answer", message, "check the URL")
 
     def result(self, duration_ns: int) -> HttpResponse:
@@ -339,7 +345,7 @@ class _ResponseReading:
             hint = "check the port" if target.tls else target.tls_hint
             raise TransientFailure("wrong_protocol", message, hint) from None
         except TimeoutError:
-            message = f"{target.redacted} gave no whole answer within {timeout_s:g} s"
+            message = f"{target.redacted} did not send a complete response within {timeout_s:g} s"
             raise TargetUnusable(
                 "timeout", message, "check whether the server is overloaded"
             ) from None
@@ -353,11 +359,9 @@ class _ResponseReading:
         """Raise the TransientFailure for a connection that was closed before the response ended."""
         address = self._target.address
         if self._received_bytes:
-            message = (
-                f"{address} closed the connection in the middle of its answer to {self._method}"
-            )
+            message = f"{address} closed the connection during its response to {self._method}"
         else:
-            message = f"{address} closed the connection without an answer to {self._method}"
+            message = f"{address} closed the connection without a response to {self._method}"
         raise TransientFailure(
             "reset", message, self._broken_connection_hint(tls_hint="see the server's log")
         )
@@ -386,6 +390,6 @@ def _handshake_error(address: str, error: ssl.SSLError) -> TargetUnusable:
         return _http_2_error(address)
     hint = "check --cert and the port"
     if "WRONG_VERSION" in str(error):
-        hint = "it seems to speak plain http://"
+        hint = "the server seems to use plain http://"
     reason = (error.reason or "handshake failed").lower().replace("_", " ")
     return TargetUnusable("tls", f"TLS with {address} failed: {reason}", hint)

@@ -235,10 +235,14 @@ class Generator:
                     output_limit_field=_OTHER_LIMIT_FIELD,
                     reasoning_output_limit_field=_OTHER_LIMIT_FIELD,
                 )
-                self.corrections.append("it refuses max_tokens and takes max_completion_tokens")
+                self.corrections.append(
+                    "the server refuses max_tokens and accepts max_completion_tokens"
+                )
             except OutputLimitTooLowError as error:
                 self._limits = self._limits_from(error.minimum)
-                self.corrections.append(f"it takes no output limit below {error.minimum} tokens")
+                self.corrections.append(
+                    f"the server accepts no output limit below {error.minimum} tokens"
+                )
         return await self._run_both(model, prompts)
 
     def _limits_from(self, short_limit: int) -> OutputLimits:
@@ -318,7 +322,7 @@ class Generator:
         """Return the exception for a response with an error or without its end."""
         requested = "1 token" if tokens == 1 else f"{tokens} tokens"
         text = self._client.explainer.redact(failure.text)
-        message = f"a probe of {requested} failed: {failure.kind}: {text}"
+        message = f"a preflight request to {requested} failed: {failure.kind}: {text}"
         return TransientFailure("invalid_answer", message, "see the server's log")
 
     def _check_refusal(self, response: HttpResponse, model: str, tokens: int) -> None:
@@ -374,7 +378,7 @@ class Generator:
         encoding = unsupported_encoding(response.headers)
         if encoding:
             message = f"{self._client.target.redacted} sends {compression_error_text(encoding)}"
-            hint = "switch compression off in the server or in the proxy before it"
+            hint = "turn compression off in the server or in the proxy before it"
             raise TargetUnusable("invalid_answer", message, hint)
 
     def _read_body(self, body: bytes, *, is_stream: bool) -> ResponseReader:
@@ -395,6 +399,6 @@ class Generator:
             reader.feed([*decoder.feed(body), *decoder.end()], timestamp)
         except EventTooLargeError as error:
             message = f"{self._client.target.path} streams {error}"
-            hint = "check that this is the API's URL"
+            hint = "check that this is the URL of the API"
             raise TargetUnusable("invalid_answer", message, hint) from None
         return reader

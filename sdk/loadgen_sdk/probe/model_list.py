@@ -84,15 +84,15 @@ class ModelList:
         if self.ids:
             raise TargetUnusable(
                 "no_model",
-                f"the server has {len(self.ids)} models",
-                f"choose with --model: {self}",
+                f"the server has {len(self.ids)} models, so one has to be chosen",
+                f"choose one with --model: {self}",
             )
         if self.unprintable_count:
             subject = "the name" if self.unprintable_count == 1 else "each name"
             raise TargetUnusable(
                 "no_model",
                 f"{subject} in the server's list of models has control characters",
-                "name the model with --model; this server's list cannot be shown",
+                "set the model with --model, because this server's list cannot be shown",
             )
         raise self._empty_list_error(rejects_unknown_models=rejects_unknown_models)
 
@@ -105,20 +105,22 @@ class ModelList:
         if self.status >= 500:
             return TargetUnusable(
                 "no_model",
-                f"HTTP {self.status} for the list of models",
-                "is the server up? a proxy may answer for it. With --model NAME the list is not "
-                "needed",
+                f"the list of models returned HTTP {self.status}",
+                (
+                    "check that the server is running; the response may come from a "
+                    "proxy. With --model NAME the list is not needed"
+                ),
             )
         if self.status == 200:
             reason = "lists no models"
         else:
-            reason = f"answers {self.status} when asked for its models"
-        hint = "name the model with --model"
+            reason = f"returns HTTP {self.status} for the list of models"
+        hint = "set the model with --model"
         if self.status == 404:
             hint = f"check the path of the URL, or {hint}"
         if not rejects_unknown_models:
-            hint += "; this server takes any name"
-        return TargetUnusable("no_model", f"the server {reason}, and none was named", hint)
+            hint += "; this server accepts any name"
+        return TargetUnusable("no_model", f"the server {reason}, and no model was specified", hint)
 
 
 def _read_entries(response: HttpResponse) -> list[dict[str, Any]]:

@@ -310,12 +310,12 @@ async def _identify_server(
         doubt = ""
         if detected is not None and detected.name not in (server, "generic"):
             doubt = f"but it looks like {detected.name}"
-        return _IdentifiedServer(server, "named by the user", doubt)
+        return _IdentifiedServer(server, "set with --server", doubt)
     if detected is None:
         texts |= await _fetch_further_pages(client)
         detected = detect_server(texts)
     if detected is None:
-        evidence = "nothing it says tells its make: only the common fields are sent"
+        evidence = "unknown server software, so only fields that all servers accept are sent"
         return _IdentifiedServer("generic", evidence)
     statement = client.explainer.redact(detected.matched_text)[:_MAX_EVIDENCE_CHARS]
     return _IdentifiedServer(detected.name, f"{detected.page} says {statement}")
@@ -339,7 +339,7 @@ def _collect_evidence(
     if identified.doubt:
         evidence.append(identified.doubt)
     if model_list.status >= 300:
-        evidence.append(f"its list of models answers {model_list.status}")
+        evidence.append(f"its list of models returns HTTP {model_list.status}")
     return (*evidence, *generator.corrections)
 
 
@@ -392,14 +392,14 @@ def _model_warnings(model: str, models: ModelList, profile: ServerProfile) -> li
     """
     if not models.ids or model in models or profile.rejects_unknown_models:
         return []
-    return [f"{profile.title} answers to any model name: it lists {models}, not {model!r}"]
+    return [f"{profile.title} accepts any model name. It lists {models}, not {model!r}"]
 
 
 def _server_warnings(server: str, identified: _IdentifiedServer) -> list[str]:
     """Return a warning if the server does not look like the one that the user names."""
     if not identified.doubt:
         return []
-    return [f"--server says {server}, {identified.doubt}"]
+    return [f"--server is {server}, {identified.doubt}"]
 
 
 def _request_warnings(client: ProbeClient) -> list[str]:
@@ -410,11 +410,12 @@ def _request_warnings(client: ProbeClient) -> list[str]:
     warnings = []
     if client.replaced_key_header:
         warnings.append(
-            f"the key is not sent: the header {client.replaced_key_header} was given in its place"
+            "the API key is not sent, because the header "
+            f"{client.replaced_key_header} was set instead"
         )
     if client.failures:
         warnings.append(
-            f"{len(client.failures)} probing requests failed before one went well: "
+            f"{len(client.failures)} preflight requests failed before one succeeded: "
             f"{client.failures[0]}"
         )
     return warnings
@@ -434,7 +435,8 @@ def _response_warnings(
     warnings = []
     if generations.ignores_stream:
         warnings.append(
-            "it answers a request for a stream with one JSON object: responses are not streamed"
+            "the server answers a streaming request with one JSON object, so "
+            "responses are not streamed"
         )
     if client.target.api in NON_GENERATIVE_APIS:
         return warnings
@@ -443,7 +445,8 @@ def _response_warnings(
     tokens_per_event = _tokens_per_event(client, generations)
     if tokens_per_event is not None and tokens_per_event > _BUNDLED_TOKENS_PER_EVENT:
         warnings.append(
-            "it sends several tokens per event: gaps between events are not inter-token latency"
+            "the server sends several tokens per event, so the times between events "
+            "are inter-chunk latencies, not ITL"
         )
     return warnings
 
@@ -458,19 +461,20 @@ def _usage_warnings(generation: Generation) -> list[str]:
     usage = reader.usage()
     if usage.contradiction:
         warnings.append(
-            f"its token counts contradict each other ({usage.contradiction}): they are not used"
+            "the server's token counts contradict each other "
+            f"({usage.contradiction}), so they are not used"
         )
     if reader.has_hidden_output:
-        reason = reader.remark or "have output in fields that are not known here"
-        warnings.append(f"its responses {reason}: there is no time of the first token")
+        reason = reader.remark or "have output only in fields that loadgen does not know"
+        warnings.append(f"the server's responses {reason}, so there is no time of the first token")
     if reader.has_impossible_usage:
         warnings.append(
-            "its usage says a number of tokens that no answer can have: not believed, counted here "
-            "instead"
+            "the server's usage states an impossible number of tokens. It is "
+            "ignored, and tokens are counted by the client"
         )
     elif usage.output is None:
         warnings.append(
-            "its answers carry no usage: output tokens will be counted here, as an estimate"
+            "the server's responses contain no usage, so output tokens are estimated by the client"
         )
     return warnings
 
@@ -484,9 +488,9 @@ def _length_warnings(
     False). There is no warning if that is not known (`has_exact_length` is None).
     """
     if not profile.length_fields:
-        return [f"{profile.title} has no way to force the output length: answers may end early"]
+        return [f"{profile.title} cannot force the output length, so responses may end early"]
     if has_exact_length or has_exact_length is None:
         return []
-    requested = f"{generation.requested_tokens} tokens were asked for and forced"
+    requested = f"{generation.requested_tokens} tokens were requested and forced"
     output_tokens = generation.reader.usage().output
-    return [f"{requested}, {output_tokens} came: lengths are not exact here"]
+    return [f"{requested}, but {output_tokens} were generated, so output lengths are not exact"]

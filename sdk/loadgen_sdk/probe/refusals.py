@@ -13,26 +13,29 @@ from ..wire_formats.server_profiles import NON_GENERATIVE_APIS
 from .http_types import HttpResponse, TransientFailure
 from .model_list import ModelList
 
-_KEY_HINT = "check the key, and what it may be used for"
+_KEY_HINT = "check the API key and its permissions"
 _FIELD_HINT = (
-    "if it names a field, remove it with --extra-body '{\"FIELD\": null}', or say what it is with "
-    "--server"
+    "if the message names a field, remove it with --extra-body '{\"FIELD\": null}', "
+    "or set the server software with --server"
 )
 _TOO_LONG_HINT = (
-    "its context is too short for this: shorter prompts and answers, or a server with a longer "
-    "context"
+    "the request exceeds the context length; use shorter prompts and outputs, or a "
+    "server with a longer context"
 )
-_PROXY_HINT = "a proxy answers, but the server behind it does not; check that it is running"
+_PROXY_HINT = "check that the server is running, because only the proxy before it responds"
 _HINTS = {
     400: _FIELD_HINT,
     401: _KEY_HINT,
     403: _KEY_HINT,
-    407: "a proxy is in between and wants a login",
+    407: "a proxy before the server requires a login",
     413: _FIELD_HINT,
     422: _FIELD_HINT,
-    429: "its rate limit lets no probe (two requests) through: use another key or raise the limit",
+    429: (
+        "its rate limit refuses even the preflight (two requests); use another key, "
+        "or raise the limit"
+    ),
     502: _PROXY_HINT,
-    503: "it may still be loading its model: try again when it is ready",
+    503: "it may still be loading its model; try again when it is ready",
     504: _PROXY_HINT,
 }
 """HTTP status -> what the user can do."""
@@ -151,22 +154,22 @@ class RefusalExplainer:
         the model may not support the API.
         """
         if models is None or not models.ids:
-            hint = "name one that it serves with --model"
+            hint = "choose a model that it serves with --model"
         elif models.ids == (model,):
-            hint = "its list names this model alone: see the server's log, or try another --api"
+            hint = "it lists only this model; check the server's log, or try another --api"
         else:
-            hint = f"choose with --model: {models}"
+            hint = f"choose one with --model: {models}"
         message = f"{self.target.redacted} does not serve the model {model!r}: {text}"
         return Explanation("unknown_model", message, hint)
 
     def _explain_missing_path(self, status: int, text: str) -> Explanation:
         """Explain that the path of the API does not exist, which a wrong URL or API may cause."""
         target = self.target
-        message = f"{target.redacted} answers {status} to {target.path}: {text}"
+        message = f"{target.redacted} returns HTTP {status} for {target.path}: {text}"
         if target.api in NON_GENERATIVE_APIS:
             hint = (
-                f"check the path of the URL, and whether this server does {target.api}: here or in "
-                "a step"
+                "check the path of the URL, and whether this server supports the "
+                f"{target.api} API (for all requests, or for a step)"
             )
         else:
             other_api = "completions" if target.api == "chat" else "chat"
@@ -181,12 +184,12 @@ class RefusalExplainer:
         location_without_query = response.headers.get("location", "").partition("?")[0]
         location = self.redact(location_without_query)
         destination = f" to {location}" if location else ""
-        message = f"{self.target.redacted} answers {response.status}, a redirect{destination}"
-        return Explanation("http_3xx", message, "give the URL it leads to")
+        message = f"{self.target.redacted} returns HTTP {response.status}, a redirect{destination}"
+        return Explanation("http_3xx", message, "use the URL of the redirect")
 
     def _hint(self, status: int, text: str) -> str:
         if status in (401, 403) and not self.has_key:
-            return "it wants a key: set OPENAI_API_KEY"
+            return "the server requires an API key: set OPENAI_API_KEY"
         if status in (400, 413, 422) and _PROMPT_TOO_LONG.search(text):
             return _TOO_LONG_HINT
         return _HINTS.get(status, "see the server's log")

@@ -366,7 +366,7 @@ class Exchange(ExchangeState):
         if self.response_body_bytes <= max_bytes:
             self.response_body_parts.append(body_part)
         elif not is_error:
-            raise MalformedResponseError(f"a body of more than {MAX_WHOLE_BYTES} bytes")
+            raise MalformedResponseError(f"the body is longer than {MAX_WHOLE_BYTES} bytes")
 
     # -- the end -------------------------------------------------------------------------------
 
@@ -411,7 +411,9 @@ class Exchange(ExchangeState):
             return Failure("truncated", position, status)
         if self.bytes_received and not error:
             return Failure("truncated", "the connection ended within the response head")
-        return Failure("reset", error or "closed before any byte of an answer")
+        return Failure(
+            "reset", error or "the connection was closed before the first byte of a response"
+        )
 
     def _finish_response(self, timestamp: int, read_at: int) -> None:
         """End the exchange after a complete response, with or without a failure.
@@ -568,7 +570,7 @@ def unsupported_encoding(headers: Mapping[str, str]) -> str:
 
 def compression_error_text(encoding: str) -> str:
     """Return the error message for a body that is compressed."""
-    return f"a body in Content-Encoding {encoding}, which was not asked for"
+    return f"the body has the Content-Encoding {encoding}, which was not requested"
 
 
 def feed_whole_body(
@@ -587,7 +589,9 @@ def feed_whole_body(
         stream_requested: The request asked for a stream.
     """
     if stream_requested and body.lstrip().startswith((b"data:", b"event:")):
-        reader.parse_error = "a stream of events whose Content-Type is not text/event-stream"
+        reader.parse_error = (
+            "the response is a stream of events, but its Content-Type is not text/event-stream"
+        )
         reader.first_event = timestamp
         return
     reader.feed([body], timestamp)
@@ -623,7 +627,8 @@ def _error_body_text(status: int, headers: Mapping[str, str], body: bytes) -> st
         body = _decompress(body)
         if not body:
             return (
-                f"HTTP {status}, its body in Content-Encoding {encoding}, which was not asked for"
+                f"HTTP {status}, with a body in the Content-Encoding {encoding}, "
+                "which was not requested"
             )
     return error_text(body) or f"HTTP {status} without a body"
 

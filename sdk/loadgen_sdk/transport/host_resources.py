@@ -102,6 +102,6 @@ def raise_file_limit(needed: int) -> int:
         raise TargetUnusable(
             "resource_limit",
             f"this process may open {soft} files, but the load needs about {needed} connections",
-            f"raise it (ulimit -n {needed}) or use more workers",
+            f"raise the limit (ulimit -n {needed}), or use more workers",
         )
     return soft

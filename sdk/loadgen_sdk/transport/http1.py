@@ -19,8 +19,8 @@ MAX_HEAD_BYTES = 64 << 10
 MAX_LINE_BYTES = 4 << 10
 """The largest size line of a chunk, with extensions, and the largest line of a trailer."""
 
-HTTP_2 = "the server speaks HTTP/2 and no HTTP/1.1"
-_BARE_LF = "a response head whose lines end with LF alone, not with CRLF"
+HTTP_2 = "the server supports HTTP/2 but not HTTP/1.1"
+_BARE_LF = "the lines of the response head end with LF instead of CRLF"
 
 _LINE_END = b"\r\n"
 _HEAD_END = b"\r\n\r\n"
@@ -39,7 +39,7 @@ def build_request_head(method: str, path: str, headers: list[tuple[str, str]]) -
     """
     for name, value in headers:
         if "\r" in name + value or "\n" in name + value:
-            raise ValueError(f"header {name!r} has a line break in it")
+            raise ValueError(f"header {name!r} contains a line break")
     lines = [f"{method} {path} HTTP/1.1", *(f"{name}: {value}" for name, value in headers)]
     return ("\r\n".join(lines) + "\r\n").encode("latin-1")
 
@@ -348,7 +348,7 @@ class ResponseParser(ResponseState):
             self._unparsed = data[available_end:]
             return len(data)
         if data[content_end:end] != _LINE_END:
-            raise MalformedResponseError("a chunk that is longer than its size")
+            raise MalformedResponseError("a chunk is longer than its stated size")
         if content_end > position:
             pieces.append(data[position:content_end])
         self._bytes_left = 0
@@ -363,7 +363,7 @@ class ResponseParser(ResponseState):
         line_end = data.find(_LINE_END, position)
         if line_end < 0:
             if len(data) - position > MAX_LINE_BYTES:
-                raise MalformedResponseError("a chunk-size line of more than 4 KiB")
+                raise MalformedResponseError("a chunk-size line is longer than 4 KiB")
             self._unparsed = data[position:]
             return len(data)
         line = data[position:line_end]
@@ -389,7 +389,7 @@ class ResponseParser(ResponseState):
             line_end = data.find(_LINE_END)
             if line_end < 0:
                 if len(data) > MAX_LINE_BYTES:
-                    raise MalformedResponseError("a trailer of more than 4 KiB")
+                    raise MalformedResponseError("a trailer is longer than 4 KiB")
                 self._unparsed = data
                 return
             is_blank = line_end == 0
@@ -421,11 +421,11 @@ def _check_incomplete_head(data: bytes) -> None:
         is_http2_settings_frame = data[:2] == b"\0\0" and data[3:4] == b"\4"
         if is_http2_settings_frame:
             raise MalformedResponseError(HTTP_2)
-        raise MalformedResponseError(f"not an HTTP/1.x answer: {data[:60]!r}")
+        raise MalformedResponseError(f"not an HTTP/1.x response: {data[:60]!r}")
     if b"\n\n" in data:
         raise MalformedResponseError(_BARE_LF)
     if len(data) > MAX_HEAD_BYTES:
-        raise MalformedResponseError("a response head of more than 64 KiB")
+        raise MalformedResponseError("the response head is longer than 64 KiB")
 
 
 def _cached_head(lines: bytes) -> ResponseHead:

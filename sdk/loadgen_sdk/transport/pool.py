@@ -529,7 +529,7 @@ class Pool:
 
         An attempt that fails later leads to `connection_failed`, which tries the next address.
         """
-        last_failure = Failure("connect", "no address of the host could be connected")
+        last_failure = Failure("connect", "no address of the host accepted a connection")
         while exchange.connect_attempts < len(self._addresses):
             index = self._addresses.index_to_try(exchange.connect_attempts)
             exchange.connect_attempts += 1
@@ -811,7 +811,7 @@ class Pool:
             if exchange.deadline > now:
                 break
             overdue.append(exchange)
-        text = f"not finished {self._timeout_ns / 1e9:g} s after its scheduled time"
+        text = f"not finished within {self._timeout_ns / 1000000000.0:g} s of its scheduled time"
         for exchange in overdue:
             self.cancel(exchange, Failure("timeout_total", text))
 
@@ -835,7 +835,7 @@ class Pool:
             last_event_at = exchange.last_event_read_at  # 0 before the first event
             has_stalled = last_event_at and now - last_event_at >= self._stall_timeout_ns
             if has_stalled and not exchange.is_reported:
-                text = f"no event for {self._stall_timeout_ns / 1e9:g} s"
+                text = f"no event for {self._stall_timeout_ns / 1000000000.0:g} s"
                 self.cancel(exchange, Failure("timeout_stall", text))
 
     def _stall_checks_per_tick(self) -> int:

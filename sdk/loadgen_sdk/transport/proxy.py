@@ -79,7 +79,7 @@ def proxy_for(target: Target, url: str | None) -> Proxy | None:
         raise WrongUse(
             "invalid_url",
             "this proxy cannot be used",
-            'give proxy="http://HOST:PORT" (not https, not SOCKS), or proxy=""',
+            'use proxy="http://HOST:PORT" (not https or SOCKS), or proxy="" for no proxy',
         )
     return Proxy(host, port, parse_userinfo(parts.netloc).authorization)
 

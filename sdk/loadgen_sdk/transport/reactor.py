@@ -112,8 +112,8 @@ class Reactor:
         if not hasattr(select, "epoll"):
             raise TargetUnusable(
                 "wrong_platform",
-                "sending load needs Linux, for epoll and kernel timestamps",
-                "use a container or WSL2; stored results can be read here",
+                "sending load needs Linux (epoll and kernel timestamps)",
+                "use a container or WSL2; this system can read stored results",
             )
         # What the owner of the reactor may set (see the attributes of the class)
         self.on_wake: Callable[[int], None] | None = None
@@ -543,7 +543,7 @@ class Reactor:
         """
         if connection.is_opening:
             kind = "tls" if connection.state == "handshake" else "connect"
-            text = error or "the connection was closed while it was being made"
+            text = error or "the connection was closed while it was being opened"
             self.fail(connection, kind, text)
             return
         connection.state = "ended"

@@ -96,7 +96,7 @@ class Target(msgspec.Struct, frozen=True, kw_only=True):
             raise TargetUnusable(
                 "invalid_url",
                 "port 0 cannot be connected to",
-                "give the port the server listens on",
+                "use the port that the server listens on",
             )
         host = _to_idna(parts.hostname or "")  # _split_url has made sure that there is one.
         is_azure = server == "azure" or (server in (None, "auto") and host.endswith(_AZURE_HOSTS))
@@ -186,8 +186,8 @@ class Target(msgspec.Struct, frozen=True, kw_only=True):
         if not (key.isascii() and key.isprintable()):
             raise TargetUnusable(
                 "invalid_value",
-                "the API key has characters that a header cannot carry",
-                "check the file or variable",
+                "the API key has characters that an HTTP header cannot contain",
+                "check the file or the environment variable of the key",
             )
         is_bearer_token = key.lower().startswith(_BEARER_PREFIX)
         if is_bearer_token:
@@ -228,22 +228,22 @@ def _check_url(url: str) -> None:
     """
     if not url:
         raise TargetUnusable(
-            "invalid_url", "the URL is empty", "give one, such as http://localhost:8000"
+            "invalid_url", "the URL is empty", "use a URL such as http://localhost:8000"
         )
     bad_character = re.search(r"[\s\x00-\x1f\x7f\\]", url)
     if bad_character:
         name = _character_name(bad_character.group())
         raise TargetUnusable(
             "invalid_url",
-            f"{_redact_url(url)} has {name} in it",
+            f"{_redact_url(url)} contains {name}",
             "write it percent-encoded, or remove it",
         )
     _check_scheme(url)
     if "#" in url:
         raise TargetUnusable(
             "invalid_url",
-            "the URL has a # in it",
-            "write it as %23 where it belongs to a password, else remove it",
+            "the URL contains a #",
+            "write it as %23 if it belongs to a password; otherwise remove it",
         )
     # A "/" or "?" within a password ends the host too early, so that a part of the password would
     # be shown as the host.
@@ -252,7 +252,7 @@ def _check_url(url: str) -> None:
     if "@" in path_and_query:
         raise TargetUnusable(
             "invalid_url",
-            "the URL has an @ behind its host",
+            "the URL has an @ after its host",
             "write / ? @ inside a password as %2F %3F %40",
         )
 
@@ -268,7 +268,7 @@ def _check_scheme(url: str) -> None:
         raise TargetUnusable(
             "invalid_url",
             f"{_redact_url(url)} has no scheme",
-            f"begin it with http:// or https://{example}",
+            f"start it with http:// or https://{example}",
         )
     if scheme.lower() in ("http", "https"):
         return
@@ -276,7 +276,10 @@ def _check_scheme(url: str) -> None:
     scheme_text = f"scheme {scheme!r}" if is_plausible else "scheme"
     hint = "use http:// or https://"
     if "unix" in scheme.lower():
-        hint = "let the server listen on a port, or: socat TCP-LISTEN:8000,fork UNIX-CONNECT:/path"
+        hint = (
+            "let the server listen on a TCP port, or run: socat "
+            "TCP-LISTEN:8000,fork UNIX-CONNECT:/path"
+        )
     raise TargetUnusable("invalid_url", f"the URL's {scheme_text} is not supported", hint)
 
 
@@ -304,11 +307,11 @@ def _split_url(url: str) -> SplitResult:
         raise TargetUnusable(
             "invalid_url",
             f"{_redact_url(url)} has no valid host and port",
-            "write http://host:8000, IPv6 as http://[::1]:8000",
+            "write http://host:8000, or http://[::1]:8000 for IPv6",
         ) from None
     if not host:
         raise TargetUnusable(
-            "invalid_url", f"{_redact_url(url)} names no host", "write http://host:8000"
+            "invalid_url", f"{_redact_url(url)} contains no host", "write http://host:8000"
         )
     return parts
 
@@ -362,7 +365,7 @@ def _find_prefixes(path: str, is_azure: bool, deployment: str, query: str) -> _P
         if not has_api_version:
             raise TargetUnusable(
                 "invalid_url",
-                "Azure's deployment URL needs an api-version",
+                "the deployment URL of Azure needs an api-version",
                 "add ?api-version=2024-10-21, or use https://NAME.openai.azure.com/openai/v1/",
             )
         return _Prefixes(
@@ -399,7 +402,7 @@ def _to_idna(host: str) -> str:
         return host.encode("idna").decode("ascii")
     except UnicodeError:
         raise TargetUnusable(
-            "invalid_url", "the URL's host is not a valid name", "write it in ASCII (punycode)"
+            "invalid_url", "the host in the URL is not a valid name", "write it in ASCII (punycode)"
         ) from None
 
 

@@ -67,7 +67,7 @@ class TimerFd:
         The structure for `timerfd_settime` is created once, because a timer is set very often.
         """
         if not sys.platform.startswith("linux"):
-            raise OSError("timerfd is Linux's own")
+            raise OSError("timerfd exists only on Linux")
         libc = ctypes.CDLL(None, use_errno=True)
         if sys.version_info >= (3, 13):
             self._fd = os.timerfd_create(

@@ -57,7 +57,7 @@ def _error_event_text(error: Exception) -> str:
     """
     body = getattr(error, "body", None)
     message = body if isinstance(body, str) else getattr(error, "message", "")
-    return message or "an error event without a text"
+    return message or "an error event without a message"
 
 
 def _classify_causes(error: Exception) -> Failure:

@@ -35,7 +35,9 @@ def build_messages_fields(request: Request, stream: bool, max_tokens: int | None
     """
     if isinstance(request.prompt, list):
         raise TargetUnusable(
-            "unsupported", "a prompt of token ids cannot be sent as a message", "--api completions"
+            "unsupported",
+            "a prompt of token IDs cannot be sent to the messages API",
+            "--api completions",
         )
     chat_messages = request.messages
     if chat_messages is None:

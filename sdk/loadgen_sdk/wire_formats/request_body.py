@@ -286,7 +286,7 @@ def _build_responses_fields(
     if isinstance(request.prompt, list):
         raise TargetUnusable(
             "unsupported",
-            "a prompt of token ids cannot be sent as a response",
+            "a prompt of token IDs cannot be sent to the responses API",
             "use --api completions",
         )
     fields: dict[str, Any] = {"input": request.prompt, "stream": stream}
@@ -336,7 +336,7 @@ def _build_rerank_fields(request: Request, server_profile: ServerProfile) -> dic
     query = _prompt_of(request, server_profile)
     if isinstance(query, list):
         raise TargetUnusable(
-            "unsupported", "a query of token ids cannot be reranked", "give the prompt as text"
+            "unsupported", "a query of token IDs cannot be reranked", "give the prompt as text"
         )
     return {"query": query, "documents": [query]}
 
@@ -356,7 +356,7 @@ def _messages_of(request: Request) -> list[dict[str, Any]]:
         raise ValueError(f"request {request.id} has neither messages nor a prompt")
     raise TargetUnusable(
         "unsupported",
-        "a prompt of token ids cannot be sent as chat",
+        "a prompt of token IDs cannot be sent to the chat API",
         "use --api completions, or give the prompt as text",
     )
 
@@ -372,7 +372,7 @@ def _prompt_of(request: Request, server_profile: ServerProfile) -> str | list[in
     if isinstance(prompt, list) and not server_profile.accepts_prompt_token_ids:
         raise TargetUnusable(
             "unsupported",
-            f"{server_profile.title} takes no token ids as prompt",
+            f"{server_profile.title} does not accept token IDs as a prompt",
             "give the prompt as text",
         )
     if prompt is not None:

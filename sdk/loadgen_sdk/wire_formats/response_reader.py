@@ -67,9 +67,9 @@ ERROR_ENDINGS = frozenset(
 UNKNOWN_OUTPUTS = 2
 """So many events with a text in an unknown field are output. One may be a name beside the role."""
 
-HIDDEN_OUTPUT = "have output in the field {!r} of a delta, which is not known here"
-NOT_UTF8 = "contain bytes that are not UTF-8; each is read as U+FFFD"
-NOT_STREAMED = "were not streamed: one JSON object came although a stream was requested"
+HIDDEN_OUTPUT = "have output in the field {!r} of a delta, which loadgen does not know"
+NOT_UTF8 = "contain bytes that are not UTF-8; each of them is read as U+FFFD"
+NOT_STREAMED = "were not streamed: one JSON object was returned although a stream was requested"
 """Remarks about responses that are ok. The subject of each sentence is "N responses"."""
 
 _MAX_FIELD_NAME_CHARS = 60
@@ -269,7 +269,7 @@ class ResponseReader(ResponseReaderState):
         if self.parse_error:
             return Failure("malformed", self.parse_error[:ERROR_TEXT_CHARS])
         if self.first_event == NEVER:
-            return Failure("empty", "an answer without a single event")
+            return Failure("empty", "the response has no event")
         return self._finish_failure()
 
     def _finish_failure(self) -> Failure | None:
@@ -279,7 +279,7 @@ class ResponseReader(ResponseReaderState):
         """
         position = f"after {self.output_events} output events"
         if not self.finish_reason:
-            return Failure("no_finish_reason", f"no finish reason {position}")
+            return Failure("no_finish_reason", f"there is no finish reason {position}")
         if self.finish_reason.lower() in ERROR_ENDINGS:
             return Failure("error_event", f"finish reason {self.finish_reason!r} {position}")
         return None
@@ -524,7 +524,7 @@ class ResponseReader(ResponseReaderState):
             # Named events are extensions of a server, which need not be JSON.
             if not isinstance(payload, NamedEvent) and not self.parse_error:
                 shown_text = json_text[:_MAX_SHOWN_EVENT_BYTES]
-                self.parse_error = f"an event that is not JSON: {shown_text!r}"
+                self.parse_error = f"an event is not JSON: {shown_text!r}"
             return None
         if not isinstance(value, dict):
             return None

@@ -210,10 +210,10 @@ _PROFILES = (
         accepts_chat_token_ids=True,
         cache_reset_path="/reset_prefix_cache",
         cache_reset_hint=(
-            "only some versions of trtllm-serve have it (NVIDIA/TensorRT-LLM#14970, #15313): else "
-            "restart it"
+            "only some versions of trtllm-serve support it "
+            "(NVIDIA/TensorRT-LLM#14970, #15313); restart others to empty the cache"
         ),
-        profiler_requirement="a release that has these (1.3)",
+        profiler_requirement="use a release that has these (1.3 or later)",
         # The header has no effect unless the server runs with return_perf_metrics: true.
         timing_request_headers=(("X-TRTLLM-return-metrics", "1"),),
         timing_parsers={
@@ -247,7 +247,7 @@ _PROFILES = (
         response_to_unknown_field="400",
         response_to_unknown_model="served",
         cached_tokens_reported="always",
-        timing_reported="event after `[DONE]` or header `server-timing`, on request",
+        timing_reported="an event after `[DONE]`, or the header `server-timing`, if requested",
     ),
     ServerProfile(
         name="vllm",
@@ -260,9 +260,9 @@ _PROFILES = (
         accepts_continuous_usage=True,
         cache_reset_path="/reset_prefix_cache",
         cache_reset_hint=(
-            "start it with VLLM_SERVER_DEV_MODE=1; requests in flight keep their blocks"
+            "start the server with VLLM_SERVER_DEV_MODE=1; requests in flight keep their blocks"
         ),
-        profiler_requirement="start it with VLLM_TORCH_PROFILER_DIR or --profiler-config",
+        profiler_requirement="start the server with VLLM_TORCH_PROFILER_DIR or --profiler-config",
         # The field has no effect unless the server runs with --enable-per-request-metrics.
         timing_request_fields={"include_metrics": True},
         timing_parsers={"metrics": server_timing.parse_vllm},
@@ -304,8 +304,8 @@ _PROFILES = (
         accepts_continuous_usage=True,
         rejects_unknown_models=False,
         cache_reset_path="/flush_cache",
-        cache_reset_hint="it flushes only while no request runs or waits",
-        profiler_requirement="start it with SGLANG_TORCH_PROFILER_DIR",
+        cache_reset_hint="the cache is emptied only while no request runs or waits",
+        profiler_requirement="start the server with SGLANG_TORCH_PROFILER_DIR",
         # The durations are in the response only if the server runs with --enable-metrics.
         timing_request_fields={"return_meta_info": True},
         reports_timing_in_streams=False,
@@ -329,7 +329,7 @@ _PROFILES = (
         response_to_unknown_field="ignored",
         response_to_unknown_model="served",
         cached_tokens_reported="`--enable-cache-report`",
-        timing_reported="`meta_info` without streaming, on request",
+        timing_reported="`meta_info` in responses that are not streamed, if requested",
     ),
     ServerProfile(
         name="dynamo",
@@ -355,7 +355,7 @@ _PROFILES = (
         },
         response_to_unknown_field="400",
         response_to_unknown_model="404",
-        cached_tokens_reported="if the engine does",
+        cached_tokens_reported="if its engine does",
         timing_reported="`nvext.timing`, on request",
     ),
     ServerProfile(
@@ -434,7 +434,7 @@ _PROFILES = (
     ServerProfile(
         # This is usually a gateway: the server behind it decides what a field does.
         name="generic",
-        title="an OpenAI-compatible server of unknown make",
+        title="an OpenAI-compatible server of unknown type",
         detection_rules=(DetectionRule("head", r"(?m)^x-litellm-", rank=0),),
         reasoning_output_limit_field=_COMPLETION_LIMIT_FIELD,
         metrics_paths=("/prometheus/metrics", "/metrics"),

@@ -187,7 +187,7 @@ class SseDecoder(DecoderState):
 
 
 def _event_too_large() -> EventTooLargeError:
-    return EventTooLargeError(f"an event of more than {MAX_EVENT_BYTES} bytes")
+    return EventTooLargeError(f"an event is longer than {MAX_EVENT_BYTES} bytes")
 
 
 def _parse_block(block: bytes) -> list[bytes | NamedEvent]:

@@ -13,10 +13,10 @@ from ..request import Usage
 _INPUT_COUNTS = ("input", "cached", "cache_written")
 _OUTPUT_COUNTS = ("output", "reasoning")
 DOUBTFUL_COUNTS: dict[str, tuple[str, ...]] = {
-    "cached tokens above prompt tokens": _INPUT_COUNTS,
-    "tokens written to the cache above prompt tokens": _INPUT_COUNTS,
-    "cached and written tokens above prompt tokens": _INPUT_COUNTS,
-    "reasoning tokens above output tokens": _OUTPUT_COUNTS,
+    "more cached tokens than prompt tokens": _INPUT_COUNTS,
+    "more tokens written to the cache than prompt tokens": _INPUT_COUNTS,
+    "more cached and written tokens than prompt tokens": _INPUT_COUNTS,
+    "more reasoning tokens than output tokens": _OUTPUT_COUNTS,
     "a total that is not the sum of prompt and output tokens": _INPUT_COUNTS + _OUTPUT_COUNTS,
 }
 """Contradiction -> the counts of a Usage of which at least one is wrong."""
@@ -61,11 +61,11 @@ def _input_contradiction(usage: Usage) -> str:
     cached = usage.cached or 0
     written = usage.cache_written or 0
     if cached > usage.input:
-        return "cached tokens above prompt tokens"
+        return "more cached tokens than prompt tokens"
     if written > usage.input:
-        return "tokens written to the cache above prompt tokens"
+        return "more tokens written to the cache than prompt tokens"
     if cached + written > usage.input:
-        return "cached and written tokens above prompt tokens"
+        return "more cached and written tokens than prompt tokens"
     return ""
 
 
@@ -77,7 +77,7 @@ def _output_contradiction(usage: Usage, total: int) -> str:
     if usage.output is None:
         return ""
     if (usage.reasoning or 0) > usage.output:
-        return "reasoning tokens above output tokens"
+        return "more reasoning tokens than output tokens"
     if usage.input is not None and total and total != usage.input + usage.output:
         return "a total that is not the sum of prompt and output tokens"
     return ""

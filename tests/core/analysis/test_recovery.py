@@ -233,7 +233,7 @@ def test_replacing_a_spike_by_options_is_reported(tmp_path: Path, capsys: Any) -
     command = ["run", str(tmp_path / "w.yaml"), "--url", "sim:gb300-vm", "--request-rate", "5"]
     with pytest.raises(SystemExit):
         main([*command, "-o", str(tmp_path / "r")])
-    words = "the load of the command line replaces 2 stages of the file: load, spike"
+    words = "the load on the command line replaces 2 stages of the file: load, spike"
     captured = capsys.readouterr()
     assert f"Warning: {words}" in captured.err
     assert (
@@ -247,13 +247,13 @@ def test_replacing_a_spike_by_options_is_reported(tmp_path: Path, capsys: Any) -
 @pytest.mark.parametrize(
     ("bad", "words"),
     [
-        ("{spike: 3x}", "a spike that cannot be read"),
-        ("{spike: 1x for 60s}", "a spike that cannot be read"),
+        ("{spike: 3x}", "a spike that is not of the form"),
+        ("{spike: 1x for 60s}", "a spike that is not of the form"),
         ("{spike: 3x for 60}", "needs a unit"),
-        ("{spike: 3x for 60s, count: 5}", "a spike and an arrival"),
+        ("{spike: 3x for 60s, count: 5}", "a spike together with an arrival"),
         (
             "{arrival: {ramp: {from: 1/s, to: 2/s}}, duration: 5s}\n  - spike: 3x for 60s",
-            "without a load before it",
+            "but no load before it",
         ),
     ],
 )

@@ -184,7 +184,7 @@ def test_a_file_of_speed_bench_is_read() -> None:
     found = dataset_rows.parse_row(json.dumps(row).encode())
     assert (found.prompt, found.conversion_note) == (
         "Write a loop.",
-        "the first of each of its `turns`",
+        "the first user message of each `turns` is sent",
     )
     with pytest.raises(row_errors.BadRowError):
         dataset_rows.parse_row(json.dumps(row | {"turns": []}).encode())

@@ -54,7 +54,7 @@ def test_an_unknown_scheme_is_refused() -> None:
             build_settings(given)
         text = str(raised.value)
         assert (
-            "error: no backend has the scheme grpc:\n" in text
+            "error: no backend supports the scheme grpc:\n" in text
             and "  --> --url" in text
             and "secret" not in text
         )

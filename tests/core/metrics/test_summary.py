@@ -555,7 +555,7 @@ def test_records_that_take_long_to_write_are_the_cause_of_late_sends(
     ]
     (code,) = summarize_changed_records({"sent_ns": (10, LATE + 6 * MS)}, seconds).verdict.codes
     assert code.values["remedy"] == remedy
-    assert ("Use a faster disk" in reasons.format_reason(code)) is (remedy == "disk")
+    assert ("Use a folder on a faster disk" in reasons.format_reason(code)) is (remedy == "disk")
 
 
 @pytest.mark.parametrize(
@@ -927,7 +927,7 @@ def test_a_term_without_any_possible_value_is_undecided() -> None:
     )
     s = summarize(RunManifest(state="finished", slo=slo), rows)
     assert [term.met for term in s.goodput.slo] == [None, None, False]
-    assert s.goodput.slo[0].undecided == "no response had the two tokens that a TPOT needs"
+    assert s.goodput.slo[0].undecided == "no response had two tokens, which a TPOT needs"
     assert s.goodput.met is False, "a missed term decides"
     s = summarize(RunManifest(state="finished", slo=Slo(terms=slo.terms[:1])), rows)
     assert s.goodput.undecided and exit_code(s) == 0 and exit_code(s, strict=True) == 4

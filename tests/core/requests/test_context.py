@@ -46,8 +46,8 @@ def test_a_load_above_the_context_length_is_refused_before_it_starts(
     out = [] if "--dry-run" in call else ["--out", str(tmp_path / "out")]
     code, _, told = ends(capsys, *call, "--url", "sim:gb300-vm", "--seed", "1", *out)
     assert code == 2
-    assert "requests are longer than the context of llama-2-70b" in told
-    assert "and it takes 4,096" in told
+    assert "requests exceed the context length of llama-2-70b" in told
+    assert "4,096 allowed" in told
     assert "--url sim:gb300-vm-128k" in told
 
 
@@ -63,7 +63,7 @@ def test_a_contract_names_the_load_point_above_the_context_length(tmp_path: Path
     options = prediction.ForecastOptions(execute=execute, seed=1, max_length_factor=1.0)
     (level,) = prediction.forecast_levels(checked, Settings(url="sim:gb300-vm"), options)
     assert level.fault_codes == ("over_context",)
-    assert "longer than the context of llama-2-70b" in level.failure_reason
+    assert "exceed the context length of llama-2-70b" in level.failure_reason
     (level,) = prediction.forecast_levels(checked, Settings(url="sim:gb300-vm-128k"), options)
     assert not level.failure_reason
 

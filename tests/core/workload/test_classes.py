@@ -482,5 +482,5 @@ def test_slo_headers_state_the_objectives_of_each_class(tmp_path: Path) -> None:
         ("1500", "1500", "", ""): sent["c"],
     }
     assert told(one, "alone")[0] == {("1500", "1500", "", ""): 20}
-    with pytest.raises(CombinedError, match="no SLO of TTFT or TPOT"):
+    with pytest.raises(CombinedError, match="no TTFT or TPOT objective"):
         told(one | {"slo": {"e2e": "1s"}}, "none")

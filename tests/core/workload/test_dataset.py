@@ -116,7 +116,7 @@ def test_ignored_fields_are_named(written):
         [{"prompt": "a", "topic": "b"}, {"prompt": "c", "id": 3}],
         output_tokens=FixedTokens(value=30),
     )
-    assert made.warnings(2) == ["fields of rows.jsonl that are not sent: topic, id"]
+    assert made.warnings(2) == ["these fields of rows.jsonl are not sent: topic, id"]
 
 
 @pytest.mark.parametrize(
@@ -289,15 +289,21 @@ QUESTIONS = [{"question": text, "answer": "hello world", "tags": None} for text 
             text,
             json.dumps(SHAREGPT, indent=1),
             [2, 2],
-            "the first question of each of its `conversations`",
+            "the first question of each `conversations`",
         ),
-        ("share.jsonl", text, "\n".join(map(json.dumps, SHAREGPT)), [2, 2], "answered as long"),
+        (
+            "share.jsonl",
+            text,
+            "\n".join(map(json.dumps, SHAREGPT)),
+            [2, 2],
+            "with the length of its recorded response",
+        ),
         (
             "batch.jsonl",
             text,
             "\n".join(map(json.dumps, BATCH)),
             [9, 9],
-            "rows of an OpenAI batch: their `body` is sent",
+            "rows of an OpenAI batch: the field `body` is sent",
         ),
         ("batch.json", text, json.dumps(BATCH), [9, 9], "rows of an OpenAI batch"),
         (
@@ -319,7 +325,7 @@ QUESTIONS = [{"question": text, "answer": "hello world", "tags": None} for text 
             parquet,
             QUESTIONS,
             [2, 2],
-            "prompts are `question`, answers are as long as `answer`",
+            "prompts are `question`, output lengths from `answer`",
         ),
         ("q.arrow", arrow, QUESTIONS, [2, 2], "prompts are `question`"),
         (
@@ -409,7 +415,7 @@ def test_text_that_is_stored_as_bytes_is_text_and_other_bytes_are_no_prompt(tmp_
         {"prompt": "höre"}
     ]
     parquet(tmp_path / "b.parquet", [{"prompt": b"\xff\xd8"}])
-    with pytest.raises(CombinedError, match="neither `prompt` nor `messages`"):
+    with pytest.raises(CombinedError, match="the row has neither `prompt` nor `messages`"):
         dataset.read_rows(tmp_path / "b.parquet")
 
 
@@ -457,13 +463,13 @@ def test_a_dataset_needs_no_workload_file(tmp_path, capsys):
         return caught.value.code, told.out + told.err
 
     code, told = run("--dataset", str(tmp_path / "share.json"), "-c", "1", "-o", str(out))
-    assert code == 0 and "left out 1 conversation without a question" in told
+    assert code == 0 and "left out 1 conversation without a user message" in told
     requests = json.loads((out / "summary.json").read_bytes())["requests"]
     assert requests["ok"] == 20, "every row once"
     code, told = run("qa", "--dataset", str(tmp_path / "share.json"), "--dry-run")
     assert (code, "prompt tokens, 2 output tokens" in told) == (0, True)
     code, told = run(str(tmp_path / "share.json"))
-    assert (code, f"hint: --dataset {tmp_path}/share.json" in told) == (2, True)
+    assert (code, f"hint: use --dataset {tmp_path}/share.json" in told) == (2, True)
     (tmp_path / "bad.json").write_text("[1]")
     code, told = run("--dataset", str(tmp_path / "bad.json"), "-c", "1")
     assert (code, told.count("error:")) == (2, 1), told

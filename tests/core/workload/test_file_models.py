@@ -41,5 +41,7 @@ def test_values_from_python_are_validated() -> None:
         Synthetic(input_tokens=length, output_tokens=length, prefixes=0)
     with pytest.raises(ValidationError, match="greater than or equal to 1"):
         FixedTokens(value=0)
-    with pytest.raises(ValidationError, match="shares a prefix of 9 tokens in prompts of 3"):
+    with pytest.raises(
+        ValidationError, match="has a shared prefix of 9 tokens in prompts of only 3 tokens"
+    ):
         Synthetic(input_tokens=length, output_tokens=length, shared_prefix_tokens=9)

@@ -183,7 +183,7 @@ def test_sessions_without_hashes_cause_a_warning(tmp_path: Path) -> None:
     csv += [f"{at},s,1.5,m,{100 + at},20,{120 + at},Conversation log" for at in (0, 9, 20)]
     file = tmp_path / "burst.csv"
     file.write_text("\n".join(csv) + "\n")
-    told = "the trace does not say what prompts share"
+    told = "the trace does not record which prompts share"
     made: Any = build_prompts(sessions(file), 7, 1, load_tokenizer())
     assert told in " ".join(made.warnings(3))
     other: Any = build_prompts(workload_from_trace(file, read_flags()), 7, 1, load_tokenizer())
@@ -340,7 +340,7 @@ def test_sessions_without_durations_are_refused(tmp_path: Path) -> None:
     silent = written(tmp_path, [weka("a", call(0, None, 130, 5, 1), call(3, None, 140, 5, 1))])
     with refused((LoadgenError, CombinedError), "unsupported") as raised:
         sessions(silent)
-    assert "replay its instants" in str(raised.value)
+    assert "replay instants" in str(raised.value)
     chats = written(
         tmp_path, [bailian(1, -1, 0.0, 30, 9), bailian(3, 1, 61.5, 60, 8)], "chats.jsonl"
     )

@@ -89,7 +89,7 @@ def test_bad_rows_are_skipped_and_counted_with_on_bad_row_skip(tmp_path: Path) -
     assert (trace.due_ns.tolist(), trace.bad_rows) == ([0, 8 * MS], 4)
     notes = TracePrompts(trace, 1, 2, tokens.load_tokenizer(None)).warnings(2)
     assert any(
-        f"4 bad rows of the trace are left out, the first {path}:2: input_length is -5" in note
+        f"4 bad rows of the trace are left out. The first: {path}:2: input_length is -5" in note
         for note in notes
     )
     with refused(LoadgenError, "empty_file"):
@@ -138,7 +138,9 @@ def test_prompts_have_the_lengths_and_share_the_beginnings(tmp_path: Path) -> No
         )
         == 1191
     )
-    assert any("comes again" in note for note in prompts.warnings(5)) and not prompts.warnings(4)
+    assert any(
+        "so the trace is repeated" in note for note in prompts.warnings(5)
+    ) and not prompts.warnings(4)
 
 
 def test_a_trace_is_a_workload(tmp_path: Path) -> None:

@@ -262,7 +262,7 @@ BAD = [  # a line put after name and requests (lines 1 and 2), its place, the co
         "stages: [{arrival: {closed: {concurrency: 2, ramp: 3s}}, duration: 3s}]",
         "3:10 (stages[0])",
         "out_of_range",
-        "less than that; it is 3 s",
+        "use a shorter ramp (--stagger); it is 3 s",
     ),
     (
         "stages: [{arrival: {constant: inf}, duration: 3s}]",
@@ -959,8 +959,11 @@ def test_two_lengths_are_a_workload() -> None:
         ("a: [b, c\nd: 3\n", "close the list [ at 1:4, and put commas between its entries"),
         ("a: {b: c\nd: 3\n", "close the mapping { at 1:4, and put commas between its entries"),
         ('a: "b\nc: 3\n', "close the quote at 1:4"),
-        ("a:\n  - b\n - c\n", "check the indentation: entries of one level begin in one column"),
-        ("a: b\n\tc: d\n", "YAML does not allow tabs for indentation: use spaces"),
+        (
+            "a:\n  - b\n - c\n",
+            "check the indentation: entries of one level must begin in the same column",
+        ),
+        ("a: b\n\tc: d\n", "YAML does not allow tabs for indentation; use spaces"),
     ],
 )
 def test_invalid_yaml_is_reported_with_a_hint(text: str, hint: str) -> None:

@@ -140,11 +140,11 @@ class LocalWorkers:
             raise TargetError(
                 "process_failed",
                 what=(
-                    f"worker {min(stuck_workers)} did not move for {self._frozen_s:g} s before the "
-                    "load, and was killed"
+                    f"worker {min(stuck_workers)} did not respond for "
+                    f"{self._frozen_s:g} s before the load, so it was killed"
                 ),
                 where=f"--workers {self._workers}",
-                hint="is this host out of memory, or its disk stuck?",
+                hint="check whether this host is out of memory or its disk is stuck",
             )
         for start in starts:
             if start.done():
@@ -210,7 +210,7 @@ class LocalWorkers:
             is_stuck = monotonic_ns() > last_sign_ns + self._frozen_s * NS_PER_S
             if process.poll() is None and is_stuck:
                 self._death_reasons[index] = (
-                    f"worker {index} did not move for {self._frozen_s:g} s and was killed"
+                    f"worker {index} did not respond for {self._frozen_s:g} s, so it was killed"
                 )
                 process.kill()
 
