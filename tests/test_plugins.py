@@ -140,7 +140,7 @@ def test_a_plug_in_that_fails_says_which_and_stops_nothing(
     assert dishes.names() == ("soup", "bread") == dishes.names()
     told = capsys.readouterr().err.splitlines()
     assert len(told) == 2 and told[0].startswith(
-        f"plug-in {name} of kitchen-b 1.0 is left out: {fault}"
+        f"plug-in {name} of kitchen-b 1.0 is not used: {fault}"
     )
     if name != "soup":
         with pytest.raises(UserError) as raised:

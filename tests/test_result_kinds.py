@@ -469,7 +469,7 @@ def test_a_search_is_compared_by_the_run_at_its_capacity(
     assert exits("compare", "--save", "levels", made / "sweep", "--in", tmp_path / "kept") == 2, (
         "no one side"
     )
-    assert "different recipes" in capsys.readouterr().err
+    assert "different config fingerprints" in capsys.readouterr().err
     assert not (tmp_path / "kept" / "levels").exists()
     shutil.copytree(made / "search", tmp_path / "none")
     (tmp_path / "none" / "capacity.json").unlink()

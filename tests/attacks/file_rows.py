@@ -300,10 +300,14 @@ PICKLES: tuple[tuple[str, str, Callable[[], bytes]], ...] = (
     ("pkl", "a pickle that runs a command", lambda: pickle.dumps(_Evil())),
     ("npy", "an array of objects that run a command", _npy),
 )
-NO_TOOL = "not the result of a known tool"
+NO_TOOL = "the result of no known tool"
 READERS: dict[str, tuple[str, str, str]] = {
     "dataset": (f"run --dataset {{file}} {SEND}", "not UTF-8", "not UTF-8"),
-    "trace": ("run --trace {file} --url {url} --out out", "not a text file", "not a text file"),
+    "trace": (
+        "run --trace {file} --url {url} --out out",
+        "not a UTF-8 text file",
+        "not a UTF-8 text file",
+    ),
     "mlperf": (
         "mlperf accuracy -b llama2-70b --dataset {file} --url {url} --tokenizer t --out out",
         "a program that runs when it is read",
@@ -313,7 +317,7 @@ READERS: dict[str, tuple[str, str, str]] = {
     "report": ("report {file}", NO_TOOL, NO_TOOL),
     "compare": ("compare {file} {file}", NO_TOOL, NO_TOOL),
     "verify": ("verify {file}", "not a bundle", "not a bundle"),
-    "fit": ("fit {file} -o out.yaml", "not a text file", "not a text file"),
+    "fit": ("fit {file} -o out.yaml", "not a UTF-8 text file", "not a UTF-8 text file"),
 }
 
 
@@ -390,7 +394,7 @@ def rows() -> list[Row]:
                 TRACE,
                 when,
                 (2,),
-                "cut short or damaged",
+                "truncated or damaged",
                 NOTHING,
                 _parquet(TRACE, damage),
             ),

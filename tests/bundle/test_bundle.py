@@ -242,7 +242,7 @@ def test_a_changed_byte_is_named(
     )
     assert exits("verify", path) == 1
     told = " ".join(capsys.readouterr().out.split())
-    assert f"{name} has another hash" in told and "NOT VERIFIED" in told
+    assert f"{name} does not have the listed hash" in told and "NOT VERIFIED" in told
 
 
 @pytest.mark.processes

@@ -102,7 +102,11 @@ SENDING = ("run", "sweep", "search", "mlperf", "validate")
         ),  # has no --request-rate
         (["run", "rag", "-d", "10", "min"], "min", "together: 10min"),
         (["sim", "gb300-vm"], "gb300-vm", "--preset gb300-vm"),
-        (["run", "rag", "--slo", "p95_ttft:2s"], "names no metric", 'did you mean "ttft:2s:p95"?'),
+        (
+            ["run", "rag", "--slo", "p95_ttft:2s"],
+            "has the unknown metric",
+            'did you mean "ttft:2s:p95"?',
+        ),
         (["run", "rag", "--input-tokens", "8k"], '"8k" is not an integer', "8000, not 8k"),
         (["run", "rag", "--url", "localhost:8000"], "has no scheme", "http://localhost:8000"),
         (["sweep", "rag", "-c", "1-8"], '"1-8" is not a load', "1,2,4,...,64"),

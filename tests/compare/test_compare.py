@@ -798,7 +798,7 @@ def test_the_command_refuses_what_cannot_be_compared(
             fingerprints=Fingerprints(recipe=f"recipe {i}"),
         )
     assert exits("compare", a, str(tmp_path / "mixed")) == 2
-    assert "c1, c2 have different recipes" in capsys.readouterr().err
+    assert "c1, c2 have different config fingerprints" in capsys.readouterr().err
     assert exits("compare", a, a, "--confidence", "wrong") == 2
     bad = rows(1, 60)
     send_late(bad)

@@ -71,7 +71,7 @@ def instants_of_a_trace(bench: Bench) -> dict[str, bool]:
         return [round(float(gap), 3) for gap in np.diff(instants)]
 
     return {
-        "its instants": due("") == [1.0] * 23,
+        "replay instants": due("") == [1.0] * 23,
         "faster": due("--set trace_speed=2") == [0.5] * 23,
         "a slice": due("--set trace_slice=2s..5s") == [1.0] * 2,
         "again and again": len(due("--set trace_loop=2")) == 47,

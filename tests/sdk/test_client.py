@@ -118,7 +118,7 @@ OUTCOMES: dict[str, Outcome] = {
     "http_500": Outcome("http_5xx", "simulated 500", 500, 0, None),
     "http_503": Outcome("http_5xx", "simulated 503", 503, 0, None),
     "slow_first_byte@5ms": Outcome(),
-    "empty": Outcome("empty", "without a single event", 200, 0, None),
+    "empty": Outcome("empty", "the response has no event", 200, 0, None),
     "reset_before": Outcome("reset", "Connection reset by peer", 200, 0, None),
     "idle_reset": Outcome(),
     "reset_after@2": Outcome("reset", "Connection reset by peer", 200, None, None),

@@ -1041,7 +1041,7 @@ def test_what_ends_or_is_compressed_gets_its_right_name() -> None:
             "the body has the Content-Encoding gzip, which was not requested",
             200,
         ),
-        (packed_chunks, "malformed", "a body in Content-Encoding gzip", 200),
+        (packed_chunks, "malformed", "the body has the Content-Encoding gzip", 200),
         (
             refused,
             "http_5xx",
@@ -1049,7 +1049,12 @@ def test_what_ends_or_is_compressed_gets_its_right_name() -> None:
             503,
         ),
         (half, "truncated", "the connection ended within the response head", 0),
-        (b"HTTP/1.1 200 OK\nContent-Length: 1\n\na", "malformed", "lines end with LF alone", 0),
+        (
+            b"HTTP/1.1 200 OK\nContent-Length: 1\n\na",
+            "malformed",
+            "the lines of the response head end with LF",
+            0,
+        ),
     ):
         for pieces in splits(data):
             failure = answered(*pieces).failure

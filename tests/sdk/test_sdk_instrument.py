@@ -455,7 +455,7 @@ def test_a_package_that_hides_its_headers_is_said_aloud_once() -> None:
         TakesResponsesElsewhere(base_url=server.url, api_key="k") as own,
     ):
         create = instrument(own, told.append).chat.completions.create
-        with pytest.warns(RuntimeWarning, match="hides the headers"):
+        with pytest.warns(RuntimeWarning, match="cannot read the response headers"):
             create(model="m", messages=[])
         with warnings.catch_warnings():
             warnings.simplefilter("error")
@@ -621,7 +621,8 @@ def test_a_model_without_a_price_costs_nobody_knows_what() -> None:
     with (
         serving(SAID["chat", False]) as server,
         pytest.warns(
-            UserWarning, match="no price for the model 'm': its cost is None \\(known: other\\)"
+            UserWarning,
+            match="no price for the model 'm', so its cost is None \\(prices are known for other\\)",
         ),
     ):
         run(

@@ -529,7 +529,10 @@ def test_images_have_the_requested_size_and_differ() -> None:
             "mlperf accuracy -b llama2-70b --dataset {rows} --api embeddings --url http://127.0.0.1:9",
             "accuracy is scored on texts",
         ),
-        ("search qa --api embeddings --url sim:gb300-vm", "nothing of the SLO can be judged"),
+        (
+            "search qa --api embeddings --url sim:gb300-vm",
+            "no objective of the SLO can be evaluated",
+        ),
         (
             "validate chatbot --api embeddings --url sim:gb300-vm --dry-run",
             "ttft at p50 within 500 ms: responses of embeddings have no tokens",
@@ -540,11 +543,11 @@ def test_images_have_the_requested_size_and_differ() -> None:
         ),
         (
             "run agentic --api embeddings --url sim:gb300-vm",
-            "no text that a later request could continue",
+            "not text, so no later request can continue it",
         ),
         (
             "run coding-agent --api rerank --url sim:gb300-vm",
-            "no text that a later request could continue",
+            "not text, so no later request can continue it",
         ),
         ("run qa --api rerank --url sim:gb300-vm", "the requests have no documents to rerank"),
     ],

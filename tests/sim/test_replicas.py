@@ -93,5 +93,5 @@ def test_invalid_replica_counts_are_refused(tmp_path: Path) -> None:
         with pytest.raises(CombinedError) as refused:
             load_preset(preset(tmp_path, changes))
         assert words in str(refused.value), (changes, str(refused.value))
-    with pytest.raises((UserError, TargetError), match="needs a single one"):
+    with pytest.raises((UserError, TargetError), match="works with only one"):
         start(Options(preset=preset(tmp_path, "20s: 1"), cores=2))

@@ -564,7 +564,7 @@ def test_parquet_statistics_that_contradict_the_values_are_an_error(tmp_path: Pa
     footer = content[start:]
     assert largest in footer
     path.write_bytes(content[:start] + footer.replace(largest, (100).to_bytes(8, "little")))
-    with pytest.raises(UserError, match="due_ns: values beyond 0 to 100"):
+    with pytest.raises(UserError, match="due_ns has values outside the range 0 to 100"):
         Frame([path])["due_ns"]
 
 

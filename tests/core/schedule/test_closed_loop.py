@@ -243,7 +243,7 @@ def test_warm_up_starts_the_virtual_users_of_the_next_stage() -> None:
 def test_start_of_virtual_users_is_described() -> None:
     assert (
         staggered_start.describe_start(1.24, "probe", 4)
-        == "starts staggered over 1.24 s (one response time, by the probe)"
+        == "starts staggered over 1.24 s (one response time, measured by the preflight request)"
     )
     assert staggered_start.describe_start(0.0, "asked", 4) == "all start at once"
     assert staggered_start.describe_start(30.0, "asked", 4) == "starts staggered over 30 s"
@@ -269,7 +269,7 @@ def test_run_reports_and_stores_how_its_virtual_users_start(
     captured = capsys.readouterr()
     assert (
         "64 requests, starts staggered over" in captured.err
-        and "one response time, by the preset" in captured.err
+        and "one response time, computed from the preset" in captured.err
     )
     stages = json.loads((tmp_path / "n" / "run.json").read_bytes())["stages"]
     assert [stage["ramp_from"] for stage in stages] == ["preset"] and stages[0]["ramp_s"] > 0.5

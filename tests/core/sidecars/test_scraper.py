@@ -114,7 +114,7 @@ def test_drained_iterations_and_those_that_another_reader_took() -> None:
         4,
         3,
     )
-    with pytest.raises(ValueError, match="no list of iterations"):
+    with pytest.raises(ValueError, match="not a list of iterations"):
         page.parse(b'[1, "x"]')
 
 
