@@ -57,6 +57,9 @@ QUANTILES = ("p50", "p95", "p99")
 LATENCY_TITLE = "Latency (ms)"
 UNRELIABLE_LATENCY_TITLE = "Latency (ms), not reliable"
 
+BREAKDOWN = "Breakdown"
+"""The label of the line that is left out first if there are too many lines."""
+
 MAX_CAVEAT_LENGTH = 2 * TEXT_COLUMNS
 MAX_CAVEAT_METRICS = 3
 """A longer caveat names so many of the omitted metrics."""
@@ -83,6 +86,8 @@ def brief_sections(summary: Summary, run_dir: Path | None = None) -> list[Sectio
         run_dir: The directory of its results, or None if it is not known.
     """
     result_lines = list(_result_lines(summary))
+    if _count_free_lines(summary, result_lines) <= MIN_OBJECTIVES:
+        result_lines = [line for line in result_lines if line[0] != BREAKDOWN]
     brief_slo = _BriefSlo(summary, _max_objectives(summary, result_lines))
     return [
         section("", Paragraph(run_title(summary))),
@@ -95,9 +100,14 @@ def brief_sections(summary: Summary, run_dir: Path | None = None) -> list[Sectio
 
 def _max_objectives(summary: Summary, result_lines: Sequence[tuple[str, str]]) -> int:
     """Return for how many objectives there is room in MAX_LINES, at least MIN_OBJECTIVES."""
+    return max(_count_free_lines(summary, result_lines), MIN_OBJECTIVES)
+
+
+def _count_free_lines(summary: Summary, result_lines: Sequence[tuple[str, str]]) -> int:
+    """Return how many of the MAX_LINES are left for objectives. It may be negative."""
     latency_lines = len(_latency_rows(summary)) + bool(_confidence_note(summary).text)
     text_lines = sum(math.ceil(len(text) / TEXT_COLUMNS) for _, text in result_lines)
-    return max(MAX_LINES - FIXED_LINES - latency_lines - text_lines, MIN_OBJECTIVES)
+    return MAX_LINES - FIXED_LINES - latency_lines - text_lines
 
 
 # -- SLO -------------------------------------------------------------------------------------------
@@ -307,6 +317,7 @@ def _result_lines(summary: Summary) -> Iterator[tuple[str, str]]:
     if summary.requests.by_error:
         yield "Errors", _describe_errors(summary)
     yield "Load", _describe_delivered_load(summary)
+    yield BREAKDOWN, _describe_breakdown(summary)
     yield "Measurement", _describe_validity(summary)
     for caveat, code in zip(summary.verdict.caveats, summary.verdict.caveat_codes, strict=True):
         yield "Caveat", _short_caveat(caveat, code)
@@ -380,6 +391,30 @@ def _describe_delivered_load(summary: Summary) -> str:
     return ", ".join(phrases)
 
 
+def _describe_breakdown(summary: Summary) -> str:
+    """Return where the time of requests near the median TTFT and E2E latency was spent.
+
+    Queue and prefill are known only if the server reports them. Decode is what the E2E latency
+    contains after the first token. Returns "" if neither is known.
+    """
+    group = next((group for group in summary.splits.groups if group.by == "all"), None)
+    if group is None or not summary.run.stream or not summary.verdict.valid:
+        return ""
+    ttft = next((split for split in group.ttft if split.at == "p50"), None)
+    e2e = next((split for split in group.e2e if split.at == "p50"), None)
+    if ttft is None or e2e is None:
+        return ""
+    decode = f"E2E p50: decode {format.milliseconds(e2e.e2e_ms - e2e.ttft_ms)} ms"
+    if ttft.prefill_ms is None:
+        return f"{decode}; the server reports no queue and prefill time"
+    parts = [
+        f"{label} {format.milliseconds(value)} ms"
+        for label, value in (("queue", ttft.queue_ms), ("prefill", ttft.prefill_ms))
+        if value is not None
+    ]
+    return f"TTFT p50: {', '.join(parts)}; {decode}"
+
+
 def _short_caveat(caveat: str, code: ReasonCode) -> str:
     """Return a caveat in at most two lines. A long list of omitted metrics is shortened."""
     statistics_by_metric = code.values.get("statistics")
@@ -393,8 +428,16 @@ def _short_caveat(caveat: str, code: ReasonCode) -> str:
 
 
 def _describe_validity(summary: Summary) -> str:
-    """Return whether the measurement is valid, and how many warnings the full report has."""
-    text = "valid" if summary.verdict.valid else "INVALID"
+    """Return whether the measurement can be trusted, and how many warnings the full report has.
+
+    A run in virtual time has no client that could be a bottleneck.
+    """
+    text = "INVALID"
+    if summary.verdict.valid:
+        is_virtual = summary.run.client == "virtual"
+        text = "valid" if is_virtual else "valid: no client bottleneck"
+        if _latency_rows(summary) and not _confidence_note(summary).text:
+            text += f", enough samples for {cells.quantile_label(QUANTILES[-1])}"
     codes = [code.code for code in summary.verdict.warning_codes]
     warnings = sum(code not in _KNOWN_FROM_TITLE for code in codes)
     if not warnings:

@@ -582,7 +582,7 @@ def test_a_run_at_one_load_says_no_more_than_that_this_load_was_carried(
     assert _called("rag", "vm/run", "--users", "5000") == 0
     out = capsys.readouterr().out
     assert re.search(r"Utilization +at most \d", out)
-    assert re.search(r"at most [\d.]+ % utilization", " ".join(out.split()))
+    assert re.search(r"at most [\d.]+ % after losing 1 machine", out)
     assert "at most 7 machines" in out and "at least" in out
 
 
@@ -732,8 +732,7 @@ def test_the_answer_stays_in_a_folder_with_its_page(
         "made": ""
     }  # of two commands, a second apart perhaps
     page = html.unescape((folder / "mine" / "report.html").read_text())
-    for line in printed.out.splitlines()[:1]:
-        assert line.split(":")[0] in page
+    assert "USD per month" in printed.out and "USD per month" in page
     assert all(re.search(rf"<td[^>]*>{one['machines']}\b", page) for one in document["sizes"])
     assert again.value.sizes[0].cost_per_month.mid == Decimal(
         document["sizes"][0]["per_month"]["mid"]

@@ -107,7 +107,9 @@ def test_irregularities_of_a_file_are_reported() -> None:
     assert told["requests.ok"] and not {"requests.failed", "requests.scheduled", "ok_share"} & set(
         told
     )
-    assert reader.parse_result(line * 3).notes == ("the last of 3 results in the file",)
+    assert reader.parse_result(line * 3).notes == (
+        "only the last of 3 results in the file is read",
+    )
 
 
 @pytest.mark.parametrize(

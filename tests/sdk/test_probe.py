@@ -317,7 +317,7 @@ def test_what_recorded_servers_say_of_themselves() -> None:
     ("changed", "warning", "fields"),
     [
         ({"long": streamed(8, 2, 43)}, "several tokens per event", {"tokens_per_event": 4.0}),
-        ({"long": streamed(3, 3, 43)}, "3 came", {"has_exact_length": False}),
+        ({"long": streamed(3, 3, 43)}, "but 3 were generated", {"has_exact_length": False}),
         (
             {"short": streamed(1, 1, None), "long": streamed(8, 8, None)},
             "no usage",
@@ -586,7 +586,7 @@ ERRORS = RECORDED["errors"]["answers"]
         ([429, JSON, '{"error":{"message":"slow down"}}'], "http_429", "rate limit"),
         ([503, JSON, ""], "http_5xx", "loading"),
         ([500, {}, "Internal Server Error"], "http_5xx", "log"),
-        ([307, {"location": f"https://h/v1?key={KEY}"}, ""], "http_3xx", "leads to"),
+        ([307, {"location": f"https://h/v1?key={KEY}"}, ""], "http_3xx", "URL of the redirect"),
         (
             [200, {"content-type": "text/event-stream"}, 'data: {"error":{"message":"boom"}}\n\n'],
             "invalid_answer",
@@ -659,13 +659,13 @@ class Shaky(InMemory):
 def test_a_server_that_fails_now_and_then_is_asked_again() -> None:
     server = Shaky(healthy(), 3, 500)
     assert any(
-        "3 probing requests failed before" in warning
+        "3 preflight requests failed before" in warning
         for warning in server.probe(model="tiny").warnings
     )
     with refused(TargetUnusable, "http_5xx"):
         Shaky(healthy(), 8, 500).probe(model="tiny")
     assert any(
-        "1 probing requests failed" in warning
+        "1 preflight requests failed" in warning
         for warning in Shaky(healthy(), 1, 429).probe().warnings
     )
     with refused(TargetUnusable, "http_429"):

@@ -91,7 +91,9 @@ def test_calls_are_settled_by_what_they_cost_and_stopped_before_they_are_sent(
         for _ in range(2):
             client.chat.completions.create(**ASK)
         assert budget.spent == pytest.approx(0.078)
-        with pytest.raises(BudgetExceeded, match=r"0\.078 of 0\.1 USD/day is spent") as stopped:
+        with pytest.raises(
+            BudgetExceeded, match=r"0\.078 of the budget of 0\.1 USD/day is spent"
+        ) as stopped:
             client.chat.completions.create(**ASK)
         assert len(server.heard) == 2
     assert (stopped.value.limit, stopped.value.spent) == (0.1, pytest.approx(0.078))

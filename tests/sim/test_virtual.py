@@ -384,7 +384,7 @@ def test_first_lines_state_the_rate_of_conversations(
         with pytest.raises(SystemExit):
             main([*command, *more])
         told = "".join(capsys.readouterr())
-        assert told.count("--prometheus has no effect on a simulated run") == (
+        assert told.count("--prometheus has no effect, because a simulated run") == (
             "--prometheus" in more
         )
         (line,) = [line for line in told.splitlines() if line.lower().startswith("load: ")]

@@ -286,7 +286,7 @@ class _BatchChecker:
                 is_ordered,
                 "unordered",
                 time,
-                ("the time is {back_s} s before that of the previous row"),
+                "the time is {back_s} s before that of the previous row",
             ),
         ]
 

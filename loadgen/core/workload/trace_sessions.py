@@ -290,9 +290,9 @@ def read_replay_source(replay: FromTrace | Replay) -> Trace | TraceSessions:
         return build_sessions(trace)
     if trace.untimed_rows:
         problem = (
-            f"{trace.untimed_rows:,} of {len(trace):,} rows have no time. They are "
-            "sent after the recorded pause in their session"
+            f"{trace.untimed_rows:,} of {len(trace):,} rows have no timestamp, only the pause "
+            "before them in their session"
         )
-        hint = "--set trace_replay=sessions"
+        hint = "use --set trace_replay=sessions"
         raise UserError("unsupported", problem, str(trace.path), hint)
     return trace
