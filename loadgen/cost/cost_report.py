@@ -48,14 +48,20 @@ def create_report(comparison: CostComparison) -> Report:
 
 
 def _build_brief_sections(comparison: CostComparison) -> Iterator[Section]:
-    """Yield what a terminal prints by default: answer, cost by unit, and which is cheaper."""
-    yield section("", *(Paragraph(sentence) for sentence in cost_text.create_headlines(comparison)))
-    yield section("", cost_text.build_unit_cost_table(comparison, with_intervals=False))
+    """Yield what a terminal prints by default, in at most 10 lines: the answer and the costs.
+
+    The answer for one result is its cost. The answer for several is which of them is cheaper.
+    """
     # Pairs without the first result are left out, because there may be dozens of them.
     first = comparison.results[0].name
     ratios = [ratio for ratio in comparison.ratios if ratio.a == first]
-    judgments = [Paragraph(cost_text.describe_ratio(ratio)) for ratio in ratios]
-    yield section("", *judgments, Paragraph(cost_text.describe_prices(comparison), "soft"))
+    sentences = [f"{cost_text.describe_ratio(ratio)}." for ratio in ratios]
+    sentences += cost_text.create_headlines(comparison, only_without_price=bool(ratios))
+    yield section("", *map(Paragraph, sentences))
+    prices = comparison.prices
+    is_file_known = prices.sample and not prices.exchanged  # The notice about a sample names it.
+    price_line = "" if is_file_known else cost_text.describe_prices(comparison)
+    yield section("", cost_text.build_brief_table(comparison), Paragraph(price_line, "soft"))
 
 
 def _build_sections(comparison: CostComparison) -> Iterator[Section]:
@@ -69,7 +75,8 @@ def _build_sections(comparison: CostComparison) -> Iterator[Section]:
         cost_text.build_unit_cost_table(comparison),
         Bullets(list(cost_text.list_unit_explanations(comparison))),
     )
-    yield section("Assumptions", cost_text.describe_prices(comparison))
+    notes = comparison.prices.notes if comparison.prices.sample else ""
+    yield section("Assumptions", cost_text.describe_prices(comparison), Paragraph(notes, "soft"))
     for result, differences in zip(
         comparison.results, comparison.differences_from_first, strict=True
     ):

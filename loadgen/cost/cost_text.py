@@ -221,7 +221,7 @@ def list_warnings(comparison: CostComparison) -> Iterator[Notice]:
         )
     prices = comparison.prices
     if prices.sample:
-        text = f"The prices are examples, not an offer ({prices.file}). {prices.notes}"
+        text = f"The prices are examples, not an offer ({prices.file})."
         yield Notice("SAMPLE PRICES", text)
 
 
@@ -270,14 +270,19 @@ def compare_owned_and_rented(owned: Sequence[str], rented: Sequence[str]) -> str
     )
 
 
-def create_headlines(comparison: CostComparison) -> Iterator[str]:
+def create_headlines(
+    comparison: CostComparison, *, only_without_price: bool = False
+) -> Iterator[str]:
     """Yield a sentence for each result: its cost in the compared unit, and an hour of its machines.
 
     A result whose run missed its SLO has no price under it, so it gets none here. The tables have
-    its costs.
+    its costs. With
+    `only_without_price`, the sentences of the other results are left out.
     """
     for name, result in zip(mark_names(comparison), comparison.results, strict=True):
-        yield _create_headline(name, result, comparison)
+        has_price = result.costs[comparison.unit] is not None and not is_slo_missed(result)
+        if not (has_price and only_without_price):
+            yield _create_headline(name, result, comparison)
 
 
 def _create_headline(name: str, result: PricedResult, comparison: CostComparison) -> str:
@@ -312,8 +317,10 @@ def _describe_hour(result: PricedResult) -> str:
         return ""
     hourly = sum(result.hourly_cost_parts.values(), Decimal(0))
     gpus = f"{float(result.gpus_paid):,g} GPUs"
-    utilization = format.percent(float(result.utilization))
-    return f", {gpus} at {format_money(hourly)} per hour, utilization {utilization}"
+    text = f", {gpus} at {format_money(hourly)} per hour"
+    if result.utilization == 1:
+        return text
+    return f"{text}, utilization {format.percent(float(result.utilization))}"
 
 
 def describe_prices(comparison: CostComparison) -> str:
@@ -476,6 +483,34 @@ def build_unit_cost_table(comparison: CostComparison, *, with_intervals: bool = 
     return Table(
         (f"{comparison.prices.currency} per", *mark_names(comparison)), rows, wrap_columns=True
     )
+
+
+BRIEF_UNITS = (TASK, GOOD, REQUEST, OUTPUT)
+"""The units that a terminal shows by default."""
+
+
+def build_brief_table(comparison: CostComparison) -> Table:
+    """Return the costs that a terminal shows by default, with one column per result.
+
+    Several results have no sentences of their own, so the table also says what each cost is based
+    on and which machines were priced. Completed requests have a row only without good ones.
+    """
+    results = comparison.results
+    rows: list[tuple[str, ...]] = []
+    if len(results) > 1:
+        rows.append(("based on", *map(describe_basis_and_caveats, results)))
+        machines = [_describe_hour(result).removeprefix(", ") for result in results]
+        if any(machines):
+            rows.append(("machines", *(text or NONE for text in machines)))
+    known_units = _list_known_units(comparison)
+    for unit in BRIEF_UNITS:
+        is_redundant = unit == REQUEST and GOOD in known_units
+        if unit in known_units and not is_redundant:
+            printed = PRINTED_UNITS[unit]
+            costs = (_format_cost(result.costs[unit], printed.quantity) for result in results)
+            rows.append((printed.name, *costs))
+    head = (f"{comparison.prices.currency} per", *mark_names(comparison))
+    return Table(head, rows, wrap_columns=True)
 
 
 def list_unit_explanations(comparison: CostComparison) -> Iterator[str]:
@@ -655,16 +690,15 @@ def ratio_heading(comparison: CostComparison) -> str:
 
 
 def describe_ratio(ratio: CostRatio) -> str:
-    """Return the ratio of the costs of two results, or why they are not compared."""
-    if ratio.ratio is None:
-        text = f"{ratio.judgment} ({'; '.join(ratio.differences)})"
-    else:
-        interval = ""
-        if ratio.low is not None:
-            interval = f" [{format_money(ratio.low)}, {format_money(ratio.high)}]"
-        text = f"{format_money(ratio.ratio)}{interval}: {ratio.judgment}"
+    """Return which of two results is cheaper and the ratio of their costs, or why it is not known."""
+    pair = f"{ratio.a} vs. {ratio.b}"
     notes = f" ({'; '.join(ratio.notes)})" if ratio.notes else ""
-    return f"Cost ratio {ratio.a} / {ratio.b}: {text}{notes}"
+    if ratio.ratio is None:
+        return f"{pair}: {ratio.judgment} ({'; '.join(ratio.differences)}){notes}"
+    interval = ""
+    if ratio.low is not None:
+        interval = f" [{format_money(ratio.low)}, {format_money(ratio.high)}]"
+    return f"{pair}: {ratio.judgment}. Cost ratio {format_money(ratio.ratio)}{interval}{notes}"
 
 
 def build_sensitivity_table(comparison: CostComparison) -> Table:

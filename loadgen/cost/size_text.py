@@ -20,6 +20,7 @@ from loadgen.render.page import Bar, Tile
 from loadgen.render.section import (
     Bars,
     Bullets,
+    Facts,
     Notice,
     Paragraph,
     Report,
@@ -79,28 +80,58 @@ def create_report(sizing: Sizing) -> Report:
             *(_build_source_section(size, sizing.demand) for size in sizing.sizes),
             section("Remarks", Bullets(sizing.remarks)),
         ],
-        brief=[section("", *headline), *_build_brief_sections(sizing)],
+        brief=list(_build_brief_sections(sizing)),
     )
 
 
 def _build_brief_sections(sizing: Sizing) -> Iterator[Section]:
-    """Yield what a terminal prints by default below the headline.
+    """Yield what a terminal prints by default, in at most 8 lines for a single source.
 
-    This is a short table of the sources, the utilization that is left when the spare machines have
-    failed, and a warning if the sources are not comparable.
+    A single source has its answer as a sentence. Several sources have a table, in which their
+    machines and costs are easier to compare.
     """
+    if len(sizing.sizes) == 1:
+        (size,) = sizing.sizes
+        answer = describe_machines_and_cost(size, sizing.demand, sizing.currency)
+        yield section("", Paragraph(f"{answer}."))
+        yield section("", Facts(list(_list_brief_facts(size, sizing.demand))), indented=True)
+        return
+    title = f"{describe_demand(sizing.demand)} of {sizing.sizes[0].source.workload} need:"
+    yield section("", Paragraph(title))
     brief_rows = [row for row in _list_shown_rows(sizing) if row.is_brief]
-    yield section("", _build_source_table(sizing, brief_rows))
+    yield section("", _build_source_table(sizing, brief_rows), indented=True)
+    warning = _warn_of_different_slos(sizing)
+    cheapest = "" if warning else _describe_cheapest(sizing)
+    yield section("", Paragraph(warning, "warn"), Paragraph(cheapest))
 
-    has_several_sources = len(sizing.sizes) > 1
-    utilizations = []
-    for size in sizing.sizes:
-        if size.serving_machines is None:
-            continue  # A price per token has no machines that could fail.
-        prefix = f"{size.source.name}: " if has_several_sources else ""
-        utilization = describe_utilization(size, sizing.demand, size.serving_machines)
-        utilizations.append(f"{prefix}{utilization}")
-    yield section("", *utilizations, Paragraph(_warn_of_different_slos(sizing), "warn"))
+
+def _list_brief_facts(size: SizedSource, demand: Demand) -> Iterator[tuple[str, str]]:
+    """Yield the utilization of the machines and what one of them can serve, as label and text."""
+    if size.serving_machines is not None:
+        utilization = _format_utilization(size)
+        if demand.spare_machines:
+            after_loss = _compute_utilization_after_loss(size, size.serving_machines)
+            lost = format.counted(demand.spare_machines, "machine")
+            utilization += (
+                f", {_at_most_prefix(size)}{format.percent(after_loss)} after losing {lost}"
+            )
+        yield "Utilization", utilization
+    noun = size.source.interaction_noun
+    yield "Per machine", f"{_format_machine_rate(size)} {noun}/s at capacity"
+    yield "Demand", f"{format.quantity(size.demand_per_s)} {noun}/s"
+
+
+def _describe_cheapest(sizing: Sizing) -> str:
+    """Return which source costs least per month, or "" if a source has no cost."""
+    costs = [(size.source.name, size.cost_per_month) for size in sizing.sizes]
+    amounts = {name: float(cost.mid) for name, cost in costs if cost is not None}
+    if len(amounts) < len(costs):
+        return ""
+    cheapest, second = sorted(amounts, key=lambda name: amounts[name])[:2]
+    if not amounts[second]:
+        return ""
+    saving = format.percent(1 - amounts[cheapest] / amounts[second])
+    return f"Cheapest: {cheapest}, {saving} less per month than {second}."
 
 
 def create_headline(sizing: Sizing) -> str:
@@ -334,6 +365,7 @@ def _list_rows(sizing: Sizing) -> Iterator[_Row]:
         lambda size: format_interval(
             size.machines, size.machines_low, size.machines_high, format.count
         ),
+        is_brief=True,
     )
     yield _Row("Machines without spare", lambda size: format.count(size.serving_machines))
     machines_per_rack = sizing.demand.machines_per_rack
@@ -342,9 +374,9 @@ def _list_rows(sizing: Sizing) -> Iterator[_Row]:
             f"Racks of {format.counted(machines_per_rack, 'machine')}",
             lambda size: format.count(_count_racks(size, machines_per_rack)),
         )
-    yield _Row("GPUs", lambda size: format.count(_count_gpus(size)))
+    yield _Row("GPUs", lambda size: format.count(_count_gpus(size)), is_brief=True)
     yield _Row("Utilization", _format_utilization, is_brief=True)
-    yield _Row(f"Demand, {noun}/s", lambda size: format.quantity(size.demand_per_s), is_brief=True)
+    yield _Row(f"Demand, {noun}/s", lambda size: format.quantity(size.demand_per_s))
     yield _Row(f"Capacity of a machine, {noun}/s", _format_machine_rate, is_brief=True)
     yield _Row(f"Mean latency of {first_source.response_noun}", _format_response_time)
     yield _Row(
@@ -356,11 +388,13 @@ def _list_rows(sizing: Sizing) -> Iterator[_Row]:
         f"{currency} per month",
         lambda size: _format_whole_amount(size.cost_per_month),
         is_about_money=True,
+        is_brief=True,
     )
     yield _Row(
         f"{currency} per 1,000 {noun}",
         lambda size: _format_small_amount(size.cost_per_thousand),
         is_about_money=True,
+        is_brief=True,
     )
 
 
