@@ -338,7 +338,7 @@ def test_timeouts() -> None:
     assert total is not None
     assert (total.kind, total.text) == (
         "timeout_total",
-        "not finished within 0.02 s of its scheduled time",
+        "not finished 0.02 s after its scheduled time",
     )
     opening = (
         b"HTTP/1.1 200 OK\r\n"
