@@ -59,7 +59,7 @@ def _list_load_differences(first: PricedResult, second: PricedResult) -> Iterato
     """
     summary_a = first.evidence.summary
     summary_b = second.evidence.summary
-    recipe_a, recipe_b = _workload_fingerprints(first, second)
+    recipe_a, recipe_b = _find_comparable_fingerprints(first, second)
     # Without fingerprints nothing shows that the workloads are the same.
     if recipe_a != recipe_b or not recipe_a:
         yield make_note("recipe_differs", a=_shorten(recipe_a), b=_shorten(recipe_b))
@@ -141,7 +141,7 @@ def _list_remarks(first: PricedResult, second: PricedResult) -> Iterator[ReasonC
         yield make_note("connect_differs", a_ms=rtt_a, b_ms=rtt_b)
 
 
-def _workload_fingerprints(first: PricedResult, second: PricedResult) -> tuple[str, str]:
+def _find_comparable_fingerprints(first: PricedResult, second: PricedResult) -> tuple[str, str]:
     """Return the fingerprints of the workloads of two results.
 
     A search has a fingerprint of its own, which can only be compared with that of another search.

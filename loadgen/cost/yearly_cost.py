@@ -44,7 +44,9 @@ class YearlyCost(Struct, frozen=True, kw_only=True):
 
 
 def compute_yearly_cost(result: PricedResult, years: int = YEARS) -> YearlyCost | None:
-    """Return what a result costs in each year, or None if it has no rate of requests.
+    """Return what it costs to use a result's machines or tokens for some years.
+
+    Returns None if the rate of requests is not known.
 
     Tokens and rented machines cost the same in every year. Only owned machines have years in which
     they are bought, and so a present value.
@@ -57,13 +59,13 @@ def compute_yearly_cost(result: PricedResult, years: int = YEARS) -> YearlyCost 
     price = result.price
     if isinstance(price, PerToken):
         return YearlyCost(paid=(request_cost.total * requests_per_year,) * years, present=None)
-    running_cost = _running_cost_per_year(result, price, request_cost, requests_per_year)
+    running_cost = _compute_running_cost_per_year(result, price, request_cost, requests_per_year)
     if isinstance(price, Rented):
         return YearlyCost(paid=(running_cost,) * years, present=None)
-    return _cost_of_owned_machines(result, price, running_cost, years)
+    return _compute_owned_yearly_cost(result, price, running_cost, years)
 
 
-def _running_cost_per_year(
+def _compute_running_cost_per_year(
     result: PricedResult, price: Rented | Owned, request_cost: UnitCost, requests_per_year: Decimal
 ) -> Decimal:
     """Return the cost of a year without the capital.
@@ -80,7 +82,7 @@ def _running_cost_per_year(
     return per_hour * count_paid_machines(price, result.gpus) * HOURS_PER_YEAR + egress
 
 
-def _cost_of_owned_machines(
+def _compute_owned_yearly_cost(
     result: PricedResult, price: Owned, running_cost: Decimal, years: int
 ) -> YearlyCost:
     """Return what owned machines cost in each year, and the present value with a discount rate.
@@ -90,7 +92,7 @@ def _cost_of_owned_machines(
     """
     assert result.gpus is not None, "a result priced by machines has GPUs"
     capital = price.capital * count_paid_machines(price, result.gpus)
-    purchase_years = list(_purchase_years(price.years, years))
+    purchase_years = list(_list_purchase_years(price.years, years))
     paid = tuple(
         running_cost + capital * purchase_years.count(year) for year in range(1, years + 1)
     )
@@ -103,7 +105,7 @@ def _cost_of_owned_machines(
     return YearlyCost(paid=paid, present=sum(present_values, Decimal(0)))
 
 
-def _purchase_years(lifetime_years: Decimal, years: int) -> Iterator[int]:
+def _list_purchase_years(lifetime_years: Decimal, years: int) -> Iterator[int]:
     """Yield the years, counted from 1, in which machines with a lifetime are bought."""
     elapsed_years = Decimal(0)
     while elapsed_years < years:

@@ -68,8 +68,8 @@ def compute_cost_basis(evidence: Evidence) -> CostBasis:
     """
     totals = sum_counts(evidence.summaries)
     if evidence.capacity is not None:
-        return _basis_at_capacity(evidence, totals)
-    return _basis_at_measured_load(evidence, totals)
+        return _compute_basis_at_capacity(evidence, totals)
+    return _compute_basis_at_measured_load(evidence, totals)
 
 
 def find_task_sessions(summary: Summary) -> Sessions | None:
@@ -136,7 +136,7 @@ def _sum_known(counts: Iterable[int | None]) -> Decimal | None:
     return total
 
 
-def _basis_at_measured_load(evidence: Evidence, totals: CostBasis) -> CostBasis:
+def _compute_basis_at_measured_load(evidence: Evidence, totals: CostBasis) -> CostBasis:
     """Return the totals with the mean rates of one or more runs at a load that the user chose.
 
     Only repeats of a run give a confidence interval. It is stored relative to the rate, such as
@@ -244,7 +244,7 @@ def _to_millions(tokens_per_s: float | None) -> float | None:
     return None if tokens_per_s is None else tokens_per_s / 1e6
 
 
-def _basis_at_capacity(evidence: Evidence, totals: CostBasis) -> CostBasis:
+def _compute_basis_at_capacity(evidence: Evidence, totals: CostBasis) -> CostBasis:
     """Return the totals with the rates of the capacity that a search found.
 
     The capacity is an arrival rate, of requests or of interactions. The other rates follow from the

@@ -115,8 +115,8 @@ def average_measured_energy(
         joules_per_request=joules_per_request,
         error=to_decimal(max(relative_errors)),
         money={
-            REQUEST: _cost_of_joules(joules_per_request, energy_price),
-            OUTPUT: _cost_of_joules(joules_per_token * MILLION, energy_price),
+            REQUEST: _price_joules(joules_per_request, energy_price),
+            OUTPUT: _price_joules(joules_per_token * MILLION, energy_price),
         },
     )
 
@@ -134,7 +134,7 @@ def _mean_if_complete(values: Sequence[float | None]) -> Decimal | None:
     return to_decimal(math.fsum(known) / len(known))
 
 
-def _cost_of_joules(joules: Decimal | None, energy_price: Energy | None) -> Decimal | None:
+def _price_joules(joules: Decimal | None, energy_price: Energy | None) -> Decimal | None:
     """Return the price of an energy with PUE, or None if the energy or its price is not known."""
     if joules is None or energy_price is None or energy_price.per_kwh is None:
         return None

@@ -199,9 +199,9 @@ def _list_validity_notes(evidence: Evidence) -> Iterator[ReasonCode]:
         yield make_note("repeats_left_out", names=list(evidence.excluded_repeats), runs=run_count)
     caveats = [caveat for summary in summaries for caveat in summary.verdict.caveats]
     if caveats:
-        yield make_note("reserved", caveats=_unique(caveats))
+        yield make_note("reserved", caveats=_remove_duplicates(caveats))
     work_warnings = [text for summary in summaries for text in describe_work_warnings(summary)]
-    further_warnings = [text for text in _unique(work_warnings) if text not in caveats]
+    further_warnings = [text for text in _remove_duplicates(work_warnings) if text not in caveats]
     if further_warnings:
         yield make_note("other_work", warnings=further_warnings)
 
@@ -270,6 +270,6 @@ def _list_sustained_notes_on_runs(summaries: Sequence[Summary]) -> Iterator[Reas
         yield make_note("not_sustained", why=undecided[0].why)
 
 
-def _unique(texts: Sequence[str]) -> list[str]:
+def _remove_duplicates(texts: Sequence[str]) -> list[str]:
     """Return the texts in order, each once."""
     return list(dict.fromkeys(texts))

@@ -31,15 +31,19 @@ def compute_hourly_cost_parts(price: Rented | Owned) -> dict[str, Decimal]:
 
     If the price is per GPU and does not say how many GPUs a machine has, the parts are for one GPU.
     """
-    parts = _ownership_parts(price) if isinstance(price, Owned) else _rental_parts(price)
-    parts["storage"] = _per_hour(price.storage_per_month)
-    parts["support"] = _per_hour(price.support_per_month)
+    parts = (
+        _compute_ownership_parts(price)
+        if isinstance(price, Owned)
+        else _compute_rental_parts(price)
+    )
+    parts["storage"] = _convert_to_hourly(price.storage_per_month)
+    parts["support"] = _convert_to_hourly(price.support_per_month)
     energy = price.energy
     if energy is not None and energy.per_kwh is not None:
         if energy.counted == "hourly":
-            parts["power"] = _energy_cost_per_hour(energy, energy.watts)
+            parts["power"] = _compute_energy_cost_per_hour(energy, energy.watts)
         elif energy.counted == "by_load" and energy.idle_watts is not None:
-            parts["idle power"] = _energy_cost_per_hour(energy, energy.idle_watts)
+            parts["idle power"] = _compute_energy_cost_per_hour(energy, energy.idle_watts)
     return {part: amount for part, amount in parts.items() if amount}
 
 
@@ -57,18 +61,18 @@ def compute_load_energy_cost_per_hour(energy: Energy | None) -> Decimal:
         return Decimal(0)
     if energy.per_kwh is None or energy.idle_watts is None:
         return Decimal(0)
-    return _energy_cost_per_hour(energy, energy.watts - energy.idle_watts)
+    return _compute_energy_cost_per_hour(energy, energy.watts - energy.idle_watts)
 
 
-def _ownership_parts(price: Owned) -> dict[str, Decimal]:
+def _compute_ownership_parts(price: Owned) -> dict[str, Decimal]:
     """Return what owned machines cost per hour: their capital and the people who run them."""
     return {
-        "capital": _capital_per_year(price) / HOURS_PER_YEAR,
+        "capital": _compute_capital_per_year(price) / HOURS_PER_YEAR,
         "staff": price.capital * price.staff_share / HOURS_PER_YEAR,
     }
 
 
-def _rental_parts(price: Rented) -> dict[str, Decimal]:
+def _compute_rental_parts(price: Rented) -> dict[str, Decimal]:
     """Return what a rented machine costs per hour: the rent, and what interruptions add to it."""
     parts: dict[str, Decimal] = {}
     if price.per_hour is not None:
@@ -82,7 +86,7 @@ def _rental_parts(price: Rented) -> dict[str, Decimal]:
     return parts
 
 
-def _capital_per_year(price: Owned) -> Decimal:
+def _compute_capital_per_year(price: Owned) -> Decimal:
     """Return the yearly cost of the capital.
 
     Without a discount rate the capital is written off evenly. With a rate r it is an annuity:
@@ -94,12 +98,12 @@ def _capital_per_year(price: Owned) -> Decimal:
     return price.capital * price.discount / (1 - (1 + price.discount) ** -price.years)
 
 
-def _per_hour(per_month: Decimal | None) -> Decimal:
+def _convert_to_hourly(per_month: Decimal | None) -> Decimal:
     """Return a monthly amount per hour of a year of 8,760 hours. No amount costs nothing."""
     return (per_month or Decimal(0)) * MONTHS_PER_YEAR / HOURS_PER_YEAR
 
 
-def _energy_cost_per_hour(energy: Energy, watts: Decimal) -> Decimal:
+def _compute_energy_cost_per_hour(energy: Energy, watts: Decimal) -> Decimal:
     """Return what some watts at the plug of a machine cost per hour, with the PUE."""
     assert energy.per_kwh is not None
     return watts / KILO * energy.pue * energy.per_kwh

@@ -98,14 +98,17 @@ def count_long_prompts(evidence: Evidence, above_prompt_tokens: int) -> TokenAmo
 def _count_long_prompts_in_run(run: RunRecords, above_prompt_tokens: int) -> TokenAmounts:
     """Return the tokens of the requests of one run that have long prompts and are paid for.
 
-    Failed requests are paid too. Columns have -1 where the server reported no number: such a number
-    counts as 0, except for tokens written to a cache, where one missing number makes the sum
-    unknown, because those tokens have a price of their own.
+    Paid are the successful and the failed requests of the measured stages to the main targets.
+    Columns have -1 where the server reported no number. Such a number counts as 0, except for
+    tokens written to a cache: one missing number makes their sum unknown, because those tokens have
+    a price of their own.
     """
     columns = Columns(run.rows)
     was_sent = columns.where(OK) | columns.where(FAILED)
     has_long_prompt = columns["input_tokens"] > above_prompt_tokens
-    is_priced = _is_measured(columns, run.manifest) & _is_on_main_target(columns, run.manifest)
+    is_priced = _mask_measured_requests(columns, run.manifest) & _mask_main_target_requests(
+        columns, run.manifest
+    )
     is_counted = was_sent & has_long_prompt & is_priced
 
     def select(column: str) -> NDArray[np.int64]:
@@ -117,14 +120,14 @@ def _count_long_prompts_in_run(run: RunRecords, above_prompt_tokens: int) -> Tok
     output_tokens = np.maximum(select("output_tokens"), 0)
     is_written_known = bool((written_tokens >= 0).all())
     return TokenAmounts(
-        fresh=_sum(prompt_tokens - cached_tokens),
-        written=_sum(written_tokens) if is_written_known else None,
-        cached=_sum(cached_tokens),
-        output=_sum(output_tokens),
+        fresh=_sum_to_decimal(prompt_tokens - cached_tokens),
+        written=_sum_to_decimal(written_tokens) if is_written_known else None,
+        cached=_sum_to_decimal(cached_tokens),
+        output=_sum_to_decimal(output_tokens),
     )
 
 
-def _is_measured(columns: Columns, manifest: RunManifest) -> NDArray[np.bool_]:
+def _mask_measured_requests(columns: Columns, manifest: RunManifest) -> NDArray[np.bool_]:
     """Return a mask of the requests in measured stages, which leaves out warm-up stages.
 
     All requests of a run without stages are measured.
@@ -136,7 +139,7 @@ def _is_measured(columns: Columns, manifest: RunManifest) -> NDArray[np.bool_]:
     return is_stage_measured[stage_indexes]
 
 
-def _is_on_main_target(columns: Columns, manifest: RunManifest) -> NDArray[np.bool_]:
+def _mask_main_target_requests(columns: Columns, manifest: RunManifest) -> NDArray[np.bool_]:
     """Return a mask of the requests to the main targets of a run.
 
     The other targets serve single steps of a task, such as an embedding model. They have prices of
@@ -151,5 +154,5 @@ def _is_on_main_target(columns: Columns, manifest: RunManifest) -> NDArray[np.bo
     return is_main_target[np.maximum(target_indexes, 0)]
 
 
-def _sum(values: NDArray[np.int64]) -> Decimal:
+def _sum_to_decimal(values: NDArray[np.int64]) -> Decimal:
     return Decimal(int(values.sum()))

@@ -20,7 +20,7 @@ from loadgen.telemetry.otel_requests import (
     build_target_attributes,
     iterate_sent_requests,
 )
-from loadgen.telemetry.prometheus import find_planned_rate, rate_unit
+from loadgen.telemetry.prometheus import find_planned_rate, get_rate_unit
 
 EXPORT_INTERVAL_MS = 5_000
 NS_PER_S = 1e9
@@ -126,5 +126,5 @@ class MetricsSender:
         elapsed_ns = max((sample.t_s for sample in samples.values()), default=0.0) * NS_PER_S
         planned_rate_per_s = find_planned_rate(self._manifest, elapsed_ns)
         if planned_rate_per_s is not None:
-            rate_attributes = {**attributes, "loadgen.of": rate_unit(self._manifest)}
+            rate_attributes = {**attributes, "loadgen.of": get_rate_unit(self._manifest)}
             self._offered.set(planned_rate_per_s, rate_attributes)

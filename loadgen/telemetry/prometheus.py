@@ -174,7 +174,7 @@ class RunCollector(Collector):
                 "Requested rate per second, by what it counts.",
                 labels=["of"],
             )
-            offered.add_metric([rate_unit(manifest)], planned_rate_per_s)
+            offered.add_metric([get_rate_unit(manifest)], planned_rate_per_s)
             yield offered
         cpu_fraction = max((sample.cpu_share for sample in samples), default=0.0)
         yield GaugeMetricFamily(
@@ -230,7 +230,7 @@ def find_planned_rate(manifest: RunManifest, elapsed_ns: float) -> float | None:
     return started_stages[-1].rate if started_stages else None
 
 
-def rate_unit(manifest: RunManifest) -> str:
+def get_rate_unit(manifest: RunManifest) -> str:
     """Return what the rate of a stage counts.
 
     It is requests, or starts of conversations and tasks, which send several requests each.
