@@ -275,7 +275,7 @@ def _load_runs() -> ResultFunctions[Any]:
 
 
 def _mlperf_additions(folder: Path, run: OpenedRun) -> ExtraSections | None:
-    from loadgen.mlperf.added import create_extra_sections
+    from loadgen.mlperf.extra_sections import create_extra_sections
 
     return create_extra_sections(folder, run)
 

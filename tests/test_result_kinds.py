@@ -282,7 +282,7 @@ OWNERS = {  # a file that names a marker -> why
     "ui/results_list.py": "asks when the manifest of a run was last written",
     "bundle/verification.py": "definitions that have changed, by file; manifests of runs",
     "interop/trackers.py": "the files that a tracker is given",
-    "mlperf/added.py": "whether a run has anything to add, before more is imported",
+    "mlperf/extra_sections.py": "whether a run has anything to add, before more is imported",
     "repeated/capacity.py": "its file",
     "repeated/repeats.py": "its file",
     "result_kinds.py": "the table",

@@ -34,6 +34,7 @@ def describe_cluster(
 
 
 def _describe_worker(worker: RemoteWorker) -> PlacedWorker:
+    """Return the entry of run.json about one worker: its node and the clock offset of the node."""
     return PlacedWorker(
         worker=worker.index,
         node=worker.node.name,

@@ -220,6 +220,7 @@ async def responding_nodes(nodes: Sequence[ClusterNode]) -> list[ClusterNode]:
 
 
 async def _accepts_connection(node: ClusterNode) -> bool:
+    """Return True if Ray's process on a node accepts a connection within CONNECT_S."""
     connecting = asyncio.open_connection(node.address, node.port)
     try:
         _, writer = await asyncio.wait_for(connecting, CONNECT_S)

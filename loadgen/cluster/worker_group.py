@@ -179,24 +179,43 @@ class WorkerGroup:
                 follow_tasks += await self._start(plan, counters, emit)
             with stop_signals.on_stop_signal(self._send_signal):
                 await stop_signals.raise_pending_interrupt()
-                emit(WorkersPlaced(self._describe_cluster()))
-                start_ns = monotonic_ns() + HEAD_START_NS
-                load = RunningLoad(counters.sum, lambda: self._send_signal(signal.SIGINT))
-                emit(LoadStarted(start_ns, load))
-                await asyncio.gather(*(remote.send_start(start_ns) for remote in self._workers))
-                late_ns = monotonic_ns() - start_ns
-
-                worker_results = await asyncio.gather(*follow_tasks)
-                death_reasons = [remote.death_reason for remote in self._workers]
-                total = merge.merge_results(plan, worker_results, death_reasons)
-                await asyncio.gather(*(remote.measure_drift() for remote in self._responding()))
-            cluster = self._describe_cluster()
-            notes = cluster_notes(self._workers, cluster, start_ns, late_ns)
-            return replace(total, notes=tuple(notes), cluster=cluster)
+                return await self._send_load(plan, counters, follow_tasks, emit)
         finally:
             await _cancel(follow_tasks)
             counters.close()
             await self._end_workers()
+
+    async def _send_load(
+        self,
+        plan: Plan,
+        counters: SharedCounters,
+        follow_tasks: Sequence[FollowTask],
+        emit: Emit,
+    ) -> WorkerResult:
+        """Send the start time to the workers, wait until they end, and return their total result.
+
+        The manifest of the run gets the entry and the notes about the nodes, which the result has.
+
+        Args:
+            plan: The plan of the run.
+            counters: The counters of all workers, for the display of the progress.
+            follow_tasks: The tasks that follow the workers, in the order of the workers.
+            emit: Called with the events that the workers are placed and the load begins.
+        """
+        emit(WorkersPlaced(self._describe_cluster()))
+        start_ns = monotonic_ns() + HEAD_START_NS
+        load = RunningLoad(counters.sum, lambda: self._send_signal(signal.SIGINT))
+        emit(LoadStarted(start_ns, load))
+        await asyncio.gather(*(remote.send_start(start_ns) for remote in self._workers))
+        late_ns = monotonic_ns() - start_ns
+
+        worker_results = await asyncio.gather(*follow_tasks)
+        death_reasons = [remote.death_reason for remote in self._workers]
+        total = merge.merge_results(plan, worker_results, death_reasons)
+        await asyncio.gather(*(remote.measure_drift() for remote in self._responding()))
+        cluster = self._describe_cluster()
+        notes = cluster_notes(self._workers, cluster, start_ns, late_ns)
+        return replace(total, notes=tuple(notes), cluster=cluster)
 
     async def _start(self, plan: Plan, counters: SharedCounters, emit: Emit) -> list[FollowTask]:
         """Start the workers and return the tasks that follow them.

@@ -201,7 +201,11 @@ def format_accuracy_log(
 
 
 def format_verification(test06: Test06) -> str:
-    """Return `verify_accuracy.txt` of TEST06 in its official form."""
+    """Return the text of `verify_accuracy.txt`, as the official script of TEST06 writes it.
+
+    A check passes if no response has failed it. The check of the first token is skipped if the
+    server does not report first tokens.
+    """
     first_token = "Skipped" if test06.first_token is None else str(test06.first_token == 0)
     lines = (
         f"First token check pass: {first_token}",

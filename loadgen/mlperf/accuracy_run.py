@@ -120,7 +120,7 @@ def run_accuracy_test(
     return result, completions.failures
 
 
-def _read_dataset(request: AccuracyRequest, spec: Benchmark) -> dataset.File:
+def _read_dataset(request: AccuracyRequest, spec: Benchmark) -> dataset.DatasetFile:
     """Return the data set. Raises UserError if a sample has no reference response."""
     path = request.dataset_path
     file = dataset.read_dataset(path, spec, benchmark=request.test.benchmark)
@@ -134,7 +134,7 @@ def _read_dataset(request: AccuracyRequest, spec: Benchmark) -> dataset.File:
     return file
 
 
-def _create_questions(file: dataset.File, spec: Benchmark) -> list[Question]:
+def _create_questions(file: dataset.DatasetFile, spec: Benchmark) -> list[Question]:
     """Return the samples as questions whose answers are scored against the reference responses."""
     return [
         Question(row=DatasetRow(prompt=prompt, output_tokens=spec.max_output), reference=response)

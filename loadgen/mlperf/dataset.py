@@ -290,7 +290,7 @@ Prompt = list[int] | str
 """A prompt as token IDs, with the chat template, or as a text."""
 
 
-class File(Struct, frozen=True, kw_only=True):
+class DatasetFile(Struct, frozen=True, kw_only=True):
     """A data set in a file.
 
     Attributes:
@@ -309,7 +309,7 @@ class File(Struct, frozen=True, kw_only=True):
         return not isinstance(self.prompts[0], str)
 
 
-def read_dataset(path: Path, spec: Benchmark, *, benchmark: str) -> File:
+def read_dataset(path: Path, spec: Benchmark, *, benchmark: str) -> DatasetFile:
     """Return the data set in a JSONL or Parquet file.
 
     Rows beyond the benchmark's number of samples are left out, and the name says so.
@@ -348,7 +348,7 @@ def read_dataset(path: Path, spec: Benchmark, *, benchmark: str) -> File:
         f"{spec.samples:,} in the official set"
     )
     references = _read_references(table, len(prompts))
-    return File(prompts=tuple(prompts), name=name, references=references)
+    return DatasetFile(prompts=tuple(prompts), name=name, references=references)
 
 
 def _find_prompt_column(table: dict[str, Sequence[Any]], path: Path) -> str:

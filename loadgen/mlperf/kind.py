@@ -48,9 +48,9 @@ def headline(stored: StoredMlperf) -> str:
 def report(stored: StoredMlperf) -> Report:
     """Return the report that `loadgen report` prints for a directory with an MLPerf-style result.
 
-    If the directory has a run, the complete report is that of the run, to which `added.py` adds the
-    sections of the MLPerf-style result. Its default output, the brief one, is replaced by that of
-    the MLPerf-style result. Without a run, the report has the sections of the result only.
+    If the directory has a run, the complete report is that of the run, to which `extra_sections.py`
+    adds the sections of the MLPerf-style result. Its default output, the brief one, is replaced by
+    that of the MLPerf-style result. Without a run, the report has the sections of the result only.
     """
     if stored.run is None:
         return text.create_report(stored.result, run_dir=str(stored.folder))

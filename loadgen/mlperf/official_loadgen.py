@@ -42,7 +42,7 @@ from loadgen.mlperf.loadgen_spread import PERCENTILES, LoadGenSpread
 from loadgen.mlperf.log_files import LogContext
 from loadgen.mlperf.result import UNRESOLVED, MlperfResult, MlperfRunFacts, QueryTrace, judge_trace
 from loadgen.mlperf.rules import Test
-from loadgen.mlperf.run import Data
+from loadgen.mlperf.run import DatasetRequests
 
 if TYPE_CHECKING:
     from loadgen_sdk.transport.pool import Pool
@@ -357,7 +357,7 @@ class _OfficialTest(NamedTuple):
     """
 
     test: Test
-    data: Data
+    data: DatasetRequests
     settings: Settings
     qps: float
     concurrency: int | None
@@ -401,7 +401,12 @@ class _IssuedQueries(NamedTuple):
 
 
 def run_official_test(
-    test: Test, data: Data, settings: Settings, *, qps: float, concurrency: int | None = None
+    test: Test,
+    data: DatasetRequests,
+    settings: Settings,
+    *,
+    qps: float,
+    concurrency: int | None = None,
 ) -> tuple[MlperfResult, int | None]:
     """Run the official LoadGen against the target, and return the result and the number of GPUs.
 

@@ -84,7 +84,7 @@ class PreparedTest(Struct, frozen=True, kw_only=True):
     """
 
     test: Test
-    data: mlperf_run.Data
+    data: mlperf_run.DatasetRequests
     settings: Settings
     drain_ns: int
     invocation: Invocation

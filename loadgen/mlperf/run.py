@@ -99,7 +99,7 @@ short.
 """
 
 
-class Data(NamedTuple):
+class DatasetRequests(NamedTuple):
     """The requests of a workload that are made from a data set.
 
     Attributes:
@@ -122,7 +122,7 @@ class Data(NamedTuple):
 
 def synthetic_data(
     test: rules.Test, *, mean_input: float | None = None, mean_output: float | None = None
-) -> Data:
+) -> DatasetRequests:
     """Return the requests of the synthetic data set, in the order in which LoadGen issues samples.
 
     They are used unless the user gives the official data set. A pass sends every sample once; each
@@ -141,12 +141,12 @@ def synthetic_data(
     input_tokens = ListedTokens(values=tuple(lengths.input[order].tolist()))
     output_tokens = ListedTokens(values=tuple(lengths.output[order].tolist()))
     requests = Synthetic(input_tokens=input_tokens, output_tokens=output_tokens)
-    return Data(requests, lengths.name, api=None)
+    return DatasetRequests(requests, lengths.name, api=None)
 
 
 def write_official_requests(
     test: rules.Test, dataset_path: Path, output_dir: Path
-) -> tuple[Data, rules.Test]:
+) -> tuple[DatasetRequests, rules.Test]:
     """Write the user's data set as requests in LoadGen's order into the output directory.
 
     Returns the requests, and the test with the number of samples of the file. Responses end where
@@ -164,12 +164,12 @@ def write_official_requests(
             row = {"prompt": file.prompts[sample], "max_tokens": spec.max_output, "temperature": 0}
             output.write(msgspec.json.encode(row) + b"\n")
     api: Api | None = "completions" if file.has_token_ids else None
-    return Data(FromFile(path=requests_path.resolve()), file.name, api), test
+    return DatasetRequests(FromFile(path=requests_path.resolve()), file.name, api), test
 
 
 def build_workload(
     test: rules.Test,
-    data: Data,
+    data: DatasetRequests,
     *,
     qps: float,
     concurrency: int | None = None,
@@ -255,7 +255,7 @@ def create_trial_test(test: rules.Test, qps: float) -> rules.Test:
 
 def create_peak_search(
     test: rules.Test,
-    data: Data,
+    data: DatasetRequests,
     settings: Settings,
     output_dir: Path,
     *,
@@ -311,7 +311,7 @@ def create_peak_search(
 
 
 def _peak_search_plan(
-    test: rules.Test, data: Data, settings: Settings, *, seed: int, drain_ns: int
+    test: rules.Test, data: DatasetRequests, settings: Settings, *, seed: int, drain_ns: int
 ) -> experiment.ExperimentPlan:
     """Return the plan that identifies a search for the peak.
 
@@ -707,7 +707,12 @@ def recompute_files_from_queries(output_dir: Path) -> dict[str, bytes]:
 
 
 def read_result(output_dir: Path) -> MlperfResult:
-    """Return a stored result. Raises UserError if there is none."""
+    """Return the result in `mlperf.json` of a directory.
+
+    Links are refused, because a results directory may come from someone else.
+
+    Raises UserError if there is no result, or if it is damaged.
+    """
     if not output_dir.is_dir():
         raise missing_result(output_dir, "a results folder of loadgen mlperf")
     refuse_links(output_dir)

@@ -278,7 +278,11 @@ def _limits_section(result: MlperfResult) -> Section:
 
 
 def limits_table(result: MlperfResult) -> Table:
-    """Return one row per limit, without rows in Offline, which has no limit."""
+    """Return the table of limits: the measured percentile, both outcomes, and early stopping.
+
+    LoadGen accepts a percentile equal to its limit, and the submission checker does not. The table
+    has no rows in Offline, which has no limits.
+    """
     head = ("limit", "measured", "LoadGen", "submission checker", "violations", "early stopping")
     rows = []
     for check in result.checks:

@@ -154,7 +154,10 @@ class _RequestHandler(BaseHTTPRequestHandler):
         )
 
     def _list_page(self, query: Query) -> str:
-        """Return the list of results with its charts."""
+        """Return the page of the folder: charts, and the list of results as a form.
+
+        What is drawn and the filter are parameters of the URL, so that a page can be bookmarked.
+        """
         from loadgen.ui.page import render
 
         return render(
@@ -195,7 +198,10 @@ class _RequestHandler(BaseHTTPRequestHandler):
         return self._plain_page(path.name, opened.render_text(color=False, full=True))
 
     def _comparison_page(self, query: Query) -> str:
-        """Return the comparison of the selected results with the first one."""
+        """Return the report of `loadgen compare`, which compares each result with the first one.
+
+        Results of different workloads are compared as well; the report says how they differ.
+        """
         from loadgen.compare import comparison
         from loadgen.compare.compare_text import build_report
         from loadgen.compare.side_reader import read_sides

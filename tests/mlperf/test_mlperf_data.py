@@ -22,7 +22,7 @@ DATA = repository_paths.DATA
 LLAMA = rules.load_rules().benchmarks["llama2-70b"]
 
 
-def read(path: Path) -> dataset.File:
+def read(path: Path) -> dataset.DatasetFile:
     return dataset.read_dataset(path, LLAMA, benchmark="llama2-70b")
 
 

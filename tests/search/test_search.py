@@ -17,7 +17,7 @@ from loadgen.cli.resume import merge_arguments
 from loadgen.core.errors import UserError
 from loadgen.core.execution import run
 from loadgen.core.workload import Workload, load
-from loadgen.mlperf import added as mlperf_added
+from loadgen.mlperf import extra_sections as mlperf_sections
 from loadgen.repeated import capacity
 from loadgen.runs.run_display import RunDisplay
 from loadgen.search import (
@@ -115,9 +115,9 @@ def test_a_plan_states_by_which_rules_a_search_ran(tmp_path: Path) -> None:
     ]
     assert experiment.load_unit(ours, "requests") == " queries/s"
     (tmp_path / "plan.json").write_bytes(msgspec.json.encode(of_search))
-    assert mlperf_added.create_extra_sections(tmp_path, None) is None  # type: ignore[arg-type]
+    assert mlperf_sections.create_extra_sections(tmp_path, None) is None  # type: ignore[arg-type]
     (tmp_path / "plan.json").write_bytes(msgspec.json.encode(ours))
-    assert mlperf_added.create_extra_sections(tmp_path, None) is not None  # type: ignore[arg-type]
+    assert mlperf_sections.create_extra_sections(tmp_path, None) is not None  # type: ignore[arg-type]
 
 
 def test_a_search_whose_endpoint_is_gone_keeps_its_result(
