@@ -156,8 +156,16 @@ def _close_descriptors_above(highest: int) -> None:
 
 
 def can_fork() -> bool:
-    """Return True if this process can be forked, because it has a single thread."""
-    return len(os.listdir("/proc/self/task")) == 1
+    """Return True if this process can be forked, because it has a single thread.
+
+    It cannot be forked where the system does not list its threads. On macOS, libraries may have
+    started some that Python does not know.
+    """
+    try:
+        threads = os.listdir("/proc/self/task")
+    except OSError:
+        return False
+    return len(threads) == 1
 
 
 def start_sidecar(

@@ -791,5 +791,8 @@ def check_arrival_timestamps(trial: Trial) -> Finding:
         observed = "the kernel timestamps arriving packets"
         return Finding("timestamps", OK, observed, "a busy client does not change latencies")
     observed = "loadgen timestamps responses when it reads them"
-    meaning = "a busy client makes latencies longer; a run reports this as timestamp uncertainty"
-    return Finding("timestamps", NOTE, observed, meaning)
+    meaning = (
+        "a busy client makes latencies longer and looks like a stall of the server; a run reports "
+        "neither its receive delay nor stalls"
+    )
+    return Finding("timestamps", NOTE, observed, meaning, "use an idle host, or send from Linux")

@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import gc
 import hashlib
-import resource
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -38,6 +37,7 @@ from loadgen.core.execution.host_facts import current_time
 from loadgen.core.execution.plan import Plan, PreparationContext, Settings, prepare_plan
 from loadgen.core.execution.plan_checks import check_plan
 from loadgen.core.execution.run_manifest import add_notes, create_manifest
+from loadgen.core.execution.self_sampling import peak_memory_bytes
 from loadgen.core.execution.staggered_start import ResponseTime
 from loadgen.core.metrics import reasons
 from loadgen.core.metrics.stop_rules import CHECK_INTERVAL_NS, StopRuleMonitor
@@ -437,7 +437,7 @@ def _measure_worker(load: _SimulatedLoad, cpu_s: float) -> WorkerSample:
         t_s=end_ns / 1e9,
         span_s=0.0,
         cpu_s=round(cpu_s, 4),
-        peak_rss_bytes=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
+        peak_rss_bytes=peak_memory_bytes(),
         sent=len(load.results.records),
         done=len(load.results.records),
     )

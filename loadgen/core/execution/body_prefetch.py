@@ -86,8 +86,7 @@ class BuilderConnection:
         self._write_fd = self._process.stdin.fileno()
         for descriptor in (self._read_fd, self._write_fd):
             os.set_blocking(descriptor, False)
-            with contextlib.suppress(OSError):
-                fcntl.fcntl(descriptor, fcntl.F_SETPIPE_SZ, _PIPE_BYTES)
+            _enlarge_pipe(descriptor)
         self._loop = asyncio.get_running_loop()
         self._loop.add_reader(self._read_fd, self._read)
         # A fork has a copy of the job already, and a new interpreter has not.
@@ -171,6 +170,14 @@ class BuilderConnection:
             self._on_body(BuiltBody(request_id, bytes(self._incoming[start:end]), facts))
             position = end
         del self._incoming[:position]
+
+
+def _enlarge_pipe(descriptor: int) -> None:
+    """Let a pipe hold _PIPE_BYTES, where the system supports this. Only Linux does."""
+    if not hasattr(fcntl, "F_SETPIPE_SZ"):
+        return
+    with contextlib.suppress(OSError):
+        fcntl.fcntl(descriptor, fcntl.F_SETPIPE_SZ, _PIPE_BYTES)
 
 
 class BodyPrefetch(Bodies):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import resource
+import sys
 from time import process_time_ns
 
 from loadgen.core.execution.events import Counters
@@ -14,7 +15,16 @@ SECOND_NS = 1_000_000_000
 
 _SCHEDSTAT = "/proc/thread-self/schedstat"
 _MAX_SCHEDSTAT_BYTES = 64
-_BYTES_PER_KIB = 1024  # Linux reports the peak memory in KiB.
+_BYTES_PER_KIB = 1024
+
+
+def peak_memory_bytes() -> int:
+    """Return the largest resident memory that this process has had.
+
+    Linux reports it in KiB, and macOS in bytes.
+    """
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else peak * _BYTES_PER_KIB
 
 
 class RunQueueWait:
@@ -87,7 +97,7 @@ class SelfSampling:
             waited_share=None if waited_ns is None else _fraction(waited_ns, span_ns),
             write_share=_fraction(self.written_ns, span_ns) or 0.0,
             cpu_s=round((cpu_ns - self._start_cpu_ns) / SECOND_NS, 4),
-            peak_rss_bytes=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * _BYTES_PER_KIB,
+            peak_rss_bytes=peak_memory_bytes(),
             in_flight=counters.in_flight,
             sent=counters.sent,
             done=counters.ok + counters.failed,

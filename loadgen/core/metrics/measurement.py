@@ -253,7 +253,9 @@ class _RunMeasurement:
         """Return the statistics that are certain enough to be shown."""
         evidence = TimingEvidence(
             unsure_share=self._unsure_event_share,
-            is_read_promptly=is_read_promptly(
+            # Without timestamps of the kernel, the receive delay is 0 and proves nothing.
+            is_read_promptly=self._measured.sum("kernel_timestamps") > 0
+            and is_read_promptly(
                 self._distributions["client_lag"], self._distributions["event_error"]
             ),
             is_local=is_local(self._manifest),

@@ -244,6 +244,7 @@ ROWS = (
         ),
         values=request_metrics.client_lag,
         sample="sent",
+        guards=("no_kernel_times",),
         block="",
         places=("client", "prometheus"),
     ),

@@ -106,6 +106,10 @@ SENTENCES = {
         "time: the output is in fields that loadgen does not know, or the response "
         "was not streamed"
     ),
+    "no_kernel_times": (
+        "the kernel of this system does not timestamp packets, so a busy client looks like a slow "
+        "server. Use an idle host, or Linux"
+    ),
     "times_uncertain": "the client's timestamps are too uncertain{unsure_share:bundled}. "
     "{remedy:part}",
     "first_event_uncertain": (

@@ -11,6 +11,7 @@ from loadgen.figures import guarded
 
 if TYPE_CHECKING:
     from loadgen.core.metrics.accumulator import MetricAccumulator
+    from loadgen.core.results.manifest import RunManifest
 
 
 def find_token_count_conflicts(accumulator: MetricAccumulator) -> dict[str, str]:
@@ -35,6 +36,23 @@ def find_token_count_conflicts(accumulator: MetricAccumulator) -> dict[str, str]
     )
     withheld_metrics = ("tokens", *guarded("counts_contradict"))
     return dict.fromkeys(withheld_metrics, format_reason(reason))
+
+
+def find_metrics_of_kernel_times(
+    accumulator: MetricAccumulator, manifest: RunManifest
+) -> dict[str, str]:
+    """Return the metrics that need timestamps of the kernel, with the reason to withhold each.
+
+    They are withheld if a client read the responses from sockets without such timestamps, as on
+    macOS. It then cannot know how late it read a response, nor whether a pause was its own. Returns
+    an empty dict otherwise, and for a load in virtual time, whose times are exact.
+    """
+    is_read_from_sockets = bool(manifest.host.hot_path)
+    has_kernel_times = bool(accumulator.sum("kernel_timestamps"))
+    if not is_read_from_sockets or has_kernel_times or not accumulator.sum("with_first_token"):
+        return {}
+    withheld_metrics = (*guarded("no_kernel_times"), "stalls")
+    return dict.fromkeys(withheld_metrics, format_reason(make_code("no_kernel_times")))
 
 
 def find_missing_first_tokens(accumulator: MetricAccumulator) -> dict[str, str]:

@@ -116,14 +116,16 @@ def _find_unsound_metrics(
     """Return the metrics of which no statistic can be trusted, with the reason for each.
 
     They rest on token counts that conflict with the responses, are not available in this
-    installation, need first tokens that the stream did not show, or are stalls that the errors of
-    timestamps may have caused.
+    installation, need first tokens that the stream did not show, need timestamps of the kernel
+    where there are none, or are stalls that the errors of timestamps may have caused.
     """
     unsound = untrusted_metrics.find_token_count_conflicts(measured)
     unsound |= missing_metrics(manifest.slos)
     if manifest.stream:
         unsound |= untrusted_metrics.find_missing_first_tokens(measured)
-    if uncertainty.are_stalls_uncertain(measured, manifest.limits):
+    without_kernel_times = untrusted_metrics.find_metrics_of_kernel_times(measured, manifest)
+    unsound |= without_kernel_times
+    if not without_kernel_times and uncertainty.are_stalls_uncertain(measured, manifest.limits):
         unsound["stalls"] = timing_evidence.explain_uncertain_times(evidence)
     return unsound
 

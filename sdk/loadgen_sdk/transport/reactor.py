@@ -2,9 +2,10 @@
 
 All connections of a process and its timer are registered in one epoll instance, or, while nothing
 of them is urgent, in a second one (see `receiver.py`). The event loop watches the descriptor of
-the first. One callback, called a turn, reads every ready socket together with the kernel's
-timestamps. It then delivers what it read, in slices of limited duration, so that decoding never
-delays the reading of packets for long. This module knows nothing about HTTP.
+the first. On a system without epoll, it watches the sockets (see `loop_poll.py`). One callback,
+called a turn, reads every ready socket together with the kernel's timestamps. It then delivers what
+it read, in slices of limited duration, so that decoding never delays the reading of packets for
+long. This module knows nothing about HTTP.
 
 How exact a timestamp is (see docs/reference/metrics.md): packets that wait in the receive queue are
 merged, and the merged data has the timestamp of the newest. Each read therefore also reports
@@ -26,9 +27,9 @@ from collections.abc import Callable, Sequence
 from time import monotonic_ns
 from typing import NamedTuple
 
-from ..errors import TargetUnusable
 from .connection import ClientConnection, ConnectionOwner, Receiver, Route, connect_socket
 from .host_resources import Address
+from .loop_poll import READABLE, WRITABLE, LoopPoll, Poll
 from .proxy import tunnel_refusal
 from .receiver import (
     MAX_WRITE_BYTES,
@@ -104,6 +105,7 @@ class Reactor:
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+<<<<<<< HEAD
         """Start to watch the sockets that are opened later, inside this event loop.
 
         Raises:
@@ -115,6 +117,9 @@ class Reactor:
                 "sending load needs Linux (epoll and kernel timestamps)",
                 "use a container or WSL2; this system can read stored results",
             )
+=======
+        """Start to watch the sockets that are opened later, inside this event loop."""
+>>>>>>> 2919318c (Send load from systems without epoll and kernel timestamps)
         # What the owner of the reactor may set (see the attributes of the class)
         self.on_wake: Callable[[int], None] | None = None
         self.on_tick: Callable[[int], None] | None = None
@@ -126,8 +131,9 @@ class Reactor:
 
         # The sockets and who reads them
         self._loop = loop
-        self._poll = select.epoll()
-        self._deferred_poll = select.epoll()
+        self._has_epoll = hasattr(select, "epoll")
+        self._poll = self._create_poll()
+        self._deferred_poll = self._create_poll()
         self._timer: Timer = create_timer(loop)
         self._connections: dict[int, ClientConnection] = {}  # by descriptor
         self._queue: deque[ClientConnection] = deque()  # connections with reads to deliver
@@ -143,9 +149,19 @@ class Reactor:
         self._is_resume_scheduled = False
 
         # From now on, the event loop calls `_run_turn` when a socket or the timer is ready.
-        self._poll.register(self._timer.fileno(), select.EPOLLIN)
-        loop.add_reader(self._poll.fileno(), self._run_turn)
+        self._poll.register(self._timer.fileno(), READABLE)
+        if self._has_epoll:
+            loop.add_reader(self._poll.fileno(), self._run_turn)
         self._arm_timer()
+
+    def _create_poll(self) -> Poll:
+        """Return an epoll, or on a system without it, a poll whose sockets the event loop watches.
+
+        The event loop calls `_run_turn` for the sockets of the latter.
+        """
+        if self._has_epoll:
+            return select.epoll()
+        return LoopPoll(self._loop, self._run_turn)
 
     @property
     def reads(self) -> int:
@@ -179,7 +195,7 @@ class Reactor:
         connection = ClientConnection(sock, owner, address_index, route)
         self._connections[connection.fd] = connection
         self._receiver.add(connection)
-        self._poll.register(connection.fd, select.EPOLLIN | select.EPOLLOUT)
+        self._poll.register(connection.fd, READABLE | WRITABLE)
         return connection
 
     def close(self, connection: ClientConnection) -> None:
@@ -208,7 +224,8 @@ class Reactor:
         """Close every connection and stop watching. A second call has no effect."""
         if self._poll.closed:
             return
-        self._loop.remove_reader(self._poll.fileno())
+        if self._has_epoll:
+            self._loop.remove_reader(self._poll.fileno())
         for connection in list(self._connections.values()):
             self.close(connection)
         self._timer.close()
@@ -242,7 +259,7 @@ class Reactor:
     ) -> None:
         """Send what follows the first `sent_bytes` of the parts when the socket accepts more."""
         connection.unsent.extend(parts_from(parts, sent_bytes))
-        self._poll.modify(connection.fd, select.EPOLLIN | select.EPOLLOUT)
+        self._poll.modify(connection.fd, READABLE | WRITABLE)
 
     def _send_unsent(self, connection: ClientConnection) -> None:
         """Write what the socket has not accepted before. Epoll reports that it accepts more now.
@@ -259,7 +276,7 @@ class Reactor:
             return
         connection.unsent = parts_from(connection.unsent, sent_bytes)
         if not connection.unsent:
-            self._poll.modify(connection.fd, select.EPOLLIN)
+            self._poll.modify(connection.fd, READABLE)
 
     # -- time ----------------------------------------------------------------------------------
 
@@ -270,8 +287,11 @@ class Reactor:
             self._arm_timer()
 
     def defer(self, connection: ClientConnection, events: int) -> None:
-        """Let this connection be read late until it has received so many plain events."""
-        if self.turn_ns and not connection.unsent:
+        """Let this connection be read late until it has received so many plain events.
+
+        Without epoll nothing is read late (see `loop_poll.py`).
+        """
+        if self._has_epoll and self.turn_ns and not connection.unsent:
             self._receiver.defer(connection, events)
 
     def _arm_timer(self) -> None:
@@ -424,7 +444,7 @@ class Reactor:
         if error_number:
             self.fail(connection, "connect", os.strerror(error_number))
             return
-        self._poll.modify(connection.fd, select.EPOLLIN)
+        self._poll.modify(connection.fd, READABLE)
         now = monotonic_ns()
         connection.emptied_at = now
         connection.tcp_connect_ns = now - connection.connecting_since

@@ -29,7 +29,6 @@ and `implementation.py` chooses between them.
 from __future__ import annotations
 
 import os
-import select
 import socket
 import struct
 from collections import deque
@@ -37,6 +36,7 @@ from collections.abc import Callable, Sequence
 from time import monotonic_ns, time_ns
 from typing import Any
 
+from .loop_poll import Poll
 from .plain_events import count_plain_events
 from .response_state import EventBatch, PlainRun, Read
 from .timer import Timer
@@ -134,7 +134,7 @@ WRITE_FAILED = -1
 NOT_SENT = -1
 """Stands for the number of bytes not accepted if `Receiver.try_send_on_idle` did nothing."""
 
-# The values of Linux. On macOS, where no `Reactor` can be created, the module `select` lacks them.
+# The values of Linux. On macOS, the module `select` lacks them.
 _EPOLLIN = 0x1
 _EPOLLOUT = 0x4
 _EPOLLERR = 0x8
@@ -264,9 +264,7 @@ class Receiver:
         read_count: The number of reads so far.
     """
 
-    def __init__(
-        self, poll: select.epoll, deferred: select.epoll, timer: Timer, queue: deque[Any]
-    ) -> None:
+    def __init__(self, poll: Poll, deferred: Poll, timer: Timer, queue: deque[Any]) -> None:
         """Create a receiver without sockets, which is not deferring.
 
         Args:

@@ -1115,6 +1115,7 @@ def test_every_code_has_a_sentence_and_is_documented() -> None:
     only_words = {
         "counts_contradict",
         "output_unseen",
+        "no_kernel_times",
         "times_uncertain",
         "first_event_uncertain",
     }  # in `unsound` of a summary
