@@ -97,7 +97,7 @@ def test_a_load_is_sent_on_macos(tmp_path: Path, load: tuple[str, ...]) -> None:
     )
     assert summary["client_lag_ms"]["p50"] is None
     assert summary["stalls"]["requests"] is None
-    assert 20 <= summary["ttft_ms"]["min"] < 200
+    assert summary["ttft_ms"]["min"] >= 20
     caveat = " ".join(done.stdout.split())
     assert "Receive delay, stalls not reported: the kernel of this system" in caveat
 
