@@ -108,6 +108,10 @@ def compare(
 ) -> Comparison:
     """Return the comparison of every side with the first one.
 
+    Two sides did the same work if they sent the same workload with the same load and limits, and
+    got about the same part of the requested output. Only then does a difference of their metrics
+    show a difference of the servers.
+
     Args:
         sides: The sides.
         extra_metrics: Paths of metrics to compare in addition to the default ones.
