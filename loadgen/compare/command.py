@@ -26,7 +26,7 @@ def compare(
         typer.Argument(
             help=(
                 "Folders of runs, repeats or searches, or result files of other tools. All are "
-                "result with the first."
+                "compared with the first."
             ),
             autocompletion=completion.complete_result,
         ),
