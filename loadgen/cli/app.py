@@ -189,11 +189,6 @@ def _check_platform() -> None:
     if sys.platform == "win32":
         raise UserError(
             "wrong_platform",
-<<<<<<< HEAD
-            "loadgen runs on Linux, and on macOS only to read stored results",
+            "loadgen runs on Linux and macOS",
             hint="use a Linux host, WSL2 or a container",
-=======
-            "loadgen needs Linux or macOS",
-            hint="use WSL2 or a container",
->>>>>>> 2919318c (Send load from systems without epoll and kernel timestamps)
         )

@@ -105,21 +105,7 @@ class Reactor:
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
-<<<<<<< HEAD
-        """Start to watch the sockets that are opened later, inside this event loop.
-
-        Raises:
-            TargetUnusable: The system has no epoll.
-        """
-        if not hasattr(select, "epoll"):
-            raise TargetUnusable(
-                "wrong_platform",
-                "sending load needs Linux (epoll and kernel timestamps)",
-                "use a container or WSL2; this system can read stored results",
-            )
-=======
         """Start to watch the sockets that are opened later, inside this event loop."""
->>>>>>> 2919318c (Send load from systems without epoll and kernel timestamps)
         # What the owner of the reactor may set (see the attributes of the class)
         self.on_wake: Callable[[int], None] | None = None
         self.on_tick: Callable[[int], None] | None = None
