@@ -131,6 +131,7 @@ def render_json(comparison: CostComparison) -> str:
 
 
 def _ratio_to_json(ratio: CostRatio) -> dict[str, Any]:
+    """Return the comparison of two costs under its documented keys."""
     return {
         **_select_fields(ratio, "a", "b", "differences", "difference_codes", "notes"),
         **_select_fields(ratio, "note_codes", "ratio", "low", "high"),
@@ -139,6 +140,7 @@ def _ratio_to_json(ratio: CostRatio) -> dict[str, Any]:
 
 
 def _sensitivity_to_json(sensitivity: Sensitivity) -> dict[str, Any]:
+    """Return a sensitivity under its documented keys."""
     return {
         "offer": sensitivity.result_name,
         "input": sensitivity.input_name,
@@ -149,6 +151,7 @@ def _sensitivity_to_json(sensitivity: Sensitivity) -> dict[str, Any]:
 
 
 def _break_even_to_json(break_even: BreakEven) -> dict[str, Any]:
+    """Return a break-even under its documented keys."""
     return {
         "rent": break_even.machines,
         "by_token": break_even.per_token,
@@ -159,6 +162,7 @@ def _break_even_to_json(break_even: BreakEven) -> dict[str, Any]:
 
 
 def _commitment_to_json(commitment: CommitmentComparison) -> dict[str, Any]:
+    """Return the comparison with a commitment under its documented keys."""
     return {
         "committed": commitment.committed,
         "given_back": commitment.on_demand,
@@ -255,6 +259,7 @@ def _price_to_json(price: Price) -> dict[str, Any]:
 
 
 def _costs_to_json(costs: Mapping[str, UnitCost | None]) -> dict[str, Any]:
+    """Return the cost of each unit with its interval and its parts. None without a cost."""
     return {
         unit: None if cost is None else _select_fields(cost, "total", "low", "high", "parts")
         for unit, cost in costs.items()
@@ -262,6 +267,7 @@ def _costs_to_json(costs: Mapping[str, UnitCost | None]) -> dict[str, Any]:
 
 
 def _declared_power_to_json(result: PricedResult) -> dict[str, Any] | None:
+    """Return the power and energy by the price file, or None if it declares no power."""
     if result.declared_power is None:
         return None
     return _select_fields(

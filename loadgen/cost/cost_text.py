@@ -690,7 +690,7 @@ def ratio_heading(comparison: CostComparison) -> str:
 
 
 def describe_ratio(ratio: CostRatio) -> str:
-    """Return which of two results is cheaper and the ratio of their costs, or why it is not known."""
+    """Return which result is cheaper and the ratio of the costs, or why they are not compared."""
     pair = f"{ratio.a} vs. {ratio.b}"
     notes = f" ({'; '.join(ratio.notes)})" if ratio.notes else ""
     if ratio.ratio is None:

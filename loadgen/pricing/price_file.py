@@ -446,7 +446,11 @@ def _check_rented_price(price: Rented, key_path: KeyPath, errors: _DocumentError
 def _check_energy(
     price: Rented | Owned, energy: Energy, key_path: KeyPath, errors: _DocumentErrors
 ) -> None:
-    """Add errors for keys of `energy` by which power would be paid twice or not at all."""
+    """Add errors for keys of `energy` by which power would be paid twice or not at all.
+
+    The key `counted` says who pays for power: "included" in the price, "hourly" at full power, or
+    "by_load" as much as the load needs. The other keys have to fit this choice.
+    """
     if isinstance(price, Owned) and energy.counted == "included":
         errors.add(
             "conflict",

@@ -97,7 +97,10 @@ class RunCollector(Collector):
         return self._manifest
 
     def _read_records(self) -> None:
-        """Add the new records of the run to all counts and histograms."""
+        """Add the records since the last scrape to all counts and histograms.
+
+        The latest sample of each worker is also kept, for the metrics of the load.
+        """
         rows = self._log_tail.rows()
         for sample in self._log_tail.seconds():
             self._samples[sample.worker] = sample
