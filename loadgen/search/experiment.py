@@ -216,13 +216,14 @@ def choose_seed(output_dir: Path, requested: int | None) -> int:
 
 
 def begin_experiment(output_dir: Path, plan: ExperimentPlan) -> list[TrialResult]:
-    """Create the directory of an experiment, or resume an existing one.
+    """Create the directory of an experiment with its plan, or resume an existing one.
 
-    Return the results that it has already. Raises UserError if the directory holds something else,
-    or another experiment.
+    Return the results that it has already. Raises UserError if the directory holds runs of another
+    command, or another experiment.
     """
     plan_file = output_dir / PLAN_FILE
-    if plan_file.is_file():
+    is_resumed = plan_file.is_file()
+    if is_resumed:
         check_same_experiment(_decode_plan(plan_file), plan, output_dir)
     elif output_dir.exists() and _holds_runs(output_dir):
         raise UserError(
@@ -233,7 +234,7 @@ def begin_experiment(output_dir: Path, plan: ExperimentPlan) -> list[TrialResult
         )
     output_dir.mkdir(parents=True, exist_ok=True)
     checksums.begin(output_dir)
-    if not plan_file.is_file():
+    if not is_resumed:
         store.replace(plan_file, format.document(plan))
     return read_results(output_dir)
 
@@ -306,23 +307,25 @@ def _command_words(plan: ExperimentPlan) -> str:
 # Units
 
 
-def load_unit(plan: ExperimentPlan, counted: Unit) -> str:
+def load_unit(plan: ExperimentPlan, counted_unit: Unit) -> str:
     """Return the unit of the loads of a search, as it is written after a number.
 
-    Examples are " req/s", " conversations/s" and " in flight". `counted` is what its rates count.
+    Examples are " req/s", " conversations/s" and " in flight". `counted_unit` is what a rate of the
+    workload counts, for example "conversations".
     """
     if plan.load_kind == "concurrency":
         return " in flight"
     if plan.is_by_mlperf_rules:
         return " queries/s"
-    return " req/s" if counted == "requests" else f" {counted}/s"
+    return " req/s" if counted_unit == "requests" else f" {counted_unit}/s"
 
 
 def find_counted_unit(workload: Workload) -> Unit:
     """Return what a rate of a workload counts, before a run of it shows this.
 
-    A mix has several classes of requests. If only some of them are conversations, its rate counts
-    what is started, which is a conversation or a single request.
+    - "conversations" if every request is the turn of a conversation or task.
+    - "requests" if there are only single requests.
+    - "starts" for a mix of both. Its rate counts what is started: a conversation or a request.
     """
     requests = workload.requests
     requests_by_class = [requests]

@@ -38,12 +38,13 @@ MAX_KINDS_SHOWN = 3
 
 
 def describe_refusals(requests: RequestCounts) -> str:
-    """Return what an endpoint said when it refused requests for a quota or a rate limit.
+    """Return a sentence that the endpoint refused requests for a quota or a rate limit.
 
-    Return "" if these were 1 % of the requests or fewer.
+    It quotes the first such response. Return "" if these were 1 % of the requests or fewer. A trial
+    with more of them says nothing about the load that the server sustains.
     """
-    for name, error in requests.by_error.items():
-        if _is_refusal(name, error.first_text) and _are_many(error.count, requests):
+    for error_kind, error in requests.by_error.items():
+        if _is_refusal(error_kind, error.first_text) and _are_many(error.count, requests):
             return (
                 f"{error.count:,} of {_count_finished(requests):,} requests were refused for a "
                 f"quota or a rate limit: {_quote(error)}"
@@ -52,18 +53,18 @@ def describe_refusals(requests: RequestCounts) -> str:
 
 
 def describe_failures(requests: RequestCounts) -> str:
-    """Return how many requests failed and of what, the most frequent kind first.
+    """Return a sentence that states how many requests failed by the server's fault, and how.
 
-    Return "" if 1 % of them failed or fewer.
+    The kinds of failure are listed with the most frequent first, at most MAX_KINDS_SHOWN. Return ""
+    if 1 % of the requests failed or fewer.
     """
-    errors = {name: error for name, error in requests.by_error.items() if name in SERVER_FAILURES}
+    errors = {kind: error for kind, error in requests.by_error.items() if kind in SERVER_FAILURES}
     failed_count = sum(error.count for error in errors.values())
     if not _are_many(failed_count, requests):
         return ""
-    most_frequent = sorted(errors, key=lambda name: errors[name].count, reverse=True)
+    by_frequency = sorted(errors.items(), key=lambda item: item[1].count, reverse=True)
     kinds = "; ".join(
-        f"{errors[name].count:,} {name}: {_quote(errors[name])}"
-        for name in most_frequent[:MAX_KINDS_SHOWN]
+        f"{error.count:,} {kind}: {_quote(error)}" for kind, error in by_frequency[:MAX_KINDS_SHOWN]
     )
     return f"{failed_count:,} of {_count_finished(requests):,} requests failed ({kinds})"
 

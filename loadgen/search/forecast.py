@@ -25,26 +25,28 @@ class SearchForecast(NamedTuple):
         trials: The expected number of trials.
         seconds: How long they send load, all together. Responses that are still to come when the
             load of a trial ends are not included.
-        most_trials: The largest possible number of trials; None if the time ends the search before.
-        most_seconds: The longest possible time of load.
-        is_bounded: Whether the expected time reaches the longest possible one.
+        max_trials: The largest possible number of trials; None if the time ends the search before.
+        max_seconds: The longest possible time of load.
     """
 
     trials: float
     seconds: float
-    most_trials: int | None
-    most_seconds: float
+    max_trials: int | None
+    max_seconds: float
 
     @property
     def is_bounded(self) -> bool:
         """Whether the search is expected to use all that it may."""
-        return self.seconds >= self.most_seconds
+        return self.seconds >= self.max_seconds
 
 
 def forecast_search(
     search: LoadSearch, trial_s: float, *, runs_to_end: bool = False
 ) -> SearchForecast | None:
-    """Return what is left of a search, or None if nothing is.
+    """Return the expected and the largest number of trials that are left, and their time.
+
+    Return None if no trial is left. The time of a number of trials is the load that they send, in
+    full lengths of a trial, and the warm-up of each.
 
     Args:
         search: The search, with the trials that it has already.
@@ -55,18 +57,20 @@ def forecast_search(
     max_ordinary_trials = settings.max_trials - len(search.results)
     if max_ordinary_trials <= 0 or search.next_trial() is None:
         return None
+
+    estimate = estimate_trials_left(search, runs_to_end=runs_to_end, trial_s=trial_s)
+    expected_load_s = estimate.lengths * trial_s + estimate.trials * settings.warmup_s
+
     max_longer_trials = MAX_SUSTAIN_TRIALS if settings.has_longer_trials else 0
     max_trials = max_ordinary_trials + max_longer_trials
     max_lengths = max_ordinary_trials + max_longer_trials * settings.sustain_length_factor
     max_load_s = max_lengths * trial_s + max_trials * settings.warmup_s
-    estimate = estimate_trials_left(search, runs_to_end=runs_to_end, trial_s=trial_s)
-    expected_load_s = estimate.lengths * trial_s + estimate.trials * settings.warmup_s
     max_time_s = math.inf if settings.max_time_s is None else settings.max_time_s
     return SearchForecast(
         trials=estimate.trials,
         seconds=expected_load_s,
-        most_trials=None if max_time_s < max_load_s else max_trials,
-        most_seconds=min(max_load_s, max_time_s),
+        max_trials=None if max_time_s < max_load_s else max_trials,
+        max_seconds=min(max_load_s, max_time_s),
     )
 
 
@@ -75,10 +79,10 @@ def describe_forecast(forecast: SearchForecast, *, virtual: bool) -> str:
 
     An example is "9 trials, 1 h 12 min of load plus drain time (at most 40 trials, 6 h 40 min)".
     """
-    most = f"at most {format.duration(forecast.most_seconds)}"
-    if forecast.most_trials is not None:
-        trials = format.counted(forecast.most_trials, "trial")
-        most = f"at most {trials}, {format.duration(forecast.most_seconds)}"
+    most = f"at most {format.duration(forecast.max_seconds)}"
+    if forecast.max_trials is not None:
+        trials = format.counted(forecast.max_trials, "trial")
+        most = f"at most {trials}, {format.duration(forecast.max_seconds)}"
     if forecast.is_bounded:
         return most
     load = "simulated load" if virtual else "load"
@@ -139,7 +143,7 @@ class DryRun(NamedTuple):
         the expected cost exceeds --max-cost.
         """
         expected_cost = _forecast_cost(first_load, forecast.seconds, self.settings, budget)
-        largest_cost = _forecast_cost(first_load, forecast.most_seconds, self.settings, budget)
+        largest_cost = _forecast_cost(first_load, forecast.max_seconds, self.settings, budget)
         if expected_cost is None or largest_cost is None:
             print(
                 "Cost: unknown until the load is known, because the price depends on "

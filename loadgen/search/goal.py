@@ -83,8 +83,9 @@ class Goal(Struct, frozen=True, kw_only=True):
     def allowed_misses(self, request_count: int) -> tuple[int, ...]:
         """Return for each request term how many of `request_count` requests may miss it.
 
-        The number is -1 if `request_count` is too small even if no request misses the term, so that
-        any number of misses exceeds it.
+        A term at p99 allows as many misses as there are requests above the 99th percentile, and by
+        MLPerf's rules at most what its early stopping allows. The number is -1 if `request_count`
+        is too small even if no request misses the term, so that any number of misses exceeds it.
         """
         allowed_by_term = []
         for term in self.slo.terms:
@@ -101,13 +102,20 @@ class Goal(Struct, frozen=True, kw_only=True):
     def describe_misses(
         self, term_index: int, miss_count: int, request_count: int, allowed: int
     ) -> str:
-        """Return that too many requests missed a request term, with its limit.
+        """Return a sentence that too many requests missed a request term, with its limit.
 
         An example is "12 of 1,000 requests exceeded TTFT 500 ms (p99 allows 9)".
+
+        Args:
+            term_index: The index of the term in `request_terms`.
+            miss_count: How many requests missed it.
+            request_count: Out of how many.
+            allowed: How many may miss it; -1 for none of so few requests.
         """
         counts = f"{miss_count:,} of {format.counted(request_count, 'request')}"
         allowed_count = f"{max(allowed, 0):,}"
-        if term_index >= len(self.slo.terms):
+        is_goodput_term = term_index >= len(self.slo.terms)
+        if is_goodput_term:
             return f"{counts} violated the SLO (goodput allows {allowed_count})"
         term = self.slo.terms[term_index]
         limit = format.milliseconds(term.limit_ns / NS_PER_MS)
@@ -117,10 +125,15 @@ class Goal(Struct, frozen=True, kw_only=True):
         )
 
     def find_misses(self, rows: NDArray[np.void]) -> NDArray[np.bool_]:
-        """Return a mask of shape (terms, rows): which finished request misses which term.
+        """Return which request misses which request term, as a mask of shape (terms, rows).
 
-        Failed and dropped requests miss every term. An unfinished request misses the terms whose
-        limit it had exceeded when the run ended.
+        - A request that ended with a response misses the terms whose limit it exceeded.
+        - A failed or dropped request misses every term.
+        - An unfinished request, which the end of the run cut off, misses the terms whose limit it
+          had exceeded by then.
+
+        The last row of the mask is that of the goodput objective, if there is one. A request misses
+        it if it misses any other term.
         """
         columns = Columns(rows)
         is_unfinished = columns.where(metrics.UNFINISHED)
@@ -128,7 +141,8 @@ class Goal(Struct, frozen=True, kw_only=True):
         masks = []
         for term in self.slo.terms:
             is_over_limit = ~is_unfinished & (columns.measure(term.metric) > term.limit_ns)
-            masks.append(has_failed | is_over_limit | outcomes.is_over_when_cut(columns, term))
+            was_over_when_cut = outcomes.is_over_when_cut(columns, term)
+            masks.append(has_failed | is_over_limit | was_over_when_cut)
         if self.slo.goodput_share is not None:
             masks.append(np.logical_or.reduce([has_failed, *masks]))
         return np.array(masks, bool).reshape(len(masks), len(rows))

@@ -52,12 +52,12 @@ class TrialOutcome(NamedTuple):
 
     Attributes:
         load: The load of the trial.
-        passed: Whether it passed.
+        has_passed: Whether it passed.
         lapse: The probability that the outcome says nothing about the load.
     """
 
     load: float
-    passed: bool
+    has_passed: bool
     lapse: float
 
 
@@ -84,12 +84,13 @@ class CapacityPosterior:
     def __init__(
         self, low: float, high: float, *, sampling_sigma: float, run_spread: float | None = 0.0
     ) -> None:
-        """Start from the prior.
+        """Start from the prior, before any trial.
 
         Args:
             low: The lowest possible capacity.
             high: The highest possible capacity.
-            sampling_sigma: The expected sigma of a server that does not vary from run to run.
+            sampling_sigma: The sigma that is expected because a run is a sample of requests, if the
+                server does not vary from run to run.
             run_spread: The variation of the server from run to run, as a share of the load. None if
                 it is not known and has to be learned from the outcomes.
         """
@@ -139,13 +140,14 @@ class CapacityPosterior:
     def highest_load_passing(self, probability: float) -> float:
         """Return the highest load that a full-length run passes with this probability.
 
-        The probability to pass is averaged over all pairs of theta and sigma by their weights.
+        The probability to pass at a load is the psychometric curve, averaged over all pairs of
+        theta and sigma by their weights. It falls with the load, so that the load is found by
+        bisection on the logarithmic scale.
         """
         is_relevant = self.weights > NEGLIGIBLE_WEIGHT
         thetas = np.broadcast_to(self.log_loads[:, None], is_relevant.shape)[is_relevant]
         sigmas = np.broadcast_to(self.sigmas, is_relevant.shape)[is_relevant]
         weights = self.weights[is_relevant]
-        # The probability to pass falls with the load, so that the load is found by bisection.
         low = float(self.log_loads[0])
         high = float(self.log_loads[-1])
         for _ in range(BISECTIONS):
@@ -168,24 +170,30 @@ def _log_load_grid(low: float, high: float) -> NDArray[np.float64]:
 # Each cached array takes 384 kB.
 @lru_cache(maxsize=48)
 def _log_likelihood(low: float, high: float, outcome: TrialOutcome) -> NDArray[np.float64]:
-    """Return the log likelihood of an outcome at each grid point between two bounds.
+    """Return the logarithm of the likelihood of an outcome, at each point of the grid.
 
-    The array has the shape (thetas, sigmas). A pass is likely where theta is above the load of the
-    trial, a failure where it is below. With the probability of a lapse the outcome is a matter of
-    chance, so that no single trial rules a load out.
+    The array has the shape (thetas, sigmas), for loads between the bounds `low` and `high`. Without
+    a lapse a trial passes with the probability of the psychometric curve, Phi((theta - log load) /
+    sigma). With the probability of a lapse its outcome is a matter of chance instead, so that no
+    single trial rules a load out:
+
+        P(outcome) = lapse / 2 + (1 - lapse) * Phi(+-deviation)
     """
     distances = _log_load_grid(low, high)[:, None] - math.log(outcome.load)
     deviations = distances / np.array(SIGMAS)[None, :]
-    if not outcome.passed:
+    if not outcome.has_passed:
+        # A failure has the probability 1 - Phi(deviation), which is Phi(-deviation).
         deviations = -deviations
-    probabilities = (deviations > 0).astype(np.float64)
+
     # The normal distribution is slow to compute, and only needed where the outcome is not certain:
     # in a third of a narrow grid, and in a fiftieth of a wide one.
+    probabilities = (deviations > 0).astype(np.float64)
     is_uncertain = np.abs(deviations) < CERTAIN_DEVIATIONS
     probabilities[is_uncertain] = normal_cdf(deviations[is_uncertain])
+
     likelihoods = outcome.lapse / 2 + (1 - outcome.lapse) * probabilities
     log_likelihoods: NDArray[np.float64] = np.log(likelihoods)
-    log_likelihoods.flags.writeable = False
+    log_likelihoods.flags.writeable = False  # The array is cached and shared.
     return log_likelihoods
 
 
@@ -194,23 +202,27 @@ def _log_prior_of_sigma(
 ) -> NDArray[np.float64]:
     """Return the logarithm of the prior density of each sigma, up to a constant.
 
-    The outcome of a run varies because it is a sample of requests, and because the server varies
-    from run to run. The variances of the two add up. Around the sum sigma is lognormal, because it
-    is known only roughly beforehand.
+    The outcome of a run varies because it is a sample of requests (`sampling_sigma`), and because
+    the server varies from run to run (`run_spread`). The variances of the two add up to the
+    expected sigma. It is known only roughly, so that the prior is lognormal around it, with the
+    standard deviation SIGMA_FACTOR as a factor. If `run_spread` is not known, the prior is a
+    mixture over its possible values.
     """
     density = np.zeros(len(sigmas))
-    for possible in _run_spread_prior(run_spread):
-        expected_log_sigma = math.log(math.hypot(sampling_sigma, possible.run_spread))
-        deviations = (np.log(sigmas) - expected_log_sigma) / math.log(SIGMA_FACTOR)
-        density += possible.probability * np.exp(-0.5 * deviations**2)
+    for component in _run_spread_prior(run_spread):
+        expected_sigma = math.hypot(sampling_sigma, component.run_spread)
+        log_deviations = np.log(sigmas) - math.log(expected_sigma)
+        standardized = log_deviations / math.log(SIGMA_FACTOR)
+        density += component.probability * np.exp(-0.5 * standardized**2)
     return np.log(np.maximum(density, MIN_DENSITY))
 
 
 def _run_spread_prior(run_spread: float | None) -> list[_WeightedSpread]:
-    """Return the possible variations from run to run, each with its probability.
+    """Return a discrete prior of the variation of the server from run to run.
 
-    A known variation is the only one. An unknown one is lognormal around the median of servers, and
-    evenly spaced values stand for that distribution.
+    A known variation has the probability 1. An unknown one is lognormal around MEDIAN_RUN_SPREAD.
+    RUN_SPREAD_STEPS values stand for that distribution, evenly spaced on the logarithmic scale and
+    weighted by its density.
     """
     if run_spread is not None:
         return [_WeightedSpread(run_spread, 1.0)]

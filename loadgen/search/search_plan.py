@@ -26,7 +26,7 @@ from loadgen.search.goal import Goal
 from loadgen.search.load_search import LoadSearch
 from loadgen.search.search_settings import BRACKET_STEP, ESTIMATE_STEP, SearchSettings
 from loadgen.search.trial_runner import TrialRunner
-from loadgen.search.trial_workload import TrialWorkload, as_trial_workload
+from loadgen.search.trial_workload import TrialWorkloadFactory, as_trial_workload
 
 if TYPE_CHECKING:
     from loadgen.cli.invocation import Invocation
@@ -162,7 +162,7 @@ def plan_search(invocation: Invocation, checked: CheckedOptions) -> PlannedSearc
     runner = TrialRunner(
         output_dir=output_dir,
         goal=checked.goal,
-        make_workload=TrialWorkload(trial_workload, checked.warmup_ns).at,
+        make_workload=TrialWorkloadFactory(trial_workload, checked.warmup_ns).make_workload,
         settings=checked.settings,
         seed=experiment.choose_seed(output_dir, checked.workload.seed),
     )

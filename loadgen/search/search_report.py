@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import cached_property
 from itertools import accumulate
 
 import msgspec
@@ -59,11 +60,11 @@ class SearchReportInput:
     unit: str
     evidence: str = ""
     additions: Sequence[ExtraSections] = ()
-    summaries: Mapping[str, Summary] = field(init=False)
 
-    def __post_init__(self) -> None:
-        """Index the summaries by the names of their runs."""
-        object.__setattr__(self, "summaries", dict(self.runs))
+    @cached_property
+    def summaries(self) -> Mapping[str, Summary]:
+        """The summaries of the trials, by the names of their runs."""
+        return dict(self.runs)
 
     @property
     def result(self) -> SearchResult:

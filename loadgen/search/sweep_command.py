@@ -107,7 +107,14 @@ def sweep(
 
 
 class _Output(NamedTuple):
-    """How the result of a sweep is printed and judged."""
+    """The options for how the result of a sweep is printed and what its exit code is.
+
+    Attributes:
+        as_json: Whether the curve is printed as JSON.
+        as_markdown: Whether the table is printed as Markdown.
+        strict: Whether the exit code tells whether the SLO is undecided.
+        full: Whether every section of the report is printed.
+    """
 
     as_json: bool
     as_markdown: bool
@@ -115,16 +122,16 @@ class _Output(NamedTuple):
     full: bool
 
 
-def _run_once(run: SweepRun, output: _Output) -> int:
-    """Run a sweep, print its curve and return the exit code."""
+def _run_once(sweep_run: SweepRun, output: _Output) -> int:
+    """Run a sweep that is not repeated, print its curve and return the exit code."""
     from loadgen.runs.sweep_report import sweep_report
     from loadgen.search.sweep_run import describe_files, outcome_code, run_sweep
 
-    outcome = run_sweep(run)
+    outcome = run_sweep(sweep_run)
     curve = outcome.curve
     if curve is None:
         print_status(
-            f"Nothing was measured. Repeat the command with --out {run.output_dir} to continue."
+            f"Nothing was measured. Repeat the command with --out {sweep_run.output_dir} to continue."
         )
         return INTERRUPTED
     print_result(
@@ -134,7 +141,7 @@ def _run_once(run: SweepRun, output: _Output) -> int:
         as_markdown=output.as_markdown,
         full=output.full,
     )
-    print_status(describe_files(run.output_dir))
+    print_status(describe_files(sweep_run.output_dir))
     if curve.resume:
         print_status(f"Resume with: {curve.resume}")
     return outcome_code(outcome, strict=output.strict)

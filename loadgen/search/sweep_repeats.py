@@ -98,7 +98,7 @@ class RepeatedSweep:
             if run_folder.is_run(repeat_dir / name):
                 summary = run_folder.open_run(repeat_dir / name).summary
                 runs.append(NamedSummary(f"r{number}/{name}", summary))
-        return not outcome.interrupted
+        return not outcome.is_interrupted
 
     def _with_seed_of_repeat(self, number: int) -> Sweep:
         """Return the sweep with the seed of repeat `number`."""

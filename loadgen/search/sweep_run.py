@@ -36,10 +36,15 @@ TABLE_FILE = "sweep.md"
 
 
 class SweepOutcome(NamedTuple):
-    """What a sweep has found; `curve` is None if no load point has run."""
+    """What a sweep has found.
+
+    Attributes:
+        curve: The curve of its load points, or None if none has run.
+        is_interrupted: Whether the user stopped it.
+    """
 
     curve: SweepCurve | None
-    interrupted: bool
+    is_interrupted: bool
 
 
 def run_sweep(sweep_run: SweepRun) -> SweepOutcome:
@@ -123,7 +128,7 @@ def describe_files(output_dir: Path) -> str:
 
 def outcome_code(outcome: SweepOutcome, *, strict: bool) -> int:
     """Return the exit code of a sweep that was just carried out."""
-    if outcome.interrupted or outcome.curve is None:
+    if outcome.is_interrupted or outcome.curve is None:
         return INTERRUPTED
     return exit_code(outcome.curve, strict=strict)
 

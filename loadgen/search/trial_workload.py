@@ -13,7 +13,7 @@ NS_PER_S = 1_000_000_000
 WARMUP_STAGE = "warmup"
 
 
-class TrialWorkload(msgspec.Struct, frozen=True):
+class TrialWorkloadFactory(msgspec.Struct, frozen=True):
     """Makes the workload of each trial of a search.
 
     Attributes:
@@ -24,8 +24,8 @@ class TrialWorkload(msgspec.Struct, frozen=True):
     base: Workload
     warmup_ns: int = 0
 
-    def at(self, trial: PlannedTrial) -> Workload:
-        """Return the workload of a trial."""
+    def make_workload(self, trial: PlannedTrial) -> Workload:
+        """Return the workload of a trial, at its load and with its length, after a warm-up."""
         workload = with_load(with_length_factor(self.base, trial.length_factor), trial.load)
         if not self.warmup_ns or trial.warmup_load is None:
             return workload

@@ -41,20 +41,25 @@ def render_trials_csv(trials: Sequence[TrialResult]) -> bytes:
 def render_sweep_csv(trials: Sequence[TrialResult], curve: SweepCurve) -> bytes:
     """Return the load points of a sweep as CSV, in the order of its table.
 
-    The column `pareto` is 1 for load points on the front of their lengths. The lengths are empty if
-    they are those of the workload, and the target if there is only one.
+    The columns are those of GROUP_COLUMNS and COLUMNS. The lengths are empty if they are those of
+    the workload, and the target is empty if there is only one. The column `pareto` is 1 if no other
+    load point of the same lengths and target has both more tokens/s per GPU and per user.
+
+    Args:
+        trials: The results of the load points, by which a run has an outcome and metrics.
+        curve: The load points with their lengths and targets.
     """
-    by_run_name = {trial.run_name: trial for trial in trials}
+    trial_by_run = {trial.run_name: trial for trial in trials}
     rows = [
         (
             point.isl,
             point.osl,
             point.target,
-            *_trial_cells(by_run_name[point.name]),
+            *_trial_cells(trial_by_run[point.name]),
             int(point.on_pareto_front),
         )
         for point in curve.load_points
-        if point.name in by_run_name
+        if point.name in trial_by_run
     ]
     return _render_csv((*GROUP_COLUMNS, *COLUMNS, "pareto"), rows)
 
@@ -65,7 +70,7 @@ def _throughput(trial: TrialResult) -> float | None:
 
 
 def _trial_cells(trial: TrialResult) -> tuple[CsvCell, ...]:
-    """Return the cells of COLUMNS."""
+    """Return the cells of a trial for COLUMNS. A metric that is not known is None."""
     return (
         trial.load,
         trial.offered_load,

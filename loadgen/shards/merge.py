@@ -23,7 +23,7 @@ from loadgen.core.server_metrics import series
 from loadgen.core.sidecars.event_handlers import write_manifest
 from loadgen.shards.merged_manifest import merge_manifests
 from loadgen.shards.parts import PartPosition, RunPart, locate_parts
-from loadgen.shards.records import find_lost_slots, record_tables
+from loadgen.shards.records import LostSlots, find_lost_slots, record_tables
 
 NS_PER_S = 1e9
 
@@ -32,7 +32,8 @@ def merge_parts(parts: Sequence[RunPart], run_dir: Path) -> Summary:
     """Write the merged run of several parts into a directory, and return its summary.
 
     A slot is one planned request. The slots of missing parts, and those that a killed part did not
-    record, get records with the status `lost`, so that the summary counts them as failures.
+    record, get records with the status `lost`, so that the summary counts them as failures. The
+    result has the same files as an ordinary run.
 
     Args:
         parts: The parts that exist, ordered by their index.
@@ -42,6 +43,19 @@ def merge_parts(parts: Sequence[RunPart], run_dir: Path) -> Summary:
     # Every part stores the schedule of the whole run.
     schedule = shard_schedule.read(parts[0].run_dir)
     lost = list(find_lost_slots(positions, schedule))
+    _write_merged_data(positions, lost, run_dir)
+    write_manifest(run_dir, merge_manifests(positions, lost, run_dir.name))
+
+    summary = run_folder.summary(run_dir)
+    store.replace(run_dir / "summary.json", dump_summary(summary))
+    checksums.write(run_dir)
+    return summary
+
+
+def _write_merged_data(
+    positions: Sequence[PartPosition], lost: Sequence[LostSlots], run_dir: Path
+) -> None:
+    """Write the request records, the event timelines and the samples of all parts."""
     (run_dir / "requests").mkdir()
     (run_dir / "flows").mkdir()
     parquet.write_tables(run_dir / "requests" / store.MERGED, record_tables(positions, lost))
@@ -50,12 +64,6 @@ def merge_parts(parts: Sequence[RunPart], run_dir: Path) -> Summary:
             _copy_event_timelines(position, position.part, run_dir)
     _write_worker_samples(positions, run_dir)
     _write_server_metrics(positions, run_dir)
-    manifest = merge_manifests(positions, lost, run_dir.name)
-    write_manifest(run_dir, manifest)
-    summary = run_folder.summary(run_dir)
-    store.replace(run_dir / "summary.json", dump_summary(summary))
-    checksums.write(run_dir)
-    return summary
 
 
 def _copy_event_timelines(position: PartPosition, part: RunPart, run_dir: Path) -> None:
