@@ -131,7 +131,8 @@ def _run_once(sweep_run: SweepRun, output: _Output) -> int:
     curve = outcome.curve
     if curve is None:
         print_status(
-            f"Nothing was measured. Repeat the command with --out {sweep_run.output_dir} to continue."
+            f"Nothing was measured. Repeat the command with --out {sweep_run.output_dir} to "
+            "continue."
         )
         return INTERRUPTED
     print_result(
