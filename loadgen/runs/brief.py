@@ -86,7 +86,10 @@ def brief_sections(summary: Summary, run_dir: Path | None = None) -> list[Sectio
         run_dir: The directory of its results, or None if it is not known.
     """
     result_lines = list(_result_lines(summary))
-    if _count_free_lines(summary, result_lines) <= MIN_OBJECTIVES:
+    objectives = len(list(_objective_rows(summary)))
+    # If some objectives are hidden, a line says how many.
+    needed_lines = min(objectives, MIN_OBJECTIVES + 1)
+    if _count_free_lines(summary, result_lines) < needed_lines:
         result_lines = [line for line in result_lines if line[0] != BREAKDOWN]
     brief_slo = _BriefSlo(summary, _max_objectives(summary, result_lines))
     return [
