@@ -611,8 +611,8 @@ static enum FeedResult feed_tuple(Exchange *exchange, PyObject *tuple)
     return feed_in_python(exchange, "_feed_read", tuple);
 }
 
-/* Note how the receiver may treat the next reads of a response that goes on: `_update_batching` of
- * transport/response_state.py. */
+/* Note how the receiver may treat the next reads of a response that goes on, as at the end of
+ * `ExchangeState.feed_reads`. */
 static void update_batching(Exchange *exchange)
 {
     const ResponseReader *reader = (ResponseReader *)exchange->reader;

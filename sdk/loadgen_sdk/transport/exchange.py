@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import msgspec
 
@@ -469,6 +469,12 @@ class Exchange(ExchangeState):
         """
         reader = self.reader
         response = self.response
+        texts = reader.text_pieces
+        reasoning_texts = reader.reasoning_pieces
+        # The server's own timing is in events, in the head of the response, or in both.
+        server_timing = reader.server_timing
+        if HEADER in response.headers:
+            server_timing = {HEADER: response.headers[HEADER], **(server_timing or {})}
         is_first_token_known = reader.unknown_output_events < UNKNOWN_OUTPUTS
         return Completion(
             request=self.request,
@@ -503,27 +509,14 @@ class Exchange(ExchangeState):
             first_event_tokens=reader.first_event_tokens,
             finish_reason=reader.finish_reason,
             usage=reader.usage(),
-            server_timing=self._server_timing(),
-            text=_join_pieces(reader.text_pieces),
-            reasoning_text=_join_pieces(reader.reasoning_pieces),
+            server_timing=server_timing,
+            text="".join(texts) if texts is not None else None,
+            reasoning_text="".join(reasoning_texts) if reasoning_texts is not None else None,
             tool_calls=reader.tool_calls() if reader.tool_deltas else (),
             response_id=reader.response_id,
             remark=reader.remark,
             failure=self.failure,
         )
-
-    def _server_timing(self) -> dict[str, Any] | None:
-        """Return the server's own timing, from its events and the head of the response, or None."""
-        timing = self.reader.server_timing
-        headers = self.response.headers
-        if HEADER in headers:
-            timing = {HEADER: headers[HEADER], **(timing or {})}
-        return timing
-
-
-def _join_pieces(pieces: list[str] | None) -> str | None:
-    """Return the pieces of a text in one, or None if the text was not kept."""
-    return "".join(pieces) if pieces is not None else None
 
 
 def is_incomplete_event(data: bytes) -> bool:

@@ -214,25 +214,33 @@ class SocketBuffer:
     sock: socket.socket  # a field of the subclass
 
     def __init__(self, fd: int, now: int) -> None:
-        """Create the empty buffer of a socket that is opened now."""
-        self.fd = fd
+        """Create the empty buffer of a socket that is opened now (see the attributes above)."""
+        # What was read and not taken yet
         self.reads: list[Read | PlainRun] = []
+        # Events that differ from an earlier one in their text alone, which are only counted
         self.plain_arrivals: list[int | EventBatch] = []
         self.plain_bytes = 0
         self.plain_read_at = 0
-        self.template: tuple[bytes, bytes] | None = None
+        self.is_queued = False
+
+        # What the receiver knows of the socket
+        self.fd = fd
+        self.is_readable = False
         self.emptied_at = now
         self.is_last_read_full = False
-        self.is_readable = False
-        self.can_batch_reads = False
-        self.is_queued = False
-        self.is_deferred = False
-        self.events_until_urgent = 0
-        self.epoll_changed_at = 0
         self.ended_at = 0
         self.error = 0
-        self.exchange: object | None = None
+        self.is_deferred = False
+        self.epoll_changed_at = 0
+
+        # How urgent the next reads are, as the owner says
+        self.can_batch_reads = False
+        self.template: tuple[bytes, bytes] | None = None
+        self.events_until_urgent = 0
+
+        # What belongs to the owner of the connection
         self.owner: Any = None
+        self.exchange: object | None = None
         self.tls: object | None = None
         self.unsent: list[bytes | memoryview] = []
         self.is_closed = False
@@ -264,44 +272,59 @@ class Receiver:
         read_count: The number of reads so far.
     """
 
-    def __init__(self, poll: Poll, deferred: Poll, timer: Timer, queue: deque[Any]) -> None:
-        """Create a receiver without sockets, which is not deferring.
+    def __init__(
+        self,
+        epoll: Poll,
+        deferred_epoll: Poll,
+        timer: Timer,
+        queue: deque[Any],
+    ) -> None:
+        """Create a receiver without sockets.
 
         Args:
-            poll: The first epoll, in which the caller registers sockets.
-            deferred: The second epoll, for deferred sockets.
+            epoll: The first epoll, in which the caller registers sockets.
+            deferred_epoll: The second epoll, for sockets whose events are not urgent.
             timer: The timer, which the caller registers in the first epoll.
             queue: The queue to which buffers with reads are added.
         """
-        self._epoll = poll
-        self._deferred_epoll = deferred
+        self._epoll = epoll
+        self._deferred_epoll = deferred_epoll
         self._timer = timer
         self._queue = queue
-        self._buffers: dict[int, SocketBuffer] = {}
+        self._buffers: dict[int, SocketBuffer] = {}  # by descriptor
         self.now = monotonic_ns()
+        self._wall_to_monotonic_ns = self.now - time_ns()
+
+        # Polls and what they found
         self.last_poll_at = self.now
         self.poll_started_at = self.now
-        self._wall_to_monotonic_ns = self.now - time_ns()
-        self.next_poll_at = 0
-        self.timer_armed_for = 0
-        self.wake_at = NEVER_NS
         self.ready_count = 0
         self.queued_reads = 0
         self.poll_count = 0
         self.read_count = 0
+
+        # What comes next
+        self.wake_at = NEVER_NS
+        self.timer_armed_for = 0
+        self.next_poll_at = 0
         self._reads_when_planned = 0  # `read_count` when `next_poll_at` was set
+
+        # Deferring (see the docstring of the module)
         self.is_deferring = False
         self._is_traffic_heavy = False
+        self._deferred_count = 0  # sockets in the second epoll
         self._last_deferred_poll_at = self.now
-        self._deferred_count = 0
-        self._merged_reads = 0
-        self._period_start = self.now  # of the decision period, to which the next three belong
-        self._deferred_reads = 0
-        self._timely_reads = 0  # reads in polls of the deferred sockets that were not late
-        self._timely_merged_reads = 0
+        self._merged_reads = 0  # reads of deferred sockets that held several events
         self._defer_again_at = 0
         self._pause_ns = DEFER_PAUSE_NS
-        poll.register(deferred.fileno(), _EPOLLIN)
+
+        # The decision period, after which it is decided whether to defer, and its counts
+        self._period_start = self.now
+        self._deferred_reads = 0
+        self._timely_reads = 0  # in polls that were not late
+        self._timely_merged_reads = 0
+
+        epoll.register(deferred_epoll.fileno(), _EPOLLIN)
 
     def add(self, buffer: SocketBuffer) -> None:
         """Read this socket from now on, whenever it has data and `is_readable`."""
@@ -337,9 +360,10 @@ class Receiver:
         self.is_deferring = self._is_traffic_heavy and self._deferred_count > 0
 
     def take_reads(self, buffer: SocketBuffer) -> list[Read | PlainRun]:
-        """Return the reads of a buffer and empty it.
+        """Return what was read from a socket and not taken before, and empty its buffer.
 
-        If the buffer is queued, it stays in the queue.
+        Plain events that were only counted are returned as a `PlainRun`. If the buffer is in the
+        queue, it stays there.
         """
         self._flush_plain_reads(buffer)
         reads = buffer.reads
@@ -375,12 +399,19 @@ class Receiver:
         self,
         exchange: Any,  # noqa: ARG002 - for the compiled receiver, as the following ones
         idle: deque[Any],  # noqa: ARG002
-        reuse_ns: int,  # noqa: ARG002
+        max_idle_ns: int,  # noqa: ARG002
         open_exchanges: set[object],  # noqa: ARG002
     ) -> int:
-        """Send a request on the connection that became idle last, if nothing else is to be done.
+        """Do nothing and return NOT_SENT, so that the pool sends the request itself.
 
-        Only the compiled receiver does this. This one returns NOT_SENT.
+        This is a shortcut of the compiled receiver. In the usual case, it sends a request on the
+        connection that became idle last, which saves the calls of `Pool` and `Reactor`.
+
+        Args:
+            exchange: The exchange whose request is to be sent.
+            idle: The idle connections.
+            max_idle_ns: For how long a connection may have been idle.
+            open_exchanges: The exchanges in flight, to which this one is added.
 
         Returns:
             How many bytes the socket did not accept, or NOT_SENT if nothing was done.
@@ -394,9 +425,17 @@ class Receiver:
         in_flight: dict[Any, None],  # noqa: ARG002
         open_exchanges: set[object],  # noqa: ARG002
     ) -> Any:
-        """Make the connection of a completed response idle, if nothing else is to be done.
+        """Do nothing and return None, so that the pool frees the connection itself.
 
-        Only the compiled receiver does this. This one returns None.
+        This is a shortcut of the compiled receiver. If the server has not limited the use of the
+        connection of a completed response, it makes the connection idle, which saves calls of
+        `Pool`.
+
+        Args:
+            buffer: The connection.
+            idle: The idle connections, to which this one is added.
+            in_flight: The requests of the pool, from which that of the connection is removed.
+            open_exchanges: The exchanges in flight, from which it is removed as well.
 
         Returns:
             The exchange, whose completion can be reported, or None if nothing was done.
@@ -420,9 +459,13 @@ class Receiver:
     def receive(self, max_wait_ms: int, return_at: int, timer_limit: int) -> list[tuple[int, int]]:
         """Poll and read repeatedly, until there is work for the caller or the time `return_at`.
 
-        Each pass polls the first epoll, reads what is ready, polls the deferred sockets if that is
-        due, and plans the next poll. If `wake_at` has come and many sockets are ready, they are
-        left to the next call, so that the caller can send a request first.
+        Each pass does this:
+
+        1. Poll the first epoll. If a request is due (`wake_at`) and many sockets are ready, return,
+           so that the caller sends the request before they are read.
+        2. Read the sockets that are ready.
+        3. Poll the deferred sockets, which are not urgent, if it is time for that, and read them.
+        4. Decide whether to defer sockets, and plan the next poll.
 
         Args:
             max_wait_ms: The longest wait of each poll, or WAIT_FOREVER_MS.
@@ -431,8 +474,8 @@ class Receiver:
                 planned, or NO_TIMER.
 
         Returns:
-            The descriptors and their events that are not for this receiver: those of other owners,
-            those that are not readable, and those that can be written.
+            The descriptors and their events that the caller has to handle: those of the timer, of
+            sockets that are not readable, and of sockets that can be written.
         """
         unhandled: list[tuple[int, int]] = []
         while True:
@@ -448,10 +491,10 @@ class Receiver:
             if len(ready) < MAX_READY:  # A full list may leave out sockets that are ready too.
                 self.last_poll_at = self.poll_started_at
             now, has_deferred_data = self._read_ready(ready, previous_poll_at, now, unhandled)
-            if was_deferring:  # The first epoll does not watch the second one, so the time decides.
-                is_deferred_poll_due = self._is_deferred_poll_due(now)
-            else:
-                is_deferred_poll_due = has_deferred_data
+            # While deferring, the first epoll does not watch the second one, so the time decides.
+            is_deferred_poll_due = (
+                self._is_deferred_poll_due(now) if was_deferring else has_deferred_data
+            )
             if is_deferred_poll_due:
                 now = self._receive_deferred(now)
             # With unhandled events the caller acts now, and sets the timer afterwards.
@@ -474,9 +517,18 @@ class Receiver:
     ) -> list[tuple[int, int]] | None:
         """Receive until `return_at`, `tick_at` or `wake_at`, whichever comes first.
 
-        The compiled receiver also delivers queued buffers for `slice_ns` each time, as
-        `deliver_queued` does, and sets the timer as `Reactor` does, for as long as nothing else is
-        to be done.
+        The compiled receiver also delivers queued buffers and sets the timer, as `Reactor` does,
+        and goes on for as long as that is all there is to do. This one leaves both to the caller.
+
+        Args:
+            max_wait_ms: The longest wait of each poll, or WAIT_FOREVER_MS.
+            return_at: When the turn of the caller is over.
+            tick_at: When the next tick of the caller is due.
+            open_exchanges: The requests in flight. The timer is set for the next poll only if there
+                are any.
+            slice_ns: For how long to deliver before the next poll.
+            deliver: Called with each queued buffer that the compiled receiver does not deliver
+                itself.
 
         Returns:
             The result of `receive`, or None if all reads have been delivered.
@@ -498,11 +550,11 @@ class Receiver:
         return max_wait_ms / 1000 if max_wait_ms > 0 else max_wait_ms
 
     def _plan_after_pass(self, now: int, timer_limit: int) -> None:
-        """Note the time at the end of a pass, and make the decisions that are due.
+        """End a pass: decide whether to defer, and plan the next poll, if it is time for that.
 
         Args:
             now: The time.
-            timer_limit: As in `receive`.
+            timer_limit: The latest time for which the timer may be set, or NO_TIMER.
         """
         self.now = now
         self.poll_started_at = now
@@ -540,12 +592,13 @@ class Receiver:
 
         Args:
             ready: The descriptors with their events, as epoll reports them.
-            previous_poll_at: When the poll before began. A socket in `ready` was empty then.
+            previous_poll_at: When the poll before this one began. A socket in `ready` was empty
+                then, because that poll did not report it.
             now: The time, which is returned if nothing is read.
-            unhandled: The list for descriptors that the caller has to handle.
+            unhandled: The list for descriptors and events that the caller has to handle.
 
         Returns:
-            The time, and whether the descriptor of the deferred epoll is ready, which means that a
+            The time, and whether the descriptor of the second epoll is ready, which means that a
             deferred socket has data.
         """
         deferred_fd = self._deferred_epoll.fileno()
@@ -565,10 +618,11 @@ class Receiver:
         return now, has_deferred_data
 
     def _plan_next_poll(self, now: int, timer_limit: int) -> None:
-        """Plan the next poll, and set the timer for it unless `timer_limit` is NO_TIMER.
+        """Plan the next poll of a load generator, and set the timer for it.
 
-        Polls are planned so that the process knows at short intervals which sockets are empty: this
-        bounds the uncertainty of the timestamps.
+        Polls at short intervals tell which sockets were empty when. This bounds the uncertainty of
+        the timestamp if two events arrive in one read. Under heavy traffic the interval is longer,
+        because each read is a poll as well.
 
         Args:
             now: The time.
@@ -583,11 +637,14 @@ class Receiver:
             self._timer.arm(self.timer_armed_for)
 
     def _receive_deferred(self, now: int) -> int:
-        """Poll the deferred sockets once, read those that are ready and return the time.
+        """Poll the deferred sockets, whose events are not urgent, and read those that are ready.
 
-        A poll is timely if it comes at most DEFER_NS after its planned time. Only timely polls
-        count when it is decided whether deferring costs too many exact timestamps: a late poll
-        finds several events in a socket because the process was busy, not because of deferring.
+        Counts of these reads decide later whether deferring costs too many exact timestamps. A poll
+        counts only if it is timely, at most DEFER_NS after its planned time: a late poll finds
+        several events in a socket because the process was busy, not because of deferring.
+
+        Returns:
+            The time.
         """
         ready = self._deferred_epoll.poll(0, MAX_DEFERRED_READY)
         self.ready_count += len(ready)
@@ -616,29 +673,31 @@ class Receiver:
         """End a decision period: begin or end deferring by what was read in it.
 
         Deferring begins when reads are frequent and ends when they are rare, with a gap between
-        both rates so that it does not toggle. It also ends if too many reads were merged.
+        both rates so that it does not toggle. It also ends if too many reads were merged: they held
+        several events, of which only the last has an exact timestamp.
         """
         reads_per_s = self._deferred_reads * 1_000_000_000 // (now - self._period_start)
         has_too_many_merged = self._timely_merged_reads * READS_PER_MERGED_READ > self._timely_reads
+        self._period_start = now
         self._deferred_reads = 0
         self._timely_reads = 0
         self._timely_merged_reads = 0
-        self._period_start = now
         if self._is_traffic_heavy:
             self._end_deferring_if_needed(now, reads_per_s, has_too_many_merged)
         elif reads_per_s >= DEFER_FROM_READS_PER_S and now >= self._defer_again_at:
             self._is_traffic_heavy = True
             self.is_deferring = self._deferred_count > 0
             self.next_poll_at = now
+            # From now on a deferred socket wakes the process no more.
             self._epoll.unregister(self._deferred_epoll.fileno())
 
     def _end_deferring_if_needed(
         self, now: int, reads_per_s: int, has_too_many_merged: bool
     ) -> None:
-        """End deferring if reads became rare or too many were merged.
+        """End deferring if reads became rare, or if too many of them held several events.
 
-        After too many merged reads it may not begin again before a pause, and the next pause is
-        twice as long, because the traffic probably stays as it is.
+        After too many such merged reads, deferring may not begin again before a pause, and the next
+        pause is twice as long, because the traffic probably stays as it is.
         """
         if has_too_many_merged:
             self._defer_again_at = now + self._pause_ns
@@ -648,18 +707,23 @@ class Receiver:
         if has_too_many_merged or reads_per_s < DEFER_DOWN_TO_READS_PER_S:
             self.is_deferring = False
             self._is_traffic_heavy = False
+            # A deferred socket wakes the process again.
             self._epoll.register(self._deferred_epoll.fileno(), _EPOLLIN)
 
     def _read_socket(self, buffer: SocketBuffer, previous_poll_at: int) -> int:
-        """Read one socket once, keep what was read in its buffer, and return the time.
+        """Read one socket once, with the kernel's timestamp, and store what was read in its buffer.
 
-        The data has arrived after `empty_at`: the last time at which either a read emptied the
-        socket, or a poll did not report it. The poll proves nothing if the last read left bytes in
-        the socket, or if the socket came into its epoll after the poll.
+        The data has arrived after `empty_at`, the last time at which the socket is known to have
+        been empty: either a read emptied it, or a poll did not report it. Such a poll proves
+        nothing if the last read left bytes in the socket, or if the socket came into its epoll
+        after the poll.
 
         Args:
             buffer: The buffer of the socket.
             previous_poll_at: When the last poll began that did not report the socket.
+
+        Returns:
+            The time after the read.
         """
         try:
             data, ancillary, _, _ = buffer.sock.recvmsg(READ_BYTES, _ANCILLARY_BYTES)
@@ -709,13 +773,15 @@ class Receiver:
         return timestamp
 
     def _store_read(self, buffer: SocketBuffer, read: Read) -> None:
-        """Count a read of plain events or keep any other. Queue the buffer if it is necessary.
+        """Store a read in the buffer of its socket, and queue the buffer if its owner must act.
 
-        Plain events are counted only while nothing else waits in the buffer, because the owner has
-        to see all reads in their order.
+        Of a read that holds plain events only, the number of events and the timestamp are stored
+        instead of its bytes. This is done only while no other read waits in the buffer, because the
+        owner has to see all reads in their order.
         """
         if buffer.template is not None and not buffer.reads:
-            if self._count_plain_read(buffer, buffer.template, read):
+            is_plain = self._count_plain_read(buffer, buffer.template, read)
+            if is_plain:
                 if len(buffer.plain_arrivals) >= MAX_RUN_READS:
                     self._enqueue(buffer)
                 return
@@ -729,13 +795,14 @@ class Receiver:
     def _count_plain_read(
         self, buffer: SocketBuffer, template: tuple[bytes, bytes], read: Read
     ) -> bool:
-        """Add a read to the run of the buffer if it holds plain events only.
+        """Add the number of events of a read to its buffer if all of them are plain.
 
-        Several events in one chunk are one write of the server, so they have arrived together.
-        Those in several chunks may have arrived one by one since the socket was empty.
+        Plain events differ from an earlier one in their text alone, as the template says. Several
+        events in one chunk are one write of the server, so they have arrived together. Those in
+        several chunks may have arrived one by one since the socket was empty.
 
         Returns:
-            Whether the read holds plain events only.
+            Whether the read holds plain events only. If not, nothing was changed.
         """
         chunks, events = count_plain_events(read.data, *template)
         if not events:
@@ -750,7 +817,8 @@ class Receiver:
         buffer.plain_read_at = read.read_at
         if buffer.is_deferred:
             buffer.events_until_urgent -= events
-            self._merged_reads += is_merged
+            if is_merged:
+                self._merged_reads += 1
         return True
 
     def _enqueue(self, buffer: SocketBuffer) -> None:
@@ -762,7 +830,7 @@ class Receiver:
             self._queue.append(buffer)
 
     def _flush_plain_reads(self, buffer: SocketBuffer) -> None:
-        """Append the run of plain reads to the reads of the buffer."""
+        """Append the plain events that were counted to the reads of the buffer, as a `PlainRun`."""
         if buffer.plain_arrivals:
             buffer.reads.append(
                 PlainRun(buffer.plain_arrivals, buffer.plain_bytes, buffer.plain_read_at)
@@ -774,20 +842,21 @@ class Receiver:
 
 
 def _is_urgent(buffer: SocketBuffer, read: Read) -> bool:
-    r"""Return whether the owner of a buffer must be called for the read that was just kept.
+    r"""Return whether the owner of a buffer must be called for the read that was just stored.
 
-    This is so if the owner wants every read, if the read was expected to be plain but is not, if
-    many reads are waiting, or if the read may end the response. The last chunk, `0\r\n\r\n`, is
-    then at the end of the read, or its last 1 to 4 bytes are all that is in the read. A large read
-    is passed on as well, because it has many events, and waiting for more would save nothing.
+    The owner is called at once in these cases:
+
+    - It wants every read, or the read should hold plain events only and does not.
+    - Many reads are waiting.
+    - The read is large. It has many events, so waiting for more would save nothing.
+    - The read may end the response. The last chunk, `0\r\n\r\n`, is then at its end, or the read
+      is so small that it may be the last 1 to 4 bytes of that chunk.
     """
     if not buffer.can_batch_reads or buffer.template is not None:
         return True
-    return (
-        len(buffer.reads) >= MAX_BATCHED_READS
-        or not SMALL_READ_BYTES < len(read.data) < LARGE_READ_BYTES
-        or read.data.endswith(CHUNKED_BODY_END)
-    )
+    has_many_reads = len(buffer.reads) >= MAX_BATCHED_READS
+    is_small_or_large = not SMALL_READ_BYTES < len(read.data) < LARGE_READ_BYTES
+    return has_many_reads or is_small_or_large or read.data.endswith(CHUNKED_BODY_END)
 
 
 def first_bytes(parts: Sequence[bytes | memoryview], limit: int) -> list[bytes | memoryview]:

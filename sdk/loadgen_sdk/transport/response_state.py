@@ -333,7 +333,8 @@ class ExchangeState:
     def feed_reads(self, reads: Sequence[Read | PlainRun]) -> bool:
         """Process reads in their order. Return True when the response is over.
 
-        A `PlainRun` among them stands for reads of plain events only, which end no response.
+        Otherwise, note how the receiver may treat the next reads. A `PlainRun` among the reads stands
+        for reads of plain events only, which end no response.
         """
         for index, read in enumerate(reads):
             if len(read) == PLAIN_RUN_FIELDS:
@@ -345,7 +346,15 @@ class ExchangeState:
                 if has_bytes_after_end:
                     self.response.is_reusable = False
                 return True
-        _update_batching(self)
+
+        # The response goes on. After the first output, reads may be batched, because nothing waits
+        # for the rest, unless `on_output` wants each event at once.
+        has_first_output = self.reader.first_token != NEVER
+        is_chunked_stream = self.is_event_stream and self.response.is_chunked
+        self.can_batch_reads = is_chunked_stream and has_first_output and self.on_output is None
+        self.template = self.reader.template if self.is_at_chunk_start else None
+        if self.can_batch_reads and not self.is_at_chunk_start:
+            self.has_split_chunks = True  # The server writes its chunks in parts.
         return False
 
     def _feed_read(
@@ -359,18 +368,3 @@ class ExchangeState:
     ) -> None:
         """Process consecutive reads of plain events, given by the fields of their `PlainRun`."""
         raise NotImplementedError
-
-
-def _update_batching(exchange: ExchangeState) -> None:
-    """Note how the receiver may treat the next reads of a response that goes on.
-
-    Reads may be batched after the first output, because nothing waits for the rest, unless
-    `on_output` wants each event at once. If such reads end within a chunk, the server writes its
-    chunks in parts.
-    """
-    has_first_output = exchange.reader.first_token != NEVER
-    is_chunked_stream = exchange.is_event_stream and exchange.response.is_chunked
-    exchange.can_batch_reads = is_chunked_stream and has_first_output and exchange.on_output is None
-    exchange.template = exchange.reader.template if exchange.is_at_chunk_start else None
-    if exchange.can_batch_reads and not exchange.is_at_chunk_start:
-        exchange.has_split_chunks = True

@@ -137,29 +137,37 @@ class ResponseReaderState:
         """
         self.timeline = timeline
         self.on_output = on_output
+
+        # Timestamps, and the largest gap between output events
         self.first_event = NEVER
         self.first_token = NEVER
         self.first_answer = NEVER
         self.last_token = NEVER
         self.end = NEVER
-        self.output_events = 0
         self.max_gap = 0
-        self.max_gap_uncertainty = 0
+
+        # Their uncertainties, in ns
         self.first_token_uncertainty = 0
-        self.first_event_tokens = 0
+        self.max_gap_uncertainty = 0
         self.uncertain_timestamp = NEVER
         self.timestamp_uncertainty = 0
+
+        # What the response says
+        self.output_events = 0
+        self.first_event_tokens = 0
         self.unknown_output_events = 0
+        self.usage_counts: UsageFields | None = None
         self.finish_reason = ""
         self.error = ""
         self.parse_error = ""
         self.remark = ""
         self.response_id = ""
-        self.usage_counts: UsageFields | None = None
+        self.server_timing: dict[str, Any] | None = None
         self.text_pieces: list[str] | None = [] if keep_text else None
         self.reasoning_pieces: list[str] | None = [] if keep_text else None
-        self.server_timing: dict[str, Any] | None = None
         self.tool_deltas: list[msgspec.Raw] = []
+
+        # Events that differ from an earlier one in their text alone are recognised by a template.
         self.template: tuple[bytes, bytes] | None = None
         self.plain_events = 0
         self.learned_templates = NO_MORE_TEMPLATES if expects_few_events else 0
