@@ -123,7 +123,7 @@ def test_a_dry_run_sees_bad_paths_too(out: str) -> None:
         ),
         (("--input-tokens", "1000000000"), "too many"),
         (("--output-tokens", "1" + "0" * 40), "too many"),
-        (("--extra-body", "[" * 90_000), "the row is not a JSON object"),
+        (("--extra-body", "[" * 90_000), "not a JSON object"),
         (("--workers", "1" + "0" * 30), "--workers"),
         (("--timeout", "1" + "0" * 400 + "s"), "--timeout"),
         (("--slo", "ttft:1" + "0" * 400 + "s"), "--slo"),

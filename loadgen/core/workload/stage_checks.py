@@ -86,7 +86,7 @@ def _find_size_error(stages: list[Stage], requests: Requests) -> _SizeError | No
         gigabytes = planned_arrivals * BYTES_PER_ARRIVAL / 1e9
         problem = (
             f"{planned_arrivals:,.0f} requests to plan: "
-            f"their instants alone take {gigabytes:,.1f} GB"
+            f"their scheduled times alone need {gigabytes:,.1f} GB"
         )
         hint = (
             "use a lower rate or a shorter duration (at most "
