@@ -235,7 +235,7 @@ class TextRenderer:
             table.head[:-1], [row[:-1] for row in table.rows], label_columns=label_columns
         )
         longest_remark = max(len(row[-1]) for row in table.rows)
-        remark_width = min(MIN_REMARK_WIDTH, longest_remark)
+        remark_width = max(1, min(MIN_REMARK_WIDTH, longest_remark))  # all remarks may be empty
         width_beside_remarks = self._width - len(COLUMN_GAP) - remark_width
         narrow = _format_table(table_without_remarks, width_beside_remarks)
         if narrow.width <= width_beside_remarks:

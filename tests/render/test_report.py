@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from html.parser import HTMLParser
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from report_text import figures, of_page
@@ -167,6 +168,14 @@ def tags(page: str) -> list[str]:
     parser = Balanced()
     parser.feed(page)
     return parser.tags
+
+
+@pytest.mark.parametrize("width", range(12, 40))
+def test_a_table_with_empty_remarks_fits_any_width(width: int) -> None:
+    table = Table(
+        ("load", "state", "remark"), [("12 req/s", "passed", ""), ("14", "failed", "")], "remarks"
+    )
+    assert "12 req/s" in text.render_sections([section("", table)], width=width)
 
 
 @given(st.lists(parts, max_size=4), words)
