@@ -2,6 +2,7 @@
 
     python benchmarks/first_contact.py --tokenizer FOLDER --install DIR [--only guidellm]
     LOADGEN_SERVERS=DIR python benchmarks/first_contact.py --tokenizer FOLDER  # installed tools
+    python benchmarks/first_contact.py --uvx uvx --wheel LOADGEN.whl --wheel SDK.whl
 
 With --install, each tool is installed into a fresh environment below DIR by `pip install
 --no-cache-dir` of its released version (for this one: the checkout), and timed and weighed. Then
@@ -9,12 +10,17 @@ the command of its documentation sends 32 requests, eight at once, to an endpoin
 truth. It does so twice, because the first time compiles modules and fills caches, and once more as
 on a network without the Hub and without a tokenizer of the model. Commands and results are those of
 `rivals.py`. The table has steps, seconds and MB.
+
+With --wheel, one command of uvx installs loadgen from its wheel and runs a workload on a simulated
+server: once with an empty cache of packages, once with the cache that this has filled, and once
+with the environment that uvx has kept.
 """
 
 from __future__ import annotations
 
 import os
 import re
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -148,8 +154,58 @@ def run_first_load(
     return seconds, f"{reported.ttft or 0:.1f} / {truth.ttft or 0:.1f} {verdict}".strip(), ""
 
 
+def measure_uvx(uvx: str, wheels: list[Path], scratch: Path) -> list[list[str]]:
+    """Return a row for each state of the caches: its name, seconds, MB and the verdict.
+
+    The megabytes are those of the environment that uvx creates, on the disk.
+
+    Args:
+        uvx: The program `uvx`.
+        wheels: The wheel of loadgen, and those of its dependencies that are in no registry.
+        scratch: An empty directory for caches and results.
+    """
+    cache = scratch / "cache"
+    environment = os.environ | {"UV_CACHE_DIR": str(cache)}
+    command: list[str | Path] = [uvx, "--from", wheels[0]]
+    for wheel in wheels[1:]:
+        command += ["--with", wheel]
+    command += ["loadgen", "run", "qa", "--url", "sim:gb300-vm", "-o"]
+    rows = []
+    for state in ("empty cache", "packages in the cache", "environment in the cache"):
+        if state == "packages in the cache":
+            shutil.rmtree(cache / "environments-v2", ignore_errors=True)
+        started_s = time.monotonic()
+        done = subprocess.run(
+            [*command, scratch / state.replace(" ", "-")],
+            env=environment,
+            cwd=scratch,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        seconds = time.monotonic() - started_s
+        verdict = re.search(r"Measurement +(\w+)", done.stdout)
+        megabytes, packages = measure_uv_archive(cache)
+        result = verdict[1] if verdict else find_error_line(done.stderr)
+        rows.append([state, f"{seconds:.1f}", f"{megabytes:.0f}", str(packages), result])
+    return rows
+
+
+def measure_uv_archive(cache: Path) -> tuple[float, int]:
+    """Return the MB of the unpacked packages in the cache of uv, and how many there are.
+
+    The environments of uvx consist of links to these files.
+    """
+    sizes = {
+        (stat.st_dev, stat.st_ino): stat.st_blocks * 512
+        for stat in map(os.lstat, (cache / "archive-v0").rglob("*"))
+    }
+    packages = {path.name for path in (cache / "archive-v0").glob("*/*.dist-info")}
+    return sum(sizes.values()) / 1e6, len(packages)
+
+
 def main() -> None:
-    """Print install time, size and first load of each tool."""
+    """Print install time, size and first load of each tool, or of the wheel with uvx."""
     parser = rig.create_parser(__doc__)
     parser.add_argument(
         "--tokenizer", help="a folder with tokenizer.json, as benchmarks/gpu/weights.py makes it"
@@ -159,7 +215,18 @@ def main() -> None:
     parser.add_argument("--requests", type=int, default=32)
     parser.add_argument("--lanes", type=int, default=8)
     parser.add_argument("--minutes", type=float, default=5.0, help="that a load may take")
+    parser.add_argument(
+        "--wheel", action="append", type=Path, help="a wheel: that of loadgen first; repeatable"
+    )
+    parser.add_argument("--uvx", default="uvx", help="the program uvx")
     args = rig.parse_arguments(parser, requests=4, lanes=2, only=["loadgen"])
+    if args.wheel:
+        with tempfile.TemporaryDirectory() as scratch:
+            wheels = [wheel.absolute() for wheel in args.wheel]
+            wheel_rows = measure_uvx(args.uvx, wheels, Path(scratch))
+        columns = ["uvx with", "s", "MB", "packages", "result"]
+        print(rig.format_table(columns, wheel_rows))
+        return
     rows = []
     with tempfile.TemporaryDirectory() as scratch:
         folder = rivals.find_tokenizer(args, parser, scratch)
