@@ -333,8 +333,8 @@ class ExchangeState:
     def feed_reads(self, reads: Sequence[Read | PlainRun]) -> bool:
         """Process reads in their order. Return True when the response is over.
 
-        Otherwise, note how the receiver may treat the next reads. A `PlainRun` among them stands for
-        reads of plain events only, which end no response.
+        Otherwise, note how the receiver may treat the next reads. A `PlainRun` among them stands
+        for reads of plain events only, which end no response.
         """
         for index, read in enumerate(reads):
             if len(read) == PLAIN_RUN_FIELDS:

@@ -132,18 +132,22 @@ class ResponseReader(ResponseReaderState):
         if certain:
             self.feed(certain, timestamp)
         certain_outputs = self.output_events - outputs_before_read - uncertain_outputs
+
+        # The uncertainty of the last output event
         if certain_outputs:
-            self.uncertain_timestamp = NEVER  # the timestamp of the last output event is exact
+            self.uncertain_timestamp = NEVER
         elif uncertain_outputs:
             self.uncertain_timestamp = timestamp
             self.timestamp_uncertainty = uncertainty
-            if self.finish_reason:
+            if self.finish_reason:  # the special case: the timeline counts this event as exact
                 uncertain_outputs -= 1
                 self.timestamp_uncertainty = self._uncertainty_before_end(timestamp, uncertainty)
+
+        # Those of the timeline and of the largest gap
         if uncertain_outputs and not is_one_write:
             self.timeline.uncertainties.append((uncertainty, uncertain_outputs))
-        gaps_are_exact = is_one_write or not uncertain_outputs
-        if gaps_are_exact and self.max_gap > max_gap_before_read:
+        are_gaps_exact = is_one_write or not uncertain_outputs
+        if are_gaps_exact and self.max_gap > max_gap_before_read:
             self.max_gap_uncertainty = 0
 
     def feed(self, events: Sequence[EventOrCount], timestamp: int, uncertainty: int = 0) -> None:
@@ -222,7 +226,8 @@ class ResponseReader(ResponseReaderState):
     def has_impossible_usage(self) -> bool:
         """Whether the server sent a number of output tokens that no response can have.
 
-        Such a number is negative, has a fraction, or needs more than 31 bits.
+        Such a number is negative, has a fraction, or needs more than 31 bits. It is not used, and the
+        probe warns of it.
         """
         counts = self.usage_counts
         if counts is None:
@@ -234,10 +239,11 @@ class ResponseReader(ResponseReaderState):
 
     @property
     def has_hidden_output(self) -> bool:
-        """Whether output of several tokens came in fields that are not known.
+        """Whether output of several tokens came in fields of events that are not known here.
 
-        The usage shows it too: it counts several output tokens, but no event had any. A single
-        token is no sign of it, because that may be the end-of-sequence token, which has no text.
+        There are two signs of it: events with a text in such a field, or a usage of several output
+        tokens without any output event. A single token is no sign, because that may be the
+        end-of-sequence token, which has no text.
         """
         if self.unknown_output_events >= UNKNOWN_OUTPUTS:
             return True
