@@ -226,8 +226,8 @@ class ResponseReader(ResponseReaderState):
     def has_impossible_usage(self) -> bool:
         """Whether the server sent a number of output tokens that no response can have.
 
-        Such a number is negative, has a fraction, or needs more than 31 bits. It is not used, and the
-        probe warns of it.
+        Such a number is negative, has a fraction, or needs more than 31 bits. It is not used,
+        and the probe warns of it.
         """
         counts = self.usage_counts
         if counts is None:
