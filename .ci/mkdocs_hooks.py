@@ -22,6 +22,8 @@ OUTSIDE_PAGES = {
     "benchmarks/attacks.md": "evidence/attacks.md",
     "benchmarks/servers.md": "evidence/servers-seen.md",
     "results/gb300-rack-simulated/README.md": "evidence/gb300-rack.md",
+    "examples/recipes/README.md": "recipes/index.md",
+    "examples/recipes/hosted-api.md": "recipes/hosted-api.md",
     "CHANGELOG.md": "changelog.md",
     "CONTRIBUTING.md": "contributing.md",
     "SECURITY.md": "security.md",

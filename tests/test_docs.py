@@ -22,6 +22,7 @@ PAGES = [
     ROOT / "sdk/README.md",
     *sorted((ROOT / "benchmarks").glob("*.md")),
     *sorted(ROOT.glob("results/*/README.md")),
+    *sorted((ROOT / "examples/recipes").glob("*.md")),
 ]
 LINK = re.compile(r"\]\(([^)\s]+)\)")
 CODE_BLOCK = re.compile(r"(?m)^(?:    (?!    ).*|```\w*\n[\s\S]*?^```)$")
