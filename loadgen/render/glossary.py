@@ -124,5 +124,8 @@ def render_markdown() -> str:
         "This page lists the terms that loadgen uses in its output, its options and its "
         "documentation. It is for anyone who meets a word in a report that they do not know. Every "
         "HTML report ends with the same list. [Metrics](metrics.md) has the exact definitions.\n\n"
-        f"{rows}\n"
+        f"{rows}\n\n"
+        "## Next\n\n"
+        "- [Read the report](../get-started/read-the-report.md) shows these terms in a report.\n"
+        "- [Metrics](metrics.md) defines each metric exactly.\n"
     )
