@@ -425,7 +425,7 @@ def _placed(out: Path) -> None:
 def _what_cannot_be_is_told_before_the_first_request(tmp_path: Path, nodes: Any) -> None:
     made = workload(tmp_path, request_rate="50", num_requests="20")
     url = shared(QUICK).url
-    with pytest.raises(UserError, match="4 workers need a CPU each"):
+    with pytest.raises(UserError, match="4 workers need one CPU each"):
         run.execute(made, told(nodes, url, tmp_path / "a", workers=4))
 
 
