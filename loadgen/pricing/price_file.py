@@ -139,7 +139,7 @@ def parse_prices(
     """
     document, errors = _parse_document(text, label, env)
     if document.sample and not accept_sample:
-        errors.add(
+        errors.add_error(
             "sample_prices",
             "the prices are examples, not an offer",
             ("sample",),
@@ -238,7 +238,7 @@ class _DocumentErrors:
         self._label = label
         self._errors = errors
 
-    def add(self, code: Code, problem: str, key_path: KeyPath, hint: str) -> None:
+    def add_error(self, code: Code, problem: str, key_path: KeyPath, hint: str) -> None:
         """Add an error at the place that the keys lead to."""
         self._errors.append(UserError(code, problem, self.locate(key_path), hint))
 
@@ -363,7 +363,7 @@ def _check_dates(
     for key_path, as_of in dates:
         error = find_future_date(as_of, today)
         if error is not None:
-            errors.add(error.code, error.message, (*key_path, "as_of"), error.hint)
+            errors.add_error(error.code, error.message, (*key_path, "as_of"), error.hint)
 
 
 def _check_repeated_offers(located_prices: Sequence[LocatedPrice], errors: _DocumentErrors) -> None:
@@ -375,7 +375,7 @@ def _check_repeated_offers(located_prices: Sequence[LocatedPrice], errors: _Docu
         located_prices, lambda located: located.offer, lambda located: located.as_of
     )
     for repeated, first in duplicates:
-        errors.add(
+        errors.add_error(
             "duplicate",
             f"two prices for {repeated.product} of {repeated.price.provider}",
             repeated.key_path,
@@ -398,7 +398,7 @@ def _check_repeated_names(located_prices: Sequence[LocatedPrice], errors: _Docum
         if first is None:
             first_by_name[name] = located
         elif first.offer != located.offer:
-            errors.add(
+            errors.add_error(
                 "duplicate",
                 f'two prices have the name "{name}"',
                 (*located.key_path, "name"),
@@ -414,28 +414,28 @@ def _check_rented_price(price: Rented, key_path: KeyPath, errors: _DocumentError
     price could be verified.
     """
     if price.per_hour is not None and price.per_gpu_hour is not None:
-        errors.add(
+        errors.add_error(
             "conflict",
             "per_hour and per_gpu_hour are both given",
             (*key_path, "per_gpu_hour"),
             "keep the one in the source",
         )
     if price.per_hour is None and price.per_gpu_hour is None and price.quality != NOT_VERIFIED:
-        errors.add(
+        errors.add_error(
             "no_price",
             f"no price for {price.shape or price.gpu}",
             key_path,
             "add per_hour (whole machine) or per_gpu_hour (one GPU)",
         )
     if price.per_hour is not None and price.gpus is None:
-        errors.add(
+        errors.add_error(
             "missing_key",
             "per_hour without gpus",
             (*key_path, "per_hour"),
             "add gpus, the number of GPUs of the machine",
         )
     if price.energy is not None and price.gpus is None:
-        errors.add(
+        errors.add_error(
             "missing_key",
             "energy without gpus",
             (*key_path, "energy"),
@@ -452,7 +452,7 @@ def _check_energy(
     "by_load" as much as the load needs. The other keys have to fit this choice.
     """
     if isinstance(price, Owned) and energy.counted == "included":
-        errors.add(
+        errors.add_error(
             "conflict",
             "capital does not include power",
             (*key_path, "counted"),
@@ -460,28 +460,28 @@ def _check_energy(
             "rest with the load)",
         )
     if energy.counted == "included" and energy.per_kwh is not None:
-        errors.add(
+        errors.add_error(
             "conflict",
             "power that the price includes would be paid twice",
             (*key_path, "per_kwh"),
             "remove per_kwh, or use counted: hourly or by_load if power is billed separately",
         )
     if energy.counted != "included" and energy.per_kwh is None:
-        errors.add(
+        errors.add_error(
             "missing_key",
             "power is paid, but per_kwh is missing",
             key_path,
             "add per_kwh, the price of a kilowatt-hour",
         )
     if energy.counted == "by_load" and energy.idle_watts is None:
-        errors.add(
+        errors.add_error(
             "missing_key",
             "counted: by_load needs idle_watts",
             key_path,
             "add idle_watts, the power of an idle machine",
         )
     if energy.idle_watts is not None and energy.idle_watts > energy.watts:
-        errors.add(
+        errors.add_error(
             "out_of_range",
             "idle_watts is more than watts",
             (*key_path, "idle_watts"),
@@ -517,7 +517,7 @@ def _convert_prices(
             continue
         exchange = exchange_rates.get((price_currency, currency))
         if exchange is None:
-            errors.add(
+            errors.add_error(
                 "no_exchange_rate",
                 f"no exchange rate from {price_currency} to {currency}",
                 (*located.key_path, "currency"),
@@ -547,7 +547,7 @@ def _collect_exchange_rates(
         currencies = (rate.from_, rate.to)
         if currencies in rates:
             problem = f"two rates from {rate.from_} to {rate.to}"
-            errors.add("duplicate", problem, ("exchange", index), "keep one")
+            errors.add_error("duplicate", problem, ("exchange", index), "keep one")
         else:
             rates[currencies] = rate
     return rates
@@ -590,7 +590,7 @@ def _check_plausibility(
             error = find_implausible_amount(amount.value, amount.plausible_range, currency)
             if error is not None:
                 key_path: KeyPath = (*located.key_path, *amount.key_path)
-                errors.add(error.code, error.message, key_path, error.hint)
+                errors.add_error(error.code, error.message, key_path, error.hint)
 
 
 def _list_amounts_to_check(price: Price) -> Iterator[_Amount]:
