@@ -229,11 +229,20 @@ class Client:
         sending_options = {name: values[name] for name in SendingOptions.__annotations__}
         sending_options["timeout_ns"] = timeout_ns
         sending_options["stall_timeout_ns"] = stall_timeout_ns
-        if values["keep_text"] is None:
-            sending_options["keep_text"] = is_url or values["keep_content"]
-        if values["keep_headers"] is None:
-            sending_options["keep_headers"] = is_url
-        self._make_pool = partial(Pool, target, **sending_options, proxy=self._proxy)
+        keep_text = values["keep_text"]
+        if keep_text is None:
+            keep_text = is_url or values["keep_content"]
+        keep_headers = values["keep_headers"]
+        if keep_headers is None:
+            keep_headers = is_url
+        self._make_pool = partial(
+            Pool,
+            target,
+            **sending_options,
+            keep_text=keep_text,
+            keep_headers=keep_headers,
+            proxy=self._proxy,
+        )
         self._pool = self._make_pool(model=self.model, server_profile=self.server_profile)
         self._exchanges: set[Exchange] = set()
         self._closed = False
