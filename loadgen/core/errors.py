@@ -36,6 +36,7 @@ Code = Literal[
     "unordered",  # Numbers or times are not in ascending order.
     "too_large",  # There are more rows, bytes, load points or values than allowed.
     "too_few",  # There are too few requests, runs or results to answer the question.
+    "wrong_platform",  # This operating system is not supported.
     "unset_variable",  # An environment variable that is used in a file is not set.
     "secret",  # A value looks like a secret, which would be stored with the results.
     "more_faults",  # The file has more errors; only the first ones are listed.

@@ -73,7 +73,6 @@ Code = Literal[
     # This host
     "not_installed",  # A Python package or program is not installed; `key` names it.
     "plugin_failed",  # A plug-in could not be loaded or raised an error; `key` names the package.
-    "wrong_platform",  # This operating system or Python version is not supported.
     "resource_limit",  # The host has too few open files, ports, CPUs, or too little space.
     "event_loop",  # The call needs a running event loop, or would block one.
     # The target
