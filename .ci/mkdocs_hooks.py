@@ -8,6 +8,7 @@ import re
 from pathlib import Path
 from typing import Any
 
+from mkdocs.plugins import event_priority
 from mkdocs.structure.files import File, Files
 
 ROOT = Path(__file__).parent.parent
@@ -23,12 +24,15 @@ OUTSIDE_PAGES = {
     "benchmarks/servers.md": "evidence/servers-seen.md",
     "results/gb300-rack-simulated/README.md": "evidence/gb300-rack.md",
     "examples/recipes/README.md": "recipes/index.md",
+    "examples/recipes/azure-openai.md": "recipes/azure-openai.md",
     "examples/recipes/hosted-api.md": "recipes/hosted-api.md",
     "CHANGELOG.md": "changelog.md",
     "CONTRIBUTING.md": "contributing.md",
     "SECURITY.md": "security.md",
 }
 """Maps a file of the repository to the page of the site that shows it."""
+BEFORE_PLUGINS = 50
+"""The priority of a hook that runs before the plugins, which have 0 unless they set another."""
 LINK = re.compile(r"(?<!!)\[([^\]]*)\]\((?!https?:|#)([^)#\s]+)(#[^)\s]*)?\)")
 
 
@@ -38,8 +42,9 @@ def on_config(config: Any) -> Any:
     return config
 
 
+@event_priority(BEFORE_PLUGINS)
 def on_files(files: Files, config: Any) -> Files:
-    """Add the pages from outside `docs/` that exist."""
+    """Add the pages from outside `docs/` that exist, so that plugins such as llmstxt see them."""
     for source, page in OUTSIDE_PAGES.items():
         if (ROOT / source).exists():
             text = (ROOT / source).read_text("utf-8")

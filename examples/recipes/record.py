@@ -25,7 +25,7 @@ SIMULATED_CLOUD = [
     *("--model", "example-large", "--ttft", "lognormal:300ms,0.2", "--itl", "15ms", "--seed", "1"),
     *("--slots", "16"),
 ]
-SERVERS = {"hosted-api.md": SIMULATED_CLOUD}
+SERVERS = {"azure-openai.md": SIMULATED_CLOUD, "hosted-api.md": SIMULATED_CLOUD}
 """The command that starts the server of each page."""
 
 
