@@ -22,6 +22,7 @@ from loadgen.cli.targets import load_targets
 from loadgen.contracts.loading import load_contract
 from loadgen.core.workload import read_flags
 from loadgen.core.workload.loading import load_from_options
+from loadgen.pricing.price_file import load_prices
 from loadgen.sim.presets.preset import load_preset
 
 FENCE = re.compile(r"(?m)^```(\w*)\n([\s\S]*?)^```$")
@@ -115,6 +116,8 @@ def _read_block(text: str, folder: Path) -> None:
         load_targets(file)
     elif "levels" in named:
         load_contract(file)
+    elif "currency" in named:
+        load_prices(file)
     elif "extends" in named:
         load_preset(str(file))
     else:
