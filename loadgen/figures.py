@@ -154,7 +154,7 @@ def _check_values(values: object, columns: Columns) -> None:
         return
     else:
         description = f"{values.dtype} of shape {values.shape}"
-    raise TypeError(f"it gave {description}, not an int64 for each of {len(columns)} requests")
+    raise TypeError(f"it returned {description}, not an int64 for each of {len(columns)} requests")
 
 
 def _load_rows() -> tuple[MetricDefinition, ...]:

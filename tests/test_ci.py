@@ -173,7 +173,7 @@ def test_what_classes_and_tasks_were_promised_is_a_case_each() -> None:
     assert {f"chat: {term.promise}" for term in rag.goodput.slo} <= cases.keys()
     (missed,) = (case for case in cases.values() if case.outcome == "failed")
     assert (
-        missed.name == "chat: 90 % of tasks within 90 s and never waiting over 2 s"
+        missed.name == "chat: 90 % of tasks within 90 s and no wait of more than 2 s"
         and missed.text == "5 of 10 (50.0 %)"
     )
     assert [promise for promise, _ in judge_objectives(mix)] == [*cases][1:], (

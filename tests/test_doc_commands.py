@@ -78,6 +78,10 @@ def reader_folder(reader_files: Path, monkeypatch: pytest.MonkeyPatch) -> Path: 
     for name, first_words in FILES_OF_PAGES.items():
         text = next(block.text for block in BLOCKS if block.text.startswith(first_words))
         (reader_files / name).write_text(text)
+    for block in BLOCKS:  # complete files of recipes begin with their name
+        price_file = re.match(r"# (\w+\.yaml)\ncurrency:", block.text)
+        if price_file:
+            (reader_files / price_file[1]).write_text(block.text)
     (reader_files / "trace.jsonl").symlink_to(ROOT / "tests/data/oracle/trace.jsonl")
     return reader_files
 

@@ -122,12 +122,12 @@ def test_the_switch_loads_none(packages: Path, monkeypatch: pytest.MonkeyPatch) 
     [
         ("stew", "kitchen_b:GONE", "AttributeError: "),
         ("stew", "no_such_module:ROW", "ModuleNotFoundError: No module named 'no_such_module'"),
-        ("stew", "kitchen_b:NO_ROW", "kitchen_b:NO_ROW is no Dish"),
+        ("stew", "kitchen_b:NO_ROW", "kitchen_b:NO_ROW is not a Dish"),
         ("stew", "kitchen_b:MISNAMED", "the row is named 'pie'"),
         ("stew", "kitchen_b:NO_FUNCTION", "the field cook is not a function, but str"),
-        ("stew", "kitchen_b:NO_TEXT", "the field taste is no str, but int"),
-        ("stew", "kitchen_b:NO_TUPLE", "the field parts is no tuple, but str"),
-        ("stew", "kitchen_b:NO_DICT", "the field amounts is no dict, but tuple"),
+        ("stew", "kitchen_b:NO_TEXT", "the field taste is not a str, but int"),
+        ("stew", "kitchen_b:NO_TUPLE", "the field parts is not a tuple, but str"),
+        ("stew", "kitchen_b:NO_DICT", "the field amounts is not a dict, but tuple"),
         ("soup", "kitchen_b:OTHER", f"{GROUP} has a row of this name already"),
     ],
 )
@@ -160,7 +160,8 @@ def test_what_a_plug_in_raises_is_told_as_its_fault(packages: Path) -> None:
     assert "stew of kitchen-a 1.0" in raised.value.what and "ZeroDivisionError" in raised.value.what
     assert dishes.guard(stew, stew.cook, check_type(str))("pea") == "pea stew"
     with pytest.raises(
-        UserError, match=r"stew of kitchen-a 1.0 failed: TypeError: it gave str, not bytes or int"
+        UserError,
+        match=r"stew of kitchen-a 1.0 failed: TypeError: it returned str, not bytes or int",
     ):
         dishes.guard(stew, stew.cook, check_type(bytes, int))("pea")
 

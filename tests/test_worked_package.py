@@ -135,25 +135,25 @@ def test_its_format_is_read_written_replayed_and_sent(tmp_path: Path, capsys: An
             'return columns["first_answer_ns"] - columns["first_token_ns"]',
             "return [0.5]",
             ("run", "qa", "--url", "sim:gb300-vm", "-n", "20"),
-            "it gave list, not an int64 for each of 20 requests",
+            "it returned list, not an int64 for each of 20 requests",
         ),
         (
             '    return """\ncurrency',
             '    return None\n    """\ncurrency',
             ("run", "qa", "--url", "sim:gb300-vm", "-n", "20", "--prices", "acme:eu"),
-            "it gave NoneType, not str",
+            "it returned NoneType, not str",
         ),
         (
             "    return ForeignResult(file=file.where, metrics=metrics",
             "    return dict(metrics=metrics",
             ("report", "acme.json"),
-            "it gave dict, not ForeignResult",
+            "it returned dict, not ForeignResult",
         ),
         (
             "@contextmanager\ndef serve(settings):",
             "def serve(settings):",
             ("run", "qa", "--url", "acme:small", *SMALL),
-            "it gave generator, not AbstractContextManager",
+            "it returned generator, not AbstractContextManager",
         ),
         (
             "Backend(known=known_target, serve=serve)",
@@ -165,7 +165,7 @@ def test_its_format_is_read_written_replayed_and_sent(tmp_path: Path, capsys: An
             'compared=("p50",)',
             'compared="p50"',
             ("doctor",),
-            "the field compared is no tuple, but str",
+            "the field compared is not a tuple, but str",
         ),
         (
             "values=thinking",
@@ -297,10 +297,10 @@ def test_one_that_fails_stops_nothing_and_doctor_names_it(site: Path, capsys: An
     assert exits("doctor", "--url", "sim:gb300-vm", "--json") == OK
     told = capsys.readouterr()
     found = [one["found"] for one in json.loads(told.out)["findings"] if one["check"] == "plug-in"]
-    assert len(found) == 7 and [words for words in found if "no ServerProfile" in words] == [
-        "acme of acme-loadgen 1.0: acme_loadgen:SERVER is no ServerProfile"
+    assert len(found) == 7 and [words for words in found if "a ServerProfile" in words] == [
+        "acme of acme-loadgen 1.0: acme_loadgen:SERVER is not a ServerProfile"
     ]
-    assert told.err.count("left out") == 1
+    assert told.err.count("is not used") == 1
 
 
 @pytest.mark.usefixtures("acme")

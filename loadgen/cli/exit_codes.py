@@ -222,7 +222,7 @@ def _to_file_error(error: OSError) -> UserError:
         hint = f"raise the limit of open files (ulimit -n); {_describe_kept_results(path)}"
         return UserError("resource_limit", message, path, hint)
     if error.errno in _NO_SPACE:
-        hint = f"free some space, or use another folder with --out. {_describe_kept_results(path)}"
+        hint = f"free some space, or use another folder with --out; {_describe_kept_results(path)}"
         return UserError("resource_limit", message, path, hint)
     if not path:
         return UserError("host_refused", message, path, _describe_kept_results(path))

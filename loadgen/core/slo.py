@@ -177,7 +177,7 @@ def promise(metric: str, quantile: float, limit_ms: float) -> str:
 
 
 def task_promise(within_ms: float | None, wait_ms: float | None) -> str:
-    """Return the limits of a task as text: `within 90 s and never waiting over 2 s`."""
+    """Return the limits of a task as text: `within 90 s and no wait of more than 2 s`."""
     limits = []
     if within_ms is not None:
         limits.append(f"within {within_ms / 1000:,.10g} s")

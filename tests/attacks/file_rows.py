@@ -126,8 +126,8 @@ PARQUET: tuple[tuple[str, str, Damage, str], ...] = (
         "footer",
     ),
     ("encrypted", "encrypted, it says", lambda data: data[:-4] + b"PARE", "encrypted"),
-    ("bomb", "200 GB in a kilobyte", bomb, "times its size"),
-    ("list", "a list of 2^31 numbers in a kilobyte, it says", long_list, "times its size"),
+    ("bomb", "200 GB in a kilobyte", bomb, "times the size"),
+    ("list", "a list of 2^31 numbers in a kilobyte, it says", long_list, "times the size"),
     ("deep", "lists in lists, 900 deep", deep, "deep"),
     (
         "types",

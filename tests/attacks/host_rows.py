@@ -174,7 +174,7 @@ def rows() -> list[Row]:
             WORKERS,
             load,
             (2,),
-            "make room",
+            "free some space",
             RECORDED,
             disk(WORKERS, "errno", errno.ENOSPC),
         ),

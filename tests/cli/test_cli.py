@@ -284,7 +284,7 @@ def test_progress_states_the_time_left() -> None:
     first, second = steps.begin_step(), steps.begin_step()
     assert first.left_s is None and second.left_s == pytest.approx(90, abs=1)
     assert re.fullmatch(
-        r"c2: 2 of 4, about 1 min 30 s left, until \d\d:\d\d", describe_step("c2", second)
+        r"c2: 2 of 4, about 1 min 30 s left, done at \d\d:\d\d", describe_step("c2", second)
     )
 
 
@@ -299,7 +299,7 @@ def test_time_left_of_a_search_is_not_the_limit_of_its_trials() -> None:
     third = steps.begin_step(RemainingSteps(8.4, 240.0))
     assert (third.number, third.expected_count, third.left_s) == (3, 10, 240.0)
     assert re.fullmatch(
-        r"8/s: 3 of about 10, about 4 min 00 s left, until \d\d:\d\d", describe_step("8/s", third)
+        r"8/s: 3 of about 10, about 4 min 00 s left, done at \d\d:\d\d", describe_step("8/s", third)
     )
 
 

@@ -194,8 +194,8 @@ def test_a_broken_plugin_command_leaves_the_others_usable(
     captured = capsys.readouterr()
     assert "Start:" in captured.out and "greet " not in captured.out
     assert (
-        "greet of greeter 1.0 is left out" in captured.err
-        and "run of greeter 1.0 is left out" in captured.err
+        "greet of greeter 1.0 is not used" in captured.err
+        and "run of greeter 1.0 is not used" in captured.err
     )
     assert exits("greet") == USAGE
     assert "plug-in greet of greeter 1.0 failed" in capsys.readouterr().err

@@ -74,7 +74,7 @@ def test_a_terminal_without_utf_8_gets_the_same_text(tmp_path: Path) -> None:
 @pytest.mark.processes
 def test_escape_sequences_in_texts_do_not_reach_the_terminal() -> None:
     code = (
-        "from loadgen.cli import streams as s; s.prepare()\n"
+        "from loadgen.cli import streams as s; s.protect_standard_streams()\n"
         "print('\\x1b]0;t\\x07 \\u202e \\x1b[1mbold\\x1b[0m \\x9b \\x1b[2J\\r')"
     )
     process = subprocess.run(
@@ -172,7 +172,7 @@ def test_a_full_disk_is_reported_with_what_was_saved(tmp_path: Path) -> None:
     load = (*RUN[:4], "-n", "500", "--request-rate", "50")
     done = on_a_full_disk(20_000, *load, "--out", str(tmp_path / "out"))
     assert done.returncode == 2, done.stderr
-    assert "make room" in done.stderr and "kept" in done.stderr
+    assert "free some space" in done.stderr and "kept" in done.stderr
     assert "bug" not in done.stderr
 
 
@@ -186,7 +186,7 @@ def test_a_disk_that_is_full_for_worker_processes_is_reported_as_a_full_disk(
         load = ("run", "qa", "--url", server.url, "-n", "400", "--request-rate", "200")
         done = on_a_full_disk(20_000, *load, "--workers", "2", "--out", str(out))
     assert done.returncode == 2, done.stderr
-    assert "make room" in done.stderr and "kept" in done.stderr
+    assert "free some space" in done.stderr and "kept" in done.stderr
     assert not (out / "summary.json").is_file(), "the failures were not the server's"
 
 
@@ -207,7 +207,7 @@ def test_a_disk_that_is_full_before_the_first_file_keeps_nothing_and_says_so(
     load = (*RUN[:4], "-n", "5", "--request-rate", "50")
     done = on_a_full_disk(100, *load, "--out", str(tmp_path / "out"))
     assert done.returncode == 2, done.stderr
-    assert "make room" in done.stderr and "nothing was recorded" in done.stderr
+    assert "free some space" in done.stderr and "nothing was recorded" in done.stderr
 
 
 def test_a_folder_moved_during_a_run_is_reported_as_missing(

@@ -30,7 +30,7 @@ def one_line(page: str) -> str:
 def listed(root: Path) -> dict[str, str]:
     """Return the list row of the only result under a folder, by column heading."""
     (result,) = results_in(root)
-    return dict(zip(results_page.LIST_HEAD, results_page._list_row(result), strict=True))
+    return dict(zip(results_page.LIST_HEAD, results_page._list_cells(result), strict=True))
 
 
 @pytest.mark.parametrize("name", ["mixed", "agentic", "rag-pipeline"])

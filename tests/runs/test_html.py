@@ -419,7 +419,7 @@ def test_damaged_records_and_mixed_runs_are_errors(
     for damaged in (whole[:300], b"", whole[:2000] + bytes(4000) + whole[6000:]):
         file.write_bytes(damaged)
         assert exits("report", str(one)) == 2
-        assert "records that cannot be read" in capsys.readouterr().err
+        assert "records cannot be read" in capsys.readouterr().err
 
 
 # -- in a browser ----------------------------------------------------------------------------------

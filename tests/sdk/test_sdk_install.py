@@ -42,7 +42,7 @@ async def main():
     for make, missing in (
         (loadgen_sdk.OpenTelemetry, "opentelemetry-api"),
         (loadgen_sdk.Prometheus, "prometheus-client"),
-        (lambda: loadgen_sdk.instrument(object()), "known package"),
+        (lambda: loadgen_sdk.instrument(object()), "is not a client"),
         (lambda: loadgen_sdk.Throttle(requests=1, shared="redis://x"), "redis"),
     ):
         try:

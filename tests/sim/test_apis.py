@@ -241,7 +241,7 @@ def test_a_message_has_its_text_thinking_tool_call_and_counts(
         read(*said, streamed=False),
     ):  # a gateway may leave out the names of the events
         assert one.find_failure(True, False, True) is None
-        assert ("".join(one.pieces), "".join(one.reasoning_pieces)) == ("Hello!", "hm")
+        assert ("".join(one.text_pieces), "".join(one.reasoning_pieces)) == ("Hello!", "hm")
         ((call),) = one.tool_calls()
         assert (call["id"], call["name"], json.loads(call["arguments"])) == (
             "toolu_1",

@@ -44,7 +44,7 @@ def test_within_run_intervals_cover_the_true_quantile(p: float, z: float) -> Non
     """200 runs at 95 % may show 90.5 % (p = 0.003). Independence would give about 60 %."""
     truth, hits = MEDIAN_NS * math.exp(z * 0.5), 0
     for seed in range(200):
-        values = block_errors.samples(correlated(seed), "ttft").astype(float)
+        values = block_errors.select_samples(correlated(seed), "ttft").astype(float)
         ordered = np.sort(values)
         error = max(
             within_run_variance.estimate_log_percentile_error(values, ordered, p, blocks)

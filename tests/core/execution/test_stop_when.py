@@ -154,12 +154,12 @@ def test_a_stop_rule_ignores_unsent_requests() -> None:
 @pytest.mark.parametrize(
     ("text", "what"),
     [
-        ("errors", "is no rule"),
+        ("errors", "is not a stop rule"),
         ("errors:2", "must be a percentage"),
         ("errors:120%", "must be at most 100%"),
         ("errors:0%", "stops every run"),
-        ("ttft:30s", "is no rule"),
-        ("tfft:p50:30s", "is no rule"),
+        ("ttft:30s", "is not a stop rule"),
+        ("tfft:p50:30s", "is not a stop rule"),
         ("ttft:p50:30", "needs a unit"),
         ("time_to_first_token:p50:30s", ""),
         ("ttft:p100:30s", "must be a percentile"),

@@ -664,8 +664,11 @@ def stopped_client(
                 (at, data)
             )
         done: list[Completion] = []
-        exchange = Exchange(None, b"", b"", due, done.append, timeline.events, stream=True)
-        exchange.ready = exchange.sent = due
+        exchange = Exchange(
+            None, b"", b"", due, done.append, timeline.events, is_stream_requested=True
+        )
+        exchange.ready_at = due
+        exchange.sent_at = due
         for read_at, packets in reads.items():
             stood_still = read_at % (every_ms * MS) == stop_ms * MS
             empty_at = read_at - (stop_ms * MS if stood_still else 200_000)

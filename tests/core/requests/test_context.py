@@ -81,7 +81,7 @@ def test_the_context_length_is_read_from_the_server(
         assert code in (0, 3), "on a busy machine the run is not valid"
         code, _, told = ends(capsys, *fits, str(tmp_path / "long"), "--isl", "506")
         assert code == 2
-        assert "20 of the 20 requests are longer" in told and "takes 512" in told
+        assert "20 of the 20 requests exceed the context" in told and "512" in told
         few = tmp_path / "few.yaml"
         few.write_text(
             "name: few\nlimits: {failure_share: 40%}\nrequests: {output_tokens: 8, input_tokens: "
@@ -101,7 +101,7 @@ def test_the_context_length_is_read_from_the_server(
             "--json",
         )
         failed = json.loads(out)["requests"]["by_error"]["http_4xx"]["count"]
-        assert f"Warning: {failed} of the 60 requests are longer than the context of sim" in told
+        assert f"Warning: {failed} of the 60 requests exceed the context length of sim" in told
         found = {
             one.check: one for one in asyncio.run(doctor.collect_findings(Settings(url=server.url)))
         }

@@ -105,7 +105,8 @@ def test_two_tokenizer_files_are_two_recipes(tmp_path: Path) -> None:
         for name, s in (("a", one), ("b", other))
     ]
     assert any(
-        text.startswith("tokenizer file: tokenizer.json (") for text in compare(sides).unlike
+        text.startswith("tokenizer file: tokenizer.json (")
+        for text in compare(sides).work_differences
     )
 
 

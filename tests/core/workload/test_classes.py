@@ -356,8 +356,8 @@ def test_runs_are_compared_class_by_class(tmp_path: Path) -> None:
         assert (one.before, one.after) == tuple(
             side.runs[0].summary.classes[index].ttft_ms.p50 for side in sides
         )
-    assert made["classes.qa.tpot_ms.p50"].word == "these two runs differ"
-    assert made["classes.qa.goodput.share"].absolute and "classes.rag.goodput.share" not in made
+    assert made["classes.qa.tpot_ms.p50"].detailed_outcome == "these two runs differ"
+    assert made["classes.qa.goodput.share"].is_fraction and "classes.rag.goodput.share" not in made
 
 
 def test_a_contract_term_of_a_class_is_judged_by_its_requests_only(tmp_path: Path) -> None:
