@@ -388,12 +388,13 @@ def format_page(results: dict[str, dict[str, Any]], result_dir: Path) -> str:
             "the simulation predicts for a system that nobody has published in full. **No rack "
             "was measured.** All numbers of this",
             "folder come from a performance model in virtual time. [The "
-            "simulation](../../docs/evidence/simulation.md) says what the",
-            "model was fitted on and where it is wrong. One command makes the folder:",
+            "simulation](../../docs/evidence/simulation.md) describes",
+            "what the model was fitted on and where it is wrong. One command makes the folder:",
             "",
             "    python benchmarks/gap.py",
             "",
-            f"Seen: {(result_dir / SOURCE_FILE).read_text().strip()}.",
+            "The runs were made at this commit and on this day: "
+            f"{(result_dir / SOURCE_FILE).read_text().strip()}.",
             "",
             "Two remarks before you use the numbers:",
             "",
@@ -417,7 +418,7 @@ def format_page(results: dict[str, dict[str, Any]], result_dir: Path) -> str:
             "",
             "The only public pair of results of a GB300 rack is CoreWeave's. Its Server result is "
             "0.832 of its Offline result",
-            f"(944,902 / 1,136,100); that of its GB200 rack is 1.019 of it. "
+            f"(944,902 / 1,136,100). For its GB200 rack, this ratio is 1.019. "
             f"{describe_short_runs(results['offline'], result_dir)}The model is above the",
             "public pair because some things that cost a real rack throughput in Server, and "
             "little in Offline, are not part of it:",
@@ -429,6 +430,10 @@ def format_page(results: dict[str, dict[str, Any]], result_dir: Path) -> str:
             "round-robin router.",
             "",
             "## The runs",
+            "",
+            "The table has one row for each run of this folder. The last column has the result by "
+            "the rules of MLPerf, and whether",
+            "the load is sustained:",
             "",
             "| scenario | target rate | seconds | queries | tokens/s, full run | per GPU | "
             "tokens/s in LoadGen's window | result |",
@@ -472,6 +477,8 @@ def format_page(results: dict[str, dict[str, Any]], result_dir: Path) -> str:
             "",
             "## How certain is this?",
             "",
+            "Three things limit how exact these numbers are:",
+            "",
             "1. The model has an error of 5 to 25 %.",
             "2. Another order of the samples and the seeds of another round change the result by "
             "up to 1.9 %. With the seeds of v6.0,",
@@ -480,7 +487,9 @@ def format_page(results: dict[str, dict[str, Any]], result_dir: Path) -> str:
             "",
             "## What to do next",
             "",
-            "Measure a real rack. These three commands would replace the tables:",
+            "Use these numbers to plan, and measure a real rack before you rely on them. The "
+            "results of these three commands would",
+            "replace the tables:",
             "",
             "    loadgen mlperf offline     --benchmark llama2-70b --target-qps 3700      --url "
             "http://rack:8000",
