@@ -49,24 +49,33 @@ def find_break_evens(results: Sequence[PricedResult], unit: str) -> Iterator[Bre
 def _find_break_even(
     machines: PricedResult, per_token: PricedResult, unit: str
 ) -> BreakEven | None:
-    """Return at how many units a day machines cost as much as tokens, or None without costs.
+    """Return at how many units a day machines cost as much as tokens.
 
     Machines have a fixed cost of 24 hours a day. Each unit on them also has a marginal cost, such
-    as energy: all parts of its cost but the machines. Costs are equal at
-    fixed / (token cost - marginal) units a day.
+    as energy: all parts of its cost but the machines. Both ways cost the same at
+    fixed cost / (token cost of a unit - marginal cost of a unit) units a day.
+
+    Args:
+        machines: A result that is priced by the hour.
+        per_token: A comparable result that is priced by the token.
+        unit: The unit that is compared, such as `units.REQUEST`.
+
+    Returns:
+        The break-even, or None if one of the costs or the rate of the machines is not known.
     """
     machine_cost = machines.costs[unit]
     token_cost = per_token.costs[unit]
-    rate = machines.basis.rates[unit]
-    if machine_cost is None or token_cost is None or not rate:
+    units_per_s = machines.basis.rates[unit]
+    if machine_cost is None or token_cost is None or not units_per_s:
         return None
-    fixed_cost = sum(machines.hourly_cost_parts.values(), Decimal(0)) * HOURS_PER_DAY
+    fixed_cost_per_day = sum(machines.hourly_cost_parts.values(), Decimal(0)) * HOURS_PER_DAY
     marginal_parts = [amount for part, amount in machine_cost.parts.items() if part != MACHINES]
     marginal_cost = sum(marginal_parts, Decimal(0))
     units_per_day = None
     if token_cost.total > marginal_cost:
-        units_per_day = fixed_cost / (token_cost.total - marginal_cost)
-    capacity_per_day = rate * SECONDS_PER_HOUR * HOURS_PER_DAY
+        saving_per_unit = token_cost.total - marginal_cost
+        units_per_day = fixed_cost_per_day / saving_per_unit
+    capacity_per_day = units_per_s * SECONDS_PER_HOUR * HOURS_PER_DAY
     return BreakEven(
         machines=machines.name,
         per_token=per_token.name,

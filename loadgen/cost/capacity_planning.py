@@ -112,11 +112,11 @@ def derive_measured_rate(evidence: Evidence, gpus: int) -> MeasuredRate:
             "use a run or a search with an SLO",
         )
     if evidence.capacity is not None:
-        return _rate_of_capacity(evidence, evidence.capacity, gpus)
-    return _rate_of_runs(evidence, gpus)
+        return _derive_rate_of_capacity(evidence, evidence.capacity, gpus)
+    return _derive_rate_of_runs(evidence, gpus)
 
 
-def _rate_of_capacity(evidence: Evidence, capacity: Capacity, gpus: int) -> MeasuredRate:
+def _derive_rate_of_capacity(evidence: Evidence, capacity: Capacity, gpus: int) -> MeasuredRate:
     """Return the capacity that a search found, in interactions per second.
 
     If the workload has conversations and the capacity is in requests, the capacity is multiplied by
@@ -132,7 +132,7 @@ def _rate_of_capacity(evidence: Evidence, capacity: Capacity, gpus: int) -> Meas
         lower_bound_reason = capacity.lower_bound_reason or HIGHEST_LOAD_PASSED
     state = f", {capacity.state}" if capacity.state else ""
     basis = f"capacity by {capacity.method}{state}"
-    return _to_measured_rate(
+    return _create_measured_rate(
         evidence,
         gpus,
         rate=rate,
@@ -142,7 +142,7 @@ def _rate_of_capacity(evidence: Evidence, capacity: Capacity, gpus: int) -> Meas
     )
 
 
-def _rate_of_runs(evidence: Evidence, gpus: int) -> MeasuredRate:
+def _derive_rate_of_runs(evidence: Evidence, gpus: int) -> MeasuredRate:
     """Return the rate of interactions that a run, or the mean of its repeats, completed.
 
     If the SLO was met, a higher load might meet it too, so the rate is only a lower bound of the
@@ -163,7 +163,7 @@ def _rate_of_runs(evidence: Evidence, gpus: int) -> MeasuredRate:
     basis = "at this load" if run_count == 1 else f"at this load, {run_count} repeats"
     is_slo_met = all(summary.goodput.met for summary in evidence.summaries)
     lower_bound_reason = SINGLE_LOAD if is_slo_met else ""
-    return _to_measured_rate(
+    return _create_measured_rate(
         evidence,
         gpus,
         rate=estimate_rate(steady.rates),
@@ -173,7 +173,7 @@ def _rate_of_runs(evidence: Evidence, gpus: int) -> MeasuredRate:
     )
 
 
-def _to_measured_rate(
+def _create_measured_rate(
     evidence: Evidence,
     gpus: int,
     *,

@@ -226,6 +226,7 @@ def _parse_pairs(options: Sequence[str], flag: str, folders: Sequence[Path]) -> 
                 flag,
                 f"{flag} {folders[0]}=...",
             )
+        # The user may name a folder by its path or by its last part, which is its name in reports.
         name = Path(folder).name if "/" in folder else folder
         if name in values_by_name:
             raise UserError(
@@ -289,9 +290,9 @@ def parse_utilization(text: str) -> Decimal:
     """
     if "@" not in text:
         return _parse_fraction(text)
-    hours = Decimal(0)
+    total_hours = Decimal(0)
     used_hours = Decimal(0)
-    for period in text.split(","):
+    for period in text.split(","):  # such as "14h@10%"
         match = re.fullmatch(r"([0-9]{1,2}(?:\.[0-9]{1,2})?)h@(.+)", period.strip())
         if match is None:
             raise UserError(
@@ -300,18 +301,20 @@ def parse_utilization(text: str) -> Decimal:
                 "--utilization",
                 "like 14h@10%,10h@70%",
             )
-        period_hours = Decimal(match[1])
-        # Machines may be idle for a part of the day, but not all day, so only a part may be 0.
-        is_idle = match[2].strip() in ("0", "0%")
-        fraction = Decimal(0) if is_idle else _parse_fraction(match[2])
-        hours += period_hours
-        used_hours += period_hours * fraction
-    if hours != HOURS_PER_DAY or not used_hours:
+        hours_text, fraction_text = match.groups()
+        period_hours = Decimal(hours_text)
+        # Machines may be idle for a part of the day but not for all of it, so `_parse_fraction`
+        # refuses 0, and only a period accepts it.
+        is_idle = fraction_text.strip() in ("0", "0%")
+        used_fraction = Decimal(0) if is_idle else _parse_fraction(fraction_text)
+        total_hours += period_hours
+        used_hours += period_hours * used_fraction
+    if total_hours != HOURS_PER_DAY or not used_hours:
         raise UserError(
             "invalid_value",
             f'the hours of "{text}" must add up to 24, with some of them in use',
             "--utilization",
-            f"now {hours:f} hours; like 14h@10%,10h@70%",
+            f"now {total_hours:f} hours; like 14h@10%,10h@70%",
         )
     return used_hours / HOURS_PER_DAY
 

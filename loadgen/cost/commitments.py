@@ -65,10 +65,10 @@ def _is_same_machine(first: PricedResult, second: PricedResult) -> bool:
         return False
     if not first.hourly_cost_parts or not second.hourly_cost_parts:
         return False
-    return _machine(first.price) == _machine(second.price)
+    return _identify_machine(first.price) == _identify_machine(second.price)
 
 
-def _machine(price: Rented) -> tuple[str, str, str]:
+def _identify_machine(price: Rented) -> tuple[str, str, str]:
     """Return what identifies the machine of a price: provider, instance type and GPU."""
     return price.provider.lower(), price.shape, price.gpu
 

@@ -17,7 +17,17 @@ from loadgen.runs.slo_text import list_objectives
 CONNECT_DIFFERENCE_MS = 5
 """Difference of connect times above which it is noted, because TTFT includes them."""
 
+OUTPUT_SHARE_TOLERANCE = SHORTENED
+"""Difference of the delivered fractions of the requested output up to which work is the same."""
+
+CACHED_SHARE_TOLERANCE = CACHED_SHARE
+"""Cached fraction of the prompt tokens up to which a cache counts as cold.
+
+Cached fractions of warm caches are the same if they differ by at most as much.
+"""
+
 FINGERPRINT_DIGITS = 8
+"""Digits of a fingerprint that a note shows, enough to tell two workloads apart."""
 
 
 def find_differences(first: PricedResult, second: PricedResult) -> tuple[ReasonCode, ...]:
@@ -51,28 +61,42 @@ def describe_slo(summary: Summary) -> str:
 
 
 def _list_load_differences(first: PricedResult, second: PricedResult) -> Iterator[ReasonCode]:
-    """Yield a note for each difference in the work that was measured that forbids a comparison.
+    """Yield a note for each way in which two results measured different work.
 
-    Costs per request are comparable only if the requests are the same work: the same workload under
-    the same SLO, responses of the same length, counted by the same tokenizer, with as much of the
-    prompts from a cache.
+    Each of these differences forbids comparing the costs. A cost per request is comparable only if
+    the requests are the same work:
+
+    - the same workload, which its fingerprint shows
+    - under the same SLO
+    - with responses of the same length
+    - with tokens that were counted in the same way
+    - with the same fraction of the prompts from a cache
     """
     summary_a = first.evidence.summary
     summary_b = second.evidence.summary
-    recipe_a, recipe_b = _find_comparable_fingerprints(first, second)
-    # Without fingerprints nothing shows that the workloads are the same.
-    if recipe_a != recipe_b or not recipe_a:
-        yield make_note("recipe_differs", a=_shorten(recipe_a), b=_shorten(recipe_b))
+
+    fingerprint_a, fingerprint_b = _find_comparable_fingerprints(first, second)
+    # Two results without fingerprints have equal ones, "", which does not show that their workloads
+    # are the same.
+    is_same_workload = fingerprint_a == fingerprint_b and fingerprint_a != ""
+    if not is_same_workload:
+        yield make_note("recipe_differs", a=_shorten(fingerprint_a), b=_shorten(fingerprint_b))
+
     if sorted(list_objectives(summary_a)) != sorted(list_objectives(summary_b)):
         yield make_note("slo_differs", a=describe_slo(summary_a), b=describe_slo(summary_b))
+
+    # The fractions of the requested output tokens that the responses had, such as 0.9.
     delivered_share_a = delivered_output_share(summary_a.verdict)
     delivered_share_b = delivered_output_share(summary_b.verdict)
-    if abs(delivered_share_a - delivered_share_b) > SHORTENED:
+    if abs(delivered_share_a - delivered_share_b) > OUTPUT_SHARE_TOLERANCE:
         yield make_note("answers_differ", a=delivered_share_a, b=delivered_share_b)
+
     yield from _list_token_source_differences(summary_a, summary_b)
+
+    # The fractions of the prompt tokens that came from a cache, or None if they are not known.
     cached_share_a = summary_a.tokens.cached_share
     cached_share_b = summary_b.tokens.cached_share
-    if not _is_same_cache(cached_share_a, cached_share_b):
+    if not _has_same_cache_hits(cached_share_a, cached_share_b):
         yield make_note("cache_differs", a=cached_share_a, b=cached_share_b)
 
 
@@ -97,6 +121,9 @@ def _list_measurement_differences(
     first: PricedResult, second: PricedResult
 ) -> Iterator[ReasonCode]:
     """Yield a note for each difference in how the results were measured that forbids a comparison.
+
+    A simulated and a real server are never comparable, and a capacity of which only a lower bound
+    is known gives no cost to compare. Intervals must have the same confidence.
 
     A price by the hour depends on the measured rate, so both rates must be of the same kind: both
     capacities, or both at a chosen load, and both or neither of Offline runs, which have no latency
@@ -135,17 +162,21 @@ def _list_remarks(first: PricedResult, second: PricedResult) -> Iterator[ReasonC
         yield make_note("model_differs", a=summary_a.target.model, b=summary_b.target.model)
     if summary_a.target.region != summary_b.target.region:
         yield make_note("region_differs", a=summary_a.target.region, b=summary_b.target.region)
-    rtt_a = summary_a.rtt_ms
-    rtt_b = summary_b.rtt_ms
-    if rtt_a is not None and rtt_b is not None and abs(rtt_a - rtt_b) > CONNECT_DIFFERENCE_MS:
-        yield make_note("connect_differs", a_ms=rtt_a, b_ms=rtt_b)
+    rtt_a_ms = summary_a.rtt_ms
+    rtt_b_ms = summary_b.rtt_ms
+    if rtt_a_ms is None or rtt_b_ms is None:
+        return
+    if abs(rtt_a_ms - rtt_b_ms) > CONNECT_DIFFERENCE_MS:
+        yield make_note("connect_differs", a_ms=rtt_a_ms, b_ms=rtt_b_ms)
 
 
 def _find_comparable_fingerprints(first: PricedResult, second: PricedResult) -> tuple[str, str]:
-    """Return the fingerprints of the workloads of two results.
+    """Return the fingerprints of the workloads of two results: hashes, equal if the workloads are.
 
-    A search has a fingerprint of its own, which can only be compared with that of another search.
-    If one of the results was not searched, the fingerprints of the runs are used.
+    Summaries and capacities store a fingerprint as `recipe`. It is "" if it is not known.
+
+    The fingerprint of a search can only be compared with that of another search. If one of the
+    results is not that of a search, the fingerprints of the runs behind both are used.
     """
     capacity_a = first.evidence.capacity
     capacity_b = second.evidence.capacity
@@ -158,18 +189,27 @@ def _find_comparable_fingerprints(first: PricedResult, second: PricedResult) -> 
 
 
 def _shorten(fingerprint: str) -> str:
+    """Return the first digits of a fingerprint, or "unknown" if there is none."""
     return fingerprint[:FINGERPRINT_DIGITS] or "unknown"
 
 
-def _is_same_cache(share_a: float | None, share_b: float | None) -> bool:
-    """Return True if two cached fractions of the prompt tokens agree.
+def _has_same_cache_hits(cached_share_a: float | None, cached_share_b: float | None) -> bool:
+    """Return True if the prompt caches of two runs saved about the same fraction of the tokens.
 
-    Cached tokens cost less time and money. The fractions agree if both are unknown, both cold (at
-    most CACHED_SHARE), or both warm and at most CACHED_SHARE apart.
+    Cached prompt tokens cost less time and money. The runs agree if both caches were cold, so that
+    they saved next to nothing, or if both were warm and saved nearly the same fraction. They also
+    agree if neither server reports cached tokens.
+
+    Args:
+        cached_share_a: The fraction of the prompt tokens of one run that came from a cache, or None
+            if it is not known.
+        cached_share_b: The same of the other run.
     """
-    if share_a is None or share_b is None:
-        return share_a is None and share_b is None
-    lower, higher = sorted((share_a, share_b))
-    are_both_cold = higher <= CACHED_SHARE
-    are_both_warm = lower > CACHED_SHARE
-    return are_both_cold or (are_both_warm and higher - lower <= CACHED_SHARE)
+    if cached_share_a is None or cached_share_b is None:
+        return cached_share_a is None and cached_share_b is None
+    lower, higher = sorted((cached_share_a, cached_share_b))
+    are_both_cold = higher <= CACHED_SHARE_TOLERANCE
+    if are_both_cold:
+        return True
+    are_both_warm = lower > CACHED_SHARE_TOLERANCE
+    return are_both_warm and higher - lower <= CACHED_SHARE_TOLERANCE

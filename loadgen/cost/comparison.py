@@ -86,7 +86,7 @@ def compare_costs(results: Sequence[PricedResult], prices: Prices) -> CostCompar
 
     The first result is the reference: the others are marked if they are not comparable with it.
     """
-    unit = _common_unit(results)
+    unit = _choose_compared_unit(results)
     first = results[0]
     sensitivities: list[Sensitivity] = []
     for result in results:
@@ -105,8 +105,11 @@ def compare_costs(results: Sequence[PricedResult], prices: Prices) -> CostCompar
     )
 
 
-def _common_unit(results: Sequence[PricedResult]) -> str:
-    """Return the first of task, good request and request that has a cost in every result."""
+def _choose_compared_unit(results: Sequence[PricedResult]) -> str:
+    """Return the first of task, good request and request that has a cost in every result.
+
+    It is a request if there is none, because reports then say for each result that it has no cost.
+    """
     for unit in (TASK, GOOD):
         if all(result.costs[unit] is not None for result in results):
             return unit
@@ -169,6 +172,11 @@ def _judge_ratio(ratio: Estimate[Decimal], a: PricedResult, b: PricedResult) -> 
 def _estimate_ratio(a: UnitCost, b: UnitCost, *, is_same_measurement: bool) -> Estimate[Decimal]:
     """Return the ratio of two costs with its confidence interval, if one is known.
 
+    Args:
+        a: The cost of a unit in one result.
+        b: The cost of the same unit in the other result.
+        is_same_measurement: True if both results price the same runs under different prices.
+
     The interval depends on how the errors of the two costs are related:
 
     - Two prices of one measurement depend on the same measured rate. Both costs are at the ends of
@@ -184,10 +192,12 @@ def _estimate_ratio(a: UnitCost, b: UnitCost, *, is_same_measurement: bool) -> E
             return Estimate(mid=ratio, low=ratio, high=ratio)
         return Estimate(mid=ratio)
     if is_same_measurement:
-        ratios = (a.low / b.low, ratio, a.high / b.high)
+        ratio_at_low_end = a.low / b.low
+        ratio_at_high_end = a.high / b.high
+        ratios = (ratio_at_low_end, ratio, ratio_at_high_end)
         return Estimate(mid=ratio, low=min(ratios), high=max(ratios))
-    interval = _compute_mover_interval(_log_interval(a), _log_interval(b))
-    return Estimate(mid=ratio, low=interval.low.exp(), high=interval.high.exp())
+    log_ratio = _compute_mover_interval(_take_logarithms(a), _take_logarithms(b))
+    return Estimate(mid=ratio, low=log_ratio.low.exp(), high=log_ratio.high.exp())
 
 
 class _LogInterval(NamedTuple):
@@ -198,7 +208,7 @@ class _LogInterval(NamedTuple):
     high: Decimal
 
 
-def _log_interval(cost: UnitCost) -> _LogInterval:
+def _take_logarithms(cost: UnitCost) -> _LogInterval:
     """Return the logarithms of a cost that has a confidence interval."""
     assert cost.low is not None and cost.high is not None
     return _LogInterval(cost.total.ln(), cost.low.ln(), cost.high.ln())

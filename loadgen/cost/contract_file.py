@@ -97,6 +97,7 @@ def _render_slo_keys(summary: Summary) -> Iterator[str]:
     tasks = None if summary.sessions is None else summary.sessions.goodput
     if tasks is not None:
         task_keys = []
+        # The limits of the length of a task and of the wait for each first token in it.
         if tasks.within_ms is not None:
             task_keys.append(f"within: {_render_duration(tasks.within_ms)}")
         if tasks.wait_ms is not None:

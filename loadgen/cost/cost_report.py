@@ -272,22 +272,28 @@ def _build_break_even_chart(break_even: BreakEven, comparison: CostComparison) -
     A price per token is a line through the origin. Machines cost the same with no units at all, and
     each unit adds a little, for example for energy. Their line ends at their capacity. The lines
     cross at the break-even, which is in the middle of the chart or further to the left.
+
+    Args:
+        break_even: The break-even, which machines do reach.
+        comparison: The results that the break-even refers to by their names.
     """
     unit = comparison.unit
-    by_name = {result.name: result for result in comparison.results}
-    machines = by_name[break_even.machines]
+    results_by_name = {result.name: result for result in comparison.results}
+    machines = results_by_name[break_even.machines]
     machine_cost = machines.costs[unit]
-    token_cost = by_name[break_even.per_token].costs[unit]
+    token_cost = results_by_name[break_even.per_token].costs[unit]
     units_per_day = break_even.units_per_day
     assert units_per_day is not None and machine_cost is not None and token_cost is not None
     capacity = break_even.capacity_per_day
-    # Show at least twice the break-even, and the whole capacity if it is not too far away.
+    # Show at least twice the break-even, and the whole capacity if it is not too far away. These
+    # ends of the horizontal axis and of the lines are in units per day.
     shortest_end = units_per_day * SHORTEST_CHART
     longest_end = units_per_day * LONGEST_CHART
     chart_end = max(shortest_end, min(capacity, longest_end))
     machines_end = min(chart_end, capacity)
-    fixed_cost = sum(machines.hourly_cost_parts.values()) * HOURS_PER_DAY
+    fixed_cost_per_day = sum(machines.hourly_cost_parts.values()) * HOURS_PER_DAY
     marginal_cost = sum(amount for part, amount in machine_cost.parts.items() if part != MACHINES)
+    machines_cost_at_end = fixed_cost_per_day + marginal_cost * machines_end
     noun = PRINTED_UNITS[unit].name.removeprefix("1,000 ")
     return Chart(
         title=f"{break_even.machines} vs. {break_even.per_token}",
@@ -297,7 +303,7 @@ def _build_break_even_chart(break_even: BreakEven, comparison: CostComparison) -
             Series(
                 name=break_even.machines,
                 x=(0.0, float(machines_end)),
-                y=(float(fixed_cost), float(fixed_cost + marginal_cost * machines_end)),
+                y=(float(fixed_cost_per_day), float(machines_cost_at_end)),
                 color="c1",
             ),
             Series(

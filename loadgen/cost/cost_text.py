@@ -110,18 +110,24 @@ def format_money(amount: Decimal | None, digits: int = SIGNIFICANT_DIGITS) -> st
     """Return an amount with so many significant digits and with thousands separators."""
     if amount is None:
         return NONE
-    return (
-        f"{amount.quantize(_find_last_printed_digit(amount, digits), rounding=ROUND_HALF_EVEN):,f}"
-    )
+    last_digit = _find_last_printed_digit(amount, digits)
+    rounded = amount.quantize(last_digit, rounding=ROUND_HALF_EVEN)
+    return f"{rounded:,f}"
 
 
 def _find_last_printed_digit(amount: Decimal, digits: int) -> Decimal:
     """Return the value of the last printed digit of an amount, such as 0.01 for 12.34.
 
     It is at most 1, so that whole units of a large amount are never rounded.
+
+    Args:
+        amount: The amount.
+        digits: How many significant digits are printed.
     """
-    exponent = amount.adjusted() - digits + 1 if amount else -digits + 1
-    return Decimal(1).scaleb(min(exponent, 0))
+    # The power of ten of the first digit, such as 1 for 12.34. Zero is printed like 1.
+    first_exponent = amount.adjusted() if amount else 0
+    last_exponent = min(first_exponent - digits + 1, 0)
+    return Decimal(1).scaleb(last_exponent)
 
 
 class RoundedCost(NamedTuple):
@@ -147,8 +153,9 @@ def round_parts(cost: UnitCost, count: int) -> RoundedCost:
     rounded_parts = {
         part: amount.quantize(step, rounding=ROUND_FLOOR) for part, amount in exact_parts.items()
     }
-    missing_steps = int((total - sum(rounded_parts.values(), Decimal(0))) / step)
-    # The difference is negative for a part that was rounded down, so the largest loss is first.
+    missing_amount = total - sum(rounded_parts.values(), Decimal(0))
+    missing_steps = int(missing_amount / step)
+    # The change is negative for a part that was rounded down, so the largest loss comes first.
     parts_by_loss = sorted(rounded_parts, key=lambda part: rounded_parts[part] - exact_parts[part])
     for part in parts_by_loss[:missing_steps]:
         rounded_parts[part] += step
@@ -275,13 +282,17 @@ def create_headlines(
 ) -> Iterator[str]:
     """Yield a sentence for each result: its cost in the compared unit, and an hour of its machines.
 
-    A result whose run missed its SLO has no price under it, so it gets none here. The tables have
-    its costs. With
-    `only_without_price`, the sentences of the other results are left out.
+    A result whose run missed its SLO has no price under the SLO, so its sentence says that instead.
+    The tables still have its costs.
+
+    Args:
+        comparison: The results.
+        only_without_price: True to leave out the sentences of results that have a price.
     """
     for name, result in zip(mark_names(comparison), comparison.results, strict=True):
         has_price = result.costs[comparison.unit] is not None and not is_slo_missed(result)
-        if not (has_price and only_without_price):
+        is_left_out = only_without_price and has_price
+        if not is_left_out:
             yield _create_headline(name, result, comparison)
 
 
@@ -305,19 +316,24 @@ def _create_headline(name: str, result: PricedResult, comparison: CostComparison
         )
     if cost is None:
         return f"{name}: the cost per {unit.name} is not known."
+    machine_hour = _describe_machine_hour(result)
+    machines_suffix = f", {machine_hour}" if machine_hour else ""
     return (
         f"{name}: {comparison.prices.currency} {_format_cost(cost, unit.quantity)} per {unit.name} "
-        f"({describe_basis_and_caveats(result)}){_describe_hour(result)}."
+        f"({describe_basis_and_caveats(result)}){machines_suffix}."
     )
 
 
-def _describe_hour(result: PricedResult) -> str:
-    """Return what an hour of the machines costs, or "" for a price per token."""
+def _describe_machine_hour(result: PricedResult) -> str:
+    """Return what an hour of all machines costs, or "" for a price per token.
+
+    For example "8 GPUs at 24.00 per hour, utilization 40 %".
+    """
     if result.gpus_paid is None:
         return ""
-    hourly = sum(result.hourly_cost_parts.values(), Decimal(0))
+    cost_per_hour = sum(result.hourly_cost_parts.values(), Decimal(0))
     gpus = f"{float(result.gpus_paid):,g} GPUs"
-    text = f", {gpus} at {format_money(hourly)} per hour"
+    text = f"{gpus} at {format_money(cost_per_hour)} per hour"
     if result.utilization == 1:
         return text
     return f"{text}, utilization {format.percent(float(result.utilization))}"
@@ -336,8 +352,9 @@ def describe_result_price(result: PricedResult) -> str:
     if isinstance(price, PerToken):
         rate = _describe_token_rate(price)
     else:
-        gpus = f"{price.shape or price.gpu}, {result.gpus_paid:f} x {price.gpu}"
-        rate = f"{gpus}: {_describe_hourly_rate(result)}"
+        machine_type = price.shape or price.gpu
+        gpus = f"{result.gpus_paid:f} x {price.gpu}"
+        rate = f"{machine_type}, {gpus}: {_describe_hourly_rate(result)}"
     region = f" in {price.region}" if price.region else ""
     return f"{price.provider}{region} {rate}; {describe_price(price)}"
 
@@ -361,7 +378,8 @@ def _describe_hourly_rate(result: PricedResult) -> str:
     An hour of owned machines is always divided, because it is computed and not billed.
     """
     text = f"{format_money(sum(result.hourly_cost_parts.values(), Decimal(0)))} per hour"
-    if len(result.hourly_cost_parts) > 1 or isinstance(result.price, Owned):
+    has_several_parts = len(result.hourly_cost_parts) > 1
+    if has_several_parts or isinstance(result.price, Owned):
         parts = [
             f"{part} {format_money(amount)}" for part, amount in result.hourly_cost_parts.items()
         ]
@@ -444,7 +462,7 @@ def _describe_request_rate(result: PricedResult) -> str:
 def describe_basis_and_caveats(result: PricedResult) -> str:
     """Return a short label that qualifies every cost of a result.
 
-    It says how the rate was obtained and whether it can be relied on. For example "capacity,
+    It says how the rate was obtained and what makes it unreliable. For example "capacity,
     simulated", or "at this load, SLO missed".
     """
     note_codes = {note.code for note in result.note_codes}
@@ -499,7 +517,7 @@ def build_brief_table(comparison: CostComparison) -> Table:
     rows: list[tuple[str, ...]] = []
     if len(results) > 1:
         rows.append(("based on", *map(describe_basis_and_caveats, results)))
-        machines = [_describe_hour(result).removeprefix(", ") for result in results]
+        machines = [_describe_machine_hour(result) for result in results]
         if any(machines):
             rows.append(("machines", *(text or NONE for text in machines)))
     known_units = _list_known_units(comparison)
@@ -530,13 +548,13 @@ def build_part_table(comparison: CostComparison) -> Table:
     """
     unit = PRINTED_UNITS[comparison.unit]
     costs = [result.costs[comparison.unit] for result in comparison.results]
-    rounded = [None if cost is None else round_parts(cost, unit.quantity) for cost in costs]
+    rounded_costs = [None if cost is None else round_parts(cost, unit.quantity) for cost in costs]
     rows = []
     for part in PARTS:
-        amounts = [None if cost is None else cost.parts.get(part) for cost in rounded]
+        amounts = [None if cost is None else cost.parts.get(part) for cost in rounded_costs]
         if any(amount is not None for amount in amounts):
             rows.append((PART_NAMES[part], *map(_format_exact, amounts)))
-    totals = [None if cost is None else cost.total for cost in rounded]
+    totals = [None if cost is None else cost.total for cost in rounded_costs]
     rows.append(("total", *map(_format_exact, totals)))
     head = (f"{comparison.prices.currency} per {unit.name}", *mark_names(comparison))
     return Table(head, rows, wrap_columns=True)
@@ -570,27 +588,33 @@ def build_class_table(comparison: CostComparison) -> Table:
 
 
 def build_step_table(comparison: CostComparison) -> Table:
-    """Return what each step of a task costs at the price of its endpoint, and their sum.
+    """Return the table of what each step of a task costs, with a row for the sum of the steps.
 
-    A step without a known price has the reason in the place of the price. It is missing in the sum,
-    which then says so.
+    A task is a session of several requests, such as "plan", "search" and "answer", which are its
+    steps. Results without tasks have no rows.
+
+    The last column has the name of the price that a step was priced at. If no price was found, it
+    has the reason instead. The sum leaves out steps without an amount and says so there.
     """
     rows: list[tuple[str, str, str]] = []
     for result in comparison.results:
         if not result.step_costs:
             continue
-        known_costs: list[Decimal] = []
-        for name, step in result.step_costs.items():
-            price_name = step.reason if step.price is None else step.price.name
-            rows.append((f"{result.name}: {name}", format_money(step.per_task), price_name))
+        known_amounts: list[Decimal] = []
+        for step_name, step in result.step_costs.items():
+            price_or_reason = step.reason if step.price is None else step.price.name
+            rows.append(
+                (f"{result.name}: {step_name}", format_money(step.per_task), price_or_reason)
+            )
             if step.per_task is not None:
-                known_costs.append(step.per_task)
-        remark = "all steps"
-        unknown_count = len(result.step_costs) - len(known_costs)
-        if unknown_count:
-            remark = f"without {format.counted(unknown_count, 'step')} whose price is not known"
-        total = format_money(sum(known_costs, Decimal(0)))
-        rows.append((f"{result.name}: a task", total, remark))
+                known_amounts.append(step.per_task)
+        steps_without_amount = len(result.step_costs) - len(known_amounts)
+        coverage = "all steps"
+        if steps_without_amount:
+            missing_steps = format.counted(steps_without_amount, "step")
+            coverage = f"without {missing_steps} whose price is not known"
+        task_amount = sum(known_amounts, Decimal(0))
+        rows.append((f"{result.name}: a task", format_money(task_amount), coverage))
     return Table((f"{comparison.prices.currency} of a step", "per task", "price"), rows, "remarks")
 
 
@@ -684,9 +708,10 @@ def _format_quantity(value: Decimal | None) -> str:
 
 
 def ratio_heading(comparison: CostComparison) -> str:
-    """Return the heading above the ratios of costs."""
-    name = PRINTED_UNITS[comparison.unit].name
-    return f"Ratio of cost per {name.removeprefix('1,000 ').removesuffix('s')}"
+    """Return the heading above the ratios of costs, such as "Ratio of cost per good request"."""
+    name_of_thousand = PRINTED_UNITS[comparison.unit].name  # such as "1,000 good requests"
+    noun = name_of_thousand.removeprefix("1,000 ").removesuffix("s")
+    return f"Ratio of cost per {noun}"
 
 
 def describe_ratio(ratio: CostRatio) -> str:

@@ -226,22 +226,34 @@ def _create_resume_hint(capacity: Capacity, file: Path) -> str:
 
 
 def _is_search_command(command: str) -> bool:
-    """Return True if the text is exactly one command of loadgen that searches."""
+    """Return True if the text is exactly one command of loadgen that searches for a capacity."""
     try:
         arguments = shlex.split(command)
-    except ValueError:
+    except ValueError:  # such as a quotation mark that is not closed
         return False
-    if arguments[:1] != ["loadgen"] or arguments[1:2] not in (["search"], ["sweep"], ["mlperf"]):
-        return False
-    return shlex.join(arguments) == command
+    program_and_subcommand = tuple(arguments[:2])
+    is_search = program_and_subcommand in (
+        ("loadgen", "search"),
+        ("loadgen", "sweep"),
+        ("loadgen", "mlperf"),
+    )
+    # The shell could run more than one command if the text had unquoted characters such as ";".
+    # `shlex.join` quotes them all, so such a text differs from the one that it returns.
+    return is_search and shlex.join(arguments) == command
 
 
 def _is_offline(folder: Path, summary: Summary) -> bool:
-    """Return True for an Offline run, or another whose requests were all due at once."""
-    is_offline = result_kinds.capacity_facts(folder).is_offline
-    if is_offline is not None:
-        return is_offline
-    return not summary.window.steady.duration_s and summary.load.offered_rps is None
+    """Return True for an Offline run of MLPerf, and for another run with all requests due at once.
+
+    The folder of an MLPerf run states its scenario. Other runs are recognised by their summary:
+    if all requests are due at once, there is neither a steady state nor an arrival rate.
+    """
+    is_offline_scenario = result_kinds.capacity_facts(folder).is_offline
+    if is_offline_scenario is not None:
+        return is_offline_scenario
+    has_steady_state = bool(summary.window.steady.duration_s)
+    has_arrival_rate = summary.load.offered_rps is not None
+    return not has_steady_state and not has_arrival_rate
 
 
 def _read_repeats(folder: Path, runs: Sequence[Path], allow_invalid: bool) -> tuple[Summary, ...]:
@@ -325,7 +337,7 @@ def _read_summary(folder: Path, allow_invalid: bool, missing_hint: str = "") -> 
             )
         )
     else:
-        errors.extend(_list_token_count_errors(summary, file))
+        errors.extend(_find_token_count_errors(summary, file))
     if errors:
         raise CombinedError(errors)
     return summary
@@ -345,7 +357,7 @@ class _SummaryFile(NamedTuple):
         return str(place_at(str(self.path), location[0], location[1]))
 
 
-def _list_token_count_errors(summary: Summary, file: _SummaryFile) -> list[LoadgenError]:
+def _find_token_count_errors(summary: Summary, file: _SummaryFile) -> list[LoadgenError]:
     """Return the errors for token counts on which no cost can be based.
 
     There are three reasons, and only the first that applies is reported: the counts were withheld

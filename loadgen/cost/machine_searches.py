@@ -78,6 +78,7 @@ def derive_search_folder(
     from loadgen.core.workload.workload_files import read_workload_text
     from loadgen.repeated.capacity import default_trial_ns
 
+    # A search chooses the rate and length of each trial itself. Any valid ones will do here.
     flags = read_flags(slo=tuple(slo), request_rate=1.0, warmup=0, duration="1s")
     workload = load(profile, flags)
     if trial_ns is None:
@@ -156,9 +157,11 @@ class _SearchPool:
         with selectors.DefaultSelector() as outputs:
             try:
                 while pending or self._running:
+                    # Start searches until all processes are busy.
                     while pending and len(self._running) < self._max_processes:
                         source, search = pending.popleft()
                         self._start(source, search, outputs)
+                    # Wait until at least one search has written something or has ended.
                     for key, _ in outputs.select():
                         self._read_output(key, outputs)
             finally:
@@ -188,7 +191,8 @@ class _SearchPool:
         self._incomplete_lines[source] = incomplete_line
         for line in lines:
             print_status(f"{source}: {line.decode(errors='replace')}")
-        if not data:  # end of file: the process has ended
+        has_ended = not data  # An empty read means that the process has closed its output.
+        if has_ended:
             outputs.unregister(key.fileobj)
             self._running.pop(source).wait()
 

@@ -161,7 +161,7 @@ def _create_table_loader(name: str, row_type: type[R]) -> Callable[[], Published
     @cache
     def load_table() -> PublishedTable[R]:
         table_type = PublishedTable[row_type]  # type: ignore[valid-type]
-        return msgspec.yaml.decode(_table_bytes(name), type=table_type)
+        return msgspec.yaml.decode(_read_table(name), type=table_type)
 
     return load_table
 
@@ -177,7 +177,7 @@ load_numbers = _create_table_loader("figures", PublishedNumber)
 @cache
 def load_notes() -> dict[str, str]:
     """Return the texts of all notes by their keys."""
-    return msgspec.yaml.decode(_table_bytes("notes"), type=dict[str, str])
+    return msgspec.yaml.decode(_read_table("notes"), type=dict[str, str])
 
 
 def list_notes(table: PublishedTable[R], rows: Iterable[R] | None = None) -> list[str]:
@@ -203,7 +203,8 @@ def list_notes(table: PublishedTable[R], rows: Iterable[R] | None = None) -> lis
     return list(unique_texts)
 
 
-def _table_bytes(name: str) -> bytes:
+def _read_table(name: str) -> bytes:
+    """Return the YAML of a packaged table."""
     return (files("loadgen") / "data" / "reference" / f"{name}.yaml").read_bytes()
 
 

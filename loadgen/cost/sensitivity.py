@@ -27,17 +27,20 @@ _PRICE_INPUTS: dict[type[Price], dict[str, str]] = {
         "per_million_cached": "price of cached input",
     },
 }
+"""The fields of each kind of price that are changed, with their names in the report."""
 _POWER_INPUTS = {
     "watts": "watts under load",
     "idle_watts": "idle watts",
     "pue": "PUE",
     "per_kwh": "price per kWh",
 }
+"""The fields of `prices.Energy` that are changed, with their names in the report."""
 _TOKEN_INPUTS = {
-    "input_tokens": "fresh input tokens",
+    "uncached_input_tokens": "fresh input tokens",
     "output_tokens": "output tokens",
     "cached_tokens": "cached tokens",
 }
+"""The fields of `CostBasis` that are changed for a price per token, with their names."""
 
 
 class Sensitivity(Struct, frozen=True, kw_only=True):
@@ -103,8 +106,8 @@ def compute_sensitivities(result: PricedResult, unit: str) -> list[Sensitivity]:
                     cost_with_higher_input=with_higher_input,
                 )
             )
-    relevant = [sensitivity for sensitivity in sensitivities if sensitivity.width]
-    return sorted(relevant, key=lambda sensitivity: sensitivity.width, reverse=True)
+    with_effect = [sensitivity for sensitivity in sensitivities if sensitivity.width]
+    return sorted(with_effect, key=lambda sensitivity: sensitivity.width, reverse=True)
 
 
 def _find_rate_sensitivity(result: PricedResult, cost: UnitCost) -> Sensitivity | None:
@@ -127,9 +130,18 @@ def _find_rate_sensitivity(result: PricedResult, cost: UnitCost) -> Sensitivity 
 def _compute_cost_with(
     result: PricedResult, cost_input: _Input, factor: Decimal, unit: str
 ) -> Decimal | None:
-    """Return the cost of a unit with one input multiplied by a factor."""
-    changed: PricedResult = _scale_field(result, cost_input.field_path, factor)
-    cost = compute_unit_cost(changed.basis, changed.price, changed.gpus, unit, changed.utilization)
+    """Return the cost of a unit with one input multiplied by a factor, such as 0.9.
+
+    Returns None if the unit has no cost then.
+    """
+    changed_result: PricedResult = _scale_field(result, cost_input.field_path, factor)
+    cost = compute_unit_cost(
+        changed_result.basis,
+        changed_result.price,
+        changed_result.gpus,
+        unit,
+        changed_result.utilization,
+    )
     return None if cost is None else cost.total
 
 
@@ -141,10 +153,11 @@ def _list_inputs(result: PricedResult) -> Iterator[_Input]:
     price does not have, and power whose cost the price includes.
     """
     price = result.price
+    has_rate_interval = result.basis.relative_low is not None
     if isinstance(price, PerToken):
         for field, name in _TOKEN_INPUTS.items():
             yield _Input(name, ("basis", field))
-    elif result.basis.relative_low is None:
+    elif not has_rate_interval:
         yield _Input("measured rate", ("basis", "rates"))
     if result.utilization != 1:
         yield _Input("utilization", ("utilization",))

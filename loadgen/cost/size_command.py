@@ -226,7 +226,7 @@ def size(
     )
     sized = sizer.size_all(sources)
     workload = sized[0].size.source.workload
-    remarks = [] if price_list is None else _price_remarks(price_list)
+    remarks = [] if price_list is None else _list_price_remarks(price_list)
     result = Sizing(
         currency=currency,
         demand=demand,
@@ -394,7 +394,7 @@ class _Sizer:
         return find_source_price(prices, target, self._price_names.get(source, ""), source)
 
 
-def _price_remarks(prices: Prices) -> list[str]:
+def _list_price_remarks(prices: Prices) -> list[str]:
     """Return the sentences on a price file that qualify every amount of the result."""
     remarks = []
     if prices.sample:
@@ -510,9 +510,9 @@ def _write_contract(contract_path: Path, sized: _SizedMachines, profile: str) ->
 
     size, evidence = sized
     if not size.serving_machines:
-        raise _missing_contract_terms("a price per token has no machines", contract_path)
+        raise _create_no_contract_error("a price per token has no machines", contract_path)
     if evidence is None or not list_objectives(evidence.summary):
-        raise _missing_contract_terms("the source was measured without an SLO", contract_path)
+        raise _create_no_contract_error("the source was measured without an SLO", contract_path)
     # A contract names a workload file relative to its own folder.
     workload = profile
     if Path(profile).is_file():
@@ -531,7 +531,7 @@ def _write_contract(contract_path: Path, sized: _SizedMachines, profile: str) ->
     )
 
 
-def _missing_contract_terms(reason: str, contract_path: Path) -> UserError:
+def _create_no_contract_error(reason: str, contract_path: Path) -> UserError:
     """Return the error for a result from which no contract follows."""
     return UserError("no_figure", reason, f"--contract {contract_path}", "search with --slo first")
 

@@ -330,10 +330,11 @@ def _check_same_slo(slo: Sequence[str], evidence: Evidence, source: str) -> None
         raise CombinedError(flags.errors)
     if not slo:
         return
-    # A term that extends the SLO of a workload (`--slo +...`) is no complete SLO to compare with.
-    if flags.added_slo is None and flags.replacement_slo is not None:
-        if _is_same_slo(flags.replacement_slo, evidence.summary.goodput):
-            return
+    # Terms that extend the SLO of a workload (`--slo +...`) are no complete SLO to compare with.
+    has_extending_terms = flags.added_slo is not None
+    complete_slo = None if has_extending_terms else flags.replacement_slo
+    if complete_slo is not None and _is_same_slo(complete_slo, evidence.summary.goodput):
+        return
     raise UserError(
         "no_effect",
         f"the result was measured under another SLO: {describe_slo(evidence.summary)}",

@@ -113,7 +113,7 @@ def _list_brief_facts(size: SizedSource, demand: Demand) -> Iterator[tuple[str, 
             after_loss = _compute_utilization_after_loss(size, size.serving_machines)
             lost = format.counted(demand.spare_machines, "machine")
             utilization += (
-                f", {_at_most_prefix(size)}{format.percent(after_loss)} after losing {lost}"
+                f", {_get_at_most_prefix(size)}{format.percent(after_loss)} after losing {lost}"
             )
         yield "Utilization", utilization
     noun = size.source.interaction_noun
@@ -122,34 +122,49 @@ def _list_brief_facts(size: SizedSource, demand: Demand) -> Iterator[tuple[str, 
 
 
 def _describe_cheapest(sizing: Sizing) -> str:
-    """Return which source costs least per month, or "" if a source has no cost."""
-    costs = [(size.source.name, size.cost_per_month) for size in sizing.sizes]
-    amounts = {name: float(cost.mid) for name, cost in costs if cost is not None}
-    if len(amounts) < len(costs):
+    """Return a sentence on the cheapest of at least two sources, or "" if it is not known.
+
+    For example "Cheapest: owned, 20 % less per month than rented." Only the second cheapest source
+    is named, because it is the best alternative.
+    """
+    monthly_costs = {
+        size.source.name: float(size.cost_per_month.mid)
+        for size in sizing.sizes
+        if size.cost_per_month is not None
+    }
+    has_every_cost = len(monthly_costs) == len(sizing.sizes)
+    if not has_every_cost:
+        # A source without a cost might be the cheapest one.
         return ""
-    cheapest, second = sorted(amounts, key=lambda name: amounts[name])[:2]
-    if not amounts[second]:
+    names_by_cost = sorted(monthly_costs, key=lambda name: monthly_costs[name])
+    cheapest, second_cheapest = names_by_cost[:2]
+    if monthly_costs[second_cheapest] == 0:
+        # Both cost nothing, so there is no saving.
         return ""
-    saving = format.percent(1 - amounts[cheapest] / amounts[second])
-    return f"Cheapest: {cheapest}, {saving} less per month than {second}."
+    saved_fraction = 1 - monthly_costs[cheapest] / monthly_costs[second_cheapest]
+    return (
+        f"Cheapest: {cheapest}, {format.percent(saved_fraction)} less per month than "
+        f"{second_cheapest}."
+    )
 
 
 def create_headline(sizing: Sizing) -> str:
     """Return one sentence for the list of results: machines and cost of the first source.
 
-    It starts with a mark if nothing was measured, and ends with the number of other sources.
+    It starts with "SIMULATED" or "ESTIMATE" if no real server was measured, and ends with the
+    number of other sources.
     """
     first = sizing.sizes[0]
-    mark = ""
+    origin_prefix = ""
     if first.is_simulated:
-        mark += "SIMULATED, "
+        origin_prefix += "SIMULATED, "
     if first.is_published:
-        mark += "ESTIMATE from published rates, "
+        origin_prefix += "ESTIMATE from published rates, "
     other_sources = ""
     if len(sizing.sizes) > 1:
         other_sources = f"; {format.counted(len(sizing.sizes) - 1, 'other source')}"
     result = describe_machines_and_cost(first, sizing.demand, sizing.currency)
-    return f"{mark}{result}{other_sources}."
+    return f"{origin_prefix}{result}{other_sources}."
 
 
 def describe_demand(demand: Demand) -> str:
@@ -166,7 +181,7 @@ def describe_outcome(sizing: Sizing) -> str:
         if size.machines is None:
             counts.append("none (price per token)")
         else:
-            counts.append(f"{_at_most_prefix(size)}{size.machines:,}")
+            counts.append(f"{_get_at_most_prefix(size)}{size.machines:,}")
     return f"machines: {', '.join(counts)}"
 
 
@@ -206,7 +221,7 @@ def _describe_machine_count(size: SizedSource, demand: Demand, machines: int) ->
     if interval:
         details.append(interval)
     count = format.counted(machines, "machine")
-    return f"{_at_most_prefix(size)}{count} ({', '.join(details)})"
+    return f"{_get_at_most_prefix(size)}{count} ({', '.join(details)})"
 
 
 def _format_machine_interval(size: SizedSource) -> str:
@@ -221,7 +236,7 @@ def _describe_machine_type(count: int, gpus: int) -> str:
     return f"{format.counted(count, 'machine')} of {format.counted(gpus, 'GPU')}"
 
 
-def _at_most_prefix(size: SizedSource) -> str:
+def _get_at_most_prefix(size: SizedSource) -> str:
     """Return "at most " if the capacity, and so the number of machines, is only bounded."""
     return "at most " if size.source.is_lower_bound else ""
 
@@ -303,8 +318,8 @@ def _build_comparison_section(sizing: Sizing) -> Section:
     rented: list[str] = []
     for size in sizing.sizes:
         if size.price is not None:
-            same_ownership = owned if size.price.is_owned else rented
-            same_ownership.append(size.source.name)
+            names_of_kind = owned if size.price.is_owned else rented
+            names_of_kind.append(size.source.name)
     return section(
         "Comparison of the sources" if len(sizing.sizes) > 1 else "Metrics",
         machine_bars if machine_bars.rows else "",
@@ -352,7 +367,9 @@ def _build_source_table(sizing: Sizing, rows: Sequence[_Row]) -> Table:
 
 
 def _list_rows(sizing: Sizing) -> Iterator[_Row]:
-    """Yield every row that the table of sources can have.
+    """Yield every row that the table of sources can have, in the order of the table.
+
+    Each row has a function that returns its text for one source, which is the column.
 
     All sources are sized for one workload, so the first source says for all of them what an
     interaction is, such as "requests" or "conversations".
@@ -399,6 +416,7 @@ def _list_rows(sizing: Sizing) -> Iterator[_Row]:
 
 
 def _count_racks(size: SizedSource, machines_per_rack: int) -> int | None:
+    """Return the racks that all machines fill or begin, or None for a price per token."""
     if size.machines is None:
         return None
     return math.ceil(size.machines / machines_per_rack)
@@ -420,27 +438,32 @@ def _count_gpu_hours_per_month(size: SizedSource) -> int | None:
 
 
 def _format_utilization(size: SizedSource) -> str:
-    prefix = "" if size.utilization is None else _at_most_prefix(size)
+    """Return the demand in percent of the capacity of all machines, spare ones included."""
+    prefix = "" if size.utilization is None else _get_at_most_prefix(size)
     return prefix + format.percent(size.utilization)
 
 
 def _format_machine_rate(size: SizedSource) -> str:
+    """Return the interactions per second that one machine can serve, with their interval."""
     rate = size.machine_rate
     prefix = "at least " if size.source.is_lower_bound else ""
     return prefix + format_interval(rate.mid, rate.low, rate.high)
 
 
 def _format_response_time(size: SizedSource) -> str:
+    """Return the mean time of an interaction, or "-" if it is not known, for which 0 stands."""
     return format.duration(size.response_s) if size.response_s else format.NONE
 
 
 def _format_whole_amount(amount: Estimate[Decimal] | None) -> str:
+    """Return a large amount of money with its interval, in whole units of the currency."""
     if amount is None:
         return format.NONE
     return format_interval(amount.mid, amount.low, amount.high, _format_whole)
 
 
 def _format_small_amount(amount: Estimate[Decimal] | None) -> str:
+    """Return a small amount of money with its interval, in significant digits."""
     if amount is None:
         return format.NONE
     return format_interval(
@@ -449,6 +472,7 @@ def _format_small_amount(amount: Estimate[Decimal] | None) -> str:
 
 
 def _format_whole(value: float | Decimal) -> str:
+    """Return a number without decimals and with thousands separators."""
     return f"{value:,.0f}"
 
 
@@ -480,6 +504,7 @@ def _list_assumptions(size: SizedSource, demand: Demand) -> Iterator[str]:
     """
     source = size.source
     if demand.users is not None and size.response_s:
+        # The time from one request of a user to the next.
         cycle_s = size.response_s + demand.think_s
         yield (
             f"each user waits {format.duration(size.response_s)} for {source.response_noun} and "
@@ -500,16 +525,17 @@ def _list_assumptions(size: SizedSource, demand: Demand) -> Iterator[str]:
             "the published rate in tokens/s is divided by the output tokens of this workload, "
             "although its lengths and limits differ; measure with loadgen search before you buy"
         )
-    is_idle_paid = size.price is not None and demand.hours_per_day != HOURS_PER_DAY
-    if is_idle_paid:
+    has_idle_hours = demand.hours_per_day != HOURS_PER_DAY
+    if size.price is not None and has_idle_hours:
         yield f"the load lasts {demand.hours_per_day:g} hours per day"
 
 
 def _describe_load_after_failure(size: SizedSource, demand: Demand, serving_machines: int) -> str:
     """Return a sentence on the load of each machine after the spare machines have failed.
 
-    It also says how to verify on one machine that it serves this load: by a contract. A load close
-    to the capacity has to last long until it is clear whether a machine sustains it.
+    It also says how to verify on one machine that it serves this load: with a contract, which is a
+    file that `loadgen validate` checks. A load close to the capacity has to last long until it is
+    clear whether a machine sustains it.
     """
     rate_per_machine = size.demand_per_s / serving_machines
     rate_text = f"{format.quantity(rate_per_machine)} {size.source.interaction_noun}/s per machine"
@@ -531,7 +557,7 @@ def describe_utilization(size: SizedSource, demand: Demand, serving_machines: in
     For example: "After losing 1 machine: 83.3 % utilization (55.6 % normally)."
     """
     fraction_after_loss = _compute_utilization_after_loss(size, serving_machines)
-    after_loss = f"{_at_most_prefix(size)}{format.percent(fraction_after_loss)}"
+    after_loss = f"{_get_at_most_prefix(size)}{format.percent(fraction_after_loss)}"
     if not demand.spare_machines:
         return f"Utilization {after_loss}, without spare machines."
     lost = format.counted(demand.spare_machines, "machine")
@@ -572,7 +598,8 @@ def _build_machine_bars(sizing: Sizing) -> list[Bar]:
 def _build_cost_bars(sizing: Sizing) -> Iterator[Bar]:
     """Yield a bar with the cost per month of each source that has a price.
 
-    The cost is divided between the serving and the spare machines by their numbers.
+    The bar has two segments, for the serving and the spare machines. The cost is divided between
+    them in proportion to their numbers.
     """
     for size in sizing.sizes:
         cost = size.cost_per_month

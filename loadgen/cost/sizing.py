@@ -255,32 +255,39 @@ def _with_machine_counts(size: Size, spare_machines: int) -> Size:
 
 
 class _MonthlyCostModel(NamedTuple):
-    """What the cost of a month is computed from, beside the number of machines.
+    """Computes the cost of a month from the number of machines and the rate that one can serve.
 
     Attributes:
         demand_per_s: Interactions per second while the demand lasts.
         active_fraction: The fraction of the month in which the demand lasts.
-        machine_per_hour: What a machine costs per hour, used or not.
-        load_energy_per_hour: What the energy costs that full load adds to a machine per hour.
-        usage_cost: What the interactions of a month cost beside machines, such as egress.
+        cost_per_machine_hour: What a machine costs per hour, whether it is used or not.
+        full_load_energy_per_hour: What the energy costs per hour that full load adds to a machine.
+        usage_cost_per_month: What the interactions of a month cost in addition, such as egress.
     """
 
     demand_per_s: float
     active_fraction: Decimal
-    machine_per_hour: Decimal
-    load_energy_per_hour: Decimal
-    usage_cost: Decimal
+    cost_per_machine_hour: Decimal
+    full_load_energy_per_hour: Decimal
+    usage_cost_per_month: Decimal
 
     def compute_cost(self, machines: int, machine_rate_per_s: float) -> Decimal:
-        """Return the cost of a month with some machines, each of which can serve a rate.
+        """Return the cost of a month.
 
-        Energy follows the load, which is counted in fully loaded machines: 2.5 of them use the
-        energy of two and a half machines under full load, on however many machines that is.
+        All machines are paid at all hours. The energy that load adds follows the demand, not the
+        number of machines: a demand of 25/s on machines that can serve 10/s each adds as much as
+        2.5 fully loaded machines, even if it is spread over four.
+
+        Args:
+            machines: The number of machines that are paid for, with spare ones.
+            machine_rate_per_s: Interactions per second that one machine can serve.
         """
-        loaded_machines = to_decimal(self.demand_per_s / machine_rate_per_s) * self.active_fraction
-        machine_cost = machines * self.machine_per_hour
-        energy_cost = loaded_machines * self.load_energy_per_hour
-        return (machine_cost + energy_cost) * HOURS_PER_MONTH + self.usage_cost
+        fully_loaded_machines = to_decimal(self.demand_per_s / machine_rate_per_s)
+        mean_fully_loaded_machines = fully_loaded_machines * self.active_fraction
+        machine_cost_per_hour = machines * self.cost_per_machine_hour
+        energy_cost_per_hour = mean_fully_loaded_machines * self.full_load_energy_per_hour
+        cost_per_hour = machine_cost_per_hour + energy_cost_per_hour
+        return cost_per_hour * HOURS_PER_MONTH + self.usage_cost_per_month
 
 
 def _estimate_cost_per_month(
@@ -288,42 +295,49 @@ def _estimate_cost_per_month(
 ) -> Estimate[Decimal]:
     """Return the cost per month of machines that are paid by the hour, with its interval.
 
-    The interval follows from that of the measured rate: fast machines are few and cheap, so the
-    upper end of the rate gives the lower end of the cost.
+    The interval follows from that of the measured rate. If a machine is faster than measured, fewer
+    machines serve the demand, so the upper end of the rate gives the lower end of the cost.
 
     Args:
         size: The machines. Their numbers are known.
         price: The price of one machine, or of one GPU.
         active_fraction: The fraction of the time in which the demand lasts.
-        usage_cost: What all interactions of a month cost beside machines, such as egress.
+        usage_cost: What all interactions of a month cost in addition to machines, such as egress.
     """
-    assert size.machines is not None
-    # A price that does not say how many GPUs a machine has is the price of one GPU.
-    priced_units = 1 if price.gpus is not None else size.gpus_per_machine
+    assert size.machines is not None, "`_with_machine_counts` counted the machines"
+    # If the price does not say how many GPUs a machine has, its hourly cost and its energy are for
+    # one GPU, and a machine costs that for each of its GPUs.
+    is_price_per_gpu = price.gpus is None
+    price_multiple = size.gpus_per_machine if is_price_per_gpu else 1
     model = _MonthlyCostModel(
         demand_per_s=size.demand_per_s,
         active_fraction=active_fraction,
-        machine_per_hour=compute_hourly_cost(price) * priced_units,
-        load_energy_per_hour=compute_load_energy_cost_per_hour(price.energy) * priced_units,
-        usage_cost=usage_cost,
+        cost_per_machine_hour=compute_hourly_cost(price) * price_multiple,
+        full_load_energy_per_hour=compute_load_energy_cost_per_hour(price.energy) * price_multiple,
+        usage_cost_per_month=usage_cost,
     )
     rate = size.machine_rate
-    low = None
+    cost_of_fast_machines = None
     if size.machines_low is not None and rate.high is not None:
-        low = model.compute_cost(size.machines_low, rate.high)
-    high = None
+        cost_of_fast_machines = model.compute_cost(size.machines_low, rate.high)
+    cost_of_slow_machines = None
     if size.machines_high is not None and rate.low is not None:
-        high = model.compute_cost(size.machines_high, rate.low)
-    return Estimate(mid=model.compute_cost(size.machines, rate.mid), low=low, high=high)
+        cost_of_slow_machines = model.compute_cost(size.machines_high, rate.low)
+    return Estimate(
+        mid=model.compute_cost(size.machines, rate.mid),
+        low=cost_of_fast_machines,
+        high=cost_of_slow_machines,
+    )
 
 
 def _compute_usage_cost_per_interaction(
     price: Price, evidence: Evidence | None, source: MeasuredRate
 ) -> Decimal:
-    """Return what an interaction costs beside machine hours: tokens of an API, and egress.
+    """Return what an interaction costs by count: the tokens of an API, and egress.
 
-    An interaction is what the demand counts: a task, a single request or a conversation. A
-    published rate has no measured bytes, so its machines have no such cost.
+    An interaction is what the demand counts: a task, a single request or a conversation. What is
+    paid by time, which are machines and their energy, is left out. A published rate has no measured
+    bytes, so its machines have no such cost.
 
     Raises:
         UserError: The price is per token and the source is a published rate, without any tokens.

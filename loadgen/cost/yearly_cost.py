@@ -51,11 +51,11 @@ def compute_yearly_cost(result: PricedResult, years: int = YEARS) -> YearlyCost 
     Tokens and rented machines cost the same in every year. Only owned machines have years in which
     they are bought, and so a present value.
     """
-    rate = result.basis.rates[REQUEST]
+    requests_per_s = result.basis.rates[REQUEST]
     request_cost = result.costs[REQUEST]
-    if not rate or request_cost is None:
+    if not requests_per_s or request_cost is None:
         return None
-    requests_per_year = rate * SECONDS_PER_HOUR * HOURS_PER_YEAR * result.utilization
+    requests_per_year = requests_per_s * SECONDS_PER_HOUR * HOURS_PER_YEAR * result.utilization
     price = result.price
     if isinstance(price, PerToken):
         return YearlyCost(paid=(request_cost.total * requests_per_year,) * years, present=None)
@@ -77,9 +77,10 @@ def _compute_running_cost_per_year(
     hourly_parts = compute_hourly_cost_parts(price)
     hourly_parts.pop("capital", None)
     load_energy = compute_load_energy_cost_per_hour(price.energy) * result.utilization
-    per_hour = sum(hourly_parts.values(), Decimal(0)) + load_energy
-    egress = request_cost.parts.get(EGRESS, Decimal(0)) * requests_per_year
-    return per_hour * count_paid_machines(price, result.gpus) * HOURS_PER_YEAR + egress
+    cost_per_machine_hour = sum(hourly_parts.values(), Decimal(0)) + load_energy
+    machines = count_paid_machines(price, result.gpus)
+    egress_cost = request_cost.parts.get(EGRESS, Decimal(0)) * requests_per_year
+    return cost_per_machine_hour * machines * HOURS_PER_YEAR + egress_cost
 
 
 def _compute_owned_yearly_cost(
@@ -89,24 +90,38 @@ def _compute_owned_yearly_cost(
 
     The capital is paid in the years in which the machines are bought or replaced. An amount that is
     paid n years from now is worth amount / (1 + discount) ** n today.
+
+    Args:
+        result: The result that is priced by these machines.
+        price: The price of the machines.
+        running_cost: What a year costs without the capital.
+        years: How many years are computed.
     """
     assert result.gpus is not None, "a result priced by machines has GPUs"
-    capital = price.capital * count_paid_machines(price, result.gpus)
+    capital = price.capital * count_paid_machines(price, result.gpus)  # of one purchase
     purchase_years = list(_list_purchase_years(price.years, years))
     paid = tuple(
         running_cost + capital * purchase_years.count(year) for year in range(1, years + 1)
     )
     if price.discount is None:
         return YearlyCost(paid=paid, present=None)
-    # Capital is paid at the start of a year, running costs at its end.
-    growth = 1 + price.discount
-    present_values = [running_cost / growth**year for year in range(1, years + 1)]
-    present_values += [capital / growth ** (year - 1) for year in purchase_years]
+    # Running costs are paid at the end of a year, so those of the first year are one year from now.
+    # Capital is paid at the start of a year, so that of the first year is paid now.
+    yearly_factor = 1 + price.discount
+    present_values = [running_cost / yearly_factor**year for year in range(1, years + 1)]
+    present_values += [capital / yearly_factor ** (year - 1) for year in purchase_years]
     return YearlyCost(paid=paid, present=sum(present_values, Decimal(0)))
 
 
 def _list_purchase_years(lifetime_years: Decimal, years: int) -> Iterator[int]:
-    """Yield the years, counted from 1, in which machines with a lifetime are bought."""
+    """Yield the years, counted from 1, in which machines are bought or replaced.
+
+    A year is yielded twice if machines are bought twice in it.
+
+    Args:
+        lifetime_years: After how many years the machines are replaced. It may be a fraction.
+        years: How many years are looked at.
+    """
     elapsed_years = Decimal(0)
     while elapsed_years < years:
         yield floor(elapsed_years) + 1

@@ -74,15 +74,19 @@ class Budget(Struct):
         if load.seconds is None:
             return None
         is_request_count_open = load.requests is None
-        if is_request_count_open and not targets[0].shape:
-            return None  # A target without an instance type has a price per token.
+        # A target without an instance type has a price per token, for which the number of requests
+        # is needed. No price has to be found to know that.
+        has_token_price = not targets[0].shape
+        if is_request_count_open and has_token_price:
+            return None
         prices = find_prices(self.prices, targets[0])
         is_paid_by_hour = all(isinstance(price, Rented | Owned) for price in prices)
         if is_request_count_open and not is_paid_by_hour:
             return None
 
-        # The cost is computed per request and multiplied again. If the number of requests is not
-        # known, the load counts as one request, because an hour costs as much with any number.
+        # `compute_unit_cost` returns the cost of one request, which is multiplied by their number.
+        # If that is not known, the price is by the hour. An hour costs as much with any number of
+        # requests, so the load counts as a single one.
         request_count = to_decimal(1.0 if load.requests is None else load.requests)
         seconds = to_decimal(load.seconds)
         if not request_count or not seconds:
@@ -132,9 +136,9 @@ def _forecast_basis(load: Forecast, request_count: Decimal, seconds: Decimal) ->
         is_capacity=False,
         rates={REQUEST: request_count / seconds},
         counts={REQUEST: request_count},
-        input_tokens=request_count * to_decimal(load.input_tokens),
+        uncached_input_tokens=request_count * to_decimal(load.input_tokens),
         cached_tokens=Decimal(0),
-        written_tokens=None,
+        cache_written_tokens=None,
         is_cached_known=False,
         output_tokens=request_count * to_decimal(load.output_tokens),
         bytes_out=Decimal(0),

@@ -15,7 +15,7 @@ from loadgen.pricing.estimate import Estimate, estimate_rate
 from loadgen.pricing.evidence import Evidence, count_interactions, exclude_separate_endpoints
 from loadgen.pricing.prompt_lengths import TokenAmounts
 from loadgen.pricing.units import GOOD, MILLION, OUTPUT, REQUEST, TASK, TOTAL, UNITS, to_decimal
-from loadgen.repeated.capacity import CONFIDENCE
+from loadgen.repeated.capacity import CONFIDENCE, Capacity
 
 
 class CostBasis(msgspec.Struct, frozen=True, kw_only=True):
@@ -28,11 +28,11 @@ class CostBasis(msgspec.Struct, frozen=True, kw_only=True):
         is_capacity: True if the rates are those of a capacity, not of the load of a run.
         rates: Units per second, by unit. None if the rate was not measured.
         counts: Units in all measured runs, by unit. None if they were not counted.
-        input_tokens: Prompt tokens that did not come from a cache.
+        uncached_input_tokens: Prompt tokens that did not come from a cache.
         cached_tokens: Prompt tokens that came from a cache.
         is_cached_known: False if the server does not report cached tokens.
-        written_tokens: Those of the input tokens that were written to a cache, or None if the
-            server does not report them.
+        cache_written_tokens: Those of the uncached prompt tokens that were written to a cache, or
+            None if the server does not report them.
         output_tokens: Output tokens.
         bytes_out: Bytes received from the server.
         long_prompt_tokens: The tokens of requests with prompts above the length at which the price
@@ -47,10 +47,10 @@ class CostBasis(msgspec.Struct, frozen=True, kw_only=True):
     is_capacity: bool
     rates: Mapping[str, Decimal | None]
     counts: Mapping[str, Decimal | None]
-    input_tokens: Decimal
+    uncached_input_tokens: Decimal
     cached_tokens: Decimal
     is_cached_known: bool
-    written_tokens: Decimal | None
+    cache_written_tokens: Decimal | None
     output_tokens: Decimal
     bytes_out: Decimal
     long_prompt_tokens: TokenAmounts | None = None
@@ -66,10 +66,10 @@ def compute_cost_basis(evidence: Evidence) -> CostBasis:
     capacity if a search found one. Otherwise they are the steady-state rates of the runs, or for
     Offline runs the rates of the measurement window.
     """
-    totals = sum_counts(evidence.summaries)
+    count_basis = sum_counts(evidence.summaries)
     if evidence.capacity is not None:
-        return _compute_basis_at_capacity(evidence, totals)
-    return _compute_basis_at_measured_load(evidence, totals)
+        return _compute_basis_at_capacity(evidence.capacity, evidence.summary, count_basis)
+    return _compute_basis_at_measured_load(evidence, count_basis)
 
 
 def find_task_sessions(summary: Summary) -> Sessions | None:
@@ -84,7 +84,7 @@ def find_task_sessions(summary: Summary) -> Sessions | None:
 
 
 def sum_counts(summaries: Sequence[Summary]) -> CostBasis:
-    """Return the counts and the paid amounts of all runs together. Rates and label stay empty.
+    """Return a basis with the counts and paid amounts of all runs. Its rates and label stay empty.
 
     There are two kinds of sums. `counts` are the units that succeeded, by which a cost is divided.
     Tokens and bytes are what is paid, so they include failed requests. Both leave out the steps of
@@ -117,10 +117,10 @@ def sum_counts(summaries: Sequence[Summary]) -> CostBasis:
             OUTPUT: output_tokens / MILLION,
             TOTAL: (input_tokens + output_tokens) / MILLION,
         },
-        input_tokens=input_tokens + failed_input_tokens - (cached_tokens or 0),
+        uncached_input_tokens=input_tokens + failed_input_tokens - (cached_tokens or 0),
         cached_tokens=cached_tokens or Decimal(0),
         is_cached_known=cached_tokens is not None,
-        written_tokens=_sum_known(tokens.cache_written for tokens in token_summaries),
+        cache_written_tokens=_sum_known(tokens.cache_written for tokens in token_summaries),
         output_tokens=output_tokens + failed_output_tokens,
         bytes_out=Decimal(sum(summary.bytes.received for summary in summaries)),
     )
@@ -136,11 +136,15 @@ def _sum_known(counts: Iterable[int | None]) -> Decimal | None:
     return total
 
 
-def _compute_basis_at_measured_load(evidence: Evidence, totals: CostBasis) -> CostBasis:
-    """Return the totals with the mean rates of one or more runs at a load that the user chose.
+def _compute_basis_at_measured_load(evidence: Evidence, count_basis: CostBasis) -> CostBasis:
+    """Return the measured quantities with the mean rates of runs at a load that the user chose.
 
     Only repeats of a run give a confidence interval. It is stored relative to the rate, such as
     0.96 to 1.04, because one interval stands for the rates of all units.
+
+    Args:
+        evidence: The measurements of one run, or of repeats of a run.
+        count_basis: The counts and the paid amounts of all runs, still without rates.
     """
     rates_of_runs = [_get_rates(summary, evidence.is_offline) for summary in evidence.summaries]
     rates_by_unit = {unit: _collect_rates(rates_of_runs, unit) for unit in UNITS}
@@ -151,7 +155,7 @@ def _compute_basis_at_measured_load(evidence: Evidence, totals: CostBasis) -> Co
     label = "Offline" if evidence.is_offline else "at this load"
     if len(rates_of_runs) > 1:
         label += f", {len(rates_of_runs)} repeats"
-    basis = replace(totals, label=label, rates=mean_rates)
+    basis = replace(count_basis, label=label, rates=mean_rates)
 
     interval = _estimate_common_interval(rates_by_unit)
     if interval is None or interval.low is None or interval.high is None:
@@ -241,35 +245,46 @@ def _get_steady_rates(summary: Summary) -> dict[str, float | None]:
 
 
 def _to_millions(tokens_per_s: float | None) -> float | None:
+    """Return a token rate in millions of tokens per second, the unit in which tokens are priced."""
     return None if tokens_per_s is None else tokens_per_s / 1e6
 
 
-def _compute_basis_at_capacity(evidence: Evidence, totals: CostBasis) -> CostBasis:
-    """Return the totals with the rates of the capacity that a search found.
+def _compute_basis_at_capacity(
+    capacity: Capacity, summary: Summary, count_basis: CostBasis
+) -> CostBasis:
+    """Return the measured quantities with the rates of the capacity that a search found.
 
-    The capacity is an arrival rate, of requests or of interactions. The other rates follow from the
-    counts of the run that confirms it: with 95 good requests among 100 arrivals, the rate of good
-    requests is 0.95 times the capacity. Token rates that the search itself measured are preferred,
-    because they leave out the time in which the load begins.
+    The capacity is the rate at which requests or interactions may arrive. The rates of all units
+    follow from it and from the counts of the run that confirms it: if 95 of its 100 arrivals were
+    good requests, the rate of good requests is 0.95 times the capacity.
+
+    Args:
+        capacity: The result of the search.
+        summary: The run that confirms the capacity.
+        count_basis: The counts and the paid amounts of that run, still without rates.
     """
-    capacity = evidence.capacity
-    summary = evidence.summary
-    assert capacity is not None
     if capacity.unit == "requests":
+        # Requests whose outcome is known: all but those that the end of the run cancelled.
         arrivals = summary.requests.decided
     else:
         arrivals = count_interactions(summary)
     arrivals_per_s = to_decimal(capacity.rate_per_s)
     rates: dict[str, Decimal | None] = {}
-    for unit, count in totals.counts.items():
-        rates[unit] = None if count is None else count * arrivals_per_s / arrivals
-    if capacity.output_tokens_per_s is not None:
-        rates[OUTPUT] = to_decimal(capacity.output_tokens_per_s / 1e6)
-    if capacity.total_tokens_per_s is not None:
-        rates[TOTAL] = to_decimal(capacity.total_tokens_per_s / 1e6)
-    basis = replace(totals, label="capacity", is_capacity=True, rates=rates)
+    for unit, count in count_basis.counts.items():
+        units_per_s = None if count is None else count * arrivals_per_s / arrivals
+        rates[unit] = units_per_s
+    # Token rates that the search itself measured are preferred, because they leave out the time in
+    # which the load begins. The units OUTPUT and TOTAL are a million tokens each.
+    measured_output_rate = _to_millions(capacity.output_tokens_per_s)
+    if measured_output_rate is not None:
+        rates[OUTPUT] = to_decimal(measured_output_rate)
+    measured_total_rate = _to_millions(capacity.total_tokens_per_s)
+    if measured_total_rate is not None:
+        rates[TOTAL] = to_decimal(measured_total_rate)
+    basis = replace(count_basis, label="capacity", is_capacity=True, rates=rates)
     if capacity.low_per_s is None or capacity.high_per_s is None:
         return basis
+    # The interval is stored relative to the rate, because it stands for the rates of all units.
     return replace(
         basis,
         relative_low=to_decimal(capacity.low_per_s) / arrivals_per_s,

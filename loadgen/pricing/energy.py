@@ -71,7 +71,7 @@ def compute_declared_power(
         return None
     tokens_per_s = millions_of_tokens_per_s * MILLION
     watts = price.energy.watts * price.energy.pue * count_paid_machines(price, gpus)
-    kwh_per_s = watts / KILO / SECONDS_PER_HOUR
+    kwh_per_s = watts / KILO / SECONDS_PER_HOUR  # One kilowatt uses a kilowatt-hour per hour.
     kwh_per_unit: dict[str, Decimal | None] = {}
     for unit, units_per_s in basis.rates.items():
         kwh_per_unit[unit] = kwh_per_s / units_per_s if units_per_s else None
@@ -138,6 +138,6 @@ def _price_joules(joules: Decimal | None, energy_price: Energy | None) -> Decima
     """Return the price of an energy with PUE, or None if the energy or its price is not known."""
     if joules is None or energy_price is None or energy_price.per_kwh is None:
         return None
-    return round_amount(
-        joules * (energy_price.per_kwh * energy_price.pue / KILO / SECONDS_PER_HOUR)
-    )
+    # A kilowatt-hour is 1,000 W x 3,600 s = 3.6 million joules.
+    price_per_joule = energy_price.per_kwh * energy_price.pue / KILO / SECONDS_PER_HOUR
+    return round_amount(joules * price_per_joule)

@@ -96,7 +96,9 @@ def compute_mean_interaction_ms(summary: Summary) -> float | None:
         if durations.mean is not None:
             total_ms += durations.mean * durations.count
             interaction_count += durations.count
-    return total_ms / interaction_count if interaction_count else None
+    if not interaction_count:
+        return None
+    return total_ms / interaction_count
 
 
 def exclude_separate_endpoints(summary: Summary) -> Summary:
@@ -108,6 +110,7 @@ def exclude_separate_endpoints(summary: Summary) -> Summary:
     separate_steps = [step for step in summary.steps if step.targets]
     if not separate_steps:
         return summary
+    # The number of tokens that is left in each field of the token summary, by the field.
     remaining_tokens = {
         field: _subtract_steps(summary, separate_steps, field) for field in _SUMMED_TOKEN_FIELDS
     }
@@ -217,10 +220,12 @@ def _list_capacity_notes(capacity: Capacity) -> Iterator[ReasonCode]:
         yield make_note("lower_bound", why=capacity.lower_bound_reason or HIGHEST_LOAD_PASSED)
     if capacity.low_per_s is None or capacity.high_per_s is None:
         return
-    ends = {"lower": capacity.low_per_s, "upper": capacity.high_per_s}
-    equal_ends = [end for end, rate in ends.items() if rate == capacity.rate_per_s]
-    if equal_ends:
-        yield make_note("at_an_end", ends=equal_ends)
+    interval_ends = {"lower": capacity.low_per_s, "upper": capacity.high_per_s}
+    ends_at_capacity = [
+        end_name for end_name, rate in interval_ends.items() if rate == capacity.rate_per_s
+    ]
+    if ends_at_capacity:
+        yield make_note("at_an_end", ends=ends_at_capacity)
     if capacity.horizon_s is not None:
         yield make_note(
             "horizon", horizon_s=capacity.horizon_s, within=describe_horizon(capacity.horizon_s)

@@ -94,7 +94,7 @@ def _compute_capital_per_year(price: Owned) -> Decimal:
     """
     if price.discount is None:
         return price.capital / price.years
-    # The present value of `years` yearly payments at this rate is the capital.
+    # At this rate, the present value of `years` yearly payments of this amount is the capital.
     return price.capital * price.discount / (1 - (1 + price.discount) ** -price.years)
 
 

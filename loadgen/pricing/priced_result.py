@@ -133,7 +133,7 @@ def price_result(
     else:
         _check_machine_inputs(evidence, basis, gpus, utilization)
         energy_price = price.energy
-    machine_hours = _compute_machine_hours(price, gpus)
+    machine_hour = _compute_machine_hour(price, gpus)
     declared_power = compute_declared_power(basis, price, gpus)
     measured_energy = average_measured_energy(evidence.summaries, energy_price)
     notes = list_result_notes(
@@ -150,9 +150,9 @@ def price_result(
         price=price,
         basis=basis,
         gpus=gpus,
-        gpus_paid=machine_hours.gpus_paid,
+        gpus_paid=machine_hour.gpus_paid,
         utilization=utilization,
-        hourly_cost_parts=machine_hours.cost_parts,
+        hourly_cost_parts=machine_hour.cost_parts,
         costs={unit: compute_unit_cost(basis, price, gpus, unit, utilization) for unit in UNITS},
         declared_power=declared_power,
         measured_energy=measured_energy,
@@ -161,7 +161,7 @@ def price_result(
     )
 
 
-class _MachineHours(NamedTuple):
+class _MachineHour(NamedTuple):
     """What is paid for an hour of all machines.
 
     Attributes:
@@ -173,14 +173,14 @@ class _MachineHours(NamedTuple):
     cost_parts: dict[str, Decimal]
 
 
-def _compute_machine_hours(price: Price, gpus: int | None) -> _MachineHours:
+def _compute_machine_hour(price: Price, gpus: int | None) -> _MachineHour:
     """Return the GPUs that are paid and the cost of an hour. A price per token has neither."""
     if isinstance(price, PerToken) or gpus is None:
-        return _MachineHours(gpus_paid=None, cost_parts={})
+        return _MachineHour(gpus_paid=None, cost_parts={})
     machines = count_paid_machines(price, gpus)
     # Without the number of GPUs of a machine, each GPU counts as a machine.
     gpus_per_machine = price.gpus or 1
-    return _MachineHours(
+    return _MachineHour(
         gpus_paid=machines * gpus_per_machine,
         cost_parts={
             part: cost * machines for part, cost in compute_hourly_cost_parts(price).items()
@@ -255,30 +255,44 @@ def _check_machine_inputs(
 def _compute_class_costs(
     evidence: Evidence, basis: CostBasis, price: Price, gpus: int | None, utilization: Decimal
 ) -> dict[str, ClassCost]:
-    """Return what the units of each request class cost, by the name of the class.
+    """Return what a request, a million tokens and the other units cost in each request class.
 
-    A price by the hour is divided among the classes in proportion to their tokens. Classes whose
-    tokens were not counted are left out. A price that changes with the length of the prompt gives
-    an empty dictionary, because the lengths are not known by class.
+    The keys are the names of the classes. Machines serve all classes together, so their cost is
+    divided among the classes in proportion to their tokens. A price per token is paid for the
+    tokens of the class itself.
+
+    Classes whose tokens were not counted are left out. All classes are left out if the price per
+    token changes above a prompt length, because the tokens of long prompts are only known for all
+    classes together.
+
+    Args:
+        evidence: The measurements of all classes.
+        basis: The measured quantities of all classes together.
+        price: The price of the machines or of the tokens.
+        gpus: The number of GPUs that the run used, or None if it is not known.
+        utilization: The fraction of the paid time in which the machines serve the load.
     """
-    if isinstance(price, PerToken) and price.above is not None:
+    depends_on_prompt_length = isinstance(price, PerToken) and price.above is not None
+    if depends_on_prompt_length:
         return {}
-    costs_by_class: dict[str, ClassCost] = {}
+    class_costs: dict[str, ClassCost] = {}
     for request_class in evidence.summary.classes:
         class_basis = _compute_class_basis(evidence, basis, request_class.name)
         if class_basis is None:
             continue
         tokens_share = _compute_tokens_share(class_basis, basis)
-        costs_by_class[request_class.name] = ClassCost(
-            tokens_share=tokens_share,
-            costs={
-                unit: compute_unit_cost(
-                    class_basis, price, gpus, unit, utilization, machine_share=tokens_share
-                )
-                for unit in UNITS
-            },
-        )
-    return costs_by_class
+        cost_by_unit: dict[str, UnitCost | None] = {}
+        for unit in UNITS:
+            cost_by_unit[unit] = compute_unit_cost(
+                class_basis,
+                price,
+                gpus,
+                unit,
+                utilization=utilization,
+                machine_share=tokens_share,
+            )
+        class_costs[request_class.name] = ClassCost(tokens_share=tokens_share, costs=cost_by_unit)
+    return class_costs
 
 
 def _compute_tokens_share(class_basis: CostBasis, basis: CostBasis) -> Decimal:
@@ -297,6 +311,11 @@ def _compute_class_basis(evidence: Evidence, basis: CostBasis, class_name: str) 
     from it in proportion to the counts: with 30 good requests of the class among 100 requests in
     all, its rate of good requests is 0.3 times the measured rate. The interval is that of the
     measured rate.
+
+    Args:
+        evidence: The measurements of all classes.
+        basis: The measured quantities of all classes together.
+        class_name: The name of the class.
     """
     class_summaries: list[Summary] = []
     for summary in evidence.summaries:

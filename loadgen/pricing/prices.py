@@ -357,7 +357,8 @@ def find_prices(
         prices: The prices to choose from.
         target: The server that was measured.
         price_name: The name of the price that the user chose, or "" to choose by the target.
-        result: The result that the price is for, as error messages name it.
+        result: The result that the price is for, as error messages name it, or "" if the price is
+            for a run that has not begun.
 
     Raises:
         UserError: No price matches, prices of several providers, regions or kinds match, or an
@@ -375,12 +376,13 @@ def find_prices(
             "no_price",
             f"no price for {_describe_target(target)}{used_by}",
             prices.file,
-            _missing_price_hint(target, prices, result),
+            _create_missing_price_hint(target, prices, result),
         )
-    alternatives = {
+    # Prices that agree in these properties differ only in commitment, which is not ambiguous.
+    distinct_offers = {
         (price.provider.lower(), price.region.lower(), type(price)) for price in matching
     }
-    if len(alternatives) > 1:
+    if len(distinct_offers) > 1:
         candidates = [f"{price.name} ({prices.locations[price.name]})" for price in matching]
         raise UserError(
             "ambiguous",
@@ -475,20 +477,20 @@ def _describe_target(target: TargetFacts) -> str:
     return f"the model {model} at {target.url or target.name or 'an unknown URL'}"
 
 
-def _missing_price_hint(target: TargetFacts, prices: Prices, result: str) -> str:
+def _create_missing_price_hint(target: TargetFacts, prices: Prices, result: str) -> str:
     """Return the hint for a target without a price: add one to the file, or choose another one."""
     if target.shape:
         keys = f"shape: {target.shape}, per_hour, gpus, as_of and source"
         advice = f"add rented: (or owned:) with {keys}"
     else:
-        advice = _missing_model_hint(target, prices)
+        advice = _create_missing_model_hint(target, prices)
     if not result:
         # A run has no option that names a price. It is chosen later, for the result.
         return advice
     return f"--price '{result}=NAME', one of: {', '.join(prices.locations)}; or {advice}"
 
 
-def _missing_model_hint(target: TargetFacts, prices: Prices) -> str:
+def _create_missing_model_hint(target: TargetFacts, prices: Prices) -> str:
     """Return how a target without an instance type gets a price: as a machine, or as a model."""
     machine_prices = [price for price in prices.entries if not isinstance(price, PerToken)]
     shapes = dict.fromkeys(price.shape for price in machine_prices if price.shape)

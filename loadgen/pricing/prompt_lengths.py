@@ -33,38 +33,38 @@ class TokenAmounts(msgspec.Struct, frozen=True, kw_only=True):
     """Numbers of tokens that are paid for.
 
     Attributes:
-        fresh: Prompt tokens that did not come from a cache.
-        written: The fresh tokens that were written to a cache, or None if the server does not
-            report them.
+        uncached: Prompt tokens that did not come from a cache, so the server had to process them.
+        cache_written: Those of the uncached tokens that the server wrote to a cache for later
+            requests, or None if the server does not report them.
         cached: Prompt tokens that came from a cache.
         output: Output tokens.
     """
 
-    fresh: Decimal
-    written: Decimal | None
+    uncached: Decimal
+    cache_written: Decimal | None
     cached: Decimal
     output: Decimal
 
     def plus(self, other: TokenAmounts) -> TokenAmounts:
-        """Return the sum of two amounts. Written tokens are known only if both are known."""
-        written = None
-        if self.written is not None and other.written is not None:
-            written = self.written + other.written
+        """Return the sum of two amounts. Its cache writes are known only if both are known."""
+        cache_written = None
+        if self.cache_written is not None and other.cache_written is not None:
+            cache_written = self.cache_written + other.cache_written
         return TokenAmounts(
-            fresh=self.fresh + other.fresh,
-            written=written,
+            uncached=self.uncached + other.uncached,
+            cache_written=cache_written,
             cached=self.cached + other.cached,
             output=self.output + other.output,
         )
 
     def without(self, subset: TokenAmounts) -> TokenAmounts:
         """Return the difference to a subset, such as all tokens without those of long prompts."""
-        written = None
-        if self.written is not None and subset.written is not None:
-            written = self.written - subset.written
+        cache_written = None
+        if self.cache_written is not None and subset.cache_written is not None:
+            cache_written = self.cache_written - subset.cache_written
         return TokenAmounts(
-            fresh=self.fresh - subset.fresh,
-            written=written,
+            uncached=self.uncached - subset.uncached,
+            cache_written=cache_written,
             cached=self.cached - subset.cached,
             output=self.output - subset.output,
         )
@@ -88,7 +88,7 @@ def count_long_prompts(evidence: Evidence, above_prompt_tokens: int) -> TokenAmo
             "use a run that has records",
         )
     totals = TokenAmounts(
-        fresh=Decimal(0), written=Decimal(0), cached=Decimal(0), output=Decimal(0)
+        uncached=Decimal(0), cache_written=Decimal(0), cached=Decimal(0), output=Decimal(0)
     )
     for run in evidence.read_runs():
         totals = totals.plus(_count_long_prompts_in_run(run, above_prompt_tokens))
@@ -98,10 +98,12 @@ def count_long_prompts(evidence: Evidence, above_prompt_tokens: int) -> TokenAmo
 def _count_long_prompts_in_run(run: RunRecords, above_prompt_tokens: int) -> TokenAmounts:
     """Return the tokens of the requests of one run that have long prompts and are paid for.
 
-    Paid are the successful and the failed requests of the measured stages to the main targets.
-    Columns have -1 where the server reported no number. Such a number counts as 0, except for
-    tokens written to a cache: one missing number makes their sum unknown, because those tokens have
-    a price of their own.
+    A request is paid for if it was sent to a main target in a measured stage, whether it succeeded
+    or failed.
+
+    A column has -1 where the server reported no number of tokens. A missing number counts as 0,
+    except for tokens written to a cache: one missing number makes their sum unknown. The caller
+    then assumes that all uncached tokens were written, which is the most that they can cost.
     """
     columns = Columns(run.rows)
     was_sent = columns.where(OK) | columns.where(FAILED)
@@ -116,12 +118,12 @@ def _count_long_prompts_in_run(run: RunRecords, above_prompt_tokens: int) -> Tok
 
     prompt_tokens = select("input_tokens")
     cached_tokens = np.maximum(select("cached_tokens"), 0)
-    written_tokens = select("cache_written_tokens")
+    cache_written_tokens = select("cache_written_tokens")
     output_tokens = np.maximum(select("output_tokens"), 0)
-    is_written_known = bool((written_tokens >= 0).all())
+    is_cache_written_known = bool((cache_written_tokens >= 0).all())
     return TokenAmounts(
-        fresh=_sum_to_decimal(prompt_tokens - cached_tokens),
-        written=_sum_to_decimal(written_tokens) if is_written_known else None,
+        uncached=_sum_to_decimal(prompt_tokens - cached_tokens),
+        cache_written=_sum_to_decimal(cache_written_tokens) if is_cache_written_known else None,
         cached=_sum_to_decimal(cached_tokens),
         output=_sum_to_decimal(output_tokens),
     )

@@ -60,9 +60,9 @@ def list_result_notes(
     elif gpus is not None:
         yield from _list_machine_notes(evidence, basis, price, gpus)
         yield from _list_power_notes(price, declared_power, measured_energy)
-    resent = sum(summary.requests.resent for summary in evidence.summaries)
-    if resent:
-        yield make_note("resent", requests=resent)
+    resent_requests = sum(summary.requests.resent for summary in evidence.summaries)
+    if resent_requests:
+        yield make_note("resent", requests=resent_requests)
     if price.as_of == UNDATED:
         yield make_note("price_undated")
     if price.source == NO_SOURCE:
@@ -103,7 +103,7 @@ def _list_token_price_notes(
     cost assumes the more expensive case and says so. Failed requests are paid as far as their
     tokens are known.
     """
-    if price.per_million_cache_write is not None and basis.written_tokens is None:
+    if price.per_million_cache_write is not None and basis.cache_written_tokens is None:
         yield make_note("all_written")
     cached_price = price.per_million_cached
     if cached_price is not None and cached_price > price.per_million_input:

@@ -87,9 +87,9 @@ def _price_by_token(step: StepSummary, price: PerToken, result: PricedResult) ->
         return _create_unknown_cost(price, "the price depends on the prompt length", "no_figure")
     # `with_step_costs` returns early for a result without tasks.
     task_count = result.basis.counts[TASK] or 1
-    token_amounts = _count_step_tokens(price, _collect_step_of_all_runs(step, result))
-    amounts = compute_token_parts(price, token_amounts)
-    return StepCost(price=price, per_task=sum(amounts.values(), Decimal(0)) / task_count)
+    paid_tokens = _sum_paid_tokens(price, _collect_step_of_all_runs(step, result))
+    cost_of_all_tasks = sum(compute_token_parts(price, paid_tokens).values(), Decimal(0))
+    return StepCost(price=price, per_task=cost_of_all_tasks / task_count)
 
 
 def _price_on_shared_machines(
@@ -97,8 +97,8 @@ def _price_on_shared_machines(
 ) -> StepCost:
     """Return the cost of a task times the step's fraction of all tokens on the shared machines.
 
-    Machines are paid by the hour, and a measurement does not tell how much of that time a step
-    takes. Its prompt and output tokens stand for it.
+    Machines are paid by the hour, and a measurement does not tell how much of that time they spend
+    on each step. The time is assumed to be in proportion to the prompt and output tokens.
     """
     task_cost = result.costs[TASK]
     if task_cost is None:
@@ -148,27 +148,38 @@ def _collect_step_of_all_runs(step: StepSummary, result: PricedResult) -> list[S
 
 
 def _count_tokens(step: StepSummary) -> int:
+    """Return the prompt and output tokens of a step. A count that is not known is taken as 0."""
     return (step.tokens.input or 0) + (step.tokens.output or 0)
 
 
-def _count_step_tokens(price: PerToken, steps: Sequence[StepSummary]) -> TokenAmounts:
-    """Return the tokens of a step, summed over its runs, as they are paid under a price.
+def _sum_paid_tokens(price: PerToken, step_of_runs: Sequence[StepSummary]) -> TokenAmounts:
+    """Return the tokens of one step that are paid for, summed over all runs, by kind.
 
-    Tokens of failed requests are paid too. Cached tokens are fresh ones if the price has no
-    discount for them. The tokens written to a cache are known only if every run reports them.
+    The provider charges for failed requests too, as far as their tokens are known. A count that a
+    run does not have is taken as 0.
+
+    Args:
+        price: The price per token. If it has no price for cached tokens, they are counted as
+            uncached ones, which have the normal price of prompt tokens.
+        step_of_runs: The summary of the step in each run.
     """
-    token_counts = [step.tokens for step in steps]
-    cached = 0
-    if price.per_million_cached is not None:
-        cached = sum(tokens.cached or 0 for tokens in token_counts)
-    prompt = sum((tokens.input or 0) + (tokens.failed_input or 0) for tokens in token_counts)
-    output = sum((tokens.output or 0) + (tokens.failed_output or 0) for tokens in token_counts)
-    written = None
-    if all(tokens.cache_written is not None for tokens in token_counts):
-        written = Decimal(sum(tokens.cache_written or 0 for tokens in token_counts))
+    prompt_tokens = 0
+    cached_tokens = 0
+    output_tokens = 0
+    cache_written_tokens = 0
+    for step in step_of_runs:
+        tokens = step.tokens
+        prompt_tokens += (tokens.input or 0) + (tokens.failed_input or 0)
+        cached_tokens += tokens.cached or 0
+        output_tokens += (tokens.output or 0) + (tokens.failed_output or 0)
+        cache_written_tokens += tokens.cache_written or 0
+
+    paid_as_cached = cached_tokens if price.per_million_cached is not None else 0
+    # A sum over only some of the runs would be too low.
+    is_cache_written_known = all(step.tokens.cache_written is not None for step in step_of_runs)
     return TokenAmounts(
-        fresh=Decimal(prompt - cached),
-        written=written,
-        cached=Decimal(cached),
-        output=Decimal(output),
+        uncached=Decimal(prompt_tokens - paid_as_cached),
+        cache_written=Decimal(cache_written_tokens) if is_cache_written_known else None,
+        cached=Decimal(paid_as_cached),
+        output=Decimal(output_tokens),
     )

@@ -100,25 +100,36 @@ def compute_unit_cost(
 
 
 def _round_with_interval(amounts: Mapping[str, Decimal], basis: CostBasis) -> UnitCost:
-    """Round the parts of a cost and return them with their total and its confidence interval.
+    """Round the parts of a unit's cost and return them with their total and its interval.
 
-    Only parts that are paid by time, such as machines, depend on the measured rate: at 0.9 times
-    the rate they cost 1/0.9 times as much. So the upper end of the rate gives the lower end of the
-    cost. Parts that are paid by count, such as tokens, are known exactly.
+    There are two kinds of parts:
+
+    - Machines and energy are paid by time, so what a unit costs depends on the measured rate: if
+      only 0.9 times as many units are served per hour, each costs 1/0.9 times as much.
+    - Tokens and egress are paid by count. They were counted, so this cost has no interval.
+
+    Args:
+        amounts: The cost of one unit by part, not yet rounded.
+        basis: The measured quantities, of which the interval of the rate is used.
     """
     parts = {part: round_amount(amounts[part]) for part in PARTS if part in amounts}
     total = sum(parts.values(), Decimal(0))
-    time_cost = sum((parts[part] for part in PARTS_BY_TIME if part in parts), Decimal(0))
-    count_cost = total - time_cost
-    if not time_cost:
+    cost_by_time = sum((parts[part] for part in PARTS_BY_TIME if part in parts), Decimal(0))
+    cost_by_count = total - cost_by_time
+    if not cost_by_time:
+        # Nothing depends on the rate, so the interval of the cost is a single point.
         return UnitCost(parts=parts, total=total, low=total, high=total)
     if basis.relative_low is None or basis.relative_high is None:
         return UnitCost(parts=parts, total=total, low=None, high=None)
+    # A higher rate means a lower cost, so each end of the cost follows from the other end of the
+    # rate.
+    cost_at_highest_rate = cost_by_time / basis.relative_high + cost_by_count
+    cost_at_lowest_rate = cost_by_time / basis.relative_low + cost_by_count
     return UnitCost(
         parts=parts,
         total=total,
-        low=round_amount(time_cost / basis.relative_high + count_cost),
-        high=round_amount(time_cost / basis.relative_low + count_cost),
+        low=round_amount(cost_at_highest_rate),
+        high=round_amount(cost_at_lowest_rate),
     )
 
 
@@ -134,8 +145,8 @@ def _price_tokens_by_prompt_length(basis: CostBasis, price: PerToken) -> dict[st
     and both costs are added. Otherwise all tokens have one price.
     """
     all_tokens = TokenAmounts(
-        fresh=basis.input_tokens,
-        written=basis.written_tokens,
+        uncached=basis.uncached_input_tokens,
+        cache_written=basis.cache_written_tokens,
         cached=basis.cached_tokens,
         output=basis.output_tokens,
     )
@@ -151,26 +162,31 @@ def _price_tokens_by_prompt_length(basis: CostBasis, price: PerToken) -> dict[st
 def compute_token_parts(price: PerToken, tokens: TokenAmounts) -> dict[str, Decimal]:
     """Return what tokens cost, by part of the cost. Parts without a price are left out.
 
-    A provider may charge for writing prompt tokens to a cache. If the price does, but the server
-    does not report how many tokens were written, all prompt tokens that did not come from the cache
-    are priced as written, because that is the most that they can cost.
+    A provider may charge another price for prompt tokens that it writes to a cache. If the price
+    does, but the server does not report how many tokens were written, all prompt tokens that did
+    not come from the cache are priced as written, because that is the most that they can cost.
     """
-    has_write_price = price.per_million_cache_write is not None
-    is_all_written = has_write_price and tokens.written is None
-    paid_as_written = Decimal(0)
-    if is_all_written:
-        paid_as_written = tokens.fresh
-    elif has_write_price and tokens.written is not None:
-        paid_as_written = tokens.written
-    # Written tokens are among the fresh ones, and each token is paid only once.
-    plain = tokens.fresh - paid_as_written
-    amounts = ByTokenKind(plain, paid_as_written, tokens.cached, tokens.output)
-    costs = token_costs(amounts, price.per_million)
+    has_cache_write_price = price.per_million_cache_write is not None
+    is_all_priced_as_written = has_cache_write_price and tokens.cache_written is None
+    priced_as_written = Decimal(0)
+    if is_all_priced_as_written:
+        priced_as_written = tokens.uncached
+    elif has_cache_write_price and tokens.cache_written is not None:
+        priced_as_written = tokens.cache_written
+    # The tokens that were written are among the uncached ones, and each token is paid only once.
+    priced_as_plain = tokens.uncached - priced_as_written
+    priced_tokens = ByTokenKind(
+        plain=priced_as_plain,
+        written=priced_as_written,
+        cached=tokens.cached,
+        output=tokens.output,
+    )
+    costs = token_costs(priced_tokens, price.per_million)
 
     parts: dict[str, Decimal] = {}
-    if not is_all_written:
+    if not is_all_priced_as_written:
         parts[INPUT] = costs.plain
-    if has_write_price:
+    if has_cache_write_price:
         parts[CACHE_WRITE] = costs.written
     if tokens.cached and price.per_million_cached is not None:
         parts[CACHED] = costs.cached

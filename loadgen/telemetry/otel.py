@@ -110,6 +110,7 @@ def export_run(folder: Path, option: str, source: RawIOBase) -> None:
     has_ended = False
     while not has_ended:
         has_ended = _wait_for_end(source, READ_INTERVAL_S)
+        # Read once more after the end, because the last records come with it.
         new_records = reader.read(include_stored=has_ended)
         senders.send(new_records, reader.latest_samples)
     senders.close()
@@ -217,6 +218,7 @@ class _NewRecordReader:
             include_stored: True to return also the stored records that were not in the record log.
                 The log of a short run may be deleted before it is read for the first time.
         """
+        # The samples of one worker are in order of time, so the last one replaces earlier ones.
         for sample in self._log_tail.seconds():
             self.latest_samples[sample.worker] = sample
         logged_rows = self._log_tail.rows()
@@ -224,8 +226,8 @@ class _NewRecordReader:
         new_records = [Columns(logged_rows)]
         if include_stored and store.has_rows(self._folder):
             stored_rows = store.read_run_lazily(self._folder, by_stage=False).rows
-            is_new = ~np.isin(stored_rows["slot"], np.concatenate(self._read_slots))
-            new_records.append(Columns(stored_rows, is_new))
+            was_read_before = np.isin(stored_rows["slot"], np.concatenate(self._read_slots))
+            new_records.append(Columns(stored_rows, ~was_read_before))
         return new_records
 
     def close(self) -> None:

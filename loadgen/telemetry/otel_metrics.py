@@ -94,6 +94,8 @@ class MetricsSender:
         are recorded only if the server counted them, because an estimate would look exact there.
         """
         attributes = self._target_attributes[request.target]
+        # A duration is from sending the request to the end of its response. The send lag is how
+        # much later than scheduled the request was sent.
         # The times come from different sources (the kernel, the schedule, this process), so a
         # difference can be slightly negative, which a histogram does not accept.
         duration_s = max(request.done_ns - request.sent_ns, 0) / NS_PER_S

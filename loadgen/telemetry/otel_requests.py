@@ -43,7 +43,8 @@ class SentRequest(NamedTuple):
         return KINDS[self.kind] or STATUSES[self.status]
 
 
-# Computed values and stored columns, in the order of the fields.
+# The fields of `SentRequest` that are computed from a record, and those that are columns of it.
+# `iterate_sent_requests` relies on the order: the class has the columns first.
 _MEASURES = ("ttft", "tpot")
 _COLUMNS = tuple(name for name in SentRequest._fields if name not in _MEASURES)
 
@@ -55,9 +56,11 @@ def iterate_sent_requests(columns: Columns) -> Iterator[SentRequest]:
     value from its array.
     """
     for block in columns.blocks():
-        values = [block[name].tolist() for name in _COLUMNS]
-        values += [block.measure(name).tolist() for name in _MEASURES]
-        for request in map(SentRequest._make, zip(*values, strict=True)):
+        # One list of values for each field of `SentRequest`. `zip` turns them into one tuple of
+        # fields for each request.
+        values_by_field = [block[name].tolist() for name in _COLUMNS]
+        values_by_field += [block.measure(name).tolist() for name in _MEASURES]
+        for request in map(SentRequest._make, zip(*values_by_field, strict=True)):
             if request.sent_ns >= 0:  # A request that was never sent has -1.
                 yield request
 

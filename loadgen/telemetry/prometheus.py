@@ -287,8 +287,8 @@ def serve(collector: RunCollector, host: str, port: int) -> HTTPServer:
 
 
 def _count_values(values: NDArray[np.integer[Any]], size: int) -> NDArray[np.int64]:
-    """Return how often each of the first `size` integers occurs."""
-    # A value of at least `size` makes the counts longer.
+    """Return an array of how often each integer from 0 to `size` - 1 occurs in the values."""
+    # `bincount` returns a longer array if a value is `size` or more. Such values are left out.
     return np.bincount(values, minlength=size)[:size]
 
 

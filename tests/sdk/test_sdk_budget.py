@@ -324,7 +324,10 @@ def test_the_prices_of_a_file_are_those_of_the_generator(text: str, tmp_path: Pa
         exact = compute_token_parts(
             price,
             TokenAmounts(
-                fresh=Decimal(900), written=Decimal(300), cached=Decimal(100), output=Decimal(50)
+                uncached=Decimal(900),
+                cache_written=Decimal(300),
+                cached=Decimal(100),
+                output=Decimal(50),
             ),
         )
         if price.per_million_cached is not None:
