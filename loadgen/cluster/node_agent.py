@@ -236,7 +236,11 @@ class NodeAgent:
         return chunks
 
     def _read_appended_files(self, copied_sizes: Mapping[str, int]) -> Iterator[FileChunk]:
-        """Yield new bytes of the other files of the record log, to which a worker appends."""
+        """Yield new bytes of the error texts and the resource samples of the worker.
+
+        The worker only appends to these files. `copied_sizes` has the number of bytes of each file
+        that the driver has.
+        """
         for kind in APPENDED_FILES:
             name = f"spool/w{self._worker_index}.{kind}"
             chunk = self._read_new_bytes(name, copied_sizes.get(name, 0))
@@ -246,26 +250,36 @@ class NodeAgent:
     def _read_histograms_and_timelines(
         self, copied_versions: Mapping[str, int]
     ) -> Iterator[FileChunk]:
-        """Yield what is new in the files about output events, which are in the folder `flows`.
+        """Yield what is new in the worker's files about output events.
 
-        There are three kinds of files. Timelines grow, and their last bins may still change, so
-        their end is sent again. Heat maps only grow. Histograms are written anew each time, so they
-        are sent as a whole if their time of modification differs from the copied version.
+        They are in the folder `flows`, and their names begin with `w` and the worker's number.
+        There are three kinds of files:
+
+        - Timelines, which count events by time. They grow, and their last bins may still change, so
+          their end is always sent again.
+        - Heat maps, which only grow.
+        - Histograms, which the worker replaces each time. One is sent as a whole file if it was
+          modified since it was copied.
+
+        Args:
+            copied_versions: What the driver has of each file: of a file that grows the number of
+                bytes, of a histogram its time of modification in ns.
         """
         for path in sorted((self._folder / "flows").glob("w*")):
             name = f"flows/{path.name}"
             copied_version = copied_versions.get(name, 0)
             chunk = None
             if ".timeline." in name:
-                chunk = self._read_new_bytes(
-                    name, copied_version, overlap_bytes=TIMELINE_TAIL_BYTES
-                )
+                copied_size = copied_version
+                chunk = self._read_new_bytes(name, copied_size, overlap_bytes=TIMELINE_TAIL_BYTES)
             elif path.suffix == ".heat":
-                chunk = self._read_new_bytes(name, copied_version)
+                copied_size = copied_version
+                chunk = self._read_new_bytes(name, copied_size)
             elif path.suffix != ".new":  # the worker renames a `.new` file when it is complete
-                version = path.stat().st_mtime_ns
-                if version != copied_version:
-                    chunk = FileChunk(name, 0, path.read_bytes(), version)
+                copied_modification_ns = copied_version
+                modification_ns = path.stat().st_mtime_ns
+                if modification_ns != copied_modification_ns:
+                    chunk = FileChunk(name, 0, path.read_bytes(), version=modification_ns)
             if chunk is not None:
                 yield chunk
 
@@ -292,9 +306,10 @@ class NodeAgent:
             return None
 
     def _delete_copied_segments(self, copied_sizes: Mapping[str, int]) -> None:
-        """Delete complete files of records that the driver has, so that long runs need no space.
+        """Delete files of records that the driver has completely, so that long runs need no space.
 
-        The last segment is still written.
+        The records of a worker are in several files, its segments. The last one is never deleted,
+        because the worker still writes it.
         """
         for segment in segments(self._folder, self._worker_index)[:-1]:
             copied_size = copied_sizes.get(f"spool/{segment.path.name}")

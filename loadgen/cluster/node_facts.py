@@ -47,7 +47,11 @@ class NodeFacts(NamedTuple):
     file_digests: dict[str, str]
 
     def to_message(self) -> dict[str, Any]:
-        """Return the facts in plain types, which a driver with another version can unpickle."""
+        """Return the facts in plain types, which a driver with another version can unpickle.
+
+        The keys never change, so that the driver can say which versions differ. "same" has the
+        versions that must be equal, and "room" the limits of open files and local ports.
+        """
         return {
             "host": self.host,
             "same": self.versions,

@@ -245,6 +245,7 @@ class CallServer:
         self._send_result(number, lambda: getattr(self._driver, method)(*arguments))
 
     def _send_result(self, number: int, get_result: Callable[[], Any]) -> None:
+        """Send what `get_result` returns as the result of a call, or the error that it raises."""
         try:
             data = pickle.dumps((number, True, get_result()))
         except Exception as error:
@@ -253,6 +254,7 @@ class CallServer:
             self._send(data)
 
     def _send_error(self, number: int, error: Exception) -> None:
+        """Send an error as the result of a call, in the form that the command can unpickle."""
         self._send(pickle.dumps((number, False, _to_error_without_ray(error))))
 
     def _send(self, data: bytes) -> None:

@@ -207,7 +207,7 @@ class WorkerGroup:
         load = RunningLoad(counters.sum, lambda: self._send_signal(signal.SIGINT))
         emit(LoadStarted(start_ns, load))
         await asyncio.gather(*(remote.send_start(start_ns) for remote in self._workers))
-        late_ns = monotonic_ns() - start_ns
+        late_ns = monotonic_ns() - start_ns  # negative if every worker got it in time
 
         worker_results = await asyncio.gather(*follow_tasks)
         death_reasons = [remote.death_reason for remote in self._workers]

@@ -165,7 +165,17 @@ def check_targets(
 
 
 def _check_target(tier: float, metric: str, reference: float, mean: float | None) -> AccuracyTarget:
-    """Return the bounds on one mean."""
+    """Return the bounds on one mean, and whether it is within them.
+
+    An accuracy only has a lower bound, the tier's part of the reference. The mean response length
+    has a lower and an upper bound, which are the same at both tiers.
+
+    Args:
+        tier: The required part of the reference's accuracy.
+        metric: The metric.
+        reference: Its value for the reference implementation.
+        mean: The measured mean, or None if there is none.
+    """
     least = reference * tier
     most = None
     if metric == TOKENS:
@@ -189,13 +199,13 @@ def format_accuracy_log(
         token_counts: The number of tokens that the server reported for each.
     """
     yield "[\n"
-    last = len(responses) - 1
+    last_sample = len(responses) - 1
     for sample, (token_ids, count) in enumerate(zip(responses, token_counts, strict=True)):
-        data = np.array(token_ids, "<i8").tobytes().hex().upper()
-        end = "\n" if sample == last else ",\n"
+        token_ids_hex = np.array(token_ids, "<i8").tobytes().hex().upper()
+        line_end = "\n" if sample == last_sample else ",\n"
         yield (
-            f'{{ "seq_id" : {sample}, "qsl_idx" : {sample}, "data" : "{data}", '
-            f'"token_count" : {count} }}{end}'
+            f'{{ "seq_id" : {sample}, "qsl_idx" : {sample}, "data" : "{token_ids_hex}", '
+            f'"token_count" : {count} }}{line_end}'
         )
     yield "]\n"
 

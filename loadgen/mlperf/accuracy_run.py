@@ -80,11 +80,11 @@ def run_accuracy_test(
     """
     reference = accuracy.reference_accuracy(request.test.benchmark)
     spec = load_rules().benchmarks[request.test.benchmark]
-    file = _read_dataset(request, spec)
+    dataset_file = _read_dataset(request, spec)
     tokenizer = None
     if request.tokenizer_name is not None:
         tokenizer = load_tokenizer(request.tokenizer_name)
-    questions = _create_questions(file, spec)
+    questions = _create_questions(dataset_file, spec)
     # The prompts contain the chat template of the model, so they are sent to completions.
     endpoint = replace(request.endpoint, api="completions")
     request.output_dir.mkdir(parents=True, exist_ok=True)
@@ -95,10 +95,15 @@ def run_accuracy_test(
     if tokenized is not None:
         _write_logs(request.output_dir, tokenized, has_test06="TEST06" in spec.compliance)
     means = [*_rouge_means(questions, completions), *_token_means(completions, tokenized)]
+    token_ids_source = ""
+    test06 = None
+    if tokenized is not None:
+        token_ids_source = f"{tokenized.tokenizer.name}, applied to the response texts"
+        test06 = tokenized.test06
     result = AccuracyResult(
         benchmark=request.test.benchmark,
         round=request.test.round,
-        dataset=file.name,
+        dataset=dataset_file.name,
         dataset_sha256=hashlib.sha256(request.dataset_path.read_bytes()).hexdigest(),
         url=redacted_url(endpoint),
         model=completions.model,
@@ -108,10 +113,8 @@ def run_accuracy_test(
         answered=len(questions) - completions.texts.count(None),
         means=tuple(means),
         targets=accuracy.check_targets(reference, means),
-        token_ids=""
-        if tokenized is None
-        else f"{tokenized.tokenizer.name}, applied to the response texts",
-        test06=None if tokenized is None else tokenized.test06,
+        token_ids=token_ids_source,
+        test06=test06,
         compliance=spec.compliance,
         simulated=request.simulated or completions.simulated,
         warnings=tuple(_token_warnings(means, tokenized)),
@@ -123,22 +126,22 @@ def run_accuracy_test(
 def _read_dataset(request: AccuracyRequest, spec: Benchmark) -> dataset.DatasetFile:
     """Return the data set. Raises UserError if a sample has no reference response."""
     path = request.dataset_path
-    file = dataset.read_dataset(path, spec, benchmark=request.test.benchmark)
-    if not all(file.references):
+    dataset_file = dataset.read_dataset(path, spec, benchmark=request.test.benchmark)
+    if not all(dataset_file.references):
         raise UserError(
             "missing_key",
             "the samples have no reference response",
             f"--dataset {path}",
             f"add a text column with references: {', '.join(dataset.REFERENCE_COLUMNS)}",
         )
-    return file
+    return dataset_file
 
 
-def _create_questions(file: dataset.DatasetFile, spec: Benchmark) -> list[Question]:
+def _create_questions(dataset_file: dataset.DatasetFile, spec: Benchmark) -> list[Question]:
     """Return the samples as questions whose answers are scored against the reference responses."""
     return [
-        Question(row=DatasetRow(prompt=prompt, output_tokens=spec.max_output), reference=response)
-        for prompt, response in zip(file.prompts, file.references, strict=True)
+        Question(row=DatasetRow(prompt=prompt, output_tokens=spec.max_output), reference=reference)
+        for prompt, reference in zip(dataset_file.prompts, dataset_file.references, strict=True)
     ]
 
 

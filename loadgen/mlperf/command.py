@@ -107,6 +107,8 @@ def run_server_test(
     from loadgen.search import experiment
     from loadgen.search.search_plan import choose_sustain_factor, parse_run_spread
 
+    # `--resume FOLDER` alone runs the stored command line of the search again. With a benchmark,
+    # the options of this command line count, and they have to describe the same search.
     if resume is not None and options.benchmark is None:
         stored_command = experiment.read_plan(resume).command
         if stored_command:
@@ -118,7 +120,7 @@ def run_server_test(
     checked = check_options(invocation, options, scenario, find_peak=find_peak)
     _check_rate_options(target_qps, find_peak=find_peak, resume=resume)
     if resume is not None:
-        experiment.read_plan(resume)
+        experiment.read_plan(resume)  # raises UserError if the folder has no search
     max_run_spread = parse_run_spread(run_spread, checked.settings)
     if resume is None:
         invocation.move_existing_results(checked.settings.out)

@@ -153,7 +153,7 @@ def check_options(
             errors += _official_loadgen_errors(invocation, settings, find_peak=find_peak)
     overrides = invocation.overrides()
     errors += overrides.errors
-    errors += _conflicting_options(invocation, options)
+    errors += _harness_and_dataset_errors(invocation, options)
     if errors:
         raise CombinedError(errors)
     return CheckedTestOptions(test, settings, overrides)
@@ -187,8 +187,18 @@ def _create_test(options: TestOptions, scenario: Scenario) -> Test:
     )
 
 
-def _conflicting_options(invocation: Invocation, options: TestOptions) -> Iterator[UserError]:
-    """Yield an error for an unknown harness and for each option that a data set rules out."""
+def _harness_and_dataset_errors(
+    invocation: Invocation, options: TestOptions
+) -> Iterator[UserError]:
+    """Yield an error for an unknown harness, and errors for options that conflict with --dataset.
+
+    A data set from a file is sent unchanged. So options that change a generated data set cannot be
+    used with it: the mean lengths, and the seed and salt of generated texts.
+
+    Args:
+        invocation: The command, with the options that it shares with other commands.
+        options: The options of the test.
+    """
     if options.harness not in HARNESSES:
         yield UserError(
             "unknown_name",
@@ -205,26 +215,32 @@ def _conflicting_options(invocation: Invocation, options: TestOptions) -> Iterat
             "--dataset",
             "remove --mean-output and --mean-input",
         )
-    for name in ("seed", "salt"):
-        if invocation[name] is not None:
+    for option_name in ("seed", "salt"):
+        option_value = invocation[option_name]
+        if option_value is not None:
             yield UserError(
                 "conflict",
                 "the data set is always sent unchanged",
-                f"--{name} {invocation[name]}",
-                f"leave --{name} out",
+                f"--{option_name} {option_value}",
+                f"leave --{option_name} out",
             )
 
 
 def _official_loadgen_errors(
     invocation: Invocation, settings: Settings, *, find_peak: bool
 ) -> list[UserError]:
-    """Return an error for each option that the official LoadGen cannot follow.
+    """Return an error for each option that the official LoadGen does not support.
 
     It drives one endpoint from one process at a fixed rate.
+
+    Args:
+        invocation: The command, with the options that it shares with other commands.
+        settings: The endpoints.
+        find_peak: Whether the command searches for the peak.
     """
     endpoint_count = len(settings.endpoints)
     workers = invocation["workers"]
-    problems: list[tuple[str, str]] = []
+    problems: list[tuple[str, str]] = []  # each problem with a hint what to do
     if endpoint_count > 1:
         problem = f"it drives one endpoint, but {endpoint_count} are specified"
         problems.append((problem, "use one address for all of them"))

@@ -246,9 +246,10 @@ class _MersenneTwister:
         return product >> 32
 
     def _next_number(self) -> int:
+        """Return the next 32-bit number of the generator."""
         if not self._numbers:
             block = np.frombuffer(self._state.bytes(self._BLOCK_BYTES), "<u4")
-            self._numbers = block[::-1].tolist()
+            self._numbers = block[::-1].tolist()  # reversed, because pop() takes the last one
         return self._numbers.pop()
 
 
@@ -273,15 +274,18 @@ def _shuffle(values: list[int], twister: _MersenneTwister) -> None:
         _swap(values, 1, twister.draw_below(2))
         first_of_pair = 2
     for index in range(first_of_pair, count, 2):
-        choices = index + 1
-        next_choices = index + 2
-        choice, next_choice = divmod(twister.draw_below(choices * next_choices), next_choices)
-        _swap(values, index, choice)
-        _swap(values, index + 1, next_choice)
+        # The value at `index` has index + 1 possible partners, and the next one has index + 2. A
+        # random number below the product of both counts chooses the partners of both values.
+        partner_count = index + 1
+        next_partner_count = index + 2
+        pair_number = twister.draw_below(partner_count * next_partner_count)
+        partner, next_partner = divmod(pair_number, next_partner_count)
+        _swap(values, index, partner)
+        _swap(values, index + 1, next_partner)
 
 
-def _swap(values: list[int], first: int, second: int) -> None:
-    values[first], values[second] = values[second], values[first]
+def _swap(values: list[int], first_index: int, second_index: int) -> None:
+    values[first_index], values[second_index] = values[second_index], values[first_index]
 
 
 # -- the official file -----------------------------------------------------------------------------

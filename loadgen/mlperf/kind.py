@@ -99,27 +99,35 @@ def compare_side(folder: Path) -> Side:
 
 
 class _ScenarioField(msgspec.Struct):
-    """The only field of `mlperf.json` that `read_capacity_facts` needs."""
+    """The only field of `mlperf.json` that `read_capacity_facts` needs.
+
+    Other fields of the file are skipped when it is decoded, which is faster.
+    """
 
     scenario: str = ""
 
 
 def read_capacity_facts(folder: Path) -> CapacityFacts:
-    """Return whether the run is Offline, so that its rate is no capacity under an SLO.
+    """Return the capacity facts of a result, of which only `is_offline` is known here.
 
-    The summary of the run does not show it, because an Offline run looks like one with virtual
-    users in a closed loop. Only the scenario is decoded, because lists of results ask for it often.
+    The rate of an Offline run is no capacity under an SLO, because Offline has no limits on
+    latency. The summary of the run does not show that it is Offline: such a run looks like one with
+    virtual users in a closed loop. Lists of results call this function often, so only the scenario
+    is decoded.
 
     Raises UserError if the result is damaged.
     """
-    path = folder / mlperf_run.RESULT
+    result_path = folder / mlperf_run.RESULT
     try:
-        scenario = msgspec.json.decode(path.read_bytes(), type=_ScenarioField).scenario
+        stored = msgspec.json.decode(result_path.read_bytes(), type=_ScenarioField)
     except (ValueError, RecursionError) as error:
         raise UserError(
-            "damaged_file", f"a damaged result: {error}", str(path), "run loadgen mlperf again"
+            "damaged_file",
+            f"a damaged result: {error}",
+            str(result_path),
+            "run loadgen mlperf again",
         ) from None
-    return CapacityFacts(is_offline=scenario == "offline")
+    return CapacityFacts(is_offline=stored.scenario == "offline")
 
 
 def regenerate(folder: Path) -> Iterator[RegeneratedFile]:
@@ -165,12 +173,16 @@ def _find_equal_result(folder: Path) -> Path | None:
 
 
 def _regenerate_official_result(queries_dir: Path) -> Iterator[RegeneratedFile]:
-    """Yield the result of a run of the official LoadGen, whose own logs cannot be recomputed."""
+    """Yield `mlperf.json` of a run of the official LoadGen, and why its logs cannot be recomputed.
+
+    `queries_dir` is the subdirectory with the stored times of the queries.
+    """
     files = mlperf_run.recompute_files_from_queries(queries_dir)
     yield RegeneratedFile(mlperf_run.RESULT, files[mlperf_run.RESULT], QUERIES_SOURCE)
-    for name in mlperf_run.FILES[1:]:
-        reason = "the official LoadGen wrote it, and does not store its timestamps"
-        yield RegeneratedFile(name, None, reason)
+    reason = "the official LoadGen wrote it, and does not store its timestamps"
+    for name in mlperf_run.FILES:
+        if name != mlperf_run.RESULT:
+            yield RegeneratedFile(name, None, reason)
 
 
 FUNCTIONS = ResultFunctions(

@@ -180,8 +180,8 @@ def _parse_results(text: str) -> tuple[dict[str, str], dict[str, Statistics]]:
         if statistic is None:
             fields.setdefault(label, value)
         else:
-            of_distribution = statistics.setdefault(statistic.distribution, {})
-            of_distribution[statistic.name] = _parse_integer(value)
+            distribution_statistics = statistics.setdefault(statistic.distribution, {})
+            distribution_statistics[statistic.name] = _parse_integer(value)
     return fields, statistics
 
 
@@ -230,7 +230,15 @@ def _query_count(scenario: str, parameters: dict[str, str], details: dict[str, A
 
 
 def _invalid_reasons(fields: dict[str, str], details: dict[str, Any]) -> Iterator[str]:
-    """Yield why the result is INVALID."""
+    """Yield why the result is INVALID, or nothing if it is VALID.
+
+    The summary says which requirement was not satisfied. The detail log may have
+    LoadGen's own reason as well.
+
+    Args:
+        fields: The fields of the summary by label.
+        details: The entries of the detail log by key.
+    """
     for label in ("Performance constraints", "Min duration", "Min queries", "Early stopping"):
         if fields.get(f"{label} satisfied", "Yes") == "NO":
             yield f"{label.lower()} not satisfied"

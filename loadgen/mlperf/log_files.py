@@ -233,7 +233,13 @@ def _samples_per_query(result: MlperfResult, test: Test) -> int:
 
 
 def _spread_lines(spread: LoadGenSpread, name: str, percentile_name: str) -> Iterator[str]:
-    """Yield the lines of a distribution."""
+    """Yield the lines of a distribution in LoadGen's layout: minimum, maximum, mean, percentiles.
+
+    Args:
+        spread: The distribution, in ns.
+        name: Its name in the lines of the minimum, maximum and mean.
+        percentile_name: Its name in the lines of the percentiles, which LoadGen spells differently.
+    """
     statistics = (("Min", spread.min), ("Max", spread.max), ("Mean", spread.mean))
     for statistic, value_ns in statistics:
         yield f"{statistic} {name}".ljust(len(name) + 20) + f": {_integer_text(value_ns)}"
@@ -481,14 +487,19 @@ def _token_throughput_entries(result: MlperfResult) -> Iterator[Entry]:
     LoadGen divides the second one by nanoseconds: it is a billionth of what its name says, in its
     own logs as well.
     """
-    scheduled_rate = result.tokens / result.scheduled_s if result.scheduled_s else 0
-    yield "result_token_throughput_with_loadgen_overhead", scheduled_rate
+    tokens_per_scheduled_s = result.tokens / result.scheduled_s if result.scheduled_s else 0
+    yield "result_token_throughput_with_loadgen_overhead", tokens_per_scheduled_s
     total_latency_ns = _latency_or_unresolved(result.latency.mean) * result.latency.count
-    yield "result_token_throughput", result.tokens / total_latency_ns if total_latency_ns else 0
+    tokens_per_latency_ns = result.tokens / total_latency_ns if total_latency_ns else 0
+    yield "result_token_throughput", tokens_per_latency_ns
 
 
 def _full_run_s(result: MlperfResult) -> float:
-    """Return the seconds until the last completion, or those of the schedule without any."""
+    """Return how long the run took until the last completion, in seconds.
+
+    The result does not store this, so it is computed from the number of completions and their rate.
+    Without a completion, it is the length of the schedule.
+    """
     rate = result.whole_samples_per_s
     return result.resolved / rate if rate else result.scheduled_s
 

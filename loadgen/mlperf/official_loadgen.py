@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import numpy as np
 from loadgen_sdk.probe.probe import ProbeResult
-from loadgen_sdk.request import Completion
+from loadgen_sdk.request import NEVER, Completion
 from loadgen_sdk.wire_formats.usage import without_doubtful_counts
 from numpy.typing import NDArray
 
@@ -353,7 +353,13 @@ def _loop_thread() -> Iterator[_LoopThread]:
 class _OfficialTest(NamedTuple):
     """A test that the official LoadGen runs, with its data and endpoint.
 
-    `concurrency` limits the requests in flight in Offline.
+    Attributes:
+        test: The requirements of the rules.
+        data: The requests.
+        settings: The endpoint, and how requests are sent.
+        qps: The rate in queries/s, in Offline the expected rate in samples/s.
+        concurrency: The most requests in flight in Offline, or None for the default.
+        output_dir: The directory of LoadGen's logs and of the results.
     """
 
     test: Test
@@ -369,8 +375,11 @@ class _OfficialTest(NamedTuple):
         return run.build_workload(self.test, self.data, qps=self.qps, concurrency=self.concurrency)
 
     @property
-    def planned_ns(self) -> NDArray[np.int64] | None:
-        """The scheduled time of each query; None in Offline, which has one query."""
+    def schedule_offsets_ns(self) -> NDArray[np.int64] | None:
+        """The scheduled time of each query, from the start of the schedule.
+
+        It is None in Offline, where LoadGen issues all samples as one query at the start.
+        """
         if self.test.scenario == "offline":
             return None
         return rules.create_schedule(self.test, self.qps).offsets_ns
@@ -378,10 +387,10 @@ class _OfficialTest(NamedTuple):
     @property
     def query_count(self) -> int:
         """The number of queries; in Offline, of samples."""
-        planned_ns = self.planned_ns
-        if planned_ns is None:
+        offsets_ns = self.schedule_offsets_ns
+        if offsets_ns is None:
             return rules.offline_samples(self.test, self.qps)
-        return len(planned_ns)
+        return len(offsets_ns)
 
     @property
     def max_in_flight(self) -> int | None:
@@ -392,7 +401,14 @@ class _OfficialTest(NamedTuple):
 
 
 class _IssuedQueries(NamedTuple):
-    """The queries that LoadGen has issued, their responses, and what the endpoint is."""
+    """The queries that LoadGen has issued, and their responses.
+
+    Attributes:
+        issued_ns: When LoadGen issued each query, on the monotonic clock, in the order of issue.
+        completions: The response to each query, in the same order; None if it did not complete.
+        probe: What the first request to the endpoint showed about it.
+        reproduction_options: The options of the command line that create the same prompts again.
+    """
 
     issued_ns: list[int]
     completions: list[Completion | None]
@@ -433,13 +449,16 @@ def run_official_test(
             "start loadgen sim --preset NAME and give its URL; or use --harness own",
         )
     assert settings.out is not None
-    with running_server(settings) as served:
-        assert served.out is not None
-        official = _OfficialTest(test, data, served, qps, concurrency, served.out)
-        served.out.mkdir(parents=True, exist_ok=True)
+    # The context starts the simulated server, if the settings ask for one, and yields the settings
+    # with its URL.
+    with running_server(settings) as server_settings:
+        output_dir = server_settings.out
+        assert output_dir is not None
+        official = _OfficialTest(test, data, server_settings, qps, concurrency, output_dir)
+        output_dir.mkdir(parents=True, exist_ok=True)
         queries = _issue_queries(loadgen, official)
         simulated = settings.backend.simulated or queries.probe.simulated
-        return _write_result(official, queries, simulated=simulated), served.gpus
+        return _write_result(official, queries, simulated=simulated), server_settings.gpus
 
 
 def _issue_queries(loadgen: LoadGenModule, official: _OfficialTest) -> _IssuedQueries:
@@ -513,19 +532,19 @@ def _write_result(
     """
     test = official.test
     output_dir = official.output_dir
-    timing = _measure_queries(queries, official.planned_ns)
-    log = read_log(output_dir)
+    timing = _measure_queries(queries, official.schedule_offsets_ns)
+    loadgen_log = read_log(output_dir)
     warnings = [*run.deviation_warnings(test), *_token_count_warnings(queries.completions)]
     facts = MlperfRunFacts(
         dataset=f"{official.data.name}; queries by the official LoadGen",
         target_qps=official.qps,
-        notes=_result_notes(official, queries, timing, log, warnings),
+        notes=_result_notes(official, queries, timing, loadgen_log, warnings),
         warnings=warnings,
         simulated=simulated,
     )
     result = judge_trace(timing.trace, test, facts)
 
-    started = datetime.strptime(log.detail["test_datetime"], "%Y-%m-%dT%H:%M:%SZ")
+    started = datetime.strptime(loadgen_log.detail["test_datetime"], "%Y-%m-%dT%H:%M:%SZ")
     context = LogContext(
         sut=queries.probe.target.redacted,
         version=loadgen_version(),
@@ -574,39 +593,56 @@ def _result_notes(
     return notes
 
 
-def _measure_queries(queries: _IssuedQueries, planned_ns: NDArray[np.int64] | None) -> _QueryTiming:
-    """Return the times of the queries relative to their scheduled times.
+def _measure_queries(
+    queries: _IssuedQueries, schedule_offsets_ns: NDArray[np.int64] | None
+) -> _QueryTiming:
+    """Return the latencies of the queries, and how late LoadGen issued them.
 
-    LoadGen does not report when its schedule began. The start is estimated as the latest time with
-    which no query was issued before its scheduled time: the query with the smallest delay then has
-    a delay of 0.
+    Latencies count from the time at which a query was scheduled, not from when it was issued. The
+    schedule has offsets from its start, and LoadGen does not report when it started. So the start
+    is estimated. LoadGen never issues a query early, but often a little late, so "time of issue
+    minus offset" is the start plus the lateness of the query. The smallest of these values, that of
+    the most punctual query, is nearest to the start.
 
     Args:
         queries: The queries and their responses.
-        planned_ns: The scheduled time of each query from the start of the schedule. None in
-            Offline, where all queries are due at the start.
+        schedule_offsets_ns: The scheduled time of each query from the start of the schedule. None
+            in Offline, where all queries are scheduled at the start.
     """
     issued_ns = np.array(queries.issued_ns, np.int64)
-    count = len(issued_ns)
-    due_ns = np.zeros(count, np.int64) if planned_ns is None else planned_ns[:count]
-    start_ns = int((issued_ns - due_ns).min()) if count else 0
-    scheduled_ns = start_ns + due_ns
-    p99_lateness_ns = int(np.quantile(issued_ns - scheduled_ns, 0.99)) if count else 0
+    query_count = len(issued_ns)
+    if schedule_offsets_ns is None:
+        offsets_ns = np.zeros(query_count, np.int64)
+    else:
+        offsets_ns = schedule_offsets_ns[:query_count]
+    schedule_start_ns = 0
+    if query_count:
+        schedule_start_ns = int((issued_ns - offsets_ns).min())
+    scheduled_ns = schedule_start_ns + offsets_ns
+    p99_lateness_ns = 0
+    if query_count:
+        p99_lateness_ns = int(np.quantile(issued_ns - scheduled_ns, 0.99))
 
     responses = [_ResponseTimes.of_completion(completion) for completion in queries.completions]
     end_ns = np.array([response.end_ns for response in responses], np.int64)
     first_token_ns = np.array([response.first_token_ns for response in responses], np.int64)
     tokens = np.array([response.tokens for response in responses], np.int64)
-    latency_ns = np.where(end_ns >= 0, end_ns - scheduled_ns, UNRESOLVED)
+    # An unknown timestamp is NEVER, which is negative. `QueryTrace` has UNRESOLVED for a query that
+    # did not complete: a latency above every limit.
+    is_completed = end_ns >= 0
+    latency_ns = np.where(is_completed, end_ns - scheduled_ns, UNRESOLVED)
     # A response without a timestamp of its first token has it at its end.
-    ttft_ns = np.where(first_token_ns >= 0, first_token_ns - scheduled_ns, latency_ns)
-    return _QueryTiming(QueryTrace(due_ns, ttft_ns, latency_ns, tokens), p99_lateness_ns)
+    has_first_token = first_token_ns >= 0
+    ttft_ns = np.where(has_first_token, first_token_ns - scheduled_ns, latency_ns)
+    trace = QueryTrace(due_ns=offsets_ns, ttft_ns=ttft_ns, latency_ns=latency_ns, tokens=tokens)
+    return _QueryTiming(trace, p99_lateness_ns)
 
 
 class _ResponseTimes(NamedTuple):
     """When a response came, on the monotonic clock, and its number of output tokens.
 
-    The times are -1 for a query that failed or did not complete.
+    Both times are NEVER for a query that failed or did not complete. Only the first one is if the
+    client did not see the first token.
     """
 
     first_token_ns: int
@@ -617,7 +653,7 @@ class _ResponseTimes(NamedTuple):
     def of_completion(cls, completion: Completion | None) -> _ResponseTimes:
         """Return the times of a completion, or those of a failure."""
         if completion is None or completion.failure is not None:
-            return cls(first_token_ns=-1, end_ns=-1, tokens=0)
+            return cls(first_token_ns=NEVER, end_ns=NEVER, tokens=0)
         return cls(
             first_token_ns=completion.first_token,
             end_ns=completion.end,
@@ -626,7 +662,10 @@ class _ResponseTimes(NamedTuple):
 
 
 def _token_count_warnings(completions: list[Completion | None]) -> list[str]:
-    """Return a warning if responses had no usage, so that their tokens are stream events."""
+    """Return a warning if responses had no token count of the server, or an empty list.
+
+    The events of the stream were then counted in place of the tokens.
+    """
     succeeded = [
         completion
         for completion in completions
@@ -641,10 +680,11 @@ def _loadgen_notes(log: LoadGenLog, result: MlperfResult) -> list[str]:
 
     LoadGen's latencies are longer by the time that Python takes to report a response to it.
     """
-    notes = [f"LoadGen's own result: {'VALID' if log.valid else 'INVALID'}"]
+    validity = "VALID" if log.valid else "INVALID"
+    notes = [f"LoadGen's own result: {validity}"]
     notes += [f"LoadGen: {reason}" for reason in log.reasons]
-    notes += _compare_p99("TTFT", log.ttft, result.ttft)
-    notes += _compare_p99("TPOT", log.tpot, result.tpot)
+    notes += _p99_comparison_notes("TTFT", log.ttft, result.ttft)
+    notes += _p99_comparison_notes("TPOT", log.tpot, result.tpot)
     if log.tokens_per_s is not None and result.completed_tokens_per_s is not None:
         notes.append(
             f"completed tokens/s: {log.tokens_per_s:,.2f} by LoadGen's timestamps, "
@@ -653,21 +693,32 @@ def _loadgen_notes(log: LoadGenLog, result: MlperfResult) -> list[str]:
     return notes
 
 
-def _compare_p99(
-    metric: str, loadgen_spread: LoadGenSpread | None, own_spread: LoadGenSpread | None
+def _p99_comparison_notes(
+    metric: str,
+    loadgen_distribution: LoadGenSpread | None,
+    client_distribution: LoadGenSpread | None,
 ) -> list[str]:
-    """Return a note with the p99 of a metric by LoadGen and by this program.
+    """Return a note that compares the p99 of a metric by LoadGen's timestamps and by the client's.
 
     Returns an empty list if one of them is missing, as in Offline, which has no TTFT and no TPOT.
+
+    Args:
+        metric: The metric, as the note names it.
+        loadgen_distribution: The distribution in the log of the official LoadGen.
+        client_distribution: The distribution by the timestamps of this program, which sends the
+            requests.
     """
-    if loadgen_spread is None or own_spread is None:
+    if loadgen_distribution is None or client_distribution is None:
         return []
     p99_index = PERCENTILES.index(0.99)
-    loadgen_ns = loadgen_spread.percentiles[p99_index]
-    own_ns = own_spread.percentiles[p99_index]
-    if loadgen_ns is None or own_ns is None:
+    loadgen_p99_ns = loadgen_distribution.percentiles[p99_index]
+    client_p99_ns = client_distribution.percentiles[p99_index]
+    if loadgen_p99_ns is None or client_p99_ns is None:
         return []
+    loadgen_p99_ms = loadgen_p99_ns / NS_PER_MS
+    client_p99_ms = client_p99_ns / NS_PER_MS
+    difference_ms = (loadgen_p99_ns - client_p99_ns) / NS_PER_MS
     return [
-        f"{metric} p99: {loadgen_ns / NS_PER_MS:.3f} ms by LoadGen's timestamps, "
-        f"{own_ns / NS_PER_MS:.3f} ms by ours: {(loadgen_ns - own_ns) / NS_PER_MS:+.3f} ms"
+        f"{metric} p99: {loadgen_p99_ms:.3f} ms by LoadGen's timestamps, "
+        f"{client_p99_ms:.3f} ms by ours: {difference_ms:+.3f} ms"
     ]

@@ -44,8 +44,15 @@ UNKNOWN_QPS = 1e-9
 """An expected rate that sizes the first Offline trial to the minimum: one pass of the data set."""
 
 
-class _FinishedRun(NamedTuple):
-    """A run with its MLPerf result. Without a summary, the official LoadGen issued the queries."""
+class _JudgedRun(NamedTuple):
+    """A run and its result by the rules of MLPerf.
+
+    Attributes:
+        result: The result by the rules.
+        run_dir: The directory of the run.
+        gpus: The number of GPUs behind the endpoint, or None if it is not known.
+        summary: The summary of the run. None if the official LoadGen issued the queries.
+    """
 
     result: MlperfResult
     run_dir: Path
@@ -105,13 +112,13 @@ class PreparedTest(Struct, frozen=True, kw_only=True):
         """Run the test once, print its result and return the exit code."""
         self._print_data_set()
         if self.uses_official_loadgen:
-            finished = self._run_official_loadgen(qps, concurrency)
+            judged_run = self._run_official_loadgen(qps, concurrency)
         else:
-            finished = self._run_own_harness(qps, concurrency)
-        self._print_finished(finished)
-        return finished.exit_code
+            judged_run = self._run_own_harness(qps, concurrency)
+        self._print_judged_run(judged_run)
+        return judged_run.exit_code
 
-    def _run_official_loadgen(self, qps: float, concurrency: int | None) -> _FinishedRun:
+    def _run_official_loadgen(self, qps: float, concurrency: int | None) -> _JudgedRun:
         """Let the official LoadGen issue the queries."""
         from loadgen.mlperf import official_loadgen
 
@@ -119,9 +126,9 @@ class PreparedTest(Struct, frozen=True, kw_only=True):
         result, gpus = official_loadgen.run_official_test(
             self.test, self.data, settings, qps=qps, concurrency=concurrency
         )
-        return _FinishedRun(result, self.output_dir, gpus)
+        return _JudgedRun(result, self.output_dir, gpus)
 
-    def _run_own_harness(self, qps: float, concurrency: int | None) -> _FinishedRun:
+    def _run_own_harness(self, qps: float, concurrency: int | None) -> _JudgedRun:
         """Send the load with this load generator, and judge the run by the rules."""
         from loadgen.runs.run_display import create_display
 
@@ -132,28 +139,28 @@ class PreparedTest(Struct, frozen=True, kw_only=True):
         result = mlperf_run.judge_run(
             run_dir, self.test, summary, data_name=self.data.name, qps=qps
         )
-        return _FinishedRun(result, run_dir, summary.target.gpus, summary)
+        return _JudgedRun(result, run_dir, summary.target.gpus, summary)
 
     def _print_data_set(self) -> None:
         print_status(f"MLPerf-style, unofficial; data set: {self.data.name}")
 
-    def _print_finished(self, finished: _FinishedRun) -> None:
+    def _print_judged_run(self, judged_run: _JudgedRun) -> None:
         """Print the result of a run, as JSON or as a report, as the options of the command say."""
         from loadgen.mlperf import text
         from loadgen.runs.part_sections import part_sections
 
         if self.as_json:
-            sys.stdout.write((finished.run_dir / mlperf_run.RESULT).read_text("utf-8"))
+            sys.stdout.write((judged_run.run_dir / mlperf_run.RESULT).read_text("utf-8"))
             return
-        parts = () if finished.summary is None else part_sections(finished.summary)
+        parts = () if judged_run.summary is None else part_sections(judged_run.summary)
         report = text.create_report(
-            finished.result,
-            gpus=finished.gpus,
+            judged_run.result,
+            gpus=judged_run.gpus,
             part_sections=parts,
-            run_dir=str(finished.run_dir),
+            run_dir=str(judged_run.run_dir),
         )
         print_report(report, full=self.full)
-        print_status(f"Results: {finished.run_dir}, with log files in the format of LoadGen")
+        print_status(f"Results: {judged_run.run_dir}, with log files in the format of LoadGen")
 
     # -- the rate that sizes an Offline query ------------------------------------------------------
 
@@ -229,29 +236,37 @@ class PreparedTest(Struct, frozen=True, kw_only=True):
     ) -> int:
         """Search for the highest VALID rate, print its result and return the exit code.
 
+        The search itself ends with runs of official length that confirm the rate. The best of these
+        runs is then judged by the rules of MLPerf, which gives the result that is printed. The exit
+        code is the more severe one of the search and of this result.
+
         Args:
             start_qps: The first rate that is tried, or None for the default.
-            sustain_factor: The length of the run that shows that the rate is sustained, in official
-                lengths.
+            sustain_factor: The length of the runs that show whether the rate is sustained, as a
+                multiple of the length of an official run. With 1, there are no such runs.
             run_spread: How much the result may vary between runs, as `--run-spread` says.
         """
         self._print_data_set()
-        start = start_qps or DEFAULT_START_QPS
-        self._warn_of_long_passes(start)
-        search_run = self._create_search(start, sustain_factor, run_spread)
-        search_code = search_run.run("none" if self.as_json else "report")
-        best = _best_confirmation(search_run.search)
-        if best is None:
+        first_qps = start_qps or DEFAULT_START_QPS
+        self._warn_if_one_pass_is_long(first_qps)
+        search_run = self._create_search_run(first_qps, sustain_factor, run_spread)
+        search_exit_code = search_run.run("none" if self.as_json else "report")
+        load_search = search_run.search
+        confirmation = _best_confirmation(load_search)
+        if confirmation is None:
             self._print_unconfirmed()
-            return search_code
-        finished = self._judge_peak(best, search_run.search.result)
+            return search_exit_code
+        judged_run = self._judge_confirmation(confirmation, load_search.result)
         if not self.as_json:
-            print()
-        self._print_finished(finished)
-        return max(search_code, finished.exit_code)
+            print()  # separates the result from the report of the search
+        self._print_judged_run(judged_run)
+        return max(search_exit_code, judged_run.exit_code)
 
-    def _warn_of_long_passes(self, qps: float) -> None:
-        """Warn if a whole pass of the data set takes longer than the minimum duration."""
+    def _warn_if_one_pass_is_long(self, qps: float) -> None:
+        """Warn if one pass of the data set takes longer than the minimum duration at this rate.
+
+        A run sends every sample of the data set equally often, so it lasts at least for one pass.
+        """
         pass_s = self.test.samples / qps
         if pass_s > self.test.min_duration_ns / 1e9:
             print_status(
@@ -260,18 +275,19 @@ class PreparedTest(Struct, frozen=True, kw_only=True):
                 "Use a --dataset with fewer rows for shorter trials"
             )
 
-    def _create_search(
+    def _create_search_run(
         self, start_qps: float, sustain_factor: float, run_spread: float | None
     ) -> SearchRun:
-        """Return the search for the peak, with a display of one line per trial.
+        """Return what runs the search for the peak, with a display of one line per trial.
 
-        The parameters are those of `find_peak`.
+        A trial at the first rate is expected to take the minimum duration, or as long as one pass
+        of the data set if that is longer. The parameters are those of `find_peak`.
         """
         from loadgen.runs.run_display import create_display
         from loadgen.search.search_run import SearchRun
         from loadgen.search.search_text import QUERIES_UNIT
 
-        search, runner, plan = mlperf_run.create_peak_search(
+        load_search, trial_runner, plan = mlperf_run.create_peak_search(
             self.test,
             self.data,
             self.settings,
@@ -284,8 +300,8 @@ class PreparedTest(Struct, frozen=True, kw_only=True):
         pass_s = self.test.samples / start_qps
         expected_trial_s = max(self.test.min_duration_ns / 1e9, pass_s)
         return SearchRun(
-            search=search,
-            runner=runner,
+            search=load_search,
+            runner=trial_runner,
             plan=plan,
             display=create_display(self.invocation, quiet=True, has_line_per_step=True),
             unit=QUERIES_UNIT,
@@ -303,49 +319,52 @@ class PreparedTest(Struct, frozen=True, kw_only=True):
         else:
             print(DISCLOSURE)
 
-    def _judge_peak(self, best: TrialResult, search_result: SearchResult) -> _FinishedRun:
+    def _judge_confirmation(
+        self, confirmation: TrialResult, search_result: SearchResult
+    ) -> _JudgedRun:
         """Judge the run that confirmed the peak of a search, by the rules of MLPerf.
 
         The result is written into the directory of that run, and into that of the search as well.
 
         Args:
-            best: The trial that confirmed the peak.
+            confirmation: The trial that confirmed the peak.
             search_result: The result of the search, which shows whether the rate is sustained.
         """
         from loadgen.core.results import checksums, store
         from loadgen.core.run_summary import summarize
 
-        run_dir = self.output_dir / best.run_name
+        run_dir = self.output_dir / confirmation.run_name
         summary = summarize(*store.read_run_lazily(run_dir))
         result = mlperf_run.judge_run(
             run_dir,
             self.test,
             summary,
             data_name=self.data.name,
-            qps=best.load,
+            qps=confirmation.load,
             search_result=search_result,
         )
         mlperf_run.write_result(self.output_dir, result, self.test, mlperf_run.log_context(summary))
         checksums.write(self.output_dir)
-        return _FinishedRun(result, run_dir, summary.target.gpus, summary)
+        return _JudgedRun(result, run_dir, summary.target.gpus, summary)
 
 
 def _best_confirmation(search: LoadSearch) -> TrialResult | None:
-    """Return the trial with the highest load that an official run confirmed, or None.
+    """Return the passed confirmation with the highest load, or None if no rate was confirmed.
 
-    Confirmations have the official length. If the search made still longer runs, which show that a
-    rate is sustained, only those of them count in which no queue grew.
+    Confirmations are runs of the official length or longer. Trials of kind "confirm" have the
+    official length. Trials of kind "sustain" are longer, to show that a rate is sustained. If the
+    search found a sustained rate by them, only those of them count in which no queue grew.
     """
     result = search.result
-    has_longer_runs = result.sustained_load is not None and result.length_factor > 1
-    kind = "sustain" if has_longer_runs else "confirm"
+    has_sustained_rate = result.sustained_load is not None and result.length_factor > 1
+    kind = "sustain" if has_sustained_rate else "confirm"
     confirmations = [trial for trial in search.results if trial.kind == kind and trial.has_passed]
-    if has_longer_runs:
+    if has_sustained_rate:
         confirmations = [trial for trial in confirmations if trial.sustained is not False]
-    return max(confirmations, key=_load_of_trial, default=None)
+    return max(confirmations, key=_trial_load, default=None)
 
 
-def _load_of_trial(trial: TrialResult) -> float:
+def _trial_load(trial: TrialResult) -> float:
     return trial.load
 
 

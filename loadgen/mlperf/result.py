@@ -305,7 +305,7 @@ def judge_trace(
     span = _RunSpan.from_trace(trace, is_offline=is_offline)
     token_counts = _count_tokens(trace, with_one_token_defect=with_one_token_defect)
     tpot_ns = _tpot_values(trace, with_one_token_defect=with_one_token_defect)
-    checks = _check_limits(test, trace.ttft_ns, tpot_ns)
+    checks = _check_latency_limits(test, trace.ttft_ns, tpot_ns)
     query_errors = _query_errors(trace)
     reasons = tuple(_invalid_reasons(test, span, query_errors, checks))
     return MlperfResult(
@@ -370,7 +370,11 @@ class _RunSpan(NamedTuple):
 
     @classmethod
     def from_trace(cls, trace: QueryTrace, *, is_offline: bool) -> _RunSpan:
-        """Return the counts and windows of a run, which depend on whether it is Offline."""
+        """Return the counts and windows of a run.
+
+        In Server and Interactive, LoadGen's window of the completed rates ends when the query that
+        was issued last completes, even if other queries complete later.
+        """
         issued = len(trace.due_ns)
         is_resolved = trace.is_resolved
         end_ns = trace.due_ns + trace.latency_ns
@@ -381,9 +385,9 @@ class _RunSpan(NamedTuple):
             window_ns = full_ns
             window_queries = issued
         else:
-            has_last_completed = issued > 0 and bool(is_resolved[-1])
+            is_last_query_resolved = issued > 0 and bool(is_resolved[-1])
             duration_ns = scheduled_ns
-            window_ns = int(end_ns[-1]) if has_last_completed else None
+            window_ns = int(end_ns[-1]) if is_last_query_resolved else None
             window_queries = issued - 1
         return cls(
             issued=issued,
@@ -417,36 +421,46 @@ def _tpot_values(trace: QueryTrace, *, with_one_token_defect: bool) -> NDArray[n
     """Return the time per output token (TPOT) in ns of each query that has one.
 
     It is (latency - ttft) // (tokens - 1), as in LoadGen. A query that never completed has
-    UNRESOLVED. A response of one token has no TPOT. LoadGen's defect counts its tokens as 0 and so
-    divides by -1.
+    UNRESOLVED. A response of one token has no interval between tokens, so it has no TPOT and is
+    left out. LoadGen's defect counts its tokens as 0 and so divides by -1.
     """
     has_many_tokens = trace.is_resolved & (trace.tokens > 1)
     has_one_token = trace.is_resolved & ~has_many_tokens
     generation_ns = trace.latency_ns - trace.ttft_ns
-    intervals = trace.tokens.astype(np.int64) - 1
+    token_intervals = trace.tokens.astype(np.int64) - 1
 
     tpot_ns = np.full(len(trace.tokens), UNRESOLVED, np.int64)
-    tpot_ns[has_many_tokens] = generation_ns[has_many_tokens] // intervals[has_many_tokens]
+    tpot_ns[has_many_tokens] = generation_ns[has_many_tokens] // token_intervals[has_many_tokens]
     if with_one_token_defect:
         tpot_ns[has_one_token] = -generation_ns[has_one_token]
         return tpot_ns
     return tpot_ns[~has_one_token]
 
 
-def _check_limits(
-    test: Test, ttft_ns: NDArray[np.int64], tpot_ns: NDArray[np.int64]
+def _check_latency_limits(
+    test: Test, measured_ttft_ns: NDArray[np.int64], measured_tpot_ns: NDArray[np.int64]
 ) -> tuple[Check, ...]:
-    """Return the checks of the limits of TTFT and TPOT, or none in Offline, which has no limits."""
-    if test.ttft_ns is None or test.tpot_ns is None:
+    """Return the checks of the limits of TTFT and TPOT, or none in Offline, which has no limits.
+
+    Args:
+        test: The requirements of the rules, among them the two limits.
+        measured_ttft_ns: The time to the first token of each query.
+        measured_tpot_ns: The time per output token of each query that has one.
+    """
+    ttft_limit_ns = test.ttft_ns
+    tpot_limit_ns = test.tpot_ns
+    if ttft_limit_ns is None or tpot_limit_ns is None:
         return ()
     return (
-        _check_limit("ttft", ttft_ns, test.ttft_ns, test),
-        _check_limit("tpot", tpot_ns, test.tpot_ns, test),
+        _check_percentile("ttft", measured_ttft_ns, ttft_limit_ns, test),
+        _check_percentile("tpot", measured_tpot_ns, tpot_limit_ns, test),
     )
 
 
-def _check_limit(metric: str, values_ns: NDArray[np.int64], limit_ns: int, test: Test) -> Check:
-    """Return the check of one limit: the percentile and early stopping.
+def _check_percentile(
+    metric: str, measured_ns: NDArray[np.int64], limit_ns: int, test: Test
+) -> Check:
+    """Return the check of the limit of one metric: its percentile and early stopping.
 
     Early stopping is MLPerf's statistical test: enough queries must have been measured, given the
     number of them over the limit, to be confident that the percentile is within the limit. The two
@@ -455,27 +469,28 @@ def _check_limit(metric: str, values_ns: NDArray[np.int64], limit_ns: int, test:
 
     Args:
         metric: "ttft" or "tpot".
-        values_ns: The values of all queries, which are UNRESOLVED if they did not complete.
+        measured_ns: The value of each query, which is UNRESOLVED if it did not complete. That is
+            above every limit, so such a query counts as a violation.
         limit_ns: The limit of the percentile.
         test: The percentile and the confidence of early stopping.
     """
-    count = len(values_ns)
-    value_ns = UNRESOLVED
-    if count:
-        value_index = quantile_index(count, test.percentile)
-        value_ns = int(np.partition(values_ns, value_index)[value_index])
-    over = int((values_ns > limit_ns).sum())
-    needed = needed_queries(over, test.percentile, test.confidence)
+    query_count = len(measured_ns)
+    percentile_ns = UNRESOLVED
+    if query_count:
+        percentile_index = quantile_index(query_count, test.percentile)
+        percentile_ns = int(np.partition(measured_ns, percentile_index)[percentile_index])
+    violations = int((measured_ns > limit_ns).sum())
+    required_queries = needed_queries(violations, test.percentile, test.confidence)
     return Check(
         metric=metric,
         limit_ns=limit_ns,
-        value_ns=None if value_ns >= UNRESOLVED else value_ns,
-        met=value_ns <= limit_ns,
-        checker_met=value_ns < limit_ns,
-        over=over,
-        count=count,
-        needed=needed,
-        early_stopping_met=count >= needed,
+        value_ns=None if percentile_ns >= UNRESOLVED else percentile_ns,
+        met=percentile_ns <= limit_ns,
+        checker_met=percentile_ns < limit_ns,
+        over=violations,
+        count=query_count,
+        needed=required_queries,
+        early_stopping_met=query_count >= required_queries,
     )
 
 
@@ -579,7 +594,7 @@ def _divide_towards_zero(total: int, divisor: int) -> int:
 
 
 def _rate_per_s(count: int, length_ns: int | None) -> float | None:
-    """Return a rate per second, or None if the window is unknown or empty."""
+    """Return a rate per second, or None if the length of its window is unknown or zero."""
     if not length_ns or length_ns <= 0:
         return None
     return count / (length_ns / NS_PER_S)

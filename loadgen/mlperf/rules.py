@@ -327,9 +327,13 @@ def create_schedule(test: Test, qps: float) -> arrivals.Arrivals:
 
 
 def offline_samples(test: Test, expected_qps: float) -> int:
-    """Return the samples of LoadGen's single Offline query, in whole passes of the data set."""
-    expected = offline_expected(test, expected_qps)
-    return expected + -expected % test.samples
+    """Return the number of samples of LoadGen's single Offline query.
+
+    It is the number that LoadGen expects to need, rounded up to whole passes of the data set.
+    """
+    expected_samples = offline_expected(test, expected_qps)
+    missing_in_last_pass = -expected_samples % test.samples
+    return expected_samples + missing_in_last_pass
 
 
 def offline_expected(test: Test, expected_qps: float) -> int:

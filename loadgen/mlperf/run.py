@@ -154,17 +154,25 @@ def write_official_requests(
     reference.
     """
     spec = rules.load_rules().benchmarks[test.benchmark]
-    file = dataset.read_dataset(dataset_path, spec, benchmark=test.benchmark)
-    sample_count = len(file.prompts)
-    test = replace(test, samples=sample_count, min_queries=min(test.min_queries, sample_count))
+    dataset_file = dataset.read_dataset(dataset_path, spec, benchmark=test.benchmark)
+    sample_count = len(dataset_file.prompts)
+    # A data set with fewer samples than the rules require also lowers the number of queries.
+    sized_test = replace(
+        test, samples=sample_count, min_queries=min(test.min_queries, sample_count)
+    )
     output_dir.mkdir(parents=True, exist_ok=True)
     requests_path = output_dir / REQUESTS
     with requests_path.open("wb") as output:
-        for sample in dataset.issue_order(test):
-            row = {"prompt": file.prompts[sample], "max_tokens": spec.max_output, "temperature": 0}
-            output.write(msgspec.json.encode(row) + b"\n")
-    api: Api | None = "completions" if file.has_token_ids else None
-    return DatasetRequests(FromFile(path=requests_path.resolve()), file.name, api), test
+        for sample in dataset.issue_order(sized_test):
+            request = {
+                "prompt": dataset_file.prompts[sample],
+                "max_tokens": spec.max_output,
+                "temperature": 0,
+            }
+            output.write(msgspec.json.encode(request) + b"\n")
+    api: Api | None = "completions" if dataset_file.has_token_ids else None
+    requests = FromFile(path=requests_path.resolve())
+    return DatasetRequests(requests, dataset_file.name, api), sized_test
 
 
 def build_workload(
@@ -266,15 +274,20 @@ def create_peak_search(
 ) -> tuple[LoadSearch, TrialRunner, experiment.ExperimentPlan]:
     """Return the search for the highest rate whose official run is VALID, with official seeds.
 
+    The search tries rates one after the other. Each trial is a run, whose load is built here from
+    the kind of the trial. Most trials may be a little shorter than an official run (see
+    `create_trial_test`). Trials that confirm a rate are official runs, or longer ones that show
+    whether the rate is sustained.
+
     Args:
         test: The test.
         data: The requests.
         settings: The endpoint, and how requests are sent.
         output_dir: The directory of the search.
         start_qps: The first rate that is tried.
-        drain_ns: How long queries may take after the last one was issued.
-        sustain_factor: The length of the run that shows that the rate is sustained, in official
-            lengths.
+        drain_ns: How long queries may take after the last one of a run was issued.
+        sustain_factor: The length of the runs that show whether the rate is sustained, as a
+            multiple of the length of an official run. With 1, there are no such runs.
         run_spread: How much the result may vary between runs, as `--run-spread` says.
 
     Returns:
@@ -283,17 +296,18 @@ def create_peak_search(
     """
     seed = experiment.choose_seed(output_dir, data.seed)
 
-    def make_workload(trial: PlannedTrial) -> Workload:
+    def build_trial_workload(trial: PlannedTrial) -> Workload:
+        """Return the load of one trial. Its `length_factor` is above 1 in the longer runs."""
         is_confirmation = trial.kind in CONFIRMING_KINDS
         trial_test = test if is_confirmation else create_trial_test(test, trial.load)
-        min_duration_ns = round(trial_test.min_duration_ns * trial.length_factor)
-        trial_test = replace(trial_test, min_duration_ns=min_duration_ns)
-        return build_workload(trial_test, data, qps=trial.load, drain_ns=drain_ns)
+        trial_duration_ns = round(trial_test.min_duration_ns * trial.length_factor)
+        scaled_test = replace(trial_test, min_duration_ns=trial_duration_ns)
+        return build_workload(scaled_test, data, qps=trial.load, drain_ns=drain_ns)
 
-    runner = TrialRunner(
+    trial_runner = TrialRunner(
         output_dir=output_dir,
         goal=Goal(slo=_latency_limits(test), mlperf=True),
-        make_workload=make_workload,
+        make_workload=build_trial_workload,
         settings=settings,
         seed=seed,
         has_seed_per_trial=False,
@@ -307,7 +321,7 @@ def create_peak_search(
         run_spread=run_spread,
     )
     plan = _peak_search_plan(test, data, settings, seed=seed, drain_ns=drain_ns)
-    return LoadSearch(search_settings), runner, plan
+    return LoadSearch(search_settings), trial_runner, plan
 
 
 def _peak_search_plan(
@@ -500,7 +514,8 @@ def _with_stability(
 
     1. Offline has no rate to sustain.
     2. A queue grew during this run, so the rate is not sustained.
-    3. A search for the peak made longer runs at this rate: its outcome is taken over.
+    3. A search for the peak made runs at this rate that are longer than an official run
+       (`length_factor` is above 1): its outcome is taken over.
     4. Otherwise it is not known. The result says how long a run would show it.
 
     Args:
@@ -526,8 +541,8 @@ def _with_stability(
             sustained_why=search_result.sustained_reason,
             rules_qps=search_result.confirmed_load,
         )
-    load_s = max(result.scheduled_s, test.min_duration_ns / NS_PER_S)
-    longer_minutes = sustainable.CONFIRMATION_FACTOR * load_s / 60
+    load_duration_s = max(result.scheduled_s, test.min_duration_ns / NS_PER_S)
+    longer_minutes = sustainable.CONFIRMATION_FACTOR * load_duration_s / 60
     return replace(result, sustained_why=stability.why, longer_minutes=longer_minutes)
 
 
@@ -616,8 +631,8 @@ def recompute_result(run_dir: Path, summary: Summary) -> MlperfResult:
             simulated=stored.simulated,
         ),
     )
-    changes = {name: getattr(stored, name) for name in FIELDS_NOT_IN_RECORDS}
-    return replace(result, **changes)
+    stored_fields = {name: getattr(stored, name) for name in FIELDS_NOT_IN_RECORDS}
+    return replace(result, **stored_fields)
 
 
 def _stored_test(stored: MlperfResult) -> rules.Test:
@@ -656,6 +671,7 @@ def write_result(
 
 
 def _file_contents(result: MlperfResult, test: rules.Test, context: LogContext) -> dict[str, bytes]:
+    """Return the content of `mlperf.json` and LoadGen's two logs, by the name of the file."""
     logs = log_files.create_logs(result, test, context)
     contents = {RESULT: format.document(result)}
     return contents | {name: text.encode() for name, text in logs.items()}

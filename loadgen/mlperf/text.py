@@ -158,10 +158,12 @@ def _brief_rows(result: MlperfResult, gpus: int | None) -> Iterator[tuple[str, s
     They are rates, queries, data set, why the result is INVALID, whether the rate is sustained, and
     the number of errors and warnings. The complete texts are in the report with `--full`.
     """
-    tokens, samples = completed_rates(result, gpus)
-    throughput = f"{tokens.value} output tok/s, {samples.value} samples/s {tokens.window}"
-    if tokens.per_gpu:
-        throughput += f"; {tokens.per_gpu}"
+    tokens_rate, samples_rate = completed_rates(result, gpus)
+    throughput = (
+        f"{tokens_rate.value} output tok/s, {samples_rate.value} samples/s {tokens_rate.window}"
+    )
+    if tokens_rate.per_gpu:
+        throughput += f"; {tokens_rate.per_gpu}"
     yield "Throughput", throughput
     yield "Queries", f"{_describe_queries(result)}; {_describe_length(result)}"
     yield "Data", result.dataset
@@ -170,9 +172,9 @@ def _brief_rows(result: MlperfResult, gpus: int | None) -> Iterator[tuple[str, s
         yield "INVALID", reason
     if len(reasons) > MAX_BRIEF_REASONS:
         yield "", f"{len(reasons) - MAX_BRIEF_REASONS} more reasons: --full"
-    stability = next(_describe_stability(result), "")
-    if stability:
-        yield "Stability", stability
+    first_stability_sentence = next(_describe_stability(result), "")
+    if first_stability_sentence:
+        yield "Stability", first_stability_sentence
     if result.errors:
         yield "Errors", f"{format.counted(len(result.errors), 'error')} (--full)"
     if result.warnings:
@@ -200,29 +202,37 @@ def detail_sections(result: MlperfResult, gpus: int | None) -> tuple[Section, ..
 def _result_rows(result: MlperfResult, gpus: int | None) -> list[tuple[str, str]]:
     """Return the labels and texts of what was tested and what was measured.
 
-    Rows without a text, such as the target rate of some results, are not shown.
+    There are two rates of output tokens. "Tokens/s" is LoadGen's: its measurement window ends when
+    the query that was issued last completes. "Full run" counts until the last completion of any
+    query. Rows without a text, such as the target rate of some results, are not shown.
+
+    Args:
+        result: The result.
+        gpus: The number of GPUs behind the endpoint, or None if it is not known.
     """
-    tokens, samples = completed_rates(result, gpus)
-    target_rate = f"{result.target_qps:,.6g}/s" if result.target_qps else ""
-    scheduled_rate = ""
+    tokens_rate, samples_rate = completed_rates(result, gpus)
+    target_rate_text = f"{result.target_qps:,.6g}/s" if result.target_qps else ""
+    tokens_text = (
+        f"{result.tokens:,}; {result.one_token_replies:,} responses of one token "
+        "(counted here, left out of TPOT)"
+    )
+    tokens_rate_text = _join_present(
+        f"{tokens_rate.value} {tokens_rate.window}", tokens_rate.per_gpu
+    )
+    full_run_rate = format.quantity(result.whole_tokens_per_s, 4)
+    scheduled_rate_text = ""
     if result.scenario != "offline":
-        scheduled_rate = f"{format.quantity(result.scheduled_samples_per_s, 4)} scheduled"
+        scheduled_rate_text = f"{format.quantity(result.scheduled_samples_per_s, 4)} scheduled"
+    samples_rate_text = _join_present(f"{samples_rate.value} completed", scheduled_rate_text)
     return [
         ("Test", f"{result.benchmark} {result.scenario}, round {result.round}"),
-        ("Target rate", target_rate),
+        ("Target rate", target_rate_text),
         ("Data", result.dataset),
         ("Queries", f"{_describe_queries(result)}, {_describe_length(result)}"),
-        (
-            "Tokens",
-            f"{result.tokens:,}; {result.one_token_replies:,} responses of one token "
-            "(counted here, left out of TPOT)",
-        ),
-        ("Tokens/s", _join_present(f"{tokens.value} {tokens.window}", tokens.per_gpu)),
-        (
-            "Full run",
-            f"{format.quantity(result.whole_tokens_per_s, 4)} tokens/s until the last completion",
-        ),
-        ("Samples/s", _join_present(f"{samples.value} completed", scheduled_rate)),
+        ("Tokens", tokens_text),
+        ("Tokens/s", tokens_rate_text),
+        ("Full run", f"{full_run_rate} tokens/s until the last completion"),
+        ("Samples/s", samples_rate_text),
     ]
 
 
@@ -232,6 +242,7 @@ def _join_present(*texts: str) -> str:
 
 
 def _describe_queries(result: MlperfResult) -> str:
+    """Return how many queries were issued and completed. In Offline, these are samples."""
     return f"{result.queries:,} issued, {result.resolved:,} completed"
 
 
@@ -322,14 +333,18 @@ def _describe_early_stopping(check: Check) -> str:
 
 
 def _limit_bars(result: MlperfResult) -> Iterator[Bar]:
-    """Yield a bar per limit: the measured percentile in % of the limit."""
+    """Yield a bar per limit: the measured percentile in % of the limit.
+
+    A percentile that falls on a query that never completed has no value, and so no bar.
+    """
     for check in result.checks:
         if check.value_ns is None:
             continue
         used_percent = 100 * check.value_ns / check.limit_ns
         text = f"{used_percent:,.1f} % of the limit"
         color = "good" if check.met else "bad"
-        yield Bar(_describe_limit(check), text, [(0.0, used_percent, color, text)])
+        segment = (0.0, used_percent, color, text)
+        yield Bar(_describe_limit(check), text, [segment])
 
 
 def _verdict_section(result: MlperfResult) -> Section:
@@ -391,7 +406,14 @@ def _describe_stability(result: MlperfResult) -> Iterator[str]:
 
 
 class CompletedRate(NamedTuple):
-    """A rate of LoadGen as text: its value, the window that it covers, and its value per GPU."""
+    """A rate of LoadGen as text.
+
+    Attributes:
+        value: The rate, without its unit.
+        window: When the measurement window of the rate ends, for example "until the last
+            completion".
+        per_gpu: The rate per GPU with its unit, or "" if it is not known.
+    """
 
     value: str
     window: str
@@ -408,18 +430,19 @@ def completed_rates(result: MlperfResult, gpus: int | None) -> tuple[CompletedRa
         result: The result.
         gpus: The number of GPUs behind the endpoint, or None if it is not known.
     """
-    window = "until the last-issued query completed"
+    window_text = "until the last-issued query completed"
     if result.scenario == "offline":
-        window = "until the last completion"
+        window_text = "until the last completion"
     tokens_per_s = result.completed_tokens_per_s
     gpu_tokens_per_s = token_usage.per_gpu(tokens_per_s, gpus)
-    per_gpu = ""
+    per_gpu_text = ""
     if gpu_tokens_per_s is not None:
-        per_gpu = f"{format.quantity(gpu_tokens_per_s)} tok/s per GPU ({gpus})"
-    samples_per_s = format.quantity(result.completed_samples_per_s, 4)
+        per_gpu_text = f"{format.quantity(gpu_tokens_per_s)} tok/s per GPU ({gpus})"
+    tokens_text = format.quantity(tokens_per_s, 4)
+    samples_text = format.quantity(result.completed_samples_per_s, 4)
     return (
-        CompletedRate(format.quantity(tokens_per_s, 4), window, per_gpu),
-        CompletedRate(samples_per_s, window, ""),
+        CompletedRate(value=tokens_text, window=window_text, per_gpu=per_gpu_text),
+        CompletedRate(value=samples_text, window=window_text, per_gpu=""),
     )
 
 
@@ -436,8 +459,10 @@ def create_extra_sections(result: MlperfResult, gpus: int | None) -> ExtraSectio
         result: The result.
         gpus: The number of GPUs behind the endpoint, or None if it is not known.
     """
-    tokens, _ = completed_rates(result, gpus)
-    tokens_text = _join_present(f"{tokens.value} output tokens/s {tokens.window}", tokens.per_gpu)
+    tokens_rate, _samples_rate = completed_rates(result, gpus)
+    tokens_text = _join_present(
+        f"{tokens_rate.value} output tokens/s {tokens_rate.window}", tokens_rate.per_gpu
+    )
 
     def replace_rates(tiles: Sequence[Tile]) -> Sequence[Tile]:
         return [_replace_rate(tile, result, gpus) for tile in tiles]
@@ -458,8 +483,8 @@ def _replace_rate(tile: Tile, result: MlperfResult, gpus: int | None) -> Tile:
     The page of the run then shows the same rates as the MLPerf-style result. Other headline numbers
     are returned unchanged.
     """
-    tokens, samples = completed_rates(result, gpus)
-    rates_by_tile = {"Output throughput": tokens, "Request throughput": samples}
+    tokens_rate, samples_rate = completed_rates(result, gpus)
+    rates_by_tile = {"Output throughput": tokens_rate, "Request throughput": samples_rate}
     rate = rates_by_tile.get(tile.name)
     if rate is None:
         return tile

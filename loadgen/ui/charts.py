@@ -24,6 +24,7 @@ On a linear axis, such an outlier would press all other points together.
 """
 
 LINE_WIDTH = 1.8
+INTERVAL_WIDTH = 5
 DOTTED = "2 4"
 """The pattern of a dotted line in SVG: dashes of 2 pixels and gaps of 4."""
 
@@ -92,7 +93,7 @@ def _output_tokens(load_point: LoadPointResult, _result: StoredResult) -> float 
     return load_point.output_per_s
 
 
-def _cost(load_point: LoadPointResult, result: StoredResult) -> float | None:
+def _cost_per_million_tokens(load_point: LoadPointResult, result: StoredResult) -> float | None:
     return result.cost_per_million_tokens.get(load_point.name)
 
 
@@ -106,31 +107,33 @@ X_METRICS = {
 Y_METRICS = {
     "gpu": AxisMetric("Throughput per GPU", "output tokens/s per GPU", "tokens/s", _tokens_per_gpu),
     "all": AxisMetric("Throughput", "output tokens/s", "tokens/s", _output_tokens),
-    "usd": AxisMetric("Cost", "{currency} per million output tokens", "{currency}", _cost),
+    "usd": AxisMetric(
+        "Cost", "{currency} per million output tokens", "{currency}", _cost_per_million_tokens
+    ),
 }
 
 
-def _name(result: StoredResult) -> str:
+def _result_name(result: StoredResult) -> str:
     return result.name
 
 
-def _hardware(result: StoredResult) -> str:
+def _result_hardware(result: StoredResult) -> str:
     return result.hardware
 
 
-def _server(result: StoredResult) -> str:
+def _server_software(result: StoredResult) -> str:
     return result.software or "server not reported"
 
 
-def _model(result: StoredResult) -> str:
+def _result_model(result: StoredResult) -> str:
     return result.curve.model if result.curve is not None else ""
 
 
 COLOR_KEYS: dict[str, Callable[[StoredResult], str]] = {
-    "result": _name,
-    "hardware": _hardware,
-    "server": _server,
-    "model": _model,
+    "result": _result_name,
+    "hardware": _result_hardware,
+    "server": _server_software,
+    "model": _result_model,
 }
 """By what results can be colored: returns the value that gets a color of its own."""
 
@@ -143,15 +146,15 @@ def build_charts(
     With `links`, points lead to the pages of their runs, as `loadgen ui` serves them. A chart
     without any point is left out.
     """
-    priced = [result for result in results if result.cost_per_million_tokens]
+    priced_results = [result for result in results if result.cost_per_million_tokens]
     x_metric = X_METRICS.get(choice.x, X_METRICS["user"])
     y_keys = [choice.y or _default_y_key(results)]
-    if priced and not choice.y:
+    if priced_results and not choice.y:
         y_keys.append("usd")
     for y_key in y_keys:
-        results_shown = priced if y_key == "usd" else results
+        chart_results = priced_results if y_key == "usd" else results
         y_metric = Y_METRICS[y_key].with_currency(currency)
-        chart = _build_chart(results_shown, x_metric, y_metric, choice.color_by, links=links)
+        chart = _build_chart(chart_results, x_metric, y_metric, choice.color_by, links=links)
         if chart is not None:
             yield chart
 
@@ -182,7 +185,9 @@ def _build_chart(
         color_by: A key of `COLOR_KEYS`.
         links: Whether points lead to the pages of their runs.
     """
-    points_by_result = {result.name: _points(result, x_metric, y_metric) for result in results}
+    points_by_result = {
+        result.name: _result_points(result, x_metric, y_metric) for result in results
+    }
     all_points = [point for points in points_by_result.values() for point in points]
     x_values = [point.x for point in all_points]
     y_values = [point.y for point in all_points]
@@ -191,7 +196,7 @@ def _build_chart(
     x_max = max(x_values) * X_MARGIN
     colors = assign_colors(results, color_by)
     has_speed_axis = x_metric is X_METRICS["user"]
-    limits = _tpot_limits(results, colors, x_max) if has_speed_axis else _Limits()
+    limits = _tpot_limits(results, colors, x_max) if has_speed_axis else _TpotLimitMarks()
 
     series: list[Series] = []
     for result in results:
@@ -206,15 +211,15 @@ def _build_chart(
         title=f"{y_metric.title} by {x_metric.title}",
         wide=True,
         height=CHART_HEIGHT,
-        x=_axis(x_metric, x_values, x_max),
-        y=_axis(y_metric, y_values),
+        x=_build_axis(x_metric, x_values, x_max),
+        y=_build_axis(y_metric, y_values),
         bands=limits.bands,
         marks=limits.marks,
         series=tuple(series),
     )
 
 
-def _axis(metric: AxisMetric, values: Sequence[float], maximum: float | None = None) -> Axis:
+def _build_axis(metric: AxisMetric, values: Sequence[float], maximum: float | None = None) -> Axis:
     """Return the axis of a metric: from zero, or logarithmic if an outlier would crush the rest."""
     has_outlier = max(values) > LOG_SCALE_RATIO * statistics.median(values)
     if has_outlier and min(values) > 0:
@@ -223,7 +228,7 @@ def _axis(metric: AxisMetric, values: Sequence[float], maximum: float | None = N
 
 
 class _Point(NamedTuple):
-    """A load point in a chart."""
+    """A load point in a chart, with its values on the two axes."""
 
     load_point: LoadPointResult
     x: float
@@ -235,7 +240,9 @@ class _Point(NamedTuple):
         return self.load_point.valid and self.load_point.slo_met is not False
 
 
-def _points(result: StoredResult, x_metric: AxisMetric, y_metric: AxisMetric) -> list[_Point]:
+def _result_points(
+    result: StoredResult, x_metric: AxisMetric, y_metric: AxisMetric
+) -> list[_Point]:
     """Return the load points of a result that have both metrics, from left to right."""
     points = []
     for load_point in result.load_points:
@@ -248,7 +255,7 @@ def _points(result: StoredResult, x_metric: AxisMetric, y_metric: AxisMetric) ->
 
 def assign_colors(results: Sequence[StoredResult], color_by: str) -> dict[str, str]:
     """Return the color of each result by its name. `color_by` is a key of `COLOR_KEYS`."""
-    color_key = COLOR_KEYS.get(color_by, _name)
+    color_key = COLOR_KEYS.get(color_by, _result_name)
     values = list(dict.fromkeys(map(color_key, results)))
     return {
         result.name: CURVE_COLORS[values.index(color_key(result)) % len(CURVE_COLORS)]
@@ -256,8 +263,13 @@ def assign_colors(results: Sequence[StoredResult], color_by: str) -> dict[str, s
     }
 
 
-class _Limits(NamedTuple):
-    """The TPOT limits of SLOs, as shaded regions or vertical lines."""
+class _TpotLimitMarks(NamedTuple):
+    """How a chart shows the TPOT limits of SLOs.
+
+    Attributes:
+        bands: Shaded regions within a limit.
+        marks: Vertical lines at limits.
+    """
 
     bands: tuple[ShadedBand, ...] = ()
     marks: tuple[Mark, ...] = ()
@@ -265,7 +277,7 @@ class _Limits(NamedTuple):
 
 def _tpot_limits(
     results: Sequence[StoredResult], colors: Mapping[str, str], x_max: float
-) -> _Limits:
+) -> _TpotLimitMarks:
     """Return the TPOT limits of SLOs on an axis of tokens/s per user.
 
     If all results have the same limit, the region within it is shaded. Otherwise each limit is a
@@ -280,10 +292,10 @@ def _tpot_limits(
     if common_limit_ms is not None:
         min_speed = _speed_at_tpot(common_limit_ms)
         if min_speed >= x_max:
-            return _Limits()
+            return _TpotLimitMarks()
         label = f"meets SLO: TPOT ≤ {common_limit_ms:g} ms"
         band = ShadedBand(start=min_speed, end=x_max, label=label, color="good")
-        return _Limits(bands=(band,))
+        return _TpotLimitMarks(bands=(band,))
 
     marks = []
     for result in results:
@@ -297,7 +309,7 @@ def _tpot_limits(
         )
         if mark not in marks:
             marks.append(mark)
-    return _Limits(marks=tuple(marks))
+    return _TpotLimitMarks(marks=tuple(marks))
 
 
 def _speed_at_tpot(tpot_ms: float) -> float:
@@ -307,13 +319,13 @@ def _speed_at_tpot(tpot_ms: float) -> float:
 
 def _common_value(values: Iterable[float | None]) -> float | None:
     """Return the value if all values are equal, or None."""
-    distinct = set(values)
-    return distinct.pop() if len(distinct) == 1 else None
+    distinct_values = set(values)
+    return distinct_values.pop() if len(distinct_values) == 1 else None
 
 
 def _legend_label(result: StoredResult, color_by: str) -> str:
     """Return the name of a result in the legend, after the value that decides its color."""
-    value = COLOR_KEYS.get(color_by, _name)(result)
+    value = COLOR_KEYS.get(color_by, _result_name)(result)
     return result.name if value == result.name else f"{value}: {result.name}"
 
 
@@ -329,13 +341,13 @@ def _result_series(
         label: Its name in the legend.
         links: Whether points lead to the pages of their runs.
     """
-    met = [point for point in points if point.meets_slo]
-    missed = [point for point in points if not point.meets_slo]
-    if met:
-        yield _points_series(result, met, color, label, dash="", links=links)
-    if missed:
-        missed_label = f"{label}: SLO missed or invalid"
-        yield _points_series(result, missed, color, missed_label, dash=DOTTED, links=links)
+    met_points = [point for point in points if point.meets_slo]
+    other_points = [point for point in points if not point.meets_slo]
+    if met_points:
+        yield _points_series(result, met_points, color, label, dash="", links=links)
+    if other_points:
+        other_label = f"{label}: SLO missed or invalid"
+        yield _points_series(result, other_points, color, other_label, dash=DOTTED, links=links)
 
 
 def _points_series(
@@ -417,10 +429,10 @@ def _interval_series(
         interval = result.interval
         if interval is None or result.curve is None:
             continue
-        divisor = result.curve.gpus if is_per_gpu and result.curve.gpus else 1
+        gpus = result.curve.gpus if is_per_gpu and result.curve.gpus else 1
         yield Series(
-            x=[interval.per_user] * 2,
-            y=[interval.low / divisor, interval.high / divisor],
+            x=[interval.per_user, interval.per_user],
+            y=[interval.low / gpus, interval.high / gpus],
             color=colors[result.name],
-            width=5,
+            width=INTERVAL_WIDTH,
         )

@@ -317,19 +317,22 @@ def _row_html(
         name_html: The cell with its name, which is a link or has a check box.
         drawn_results: The results in the charts, whose workload the row may share.
     """
-    row = _list_cells(result)
-    gpus = f"{row.gpus} GPUs" if row.gpus else ""
-    target = _join_present(" · ", row.target, gpus)
-    workload_html = f"{escape(row.workload)}<br><small>{escape(target)}</small>"
-    metrics = (row.load, row.throughput, row.ttft_p99, row.tpot_p99, row.started)
-    cells = [
+    texts = _list_cells(result)
+    gpus_text = f"{texts.gpus} GPUs" if texts.gpus else ""
+    target_text = _join_present(" · ", texts.target, gpus_text)
+    workload_html = f"{escape(texts.workload)}<br><small>{escape(target_text)}</small>"
+    cells_html = [
         name_html,
-        escape(row.kind),
-        escape(row.outcome),
+        escape(texts.kind),
+        escape(texts.outcome),
         workload_html,
-        *(escape(text) for text in metrics),
+        escape(texts.load),
+        escape(texts.throughput),
+        escape(texts.ttft_p99),
+        escape(texts.tpot_p99),
+        escape(texts.started),
     ]
-    return ListRowHtml(cells, _can_be_drawn_with(result, drawn_results))
+    return ListRowHtml(cells_html, _can_be_drawn_with(result, drawn_results))
 
 
 def _can_be_drawn_with(result: StoredResult, drawn_results: Sequence[StoredResult]) -> bool:
@@ -447,10 +450,10 @@ def _selects_html(
         choice: What the reader has selected before.
     """
     drawn_name = drawn_results[0].name if drawn_results else ""
-    workloads = {}
+    workload_labels = {}  # by the name of the result that stands for the workload
     for example in distinct_workloads(results):
         is_drawn = bool(drawn_results) and have_same_workload(drawn_results[0], example)
-        workloads[drawn_name if is_drawn else example.name] = example.workload_label
+        workload_labels[drawn_name if is_drawn else example.name] = example.workload_label
     has_costs = any(result.cost_per_million_tokens for result in results)
     x_metrics = {key: metric.label for key, metric in X_METRICS.items()}
     y_metrics = {
@@ -459,7 +462,7 @@ def _selects_html(
         if key != "usd" or has_costs
     }
     selects = (
-        _select_html("workload", "w", drawn_name, workloads),
+        _select_html("workload", "w", drawn_name, workload_labels),
         _select_html("x axis", "x", choice.x, x_metrics),
         _select_html("y axis", "y", choice.y, {"": "automatic", **y_metrics}),
         _select_html("color by", "c", choice.color_by, {key: key for key in COLOR_KEYS}),
@@ -468,7 +471,14 @@ def _selects_html(
 
 
 def _select_html(label: str, field: str, selected: str, options: Mapping[str, str]) -> str:
-    """Return a menu. `options` maps each value to its text."""
+    """Return a menu of the form as HTML.
+
+    Args:
+        label: The text before the menu.
+        field: The name of the parameter of the URL that gets the selected value.
+        selected: The value that is selected at first.
+        options: The text of each value.
+    """
     items = []
     for value, text in options.items():
         attribute = " selected" if value == selected else ""

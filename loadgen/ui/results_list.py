@@ -36,7 +36,10 @@ OUTCOME_WITHOUT_SUMMARY = "no summary"
 
 
 class Collection(NamedTuple):
-    """The results of several commands in one folder."""
+    """The results of several commands in one folder, which together are a result of their own.
+
+    Its kind is named "results".
+    """
 
     folder: Path
     results: list[StoredResult]
@@ -54,20 +57,29 @@ def results_in(root: Path, prices: Prices | None = None) -> list[StoredResult]:
 
 
 def is_collection(folder: Path) -> bool:
-    """Return True if a folder holds results of several commands.
+    """Return True if a folder contains results of several commands.
 
-    Runs of one workload directly in a folder are load points or repeats of one result.
+    It is no collection if it is a result itself, such as a run or a sweep. It is none either if one
+    command may have written all results in it: runs of one workload that lie directly in the
+    folder are the load points, or the repeats, of one result.
     """
     if not folder.is_dir() or listed_kind(folder) is not None:
         return False
-    folders = list(_find_results(folder, MAX_DEPTH))
-    if any(path.parent != folder or not _is_plain_run(path) for path in folders):
-        return True
-    return not _have_same_workload(folder, folders)
+    result_folders = list(_find_results(folder, MAX_DEPTH))
+    for result_folder in result_folders:
+        is_directly_inside = result_folder.parent == folder
+        if not is_directly_inside or not _may_be_load_point(result_folder):
+            return True
+    has_one_workload = _have_same_workload(folder, result_folders)
+    return not has_one_workload
 
 
-def _is_plain_run(folder: Path) -> bool:
-    """Return True if a result is a run that found no capacity, and so may be a load point."""
+def _may_be_load_point(folder: Path) -> bool:
+    """Return True if a result can be one load point, or one repeat, of a larger result.
+
+    That is a single run, with or without an MLPerf-style result. A run that reports a capacity is a
+    result of its own. A damaged run counts as one without a capacity.
+    """
     kind = listed_kind(folder)
     if kind is None or kind.name not in ("run", "mlperf"):
         return False
@@ -111,7 +123,11 @@ def _find_results(folder: Path, depth: int) -> Iterator[Path]:
 
 
 def listed_kind(folder: Path) -> ResultKind | None:
-    """Return the kind of a folder that the list shows, or None if it is no such result."""
+    """Return the kind of the result in a folder, or None if the list does not show the folder.
+
+    The list shows each result whose kind has the function `list_row`. Other kinds, such as a file
+    that another tool has written, are not listed.
+    """
     return result_kinds.kind_of(folder, "list_row")
 
 
@@ -216,7 +232,13 @@ class _LoadPoint(NamedTuple):
 def _average_load_point(
     runs: Sequence[LoadPointResult], summaries: dict[str, Summary]
 ) -> _LoadPoint:
-    """Return the mean of the runs that have one of the given summaries, by name."""
+    """Return one load point of a result, with the metrics averaged over its repeats.
+
+    Args:
+        runs: The metrics of every run of the result.
+        summaries: The summaries of the repeats of one load, by the name of the run. Those of
+            invalid repeats are left out if there are valid ones.
+    """
     from loadgen.repeated.repeats import valid_or_all
     from loadgen.runs.load_point_results import average_repeats
 
@@ -276,11 +298,13 @@ def is_running(folder: Path, now_s: float) -> bool:
     """
     from loadgen.core import run_folder
 
-    spool = folder / "spool"
-    if (folder / run_folder.SUMMARY).is_file() or not spool.is_dir():
+    record_log_dir = folder / "spool"
+    has_summary = (folder / run_folder.SUMMARY).is_file()
+    if has_summary or not record_log_dir.is_dir():
         return False
-    files = [file for file in (*spool.iterdir(), folder / "run.json") if file.exists()]
-    last_growth_s = max(map(_modification_time, files), default=0.0)
+    growing_files = [*record_log_dir.iterdir(), folder / "run.json"]
+    existing_files = [file for file in growing_files if file.exists()]
+    last_growth_s = max(map(_modification_time, existing_files), default=0.0)
     return now_s - last_growth_s < MAX_IDLE_S
 
 
@@ -329,7 +353,9 @@ def collection_exit_code(collection: Collection, strict: bool) -> int:  # noqa: 
 def json_row(result: StoredResult) -> dict[str, Any]:
     """Return a row of the list for `--json`.
 
-    The object `shown` has the metrics of the run that stands for the result.
+    The key `word` has the outcome of the result in a few words, and the object `shown` the metrics
+    of the load point that stands for the result. A result without metrics has neither loads nor
+    `shown`.
     """
     curve = result.curve
     selected = result.selected_load_point

@@ -107,6 +107,7 @@ class _RequestHandler(BaseHTTPRequestHandler):
         if not secrets.compare_digest(token.encode(), self.server.token.encode()):
             return HTTPStatus.FORBIDDEN, "open the address that `loadgen ui` printed\n"
         query: Query = parse_qs(url.query)
+        # Links to a result have its name in the path, so that relative links of its page work.
         if path.startswith("result/"):
             name = _FILE_OF_RESULT.sub("", unquote(path.removeprefix("result/")))
             path = "result"
@@ -117,6 +118,7 @@ class _RequestHandler(BaseHTTPRequestHandler):
         return HTTPStatus.OK, self._render_or_explain(render, query)
 
     def _is_own_host(self) -> bool:
+        """Return True if the Host header of the request is an address of this server."""
         port = self.server.server_port
         return self.headers.get("Host", "") in (f"127.0.0.1:{port}", f"localhost:{port}")
 
@@ -135,9 +137,9 @@ class _RequestHandler(BaseHTTPRequestHandler):
 
         Plug-ins are loaded only with `--plugins`, because the folder may come from another author.
         """
-        loading = nullcontext() if self.server.with_plugins else plugins.without_plugins()
+        plugin_policy = nullcontext() if self.server.with_plugins else plugins.without_plugins()
         try:
-            with loading:
+            with plugin_policy:
                 return render(query)
         except (LoadgenError, CombinedError) as error:
             return self._plain_page("Cannot be shown", str(error))
@@ -219,15 +221,21 @@ class _RequestHandler(BaseHTTPRequestHandler):
         return html.render(build_report(result))
 
     def _live_page(self, query: Query) -> str:
-        """Return the current metrics of a running run, as on its terminal."""
-        from loadgen.runs.dashboard import snapshot
+        """Return the current metrics of a running run, as on its terminal.
 
-        path = self._selected_path(query)
-        if not (path / "spool").is_dir():
+        The metrics are computed from the record log, to which a run appends its request records. A
+        long run moves older records into Parquet files, which are not read here; a note on the page
+        says so. The record log is deleted when the run ends.
+        """
+        from loadgen.runs import dashboard
+
+        run_dir = self._selected_path(query)
+        record_log_dir = run_dir / "spool"
+        if not record_log_dir.is_dir():
             return self._plain_page("Not running", "This run has ended. Go back to the list.")
+        metrics_text = dashboard.snapshot(run_dir)
         note = "Covers the requests that are not yet in Parquet files."
-        text = f"{snapshot(path)}\n{note}"
-        return self._plain_page(path.name, text, refresh_s=LIVE_REFRESH_S)
+        return self._plain_page(run_dir.name, f"{metrics_text}\n{note}", refresh_s=LIVE_REFRESH_S)
 
     def _selected_path(self, query: Query) -> Path:
         """Return the folder of the one result that a request names. Raises UserError."""
@@ -239,6 +247,9 @@ class _RequestHandler(BaseHTTPRequestHandler):
 
     def _selected_paths(self, query: Query) -> list[Path]:
         """Return the folders that a request names.
+
+        The names are relative to the served folder. A zero byte in a name is removed, because the
+        file system refuses it.
 
         Raises UserError for a name outside the served folder, and for one that is no result.
         """
@@ -256,7 +267,12 @@ class _RequestHandler(BaseHTTPRequestHandler):
 
 
 def _parse_choice(query: Query) -> Choice:
-    """Return what a URL chooses to draw. Unknown values are ignored."""
+    """Return what the reader has chosen to draw, from the parameters of a URL.
+
+    The names of the parameters are those of the fields of the form in `page.py`: `r` for each
+    result, `w` for the workload, `c` for the color, `x` and `y` for the axes. Unknown values are
+    ignored.
+    """
     from loadgen.ui.charts import COLOR_KEYS, X_METRICS, Y_METRICS, Choice
 
     return Choice(
@@ -269,6 +285,7 @@ def _parse_choice(query: Query) -> Choice:
 
 
 def _first_value(query: Query, name: str) -> str:
+    """Return the first value of a parameter of a URL, or "" if the URL does not have it."""
     return query.get(name, [""])[0]
 
 

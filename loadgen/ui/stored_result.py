@@ -106,13 +106,13 @@ class StoredResult(msgspec.Struct, frozen=True, kw_only=True):
             return "running"
         if self.curve is None:
             return self.stored_outcome
-        invalid = sum(not run.valid for run in self.runs)
-        if not invalid:
+        invalid_runs = sum(not run.valid for run in self.runs)
+        if not invalid_runs:
             return self.stored_outcome or self._outcome_of_valid_runs()
         if len(self.runs) == 1 and not self.stored_outcome:
             return "INVALID"
-        count = f"{invalid} of {len(self.runs)} INVALID"
-        return ", ".join(filter(None, (self.stored_outcome, count)))
+        invalid_text = f"{invalid_runs} of {len(self.runs)} INVALID"
+        return ", ".join(filter(None, (self.stored_outcome, invalid_text)))
 
     def _outcome_of_valid_runs(self) -> str:
         """Return whether valid runs met the SLO and sustained the load.
@@ -152,8 +152,8 @@ def have_same_workload(first: StoredResult, second: StoredResult) -> bool:
         return False
     if first.curve.workload != second.curve.workload:
         return False
-    same_input = _are_similar(first.mean_input_tokens, second.mean_input_tokens)
-    same_output = _are_similar(first.mean_output_tokens, second.mean_output_tokens)
+    same_input = _are_similar_lengths(first.mean_input_tokens, second.mean_input_tokens)
+    same_output = _are_similar_lengths(first.mean_output_tokens, second.mean_output_tokens)
     return same_input and same_output
 
 
@@ -167,7 +167,7 @@ def distinct_workloads(results: Sequence[StoredResult]) -> list[StoredResult]:
     return examples
 
 
-def _are_similar(first: float | None, second: float | None) -> bool:
+def _are_similar_lengths(first: float | None, second: float | None) -> bool:
     """Return True if two lengths are about the same, or one is not known."""
     if first is None or second is None:
         return True
