@@ -281,6 +281,7 @@ def _describe_changed_options(stored: ExperimentPlan, requested: ExperimentPlan)
 
 
 def _decode_plan(path: Path) -> ExperimentPlan:
+    """Return the plan in a file. Raises UserError if it is damaged or of a newer schema."""
     return decode_json(
         path.read_bytes(), ExperimentPlan, str(path), "the plan of a search or sweep", schema=SCHEMA
     )

@@ -12,7 +12,8 @@ from loadgen.core.limits import FAILURE_SHARE
 if TYPE_CHECKING:
     from loadgen.core.metrics.request_counts import ErrorKind, RequestCounts
 
-REFUSED = "refused"  # the code of a trial whose requests were refused
+REFUSED = "refused"
+"""The reason code of a trial whose requests were refused for a quota or a rate limit."""
 RATE_LIMIT = "http_429"
 SERVER_FAILURES = (
     "dns",
@@ -31,8 +32,10 @@ SERVER_FAILURES = (
     "malformed",
 )
 """Kinds of failure that the server causes. The others are what this tool dropped, cut or lost."""
-OVERLOAD_WORDS = ("overload", "queue", "capacity", "busy")  # a 429 of a server that is full
-QUOTA_WORDS = ("quota", "billing", "credit")  # of other statuses, like 402 and 403
+OVERLOAD_WORDS = ("overload", "queue", "capacity", "busy")
+"""Words in the text of a status 429 by which a server states that it is full, not a rate limit."""
+QUOTA_WORDS = ("quota", "billing", "credit")
+"""Words in the text of other statuses, such as 402 and 403, that refuse a request for a quota."""
 QUOTED_CHARACTERS = 200
 MAX_KINDS_SHOWN = 3
 
@@ -78,7 +81,7 @@ def _is_refusal(error_kind: str, text: str) -> bool:
 
 
 def _are_many(count: int, requests: RequestCounts) -> bool:
-    """Return whether so many requests are more than a trial may lose."""
+    """Return whether `count` is more than the share FAILURE_SHARE of the requests, which is 1 %."""
     return count > FAILURE_SHARE * max(_count_finished(requests), 1)
 
 
@@ -88,6 +91,7 @@ def _count_finished(requests: RequestCounts) -> int:
 
 
 def _quote(error: ErrorKind) -> str:
+    """Return the text of the first such error in quotation marks, on one line and shortened."""
     text = " ".join(error.first_text.split())
     is_long = len(text) > QUOTED_CHARACTERS
     return f'"{text[:QUOTED_CHARACTERS]}..."' if is_long else f'"{text}"'

@@ -133,17 +133,30 @@ class DryRun(NamedTuple):
         if self.budget is None:
             print("Cost: add --prices FILE to see it")
             return
-        load = described.load if self.is_load_known else described.load._replace(requests=None)
-        self._show_cost(forecast, load, self.budget)
+        first_trial_size = described.load
+        if not self.is_load_known:
+            # Most other loads may be far from the first one, and so may their numbers of requests.
+            first_trial_size = described.load._replace(requests=None)
+        self._show_cost(forecast, first_trial_size, self.budget)
 
-    def _show_cost(self, forecast: SearchForecast, first_load: Forecast, budget: Budget) -> None:
+    def _show_cost(
+        self, forecast: SearchForecast, first_trial_size: Forecast, budget: Budget
+    ) -> None:
         """Print the expected and the largest cost of the search.
 
-        Both assume that every trial sends what the first one sends per second. Raises UserError if
-        the expected cost exceeds --max-cost.
+        The loads of the later trials are not known yet. Both costs therefore assume that all trials
+        send as many requests and tokens per second as the first one.
+
+        Raises UserError if the expected cost exceeds --max-cost.
+
+        Args:
+            forecast: The expected and the longest time of load that is left of the search.
+            first_trial_size: The duration, requests and tokens of the first trial. Its number of
+                requests is None if it is not known.
+            budget: The prices, and the limit of --max-cost.
         """
-        expected_cost = _forecast_cost(first_load, forecast.seconds, self.settings, budget)
-        largest_cost = _forecast_cost(first_load, forecast.max_seconds, self.settings, budget)
+        expected_cost = _forecast_cost(first_trial_size, forecast.seconds, self.settings, budget)
+        largest_cost = _forecast_cost(first_trial_size, forecast.max_seconds, self.settings, budget)
         if expected_cost is None or largest_cost is None:
             print(
                 "Cost: unknown until the load is known, because the price depends on "
@@ -160,17 +173,17 @@ class DryRun(NamedTuple):
 
 
 def _forecast_cost(
-    first_load: Forecast, seconds: float, settings: Settings, budget: Budget
+    first_trial_size: Forecast, seconds: float, settings: Settings, budget: Budget
 ) -> Decimal | None:
-    """Return the cost of sending the first load for this time, in seconds.
+    """Return the cost of sending the load of the first trial for this time, in seconds.
 
     Return None if the price is by the request or token, and their number is not known.
     """
     from loadgen.runs.planned_runs import target_facts
 
     request_count = None
-    if first_load.requests is not None and first_load.seconds:
-        requests_per_s = first_load.requests / first_load.seconds
+    if first_trial_size.requests is not None and first_trial_size.seconds:
+        requests_per_s = first_trial_size.requests / first_trial_size.seconds
         request_count = requests_per_s * seconds
-    load = first_load._replace(requests=request_count, seconds=seconds)
-    return budget.forecast_cost(load, target_facts(settings))
+    total_size = first_trial_size._replace(requests=request_count, seconds=seconds)
+    return budget.forecast_cost(total_size, target_facts(settings))

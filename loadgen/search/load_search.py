@@ -180,11 +180,12 @@ class LoadSearch:
     def result(self) -> SearchResult:
         """What the search has found so far, or at its end.
 
-        It is computed anew from the results of all trials: the highest load within the SLO with its
-        interval, and then the highest load that is sustained.
+        It is computed from the results of all trials in three steps, each of which returns a copy
+        with more fields: what the outcomes of the trials show, then the credible interval of the
+        highest load within the SLO, and then the highest load that is also sustained.
         """
-        confirming_results = [result for result in self.results if result.is_confirming]
-        load_within_slo = SearchResult(
+        confirming_trials = [result for result in self.results if result.is_confirming]
+        found_by_outcomes = SearchResult(
             load=self._highest_passed,
             interval=None,
             confirmed_load=self._confirmed_load,
@@ -193,15 +194,21 @@ class LoadSearch:
             stop_reason=self._stop_reason(),
             trial_count=len(self.results),
             duration_s=sum(result.duration_s for result in self.results),
-            confirmation_s=sum(result.duration_s for result in confirming_results),
+            confirmation_s=sum(result.duration_s for result in confirming_trials),
+            # The relative variation of the server from run to run. None if it is not specified: the
+            # next step then takes the one that was learned from the trials.
             run_spread=self.settings.run_spread,
             run_spread_source=self._run_spread_source(),
             warmup_s=self.settings.warmup_s,
         )
-        return self._with_sustained_load(self._with_interval(load_within_slo))
+        with_interval = self._with_capacity_interval(found_by_outcomes)
+        return self._with_sustained_load(with_interval)
 
-    def _with_interval(self, result: SearchResult) -> SearchResult:
-        """Return the result with the load that half of all runs pass, and its credible interval.
+    def _with_capacity_interval(self, result: SearchResult) -> SearchResult:
+        """Return a copy of the result with the load that half of all full-length runs pass.
+
+        It also has the credible interval of this load, and what the interval includes: the
+        variation from run to run, and slowdowns of the server that recur within the horizon.
 
         Without a load that failed, nothing bounds the capacity from above, so that there is no
         interval. If even the lowest load failed (stop reason "none"), there is no load either.
@@ -225,7 +232,7 @@ class LoadSearch:
         )
 
     def _recurrence_horizon_s(self) -> float | None:
-        """Return how often a slowdown of the server recurs at least, for the interval to cover it.
+        """Return the longest time after which a slowdown may recur so that the interval covers it.
 
         A trial most likely meets an event that recurs, on average, within this time. Return None
         for a server that does not change over time, such as a simulation.
@@ -235,9 +242,10 @@ class LoadSearch:
         return longest_recurrence_s(self.settings.real_trial_s, INTERVAL_CONFIDENCE)
 
     def _with_sustained_load(self, result: SearchResult) -> SearchResult:
-        """Return the result with the highest sustained load, and whether and why it is sustained.
+        """Return a copy of the result with the highest sustained load and the evidence for it.
 
-        The loads are None where no trial has shown one yet.
+        It also has the lowest load that was not sustained. Both are None while no trial has shown
+        one.
         """
         sustained_search = self._sustained_search()
         sustained_trial, unsustained_trial = sustained_search.find_bracket()
@@ -295,7 +303,7 @@ class LoadSearch:
         )
 
     def _nearest_allowed_load(self, load: float, kind: TrialKind) -> float:
-        """Return the load within the limits of the search and, if loads are integers, rounded.
+        """Return `load`, limited to the range of the search and, if loads are integers, rounded.
 
         Trials that narrow the interval do not repeat an integer load. They try its neighbour on the
         side on which the capacity lies.
@@ -328,19 +336,23 @@ class LoadSearch:
 
     @property
     def _highest_passed(self) -> float | None:
+        """The highest load that passed in an ordinary trial, or None."""
         passed = [result.load for result in self._ordinary_results() if result.has_passed]
         return max(passed, default=None)
 
     @property
     def _lowest_failed(self) -> float | None:
+        """The lowest load that failed in an ordinary trial, or None."""
         failed = [result.load for result in self._ordinary_results() if result.has_failed]
         return min(failed, default=None)
 
     def _confirmations(self) -> list[TrialResult]:
+        """Return the valid ordinary trials that had to confirm a load, passed or failed."""
         return [result for result in self._ordinary_results() if result.is_confirmation]
 
     @property
     def _confirmed_load(self) -> float | None:
+        """The highest load of a confirmation that passed, or None."""
         passed = [result.load for result in self._confirmations() if result.has_passed]
         return max(passed, default=None)
 
@@ -483,7 +495,8 @@ class LoadSearch:
     def _ordinary_stop_reason(self) -> str:
         """Return why no more trials of the ordinary length are needed, or "" while some are.
 
-        A reason from outside comes first, then an answer, and then the limits of the search.
+        A reason from outside comes first, then one that the outcomes of the trials give, and then
+        the limits on the number and the time of trials.
         """
         reason = self.stop_reason or self._stop_at_bound() or self._stop_by_confirmations()
         if reason:

@@ -26,12 +26,15 @@ from loadgen.search.search_report import SearchReportInput, render_search_report
 from loadgen.search.search_results import SearchResult, TrialResult, exit_code
 from loadgen.search.trial_outcome import recompute_result
 
-RECORDED_FIELDS = ("ask*", "early", "offered", "noise", "folder")
-"""The JSON keys of a trial whose values the records of its run do not contain."""
-EARLY_DECISION_FIELDS = ("outcome", "why", "code")
-"""The same of a trial that was decided before its end."""
-RECORDED_SEARCH_FIELDS = ("goal*", "simulated", "seed", "metadata*", "settings*")
-"""The same of `search.json`."""
+STORED_ONLY_KEYS = ("ask*", "early", "offered", "noise", "folder")
+"""The JSON keys of a trial whose values cannot be computed again from the records of its run.
+
+The keys are patterns: "ask*" is the key `ask` with all keys below it.
+"""
+STORED_ONLY_KEYS_OF_EARLY_DECISION = ("outcome", "why", "code")
+"""Further such keys of a trial that was decided before its end: how it was decided."""
+STORED_ONLY_KEYS_OF_SEARCH = ("goal*", "simulated", "seed", "metadata*", "settings*")
+"""Such keys of `search.json`, apart from those of its trials."""
 
 
 class OpenedSearch(NamedTuple):
@@ -41,7 +44,8 @@ class OpenedSearch(NamedTuple):
         output_dir: Its directory.
         runs: The summaries of its trials, with the names of their runs.
         stored: Its result. None if the search has not ended.
-        additions: The sections that other results in the same directory add.
+        additions: The sections that other results in the same directory, such as that of MLPerf,
+            add to the report.
     """
 
     output_dir: Path
@@ -57,13 +61,18 @@ class OpenedSearch(NamedTuple):
     @property
     def unit(self) -> str:
         """The unit of its loads, as it is written after a number."""
-        counted = {capacity.rate_unit(summary) for _, summary in self.runs} - {"requests"}
+        # All trials send the same workload. If any of their runs has conversations, the loads are
+        # rates of conversations, and those of single requests only if no run has any.
+        counted_units = {capacity.rate_unit(summary) for _, summary in self.runs} - {"requests"}
         plan = experiment.read_plan(self.output_dir)
-        return experiment.load_unit(plan, min(counted, default="requests"))
+        return experiment.load_unit(plan, min(counted_units, default="requests"))
 
     @property
     def as_runs(self) -> run_directory_kind.StoredRuns:
-        """The trials as load points of one workload, for a search without a result."""
+        """The trials in the form of a directory of runs, for a search without a result.
+
+        The functions of `run_directory_kind` then show them as load points of one workload.
+        """
         return run_directory_kind.StoredRuns(self.output_dir, self.runs, are_load_points=True)
 
 
@@ -109,7 +118,7 @@ def report(search: OpenedSearch) -> Report:
     if search.stored is None:
         return _report_unfinished(search, resume_command)
 
-    evidence = ""
+    evidence = ""  # The name of the run that shows the capacity.
     warnings: list[Notice] = []
     found_capacity = capacity_in(search.output_dir)
     if found_capacity is not None:
@@ -133,24 +142,27 @@ def report(search: OpenedSearch) -> Report:
 
 
 def _report_unfinished(search: OpenedSearch, resume_command: str) -> Report:
-    """Return the report of a search that was killed: its trials, as load points of one workload.
+    """Return the report of a search that was killed before it wrote its result.
 
-    It says first that the search has not ended, and last how to resume it.
+    It is the report of a directory of runs, which shows the trials as load points of one workload,
+    with three additions: a warning at the top that the search has not ended, the sections of other
+    results in the directory such as MLPerf's, and at the end the command that resumes the search.
     """
     trials_report = run_directory_kind.report(search.as_runs)
     notices = list(trials_report.notices)
     sections = list(trials_report.sections)
-    for addition in search.additions:
-        notices += addition.notices
-        sections += addition.sections
-    unfinished = Paragraph(_describe_unfinished(search.output_dir), "warn", large=True)
+    for extra_sections in search.additions:
+        notices += extra_sections.notices
+        sections += extra_sections.sections
+    warning = Paragraph(_describe_unfinished(search.output_dir), "warn", large=True)
     resume_section = section("Resume with", Quoted(resume_command))
+    # `brief` is what a terminal shows in place of the headline and the sections.
     return msgspec.structs.replace(
         trials_report,
         notices=notices,
-        headline=[unfinished, *trials_report.headline],
+        headline=[warning, *trials_report.headline],
         sections=[*sections, resume_section],
-        brief=[section("", unfinished), *trials_report.brief, resume_section],
+        brief=[section("", warning), *trials_report.brief, resume_section],
     )
 
 
@@ -242,8 +254,8 @@ def _no_capacity_error(
 def regenerate(output_dir: Path) -> Iterator[RegeneratedFile]:
     """Yield the derived files of a search, computed again from its runs, for `loadgen verify`.
 
-    Each comes with the keys that cannot be computed again, because they record what was decided
-    while the search ran.
+    Each comes with the paths of the values that cannot be computed again, because they record what
+    was decided while the search ran.
     """
     trials = experiment.read_results(output_dir, include_invalid=True)
     recomputed = _recompute_results(output_dir, trials)
@@ -252,14 +264,15 @@ def regenerate(output_dir: Path) -> Iterator[RegeneratedFile]:
     if stored is None:
         yield RegeneratedFile(experiment.RESULT_FILE, None, "the search has not ended")
         return
+    # The settings and the results of the trials determine the result of a search.
     result = LoadSearch(stored.settings, trials).result
-    search_document = msgspec.structs.replace(stored, result=result, trials=tuple(recomputed))
-    trial_fields = _recorded_trial_fields(trials, "told[{}].", first_number=0)
+    recomputed_search = msgspec.structs.replace(stored, result=result, trials=tuple(recomputed))
+    stored_only_paths = _stored_only_paths(trials, "told[{}].", first_number=0)
     yield RegeneratedFile(
         experiment.RESULT_FILE,
-        msgspec.json.encode(search_document),
+        msgspec.json.encode(recomputed_search),
         "the results of the trials",
-        (*trial_fields, *RECORDED_SEARCH_FIELDS),
+        (*stored_only_paths, *STORED_ONLY_KEYS_OF_SEARCH),
     )
     yield from regenerate_outputs(ExperimentOutcome(output_dir, trials, result))
 
@@ -292,27 +305,32 @@ def _trials_file(
 ) -> RegeneratedFile:
     """Return `probes.jsonl` with the recomputed results of the stored trials."""
     lines = b"\n".join(map(msgspec.json.encode, recomputed))
-    recorded_fields = _recorded_trial_fields(trials, "line {}.", first_number=1)
-    return RegeneratedFile(experiment.TRIALS_FILE, lines, SUMMARIES, recorded_fields)
+    stored_only_paths = _stored_only_paths(trials, "line {}.", first_number=1)
+    return RegeneratedFile(experiment.TRIALS_FILE, lines, SUMMARIES, leave=stored_only_paths)
 
 
-def _recorded_trial_fields(
-    trials: Sequence[TrialResult], prefix: str, *, first_number: int
+def _stored_only_paths(
+    trials: Sequence[TrialResult], path_template: str, *, first_number: int
 ) -> tuple[str, ...]:
-    """Return the paths of all keys of trials that cannot be computed again from their records.
+    """Return the paths of the values of trials that cannot be computed again from their records.
+
+    `loadgen verify` compares a stored file with a regenerated one, and takes the values at these
+    paths from the stored file. They record what was decided while the search ran, such as which
+    load a trial tried. An example of a path is "line 3.offered".
 
     Args:
-        trials: The stored results.
-        prefix: The path of one trial, with "{}" for its number, for example "line {}.".
+        trials: The stored results of the trials, in their order in the file.
+        path_template: The path of one trial, with "{}" in place of its number: "line {}.".
         first_number: The number of the first trial in these paths.
     """
-    keys = []
+    paths: list[str] = []
     for number, trial in enumerate(trials, first_number):
-        names = list(RECORDED_FIELDS)
+        trial_path = path_template.format(number)
+        keys = list(STORED_ONLY_KEYS)
         if trial.ended_early:
-            names += EARLY_DECISION_FIELDS
-        keys += [prefix.format(number) + name for name in names]
-    return tuple(keys)
+            keys += STORED_ONLY_KEYS_OF_EARLY_DECISION
+        paths += [trial_path + key for key in keys]
+    return tuple(paths)
 
 
 FUNCTIONS = ResultFunctions(

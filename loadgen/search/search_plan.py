@@ -67,7 +67,8 @@ class SearchOptions:
         precision: The relative precision of the result.
         max_trials: The largest number of trials.
         max_time: The longest time of all trials together.
-        sustain: Whether longer trials have to show that the load is sustained. None by default.
+        sustain: Whether longer trials have to show that the load is sustained: True with --sustain,
+            False with --no-sustain, and None without either option.
         run_spread: The variation of the server from run to run.
     """
 
@@ -153,8 +154,8 @@ class CheckedOptions(NamedTuple):
 def plan_search(invocation: Invocation, checked: CheckedOptions) -> PlannedSearch:
     """Return the search that the options ask for, without having run any trial.
 
-    If the options name no load to begin with, a simulated target may know which rate it can bear.
-    The search then begins near that rate.
+    If the options name no load to begin with, a simulated target may know the rate that about fills
+    it. The search then begins near that rate.
     """
     options = checked.options
     trial_workload = as_trial_workload(checked.workload, checked.trial_ns)
@@ -333,10 +334,14 @@ def _build_goal(workload: Workload, settings: Settings, place: str) -> Goal:
 
     Only terms that can be judged with these settings count: without streaming, for example, no time
     to the first token is known. Terms of tasks, and of classes of requests with SLOs of their own,
-    are judged after a trial has run to its end. `place` is where an error message says that the SLO
-    is missing.
+    are judged after a trial has run to its end (`full_run_terms`).
 
     Raises UserError if nothing can be judged.
+
+    Args:
+        workload: The workload, with the SLO.
+        settings: The settings of the target, such as whether responses are streamed.
+        place: Where an error message says that the SLO is missing.
     """
     slo, reasons_not_judged = run_manifest.judge_slo(workload.slo, settings)
     classes, reasons_of_classes = run_manifest.judge_classes(workload, settings)
@@ -344,7 +349,7 @@ def _build_goal(workload: Workload, settings: Settings, place: str) -> Goal:
     has_slo_per_class = any(plan.slo != slo for plan in classes)
     if has_slo_per_class:
         full_run_terms = tuple(f"class {plan.name}" for plan in classes if plan.slo is not None)
-        slo = Slo()
+        slo = Slo()  # No term holds for the requests of all classes.
         reasons_not_judged |= reasons_of_classes
     elif slo is not None and slo.task is not None:
         full_run_terms = ("tasks",)
@@ -417,11 +422,11 @@ def parse_precision(text: str) -> float:
 def choose_sustain_factor(sustain: bool | None, settings: Settings) -> float:
     """Return the length of sustained-load checks, in lengths of an ordinary trial.
 
-    It is 1 if there are none. If --sustain does not say whether there are, only a simulation has
-    them, because they cost it little time.
+    It is 1 if no trial is longer than an ordinary one. Without --sustain and --no-sustain
+    (`sustain` is None), only a simulation has longer trials, because they cost it little time.
     """
-    is_wanted = settings.virtual if sustain is None else sustain
-    return CONFIRMATION_FACTOR if is_wanted else 1.0
+    runs_longer_trials = settings.virtual if sustain is None else sustain
+    return CONFIRMATION_FACTOR if runs_longer_trials else 1.0
 
 
 def _search_settings(
@@ -430,30 +435,37 @@ def _search_settings(
     """Return the settings that determine which loads the search tries, and for how long.
 
     Args:
-        checked: The options.
-        trial_workload: The workload of a trial, at any load.
-        expected_rate: The rate that the target is expected to bear, or None if it is not known.
+        checked: The options after they were parsed and checked.
+        trial_workload: The workload of a trial, at any load. It shows whether virtual users send
+            the load, so that loads are integers.
+        expected_rate: The rate that about fills the target, near which the search begins. None if
+            it is not known.
     """
-    options = checked.options
+    typed_options = checked.options
     trial_s = checked.trial_ns / NS_PER_S
-    low, high = _limit_loads(options)
+    limits = _limit_loads(typed_options)
     has_closed_loop_stage = any(
         isinstance(stage.arrival, Closed) for stage in trial_workload.stages
     )
+    # The capacity is near a rate that is expected to fill the target, so that smaller steps do.
+    first_step = BRACKET_STEP if expected_rate is None else ESTIMATE_STEP
+    is_extension_forbidden = typed_options.sustain is False  # --no-sustain; None is the default.
     return SearchSettings(
-        low=low,
-        high=high,
-        start=_first_load(options, expected_rate),
+        low=limits.low,
+        high=limits.high,
+        start=_first_load(typed_options, expected_rate),
         precision=checked.precision,
-        max_trials=options.max_trials,
+        max_trials=typed_options.max_trials,
         max_time_s=checked.max_time_s,
-        is_integer=options.is_closed_loop or has_closed_loop_stage,
-        sustain_length_factor=choose_sustain_factor(options.sustain, checked.settings),
+        is_integer=typed_options.is_closed_loop or has_closed_loop_stage,
+        sustain_length_factor=choose_sustain_factor(typed_options.sustain, checked.settings),
         run_spread=checked.run_spread,
+        # A simulation does not change over time, so that it has no real trial.
         real_trial_s=None if checked.settings.virtual else trial_s,
-        first_step=BRACKET_STEP if expected_rate is None else ESTIMATE_STEP,
-        requires_sustained=not options.is_closed_loop,
-        may_extend_trials=options.sustain is not False,
+        first_step=first_step,
+        # In a closed loop requests cannot pile up, so that the SLO alone decides.
+        requires_sustained=not typed_options.is_closed_loop,
+        may_extend_trials=not is_extension_forbidden,
         trial_load_s=trial_s,
         warmup_s=checked.warmup_ns / NS_PER_S,
     )

@@ -127,6 +127,7 @@ def _describe_version(trial_curve: SweepCurve | None) -> str:
 
 
 def _headline_kind(result: SearchResult) -> Kind:
+    """Return the color of the headline, by whether the search confirmed a load."""
     if result.stop_reason in CONFIRMED_STOPS:
         return "good"
     return "bad" if result.stop_reason == "none" else "warn"
@@ -248,11 +249,11 @@ def _describe_limits(
     yield _describe_lowest_limit(lowest, unit)
 
     misses_by_term = _misses_by_term(failed, summaries)
-    missed_terms = [term for term, is_missed in misses_by_term.items() if any(is_missed)]
+    missed_terms = [term for term, trial_misses in misses_by_term.items() if any(trial_misses)]
     if len(missed_terms) > 1:
         counts = [
-            f"{term} in {sum(is_missed)} of {len(is_missed)}"
-            for term, is_missed in misses_by_term.items()
+            f"{term} in {sum(trial_misses)} of {len(trial_misses)}"
+            for term, trial_misses in misses_by_term.items()
         ]
         yield f"Failed trials missed {', '.join(counts)}."
 
@@ -270,19 +271,20 @@ def _describe_lowest_limit(trial: TrialResult, unit: str) -> str:
 def _misses_by_term(
     failed: Sequence[TrialResult], summaries: Mapping[str, Summary]
 ) -> dict[str, list[bool]]:
-    """Return for each term of the SLO which of these trials missed it.
+    """Return for each term of the SLO a list that states for each failed trial if it missed it.
 
-    A trial is left out of a term that it cannot judge, as after few requests.
+    A trial that cannot judge a term, for example because it had too few requests, is not in the
+    list of this term. A trial without a summary is in no list.
     """
-    misses: dict[str, list[bool]] = {}
+    misses_by_term: dict[str, list[bool]] = {}
     for trial in failed:
         if trial.run_name not in summaries:
             continue
         for term, is_met in judge_objectives(summaries[trial.run_name]):
-            term_misses = misses.setdefault(term, [])
+            trial_misses = misses_by_term.setdefault(term, [])
             if is_met is not None:
-                term_misses.append(not is_met)
-    return misses
+                trial_misses.append(not is_met)
+    return misses_by_term
 
 
 def _is_shown_unsustained(trial: TrialResult) -> bool:

@@ -83,8 +83,8 @@ class TrialResult(
         duration_s: How long the trial took, with the time of the last responses.
         offered_load: The load that the arrivals of this trial offered until it was decided. It
             differs by chance from the requested load, so the outcome counts at this load.
-        sampling_noise: The scale of the remaining chance, from lengths and their order:
-            1 / sqrt(n) for the n requests of a full-length trial.
+        sampling_noise: How much the outcome varies by chance because the requests of a trial are
+            a sample: 1 / sqrt(n) for the n requests of a full-length trial.
         reason: Why the trial has this outcome, as text.
         reason_code: The same for programs, for example "misses", "steady" or "refused".
         run_name: The name of the directory of the run.
@@ -171,7 +171,7 @@ class TrialResult(
 
     @property
     def is_too_short(self) -> bool:
-        """Whether only a longer trial could show that the load is sustained."""
+        """Whether the trial could not show if its load is sustained, but a longer one could."""
         return self.sustained is None and self.needed_load_s is not None
 
 
@@ -214,7 +214,8 @@ class SearchResult(
             left), "nodes" (no load generator left) or "interrupted".
         trial_count: The number of trials.
         duration_s: How long the trials took together.
-        confirmation_s: The part of it that was spent on confirmations.
+        confirmation_s: The part of `duration_s` that was spent on confirmations and sustained-load
+            checks.
         sustained: Whether `sustained_load` was shown to be sustained over `length_factor` lengths
             of a trial. None if it is not known.
         sustained_reason: Why it is known to be sustained or not, or why it is not known.
@@ -265,14 +266,14 @@ class SearchResult(
 
     @property
     def has_ended(self) -> bool:
-        """Whether the search came to its end, rather than being stopped."""
+        """Whether the search ended by its own rules, rather than being stopped before."""
         return self.stop_reason in ENDED
 
 
 CONFIRMED_STOPS = ("found", "coarse")
 """The stop reasons of searches that confirmed a load."""
 ENDED = (*CONFIRMED_STOPS, "highest", "none", "unconfirmed", "undecided")
-"""The stop reasons of searches that came to their end."""
+"""The stop reasons of searches that ended by their own rules, rather than being stopped before."""
 UNSOUND_STOPS = ("invalid", "refused", "gone", "nodes", "probes", "time")
 """The stop reasons for which a search exits as unsound."""
 
@@ -310,7 +311,7 @@ def lowest_load_failed_longer(results: Iterable[TrialResult]) -> float:
     return min(failed, default=math.inf)
 
 
-def _full_length_passes(results: Sequence[TrialResult]) -> list[TrialResult]:
+def _uncontradicted_full_passes(results: Sequence[TrialResult]) -> list[TrialResult]:
     """Return the trials that passed at full length and that no other trial contradicts.
 
     A pass is contradicted if a queue grew at its load or at a lower one. The pass of an ordinary
@@ -329,7 +330,7 @@ def _full_length_passes(results: Sequence[TrialResult]) -> list[TrialResult]:
 
 def find_best_trial(results: Sequence[TrialResult]) -> TrialResult | None:
     """Return the trial that shows the capacity best, or None if no trial does."""
-    return max(_full_length_passes(results), key=_rank_evidence, default=None)
+    return max(_uncontradicted_full_passes(results), key=_rank_evidence, default=None)
 
 
 def _rank_evidence(result: TrialResult) -> tuple[bool, bool, bool, float]:
@@ -343,17 +344,22 @@ def _rank_evidence(result: TrialResult) -> tuple[bool, bool, bool, float]:
 
 
 def find_capacity_trial(result: SearchResult, trials: Sequence[TrialResult]) -> TrialResult | None:
-    """Return the trial that shows the capacity of a search, or a lower bound of it.
+    """Return the trial whose load is the capacity of a search, or a lower bound of it.
 
-    For a stopped search, a trial that was too short to show whether its load is sustained bounds
-    nothing: a short trial passes at a load at which the queue grows slowly. A search that came to
-    its end has tried its load for long enough, or states that it could not.
+    - A search that came to its end (`result.has_ended`): the best trial. If even this one was too
+      short to show whether its load is sustained, `result` states that this is not known.
+    - A search that was stopped before: the best trial only if it was long enough. In a short trial
+      a queue that grows slowly does not break the SLO yet, so that the load may be above the
+      capacity. Instead of such a trial, the highest load of a long enough one is returned.
+
+    Return None if there is no such trial.
     """
-    best = find_best_trial(trials)
-    if best is None or result.has_ended or not best.is_too_short:
-        return best
-    long_enough_passes = [trial for trial in _full_length_passes(trials) if not trial.is_too_short]
-    return max(long_enough_passes, key=lambda trial: trial.load, default=None)
+    best_trial = find_best_trial(trials)
+    if best_trial is None or result.has_ended or not best_trial.is_too_short:
+        return best_trial
+    passed_trials = _uncontradicted_full_passes(trials)
+    long_enough_trials = [trial for trial in passed_trials if not trial.is_too_short]
+    return max(long_enough_trials, key=lambda trial: trial.load, default=None)
 
 
 class LoadInterval(NamedTuple):

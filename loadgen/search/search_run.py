@@ -149,8 +149,9 @@ class SearchRun:
     def _estimate_time_left(self) -> RemainingSteps:
         """Return the number of trials that are left, and the seconds that they take.
 
-        The seconds are those of the load that is left, multiplied by the time that this process has
-        needed per second of load so far. They are None before its first trial.
+        The seconds are extrapolated: the load that is left, in seconds, is multiplied by the time
+        that this process has needed per second of load so far. They are None before its first
+        trial.
         """
         is_virtual = self.runner.settings.virtual
         # In virtual time, a trial that is decided early takes as long as one that is not.
@@ -158,6 +159,7 @@ class SearchRun:
         trials_left = estimate_trials_left(
             self.search, runs_to_end=runs_to_end, trial_s=self.trial_s
         )
+        # The trials of an earlier process took time that `elapsed_s` does not include.
         new_results = self.search.results[self._earlier_trial_count :]
         if is_virtual:
             done_lengths = sum(result.length_factor for result in new_results)
@@ -166,9 +168,9 @@ class SearchRun:
             done_load_s = sum(result.duration_s for result in new_results)
         if not done_load_s:
             return RemainingSteps(trials_left.trials, None)
-        time_per_load_s = self.display.elapsed_s / done_load_s
+        elapsed_s_per_load_s = self.display.elapsed_s / done_load_s
         load_left_s = self._load_duration_s(trials_left.trials, trials_left.lengths)
-        return RemainingSteps(trials_left.trials, time_per_load_s * load_left_s)
+        return RemainingSteps(trials_left.trials, elapsed_s_per_load_s * load_left_s)
 
     def _load_duration_s(self, trials: float, lengths: float) -> float:
         """Return how long some trials together send load, with the warm-up of each, in seconds.

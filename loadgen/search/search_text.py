@@ -216,7 +216,10 @@ def describe_objectives(term_names: Sequence[str]) -> str:
 
 
 def _describe_unknown_sustainability(result: SearchResult, unit: str) -> str:
-    """Return why it is not known whether a confirmed load is sustained, and what would show it."""
+    """Return why it is not known whether a confirmed load is sustained.
+
+    If the search has run longer trials, the text proposes the option that makes them even longer.
+    """
     text = f"Whether it is sustained is not known: {result.sustained_reason}."
     if result.length_factor <= 1:
         return text
@@ -269,6 +272,7 @@ def capacity_output_tokens_per_s(
 
 
 def _describe_throughput(result: SearchResult, trials: Sequence[TrialResult]) -> str:
+    """Return the output tokens per second at the capacity as text, or "" if they are not known."""
     tokens_per_s = capacity_output_tokens_per_s(result, trials)
     if tokens_per_s is None:
         return ""
@@ -388,7 +392,10 @@ def confirmation_rows(
 
 
 def _describe_confirmed_load(result: SearchResult, confirmed_load: float, unit: str) -> str:
-    """Return the confirmed load as text, and that it is the capacity if no longer trial is."""
+    """Return the confirmed load as text.
+
+    It states that `loadgen cost` uses this load, unless a longer trial has shown another one.
+    """
     use = "" if _has_longer_pass(result) else f"; {USED_BY_COST}"
     return (
         f"{confirmed_load:.4g}{unit}, a full-length trial {_start_label(result)} met every "
@@ -445,18 +452,20 @@ def confirmed_load_label(result: SearchResult, trials: Sequence[TrialResult]) ->
 
 
 def describe_rules_only(result: SearchResult, trials: Sequence[TrialResult]) -> str:
-    """Return why a load is confirmed by the rules only, and how to find out more.
+    """Return why it is not known whether a confirmed load is sustained, and how to find out.
 
-    The rules are the SLO, or those of MLPerf. They do not require that the load is sustained. The
-    longer trials of `--sustain` would show it. The text states how long one takes, unless the
-    search has run such trials already.
+    Such a load is confirmed by the rules only: an ordinary trial at full length met the SLO, or the
+    rules of MLPerf, which do not require that the load is sustained. The option `--sustain` runs
+    longer trials that can show whether it is. If the search has not run any, the text proposes this
+    option and states about how long one such trial takes.
     """
     reason = f"rules only: {result.sustained_reason}"
-    has_longer_trials = result.length_factor > 1
-    if has_longer_trials:
+    has_run_longer_trials = result.length_factor > 1
+    if has_run_longer_trials:
         return reason
-    confirmations_s = [trial.duration_s for trial in trials if trial.is_confirmation]
-    longer_trial_s = CONFIRMATION_FACTOR * max(confirmations_s, default=0.0)
+    # A longer trial takes CONFIRMATION_FACTOR times as long as a confirmation at full length.
+    confirmation_times_s = [trial.duration_s for trial in trials if trial.is_confirmation]
+    longer_trial_s = CONFIRMATION_FACTOR * max(confirmation_times_s, default=0.0)
     needed_time = format.duration(longer_trial_s)
     return f"{reason}; run --sustain --resume on this directory to check (about {needed_time})"
 
@@ -495,7 +504,7 @@ def _trial_row(trial: TrialResult) -> tuple[str, ...]:
 
 
 def describe_units(unit: str) -> str:
-    """Return what the columns of the table of trials are in."""
+    """Return the units of the columns of the table of trials, as a note below it."""
     return (
         f"Load: {unit.strip()}. Latencies in ms. Goodput in req/s. A trial that stopped early "
         "shows the metrics until then."

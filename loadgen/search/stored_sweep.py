@@ -197,6 +197,7 @@ def save_progress(output_dir: Path, workload: Workload) -> None:
 
 
 def _runs_with_summary(output_dir: Path) -> list[Path]:
+    """Return the directories of the runs that came to their end, and so have a summary."""
     return [
         run_dir
         for run_dir in run_folder.runs_in(output_dir)

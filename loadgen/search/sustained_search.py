@@ -23,7 +23,7 @@ LENGTH_MARGIN = 1.1
 MAX_LOAD_REDUCTION = 0.5
 """The largest share by which a load is lowered below the highest load within the SLO."""
 GAP_TOLERANCE = 1.1
-"""A gap between two loads is not halved again below so many times the requested precision."""
+"""The gap between two loads that is small enough, in units of the requested precision."""
 
 
 class SustainedBracket(NamedTuple):
@@ -70,24 +70,25 @@ class SustainedSearch:
     highest_within_slo: float
 
     def find_bracket(self) -> SustainedBracket:
-        """Return the trials that enclose the highest sustained load.
+        """Return the trials at the loads next to the limit of what is sustained, on both sides.
 
+        One trial has the highest load that is sustained, and the other the lowest one that is not.
         A load at or above one at which a queue grew never counts as sustained, whatever its own
         trial showed: a queue that grows at some load also grows at a higher one.
         """
-        evidence = self._growth_evidence()
+        candidates = self._sustainability_trials()
         unsustained = [
             result
-            for result in evidence
+            for result in candidates
             if not self._is_sustained(result) and not self._needs_longer_trial(result)
         ]
         # If no longer trials are run, confirmations have to show that a load is sustained.
         if self.settings.requires_sustained and not self.settings.has_longer_trials:
-            evidence += self._confirmations()
+            candidates += self._confirmations()
         growing_load = lowest_growing_load(self.results)
         sustained = [
             result
-            for result in evidence
+            for result in candidates
             if self._is_sustained(result) and result.load < growing_load
         ]
         return SustainedBracket(
@@ -105,9 +106,9 @@ class SustainedSearch:
         max_trials = self.settings.max_trials + MAX_SUSTAIN_TRIALS
         if len(checks) >= MAX_SUSTAIN_TRIALS or len(self.results) >= max_trials:
             return None
-        evidence = self._growth_evidence()
-        if evidence and self._needs_longer_trial(evidence[-1]):
-            return self._extended_trial(evidence[-1])
+        judged_trials = self._sustainability_trials()
+        if judged_trials and self._needs_longer_trial(judged_trials[-1]):
+            return self._extended_trial(judged_trials[-1])
         load = self._next_load()
         if load is None:
             return None
@@ -116,29 +117,36 @@ class SustainedSearch:
         return LongerTrial(load, length_factor)
 
     def judge_sustainability(self, confirmed_load: float | None) -> Sustainability:
-        """Return whether the highest load found is sustained, and why.
+        """Return whether the highest load that was found is sustained, and why.
 
-        Any trial can show that a load is not sustained, but only a longer one can show that it is.
-        The first of these cases that applies decides:
+        Any trial can show that a load is not sustained, but only one that is longer than an
+        ordinary trial can show that it is. The first of these cases that applies decides:
 
-        1. A longer trial passed: what that trial showed.
-        2. A load was not sustained: what `_explain_unsustained` states.
-        3. Trials passed, but each was too short to show growth: not known.
+        1. The highest sustained load was shown by a longer trial: what this trial showed.
+        2. A load was not sustained: False, or not known if its trial passed but did not show
+           whether a queue grows.
+        3. No load counts as sustained, because each trial that passed was too short to show whether
+           a queue grows: not known, for the reason of the last one.
         4. No load was confirmed, or no longer trial was run: not known.
-        """
-        highest_sustained, lowest_unsustained = self.find_bracket()
-        if highest_sustained is not None and highest_sustained.length_factor > 1:
-            length = f"passed over {highest_sustained.length_factor:g} times the trial length"
-            reason = f"{length}; {highest_sustained.sustained_reason}"
-            return Sustainability(highest_sustained.sustained, reason)
 
-        if lowest_unsustained is not None:
-            return self._explain_unsustained(lowest_unsustained)
+        Args:
+            confirmed_load: The highest load of an ordinary trial at full length that passed as a
+                confirmation. None if there is none yet.
+        """
+        bracket = self.find_bracket()
+        sustained_trial = bracket.highest_sustained
+        if sustained_trial is not None and sustained_trial.length_factor > 1:
+            length = f"passed over {sustained_trial.length_factor:g} times the trial length"
+            reason = f"{length}; {sustained_trial.sustained_reason}"
+            return Sustainability(sustained_trial.sustained, reason)
+
+        if bracket.lowest_unsustained is not None:
+            return self._explain_unsustained(bracket.lowest_unsustained)
 
         too_short_trials = [
-            result for result in self._growth_evidence() if self._needs_longer_trial(result)
+            result for result in self._sustainability_trials() if self._needs_longer_trial(result)
         ]
-        if highest_sustained is None and too_short_trials:
+        if sustained_trial is None and too_short_trials:
             return Sustainability(None, too_short_trials[-1].sustained_reason)
 
         if confirmed_load is None:
@@ -157,9 +165,9 @@ class SustainedSearch:
         """
         if not self.settings.requires_sustained or self._has_sustained_load():
             return ""
-        evidence = self._growth_evidence()
-        has_undecided_pass = any(result.has_undecided_growth for result in evidence)
-        return "undecided" if has_undecided_pass or not evidence else "unconfirmed"
+        judged_trials = self._sustainability_trials()
+        has_undecided_pass = any(result.has_undecided_growth for result in judged_trials)
+        return "undecided" if has_undecided_pass or not judged_trials else "unconfirmed"
 
     def _has_sustained_load(self) -> bool:
         """Return whether some load is known to be sustained, by a check or by an ordinary trial."""
@@ -176,13 +184,13 @@ class SustainedSearch:
         """
         proposed_s = [
             result.needed_load_s
-            for result in self._growth_evidence()
+            for result in self._sustainability_trials()
             if result.needed_load_s is not None and result.needed_load_s > 0
         ]
         return max(proposed_s, default=None)
 
-    def _growth_evidence(self) -> list[TrialResult]:
-        """Return the valid trials that this search is based on, in the order of time.
+    def _sustainability_trials(self) -> list[TrialResult]:
+        """Return the valid trials that may show whether a load is sustained, in the order of time.
 
         They are the sustained-load checks and the doubtful confirmations.
         """
@@ -198,6 +206,7 @@ class SustainedSearch:
         return result.is_confirmation and result.has_passed and not self._is_sustained(result)
 
     def _confirmations(self) -> list[TrialResult]:
+        """Return the valid ordinary trials that had to confirm a load, passed or failed."""
         return [result for result in self.results if result.is_valid and result.is_confirmation]
 
     def _is_sustained(self, result: TrialResult) -> bool:
@@ -223,7 +232,7 @@ class SustainedSearch:
         """
         needed_factor = self._needed_length_factor(result)
         is_longest = result.length_factor >= MAX_LENGTH_FACTOR
-        is_out_of_reach = MAX_LENGTH_FACTOR < needed_factor / 2
+        is_out_of_reach = needed_factor / 2 > MAX_LENGTH_FACTOR
         if not self.settings.may_extend_trials or is_longest or is_out_of_reach:
             return None
         return LongerTrial(result.load, min(needed_factor, MAX_LENGTH_FACTOR))
@@ -291,7 +300,8 @@ class SustainedSearch:
         in a few trials.
         """
         precision = self.settings.precision
-        unsustained_count = len({result.load for result in self._growth_evidence()})
+        # This is called while no load is known to be sustained, so that all tried loads count.
+        unsustained_count = len({result.load for result in self._sustainability_trials()})
         reduction = min(precision * 2.0 ** (unsustained_count - 1), MAX_LOAD_REDUCTION)
         load = self._highest_load() * (1 - reduction)
         if load >= unsustained_load:
@@ -315,10 +325,13 @@ class SustainedSearch:
         )
 
     def _untried_load(self, load: float) -> float | None:
-        """Return the load, or None if it was tried before or is too low."""
+        """Return the load, rounded if loads are integers. Return None if it may not be tried.
+
+        It may not if it was tried before, or is below the lowest load of the search.
+        """
         if self.settings.is_integer:
             load = float(round(load))
-        tried_loads = {result.load for result in self._growth_evidence()}
+        tried_loads = {result.load for result in self._sustainability_trials()}
         return None if load < self.settings.low or load in tried_loads else load
 
     def _explain_unsustained(self, unsustained: TrialResult) -> Sustainability:

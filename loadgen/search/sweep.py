@@ -37,25 +37,27 @@ def parse_loads(text: str, flag: str, kind: LoadKind) -> tuple[float, ...]:
     Raises UserError if a load is no number, if a series cannot be continued or does not reach its
     last load, or if the loads are too many or do not ascend.
     """
-    place = f"{flag} {text}"
+    error_location = f"{flag} {text}"
     parts = [part.strip() for part in text.split(",")]
     ellipsis_indices = [index for index, part in enumerate(parts) if part in ELLIPSES]
-    loads = [_parse_load(part, place, kind) for part in parts if part not in ELLIPSES]
+    loads = [_parse_load(part, error_location, kind) for part in parts if part not in ELLIPSES]
     if ellipsis_indices:
         has_one_before_last = ellipsis_indices == [len(parts) - 2]
         if not has_one_before_last or len(loads) < MIN_LOADS_OF_SERIES:
             hint = "write the first ones, then ..., then the last: 1,2,4,...,512"
-            raise UserError("invalid_value", "the series of loads is not regular", place, hint)
-        loads = _continue_series(loads[:-1], loads[-1], place)
+            raise UserError(
+                "invalid_value", "the series of loads is not regular", error_location, hint
+            )
+        loads = _continue_series(loads[:-1], loads[-1], error_location)
     if len(loads) > MAX_LOADS:
         problem = f"{len(loads)} loads are too many"
-        raise UserError("too_large", problem, place, f"at most {MAX_LOADS}")
+        raise UserError("too_large", problem, error_location, f"at most {MAX_LOADS}")
     if any(after <= before for before, after in pairwise(loads)):
         hint = (
             "write for example 1,2,4,8, with low loads first, so that the server "
             "is warm for the high ones"
         )
-        raise UserError("unordered", "loads must ascend without repetition", place, hint)
+        raise UserError("unordered", "loads must ascend without repetition", error_location, hint)
     return tuple(loads)
 
 
@@ -66,15 +68,17 @@ def parse_lengths(text: object, flag: str) -> tuple[int | None, ...]:
     """
     if text is None:
         return (None,)
-    place = f"{flag} {text}"
+    error_location = f"{flag} {text}"
     parts = [part.strip() for part in str(text).split(",")]
     for part in parts:
         if not LENGTH_PATTERN.fullmatch(part) or int(part) < 1:
             problem = f'"{part}" is not a number of tokens'
-            raise UserError("invalid_value", problem, place, "for example 500,1000,4000")
+            raise UserError("invalid_value", problem, error_location, "for example 500,1000,4000")
     lengths = sorted(map(int, parts))
     if len(set(lengths)) < len(lengths):
-        raise UserError("duplicate", "a length is repeated", place, "for example 500,1000,4000")
+        raise UserError(
+            "duplicate", "a length is repeated", error_location, "for example 500,1000,4000"
+        )
     return tuple(lengths)
 
 
@@ -123,11 +127,11 @@ def combine_load_points(
     return points
 
 
-def _parse_load(text: str, place: str, kind: LoadKind) -> float:
+def _parse_load(text: str, error_location: str, kind: LoadKind) -> float:
     """Return one load, for example 2.5 for "2.5/s".
 
     Numbers of virtual users are integers without a unit. Raises UserError if `text` is not a load
-    of this kind.
+    of this kind. The error names `error_location`, the option with its value.
     """
     is_concurrency = kind == "concurrency"
     match = LOAD_PATTERN.fullmatch(text)
@@ -139,14 +143,19 @@ def _parse_load(text: str, place: str, kind: LoadKind) -> float:
     hint = "requests per second, above 0"
     if is_concurrency:
         hint = "whole numbers from 1: 1,2,4,8 or 1,2,4,...,64"
-    raise UserError("invalid_value", f'"{text}" is not a load', place, hint)
+    raise UserError("invalid_value", f'"{text}" is not a load', error_location, hint)
 
 
-def _continue_series(first_loads: Sequence[float], last: float, place: str) -> list[float]:
+def _continue_series(first_loads: Sequence[float], last: float, error_location: str) -> list[float]:
     """Return a series of loads up to `last`, for example 1, 2, 4, 8 after the loads 1 and 2.
 
     A rounded product, such as 1.1 * 1.1, may differ slightly from the last load. Raises UserError
     if the series does not reach that load.
+
+    Args:
+        first_loads: The loads before the ellipsis, at least two.
+        last: The load after the ellipsis.
+        error_location: The option with its value, for an error message.
     """
     ratio = first_loads[-1] / first_loads[-2]
     step = first_loads[-1] - first_loads[-2]
@@ -162,16 +171,17 @@ def _continue_series(first_loads: Sequence[float], last: float, place: str) -> l
         raise UserError(
             "invalid_value",
             f"the series ({rule}) does not reach {last:g}",
-            place,
+            error_location,
             f"its last load is {loads[-1]:g}",
         )
     return loads
 
 
 def _is_geometric(loads: Sequence[float]) -> bool:
-    """Return whether a series multiplies rather than adds, by its last three loads.
+    """Return whether each load of a series is the one before times a factor, as in 1, 2, 4.
 
-    Two loads alone, such as 10, 20, could do either. They are taken to multiply if they double.
+    If not, a fixed step is added, as in 10, 20, 30. The last three loads decide. Two loads alone
+    could be either: they count as geometric if the second is twice the first.
     """
     if len(loads) == 2:
         return loads[0] * 2 == loads[1]

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 LOAD_OPTIONS = ("concurrency", "request_rate")
 LENGTH_OPTIONS = ("input_tokens", "output_tokens")
 ONLY_TARGET = ""
-"""The name of the target of a sweep without --target, as in `LoadPoint.target`."""
+"""The name that stands for the target of a sweep without --target, as in `LoadPoint.target`."""
 REQUESTS_PER_VIRTUAL_USER = 5
 """The least number of requests of a virtual user, in a closed loop without a specified length."""
 
@@ -46,7 +46,8 @@ class Sweep(Struct, frozen=True, kw_only=True):
         workload_name: The name of the workload as it was typed.
         load_kind: What the loads are.
         target: The target as it is shown, "" if the load points have targets of their own.
-        options: The options that change the load, without those that differ between load points.
+        options: The options that change the load, as text by their names. Options that differ
+            between load points, such as the load itself, are left out.
         points: The load points.
     """
 
@@ -95,23 +96,29 @@ class _PointPlanner:
     ) -> tuple[PlannedPoint, ...]:
         """Return the load points with their workloads and settings.
 
-        Raises CombinedError with the errors of the first group of load points (a pair of lengths
-        and a target) that has any. Later groups most often have the same errors, so that they are
-        not tried.
+        `points` are ordered by group: the load points of one target and one pair of input and
+        output lengths follow each other.
+
+        Raises CombinedError with the errors of the first group that has any. The workloads of later
+        groups are then not loaded, because most mistakes are the same in all groups and would be
+        reported once for each.
         """
-        planned: list[PlannedPoint] = []
+        planned_points: list[PlannedPoint] = []
         errors: list[LoadgenError] = []
-        group: PointGroup | None = None
+        current_group: PointGroup | None = None
         for point in points:
-            if errors and point.group != group:
+            starts_new_group = point.group != current_group
+            if starts_new_group and errors:
                 break
-            group = point.group
+            current_group = point.group
+            # An error is added to `errors`, and the loop goes on with the next load point.
             with collecting(errors):
                 workload = self.workload_at(point)
-                planned.append(PlannedPoint(point, workload, settings_by_target[point.target]))
+                settings = settings_by_target[point.target]
+                planned_points.append(PlannedPoint(point, workload, settings))
         if errors:
             raise CombinedError(errors)
-        return tuple(planned)
+        return tuple(planned_points)
 
     def workload_at(self, point: LoadPoint) -> Workload:
         """Return the workload at one load point.
@@ -200,9 +207,10 @@ def plan_sweep(invocation: Invocation, workload_name: str | None, target: str | 
 
 
 def _varied_length_options(invocation: Invocation, target: str | None) -> tuple[str, ...]:
-    """Return the options of the lengths if load points differ by length or target, else ().
+    """Return LENGTH_OPTIONS if they are properties of the load points, else ().
 
-    A single length of a single target is no property of a load point, but of the whole sweep.
+    They are if the load points differ by length or target. The only length of a sweep with a single
+    target is an option of the whole sweep instead.
     """
     has_several_lengths = any("," in str(invocation[option] or "") for option in LENGTH_OPTIONS)
     return LENGTH_OPTIONS if target is not None or has_several_lengths else ()
@@ -237,36 +245,54 @@ def _check_request_count(request_count: int, virtual_users: float) -> None:
 
 
 def _settings_by_target(invocation: Invocation, target: str | None) -> dict[str, Settings]:
-    """Return the settings for each target of --target, by its name.
+    """Return the settings for each target of a sweep, by the name of the target.
 
-    Without --target there is one target, with the key ONLY_TARGET. With --targets, the names are
-    those of endpoints in that file, and otherwise they are URLs.
+    Three options describe targets:
+
+    - `--target a,b` names the targets that the sweep compares. Its value is `target`.
+    - `--targets FILE` is a file that defines endpoints. If it is used, the names in `--target` are
+      those of endpoints in this file. Otherwise they are URLs.
+    - `--url URL` is the target of a sweep without `--target`. The two options exclude each other.
+
+    Without `--target` all load points have the same settings, whose key is ONLY_TARGET.
 
     Raises LoadgenError if a name is repeated, empty or not known, or if there is also a --url.
     """
     if target is None:
         return {ONLY_TARGET: invocation.settings()}
-    place = f"--target {target}"
+    target_option = f"--target {target}"
     names = [part.strip() for part in target.split(",")]
-    if len(set(names)) < len(names) or not all(names):
-        raise UserError("duplicate", "every target needs a name of its own", place, "--target a,b")
+    has_repeated_name = len(set(names)) < len(names)
+    has_empty_name = not all(names)
+    if has_repeated_name or has_empty_name:
+        problem = "every target needs a name of its own"
+        raise UserError("duplicate", problem, where=target_option, hint="--target a,b")
     if invocation["targets"] is not None:
-        return _settings_of_known_targets(invocation.settings(), names, place)
+        return _settings_of_known_targets(invocation.settings(), names, target_option)
     if invocation["url"]:
         problem = "--url and --target exclude each other"
-        raise UserError("conflict", problem, place, "leave out --url")
-    return {name: invocation.with_options(url=[name]).settings() for name in names}
+        raise UserError("conflict", problem, where=target_option, hint="leave out --url")
+    return {url: invocation.with_options(url=[url]).settings() for url in names}
 
 
 def _settings_of_known_targets(
-    settings: Settings, names: Sequence[str], place: str
+    settings: Settings, names: Sequence[str], target_option: str
 ) -> dict[str, Settings]:
-    """Return the settings for some targets of --targets. Raises UserError for an unknown one."""
+    """Return the settings for the named endpoints of the --targets file, by their names.
+
+    Raises UserError if the file has no endpoint of one of these names.
+
+    Args:
+        settings: The settings with all endpoints of the file.
+        names: The names of the endpoints to use.
+        target_option: The option --target with its value, for an error message.
+    """
     endpoints = {endpoint.name: endpoint for endpoint in settings.endpoints}
     unknown_names = [name for name in names if name not in endpoints]
     if unknown_names:
         hint = closest(unknown_names[0], [*endpoints]) or f"known: {', '.join(endpoints)}"
-        raise UserError("unknown_name", f"no target is called {unknown_names[0]}", place, hint)
+        problem = f"no target is called {unknown_names[0]}"
+        raise UserError("unknown_name", problem, where=target_option, hint=hint)
     return {
         name: replace(settings, targets=(endpoints[name],), url=endpoints[name].url)
         for name in names

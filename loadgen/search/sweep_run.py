@@ -86,7 +86,7 @@ def _describe_resumed(sweep: Sweep, output_dir: Path, *, points_left: int) -> st
 
 
 def points_to_run(sweep: Sweep, output_dir: Path) -> list[PlannedPoint]:
-    """Return the load points that have no valid run in the directory."""
+    """Return the load points that have no valid run in the directory, in their planned order."""
     done_names = {result.run_name for result in experiment.read_results(output_dir)}
     return [planned for planned in sweep.points if planned.point.name not in done_names]
 
@@ -154,15 +154,19 @@ def _experiment_plan(sweep: Sweep, output_dir: Path) -> ExperimentPlan:
 
 
 def _relative_durations(points: Sequence[PlannedPoint]) -> list[float]:
-    """Return how long the load points take relative to each other.
+    """Return how long the load points take relative to each other, to forecast the time left.
 
-    Real ones take the same time. In virtual time the effort is proportional to the load.
+    On a real server all load points take the same time. In a simulation the time is proportional to
+    the load, because it depends on the number of simulated requests.
     """
     return [planned.point.load if planned.settings.virtual else 1.0 for planned in points]
 
 
 class _PointRunner:
-    """Runs load points one after the other, and stores after each what a killed sweep leaves."""
+    """Runs load points one after the other, and stores after each what the sweep shows so far.
+
+    The stored files are complete even if the process is killed during a later load point.
+    """
 
     def __init__(self, output_dir: Path, plan: ExperimentPlan, display: RunDisplay) -> None:
         """Prepare to run load points in a directory, and to show their progress."""
@@ -194,7 +198,8 @@ class _PointRunner:
         """Return the runner of one load point.
 
         Load points are compared with each other. Each therefore runs to its full length, and all of
-        them have the same arrivals.
+        them have the same arrivals. The workload and the name do not depend on the trial, because
+        the runner runs only this load point.
         """
         assert self._plan.seed is not None, "a sweep always has a seed"
         return TrialRunner(

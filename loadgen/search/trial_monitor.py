@@ -60,8 +60,9 @@ class PlannedLoad(NamedTuple):
     """What the schedule of a trial starts.
 
     Attributes:
-        due_ns: When each request, or the first request of each session, is due.
-        start_ns: When the measured load begins, after a warm-up.
+        due_ns: When each request, or the first request of each session, is due, from the start of
+            the schedule.
+        start_ns: When the measured load begins, after a warm-up, from the start of the schedule.
         session_requests: The number of requests of all sessions, or None if every session has one
             request.
         max_turns: The largest number of turns of a session.
@@ -80,19 +81,22 @@ class PlannedLoad(NamedTuple):
 
 @dataclass(frozen=True)
 class _Batches:
-    """The requests of a trial by batches of equal time, such as 5 s, for the method of batch means.
+    """The requests of a trial by the time at which they were due, for the method of batch means.
 
-    Latencies of neighbouring requests depend on each other; the values of batches hardly do, so
-    that they can be tested for a trend. The batches end before the first one in which too many
-    requests are pending, that is, were due but have not ended.
+    A batch is a period of the measured load, such as 5 s, with the requests that were due in it.
+    All batches are equally long and follow each other. Latencies of neighbouring requests depend on
+    each other; the values of batches hardly do, so that they can be tested for a trend.
+
+    A request is pending if it was due but has not ended yet. The batches end before the first one
+    in which too many requests are pending.
 
     Attributes:
         width_ns: The length of a batch.
         count: The number of batches.
         due_counts: The number of requests that were due in each batch.
         pending_counts: The number of these that are pending.
-        batch_of_row: The index of the batch in which each row was due, `count` or more after the
-            last batch.
+        batch_of_row: The index of the batch in which each ended request was due. It is `count` or
+            more for a request that was due after the last batch.
         ends_ns: The end of each batch, from the start of the measured load.
         in_flight: The number of requests in flight at the end of each batch.
     """
@@ -130,8 +134,10 @@ class TrialMonitor:
                 known beforehand when their later requests are due.
         """
         self._goal = goal
-        self._start_ns = load.start_ns
-        self._due_ns = np.sort(load.due_ns) - load.start_ns
+        # Arrivals count from the start of the measured load. All other times count from the start
+        # of the schedule, as those of the records do. Between the two lies the warm-up, if any.
+        self._load_start_ns = load.start_ns
+        self._arrivals_ns = np.sort(load.due_ns) - load.start_ns
         self._request_count = load.request_count
         self._max_turns = load.max_turns
         self._allowed_misses = goal.allowed_misses(load.request_count)
@@ -148,7 +154,7 @@ class TrialMonitor:
     @property
     def last_due_ns(self) -> int:
         """When the last request, or the first request of the last session, is due."""
-        return int(self._due_ns[-1]) + self._start_ns
+        return int(self._arrivals_ns[-1]) + self._load_start_ns
 
     def add_rows(self, now_ns: int, new_rows: NDArray[np.void]) -> Decision | None:
         """Return the decision at `now_ns`, or None while there is none.
@@ -217,7 +223,7 @@ class TrialMonitor:
         self,
         now_ns: int,
         miss_counts: NDArray[np.int64],
-        rows: NDArray[np.void],
+        ended_rows: NDArray[np.void],
         misses: NDArray[np.bool_],
     ) -> Decision | None:
         """Return the decision at `now_ns`, or None if the outcome is still open.
@@ -229,20 +235,20 @@ class TrialMonitor:
         Args:
             now_ns: The time of the check, from the start of the schedule.
             miss_counts: How many requests have missed each term so far.
-            rows: The records of the requests that have ended. Only a pass needs them.
+            ended_rows: The records of the requests that have ended. Only a pass needs them.
             misses: The mask of shape (terms, rows) of which request missed which term.
         """
         failure = self._explain_missed_terms(miss_counts) or self._explain_missed_tasks()
         if failure:
             return Decision(FAILED, "misses", failure, now_ns)
 
-        has_load_left = len(self._due_ns) > 0 and now_ns < self.last_due_ns
+        has_load_left = len(self._arrivals_ns) > 0 and now_ns < self.last_due_ns
         if not self._may_pass_early or not has_load_left:
             return None
-        batches = self._cut_into_batches(now_ns, rows)
+        batches = self._cut_into_batches(now_ns, ended_rows)
         if batches is None:
             return None
-        steady_start = self._find_steady_start(batches, rows, misses)
+        steady_start = self._find_steady_start(batches, ended_rows, misses)
         if steady_start is None:
             return None
         return Decision(PASSED, "steady", _describe_steady_state(batches, steady_start), now_ns)
@@ -269,7 +275,7 @@ class TrialMonitor:
         term = self._goal.slo.task
         if term is None:
             return ""
-        task_count = len(self._due_ns)
+        task_count = len(self._arrivals_ns)
         needed_count = math.ceil(term.share * task_count - ROUNDING)
         allowed = task_count - needed_count
         if self._missed_task_count <= allowed:
@@ -280,7 +286,7 @@ class TrialMonitor:
         )
 
     def _find_steady_start(
-        self, batches: _Batches, rows: NDArray[np.void], misses: NDArray[np.bool_]
+        self, batches: _Batches, ended_rows: NDArray[np.void], misses: NDArray[np.bool_]
     ) -> int | None:
         """Return the index of the first batch of the steady state, if the trial may pass early.
 
@@ -293,53 +299,63 @@ class TrialMonitor:
 
         Args:
             batches: The requests so far by batches of time.
-            rows: The records of the requests that have ended.
+            ended_rows: The records of the requests that have ended.
             misses: The mask of shape (terms, rows) of which request missed which term.
         """
-        quantiles_by_term = self._log_quantiles_by_batch(rows, batches)
+        quantiles_by_term = self._log_quantiles_by_batch(ended_rows, batches)
         start = _end_of_start_up([batches.in_flight, *quantiles_by_term])
         if start is None or batches.count - start < MIN_STEADY_BATCHES:
             return None
 
-        # A straight line is extrapolated no further than the time that it was fitted to.
-        batches_left = int(self._due_ns[-1]) / batches.width_ns - batches.count
-        batches_ahead = min(batches_left, batches.count - start)
+        # The trends of the steady state are continued until the planned end of the load, but no
+        # further ahead than the time that the straight lines are fitted to.
+        steady_batches = batches.count - start
+        planned_batches = int(self._arrivals_ns[-1]) / batches.width_ns
+        batches_ahead = min(planned_batches - batches.count, steady_batches)
         if _will_grow(batches.in_flight[start:], batches_ahead):
             return None
-        if has_growing_replica(rows, batches.ends_ns[start:] + self._start_ns):
+        if has_growing_replica(ended_rows, batches.ends_ns[start:] + self._load_start_ns):
             return None
 
         for term, log_quantiles in zip(self._goal.slo.terms, quantiles_by_term, strict=True):
             log_limit = math.log(term.limit_ns)
             if not _will_stay_below(log_quantiles[start:], log_limit, batches_ahead):
                 return None
-        return start if self._will_allow_misses(batches, start, misses) else None
+        return start if self._will_stay_within_allowed_misses(batches, start, misses) else None
 
-    def _cut_into_batches(self, now_ns: int, rows: NDArray[np.void]) -> _Batches | None:
-        """Return the batches of the load so far, or None if they are too few to judge a trend.
+    def _cut_into_batches(self, now_ns: int, ended_rows: NDArray[np.void]) -> _Batches | None:
+        """Return the batches of the measured load until `now_ns`, or None if they are too few.
 
-        A batch in which slow requests are still pending would look faster than it is. It is left
-        out with all later batches.
+        A pass needs at least MIN_STEADY_BATCHES after MIN_START_UP_BATCHES of the start-up. Two
+        kinds of batches are left out:
+
+        - Batches that have not elapsed yet: some of their requests are not due yet.
+        - The first batch with too many pending requests, and all later ones. The slow requests of
+          such a batch have not ended, so that it would look faster than it is.
 
         Args:
             now_ns: The time of the check, from the start of the schedule.
-            rows: The records of the requests that have ended.
+            ended_rows: The records of the requests that have ended.
         """
         min_count = MIN_STEADY_BATCHES + MIN_START_UP_BATCHES
         width_ns = self._batch_width_ns()
-        elapsed_count = int((now_ns - self._start_ns) // width_ns)
-        if elapsed_count < min_count:
+        elapsed_batches = int((now_ns - self._load_start_ns) // width_ns)
+        if elapsed_batches < min_count:
             return None
 
-        batch_of_row = (rows["due_ns"] - self._start_ns) // width_ns
-        due_counts = _count_by_batch(self._due_ns // width_ns, elapsed_count)
-        pending_counts = due_counts - _count_by_batch(batch_of_row, elapsed_count)
+        # From here on, all times count from the start of the measured load, as the arrivals do.
+        ended_arrivals_ns = ended_rows["due_ns"] - self._load_start_ns
+        done_ns = np.sort(ended_rows["done_ns"] - self._load_start_ns)
+
+        batch_of_row = ended_arrivals_ns // width_ns
+        due_counts = _count_by_batch(self._arrivals_ns // width_ns, elapsed_batches)
+        ended_counts = _count_by_batch(batch_of_row, elapsed_batches)
+        pending_counts = due_counts - ended_counts
         count = _count_complete_batches(due_counts, pending_counts)
         if count < min_count:
             return None
 
         ends_ns = np.arange(1, count + 1) * width_ns
-        done_ns = np.sort(rows["done_ns"]) - self._start_ns
         return _Batches(
             width_ns=width_ns,
             count=count,
@@ -347,7 +363,7 @@ class TrialMonitor:
             pending_counts=pending_counts[:count],
             batch_of_row=batch_of_row,
             ends_ns=ends_ns,
-            in_flight=_count_in_flight(self._due_ns, done_ns, ends_ns),
+            in_flight=_count_in_flight(self._arrivals_ns, done_ns, ends_ns),
         )
 
     def _batch_width_ns(self) -> int:
@@ -358,25 +374,29 @@ class TrialMonitor:
         """
         sample_counts = [needed_samples(term.quantile) for term in self._goal.slo.terms]
         requests_per_batch = max(sample_counts, default=DEFAULT_BATCH_REQUESTS)
-        load_ns = max(1, int(self._due_ns[-1]))
+        load_ns = max(1, int(self._arrivals_ns[-1]))
         width_for_quantile_ns = math.ceil(load_ns * requests_per_batch / self._request_count)
         return max(MIN_BATCH_NS, width_for_quantile_ns, load_ns // MAX_BATCHES)
 
     def _log_quantiles_by_batch(
-        self, rows: NDArray[np.void], batches: _Batches
+        self, ended_rows: NDArray[np.void], batches: _Batches
     ) -> list[NDArray[np.float64]]:
         """Return for each term of the SLO the logarithm of its latency quantile in each batch.
 
         Latencies grow by factors rather than by steps, so that a straight line fits their logarithm
         better. The value is LOG_OF_FAILURE in a batch without requests, and where the quantile
         falls on a failed request.
+
+        Args:
+            ended_rows: The records of the requests that have ended.
+            batches: The batches in which these were due. Requests that were due later are left out.
         """
         is_in_batch = batches.batch_of_row < batches.count
-        columns = Columns(select_rows(rows, is_in_batch))
+        columns = Columns(select_rows(ended_rows, is_in_batch))
         has_failed = ~columns.where(metrics.OK)
         batch_of_row = batches.batch_of_row[is_in_batch]
 
-        # In this order the rows of a batch are a slice, from its boundary to the next one.
+        # Sorted by batch, the rows of a batch are a slice, from its boundary to the next one.
         order = np.argsort(batch_of_row, kind="stable")
         boundaries = np.searchsorted(batch_of_row[order], np.arange(batches.count + 1))
         quantiles_by_term = []
@@ -389,12 +409,18 @@ class TrialMonitor:
             quantiles_by_term.append(np.array(log_quantiles))
         return quantiles_by_term
 
-    def _will_allow_misses(self, batches: _Batches, start: int, misses: NDArray[np.bool_]) -> bool:
-        """Return whether no term will be missed by more requests than it allows by the planned end.
+    def _will_stay_within_allowed_misses(
+        self, batches: _Batches, start: int, misses: NDArray[np.bool_]
+    ) -> bool:
+        """Return whether each term is expected to be missed by no more requests than it allows.
 
-        The requests that are not due yet are expected to miss a term as often as those of the
-        steady state: at the upper confidence bound of the mean share of misses by batch, and at
-        least at one miss in the whole trial. Pending requests count as misses.
+        The expected misses at the planned end of the trial are the sum of three numbers:
+
+        1. The requests that have ended and missed the term.
+        2. The pending requests. All of them count as misses, because they may become misses.
+        3. The misses among the requests that are left, which are not in any batch. They are
+           expected to miss the term at the highest share that the steady state lets expect: the
+           upper confidence bound of the mean share of misses by batch.
 
         Args:
             batches: The requests so far by batches of time.
@@ -405,16 +431,18 @@ class TrialMonitor:
         is_in_batch = batches.batch_of_row < batches.count
         for is_missed, allowed in zip(misses, self._allowed_misses, strict=True):
             batch_of_miss = batches.batch_of_row[is_missed & is_in_batch]
-            known_misses = np.bincount(batch_of_miss, minlength=batches.count)
-            misses_by_batch = known_misses + batches.pending_counts
-            miss_share = intervals.batch_means(
-                misses_by_batch[start:] / batches.due_counts[start:],
-                batches=MIN_STEADY_BATCHES,
-                level=TWO_SIDED_CONFIDENCE,
+            ended_misses = np.bincount(batch_of_miss, minlength=batches.count)
+            misses_by_batch = ended_misses + batches.pending_counts
+            steady_miss_shares = misses_by_batch[start:] / batches.due_counts[start:]
+            mean_miss_share = intervals.batch_means(
+                steady_miss_shares, batches=MIN_STEADY_BATCHES, level=TWO_SIDED_CONFIDENCE
             )
-            highest_share = max(miss_share.high, 1 / self._request_count)
-            expected_misses = int(misses_by_batch.sum()) + highest_share * requests_left
-            if expected_misses > allowed:
+            # A steady state without any miss does not show that misses never occur, so that at
+            # least one miss in the whole trial is assumed.
+            min_miss_share = 1 / self._request_count
+            upper_miss_share = max(mean_miss_share.high, min_miss_share)
+            misses_so_far = int(misses_by_batch.sum())
+            if misses_so_far + upper_miss_share * requests_left > allowed:
                 return False
         return True
 
@@ -430,7 +458,7 @@ def _describe_steady_state(batches: _Batches, start: int) -> str:
 
 
 def _end_of_start_up(all_series: Sequence[NDArray[np.float64]]) -> int | None:
-    """Return the first batch after the start-up of every series, or None if one has not settled.
+    """Return the first batch after the start-up of every series, or None if a start-up goes on.
 
     A series has the value of each batch: the requests in flight, or a latency quantile. The
     start-up of a trial is as long as that of its slowest series, because latencies may still rise
@@ -446,7 +474,11 @@ def _end_of_start_up(all_series: Sequence[NDArray[np.float64]]) -> int | None:
 
 
 def _will_grow(in_flight: NDArray[np.float64], batches_ahead: float) -> bool:
-    """Return whether the requests in flight may grow noticeably in the batches ahead."""
+    """Return whether the requests in flight may grow noticeably in the batches ahead.
+
+    The upper confidence bound of their growth is compared with a share of their mean, and with a
+    few requests in addition, because small numbers of requests vary by chance.
+    """
     _, upper_growth = intervals.extrapolate_growth(in_flight, batches_ahead, CONFIDENCE)
     max_growth = MAX_GROWTH_SHARE * float(in_flight.mean()) + MAX_GROWTH_REQUESTS
     return upper_growth > max_growth

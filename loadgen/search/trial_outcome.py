@@ -44,7 +44,7 @@ class TrialRecords(NamedTuple):
 
     @property
     def due_rows(self) -> NDArray[np.void]:
-        """The records of the requests that were sent or had to be."""
+        """The records of the requests that were due, whether they were sent or not."""
         return select_rows(self.rows, self.rows["due_ns"] >= 0)
 
     @property
@@ -105,9 +105,10 @@ class _Growth(NamedTuple):
     """Whether a queue grew during a run.
 
     Attributes:
-        sustained: False if it grew, True if the run shows that it did not, None if not known.
-        reason: Why, as text.
-        needed_load_s: How long the load would have to last to show it. None if it is known.
+        sustained: False if a queue grew, True if the run shows that none did, None if not known.
+        reason: Why it is known to have grown or not, or why it is not known, as text.
+        needed_load_s: How long the load would have to last to show whether a queue grows. None if
+            this is known.
     """
 
     sustained: bool | None = None
@@ -151,8 +152,14 @@ def make_trial_result(finished: FinishedTrial, goal: Goal, *, has_own_seed: bool
 def recompute_result(output_dir: Path, result: TrialResult, *, mlperf: bool) -> TrialResult:
     """Return the result of a stored trial, computed again from the records of its run.
 
-    `loadgen verify` compares it with the stored result. What the records do not show is kept: what
-    was tried, what the schedule offered, and how the trial was decided before its end.
+    `loadgen verify` compares it with the stored result. What the records do not show is taken from
+    the stored result: what was tried, what the schedule offered, and how a trial was decided before
+    its end.
+
+    Args:
+        output_dir: The directory of the search or sweep.
+        result: The stored result.
+        mlperf: Whether the trial was judged by the rules of MLPerf.
     """
     run_dir = output_dir / result.run_name
     summary = run_folder.kept_summary(run_dir)
@@ -251,6 +258,8 @@ def _judge_full_length(goal: Goal, records: TrialRecords) -> Decision:
     2. FAILED: the SLO of tasks, or that of a class of requests, was missed.
     3. INVALID: the end of the run cut off so many requests that they could change the outcome.
     4. PASSED.
+
+    Cancelled requests are not counted: they say nothing about the server.
     """
     due_rows = records.due_rows
     counted_rows = due_rows[due_rows["status"] != columns.CANCELLED]
@@ -258,7 +267,7 @@ def _judge_full_length(goal: Goal, records: TrialRecords) -> Decision:
     has_too_many_unfinished = outcomes.is_undecided(unfinished_count, len(counted_rows))
 
     exceeded_terms = _describe_exceeded_terms(
-        goal, counted_rows, counts_unfinished=has_too_many_unfinished
+        goal, counted_rows, assumes_unfinished_met=has_too_many_unfinished
     )
     if exceeded_terms:
         return Decision(FAILED, "misses", "; ".join(exceeded_terms), records.end_ns)
@@ -272,36 +281,40 @@ def _judge_full_length(goal: Goal, records: TrialRecords) -> Decision:
 
 
 def _describe_exceeded_terms(
-    goal: Goal, counted_rows: NDArray[np.void], *, counts_unfinished: bool
+    goal: Goal, counted_rows: NDArray[np.void], *, assumes_unfinished_met: bool
 ) -> list[str]:
     """Return a sentence for each term of the SLO that more requests missed than it allows.
 
+    An unfinished request is one that the end of the run cut off. If it had exceeded the limit of a
+    term by then, it has missed this term. Otherwise it might have met or missed it.
+
     Args:
-        goal: The terms.
-        counted_rows: The records of the requests that were sent or had to be.
-        counts_unfinished: How to count unfinished requests that have not missed a term yet. False
-            leaves them out. True, if they are too many for that, counts them as if they had met the
-            term, so that a term is only exceeded for certain.
+        goal: The SLO of the trial, with its terms.
+        counted_rows: The records of the requests that were due, without cancelled ones.
+        assumes_unfinished_met: How to count an unfinished request that has not missed a term yet.
+            False leaves it out of the requests of this term. True assumes that it met the term. A
+            term that is exceeded under this assumption would have been exceeded in any case.
     """
     is_unfinished = counted_rows["status"] == columns.UNFINISHED
     request_count = len(counted_rows)
-    exceeded_terms = []
+    sentences = []
     for term_index, is_missed in enumerate(goal.find_misses(counted_rows)):
         missed_count = int(is_missed.sum())
-        left_out_count = 0 if counts_unfinished else int((is_unfinished & ~is_missed).sum())
-        allowed = goal.allowed_misses(request_count - left_out_count)[term_index]
+        judged_count = request_count
+        if not assumes_unfinished_met:
+            is_undecided = is_unfinished & ~is_missed
+            judged_count -= int(is_undecided.sum())
+        allowed = goal.allowed_misses(judged_count)[term_index]
         if missed_count > allowed:
-            exceeded_terms.append(
-                goal.describe_misses(term_index, missed_count, request_count, allowed)
-            )
-    return exceeded_terms
+            sentences.append(goal.describe_misses(term_index, missed_count, request_count, allowed))
+    return sentences
 
 
-def _describe_unfinished(unfinished_count: int, count: int) -> str:
+def _describe_unfinished(unfinished_count: int, request_count: int) -> str:
     """Return that too many requests were unfinished to judge the trial, and what helps."""
     return (
-        f"{unfinished_count:,} of {count:,} requests were unfinished when the drain ended, too "
-        "many to decide the SLO. Use a longer --grace, or none"
+        f"{unfinished_count:,} of {request_count:,} requests were unfinished when the drain ended, "
+        "too many to decide the SLO. Use a longer --grace, or none"
     )
 
 
@@ -357,35 +370,37 @@ def _read_growth(summary: Summary) -> _Growth:
 def _measure_offered_load(finished: FinishedTrial) -> _OfferedLoad:
     """Return the load that the arrivals offered until the trial was decided.
 
-    It is counted, because random arrivals offer by chance for example 30.4/s where 30/s were
-    requested. Of sessions, the first requests are counted. A closed loop offers as many virtual
-    users as requested.
+    A closed loop offers as many virtual users as requested. The rate of random arrivals is counted,
+    because by chance they offer for example 30.4/s where 30/s were requested. A session counts as
+    one arrival, that of its first request (turn 0).
     """
     due_rows = finished.records.due_rows
     first_turns = due_rows[due_rows["turn"] == 0]
-    load_s = _planned_load_s(finished.workload, due_rows)
-    observed_s = _observed_load_s(finished, load_s)
+    planned_load_s = _planned_load_s(finished.workload, due_rows)
+    observed_load_s = _observed_load_s(finished, planned_load_s)
     offered_load = finished.trial.load
-    if observed_s > 0 and not is_closed_loop(finished.workload):
-        arrivals_ns = first_turns["due_ns"] - first_turns["due_ns"].min(initial=NEVER_NS)
-        observed_arrivals = int((arrivals_ns < observed_s * NS_PER_S).sum())
-        offered_load = observed_arrivals / observed_s
+    if observed_load_s > 0 and not is_closed_loop(finished.workload):
+        first_arrival_ns = first_turns["due_ns"].min(initial=NEVER_NS)
+        arrivals_ns = first_turns["due_ns"] - first_arrival_ns
+        observed_arrivals = int((arrivals_ns < observed_load_s * NS_PER_S).sum())
+        offered_load = observed_arrivals / observed_load_s
 
-    if finished.early_decision is None:
-        return _OfferedLoad(offered_load, len(first_turns))
-    return _OfferedLoad(offered_load, offered_load * load_s)
+    has_run_to_end = finished.early_decision is None
+    full_length_requests = len(first_turns) if has_run_to_end else offered_load * planned_load_s
+    return _OfferedLoad(offered_load, full_length_requests)
 
 
-def _observed_load_s(finished: FinishedTrial, load_s: float) -> float:
-    """Return for how long the load was observed: `load_s`, or until an early decision.
+def _observed_load_s(finished: FinishedTrial, planned_load_s: float) -> float:
+    """Return for how long the load was observed: `planned_load_s`, or until an early decision.
 
     Later requests of sessions may decide a trial after the last session has begun, so that the
     decision may come after the end of the load.
     """
     if finished.early_decision is None:
-        return load_s
-    decided_at_ns = finished.early_decision.decided_at_ns - _warmup_ns(finished.workload)
-    return min(decided_at_ns / NS_PER_S, load_s)
+        return planned_load_s
+    # The decision counts from the start of the schedule, and the load from the end of the warm-up.
+    decided_after_ns = finished.early_decision.decided_at_ns - _warmup_ns(finished.workload)
+    return min(decided_after_ns / NS_PER_S, planned_load_s)
 
 
 def _warmup_ns(workload: Workload) -> int:
@@ -402,7 +417,7 @@ def _planned_load_s(workload: Workload, due_rows: NDArray[np.void]) -> float:
 
     Args:
         workload: What was sent.
-        due_rows: The records of the requests that were sent or had to be.
+        due_rows: The records of the requests that were due, whether they were sent or not.
     """
     measured_stages = [stage for stage in workload.stages if stage.measured]
     planned_ns = _sum_if_known([stage.duration_ns for stage in measured_stages])

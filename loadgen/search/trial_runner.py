@@ -1,9 +1,13 @@
 """Runs the trials of a search or a sweep, and stores their results.
 
-A trial is an ordinary run that may end early. Over HTTP, the monitor reads the records while they
-are written. In virtual time, it is asked about sessions while they are simulated. Single requests
-are simulated to the end first, which costs less than asking the monitor on the way; it then looks
-at the records step by step, and a trial that it decides early is simulated again up to that time.
+A trial is an ordinary run that may end early, once a monitor has decided its outcome. When the
+monitor gets the records of the run depends on the kind of run:
+
+- Over HTTP, it reads them while the workers write them.
+- A simulation of sessions calls the monitor at regular intervals.
+- A simulation of single requests runs to its end first, which costs less than to interrupt it. The
+  monitor then goes through the records step by step. If it decides the trial early, the simulation
+  is repeated up to that time.
 """
 
 from __future__ import annotations
@@ -51,8 +55,8 @@ from loadgen.search.trial_monitor import PlannedLoad, TrialMonitor, select_ended
 from loadgen.search.trial_outcome import (
     FinishedTrial,
     TrialRecords,
-    select_measured,
     make_trial_result,
+    select_measured,
 )
 
 if TYPE_CHECKING:
@@ -86,8 +90,8 @@ class TrialRunner:
     """Runs trials in the directory of an experiment.
 
     Attributes:
-        output_dir: The directory of the experiment.
-        goal: What has to hold.
+        output_dir: The directory of the experiment, which is a search or a sweep.
+        goal: What has to hold for a trial to pass.
         make_workload: Returns the workload of a trial.
         settings: The settings of the target.
         seed: The seed of the experiment.
@@ -96,7 +100,8 @@ class TrialRunner:
         name_run: Returns the name of the directory of a trial.
         event_handlers: Handlers of the events of the runs.
         check_interval_s: How often the monitor looks at a running trial.
-        execute: Runs a workload. What it learns about a target is shared by all trials.
+        execute: Carries out the run of a trial. What its first request to a target shows is kept
+            for all trials.
         resume_command: The command that resumes the search if it is stopped.
     """
 
@@ -332,17 +337,23 @@ class _MonitoredRun:
     ) -> None:
         """Find out when the outcome of a finished simulation was decided.
 
-        If that was before the last request was due, the time is appended to `stops`. The run then
-        simulates the load again up to that time, as if it had been stopped, and sends its event a
-        second time, when there is a decision already.
+        If that was before the last request was due, the run has to end at this time. The time is
+        then appended to `stops`, and the simulation is repeated up to the times in this list. It
+        sends its event a second time, when there is a decision already.
+
+        Args:
+            monitor: The monitor that decides.
+            rows: The records of all simulated requests.
+            stops: The list of the event to which the end of the repeated simulation is added.
         """
         if self.decision is not None:
             return
-        measured = self._select_measured(rows)
-        ended = select_ended(measured[np.argsort(measured["done_ns"], kind="stable")])
+        measured_rows = self._select_measured(rows)
+        order_of_end = np.argsort(measured_rows["done_ns"], kind="stable")
+        ended_rows = select_ended(measured_rows[order_of_end])
         # Each check reads all records so far, so that a long simulation is checked less often.
-        interval_factor = 1 + len(ended) // ROWS_PER_CHECK_INTERVAL
+        interval_factor = 1 + len(ended_rows) // ROWS_PER_CHECK_INTERVAL
         interval_ns = interval_factor * round(self._check_interval_s * NS_PER_S)
-        self.decision = monitor.find_first_decision(ended, interval_ns)
+        self.decision = monitor.find_first_decision(ended_rows, interval_ns)
         if self.decision is not None and self.decision.decided_at_ns < monitor.last_due_ns:
             stops.append(self.decision.decided_at_ns)

@@ -92,6 +92,7 @@ def _render_csv(header: Sequence[str], rows: Iterable[Sequence[CsvCell]]) -> byt
 
 
 def _format_cell(cell: CsvCell) -> str:
+    """Return a value as it stands in the file: empty if not known, numbers with 6 digits."""
     if cell is None:
         return ""
     return f"{cell:.6g}" if isinstance(cell, float) else str(cell)

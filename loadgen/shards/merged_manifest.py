@@ -75,8 +75,8 @@ def _merge_warnings(manifests: Sequence[RunManifest]) -> tuple[str, ...]:
 def _merge_states(manifests: Sequence[RunManifest]) -> str:
     """Return `finished`, unless a part ended in another way, such as by a signal.
 
-    The state of a killed part is still `running`. It does not count here, because a warning and
-    lost requests stand for it.
+    The state of a killed part is still `running`. It is not returned, because the merged run shows
+    a killed part by a warning and by its lost requests.
     """
     for manifest in manifests:
         if manifest.state not in ("running", "finished"):
@@ -134,8 +134,8 @@ def _sum_of_digests(totals: Sequence[str]) -> int:
 def _describe_cluster(positions: Sequence[PartPosition]) -> Cluster:
     """Return where the workers of all parts ran, in the form used for the nodes of a Ray cluster.
 
-    Each part counts as a node. All parts were to start at the same time, and the largest delay of a
-    part bounds the error of that.
+    Each part counts as a node. All parts should have started at the same time. `start_bound_ms`, by
+    how much their starts differ at most, is the largest delay of a part.
     """
     workers = [
         _describe_worker(position, worker_in_part)

@@ -13,6 +13,7 @@ from loadgen.core.results.files import refuse_links
 from loadgen.core.results.manifest import RunManifest, ShardPart, StagePlan, decode_manifest
 
 WORKERS_OF_MISSING_PART = 1
+"""The number of workers that a missing part counts as, to which its lost requests are assigned."""
 HINT = "give the folders that loadgen run --shard wrote"
 
 

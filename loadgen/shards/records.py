@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 BLOCK_ROWS = 1_000_000
 """Rows that are in memory at once, and in one row group of the merged file."""
-TIMES = (
+TIME_COLUMNS = (
     "due_ns",
     "ready_ns",
     "sent_ns",
@@ -70,8 +70,8 @@ def _tables_of_parts(
 ) -> Iterator[pa.Table]:
     """Yield the stored records of all parts, and then a `lost` record for each lost slot.
 
-    Which worker lost a slot is not known, so that the first worker of its part stands for all of
-    them. The error text of these records is for example "part 2 of 3: killed".
+    Which worker lost a slot is not known, so that all lost slots of a part are assigned to its
+    first worker. The error text of these records is for example "part 2 of 3: killed".
     """
     for position in positions:
         if position.part is not None:
@@ -94,7 +94,7 @@ def _tables_of_part(position: PartPosition, part: RunPart) -> Iterator[pa.Table]
     for first in range(0, len(stored.rows), BLOCK_ROWS):
         rows = _copy_to_memory(stored.rows[first : first + BLOCK_ROWS])
         rows["worker"] += position.first_worker
-        for name in TIMES:
+        for name in TIME_COLUMNS:
             has_happened = rows[name] >= 0
             rows[name][has_happened] += position.delay_ns
         yield parquet.to_table(rows, stored.texts)
@@ -223,6 +223,7 @@ def _next_slots(
         turns: The number of slots of a session.
         concurrency: The number of virtual users.
     """
+    # In a round, each virtual user sends one session.
     slots_per_round = concurrency * turns
     next_slots = first_slots.copy()
     for slot in next_slots:
