@@ -121,7 +121,7 @@ async def collect_findings(settings: Settings) -> list[Finding]:
     """
     findings: list[Finding] = []
     try:
-        await _TargetExamination(settings, findings).run()
+        await _TargetChecker(settings, findings).run()
     except TargetUnusable as error:
         # With earlier findings, the connection worked and a request failed.
         meaning = "no request could be sent"
@@ -129,7 +129,16 @@ async def collect_findings(settings: Settings) -> list[Finding]:
             meaning = "the requests of a run would fail like this"
         problem = redact_secrets(settings, str(error))
         advice = redact_secrets(settings, error.hint)
-        findings.append(Finding("target", FAULT, problem, meaning, advice, error.code))
+        findings.append(
+            Finding(
+                check="target",
+                state=FAULT,
+                observed=problem,
+                meaning=meaning,
+                advice=advice,
+                code=error.code,
+            )
+        )
     return [
         *findings,
         *host_checks.check_host(await inspect_machine()),
@@ -137,8 +146,8 @@ async def collect_findings(settings: Settings) -> list[Finding]:
     ]
 
 
-class _TargetExamination:
-    """Examines one target, step by step.
+class _TargetChecker:
+    """Checks one target, step by step, and adds a finding for each check.
 
     Args:
         settings: The settings of the target.
@@ -166,17 +175,17 @@ class _TargetExamination:
         )
 
     async def run(self) -> None:
-        """Examine the target: connection, API key, probe, trial requests and metrics pages.
+        """Check the target: connection, API key, probe, trial requests and metrics pages.
 
-        The examination ends early if the server refuses the API key.
+        The checks end early if the server refuses the API key.
 
         Raises:
             TargetUnusable: The target cannot be used. Findings so far are kept.
         """
         await self._check_connection()
-        model_list = await self._fetch(self._target.models_path)
-        received = datetime.now(UTC)
-        auth_finding = await self._check_auth(model_list)
+        model_list_response = await self._fetch(self._target.models_path)
+        received_at = datetime.now(UTC)
+        auth_finding = await self._check_auth(model_list_response)
         self.findings.append(auth_finding)
         if auth_finding.state == FAULT:
             return
@@ -196,9 +205,10 @@ class _TargetExamination:
             await self._check_metrics_pages()
             return
         _short_prompt, (long_prompt, _token_count) = prompts
-        await self._check_text_responses(sender, probe_result, long_prompt, model_list)
+        await self._check_text_responses(sender, probe_result, long_prompt, model_list_response)
         await self._check_metrics_pages()
-        clock_finding = target_checks.check_wall_clock(model_list.headers.get("date", ""), received)
+        date_header = model_list_response.headers.get("date", "")
+        clock_finding = target_checks.check_wall_clock(date_header, received_at)
         if clock_finding is not None:
             self.findings.append(clock_finding)
 
@@ -217,7 +227,7 @@ class _TargetExamination:
         sender: TrialSender,
         probe_result: ProbeResult,
         long_prompt: str,
-        model_list: HttpResponse,
+        model_list_response: HttpResponse,
     ) -> None:
         """Send the trial requests of an API that generates text, and judge the responses.
 
@@ -225,7 +235,8 @@ class _TargetExamination:
             sender: Sends the trial requests.
             probe_result: What is known about the server.
             long_prompt: The longer prompt of the probe, which is sent again to test the cache.
-            model_list: The response with the list of models, which may have rate limits in headers.
+            model_list_response: The HTTP response with the list of models, which may have rate
+                limits in its headers.
         """
         self.findings.append(target_checks.check_usage(probe_result, self._settings.stream))
         length_trials = await sender.send_length_trials(long_prompt)
@@ -235,7 +246,7 @@ class _TargetExamination:
             self.findings.append(
                 target_checks.check_streaming(stream_trials.long, stream_trials.short)
             )
-        self._check_cache_and_connections(probe_result, length_trials, model_list)
+        self._check_server_properties(probe_result, length_trials, model_list_response)
 
     async def _check_connection(self) -> None:
         """Judge name resolution, connect times and, with https, the TLS handshake.
@@ -269,7 +280,7 @@ class _TargetExamination:
         return list(dict.fromkeys(addresses))
 
     async def _check_tls(self, context: SSLContext) -> Finding:
-        """Open one more connection, for the TLS version, the certificate and the handshake time."""
+        """Open one more connection, and judge its TLS version, certificate and handshake time."""
         host = self._target.host
         started_ns = monotonic_ns()
         try:
@@ -294,59 +305,79 @@ class _TargetExamination:
             handshake_ms=handshake_ms,
         )
 
-    async def _check_auth(self, model_list: HttpResponse) -> Finding:
-        """Judge whether the server checks API keys, by one more request without the key.
+    async def _check_auth(self, model_list_response: HttpResponse) -> Finding:
+        """Judge whether the server accepts the API key, and whether it refuses requests without it.
 
-        `model_list` is the response to the same request with the key, if there is one.
+        The list of models was already requested with the configured API key. If there is a key, the
+        list is requested once more without it: a server that checks keys refuses that request.
+
+        Args:
+            model_list_response: The HTTP response to the first request for the list of models. That
+                request was sent without a key if none is configured.
         """
-        has_key = bool(self._settings.api_key or self._target.basic)
+        # A user and a password in the URL are sent in place of an API key.
+        has_credentials = bool(self._settings.api_key or self._target.basic)
         status_without_key = None
-        if has_key:
-            response = await self._fetcher.send_request(
+        if has_credentials:
+            response_without_key = await self._fetcher.send_request(
                 "GET", self._target.models_path, self._headers, b""
             )
-            status_without_key = response.status
-        return target_checks.check_authentication(has_key, model_list.status, status_without_key)
+            status_without_key = response_without_key.status
+        return target_checks.check_authentication(
+            has_credentials, model_list_response.status, status_without_key
+        )
 
     def _check_lengths(self, probe_result: ProbeResult, trials: LengthTrials) -> None:
         """Judge output lengths and, of streamed responses, the time to the first token.
 
-        Some APIs have no field that forces a length, whatever the server profile says.
+        Args:
+            probe_result: The result of the probe, with the profile of the server.
+            trials: The responses with a forced and with a free output length.
         """
         profile = probe_result.server_profile
         if self._settings.api in APIS_WITHOUT_FORCED_LENGTH:
+            # These APIs have no field that forces a length, whatever the server profile says.
             profile = msgspec.structs.replace(profile, length_fields=())
-        self.findings.append(
-            target_checks.check_output_lengths(
-                profile, trials.forced, trials.free, trials.tried_fields
-            )
+        length_finding = target_checks.check_output_lengths(
+            profile, trials.forced_length, trials.free_length, trials.tried_fields
         )
+        self.findings.append(length_finding)
         if self._settings.stream:
-            first_token = target_checks.check_first_token([trials.forced, trials.free])
-            if first_token is not None:
-                self.findings.append(first_token)
+            first_token_finding = target_checks.check_first_token(
+                [trials.forced_length, trials.free_length]
+            )
+            if first_token_finding is not None:
+                self.findings.append(first_token_finding)
 
-    def _check_cache_and_connections(
-        self, probe_result: ProbeResult, trials: LengthTrials, model_list: HttpResponse
+    def _check_server_properties(
+        self, probe_result: ProbeResult, trials: LengthTrials, model_list_response: HttpResponse
     ) -> None:
-        """Judge the prefix cache, keep-alive, arrival timestamps and rate limits.
+        """Judge properties of the server that do not depend on the text of a response.
+
+        They are the prefix cache, the reuse of connections, the source of the arrival timestamps
+        and the rate limits.
 
         Args:
-            probe_result: The result of the probe, which sent the repeated prompt first.
+            probe_result: The result of the probe, which was the first to send the prompt of
+                `trials.repeated_prompt`.
             trials: The responses to the trial requests.
-            model_list: The response with the list of models, which may have rate limits in headers.
+            model_list_response: The HTTP response with the list of models, which may have rate
+                limits in its headers.
         """
-        _short_prompt_tokens, long_prompt_tokens = PROMPT_TOKENS
-        server_tokens_per_token = probe_result.token_ratio or 1.0  # 1 if it was not measured
-        prompt_tokens = round(long_prompt_tokens * server_tokens_per_token)
+        # The length of the repeated prompt is known in tokens of the local tokenizer, but the
+        # server reports cached tokens of its own tokenizer. The ratio is None if it is not known.
+        _short_prompt_tokens, long_prompt_local_tokens = PROMPT_TOKENS
+        server_tokens_per_local_token = probe_result.token_ratio or 1.0
+        long_prompt_server_tokens = round(long_prompt_local_tokens * server_tokens_per_local_token)
         self.findings += [
-            target_checks.check_prefix_cache(trials.repeated, prompt_tokens),
+            target_checks.check_prefix_cache(trials.repeated_prompt, long_prompt_server_tokens),
             target_checks.check_keep_alive(trials.is_connection_reused),
-            target_checks.check_arrival_timestamps(trials.free),
+            target_checks.check_arrival_timestamps(trials.free_length),
         ]
-        rate_limit = target_checks.check_rate_limit({**model_list.headers, **trials.free.headers})
-        if rate_limit is not None:
-            self.findings.append(rate_limit)
+        headers = {**model_list_response.headers, **trials.free_length.headers}
+        rate_limit_finding = target_checks.check_rate_limit(headers)
+        if rate_limit_finding is not None:
+            self.findings.append(rate_limit_finding)
 
     async def _check_metrics_pages(self) -> None:
         """Fetch the pages where servers publish metrics, and judge what they contain."""
@@ -366,7 +397,10 @@ class _TargetExamination:
 
 
 def _parse_expiry(not_after: str | None) -> datetime | None:
-    """Return the end of validity of a certificate, such as "Nov 29 17:00:00 2027 GMT"."""
+    """Parse the end of validity of a certificate, such as "Nov 29 17:00:00 2027 GMT".
+
+    Return None if the certificate is not known.
+    """
     if not not_after:
         return None
     return datetime.strptime(not_after, CERTIFICATE_TIME_FORMAT).replace(tzinfo=UTC)
@@ -376,7 +410,7 @@ async def inspect_machine() -> Machine:
     """Return facts about this host. Testing its timer takes about a quarter of a second."""
     lateness_ns = await _measure_timer_lateness_ns()
     limits = resource_limits.read_machine_limits()
-    variables = (*PROXY_VARIABLES, *map(str.upper, PROXY_VARIABLES))
+    proxy_variables = (*PROXY_VARIABLES, *map(str.upper, PROXY_VARIABLES))
     return Machine(
         clock=_read_text("/sys/devices/system/clocksource/clocksource0/current_clocksource"),
         clock_read_ns=_measure_clock_reading_ns(),
@@ -388,7 +422,7 @@ async def inspect_machine() -> Machine:
         files=limits.open_files,
         ports=limits.local_ports,
         not_compiled=compiled.MISSING,
-        proxies=tuple(variable for variable in variables if os.environ.get(variable)),
+        proxies=tuple(name for name in proxy_variables if os.environ.get(name)),
     )
 
 

@@ -55,23 +55,26 @@ def build_report(title: str, findings: Sequence[Finding]) -> Report:
 
     A terminal prints the result and what needs attention. The full report lists every check.
     """
-    result = _summarize(findings)
+    result = _summarize_findings(findings)
     return Report(
         title=title,
         generated_by="loadgen doctor",
         headline=[result],
-        sections=[section("", _table(findings))],
-        brief=_brief_sections(title, result, findings),
+        sections=[section("", _build_table(findings))],
+        brief=_build_terminal_sections(title, result, findings),
     )
 
 
-def _brief_sections(
+def _build_terminal_sections(
     title: str, result: Paragraph, findings: Sequence[Finding]
 ) -> Sequence[Section]:
-    """Return the result, the findings that need attention, and how many checks passed."""
+    """Return the sections for a terminal.
+
+    They are the result, a table of the findings that need attention, and how many checks passed.
+    """
     problems = [finding for finding in findings if finding.state in (FAULT, WARNING, UNKNOWN)]
-    problems.sort(key=_seriousness)
-    sections = [section(title, result), section("", _table(problems))]
+    problems.sort(key=_rank_by_seriousness)
+    sections = [section(title, result), section("", _build_table(problems))]
     if len(problems) < len(findings):
         passed_count = len(findings) - len(problems)
         checks = format.counted(passed_count, "other check")
@@ -79,20 +82,21 @@ def _brief_sections(
     return sections
 
 
-def _seriousness(finding: Finding) -> int:
-    """Return a number by which findings are sorted, the most serious one first."""
+def _rank_by_seriousness(finding: Finding) -> int:
+    """Return a number by which findings are sorted: 0 for the most serious state."""
     return list(STATE_LABELS).index(finding.state)
 
 
-def _table(findings: Sequence[Finding]) -> Table:
+def _build_table(findings: Sequence[Finding]) -> Table:
     """Return a table with a row for each finding."""
     rows = [
-        (STATE_LABELS[finding.state], finding.check, _describe(finding)) for finding in findings
+        (STATE_LABELS[finding.state], finding.check, _describe_finding(finding))
+        for finding in findings
     ]
     return Table(("", "check", "result"), rows, "prose")
 
 
-def _describe(finding: Finding) -> str:
+def _describe_finding(finding: Finding) -> str:
     """Return the text of a finding, such as "9 open files: too few. Raise the limit."."""
     text = f"{finding.observed}: {finding.meaning}."
     if finding.advice:
@@ -100,21 +104,22 @@ def _describe(finding: Finding) -> str:
     return text
 
 
-def _summarize(findings: Sequence[Finding]) -> Paragraph:
+def _summarize_findings(findings: Sequence[Finding]) -> Paragraph:
     """Return a sentence that says whether a load can run, coloured by the most serious state."""
     counts = Counter(finding.state for finding in findings)
-    counted_states: list[str] = []
+    problem_counts: list[str] = []  # such as ["1 error", "2 warnings", "3 unknown"]
     for state in (FAULT, WARNING, UNKNOWN):
         if not counts[state]:
             continue
         label = STATE_LABELS[state]
-        if state == UNKNOWN:  # an adjective, which has no plural
-            counted_states.append(f"{counts[state]} {label}")
+        if state == UNKNOWN:
+            # The label is an adjective, which has no plural.
+            problem_counts.append(f"{counts[state]} {label}")
         else:
-            counted_states.append(format.counted(counts[state], label))
-    if not counted_states:
+            problem_counts.append(format.counted(counts[state], label))
+    if not problem_counts:
         return Paragraph("Ready for a run.", "good")
-    problems = ", ".join(counted_states)
+    problems = ", ".join(problem_counts)
     if counts[FAULT]:
         return Paragraph(f"Not ready for a run: {problems}.", "bad")
     kind: Kind = "warn" if counts[WARNING] else ""

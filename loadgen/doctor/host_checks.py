@@ -67,20 +67,27 @@ def read_cpu_limit(read_text: Callable[[str], str]) -> float | None:
     Args:
         read_text: Returns the text of a file, or "" if there is none.
     """
-    groups = {CGROUP_V2_ROOT, CGROUP_V1_ROOT}
-    # A line is HIERARCHY:CONTROLLERS:PATH. Version 2 has one line, without controllers.
+    group_directories = {CGROUP_V2_ROOT, CGROUP_V1_ROOT}
+    # Each line names a group of this process, as HIERARCHY:CONTROLLERS:PATH. The line of version 2
+    # has no controllers.
     for line in read_text("/proc/self/cgroup").splitlines():
         _hierarchy, controllers, path = line.split(":", 2)
         if not controllers:
-            groups.update(_list_groups_on_path(CGROUP_V2_ROOT, path))
+            group_directories.update(_list_groups_on_path(CGROUP_V2_ROOT, path))
         elif "cpu" in controllers.split(","):
-            groups.update(_list_groups_on_path(CGROUP_V1_ROOT, path))
-    limits = [_read_group_limit(group, read_text) for group in groups]
-    return min((limit for limit in limits if limit is not None), default=None)
+            group_directories.update(_list_groups_on_path(CGROUP_V1_ROOT, path))
+    limits = [_read_group_limit(directory, read_text) for directory in group_directories]
+    known_limits = [limit for limit in limits if limit is not None]
+    return min(known_limits, default=None)
 
 
 def _list_groups_on_path(root: str, path: str) -> Iterator[str]:
-    """Yield the directories of a control group and of those above it."""
+    """Yield the directories of a control group and of the groups above it, from the root down.
+
+    Args:
+        root: The directory of the root group.
+        path: The path of the group below the root, such as "/system.slice/docker.service".
+    """
     directory = root
     yield directory
     group_names = [name for name in path.split("/") if name]
@@ -89,17 +96,17 @@ def _list_groups_on_path(root: str, path: str) -> Iterator[str]:
         yield directory
 
 
-def _read_group_limit(group: str, read_text: Callable[[str], str]) -> float | None:
-    """Return the limit of one control group in cores, or None without one.
+def _read_group_limit(directory: str, read_text: Callable[[str], str]) -> float | None:
+    """Return the limit of the control group in a directory, in cores, or None without a limit.
 
     The kernel states the limit as CPU time (quota) per period, both in microseconds: a quota of
     150,000 in a period of 100,000 is 1.5 cores.
     """
-    quota_and_period = read_text(f"{group}/cpu.max").split()
+    quota_and_period = read_text(f"{directory}/cpu.max").split()  # version 2
     if not quota_and_period:
-        quota_and_period = [
-            read_text(f"{group}/cpu.cfs_quota_us"),
-            read_text(f"{group}/cpu.cfs_period_us"),
+        quota_and_period = [  # version 1
+            read_text(f"{directory}/cpu.cfs_quota_us"),
+            read_text(f"{directory}/cpu.cfs_period_us"),
         ]
     if len(quota_and_period) != 2:
         return None
@@ -125,11 +132,11 @@ def check_host(machine: Machine) -> Iterator[Finding]:
         yield _check_connection_limits(machine.files, machine.ports)
     if machine.proxies:
         yield Finding(
-            "proxy",
-            NOTE,
-            f"{', '.join(machine.proxies)} set",
-            "loadgen ignores proxy variables and connects to --url directly",
-            "use the address of the proxy in --url to load it",
+            check="proxy",
+            state=NOTE,
+            observed=f"{', '.join(machine.proxies)} set",
+            meaning="loadgen ignores proxy variables and connects to --url directly",
+            advice="use the address of the proxy in --url to load it",
         )
     yield _check_compiled_extension(machine.not_compiled)
 
@@ -138,17 +145,17 @@ def _check_compiled_extension(reason_not_compiled: str) -> Finding:
     """Report whether the extension in C reads responses, or its slower Python reference."""
     if not reason_not_compiled:
         return Finding(
-            "compiled",
-            OK,
-            "the compiled extension is used",
-            "a worker process handles as many tokens per second as it can",
+            check="compiled",
+            state=OK,
+            observed="the compiled extension is used",
+            meaning="a worker process handles as many tokens per second as it can",
         )
     return Finding(
-        "compiled",
-        NOTE,
-        f"the compiled extension is not used: {reason_not_compiled}",
-        "a worker process handles fewer tokens per second",
-        "install a C compiler; pip install --force-reinstall -v shows what fails",
+        check="compiled",
+        state=NOTE,
+        observed=f"the compiled extension is not used: {reason_not_compiled}",
+        meaning="a worker process handles fewer tokens per second",
+        advice="install a C compiler; pip install --force-reinstall -v shows what fails",
     )
 
 
@@ -165,7 +172,13 @@ def _check_clock(machine: Machine) -> Finding:
         meaning = (
             "each timestamp is a slow system call, so a worker handles fewer tokens per second"
         )
-        return Finding("clock", WARNING, observed, meaning, "check whether the kernel can use tsc")
+        return Finding(
+            check="clock",
+            state=WARNING,
+            observed=observed,
+            meaning=meaning,
+            advice="check whether the kernel can use tsc",
+        )
     return Finding("clock", OK, observed, "timestamps cost almost nothing")
 
 
@@ -175,7 +188,13 @@ def _check_timer(late_ms: float) -> Finding:
     if late_ms > TIMER_LATE_MS:
         meaning = "requests will be sent as late, so a TTFT of 20 ms has an error of 5 % or more"
         advice = "use an idle host, or reserve a core for loadgen"
-        return Finding("timer", WARNING, observed, meaning, advice)
+        return Finding(
+            check="timer",
+            state=WARNING,
+            observed=observed,
+            meaning=meaning,
+            advice=advice,
+        )
     return Finding("timer", OK, observed, "requests can be sent at their scheduled times")
 
 
@@ -191,7 +210,13 @@ def _check_connection_limits(files: int, ports: int | None) -> Finding:
     if max_in_flight < ENOUGH_FILES:
         requests = format.counted(max_in_flight, "request")
         meaning = f"one process can have at most about {requests} in flight"
-        return Finding("files", WARNING, observed, meaning, "raise the limit: ulimit -n 65536")
+        return Finding(
+            check="files",
+            state=WARNING,
+            observed=observed,
+            meaning=meaning,
+            advice="raise the limit: ulimit -n 65536",
+        )
     meaning = f"enough for about {max_in_flight:,} requests in flight to one address"
     return Finding("files", OK, observed, meaning)
 
@@ -209,10 +234,22 @@ def _check_cpu(machine: Machine) -> Finding:
     if _is_busy(machine.load_average, cores):
         meaning = "other processes will delay sends and timestamps, which can make a run INVALID"
         advice = "stop them, or use another host"
-        return Finding("cpu", WARNING, observed, meaning, advice)
+        return Finding(
+            check="cpu",
+            state=WARNING,
+            observed=observed,
+            meaning=meaning,
+            advice=advice,
+        )
     if machine.governor == "powersave":
         meaning = "cores are slow until they are loaded, so the first seconds of a run differ"
-        return Finding("cpu", WARNING, observed, meaning, "set the performance governor")
+        return Finding(
+            check="cpu",
+            state=WARNING,
+            observed=observed,
+            meaning=meaning,
+            advice="set the performance governor",
+        )
     return Finding("cpu", OK, observed, "no other load on this host")
 
 

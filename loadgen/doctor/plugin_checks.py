@@ -37,28 +37,37 @@ def check_plugins() -> Iterator[Finding]:
     """
     for table in TABLES:
         for plugin in table.plugins:
-            is_loaded = not plugin.error
-            meaning = f"{'' if is_loaded else 'not '}loaded into {table.group}"
+            if plugin.error:
+                meaning = f"not loaded into {table.group}"
+            else:
+                meaning = f"loaded into {table.group}"
             error = plugin.error or _find_import_error(plugin)
             if error:
                 advice = f"update or remove {plugin.package}, or set {SWITCH}=0"
-                yield Finding("plug-in", WARNING, f"{plugin}: {error}", meaning, advice)
+                yield Finding(
+                    check="plug-in",
+                    state=WARNING,
+                    observed=f"{plugin}: {error}",
+                    meaning=meaning,
+                    advice=advice,
+                )
             else:
                 yield Finding("plug-in", OK, str(plugin), meaning)
 
 
 def _find_import_error(plugin: Plugin[Any]) -> str:
-    """Return what goes wrong when the functions of a row are imported, or an empty string.
+    """Import the functions of a plug-in, and return the error of the import, or "" without one.
 
-    Rows import their functions late, in a method that depends on the table. Code of another package
-    can raise anything, so every exception counts as its error.
+    A row of a table imports its functions only when they are needed. The method that does so is
+    `load` in some tables and `load_functions` in others, and some tables have none. Code of another
+    package can raise anything, so every exception counts as its error.
     """
-    for name in ("load", "load_functions"):
-        load = getattr(plugin.row, name, None)
-        if load is None:
+    for method_name in ("load", "load_functions"):
+        import_functions = getattr(plugin.row, method_name, None)
+        if import_functions is None:
             continue
         try:
-            load()
+            import_functions()
         except Exception as error:
-            return f"{name}: {type(error).__name__}: {error}"
+            return f"{method_name}: {type(error).__name__}: {error}"
     return ""

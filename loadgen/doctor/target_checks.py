@@ -200,14 +200,26 @@ def check_tls(
     meaning = "the TTFT of the first request of a connection includes the handshake"
     if not is_verified:
         observed += ", certificate not verified"
-        return Finding("tls", NOTE, observed, meaning, "use --cacert instead of --insecure")
+        return Finding(
+            check="tls",
+            state=NOTE,
+            observed=observed,
+            meaning=meaning,
+            advice="use --cacert instead of --insecure",
+        )
     if expires is None:
         return Finding("tls", OK, observed, meaning)
     days_left = (expires - now).days
     observed += f", certificate valid for {days_left} days"
     if days_left < CERTIFICATE_WARNING_DAYS:
         meaning = "connections will fail when it has expired"
-        return Finding("tls", WARNING, observed, meaning, "renew the certificate")
+        return Finding(
+            check="tls",
+            state=WARNING,
+            observed=observed,
+            meaning=meaning,
+            advice="renew the certificate",
+        )
     return Finding("tls", OK, observed, meaning)
 
 
@@ -224,7 +236,13 @@ def check_authentication(
     if status in REFUSED_STATUSES:
         advice = "check the API key" if has_key else "set OPENAI_API_KEY or use --api-key-file"
         meaning = "the server would refuse every request of a run"
-        return Finding("auth", FAULT, f"HTTP {status}", meaning, advice)
+        return Finding(
+            check="auth",
+            state=FAULT,
+            observed=f"HTTP {status}",
+            meaning=meaning,
+            advice=advice,
+        )
     if not has_key:
         return Finding("auth", OK, "no API key needed", "latencies include no key check")
     if status_without_key is not None and status_without_key not in REFUSED_STATUSES:
@@ -252,7 +270,13 @@ def check_model(probe_result: ProbeResult) -> Finding:
         meaning = (
             "the server accepts a name that it does not list, so another model may be measured"
         )
-        return Finding("model", WARNING, observed, meaning, "use --model with a listed name")
+        return Finding(
+            check="model",
+            state=WARNING,
+            observed=observed,
+            meaning=meaning,
+            advice="use --model with a listed name",
+        )
     if not probe_result.server_profile.rejects_unknown_models:
         meaning = (
             "this type of server accepts any name, so a typing error in --model would go unnoticed"
@@ -289,7 +313,13 @@ def check_server_profile(probe_result: ProbeResult) -> Finding:
         meaning = (
             "loadgen sends only fields that all servers accept, so output lengths cannot be forced"
         )
-        return Finding("server", WARNING, observed, meaning, "use --server if you know the type")
+        return Finding(
+            check="server",
+            state=WARNING,
+            observed=observed,
+            meaning=meaning,
+            advice="use --server if you know the type",
+        )
     meaning = "loadgen sends only the fields that this type of server supports"
     return Finding("server", OK, observed, meaning)
 
@@ -300,18 +330,19 @@ def check_server_profile(probe_result: ProbeResult) -> Finding:
 def check_tokenizer(
     probe_result: ProbeResult, tokenizer_name: str, is_user_tokenizer: bool
 ) -> Finding:
-    """Compare the server's token counts of two prompts with those of the local tokenizer.
+    """Judge whether the local tokenizer counts prompt tokens as the server does.
 
-    From two prompts of different length follow the server's tokens per local token and the fixed
-    number of tokens that the chat template adds to each prompt.
+    The probe has sent two prompts of different length and compared the server's count of each with
+    the local count. That gives two numbers: `token_ratio`, how many tokens the server counts for
+    each local token, and `template_tokens`, how many tokens the chat template adds to every prompt.
 
     Args:
-        probe_result: The result of the probe, which sent the two prompts.
+        probe_result: The result of the probe, with these two numbers.
         tokenizer_name: The name of the local tokenizer.
         is_user_tokenizer: True if the user specified a tokenizer file.
     """
-    ratio = probe_result.token_ratio
-    if ratio is None:
+    server_tokens_per_local_token = probe_result.token_ratio
+    if server_tokens_per_local_token is None:
         return Finding(
             check="tokenizer",
             state=UNKNOWN,
@@ -319,18 +350,35 @@ def check_tokenizer(
             meaning=f"prompt lengths and input tok/s are counted with {tokenizer_name}",
             advice="use --tokenizer with the model's tokenizer.json",
         )
-    observed = f"the server counts {ratio:.3f} tokens per token of {tokenizer_name}"
+    observed = (
+        f"the server counts {server_tokens_per_local_token:.3f} tokens per token of "
+        f"{tokenizer_name}"
+    )
     if probe_result.template_tokens:
         observed += f", plus {probe_result.template_tokens} per prompt"
-    if abs(ratio - 1) <= TOKEN_COUNT_TOLERANCE:
-        meaning = "prompts have the requested lengths, plus the chat template"
-        return Finding("tokenizer", OK, observed, meaning)
+    has_equal_counts = abs(server_tokens_per_local_token - 1) <= TOKEN_COUNT_TOLERANCE
+    if has_equal_counts:
+        return Finding(
+            check="tokenizer",
+            state=OK,
+            observed=observed,
+            meaning="prompts have the requested lengths, plus the chat template",
+        )
     if is_user_tokenizer:
         advice = "check --tokenizer: it is not the tokenizer of this model"
     else:
         advice = "use --tokenizer with the model's tokenizer.json"
-    meaning = f"a prompt of 1,000 tokens in the workload has {1000 * ratio:,.0f} on the server"
-    return Finding("tokenizer", WARNING, observed, meaning, advice)
+    server_tokens_per_1000 = 1000 * server_tokens_per_local_token
+    return Finding(
+        check="tokenizer",
+        state=WARNING,
+        observed=observed,
+        meaning=(
+            f"a prompt of 1,000 tokens in the workload has {server_tokens_per_1000:,.0f} on the "
+            "server"
+        ),
+        advice=advice,
+    )
 
 
 def check_usage(probe_result: ProbeResult, is_streamed: bool) -> Finding:
@@ -383,7 +431,13 @@ def check_prefix_cache(repeated: Trial, prompt_tokens: int) -> Finding:
     )
     if repeated.cached_tokens:
         meaning = "a run with the same seed would hit the cache, so its TTFT would be too low"
-        return Finding("cache", NOTE, observed, meaning, "use another --seed, or --salt fresh")
+        return Finding(
+            check="cache",
+            state=NOTE,
+            observed=observed,
+            meaning=meaning,
+            advice="use another --seed, or --salt fresh",
+        )
     return Finding("cache", OK, observed, "repeated prompts are not cached")
 
 
@@ -396,14 +450,21 @@ def check_output_lengths(
     """Judge whether the length of an output can be forced.
 
     Both trials ask a question whose answer is one word, so an output of TRIAL_TOKENS tokens shows
-    that the server honours the fields that force a length, such as `ignore_eos`. Outcomes, in this
-    order: the request failed, the length is not known, it is not the requested one, it is and the
-    server is unknown, the server has no such fields, and the length is forced.
+    that the server honours the fields that force a length, such as `ignore_eos`.
+
+    The outcomes are, in the order in which they are checked:
+
+    - The request with a forced length failed.
+    - The server did not report how long the output is.
+    - The output does not have the requested length.
+    - It has that length, but a run would not send the fields to a server of unknown make.
+    - The server has no such fields, so that the length is right by chance.
+    - The length is forced.
 
     Args:
         server_profile: The profile of the server, with its fields that force a length.
-        forced: The response to the question with those fields.
-        free: The response to the question without them.
+        forced: The response to the question with those fields, which force its length.
+        free: The response to the question without them, whose length the model decides.
         tried_fields: Fields that were tried on a server of unknown make, joined by " and ".
     """
     fields = " and ".join(server_profile.length_fields) or tried_fields
@@ -427,7 +488,13 @@ def check_output_lengths(
     if not server_profile.length_fields:
         meaning = "this type of server cannot force output lengths; other responses may be shorter"
         advice = "compare only runs with equal output token counts"
-        return Finding("length", NOTE, observed, meaning, advice)
+        return Finding(
+            check="length",
+            state=NOTE,
+            observed=observed,
+            meaning=meaning,
+            advice=advice,
+        )
     meaning = "every response has the requested length"
     if free.output_tokens == forced.max_tokens:
         meaning = "lengths match, but the same request without these fields was as long"
@@ -435,7 +502,13 @@ def check_output_lengths(
 
 
 def _describe_output_lengths(fields: str, forced: Trial, free: Trial) -> str:
-    """Return, for example, "ignore_eos: 64 of 64 tokens (3 without it)"."""
+    """Return a text such as "ignore_eos: 64 of 64 tokens (3 without)".
+
+    Args:
+        fields: The request fields that force a length, joined by " and ".
+        forced: The response to a request with these fields.
+        free: The response to the same request without them.
+    """
     requested = format.counted(forced.max_tokens, "token")
     text = f"{fields or 'max_tokens'}: {forced.output_tokens} of {requested}"
     if not fields or free.failure or free.output_tokens is None:
@@ -455,7 +528,13 @@ def _report_wrong_length(observed: str, *, is_too_long: bool) -> Finding:
     else:
         meaning = "output lengths differ from the workload, which changes E2E latency and tok/s"
         advice = "compare output token counts before comparing servers"
-    return Finding("length", WARNING, observed, meaning, advice)
+    return Finding(
+        check="length",
+        state=WARNING,
+        observed=observed,
+        meaning=meaning,
+        advice=advice,
+    )
 
 
 def _report_unknown_server_with_forced_length(observed: str, tried_fields: str) -> Finding:
@@ -468,7 +547,13 @@ def _report_unknown_server_with_forced_length(observed: str, tried_fields: str) 
     advice = ""
     if "ignore_eos" in tried_fields.split(" and "):
         advice = "add --extra-body '{\"ignore_eos\": true}'"
-    return Finding("length", NOTE, observed, meaning, advice)
+    return Finding(
+        check="length",
+        state=NOTE,
+        observed=observed,
+        meaning=meaning,
+        advice=advice,
+    )
 
 
 # -- Streaming ------------------------------------------------------------------------------------
@@ -477,9 +562,11 @@ def _report_unknown_server_with_forced_length(observed: str, tried_fields: str) 
 def has_bundled_events(trial: Trial) -> bool:
     """Return True if output events of one token each arrived several at a time.
 
-    Either something between server and client buffers them, or one of the two hosts was too busy
-    to send or read them one by one. Events that hold several tokens each are a setting of the
-    server and do not count here.
+    An output event is a message of the stream, which usually has one token. Events arrive together
+    if one read from the connection returns several of them. Either something between server and
+    client buffers them, or one of the two hosts was too busy to send or read them one by one.
+
+    Returns False for events that have several tokens each, because that is a setting of the server.
     """
     has_one_token_per_event = trial.tokens_per_event <= BUNDLING_RATIO
     if not trial.is_stream or not has_one_token_per_event:
@@ -490,35 +577,47 @@ def has_bundled_events(trial: Trial) -> bool:
     is_surely_bundled = trial.arrival_count <= trial.event_count // BUFFERED_EVENTS_PER_ARRIVAL
     if is_surely_bundled:
         return True
-    # Events that follow each other faster than this can share an arrival by chance.
-    return trial.span_ms / trial.event_count >= FAST_EVENT_MS
+    # Events that follow each other very fast can share an arrival by chance.
+    ms_per_event = trial.span_ms / trial.event_count
+    return ms_per_event >= FAST_EVENT_MS
 
 
 def check_streaming(long_trials: Sequence[Trial], short_trials: Sequence[Trial] = ()) -> Finding:
     """Judge whether tokens arrive one by one.
 
-    A busy host bundles events in the same way as a buffer does. Two observations tell them apart:
-    a buffer lets no event through early, so one long response whose events arrived singly proves
-    that there is none; and a buffer delays the first event of long responses only, whereas a busy
-    host delays short ones as well. Without either observation the finding is "unknown".
+    Events arrive together because of a busy host or because of a buffer on the way. Two
+    observations tell these causes apart:
+
+    - A buffer holds back the events of every long response. So a single long response whose events
+      arrived one by one proves that there is no buffer.
+    - A buffer delays the first event of long responses only, because it passes events on when it is
+      full or the response ends. A busy host delays short responses as well.
+
+    Without either observation, the cause is reported as unknown.
 
     Args:
         long_trials: Responses of many tokens to the same question.
         short_trials: Responses of one token, sent in turns with all long ones but the first.
     """
     unbundled_trials = [trial for trial in long_trials if not has_bundled_events(trial)]
-    trial = unbundled_trials[0] if unbundled_trials else long_trials[0]
-    if not trial.is_stream:
-        return _report_no_stream(trial)
-    observed = _describe_stream(trial)
-    has_several_tokens_per_event = trial.tokens_per_event > BUNDLING_RATIO
+    reported_trial = unbundled_trials[0] if unbundled_trials else long_trials[0]
+    if not reported_trial.is_stream:
+        return _report_no_stream(reported_trial)
+    observed = _describe_stream(reported_trial)
+    has_several_tokens_per_event = reported_trial.tokens_per_event > BUNDLING_RATIO
     if has_several_tokens_per_event:
         meaning = (
-            f"about {trial.tokens_per_event:.1f} tokens per event, so ITL cannot be measured and "
-            "is omitted"
+            f"about {reported_trial.tokens_per_event:.1f} tokens per event, so ITL cannot be "
+            "measured and is omitted"
         )
         advice = "set the server's stream interval to 1 to measure ITL"
-        return Finding("streaming", WARNING, observed, meaning, advice)
+        return Finding(
+            check="streaming",
+            state=WARNING,
+            observed=observed,
+            meaning=meaning,
+            advice=advice,
+        )
     if unbundled_trials:
         meaning = "tokens arrive one by one, so TTFT, TPOT and ITL are reliable"
         return Finding("streaming", OK, observed, meaning)
@@ -543,27 +642,38 @@ def _report_no_stream(trial: Trial) -> Finding:
 
 
 def _describe_stream(trial: Trial) -> str:
-    """Return, for example, "64 tokens in 64 events, 60 reads over 320 ms"."""
-    text = (
+    """Return a text such as "64 tokens in 64 events, 60 reads over 320 ms"."""
+    events_and_reads = (
         f"{format.counted(trial.event_count, 'event')}, "
         f"{format.counted(trial.arrival_count, 'read')} over {format.quantity(trial.span_ms)} ms"
     )
     if trial.output_tokens:
-        return f"{format.counted(trial.output_tokens, 'token')} in {text}"
-    return text
+        return f"{format.counted(trial.output_tokens, 'token')} in {events_and_reads}"
+    return events_and_reads
 
 
 def _explain_bundling(
     observed: str, long_trials: Sequence[Trial], short_trials: Sequence[Trial]
 ) -> Finding:
-    """Return the finding for bundled events: a buffer, complete responses, or an unknown cause."""
+    """Return the finding for a target whose events arrived together in every long response.
+
+    The cause is a buffer that delays the first event, something that waits for the complete
+    response, or it is unknown.
+
+    Args:
+        observed: The text that describes the first long response.
+        long_trials: Responses of many tokens.
+        short_trials: Responses of one token, sent in turns with all long ones but the first.
+    """
     # The first long response was sent before there were short ones to compare it with.
     buffer_delay_ms = _measure_buffer_delay_ms(long_trials[1:], short_trials)
     if buffer_delay_ms is not None:
         return _report_buffer(observed, buffer_delay_ms)
     lateness_ms = [trial.timer_lateness_ms for trial in long_trials]
     longest_span_ms = max(trial.span_ms for trial in long_trials)
-    if min(lateness_ms) < QUIET_HOST_MS and longest_span_ms < QUIET_HOST_MS:
+    is_host_quiet = min(lateness_ms) < QUIET_HOST_MS
+    is_complete_at_once = longest_span_ms < QUIET_HOST_MS
+    if is_host_quiet and is_complete_at_once:
         return Finding(
             check="streaming",
             state=WARNING,
@@ -598,10 +708,13 @@ def _report_buffer(observed: str, buffer_delay_ms: float) -> Finding:
 def _measure_buffer_delay_ms(
     long_trials: Sequence[Trial], short_trials: Sequence[Trial]
 ) -> float | None:
-    """Return how much later the first event of a long response comes than that of a short one.
+    """Return by how much a buffer delays the first event of a response.
 
-    A buffer passes the first event on when it is full, so the longer the response, the later. The
-    delay is None unless it is evident, which needs both of these:
+    A buffer passes events on when it is full or when the response ends. So it delays the first
+    event of a long response, and hardly that of a response of one token. The delay is the
+    difference of the median times to the first event.
+
+    It is returned if both of these are true, and otherwise None:
 
     - The first event of every long response is later than that of every short one. With five of
       each, chance does that once in 252 times.
@@ -627,8 +740,13 @@ def _measure_buffer_delay_ms(
 def check_first_token(trials: Sequence[Trial]) -> Finding | None:
     """Judge the time to the first token of a short question without load.
 
-    Return None if no token arrived. The fastest response counts, because other delays only add to
-    it. Whether the response headers are late too shows if the request or the output had to wait.
+    Return None if no token arrived. Only the fastest response is judged, because chance delays make
+    the other ones longer. If its first token is late, the arrival of its HTTP headers shows where
+    the time went: before late headers the request had to wait, for example in a queue; after early
+    headers the output had to wait, for example for the prefill.
+
+    Args:
+        trials: Responses to a short question.
     """
     responses = [trial for trial in trials if trial.event_times_ns]
     if not responses:
@@ -664,7 +782,13 @@ def check_number_responses(api: str, trials: Sequence[Trial]) -> Finding:
     failures = [trial.failure for trial in trials if trial.failure]
     if failures:
         meaning = "every request of a run would fail like this"
-        return Finding("response", FAULT, failures[0], meaning, "read the server's log")
+        return Finding(
+            check="response",
+            state=FAULT,
+            observed=failures[0],
+            meaning=meaning,
+            advice="read the server's log",
+        )
     fastest_ms = min(trial.headers_ms for trial in trials)
     observed = f"E2E latency {format.quantity(fastest_ms)} ms for a short text ({api})"
     meaning = "E2E latency under load will not be lower; this API has no tokens and no TTFT"
@@ -690,7 +814,13 @@ _LIMIT_HEADER = re.compile(r"(?:x-)?ratelimit-(?:limit-)?(?P<unit>requests|token
 
 
 def check_rate_limit(headers: Mapping[str, str]) -> Finding | None:
-    """Report the rate limits in response headers with lower-case names, or None without any."""
+    """Report the rate limits that the server states in response headers.
+
+    Return None if it states none.
+
+    Args:
+        headers: The response headers, with lower-case names.
+    """
     limits = []
     for header_name, limit in sorted(headers.items()):
         match = _LIMIT_HEADER.match(header_name)
@@ -700,7 +830,13 @@ def check_rate_limit(headers: Mapping[str, str]) -> Finding | None:
         return None
     meaning = "the server refuses requests above this limit with HTTP 429"
     advice = "keep the load below it"
-    return Finding("rate limit", NOTE, ", ".join(limits), meaning, advice)
+    return Finding(
+        check="rate limit",
+        state=NOTE,
+        observed=", ".join(limits),
+        meaning=meaning,
+        advice=advice,
+    )
 
 
 def check_metrics_pages(pages: Mapping[str, HttpResponse]) -> Finding:
@@ -714,7 +850,13 @@ def check_metrics_pages(pages: Mapping[str, HttpResponse]) -> Finding:
     if not available:
         observed = f"no metrics at {', '.join(pages)}"
         meaning = "a run cannot show queue depth, batch size and cache use of the server"
-        return Finding("metrics", NOTE, observed, meaning, "enable the server's metrics")
+        return Finding(
+            check="metrics",
+            state=NOTE,
+            observed=observed,
+            meaning=meaning,
+            advice="enable the server's metrics",
+        )
     observed = "; ".join(available)
     meaning = "a run can show queue depth, batch size and cache use of the server"
     # TensorRT-LLM serves its iteration statistics as a JSON list and clears it at each request.
@@ -769,7 +911,14 @@ def _has_name_with_prefix(names: Iterable[str], prefix: str) -> bool:
 
 
 def check_wall_clock(date_header: str, now: datetime) -> Finding | None:
-    """Compare the server's Date header with the clock of this host; None if it cannot be read."""
+    """Compare the server's clock with the clock of this host.
+
+    Return None if the server sent no valid Date header.
+
+    Args:
+        date_header: The value of the Date header of a response, or "" without one.
+        now: The time of this host when the response arrived.
+    """
     try:
         skew_s = (parsedate_to_datetime(date_header) - now).total_seconds()
     except (TypeError, ValueError):
@@ -777,7 +926,13 @@ def check_wall_clock(date_header: str, now: datetime) -> Finding | None:
     if abs(skew_s) > MAX_CLOCK_SKEW_S:
         observed = f"the server's clock differs by about {skew_s:+.0f} s"
         meaning = "timestamps of server logs do not match the run; latencies are not affected"
-        return Finding("wall clock", WARNING, observed, meaning, "synchronize both hosts by NTP")
+        return Finding(
+            check="wall clock",
+            state=WARNING,
+            observed=observed,
+            meaning=meaning,
+            advice="synchronize both hosts by NTP",
+        )
     observed = "the server's clock agrees within 2 s"
     return Finding("wall clock", OK, observed, "timestamps of server logs match the run")
 
@@ -795,4 +950,10 @@ def check_arrival_timestamps(trial: Trial) -> Finding:
         "a busy client makes latencies longer and looks like a stall of the server; a run reports "
         "neither its receive delay nor stalls"
     )
-    return Finding("timestamps", NOTE, observed, meaning, "use an idle host, or send from Linux")
+    return Finding(
+        check="timestamps",
+        state=NOTE,
+        observed=observed,
+        meaning=meaning,
+        advice="use an idle host, or send from Linux",
+    )
