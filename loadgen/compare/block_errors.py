@@ -90,13 +90,14 @@ def describe_missing_samples(runs: Sequence[Columns], metric: Metric) -> str:
 
 
 def estimate_latency(runs: Sequence[Columns], metric: Metric, value: float) -> EstimateOrReason:
-    """Return the logarithm of a latency of successful requests, with its error by blocks of time.
+    """Return the logarithm of a percentile or mean of latencies, with its standard error.
 
-    The estimate has a reason instead of a value if there are too few samples for it.
+    The error is estimated from blocks of time. If there are too few samples, the reason is returned
+    in place of an estimate.
 
     Args:
         runs: The records of each run.
-        metric: The metric, a percentile or a mean.
+        metric: The metric: a percentile or the mean of a latency of successful requests.
         value: Its value in the summary.
     """
     latencies = _concatenate_samples(runs, metric)
@@ -182,11 +183,11 @@ def estimate_error_within_runs(runs: Sequence[Columns], metric: Metric) -> Stand
         return UNKNOWN_BLOCK_ERROR if mean is None else _to_log_error(mean)
 
     block_count = BLOCK_COUNTS[0]
-    ordered = np.sort(latencies)
-    error = estimate_log_percentile_error(latencies, ordered, metric.quantile, block_count)
+    sorted_latencies = np.sort(latencies)
+    error = estimate_log_percentile_error(latencies, sorted_latencies, metric.quantile, block_count)
+    slow_block_count = count_blocks_above(latencies, sorted_latencies, metric.quantile)
     return _limit_degrees_of_freedom(
-        StandardError(error, degrees_of_freedom=block_count - 1.0),
-        count_blocks_above(latencies, ordered, metric.quantile),
+        StandardError(error, degrees_of_freedom=block_count - 1.0), slow_block_count
     )
 
 
@@ -227,19 +228,23 @@ def estimate_percentile_error(latencies: NDArray[np.float64], p: float) -> Stand
         latencies: The latencies of all runs, ordered by time within each run.
         p: The percentile as a fraction, such as 0.99.
     """
-    positive = _clip_to_positive(latencies)
-    ordered = np.sort(latencies)
-    ordered_positive = _clip_to_positive(ordered)
+    sorted_latencies = np.sort(latencies)
+    # The logarithm is only computed of positive numbers.
+    positive_latencies = _clip_to_positive(latencies)
+    sorted_positive_latencies = _clip_to_positive(sorted_latencies)
     errors = []
     for block_count in BLOCK_COUNTS:
         if len(latencies) <= MOST_RESAMPLED_SAMPLES:
-            error = _bootstrap_log_error(positive, p, block_count)
+            error = _bootstrap_log_error(positive_latencies, p, block_count)
         else:
-            error = estimate_log_percentile_error(positive, ordered_positive, p, block_count)
+            error = estimate_log_percentile_error(
+                positive_latencies, sorted_positive_latencies, p, block_count
+            )
         corrected_error = error * _bootstrap_correction(block_count)
         errors.append(StandardError(corrected_error, degrees_of_freedom=block_count - 1.0))
-    largest_error = max(errors)
-    return _limit_degrees_of_freedom(largest_error, count_blocks_above(latencies, ordered, p))
+    largest_error = max(errors)  # compares the field `error` first
+    slow_block_count = count_blocks_above(latencies, sorted_latencies, p)
+    return _limit_degrees_of_freedom(largest_error, slow_block_count)
 
 
 def _bootstrap_log_error(latencies: NDArray[np.float64], p: float, block_count: int) -> float:
@@ -259,18 +264,19 @@ def _bootstrap_log_error(latencies: NDArray[np.float64], p: float, block_count: 
 
 
 def _limit_degrees_of_freedom(
-    standard_error: StandardError, blocks_with_slow_requests: int
+    standard_error: StandardError, slow_block_count: int
 ) -> StandardError:
-    """Return an error of a percentile with at most as many degrees of freedom as slow blocks - 1.
+    """Reduce the degrees of freedom of an error to what the slow blocks of time support.
 
     The latencies above the percentile may all come from a few blocks of time, such as one long
-    queue. The estimate then rests on these few blocks, however many blocks there are.
+    queue. The estimate then rests on these few blocks, however many blocks there are. So the
+    degrees of freedom are at most the number of these blocks minus one.
 
     Args:
-        standard_error: The error.
-        blocks_with_slow_requests: The number of blocks with latencies above the percentile.
+        standard_error: The error of a percentile.
+        slow_block_count: The number of blocks with latencies above the percentile.
     """
-    degrees_of_freedom = min(standard_error.degrees_of_freedom, blocks_with_slow_requests - 1.0)
+    degrees_of_freedom = min(standard_error.degrees_of_freedom, slow_block_count - 1.0)
     # Student's t has at least one degree of freedom.
     return StandardError(standard_error.error, max(degrees_of_freedom, 1.0))
 
@@ -308,8 +314,9 @@ def block_bootstrap(
     starts_of_resamples = rng.integers(0, count - block_size + 1, (resamples, blocks))
     resampled_statistics = []
     for block_starts in starts_of_resamples:
-        indices = (block_starts[:, None] + offsets).ravel()  # those of all values of the blocks
-        resampled_statistics.append(statistic(values[indices]))
+        # Adding a column of starts and a row of offsets gives a row of indices for each block.
+        value_indices = (block_starts[:, None] + offsets).ravel()
+        resampled_statistics.append(statistic(values[value_indices]))
     low, high = np.quantile(resampled_statistics, [(1 - level) / 2, (1 + level) / 2])
     return Interval(statistic(values), float(low), float(high), level, blocks, "block bootstrap")
 
@@ -339,5 +346,8 @@ def _to_log_error(mean: ScaledEstimate) -> StandardError:
 
 
 def _bootstrap_correction(block_count: int) -> float:
-    """Return a factor for standard errors: resampled blocks have (b - 1) / b of the variance."""
+    """Return the factor that corrects the standard error of a bootstrap with few blocks.
+
+    With b blocks, the variance among resamples is (b - 1) / b of the true one.
+    """
     return math.sqrt(block_count / (block_count - 1))

@@ -146,7 +146,11 @@ def compare(
 
 
 def _exit_code(comparison: Comparison, outcomes: Sequence[ThresholdOutcome]) -> int:
-    """Return the exit code: INVALID runs come before conditions."""
+    """Return the exit code of the command.
+
+    An INVALID run decides before the conditions of `--fail-on`, and a condition that holds before
+    one that is undecided.
+    """
     if not comparison.valid:
         return UNSOUND
     if any(outcome.failed for outcome in outcomes):

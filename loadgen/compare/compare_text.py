@@ -68,13 +68,14 @@ def build_report(comparison: Comparison, outcomes: Sequence[ThresholdOutcome] = 
 
     A terminal shows its brief form: the summary, the metrics and what limits the comparison.
     """
-    first, *other_sides = comparison.sides
+    first_side, *other_sides = comparison.sides
     headline = [
-        Paragraph(_summarize_differences(comparison, side), large=True) for side in other_sides
+        Paragraph(_summarize_differences(comparison, side_name), large=True)
+        for side_name in other_sides
     ]
     conditions = _build_condition_section(outcomes)
     return Report(
-        title=f"{', '.join(other_sides)} vs. {first}",
+        title=f"{', '.join(other_sides)} vs. {first_side}",
         generated_by="loadgen compare",
         notices=list(_list_notices(comparison)),
         headline=headline,
@@ -83,7 +84,7 @@ def build_report(comparison: Comparison, outcomes: Sequence[ThresholdOutcome] = 
             section(
                 "", named_facts(Workload=_describe_work(comparison), Uncertainty=comparison.scope)
             ),
-            *(_build_side_section(comparison, side) for side in other_sides),
+            *(_build_side_section(comparison, side_name) for side_name in other_sides),
             section("", Paragraph(_explain_columns(comparison), "soft")),
             section("Recovery to the SLO", _build_recovery_table(comparison)),
             section("Notes", Bullets(comparison.notes)),
@@ -91,7 +92,7 @@ def build_report(comparison: Comparison, outcomes: Sequence[ThresholdOutcome] = 
         ],
         brief=[
             section("", *headline),
-            *(_build_brief_section(comparison, side) for side in other_sides),
+            *(_build_terminal_section(comparison, side_name) for side_name in other_sides),
             section("", *_list_brief_caveats(comparison)),
             conditions,
         ],
@@ -107,33 +108,39 @@ def _build_condition_section(outcomes: Sequence[ThresholdOutcome]) -> Section:
     return section("Conditions", Table(("", "condition", "side", "result"), rows, "prose"))
 
 
-def _build_brief_section(comparison: Comparison, side: str) -> Section:
-    """Return the table of a terminal: for each metric, both values, the change and its outcome.
+def _build_terminal_section(comparison: Comparison, side_name: str) -> Section:
+    """Return the table that a terminal shows of one side: a row for each metric.
 
-    Metrics of request classes and steps are left out unless they differ, because there may be
-    dozens of them.
+    A row has the value of the first side, the value of this side, the change from one to the other,
+    its confidence interval and its outcome. Interval and outcome are left out if no metric of this
+    side is judged.
+
+    Metrics of a single request class, and of a single step of a task, are only shown if they
+    differ, because there may be dozens of them. The full report has all of them.
     """
-    differences = _select_differences(comparison, side)
-    shown_differences = [
+    differences = _select_differences(comparison, side_name)
+    rows_to_show = [
         difference
         for difference in differences
         if not _is_of_class_or_step(difference) or difference.outcome == "different"
     ]
-    value_head = ("metric", comparison.sides[0], side, "change")
-    if _find_common_reason(differences):
-        # No difference is judged, so there are no intervals and outcomes.
-        return section("", Table(value_head, list(map(_format_values, shown_differences))))
-    head = (*value_head, f"{comparison.confidence:.0%} CI", "outcome")
-    return section("", Table(head, list(map(_format_cells, shown_differences))))
+    value_columns = ("metric", comparison.sides[0], side_name, "change")
+    reason_not_judged = _find_common_reason(differences)
+    if reason_not_judged:
+        value_rows = [_format_values(difference) for difference in rows_to_show]
+        return section("", Table(value_columns, value_rows))
+    columns = (*value_columns, f"{comparison.confidence:.0%} CI", "outcome")
+    rows = [_format_judged_cells(difference) for difference in rows_to_show]
+    return section("", Table(columns, rows))
 
 
-def _select_differences(comparison: Comparison, side: str) -> list[Difference]:
-    """Return the differences of one side from the first one."""
-    return [difference for difference in comparison.differences if difference.side == side]
+def _select_differences(comparison: Comparison, side_name: str) -> list[Difference]:
+    """Return the differences of one side from the first one, one for each metric."""
+    return [difference for difference in comparison.differences if difference.side == side_name]
 
 
 def _is_of_class_or_step(difference: Difference) -> bool:
-    """Return True for a metric of one request class or of one step."""
+    """Return True for a metric of one request class, or of one step of the workload's tasks."""
     return difference.metric.startswith(("classes.", "steps."))
 
 
@@ -190,7 +197,7 @@ def list_junit_cases(
 
 def _create_difference_case(difference: Difference) -> JUnitCase:
     """Return the JUnit case of a difference. It cannot fail, because it has no limit."""
-    _, *cells = _format_row(difference)
+    _metric_name, *cells = _format_row(difference)
     return JUnitCase(
         name=difference.name,
         group=f"loadgen compare {difference.side}",
@@ -213,18 +220,18 @@ def _describe_simulated(comparison: Comparison) -> str:
     return f"Results come from a performance model, not from real hardware: {sides}."
 
 
-def _summarize_differences(comparison: Comparison, side: str) -> str:
+def _summarize_differences(comparison: Comparison, side_name: str) -> str:
     """Return what differs between a side and the first one, in one sentence.
 
     An example is "after vs. before: worse in TTFT p99; no significant difference in 8 metrics."
     """
-    heading = f"{side} vs. {comparison.sides[0]}"
-    differences = _select_differences(comparison, side)
+    heading = f"{side_name} vs. {comparison.sides[0]}"
+    differences = _select_differences(comparison, side_name)
     if not differences:
         return f"{heading}: the results have no metric in common."
-    reason = _find_common_reason(differences)
-    if reason:
-        return f"{heading}: the metrics are not judged ({reason})."
+    reason_not_judged = _find_common_reason(differences)
+    if reason_not_judged:
+        return f"{heading}: the metrics are not judged ({reason_not_judged})."
 
     clauses = []
     for outcome in _OUTCOMES_TO_NAME:
@@ -233,9 +240,9 @@ def _summarize_differences(comparison: Comparison, side: str) -> str:
         ]
         if names:
             clauses.append(f"{_OUTCOME_TEXTS.get(outcome, outcome)} in {', '.join(names)}")
-    similar_count = sum(difference.outcome != "different" for difference in differences)
-    if similar_count:
-        metrics = format.counted(similar_count, "metric")
+    insignificant_count = sum(difference.outcome != "different" for difference in differences)
+    if insignificant_count:
+        metrics = format.counted(insignificant_count, "metric")
         clauses.append(f"no significant difference in {metrics}")
     return f"{heading}: {'; '.join(clauses)}."
 
@@ -273,35 +280,37 @@ def _describe_work(comparison: Comparison) -> str:
     return f"DIFFERENT: {'; '.join(comparison.work_differences)}"
 
 
-def _build_side_section(comparison: Comparison, side: str) -> Section:
+def _build_side_section(comparison: Comparison, side_name: str) -> Section:
     """Return the bars and the table of all differences between one side and the first.
 
     If no difference is judged, and all for one reason, the table has no columns of outcomes, and
     the reason is given once below it.
     """
-    differences = _select_differences(comparison, side)
-    heading = f"{side} vs. {comparison.sides[0]}"
+    differences = _select_differences(comparison, side_name)
+    heading = f"{side_name} vs. {comparison.sides[0]}"
     bars = _build_change_bars(differences)
-    value_head = ("metric", comparison.sides[0], side, "change")
-    reason = _find_common_reason(differences)
-    if reason:
-        hint = "; use --anyway to judge them even so" if reason == NOT_SAME_WORK else ""
+    value_columns = ("metric", comparison.sides[0], side_name, "change")
+    reason_not_judged = _find_common_reason(differences)
+    if reason_not_judged:
+        hint = "; use --anyway to judge them even so" if reason_not_judged == NOT_SAME_WORK else ""
         return section(
             heading,
             *bars,
-            Table(value_head, list(map(_format_values, differences))),
-            Paragraph(f"Not judged: {reason}{hint}.", "warn"),
+            Table(value_columns, [_format_values(difference) for difference in differences]),
+            Paragraph(f"Not judged: {reason_not_judged}{hint}.", "warn"),
         )
     run_count = min(comparison.runs, default=0)
-    head = (*value_head, f"{comparison.confidence:.0%} CI", "outcome", "")
+    # The last column, which has no heading, says why a metric is inconclusive.
+    columns = (*value_columns, f"{comparison.confidence:.0%} CI", "outcome", "")
     rows = [_format_row(difference, run_count) for difference in differences]
-    return section(heading, *bars, Table(head, rows, "remarks"))
+    return section(heading, *bars, Table(columns, rows, "remarks"))
 
 
 def _find_common_reason(differences: Sequence[Difference]) -> str:
     """Return the reason for which no difference is judged, if all have the same one, or "".
 
-    It is then shown once and not in every row. A single difference always shows its own reason.
+    It is then shown once and not in every row. A single difference always shows its own reason. A
+    difference that is judged and conclusive has the reason "".
     """
     reasons = {difference.reason for difference in differences}
     if len(differences) > 1 and len(reasons) == 1:
@@ -354,28 +363,42 @@ def _build_recovery_table(comparison: Comparison) -> Table:
 
     Each event has a row, and each side a column. Sides are compared event by event: the second
     spike of one side is in the row of the second spike of the other side.
+
+    The columns are, in this order:
+
+    - after: The event, such as "spike".
+    - before: The load before the event.
+    - then: The load after the event.
+    - The name of each side: How long it took to recover.
+    - resolution: How precisely the times are known.
     """
     recoveries_by_event: dict[_EventKey, list[SideRecovery]] = {}
     for side_recovery in comparison.recovery:
-        key = _EventKey(recovery.EVENTS[side_recovery.recovery.event], side_recovery.number)
-        recoveries_by_event.setdefault(key, []).append(side_recovery)
+        event_label = recovery.EVENTS[side_recovery.recovery.event]
+        event_key = _EventKey(event_label, number_in_run=side_recovery.number)
+        recoveries_by_event.setdefault(event_key, []).append(side_recovery)
     rows = [
-        _build_recovery_row(key.event, recoveries, comparison.sides)
-        for key, recoveries in recoveries_by_event.items()
+        _build_recovery_row(event_key.label, side_recoveries, comparison.sides)
+        for event_key, side_recoveries in recoveries_by_event.items()
     ]
-    # "after" names the event, "before" and "then" the load before and after it.
-    return Table(("after", "before", "then", *comparison.sides, "resolution"), rows, "prose")
+    columns = ("after", "before", "then", *comparison.sides, "resolution")
+    return Table(columns, rows, "prose")
 
 
 class _EventKey(NamedTuple):
-    """A kind of event, and its number among those of its kind in a run, from 1."""
+    """Identifies the same event in the runs of all sides, such as the second spike of the load.
 
-    event: str
-    number: int
+    Attributes:
+        label: The label of the kind of event, such as "spike".
+        number_in_run: The number of the event among those of its kind in a run, from 1.
+    """
+
+    label: str
+    number_in_run: int
 
 
 def _build_recovery_row(
-    event: str, recoveries: Sequence[SideRecovery], sides: Sequence[str]
+    event_label: str, side_recoveries: Sequence[SideRecovery], side_names: Sequence[str]
 ) -> tuple[str, ...]:
     """Return the row of one event: the event, its load, and how long each side took to recover.
 
@@ -383,26 +406,29 @@ def _build_recovery_row(
     times: the coarsest of the runs.
 
     Args:
-        event: The name of the event.
-        recoveries: How the runs of all sides recovered from it.
-        sides: The names of the sides.
+        event_label: The label of the event.
+        side_recoveries: How the runs of all sides recovered from it.
+        side_names: The names of the sides, one for each column.
     """
     recovery_times = []
-    for side in sides:
-        recoveries_of_side = [item.recovery for item in recoveries if item.side == side]
+    for side_name in side_names:
+        recoveries_of_side = [item.recovery for item in side_recoveries if item.side == side_name]
         recovery_times.append(_join_unique(map(recovery.describe_recovery, recoveries_of_side)))
-    resolution_s = max(side_recovery.recovery.resolution_s for side_recovery in recoveries)
+    resolution_s = max(item.recovery.resolution_s for item in side_recoveries)
     return (
-        event,
-        _join_unique(side_recovery.recovery.load_before for side_recovery in recoveries),
-        _join_unique(side_recovery.recovery.load_after for side_recovery in recoveries),
+        event_label,
+        _join_unique(item.recovery.load_before for item in side_recoveries),
+        _join_unique(item.recovery.load_after for item in side_recoveries),
         *recovery_times,
         format.duration(resolution_s),
     )
 
 
 def _join_unique(texts: Iterable[str]) -> str:
-    """Return the texts without repetitions, because several runs of a side may agree."""
+    """Join texts, each of them once, because several runs may have the same one.
+
+    Return a dash if there are no texts.
+    """
     return "; ".join(dict.fromkeys(texts)) or format.NONE
 
 
@@ -428,16 +454,20 @@ def _describe_failed(outcome: ThresholdOutcome) -> str:
 
 
 def _format_row(difference: Difference, run_count: int = 0) -> tuple[str, ...]:
-    """Return the row of a difference in the table of its side, with why it is inconclusive.
+    """Return the row of a judged difference in the full report.
 
-    `run_count` is the number of runs per side, from which the number of runs that would decide is
-    computed.
+    The last cell says why the difference is inconclusive. It is "" for any other outcome.
+
+    Args:
+        difference: The difference.
+        run_count: The number of runs per side, from which the number of runs that would decide an
+            inconclusive difference is computed.
     """
-    return (*_format_cells(difference), _describe_inconclusive(difference, run_count))
+    return (*_format_judged_cells(difference), _describe_inconclusive(difference, run_count))
 
 
-def _format_cells(difference: Difference) -> tuple[str, ...]:
-    """Return the cells of a judged difference: those of `_format_values`, interval and outcome."""
+def _format_judged_cells(difference: Difference) -> tuple[str, ...]:
+    """Return the cells of a judged difference: name, values, change, interval and outcome."""
     return (
         *_format_values(difference),
         format_interval(difference),
@@ -447,9 +477,11 @@ def _format_cells(difference: Difference) -> tuple[str, ...]:
 
 def _format_values(difference: Difference) -> tuple[str, ...]:
     """Return the cells that a difference has even if it is not judged: name, values and change."""
-    name = f"{difference.name}, {difference.unit}" if difference.unit else difference.name
+    name_with_unit = difference.name
+    if difference.unit:
+        name_with_unit += f", {difference.unit}"
     return (
-        name,
+        name_with_unit,
         _format_value(difference, difference.before),
         _format_value(difference, difference.after),
         _format_change(difference),
@@ -457,7 +489,10 @@ def _format_values(difference: Difference) -> tuple[str, ...]:
 
 
 def _format_outcome(difference: Difference) -> str:
-    """Return the outcome, with the margin within which two sides are equivalent."""
+    """Return the outcome as text, such as "worse" or "equivalent (3.1 %)".
+
+    The percentage says that the whole interval is within 3.1 % of no change.
+    """
     if difference.equivalent_within is None:
         return _OUTCOME_TEXTS.get(difference.detailed_outcome, difference.detailed_outcome)
     unit = "points" if difference.is_fraction else "%"

@@ -228,7 +228,8 @@ class _MetricPair(NamedTuple):
 
     Attributes:
         metric: The metric.
-        difference: The difference, which says why it is not judged.
+        difference: The difference, with both values but without an outcome. Its `reason` says why
+            it is not judged, and is replaced when it is.
         estimate: The difference of the estimates of both sides. None if it cannot be judged.
     """
 
@@ -295,7 +296,10 @@ class _Comparer:
                 )
 
     def _select_metrics(self, part: ComparedPart) -> Iterator[Metric]:
-        """Yield the metrics that a class or step has of its own. An embedding has no tokens."""
+        """Yield the metrics that a class or step has itself, and not only the run as a whole.
+
+        A step that computes embeddings generates no text, so it has no metrics of tokens.
+        """
         for metric in self._metrics:
             is_of_part = metric.path.startswith((*part.summary_fields, "ok_share"))
             if is_of_part and (part.has_tokens or not metric.path.startswith("tokens")):
@@ -312,7 +316,7 @@ class _Comparer:
         """
         p_values = [None if pair.estimate is None else p_value(pair.estimate) for pair in pairs]
         levels = holm_levels(p_values, self._risk)
-        judged_count = sum(value is not None for value in p_values)
+        judged_count = len(p_values) - p_values.count(None)
         strictest_level = self._risk / max(judged_count, 1)
 
         differences = []
@@ -390,20 +394,29 @@ def _compute_change(
         return None
     if is_fraction:
         return after - before
-    return after / before - 1 if before else None
+    if before == 0:
+        return None
+    return after / before - 1
 
 
 def _confirm_by_time_periods(
     difference: Difference, first: Side, other: Side, metric: Metric, level: float
 ) -> Difference:
-    """Return a significant difference, as inconclusive if it comes from few periods of time only.
+    """Make a significant difference inconclusive if it comes from few periods of time only.
 
-    Three runs that met one slow period each, against three that met none, agree well among each
-    other, but the evidence is only three slow periods. So the runs are cut into periods of time,
-    and slow ones must be significantly more frequent on one side, by Fisher's exact test. A period
-    is slow if its percentile is above the geometric mean of the percentiles of both sides.
+    Suppose that three runs met one slow period each, and that the three runs of the other side met
+    none. The runs of each side agree well, so the difference looks certain, but the evidence is
+    only three slow periods. So the runs are cut into periods of time, and slow ones must be
+    significantly more frequent on one side, by Fisher's exact test. A period is slow if its
+    percentile is above the geometric mean of the percentiles of both sides.
 
-    A mean, or a percentile of runs without records, is returned unchanged.
+    Args:
+        difference: The difference, which is better or worse.
+        first: The side to compare with.
+        other: The side to compare.
+        metric: The metric of the difference. A mean is returned unchanged, and so is a percentile
+            of a side that has runs without records.
+        level: The significance level for Fisher's exact test.
     """
     if metric.quantile is None or not metric.request_metric:
         return difference
@@ -414,13 +427,14 @@ def _confirm_by_time_periods(
     if len(first_runs) < len(first.runs) or len(other_runs) < len(other.runs):
         return difference
 
-    threshold_ns = math.sqrt(difference.before * difference.after) * NS_PER_MS
+    geometric_mean_ms = math.sqrt(difference.before * difference.after)
+    threshold_ns = geometric_mean_ms * NS_PER_MS
     first_periods = count_slow_periods(first_runs, metric, threshold_ns)
     other_periods = count_slow_periods(other_runs, metric, threshold_ns)
-    probability = fisher_exact(
+    p_value_of_periods = fisher_exact(
         first_periods.slow, first_periods.total, other_periods.slow, other_periods.total
     )
-    if probability <= level:
+    if p_value_of_periods <= level:
         return difference
     reason = (
         f"the difference comes from only a few periods of time ({first_periods.slow} "

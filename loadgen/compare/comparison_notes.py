@@ -23,9 +23,9 @@ _FACTS: dict[str, Callable[[ComparedRun], set[str]]] = {
     "software": lambda run: {", ".join(run.summary.target.software)},
     "metadata": lambda run: {format.pairs(dict(sorted(run.summary.run.metadata.items())))},
 }
-"""Facts that are named if they differ between sides, with a function that gets those of a run.
+"""Facts that a note states if they differ between sides, each with a function that reads a run.
 
-A function returns a set because a run may have several targets.
+A function returns a set of values because a run may have several targets.
 """
 
 
@@ -115,17 +115,17 @@ def _list_fact_notes(sides: Sequence[Side]) -> Iterator[str]:
     because the results of other tools do not state these facts.
     """
     sides_with_runs = [side for side in sides if side.runs]
-    for fact, get_values in _FACTS.items():
+    for fact_name, get_values in _FACTS.items():
         values_by_side: list[set[str]] = []
         for side in sides_with_runs:
             values: set[str] = set()
             for run in side.runs:
                 values |= get_values(run)
             values_by_side.append(values)
-        is_different = any(values != values_by_side[0] for values in values_by_side[1:])
-        if is_different:
+        has_difference = any(values != values_by_side[0] for values in values_by_side[1:])
+        if has_difference:
             texts = ["/".join(sorted(values)) or "none" for values in values_by_side]
-            yield f"different {fact}: {' vs. '.join(texts)}"
+            yield f"different {fact_name}: {' vs. '.join(texts)}"
 
 
 def _list_slo_notes(sides: Sequence[Side]) -> Iterator[str]:

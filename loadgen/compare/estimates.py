@@ -30,14 +30,17 @@ ZERO_VALUE = "the value is 0"
 
 
 def compute_side_value(side: Side, metric: Metric) -> float | None:
-    """Return a metric of a side: its value, or the mean over repeats. None if a run has none."""
+    """Return the value of a metric of a side, which is the mean over repeats.
+
+    Return None if the side has no value, or if one of its runs has none.
+    """
     if side.reported_metrics:
         return side.reported_metrics.get(metric.path)
     values = [metric_value(run.summary, metric.path) for run in side.runs]
-    known = [value for value in values if value is not None]
-    if not known or len(known) < len(values):
+    known_values = [value for value in values if value is not None]
+    if not known_values or len(known_values) < len(values):
         return None
-    return float(np.mean(known))
+    return float(np.mean(known_values))
 
 
 def estimate_side(side: Side, metric: Metric, *, is_repeated: bool) -> EstimateOrReason:
@@ -79,9 +82,9 @@ def _describe_omission(side: Side, metric: Metric) -> str:
     A summary stores the reason by the names of the distribution and of the statistic: for the path
     "classes.chat.ttft_ms.p99", these are "ttft" and "p99".
     """
-    distribution_path, _, statistic = metric.path.rpartition(".")
-    distribution_key = distribution_path.rpartition(".")[2]
-    distribution = distribution_key.removesuffix("_ms")
+    distribution_path, _dot, statistic = metric.path.rpartition(".")
+    distribution_field = distribution_path.rpartition(".")[2]  # such as "ttft_ms"
+    distribution = distribution_field.removesuffix("_ms")
     reasons = []
     for run in side.runs:
         if metric_value(run.summary, metric.path) is None:

@@ -16,6 +16,7 @@ from loadgen.compare.difference import DIFFER, DetailedOutcome, Difference
 from loadgen.compare.significance import load_needed
 from loadgen.core.analysis.within_run_variance import ScaledEstimate
 from loadgen.core.stats import students_t
+from loadgen.repeated.comparable_metrics import HIGHER_IS_BETTER, NO_DIRECTION
 
 POWER = 0.9
 """Probability with which the smallest detectable change is found."""
@@ -46,17 +47,19 @@ def judge(
     Args:
         difference: The difference.
         estimate: The difference of the estimates of both sides, with its standard error.
-        better: -1 if a lower metric is better, 1 if a higher one is, and 0 if neither is.
-        level: The significance level for the interval and the outcome.
+        better: LOWER_IS_BETTER, HIGHER_IS_BETTER or NO_DIRECTION, as in `Metric.better`.
+        level: The significance level for the interval and the outcome, such as 0.05.
         family_level: The significance level for the smallest detectable change. It is that of the
             strictest test among all metrics that are judged together, so the change would be
             detected whatever the other metrics show.
     """
+    # The number of standard errors from the middle of the interval to each of its ends.
     t_quantile = students_t.t_quantile(1 - level / 2, estimate.degrees_of_freedom)
     half_width = t_quantile * estimate.error
     low = _to_change(difference, estimate.value - half_width)
     high = _to_change(difference, estimate.value + half_width)
-    excludes_zero = low > 0 or high < 0  # decided before the ends are clipped
+    # This is decided before the ends are clipped, because a clipped end may be zero.
+    excludes_zero = low > 0 or high < 0
     if difference.is_fraction and difference.before is not None:
         # A fraction cannot fall below 0 or rise above 1.
         low = max(low, -difference.before)
@@ -77,17 +80,31 @@ def judge(
 def _compute_detectable_change(
     difference: Difference, estimate: ScaledEstimate, level: float
 ) -> float | None:
-    """Return the minimum detectable change: what a test at a level finds with probability POWER.
+    """Return the minimum detectable change: how large a change must be to be found reliably.
 
-    It is (t(1 - level / 2) + t(POWER)) standard errors, as in sample size formulas. The measured
-    change must be so large that chance alone does not explain it, and the true change so much
-    larger that the measured one seldom falls short of that.
+    A measured change varies around the true change by chance. A change of the returned size is
+    called significant in 90 % (POWER) of comparisons like this one; smaller changes are often
+    missed. It is the sum of two distances, as in the usual formula for sample sizes:
 
-    Returns None if a fraction, which is between 0 and 1, cannot change by so much.
+    - How large a measured change must be to be called significant.
+    - How much the measured change may fall below the true one by chance. Only one in ten
+      comparisons (1 - POWER) falls below by more.
+
+    Each distance is a quantile of Student's t distribution times the standard error.
+
+    Args:
+        difference: The difference.
+        estimate: Its estimate, with the standard error.
+        level: The significance level of the test, such as 0.05.
+
+    Returns:
+        The change, such as 0.1 for 10 %. None for a fraction that cannot change by so much, because
+        it is between 0 and 1.
     """
-    significance_quantile = students_t.t_quantile(1 - level / 2, estimate.degrees_of_freedom)
-    power_quantile = students_t.t_quantile(POWER, estimate.degrees_of_freedom)
-    detectable = (significance_quantile + power_quantile) * estimate.error
+    # Both distances are in standard errors.
+    distance_to_significance = students_t.t_quantile(1 - level / 2, estimate.degrees_of_freedom)
+    shortfall_by_chance = students_t.t_quantile(POWER, estimate.degrees_of_freedom)
+    detectable = (distance_to_significance + shortfall_by_chance) * estimate.error
     if difference.is_fraction and difference.before is not None:
         largest_possible = max(difference.before, 1 - difference.before)
         if detectable > largest_possible:
@@ -98,33 +115,41 @@ def _compute_detectable_change(
 def _to_change(difference: Difference, value: float) -> float:
     """Convert a value on the scale of the estimate to a change, such as 0.1 for +10 %.
 
-    That scale is the logarithm of a ratio, or for a fraction the difference itself.
+    The estimate of a fraction is the change itself, in parts of one. That of any other metric is
+    the logarithm of the ratio of both sides.
     """
     if difference.is_fraction:
         return value
+    # expm1 is exp(x) - 1, which turns the logarithm of a ratio into a relative change.
     return math.expm1(min(value, MOST_LOG_CHANGE))
 
 
 def _classify_significant(
-    difference: Difference, estimate: ScaledEstimate, better: int
+    difference: Difference, estimate: ScaledEstimate, better_direction: int
 ) -> DetailedOutcome:
     """Return the outcome of a significant change, whose interval does not contain zero.
 
-    A single run per side shows that these two runs differ, but not that the two systems do: the
-    next start of the same server may be as different. So only repeats are called better or worse.
+    It is one of these:
+
+    - "these two runs differ" (DIFFER) for single runs. They show that these two runs differ, but
+      not that the two systems do: the next start of the same server may be as different.
+    - "different" for repeats, if neither a rise nor a fall of the metric is better.
+    - "better" or "worse" for repeats otherwise.
 
     Args:
         difference: The difference.
-        estimate: Its estimate, whose sign says whether the metric has risen.
-        better: -1 if a lower metric is better, 1 if a higher one is, and 0 if neither is.
+        estimate: Its estimate, which is positive if the metric has risen.
+        better_direction: LOWER_IS_BETTER, HIGHER_IS_BETTER or NO_DIRECTION.
     """
     if not difference.is_repeated:
         return DIFFER
-    if not better:
+    if better_direction == NO_DIRECTION:
         return "different"
     has_risen = estimate.value > 0
-    is_higher_better = better > 0
-    return "better" if has_risen == is_higher_better else "worse"
+    is_rise_better = better_direction == HIGHER_IS_BETTER
+    # The side is better if the metric rose and a rise is better, or fell and a fall is better.
+    is_better = has_risen == is_rise_better
+    return "better" if is_better else "worse"
 
 
 def _classify_insignificant(
@@ -132,9 +157,10 @@ def _classify_insignificant(
 ) -> Difference:
     """Return a difference whose interval contains zero, as equivalent or as inconclusive.
 
-    It is equivalent if the whole interval is within a margin around zero. Otherwise it says how
-    much more load would decide it: so much that the interval, if the estimate stays where it is,
-    becomes narrow enough either to leave out zero or to fit into the margin.
+    It is equivalent if the whole interval is within a margin around zero. Otherwise it is
+    inconclusive, and states how much more load would decide it. More load makes the interval
+    narrower. Provided that its middle stays where it is, it becomes so narrow that it no longer
+    contains zero, or that it fits into the margin. The first of the two to happen decides.
 
     Args:
         difference: The difference, with its interval.
@@ -148,9 +174,11 @@ def _classify_insignificant(
         return msgspec.structs.replace(
             difference, detailed_outcome="equivalent", equivalent_within=largest_change
         )
+    # The following lengths are on the scale of the estimate: logarithms, except for fractions.
     scaled_margin = margin if difference.is_fraction else math.log1p(margin)
-    half_width_to_differ = abs(estimate.value)
-    half_width_to_be_equivalent = scaled_margin - abs(estimate.value)
+    distance_from_zero = abs(estimate.value)
+    half_width_to_differ = distance_from_zero
+    half_width_to_be_equivalent = scaled_margin - distance_from_zero
     sufficient_half_width = max(half_width_to_differ, half_width_to_be_equivalent)
     return msgspec.structs.replace(
         difference,

@@ -94,9 +94,9 @@ def _list_parts(side: Side) -> Iterator[ComparedPart]:
 def _restrict_run(run: ComparedRun, part: ComparedPart) -> ComparedRun:
     """Return a run that consists of one request class or step only.
 
-    Its summary has the metrics of the class or step, and its records, if any, are those of it.
-    Metrics that a class or step does not have, such as the number of workers, stay as they are. The
-    SLO of a class replaces that of the run.
+    The metrics of the class or step replace those of the run in its summary. Those that a class or
+    step does not have, such as the number of workers, stay as they are. The records, if the run has
+    any, are only those of the class or step. The SLO of a class replaces that of the run.
     """
     part_summary = part.find_summary(run.summary)
     part_metrics = {field: getattr(part_summary, field) for field in part.summary_fields}
@@ -111,12 +111,12 @@ def _restrict_run(run: ComparedRun, part: ComparedPart) -> ComparedRun:
         class_plan = next(plan for plan in manifest.classes if plan.name == part.class_name)
         manifest = msgspec.structs.replace(manifest, slo=class_plan.slo)
     else:
-        step_of_record = step_indices(manifest, records["request"], records["turn"])
-        records = records[step_of_record == _find_step_index(manifest, part)]
+        step_index_of_record = step_indices(manifest, records["request"], records["turn"])
+        records = records[step_index_of_record == _find_step_index(manifest, part)]
     return ComparedRun(name=run.name, summary=summary, manifest=manifest, rows=records)
 
 
 def _find_step_index(manifest: RunManifest, part: ComparedPart) -> int:
-    """Return the position of a step in the plan of a run, by which its records are marked."""
-    steps = [(plan.of_class, plan.name) for plan in manifest.steps]
-    return steps.index((part.class_name, part.step_name))
+    """Return the position of a step in the manifest of a run, which is its number in records."""
+    class_and_step_names = [(step.of_class, step.name) for step in manifest.steps]
+    return class_and_step_names.index((part.class_name, part.step_name))

@@ -9,7 +9,7 @@ from loadgen.core.analysis.within_run_variance import ScaledEstimate
 from loadgen.core.stats import students_t
 
 MOST_NEEDED = 1000
-"""Times as much load, beyond which no number of runs is named."""
+"""The largest factor by which more load is suggested. Nobody would run more than that."""
 
 
 def subtract(
@@ -17,12 +17,15 @@ def subtract(
 ) -> ScaledEstimate:
     """Return the difference `second - first` of two independent estimates.
 
+    Its degrees of freedom are those of Welch's t-test, which allows the variances to differ, or of
+    Student's t-test, which takes them as equal.
+
     Args:
         first: The estimate to subtract.
         second: The estimate to subtract from.
-        is_pooled: True to take the variances of both as equal (Student) if they have as many
-            degrees of freedom. With three runs a side, Welch's degrees of freedom are a guess
-            themselves, and cost half of the power.
+        is_pooled: True to use Student's t-test if both have equal degrees of freedom. With three
+            runs per side, Welch's degrees of freedom are known poorly themselves, and using them
+            halves the power of the test.
     """
     has_equal_degrees = first.degrees_of_freedom == second.degrees_of_freedom
     if is_pooled and has_equal_degrees:
@@ -61,11 +64,12 @@ def holm_levels(p_values: Sequence[float | None], risk: float) -> list[float]:
     tested = [(p_value, index) for index, p_value in enumerate(p_values) if p_value is not None]
     levels = [risk] * len(p_values)
     level = risk
-    is_last_significant = True
+    is_previous_significant = True
     for rank, (p_value, index) in enumerate(sorted(tested)):
-        if is_last_significant:
-            level = risk / (len(tested) - rank)
-            is_last_significant = p_value <= level
+        if is_previous_significant:
+            remaining_count = len(tested) - rank
+            level = risk / remaining_count
+            is_previous_significant = p_value <= level
         levels[index] = level
     return levels
 
@@ -96,10 +100,16 @@ def fisher_exact(hits_a: int, count_a: int, hits_b: int, count_b: int) -> float:
 
 
 def load_needed(distance: float, half_width: float) -> float | None:
-    """Return how many times as much load narrows an interval to a half width of `distance`.
+    """Return how many times as much load would narrow an interval to a smaller half width.
 
-    The half width falls with the square root of the load. Returns None if more than MOST_NEEDED
-    times as much would be needed.
+    The half width falls with the square root of the load: four times as much load halves it.
+
+    Args:
+        distance: The half width to reach.
+        half_width: The half width of the interval now.
+
+    Returns:
+        The factor, at least 1. None if it would be above MOST_NEEDED.
     """
     if distance <= half_width / math.sqrt(MOST_NEEDED):
         return None

@@ -35,10 +35,11 @@ _TESTS: dict[str, Callable[[float, float], bool]] = {
     "<": operator.lt,
     "<=": operator.le,
 }
-_REASONS_NOT_JUDGED = {
+_REASONS_TO_LEAVE_UNDECIDED = {
     NOT_SAME_WORK: f"{NOT_SAME_WORK}; use --anyway to judge the change anyway",
     SAME_RUN: SAME_RUN,
 }
+"""Reasons of a difference for which a limit of its change is not checked, and their texts."""
 
 CHANGE_DIGITS = 9
 """Digits to which a change is rounded, because 105 against 100 is 5 % and not a little more."""
@@ -195,14 +196,21 @@ def _classify_limit(
 
 
 def _find_metric(name: str, location: str) -> Metric:
-    """Return the metric that a condition names: ttft_ms.p99, ttft.p99, ttft_p99 or ttft_ms_p99.
+    """Return the metric that a condition names.
 
-    Raises UserError, with a similar name as a hint, for an unknown metric. `location` is the option
-    with its value.
+    The path of a latency, such as ttft_ms.p99, may be written without its unit (ttft.p99), with an
+    underscore in place of the dot (ttft_ms_p99), or both (ttft_p99).
+
+    Args:
+        name: The metric as it was written.
+        location: The option with its value, for the error message.
+
+    Raises:
+        UserError: The metric is unknown. The hint has a similar name.
     """
-    with_unit = name.replace(".", "_ms.", 1)
-    with_unit_and_dot = re.sub(r"(?:_ms)?_(p\d[\d_]*|mean|max|min)$", r"_ms.\1", name)
-    for path in (name, with_unit, with_unit_and_dot):
+    path_with_unit = name.replace(".", "_ms.", 1)
+    path_with_unit_and_dot = re.sub(r"(?:_ms)?_(p\d[\d_]*|mean|max|min)$", r"_ms.\1", name)
+    for path in (name, path_with_unit, path_with_unit_and_dot):
         metric = find_metric(path)
         if metric is not None:
             return metric
@@ -213,11 +221,18 @@ def _find_metric(name: str, location: str) -> Metric:
     raise UserError("unknown_name", f'unknown metric "{name}"', location, hint)
 
 
-class _Change(NamedTuple):
-    """A change and the ends of its interval, in the unit of a condition's limit."""
+class _MeasuredChange(NamedTuple):
+    """A measured change and its confidence interval, in the unit of a condition's limit.
+
+    Attributes:
+        text: The metric with both values, such as "TTFT p99: 105 to 110 ms (+4.8 %)".
+        amount: The change.
+        low: The lower end of its interval. None if there is no interval.
+        high: The upper end.
+    """
 
     text: str
-    change: float
+    amount: float
     low: float | None
     high: float | None
 
@@ -232,20 +247,22 @@ class _ThresholdCheck:
         self._run_count = run_count
 
     def check(self, *, beyond_noise: bool) -> ThresholdOutcome:
-        """Return whether the condition holds, which fails the comparison.
+        """Return the outcome of the condition. A condition that holds fails the comparison.
 
         A limit for a value is compared with the value of the other side. A limit for a change is
         undecided if a value is missing, if the sides did different work, or if there are no
         repeats. Otherwise the measured change decides or, with `beyond_noise`, its whole interval.
         """
         difference = self._difference
-        is_value = self._condition.kind == "value"
-        if difference.after is None or (difference.before is None and not is_value):
+        is_limit_for_value = self._condition.kind == "value"
+        # The value of the first side is only needed to compute a change.
+        lacks_first_value = difference.before is None and not is_limit_for_value
+        if difference.after is None or lacks_first_value:
             return self._leave_undecided(f"{difference.name} is not known for both sides")
-        if is_value:
+        if is_limit_for_value:
             return self._check_value(difference.after)
-        if difference.reason in _REASONS_NOT_JUDGED:
-            reason = _REASONS_NOT_JUDGED[difference.reason]
+        if difference.reason in _REASONS_TO_LEAVE_UNDECIDED:
+            reason = _REASONS_TO_LEAVE_UNDECIDED[difference.reason]
             return self._leave_undecided(f"{difference.name}: {reason}")
         change = self._measure_change()
         if change is None:
@@ -262,17 +279,26 @@ class _ThresholdCheck:
             self._condition.is_met_by(value), f"{difference.name} is {text}"
         )
 
-    def _check_change(self, change: _Change) -> ThresholdOutcome:
-        """Compare the measured change with the limit, and say if it may be due to chance."""
+    def _check_change(self, change: _MeasuredChange) -> ThresholdOutcome:
+        """Compare the measured change with the limit, whatever its interval is.
+
+        The text of a condition that holds says so if the change may be due to chance.
+        """
         difference = self._difference
-        is_met = self._condition.is_met_by(change.change)
+        is_met = self._condition.is_met_by(change.amount)
         text = change.text
-        if is_met and difference.outcome != "different" and difference.low is not None:
+        has_interval = difference.low is not None
+        is_significant = difference.outcome == "different"
+        if is_met and has_interval and not is_significant:
             text += f", may be noise: CI {format_interval(difference, percent=True)}"
         return self._create_outcome(is_met, text)
 
     def _create_outcome(self, failed: bool | None, text: str) -> ThresholdOutcome:
-        """Return an outcome of the condition for the side. None means undecided."""
+        """Return an outcome of the condition for the side, with its text.
+
+        `failed` is True if the condition holds, because a condition that holds fails the command.
+        It is None if the condition is undecided.
+        """
         return ThresholdOutcome(
             condition=self._condition.text, side=self._difference.side, failed=failed, text=text
         )
@@ -288,7 +314,7 @@ class _ThresholdCheck:
         after = format.quantity(difference.after)
         return f"{difference.name}: {before} to {after} {difference.unit}".rstrip()
 
-    def _measure_change(self) -> _Change | None:
+    def _measure_change(self) -> _MeasuredChange | None:
         """Return the change with its interval, in the unit of the limit.
 
         A limit in percent is for the relative change. Any other limit is for the difference of the
@@ -299,24 +325,24 @@ class _ThresholdCheck:
         if self._condition.kind == "change":
             if difference.change is None:
                 return None
-            return _Change(
+            return _MeasuredChange(
                 text=f"{values} ({difference.change * 100:+.1f} %)",
-                change=round(difference.change, CHANGE_DIGITS),
+                amount=round(difference.change, CHANGE_DIGITS),
                 low=difference.low,
                 high=difference.high,
             )
 
         assert difference.before is not None and difference.after is not None
         # The interval of a fraction is a difference already. Any other interval is relative.
-        scale = 1.0 if difference.is_fraction else difference.before
-        return _Change(
+        interval_scale = 1.0 if difference.is_fraction else difference.before
+        return _MeasuredChange(
             text=values,
-            change=difference.after - difference.before,
-            low=None if difference.low is None else difference.low * scale,
-            high=None if difference.high is None else difference.high * scale,
+            amount=difference.after - difference.before,
+            low=None if difference.low is None else difference.low * interval_scale,
+            high=None if difference.high is None else difference.high * interval_scale,
         )
 
-    def _check_interval(self, change: _Change) -> ThresholdOutcome:
+    def _check_interval(self, change: _MeasuredChange) -> ThresholdOutcome:
         """Check that the whole interval of a change is beyond the limit, or none of it.
 
         The condition is undecided if the limit lies inside the interval. The text then says how
@@ -331,9 +357,11 @@ class _ThresholdCheck:
         is_high_end_beyond = self._condition.is_met_by(change.high)
         if is_low_end_beyond == is_high_end_beyond:
             return self._create_outcome(is_low_end_beyond, text)
+        text += " contains the limit"
         needed_load = self._describe_load_to_decide(change.low, change.high)
-        suffix = f"; {needed_load}" if needed_load else ""
-        return self._leave_undecided(f"{text} contains the limit{suffix}")
+        if needed_load:
+            text += f"; {needed_load}"
+        return self._leave_undecided(text)
 
     def _describe_load_to_decide(self, low: float, high: float) -> str:
         """Return how many runs would decide a condition, or "" if it is not known.

@@ -59,7 +59,8 @@ def describe_work_differences(first: Side, other: Side) -> list[str]:
         *_list_load_differences(first, other),
         *_list_limit_differences(first, other),
     ]
-    if not differences:  # the fingerprints cover more than can be named here
+    if not differences:
+        # The fingerprints cover more than can be named here.
         return [f"config fingerprint: {_join_versus(first_fingerprint, other_fingerprint)}"]
     return differences
 
@@ -102,8 +103,9 @@ def _list_load_differences(first: Side, other: Side) -> Iterator[str]:
     other_summary = other.runs[0].summary
     first_duration_s = _planned_duration_s(first)
     other_duration_s = _planned_duration_s(other)
-    has_other_count = first_summary.requests.scheduled != other_summary.requests.scheduled
-    if has_other_count and _is_beyond_seed_variation(first_duration_s, other_duration_s):
+    # Runs with equal numbers of requests did the same work, whatever durations were planned.
+    has_different_counts = first_summary.requests.scheduled != other_summary.requests.scheduled
+    if has_different_counts and _is_beyond_seed_variation(first_duration_s, other_duration_s):
         durations = _join_versus(
             format.duration(first_duration_s), format.duration(other_duration_s)
         )
@@ -180,8 +182,8 @@ def _compute_mean_requested_tokens(summary: Summary) -> float | None:
 def _select_fingerprints(first: Side, other: Side) -> tuple[str, str]:
     """Return the fingerprints of both sides that tell whether their work was the same.
 
-    They are the hashes of the requests that were planned. If a run lacks one, they are the hashes
-    of the settings from which the requests follow.
+    They are hashes of the planned requests. If a run lacks that hash, they are hashes of the
+    settings that the requests were generated from.
     """
     first_fingerprints = first.runs[0].summary.fingerprints
     other_fingerprints = other.runs[0].summary.fingerprints
