@@ -157,8 +157,8 @@ class OpenAIClient:
     ) -> Exchange:
         """Send a request now and return the object that `cancel` takes.
 
-        `on_done` is called exactly once, with the Completion. `requested_output_tokens` is for clients
-        that read sockets themselves.
+        `on_done` is called exactly once, with the Completion. `requested_output_tokens` is for
+        clients that read sockets themselves.
         """
         exchange = Exchange(
             request,

@@ -111,9 +111,10 @@ def _nodes() -> Section:
         source,
         (),
         (),
-        f"A node reached {rack.slowest_node:,.1f} to {rack.fastest_node:,.1f} tokens/s, with a mean of "
-        f"{rack.mean:,.1f} and a median of {rack.median:,.1f}. The sum of all nodes is "
-        f"{rack.sum_of_rates:,.1f} tokens/s, and {rack.single_clock:,.0f} on a single clock "
+        f"A node reached {rack.slowest_node:,.1f} to {rack.fastest_node:,.1f} tokens/s, "
+        f"with a mean of {rack.mean:,.1f} and a median of {rack.median:,.1f}. "
+        f"The sum of all nodes is {rack.sum_of_rates:,.1f} tokens/s, and "
+        f"{rack.single_clock:,.0f} on a single clock "
         f"({ratio:+.1%}).",
         "The results of all nodes are in loadgen/data/reference/nodes.yaml.",
     )

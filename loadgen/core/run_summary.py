@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from loadgen.core.stats.histogram import Histogram
 
 
-def summarize(
+def summarize(  # noqa: PLR0913 - the parts of a run that are stored separately
     manifest: RunManifest,
     rows: NDArray[np.void],
     gaps: Sequence[Histogram] = (),

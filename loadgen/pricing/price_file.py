@@ -358,8 +358,7 @@ def _check_dates(
     dates: list[tuple[KeyPath, str]] = []
     for index, exchange_rate in enumerate(document.exchange):
         dates.append((("exchange", index), exchange_rate.as_of))
-    for located in located_prices:
-        dates.append((located.key_path, located.as_of))
+    dates += [(located.key_path, located.as_of) for located in located_prices]
     for key_path, as_of in dates:
         error = find_future_date(as_of, today)
         if error is not None:

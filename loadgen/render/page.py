@@ -341,7 +341,8 @@ class Page:
         data = msgspec.json.encode(self._charts).decode().replace("<", "\\u003c")
         blocks = "\n".join(self._blocks)
         return (
-            f'{build_page_head()}<meta name="viewport" content="width=device-width, initial-scale=1">'
+            f"{build_page_head()}"
+            '<meta name="viewport" content="width=device-width, initial-scale=1">'
             f'<link rel="icon" href="data:,">'
             f"<title>{escape(self._title)}</title>\n<style>{read_asset('page.css')}</style></head>\n"
             f'<body><main>\n<div class="top"><span>{escape(self._generated_by)}</span>'

@@ -228,7 +228,7 @@ def _bin_centers(bins: Bins, length_s: float) -> tuple[float, ...]:
 
 
 def _build_stage_bands(data: ChartData) -> tuple[ShadedBand, ...]:
-    """Return the stages of the run as bands behind a chart over time, and the drain as the last one.
+    """Return the stages of the run as bands behind a chart over time, with the drain as the last.
 
     Stages that are not measured, such as a warm-up, are shaded. Several measured stages are shaded
     alternately so that they can be told apart, and a single one is not shaded. The drain is the
@@ -253,7 +253,7 @@ def _build_stage_bands(data: ChartData) -> tuple[ShadedBand, ...]:
 
 
 def build_load_charts(data: ChartData) -> Iterator[Chart]:
-    """Yield the request rates, the output tokens per second and the requests in flight over time."""
+    """Yield charts of request rates, output tokens per second and requests in flight over time."""
     load = data.load
     request_axis = Axis(label="req/s", unit="req/s", min=0)
     note = f"per {load.request_rates.width_s:g} s"

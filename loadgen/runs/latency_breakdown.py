@@ -104,7 +104,8 @@ def build_slow_request_sections(
     """Yield the causes of slow requests, the breakdowns of latency, and the slowest requests.
 
     A page has all of them. A text has the tables only if the server reports its own timing, without
-    which they have no queue and prefill times, and the causes only if there is something to explain.
+    which they have no queue and prefill times. It has the causes only if there is something to
+    explain.
     """
     splits = summary.splits
     if not splits.groups:

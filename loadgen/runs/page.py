@@ -140,7 +140,7 @@ def build_percentile_charts(
 def build_client_charts(
     summary: Summary, compute_chart_data: ComputeChartData | None
 ) -> Iterator[PageSectionFactory]:
-    """Yield a folded section with the CPU use and the send delay of the load generator over time."""
+    """Yield a folded section with CPU use and send delay of the load generator over time."""
 
     def build_charts(data: ChartData) -> Iterable[Chart]:
         return charts.build_client_charts(data, summary)

@@ -139,7 +139,7 @@ def _class_row(summary: Summary, request_class: ClassSummary) -> tuple[str, ...]
 
 
 def actual_class_share(summary: Summary, request_class: ClassSummary) -> float | None:
-    """Return the fraction of a class in the measured starts of requests, conversations and tasks."""
+    """Return the fraction of a class among the started requests, conversations and tasks."""
     total = sum(summarized.starts for summarized in summary.classes)
     return request_class.starts / total if total else None
 

@@ -47,10 +47,9 @@ def read_request_gaps(run_dir: Path) -> Gaps | None:
         groups = gaps.read_event_files(run_dir)
     else:
         return None
-    gaps_ns_by_slot = {}
+    gaps_ns_by_slot: dict[int, NDArray[np.int64]] = {}
     for group in groups:
-        for slot, gaps_ns in group.each():
-            gaps_ns_by_slot[slot] = gaps_ns
+        gaps_ns_by_slot.update(group.each())
     return gaps_ns_by_slot
 
 

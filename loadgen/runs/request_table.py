@@ -56,8 +56,8 @@ def request_table(
         rows: Its records.
         texts: The texts that the records refer to.
         unit: The unit of latencies and times, which is part of the name of a column (`ttft_ms`).
-        gaps_ns_by_slot: The inter-chunk latencies of each request by its slot, for a column of lists. None
-            if they were not kept.
+        gaps_ns_by_slot: The inter-chunk latencies of each request by its slot, for a column of
+            lists. None if they were not kept.
 
     Returns:
         A table whose first columns are FIRST_COLUMNS. A value that a request does not have is null.

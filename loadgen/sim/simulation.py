@@ -351,7 +351,7 @@ class Simulation:
     def _merge_sequences(self, done_requests: list[SimRequest]) -> list[SimRequest]:
         """Return the requests that are complete, each once.
 
-        Of a non-generative request, each sequence is done for itself. The sequence that is done last
+        Of a non-generative request, each sequence is done for itself. The last one that is done
         completes the request, and stands for all of them with the sum of their tokens.
         """
         complete_requests = []

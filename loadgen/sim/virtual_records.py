@@ -357,8 +357,8 @@ ERROR_TEXTS = tuple(failure.text for failure in _FAILURE_KINDS)
 class _SentTimes(NamedTuple):
     """When sent requests got their tokens, in ns; -1 if they got none.
 
-    A non-generative request (embeddings, rerank) gets no token. Its only event is the response, which
-    comes at the end of its prefill.
+    A non-generative request (embeddings, rerank) gets no token. Its only event is the response,
+    which comes at the end of its prefill.
     """
 
     first_event_ns: Ints
@@ -382,8 +382,8 @@ def _build_sent_columns(
 
     Args:
         sent: The requests.
-        first_ns: When each of them got its first token or, of a non-generative request, its response.
-            -1 if it got none.
+        first_ns: When each of them got its first token or, of a non-generative request, its
+            response. -1 if it got none.
         last_ns: When each of them got its last token.
         source: Where the prompt token counts come from, a name of `record.SOURCE`.
         reports_cached_tokens: Whether the server reports how much of a prompt was in its cache.

@@ -4,9 +4,9 @@
 
 With `leaks` instead of SECONDS it looks for leaked memory, which needs Python's own allocator.
 
-The first byte of an input says whether there is a response template and where `count_leading_plain_events` begins,
-or how the response is cut into pieces. The rest is what a server sent: chunks, or the data of
-events, each terminated by a zero byte.
+The first byte of an input says whether there is a response template and where
+`count_leading_plain_events` begins, or how the response is cut into pieces. The rest is what a
+server sent: chunks, or the data of events, each terminated by a zero byte.
 """
 
 from __future__ import annotations

@@ -33,7 +33,7 @@ from loadgen_sdk.transport.host_resources import Address
 from loadgen_sdk.transport.pool import CONNECT_NS, AddressList, Pool
 from loadgen_sdk.transport.reactor import FOREVER, Reactor
 from loadgen_sdk.transport.receiver import MAX_WRITE_BYTES, Receiver
-from loadgen_sdk.transport.response_state import Read, PlainRun
+from loadgen_sdk.transport.response_state import PlainRun, Read
 from loadgen_sdk.transport.target import Target
 from loadgen_sdk.transport.tls import Tls, TlsStream
 from loadgen_sdk.wire_formats.event_timeline import EventTimeline

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from loadgen_sdk.request import Completion
 from loadgen_sdk.transport.exchange import Exchange
 from loadgen_sdk.transport.plain_events import scan_plain_chunks
-from loadgen_sdk.transport.response_state import EventBatch, Read, PlainRun
+from loadgen_sdk.transport.response_state import EventBatch, PlainRun, Read
 from loadgen_sdk.wire_formats.event_timeline import EventTimeline
 
 RELAXED = settings(

@@ -622,7 +622,7 @@ def test_a_model_without_a_price_costs_nobody_knows_what() -> None:
         serving(SAID["chat", False]) as server,
         pytest.warns(
             UserWarning,
-            match="no price for the model 'm', so its cost is None \\(prices are known for other\\)",
+            match="no price for the model 'm', so its cost is None \\(prices are known for other",
         ),
     ):
         run(

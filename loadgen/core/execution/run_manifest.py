@@ -289,7 +289,7 @@ def _chunk_reuse(plan: Plan) -> ChunkReuse | None:
 
 
 def _reused_share_of_trace(plan: Plan) -> float | None:
-    """Return the fraction of the prompt tokens of a trace that a perfect prefix cache would contain.
+    """Return the fraction of a trace's prompt tokens that a perfect prefix cache would contain.
 
     Return None for requests that do not come from a trace. If the rows are sent at the times of the
     trace, the fraction is that of the rows that are sent. If they are sent by session, it is known

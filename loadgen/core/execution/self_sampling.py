@@ -82,9 +82,9 @@ class SelfSampling:
     def take_sample(self, now_ns: int, counters: Counters) -> WorkerSample:
         """Return what this worker has used since the last sample.
 
-        Fractions (`cpu_share`, `waited_share`, `write_share`) are of the time since the last sample.
-        They show a load generator that is the bottleneck of its own measurement. `cpu_s` and the
-        counters are totals since the start.
+        Fractions (`cpu_share`, `waited_share`, `write_share`) refer to the time since the last
+        sample. They show a load generator that is the bottleneck of its own measurement.
+        `cpu_s` and the counters are totals since the start.
         """
         cpu_ns = process_time_ns()
         waited_ns = self._run_queue_wait.since_last_call_ns()

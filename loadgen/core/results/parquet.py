@@ -22,7 +22,7 @@ from loadgen.core.results.files import private
 from loadgen.core.results.record import FIELDS, NAMES, ROW, STATUSES
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
     import pyarrow as pa
     from pyarrow.parquet import ColumnChunkMetaData

@@ -83,8 +83,9 @@ class Timeline:
         """Count what `events` has collected, clear it, and return the number of output events.
 
         This is done several times per second, so that nothing is counted when an event is read.
-        Several events that are read at the same time are one entry of `events.timestamps`, and those
-        after the first are counted in `events.simultaneous_counts`. The time between them is zero.
+        Several events that are read at the same time are one entry of `events.timestamps`, and
+        those after the first are counted in `events.simultaneous_counts`. The time between them is
+        zero.
         """
         events = self.events
         first_times_ns = np.array(events.timestamps, np.int64)

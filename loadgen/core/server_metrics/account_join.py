@@ -78,8 +78,8 @@ def _candidate_offsets(
 ) -> list[int]:
     """Return two estimates of the offset of the clocks, from the first tokens on both sides.
 
-    They are the median difference of breakdowns and requests in the same order, and the most frequent
-    difference of any two.
+    They are the median difference of breakdowns and requests in the same order, and the most
+    frequent difference of any two.
     """
     breakdowns = np.sort(breakdown_first_tokens)
     requests = np.sort(request_first_tokens)
@@ -96,8 +96,8 @@ def _assign(
 ) -> NDArray[np.int64]:
     """Return the index of the nearest free request of each breakdown, -1 for none.
 
-    Breakdowns are assigned in the order of their first tokens. `breakdown_times` are on the clock of
-    the requests. None of the three times may differ by more than `limit_ns`.
+    Breakdowns are assigned in the order of their first tokens. `breakdown_times` are on the clock
+    of the requests. None of the three times may differ by more than `limit_ns`.
     """
     order = np.argsort(request_times[:, 1], kind="stable")
     first_tokens = request_times[order, 1]

@@ -39,7 +39,7 @@ _SMI_FIELDS = {
     # All versions of the driver accept this name.
     "clocks_throttle_reasons.active": "nvidia_smi_throttle_reasons",
 }
-"""The fields that nvidia-smi prints, and the name of the series of each. The index has no series."""
+"""The fields that nvidia-smi prints and the series of each. The index has no series."""
 SMI_COMMAND = (
     SMI,
     f"--query-gpu={','.join(_SMI_FIELDS)}",

@@ -419,7 +419,7 @@ def compute_gauges(latest: Iterable[MetricSample]) -> dict[str, float]:
 
 
 def _combine_series(quantity: str, values: Sequence[float]) -> float:
-    """Return the value of a quantity over several series: their mean for fractions, else the sum."""
+    """Return the value of a quantity over several series: the mean of fractions, else the sum."""
     total = sum(values)
     return total / len(values) if quantity in _AVERAGED else total
 

@@ -1,4 +1,4 @@
-"""Converts the records that workers append to the record log into Parquet, during a run or after it.
+"""Convert the records in the record log into Parquet, during a run or after it.
 
 IO. `compactor_process.py` runs this during a long run. A complete file of the record log is deleted
 once its records are in Parquet, so the record log does not grow with the run.
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 MIN_WAIT_S = 1.5
 """The time between two reads of the record log at the start of a run."""
 READS_PER_RUN = 200
-"""The wait is the time since the start divided by this, so that the number of small files stays low."""
+"""The wait is the time since the start divided by this, which limits the number of small files."""
 MAX_WAIT_S = 60.0
 MERGE_ROWS = 1_000_000
 """The least number of records in a row group of the merged file."""

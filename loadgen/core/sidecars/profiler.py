@@ -152,7 +152,7 @@ def profile_span(options: ProfilerOptions, stages: Sequence[StagePlan]) -> tuple
 
 
 class Profiler:
-    """The process that starts and stops the profilers, as the command that runs the load sees it."""
+    """The process that starts and stops the profilers, as seen by the command that runs a load."""
 
     def __init__(self, pages: MetricsPageOptions, probes: Sequence[ProbeResult]) -> None:
         """Start the process, and wait until it has checked that all servers have a profiler.

@@ -112,7 +112,8 @@ class _FleetReplica:
             if request.remaining_output_tokens > 1
         ]
         for request in started_requests:
-            emissions.append(Emission(request.key, tokens=1, is_last=False, due_ns=end_ns))
+            first_token = Emission(request.key, tokens=1, is_last=False, due_ns=end_ns)
+            emissions.append(first_token)
         for request in done_requests:
             tokens = self._count_last_tokens(request, iteration)
             emissions.append(Emission(request.key, tokens, is_last=True, due_ns=end_ns))

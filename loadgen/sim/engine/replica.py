@@ -678,7 +678,7 @@ class Replica:
         self._private_block_count -= len(newly_shared)
 
     def _block_demand_phase(self, request: SimRequest) -> int:
-        """Return in which iterations, modulo tokens_per_block, a decoding request needs a new block.
+        """Return in which iterations, modulo tokens_per_block, a request needs a new block.
 
         In iteration `resumed_iteration + 1 + n` it has `prefill_tokens + n` tokens in the cache and
         adds one. It needs a new block if the cached tokens fill their blocks exactly, so if

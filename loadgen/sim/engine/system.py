@@ -25,7 +25,7 @@ class SimulatedSystem(Struct, frozen=True, kw_only=True):
         costs: The costs of an iteration of a replica with speed 1.
         limits: The limits of each replica.
         speeds: One entry per replica: how fast it is relative to `costs`.
-        routing: How requests are routed to replicas, `round_robin` or `weighted` (see `routing.py`).
+        routing: How requests are routed to replicas: `round_robin` or `weighted` (`routing.py`).
         tokens_per_event: The tokens of one output event after the first, which has one token.
         changes: Changes of the number of replicas, in order of time.
     """

@@ -344,10 +344,9 @@ class _CallQueue:
         """Do the work of `end_call`, which may block at the store."""
         with self._limiter_lock:
             self.limiter.end_call(booking, tokens, output_tokens)
-            if self._shared_limits is not None and shared_grant is not None:
-                # Without a token count, the estimate in the store stays.
-                if tokens is not None:
-                    self._shared_limits.correct(self._name, shared_grant, tokens, output_tokens)
+            # Without a token count, the estimate in the store stays.
+            if self._shared_limits is not None and shared_grant is not None and tokens is not None:
+                self._shared_limits.correct(self._name, shared_grant, tokens, output_tokens)
         self._wake_first_waiter()
 
     def _apply_headers(self, headers: Mapping[str, str], is_refused: bool) -> None:

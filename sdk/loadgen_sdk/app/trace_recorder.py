@@ -344,10 +344,10 @@ class ShapeRecorder:
             if prefix_keys:
                 self._remember_turn(prefix_keys[-1], shape.turn)
 
-        if previous_turn is not None and previous_turn.ended is not None:
-            # A turn that began before the previous one ended has no delay.
-            if previous_turn.ended <= shape.started:
-                shape.delay_ns = shape.started - previous_turn.ended
+        previous_end = previous_turn.ended if previous_turn is not None else None
+        # A turn that began before the previous one ended has no delay.
+        if previous_end is not None and previous_end <= shape.started:
+            shape.delay_ns = shape.started - previous_end
 
     def _hash_prefixes(self, messages: list[str]) -> list[bytes]:
         """Return a hash of the first message, of the first two messages, and so on."""

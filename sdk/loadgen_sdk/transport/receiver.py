@@ -185,6 +185,7 @@ class SocketBuffer:
     """
 
     __slots__ = (
+        "can_batch_reads",
         "emptied_at",
         "ended_at",
         "epoll_changed_at",
@@ -195,16 +196,15 @@ class SocketBuffer:
         "idle_since",
         "is_closed",
         "is_deferred",
+        "is_last_read_full",
         "is_queued",
         "is_readable",
-        "can_batch_reads",
-        "is_last_read_full",
         "owner",
-        "reads",
-        "responses_served",
         "plain_arrivals",
         "plain_bytes",
         "plain_read_at",
+        "reads",
+        "responses_served",
         "tcp_connect_ns",
         "template",
         "tls",

@@ -34,7 +34,7 @@ class EventTimeline:
             time and the number of events that have it. Every other timestamp is exact.
     """
 
-    __slots__ = ("uncertainties", "gaps", "timestamps", "simultaneous_counts")
+    __slots__ = ("gaps", "simultaneous_counts", "timestamps", "uncertainties")
 
     def __init__(self) -> None:
         """Start without events."""

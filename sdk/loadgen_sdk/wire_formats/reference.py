@@ -35,7 +35,7 @@ class DecoderState:
         has_started: The first event has begun, so that no byte order mark can come any more.
     """
 
-    __slots__ = ("_is_after_cr", "_earlier_reads", "_earlier_bytes", "_unparsed", "has_started")
+    __slots__ = ("_earlier_bytes", "_earlier_reads", "_is_after_cr", "_unparsed", "has_started")
 
     def __init__(self) -> None:
         self._unparsed = b""  # the newest bytes of an incomplete event
@@ -95,26 +95,26 @@ class ResponseReaderState:
         "first_event",
         "first_event_tokens",
         "first_token",
+        "first_token_uncertainty",
         "last_token",
         "learned_templates",
-        "parse_error",
         "max_gap",
         "max_gap_uncertainty",
+        "on_output",
         "output_events",
-        "text_pieces",
+        "parse_error",
         "plain_events",
         "reasoning_pieces",
         "remark",
         "response_id",
         "server_timing",
-        "on_output",
-        "first_token_uncertainty",
         "template",
+        "text_pieces",
         "timeline",
-        "tool_deltas",
-        "unknown_output_events",
-        "uncertain_timestamp",
         "timestamp_uncertainty",
+        "tool_deltas",
+        "uncertain_timestamp",
+        "unknown_output_events",
         "usage_counts",
     )
 

@@ -152,9 +152,5 @@ def _last_slot_by_user(recorded: NDArray[np.void], first_slot_id: int) -> dict[i
     """Return the largest recorded slot of each virtual user, from a slot on."""
     recorded_of_stage = recorded[recorded["slot"] >= first_slot_id]
     ordered = recorded_of_stage[np.argsort(recorded_of_stage["slot"])]
-    last_slot_by_user: dict[int, int] = {}
-    for virtual_user, slot_id in zip(
-        ordered["virtual_user"].tolist(), ordered["slot"].tolist(), strict=True
-    ):
-        last_slot_by_user[virtual_user] = slot_id
-    return last_slot_by_user
+    # Of several entries with one key, a dict keeps the last, which has the largest slot.
+    return dict(zip(ordered["virtual_user"].tolist(), ordered["slot"].tolist(), strict=True))
