@@ -69,29 +69,40 @@ class LazyGroup(Group):
         return lines
 
     def shell_complete(self, ctx: Context, incomplete: str) -> Any:
-        """Offer the names of the commands without importing the commands."""
-        names = [TyperCommand(summary.name, help=summary.help) for summary in summarize_commands()]
-        ctx.command = TyperGroup(name=self.name, commands=names, params=self.params)
+        """Return the names of the commands that complete a word, without importing the commands.
+
+        click would import every command to read its help. This method lets it complete a group of
+        commands that have only a name and a help.
+        """
+        stub_commands = [
+            TyperCommand(summary.name, help=summary.help) for summary in summarize_commands()
+        ]
+        ctx.command = TyperGroup(name=self.name, commands=stub_commands, params=self.params)
         return ctx.command.shell_complete(ctx, incomplete)
 
 
 def summarize_commands() -> list[CommandSummary]:
     """Return all commands, those of plug-ins too, sorted by group. Imports none of them."""
     summaries = [CommandSummary(row.name, row.group, row.help) for row in COMMANDS.builtin_rows]
+    # What plug-ins add is cached, so that their modules need not be imported.
     summaries += [
-        CommandSummary(*fields) for fields in COMMANDS.cached_fields("name", "group", "help")
+        CommandSummary(name, group, help_text)
+        for name, group, help_text in COMMANDS.cached_fields("name", "group", "help")
     ]
-    groups = list(dict.fromkeys(summary.group for summary in summaries))
-    return sorted(summaries, key=lambda summary: groups.index(summary.group))
+    group_order = list(dict.fromkeys(summary.group for summary in summaries))
+    return sorted(summaries, key=lambda summary: group_order.index(summary.group))
 
 
 def create_command(row: CommandRow) -> Any:
-    """Import the function or `typer.Typer` of a row, and return the command that typer makes."""
-    function = commands.load_command(row)
-    if isinstance(function, typer.Typer):
-        return typer.main.get_group(function)
+    """Import the command of a row of the table, and return it as a command of click.
+
+    A row refers to a function or, for a command with subcommands, to a `typer.Typer`.
+    """
+    function_or_typer = commands.load_command(row)
+    if isinstance(function_or_typer, typer.Typer):
+        return typer.main.get_group(function_or_typer)
     app = typer.Typer(add_completion=False, rich_markup_mode=None)
-    app.command(row.name, cls=Command)(function)
+    app.command(row.name, cls=Command)(function_or_typer)
     return typer.main.get_command(app)
 
 

@@ -216,7 +216,10 @@ def _translate_api_flavor(value: str) -> list[str]:
 
 
 def _translate_synthetic_data(value: str) -> list[str]:
-    """Return the options for GuideLLM's `--data prompt_tokens=256,output_tokens=128`."""
+    """Return the options for GuideLLM's `--data prompt_tokens=256,output_tokens=128`.
+
+    A value without `=` is the path or name of a dataset.
+    """
     if "=" not in value:
         return ["--dataset", value]
     lengths: dict[str, str] = {}
@@ -391,38 +394,53 @@ def find_replacement(flag: str, known: Mapping[str, KnownOption]) -> Replacement
 
     Args:
         flag: The name of the option in the other tool.
-        known: The options of the command.
+        known: The options of the command, by name.
 
     Returns:
         The replacement, or None if there is none that the command would accept.
     """
+    # Every other replacement of a rate is --request-rate, which the commands of `loadgen mlperf` do
+    # not have: they call the rate --target-qps, as MLPerf does.
     is_mlperf_command = _MLPERF_RATE_OPTION in known
     if is_mlperf_command and flag in _RATE_OPTIONS:
         return _replace_by_option(_MLPERF_RATE_OPTION)
-    for table in (REPLACEMENTS, _list_renamed_options(), _list_set_keys_as_options()):
-        replacement = table.get(flag)
+
+    replacements_by_precedence = (
+        REPLACEMENTS,
+        _replacements_of_renamed_options(),
+        _replacements_of_set_keys(),
+    )
+    for replacements in replacements_by_precedence:
+        replacement = replacements.get(flag)
         if replacement is None:
             continue
-        applies_to_every_command = not replacement.options
-        if applies_to_every_command or any(option in known for option in replacement.options):
+        # A replacement without options, for example "not needed", applies to every command.
+        needs_no_option = not replacement.options
+        command_has_option = any(option in known for option in replacement.options)
+        if needs_no_option or command_has_option:
             return replacement
     return None
 
 
-def _list_renamed_options() -> dict[str, Replacement]:
-    """Return the options of other tools that have the same meaning here under another name."""
-    renamed: dict[str, Replacement] = {}
+def _replacements_of_renamed_options() -> dict[str, Replacement]:
+    """Return a replacement for each option that has the same meaning here under another name.
+
+    The result is keyed by the name in the other tool, for example `--target` for `--url`.
+    """
+    replacements: dict[str, Replacement] = {}
     for option in COMMAND_OPTIONS.values():
-        for flag in option.other_tools:
-            replacement = _replace_by_option(
-                option.flags[0], hint=f"did you mean {option.flags[0]}?"
-            )
-            renamed[flag] = replacement._replace(options=option.flags)
-    return renamed
+        for their_flag in option.other_tools:
+            our_flag = option.flags[0]
+            replacement = _replace_by_option(our_flag, hint=f"did you mean {our_flag}?")
+            replacements[their_flag] = replacement._replace(options=option.flags)
+    return replacements
 
 
-def _list_set_keys_as_options() -> dict[str, Replacement]:
-    """Return the keys of `--set` written as options: `--max-in-prefill` for `max_in_prefill`."""
+def _replacements_of_set_keys() -> dict[str, Replacement]:
+    """Return a replacement for each key of `--set` that a user may type as an option.
+
+    `--max-in-prefill 4`, which is no option, is replaced by `--set max_in_prefill=4`.
+    """
     return {f"--{key.replace('_', '-')}": _replace_by_set_key(key) for key in SET_KEYS}
 
 
@@ -447,9 +465,11 @@ def translate(
     for option in options:
         translated_arguments = _translate_option(option, known)
         command_line += translated_arguments
-        if option in unknown_options and translated_arguments:
+        is_unknown = option in unknown_options
+        if is_unknown and translated_arguments:
             replaced_flags.add(option.flag)
 
+    # `--host` and `--port` make a URL together, so they are replaced after all other options.
     needs_url = "--url" in known and "--url" not in command_line
     if needs_url:
         address_options = [option for option in unknown_options if _is_part_of_address(option)]
@@ -512,11 +532,12 @@ def _separate_rate_from_concurrency(arguments: Sequence[str]) -> list[str]:
     """
     if "--request-rate" not in arguments or "--concurrency" not in arguments:
         return list(arguments)
-    flag_index = arguments.index("--request-rate")
-    value_index = flag_index + 1
-    is_unlimited = value_index < len(arguments) and arguments[value_index] == "inf"
-    if is_unlimited:
-        return [*arguments[:flag_index], *arguments[value_index + 1 :]]
+    rate_flag_index = arguments.index("--request-rate")
+    rate_value_index = rate_flag_index + 1
+    has_rate_value = rate_value_index < len(arguments)
+    is_rate_unlimited = has_rate_value and arguments[rate_value_index] == "inf"
+    if is_rate_unlimited:
+        return [*arguments[:rate_flag_index], *arguments[rate_value_index + 1 :]]
     return [
         "--max-in-flight" if argument == "--concurrency" else argument for argument in arguments
     ]
@@ -531,24 +552,29 @@ def _merge_extra_bodies(arguments: Sequence[str]) -> list[str]:
     """
     body: dict[str, object] = {}
     other_arguments: list[str] = []
-    remaining = iter(arguments)
-    for argument in remaining:
-        if argument != "--extra-body":
-            other_arguments.append(argument)
+    index = 0
+    while index < len(arguments):
+        if arguments[index] != "--extra-body":
+            other_arguments.append(arguments[index])
+            index += 1
             continue
+        value_index = index + 1
+        json_text = arguments[value_index] if value_index < len(arguments) else "{}"
         try:
-            body |= json.loads(next(remaining, "{}"))
-        except (ValueError, TypeError):
+            body |= json.loads(json_text)
+        except (ValueError, TypeError):  # no JSON, or JSON that is not an object
             return list(arguments)
+        index = value_index + 1
     if not body:
         return other_arguments
     return [*other_arguments, "--extra-body", json.dumps(body)]
 
 
 def _parse_options(arguments: Sequence[str], known: Mapping[str, KnownOption]) -> list[TypedOption]:
-    """Return the options and arguments of a command line, its unknown options too.
+    """Return the options and arguments of a command line, in their order.
 
-    The argument after an unknown option counts as its value, unless it begins with a dash.
+    Unlike click, this function accepts options that the command does not have. The argument after
+    such an option counts as its value, unless it begins with a dash.
     """
     options: list[TypedOption] = []
     remaining = arguments
@@ -560,30 +586,36 @@ def _parse_options(arguments: Sequence[str], known: Mapping[str, KnownOption]) -
 
 
 def _parse_first_option(arguments: Sequence[str], known: Mapping[str, KnownOption]) -> TypedOption:
-    """Return the option, with its value, or the argument with which the arguments begin."""
-    first = arguments[0]
-    is_option = re.match(r"--?[A-Za-z]", first) is not None
+    """Return the option, with its value, or the argument at the beginning of some arguments.
+
+    Args:
+        arguments: A part of a command line, with at least one argument.
+        known: The options of the command, by name.
+    """
+    first_argument = arguments[0]
+    is_option = re.match(r"--?[A-Za-z]", first_argument) is not None
     if not is_option:
-        return TypedOption("", first, (first,))
-    if first.startswith("--"):
-        flag, _, attached_value = first.partition("=")
+        return TypedOption("", first_argument, (first_argument,))
+    if first_argument.startswith("--"):  # --seed=1
+        flag, _, attached_value = first_argument.partition("=")
     else:  # -c8, where the value follows a single letter
-        flag = first[:2]
-        attached_value = first[2:]
-    has_attached_value = flag != first
+        flag = first_argument[:2]
+        attached_value = first_argument[2:]
+    has_attached_value = flag != first_argument
     if has_attached_value:
-        return TypedOption(flag, attached_value, (first,))
+        return TypedOption(flag, attached_value, (first_argument,))
     values = _find_values(flag, arguments[1:], known)
-    return TypedOption(flag, " ".join(values), (first, *values))
+    return TypedOption(flag, " ".join(values), (first_argument, *values))
 
 
 def _find_values(
     flag: str, next_arguments: Sequence[str], known: Mapping[str, KnownOption]
 ) -> Sequence[str]:
-    """Return the values of an option: one, none, or several for vLLM's `--goodput`.
+    """Return the arguments after an option that are its values: none, one, or several.
 
-    Whether an option takes a value is known of the options of the command, and of those of other
-    tools that have a replacement. Any other option takes one unless another option follows it.
+    An option of the command or of `REPLACEMENTS` states whether it takes a value. Of any other
+    option, the next argument counts as the value, unless it is an option itself. Only vLLM's
+    `--goodput ttft:500 tpot:50` takes several values.
 
     Args:
         flag: The name of the option.

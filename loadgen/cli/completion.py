@@ -14,40 +14,40 @@ YAML_SUFFIXES = (".yaml", ".yml")
 
 def complete_workload(incomplete: str) -> list[str]:
     """Return packaged workloads and YAML files."""
-    packaged = _matching(packaged_names("workloads"), incomplete)
-    return [*packaged, *_matching_paths(incomplete, YAML_SUFFIXES)]
+    packaged = _filter_by_prefix(packaged_names("workloads"), incomplete)
+    return [*packaged, *_list_matching_paths(incomplete, YAML_SUFFIXES)]
 
 
 def complete_contract(incomplete: str) -> list[str]:
     """Return packaged contracts and YAML files."""
-    packaged = _matching(packaged_names("contracts"), incomplete)
-    return [*packaged, *_matching_paths(incomplete, YAML_SUFFIXES)]
+    packaged = _filter_by_prefix(packaged_names("contracts"), incomplete)
+    return [*packaged, *_list_matching_paths(incomplete, YAML_SUFFIXES)]
 
 
 def complete_target(incomplete: str) -> list[str]:
     """Return the simulated endpoints and the schemes of URLs."""
     simulated = [f"sim:{preset}" for preset in list_presets()]
-    return _matching([*simulated, "http://", "https://"], incomplete)
+    return _filter_by_prefix([*simulated, "http://", "https://"], incomplete)
 
 
 def complete_server(incomplete: str) -> list[str]:
     """Return the kinds of servers."""
     from loadgen_sdk.wire_formats.server_profiles import server_names
 
-    return _matching(server_names(), incomplete)
+    return _filter_by_prefix(server_names(), incomplete)
 
 
 def complete_slo_term(incomplete: str) -> list[str]:
     """Return the metrics that an SLO may limit."""
     from loadgen.core.slo import ATTAINMENT, metrics
 
-    return _matching([f"{metric}:" for metric in (*metrics(), ATTAINMENT)], incomplete)
+    return _filter_by_prefix([f"{metric}:" for metric in (*metrics(), ATTAINMENT)], incomplete)
 
 
 def complete_result(incomplete: str) -> list[str]:
     """Return folders; those in results/ come first if nothing has been typed."""
     folders = [] if incomplete else [str(path) for path in sorted(Path("results").glob("*/"))]
-    return [*folders, *_matching_paths(incomplete)]
+    return [*folders, *_list_matching_paths(incomplete)]
 
 
 def complete_capacity_source(incomplete: str) -> list[str]:
@@ -59,14 +59,14 @@ def complete_capacity_source(incomplete: str) -> list[str]:
 def complete_baseline(incomplete: str) -> list[str]:
     """Return the results that `compare --save` has saved in the default folder."""
     baseline_names = sorted(path.name for path in Path("baselines").glob("*/"))
-    return _matching(baseline_names, incomplete)
+    return _filter_by_prefix(baseline_names, incomplete)
 
 
 def complete_choice(list_choices: Callable[[], Iterable[str]]) -> Callable[[str], list[str]]:
     """Return a function that completes the choices, which are listed when they are needed."""
 
     def complete(incomplete: str) -> list[str]:
-        return _matching(list_choices(), incomplete)
+        return _filter_by_prefix(list_choices(), incomplete)
 
     return complete
 
@@ -87,8 +87,12 @@ def packaged_names(kind: str) -> list[str]:
     return sorted(path.stem for path in directory.glob("*.yaml"))
 
 
-def _matching_paths(incomplete: str, suffixes: tuple[str, ...] = ()) -> Iterator[str]:
-    """Yield folders, with a slash at the end, and files with one of the suffixes."""
+def _list_matching_paths(incomplete: str, suffixes: tuple[str, ...] = ()) -> Iterator[str]:
+    """Yield the paths that begin with what has been typed.
+
+    They are folders, with a slash at the end, and files with one of the suffixes. Hidden files and
+    folders are left out until their dot has been typed.
+    """
     parent, slash, prefix = incomplete.rpartition("/")
     directory = Path(parent or slash or ".")
     if not directory.is_dir():
@@ -103,6 +107,6 @@ def _matching_paths(incomplete: str, suffixes: tuple[str, ...] = ()) -> Iterator
             yield f"{parent}{slash}{path.name}"
 
 
-def _matching(candidates: Iterable[str], incomplete: str) -> list[str]:
+def _filter_by_prefix(candidates: Iterable[str], incomplete: str) -> list[str]:
     """Return the candidates that begin with what has been typed."""
     return [candidate for candidate in candidates if candidate.startswith(incomplete)]

@@ -146,9 +146,10 @@ def _interrupt_on_signals() -> None:
     if threading.current_thread() is not threading.main_thread():
         return
     handler = _SignalHandler()
-    replaceable = (signal.SIG_DFL, signal.default_int_handler, signals.exit_immediately)
+    # Any other handler is SIG_IGN, or that of a program which calls loadgen.
+    replaceable_handlers = (signal.SIG_DFL, signal.default_int_handler, signals.exit_immediately)
     for signum in signals.TERMINATION_SIGNALS:
-        if signal.getsignal(signum) in replaceable:
+        if signal.getsignal(signum) in replaceable_handlers:
             signal.signal(signum, handler)
 
 
@@ -165,10 +166,15 @@ def _raise_keyboard_interrupt() -> NoReturn:
 
 
 def _starts_or_closes_loop(frame: FrameType | None) -> bool:
-    """Return True if `asyncio.Runner` called the frame while it starts or closes an event loop."""
-    while frame is not None and frame.f_code.co_filename != runners.__file__:
-        frame = frame.f_back
-    return frame is not None
+    """Return True if `asyncio.Runner` is starting or closing an event loop in a frame.
+
+    Called while no event loop runs. If a function of the module `asyncio.runners` is then on the
+    call stack of the frame, it prepares the loop or cleans it up.
+    """
+    caller = frame
+    while caller is not None and caller.f_code.co_filename != runners.__file__:
+        caller = caller.f_back
+    return caller is not None
 
 
 def _to_host_error(error: BaseException) -> UserError | None:
@@ -219,18 +225,20 @@ def _to_file_error(error: OSError) -> UserError:
     path = str(error.filename or error.filename2 or "")
     message = f"the host refused: {(error.strerror or str(error)).lower()}"
     if error.errno in _TOO_MANY_FILES:
-        hint = f"raise the limit of open files (ulimit -n); {_describe_kept_results(path)}"
+        hint = f"raise the limit of open files (ulimit -n); {_hint_about_recorded_data(path)}"
         return UserError("resource_limit", message, path, hint)
     if error.errno in _NO_SPACE:
-        hint = f"free some space, or use another folder with --out; {_describe_kept_results(path)}"
+        recorded_data_hint = _hint_about_recorded_data(path)
+        hint = f"free some space, or use another folder with --out; {recorded_data_hint}"
         return UserError("resource_limit", message, path, hint)
     if not path:
-        return UserError("host_refused", message, path, _describe_kept_results(path))
-    if error.errno == errno.ENOENT and not Path(path).parent.exists():
+        return UserError("host_refused", message, path, _hint_about_recorded_data(path))
+    is_folder_missing = error.errno == errno.ENOENT and not Path(path).parent.exists()
+    if is_folder_missing:
         missing_folders = [
             folder for folder in Path(path).absolute().parents if not folder.exists()
         ]
-        topmost_missing = missing_folders[-1]
+        topmost_missing = missing_folders[-1]  # `parents` begins with the innermost folder
         return UserError(
             "host_refused",
             "a folder was moved or deleted while the command used it, or it never existed",
@@ -240,15 +248,19 @@ def _to_file_error(error: OSError) -> UserError:
     return UserError("host_refused", message, path, "use a path that can be read and written")
 
 
-def _describe_kept_results(path: str) -> str:
-    """Return a hint that says what was recorded before a file could not be written.
+def _hint_about_recorded_data(path: str) -> str:
+    """Return a hint that says whether a run recorded data before an error, and how to show it.
 
-    `path` is the file, or "" if it is not known. The run that it belongs to is the nearest folder
-    above it with a `run.json`.
+    The file that caused the error belongs to the run in the nearest folder above it that has a
+    `run.json`. If there is no such folder, no run had begun, so nothing was recorded.
+
+    Args:
+        path: The file that could not be opened, read or written; "" if it is not known.
     """
     if not path:
         return "data recorded before this error is kept; show it with loadgen report FOLDER"
     for folder in Path(path).absolute().parents:
-        if (folder / "run.json").is_file():
+        is_run_folder = (folder / "run.json").is_file()
+        if is_run_folder:
             return f"data recorded before this error is kept; show it with loadgen report {folder}"
     return "nothing was recorded"

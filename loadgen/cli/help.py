@@ -161,11 +161,11 @@ def format_short_help(command: TyperCommand | TyperGroup, ctx: Context, width: i
     lines += ["", f"{DEFAULT_PANEL}:"]
 
     options = _visible_options(command, ctx)
-    where_to_find_all = (
+    footer_text = (
         f"{len(options)} options. {ctx.command_path} --help-all shows "
         "all of them and the exit codes."
     )
-    footer = ["", *_wrap(where_to_find_all, width)]
+    footer = ["", *_wrap(footer_text, width)]
     example_arguments = " ".join(first_example).split()
     for option in _sort_by_importance(options, example_arguments):
         name, text = describe_option(option, ctx, brief=True)
@@ -230,9 +230,10 @@ def _format_header(
     lines = _wrap(usage, width, "", "  ")
     for paragraph in paragraphs:
         is_example = paragraph.strip().startswith("Example:")
-        indent = "      " if is_example else "  "  # so that a long command reads as one
+        # A deeper indent shows that the next lines of an example belong to the same command.
+        next_line_indent = "      " if is_example else "  "
         text = " ".join(paragraph.split())
-        lines += ["", *_wrap(text, width, first_indent="  ", indent=indent)]
+        lines += ["", *_wrap(text, width, first_indent="  ", indent=next_line_indent)]
     arguments = [param for param in command.params if isinstance(param, TyperArgument)]
     if arguments:
         lines += ["", "Arguments:"]
@@ -245,7 +246,7 @@ def _format_header(
 def _format_slos(ctx: Context, width: int) -> list[str]:
     """Return lines with the SLO of each packaged workload that the command line names.
 
-    `loadgen run rag --help` shows what the run would be judged by.
+    `loadgen run rag --help` shows the SLO that a run of the workload `rag` would have to meet.
     """
     arguments: Sequence[str] = ctx.find_root().obj or ()
     packaged = packaged_names("workloads")

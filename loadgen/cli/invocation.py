@@ -38,20 +38,20 @@ def expand_slo_flag(arguments: Sequence[str]) -> list[str]:
     ttft:2s --slo tpot:50ms`. Only `--slo` is expanded, because no other option has values that
     cannot be taken for an argument.
     """
-    expanded: list[str] = []
-    expects_objective = False
+    expanded_arguments: list[str] = []
+    is_after_slo = False  # whether only objectives stand between the last --slo and the argument
     for argument in arguments:
         if argument == "--slo":
-            expanded.append(argument)
-            expects_objective = True
+            expanded_arguments.append(argument)
+            is_after_slo = True
             continue
         is_objective = re.match(_SLO_OBJECTIVE, argument) is not None
-        expects_objective = expects_objective and is_objective
-        has_flag = bool(expanded) and expanded[-1] == "--slo"
-        if expects_objective and not has_flag:
-            expanded.append("--slo")
-        expanded.append(argument)
-    return expanded
+        is_after_slo = is_after_slo and is_objective
+        has_flag = bool(expanded_arguments) and expanded_arguments[-1] == "--slo"
+        if is_after_slo and not has_flag:
+            expanded_arguments.append("--slo")
+        expanded_arguments.append(argument)
+    return expanded_arguments
 
 
 @dataclass(frozen=True)
@@ -196,7 +196,11 @@ class Invocation:
         return Budget(load_prices(self["prices"]), limit)
 
     def executor(self, listeners: Sequence[EventHandler]) -> Execute:
-        """Return the function that executes runs; it probes each target only once."""
+        """Return the function that executes a run and notifies the listeners of its progress.
+
+        A command with several runs calls it for each of them. The target is probed in the first run
+        only, because all of them share a cache of what was found out.
+        """
         from loadgen.core.execution import run
 
         return partial(run.execute, listeners=listeners, probe_cache={})
@@ -232,7 +236,7 @@ class VirtualTimeNotice:
     """A listener that says once that a run in virtual time exports no telemetry."""
 
     def __init__(self, flags: str) -> None:
-        """Name the options that have no effect in the notice."""
+        """Create a listener whose notice names these options, for example "--otel"."""
         self._flags = flags
         self._is_printed = False
 
@@ -270,14 +274,25 @@ def collect_options(
         if value is None or value is False:
             continue
         # The switch --no-stream sets the option `stream` to False.
-        switches_off = options[name].flags[0].startswith("--no-")
-        collected[name] = False if switches_off else value
-    pairs = collected.pop("set", ())
-    return collected | _parse_set_pairs(pairs, set_keys)
+        is_negative_switch = options[name].flags[0].startswith("--no-")
+        collected[name] = False if is_negative_switch else value
+    set_pairs = collected.pop("set", ())
+    return collected | _parse_set_pairs(set_pairs, set_keys)
 
 
 def _parse_set_pairs(pairs: Sequence[str], set_keys: Mapping[str, Option]) -> dict[str, Any]:
-    """Return the values of `--set KEY=VALUE`, by keyword. Raises UserError."""
+    """Return the values of `--set KEY=VALUE`, by keyword.
+
+    A key may be written with dashes. The value stays a text, which the parser of the option reads
+    later, unless the option is a switch or may be repeated.
+
+    Args:
+        pairs: The values of --set, such as "burstiness=0.5".
+        set_keys: The options of the command that are keys of --set.
+
+    Raises:
+        UserError: For an unknown or repeated key, a missing value, and a switch without yes or no.
+    """
     values: dict[str, Any] = {}
     for pair in pairs:
         name, equals, text = pair.partition("=")
@@ -292,7 +307,8 @@ def _parse_set_pairs(pairs: Sequence[str], set_keys: Mapping[str, Option]) -> di
                 f"--set {pair}",
                 f"--set {name}={option.set_metavar}",
             )
-        if option.cli_type == list[str]:
+        can_be_repeated = option.cli_type == list[str]
+        if can_be_repeated:
             values.setdefault(name, []).append(text)
         elif name in values:
             raise UserError(

@@ -32,7 +32,8 @@ _FRAMING_HEADERS = ("content-length", "transfer-encoding")
 def parse_text(value: Any) -> str:
     """Return a text or a path as text. Raises units.InvalidValueError for an empty one.
 
-    A variable of a build that is not set makes an empty text, which must not mean the default.
+    An empty text comes from an environment variable that is not set, as in `--model "$MODEL"`. It
+    must not mean that the default is used.
     """
     if not isinstance(value, str | os.PathLike):
         raise units.InvalidValueError(
@@ -121,12 +122,15 @@ def parse_workers(value: Any) -> int:
 
 
 def parse_percentiles(value: Any) -> tuple[float, ...]:
-    """Return percentiles such as 25,99.5 as ascending quantiles between 0 and 1."""
+    """Return percentiles such as "25,99.5" or "p25,p99.5" as ascending quantiles: 0.25, 0.995.
+
+    Raises units.InvalidValueError unless all of them are numbers between 0 and 100.
+    """
     parts = value.split(",") if isinstance(value, str) else parse_texts(value)
     try:
         numbers = [float(str(part).strip().removeprefix("p")) for part in parts]
     except ValueError:
-        numbers = []
+        numbers = []  # is refused below, like numbers out of range
     quantiles = {round(number / 100, 9) for number in numbers}
     if not quantiles or not all(0 < quantile < 1 for quantile in quantiles):
         raise units.InvalidValueError(
@@ -162,13 +166,18 @@ def parse_pem_file(value: Any) -> str:
 
 
 def read_key_file(value: Any) -> str:
-    """Return the API key that a file contains."""
+    """Return the API key that a file contains, without white space around it.
+
+    Raises units.InvalidValueError if the file is missing, cannot be read or is not UTF-8 text.
+    """
+    key_file = Path(parse_text(value))
     try:
-        return Path(parse_text(value)).read_text("utf-8").strip()
+        return key_file.read_text("utf-8").strip()
     except (OSError, UnicodeDecodeError) as error:
+        error_code = of_reading(error)  # "missing_file", "unreadable_file" or "wrong_encoding"
         reason = error.strerror if isinstance(error, OSError) else "not text"
         raise units.InvalidValueError(
-            of_reading(error),
+            error_code,
             f"cannot read the key: {reason}",
             "the file must contain only the key",
         ) from None
@@ -281,9 +290,13 @@ def _split_headers(value: Any) -> Iterator[tuple[str, str]]:
 
 
 def _split_header(text: str) -> tuple[str, str]:
-    """Split NAME: VALUE or NAME=VALUE at its first separator; the name is "" without one."""
-    separator = min((index for index in (text.find(":"), text.find("=")) if index > 0), default=0)
-    return text[:separator].strip(), text[separator + 1 :].strip()
+    """Return the name and value of NAME: VALUE or NAME=VALUE, split at the first separator.
+
+    The name is "" if the text has no separator, or begins with its only one.
+    """
+    positions = (text.find(":"), text.find("="))  # -1 for a separator that does not occur
+    first_separator = min((index for index in positions if index > 0), default=0)
+    return text[:first_separator].strip(), text[first_separator + 1 :].strip()
 
 
 def _check_header(name: str, value: str) -> UserError | None:

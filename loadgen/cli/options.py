@@ -111,12 +111,16 @@ def add_options(
 ) -> Callable[[Command], Command]:
     """Decorate a command function so that typer gives it shared options.
 
-    typer reads the options of a command from the signature of its function. The decorated function
-    has one parameter per option in place of two kinds of parameters:
+    typer reads the options of a command from the signature of its function, one option from each
+    parameter. So that a function need not repeat them, it declares two kinds of parameters that the
+    decorator replaces by several parameters, one per option:
 
     - A parameter of type `Invocation` stands for the options of `COMMAND_OPTIONS`.
     - A parameter whose type is a dataclass stands for the fields of the dataclass, each of which is
       declared like a parameter: `port: Annotated[int, typer.Option("--port")] = 8000`.
+
+    When typer calls the decorated function with the value of each option, the function builds the
+    `Invocation` and the dataclasses from them and calls the command.
 
     Example::
 
@@ -140,30 +144,35 @@ def add_options(
     flag_options = {name: option for name, option in options.items() if option.flags}
 
     def decorate(command: Command) -> Command:
-        declared = inspect.signature(command, eval_str=True).parameters.values()
-        takes_invocation = any(parameter.annotation is Invocation for parameter in declared)
-        option_groups = {
+        declared_parameters = inspect.signature(command, eval_str=True).parameters.values()
+        takes_invocation = any(
+            parameter.annotation is Invocation for parameter in declared_parameters
+        )
+        dataclass_by_parameter = {
             parameter.name: parameter.annotation
-            for parameter in declared
+            for parameter in declared_parameters
             if _is_option_group(parameter.annotation)
         }
-        parameters = [_create_keyword_parameter("ctx", typer.Context)]
-        for parameter in declared:
-            parameters += _expand_parameter(parameter, flag_options)
+        typer_parameters = [_create_keyword_parameter("ctx", typer.Context)]
+        for parameter in declared_parameters:
+            typer_parameters += _expand_parameter(parameter, flag_options)
 
         @wraps(command)
         def run(ctx: typer.Context, **values: Any) -> int:
+            # `values` has one value per option. It becomes one per parameter of the command.
             if takes_invocation:
                 flag_values = {name: values.pop(name) for name in flag_options}
-                specified = collect_options(flag_values, options, set_keys)
-                values["invocation"] = _create_invocation(ctx, specified)
-            for name, group in option_groups.items():
-                field_values = {field.name: values.pop(field.name) for field in fields(group)}
-                values[name] = group(**field_values)
+                specified_options = collect_options(flag_values, options, set_keys)
+                values["invocation"] = _create_invocation(ctx, specified_options)
+            for parameter_name, option_dataclass in dataclass_by_parameter.items():
+                field_values = {
+                    field.name: values.pop(field.name) for field in fields(option_dataclass)
+                }
+                values[parameter_name] = option_dataclass(**field_values)
             return command(**values)
 
-        run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
-        # The help lists the keys of --set.
+        run.__signature__ = inspect.Signature(typer_parameters)  # type: ignore[attr-defined]
+        # `help.py` reads this attribute, because keys of --set are no parameters of typer.
         run.set_keys = set_keys if takes_invocation else {}  # type: ignore[attr-defined]
         return run
 
@@ -171,7 +180,11 @@ def add_options(
 
 
 def _is_option_group(annotation: Any) -> bool:
-    """Return True for a dataclass whose fields are options. `Invocation` has its own rule."""
+    """Return True for a dataclass whose fields are options.
+
+    `Invocation` is a dataclass, too, but its fields are no options. `_expand_parameter` replaces a
+    parameter of its type by the shared options.
+    """
     return is_dataclass(annotation) and annotation is not Invocation
 
 

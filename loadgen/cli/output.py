@@ -18,7 +18,10 @@ if TYPE_CHECKING:
 
 MIN_COLUMNS = 60
 MAX_COLUMNS = 160
-"""Text follows the width of the terminal between these limits. Longer lines are hard to read."""
+"""The limits of the width of text on a terminal, whose own width counts between them.
+
+Longer lines are hard to read. `WIDTH` of `render/table.py` is the width where there is no terminal.
+"""
 
 MAX_NAMED_FILES = 5
 """How many files a note names. The others are counted."""
@@ -28,22 +31,22 @@ BROWSER_PAGE_SUFFIXES = (".html", ".htm", ".xhtml", ".xht", ".svg", ".mhtml")
 
 
 def text_width(stream: TextIO) -> int:
-    """Return how many columns a text on a stream may have.
+    """Return the width, in columns, of the text that is written to a stream.
 
-    They are those of its terminal, between `MIN_COLUMNS` and `MAX_COLUMNS`, or `WIDTH` if the
-    stream goes to a file or a pipe, or if the terminal does not tell its size.
+    On a terminal, it is the width of the terminal, but at least `MIN_COLUMNS` and at most
+    `MAX_COLUMNS`. For a file, a pipe or a terminal of unknown size, it is a fixed default.
     """
-    from loadgen.render.table import WIDTH
+    from loadgen.render.table import WIDTH as DEFAULT_COLUMNS
 
     if not stream.isatty():
-        return WIDTH
+        return DEFAULT_COLUMNS
     try:
-        columns = os.get_terminal_size(stream.fileno()).columns
-    except (OSError, ValueError):
-        return WIDTH
-    if not columns:
-        return WIDTH
-    return min(max(columns, MIN_COLUMNS), MAX_COLUMNS)
+        terminal_columns = os.get_terminal_size(stream.fileno()).columns
+    except (OSError, ValueError):  # ValueError: the stream has no file descriptor
+        return DEFAULT_COLUMNS
+    if terminal_columns == 0:  # some terminals, for example in a container, report no size
+        return DEFAULT_COLUMNS
+    return min(max(terminal_columns, MIN_COLUMNS), MAX_COLUMNS)
 
 
 def print_status(line: str) -> None:
@@ -104,11 +107,17 @@ def add_resume_hint(output_dir: Path, resume_hint: str) -> Iterator[None]:
 
     A command with several runs may lose its target after some of them. The hint then says that the
     finished runs are stored. Without a finished run in the folder, the error is left as it is.
+
+    Args:
+        output_dir: The folder of the command, which contains the folders of its runs.
+        resume_hint: How to resume the command, as a part of a sentence.
     """
     try:
         yield
     except TargetError as error:
-        if not any(output_dir.rglob("summary.json")):
+        # A summary is written when a run ends.
+        has_finished_run = any(output_dir.rglob("summary.json"))
+        if not has_finished_run:
             raise
         hints = [error.hint, f"finished runs are kept, and {resume_hint}"]
         raise TargetError(
@@ -126,11 +135,22 @@ def write_file(
 ) -> None:
     """Write a file that the user named with an option, or append to it.
 
-    Raises UserError if the file cannot be written.
+    Args:
+        path: The file.
+        data: The content: a text, bytes, or chunks of bytes that are written one after the other.
+        flag: The option that names the file, for the error message.
+        append: True to keep what the file contains and to write after it.
+
+    Raises:
+        UserError: If the file cannot be written.
     """
+    chunks: Iterable[bytes]
     if isinstance(data, str):
-        data = data.encode()
-    chunks = [data] if isinstance(data, bytes) else data
+        chunks = [data.encode()]
+    elif isinstance(data, bytes):
+        chunks = [data]
+    else:
+        chunks = data
     try:
         with path.open("ab" if append else "wb") as file:
             file.writelines(chunks)
@@ -163,9 +183,9 @@ def find_foreign_pages(folder: Path) -> list[str]:
 
 def list_names(names: Sequence[str]) -> str:
     """Return the first few names and how many more there are: "a, b and 3 more"."""
-    listed = ", ".join(names[:MAX_NAMED_FILES])
-    more = len(names) - MAX_NAMED_FILES
-    return f"{listed} and {more} more" if more > 0 else listed
+    first_names = ", ".join(names[:MAX_NAMED_FILES])
+    omitted_count = len(names) - MAX_NAMED_FILES
+    return f"{first_names} and {omitted_count} more" if omitted_count > 0 else first_names
 
 
 def _begins_with(path: Path, content: bytes) -> bool:
@@ -178,9 +198,10 @@ def _begins_with(path: Path, content: bytes) -> bool:
 
 
 def warn_if_changed(folder: Path) -> None:
-    """Print which files of a results folder were changed or removed since they were written.
+    """Warn on stderr about files of a results folder that were changed or removed after the run.
 
     The folder stores a checksum of each file. Commands that read a stored result call this first.
+    A path that is no folder is not checked.
     """
     from loadgen.core.results import checksums
 

@@ -75,7 +75,9 @@ def report(
             "conflict", "only one format can be printed", "--json, --markdown", "choose one"
         )
     warn_if_changed(folder)
-    result = result_kinds.OpenedResult(folder, result_kinds.kind_of(folder) or result_kinds.RUN)
+    # A folder of no kind is opened as a run, whose error message says what is missing.
+    kind = result_kinds.kind_of(folder) or result_kinds.RUN
+    result = result_kinds.OpenedResult(folder, kind)
     prints_text = not as_json and not as_markdown
     if as_json:
         sys.stdout.buffer.write(result.document)
@@ -95,18 +97,21 @@ def report(
 
 
 def _write_default_page(result: OpenedResult, folder: Path) -> None:
-    """Write the HTML page into the folder of a result, where its own command writes it, too.
+    """Write the HTML page of a result into its folder, under the file name that its kind defines.
 
-    Results of some kinds have no page. A folder that only contains other results gets none either,
-    because the page would not belong to any of them.
+    No page is written in two cases. Some kinds of results have no page and define no file name. And
+    a folder that only groups the results of several commands gets a page only if one of them lies
+    directly in it. Otherwise, a page would be written into any folder far above some results. The
+    user is told how to write it elsewhere.
     """
     from loadgen import result_kinds
 
-    page_name = result.row.page_name
-    if not page_name:
+    kind = result.row
+    if not kind.page_name:
         return
-    if result_kinds.leaves_page_in(result.row, folder):
-        _write_page(result, folder / page_name, result_dir=folder)
+    may_contain_page = result_kinds.leaves_page_in(kind, folder)
+    if may_contain_page:
+        _write_page(result, folder / kind.page_name, result_dir=folder)
     else:
         print_status(
             f"No page was written, because {folder} holds several results and is none "
@@ -115,13 +120,20 @@ def _write_default_page(result: OpenedResult, folder: Path) -> None:
 
 
 def _write_page(result: OpenedResult, path: Path, result_dir: Path) -> None:
-    """Write the page of a result, unless the file has it already, and print its path.
+    """Write the HTML page of a result to a file and print the path.
 
-    A symbolic link inside the folder of the result is replaced by the page, not followed: another
-    author may have written the folder, and the link may lead to any file of the user. Outside,
-    links are followed, for example `/dev/stdout`.
+    A file that has the same content already is not written again. A symbolic link inside the folder
+    of the result is replaced by the page, not followed: another author may have written the folder,
+    and the link may lead to any file of the user. Outside, links are followed, for example
+    `/dev/stdout`.
 
-    Raises UserError if the file cannot be written.
+    Args:
+        result: The result. Nothing is written if it has no page.
+        path: The file.
+        result_dir: The folder of the result.
+
+    Raises:
+        UserError: If the file cannot be written.
     """
     from loadgen.core.results import checksums, files
 
@@ -130,12 +142,12 @@ def _write_page(result: OpenedResult, path: Path, result_dir: Path) -> None:
         return
     content = page.encode()
     try:
-        is_inside = path.parent.resolve().is_relative_to(result_dir.resolve())
-        is_link_inside = is_inside and path.is_symlink()
-        is_current = not is_link_inside and _has_content(path, content)
-        if not is_current and is_inside:
-            files.replace(path, content, shared=True)
-        elif not is_current:
+        is_in_result_dir = path.parent.resolve().is_relative_to(result_dir.resolve())
+        is_untrusted_link = is_in_result_dir and path.is_symlink()
+        is_up_to_date = not is_untrusted_link and _has_content(path, content)
+        if not is_up_to_date and is_in_result_dir:
+            files.replace(path, content, shared=True)  # replaces a link instead of following it
+        elif not is_up_to_date:
             path.write_bytes(content)
     except OSError as error:
         raise UserError(
@@ -144,6 +156,7 @@ def _write_page(result: OpenedResult, path: Path, result_dir: Path) -> None:
             str(path),
             "choose another path with --html FILE, or use --no-html",
         ) from None
+    # A folder that lists the checksums of its files would otherwise report the page as modified.
     checksums.renew(path.parent, path)
     print_status(f"page: {path}")
 
@@ -154,7 +167,7 @@ def _has_content(path: Path, content: bytes) -> bool:
 
 
 def _warn_about_foreign_pages(folder: Path) -> None:
-    """Print the pages in a folder that could run scripts of another author."""
+    """Warn on stderr about pages in a folder that could run scripts of another author."""
     pages = find_foreign_pages(folder)
     if pages:
         print_status(

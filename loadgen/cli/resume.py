@@ -29,15 +29,17 @@ FLAGS_THAT_MUST_BE_TYPED = COMPARISON_FLAGS | {
 """Options that name a server, a key or a listener. They are not taken from a results folder."""
 
 _FLAGS_WITH_VALUE = (SHARED_FLAGS | FLAGS_THAT_MUST_BE_TYPED) - SWITCHES
+"""Options of `COMMAND_OPTIONS` and `COMPARISON_FLAGS` whose value is written after them."""
 
 
 class Token(NamedTuple):
     """An option with its value, or an argument, of a command line.
 
     Attributes:
-        flag: The name of the option; "" for an argument.
-        value: The value of the option; "" for a switch.
-        arguments: The arguments of the command line.
+        flag: The name of the option. For an argument, its text up to the first `=`.
+        value: The value of the option; "" for a switch or an argument without `=`.
+        arguments: The one or two arguments of the command line that form the option:
+            `("--seed", "1")`, or `("--seed=1",)`.
     """
 
     flag: str
@@ -58,7 +60,8 @@ def merge_arguments(stored: Sequence[str], typed: Sequence[str]) -> list[str]:
     """
     remaining_arguments = _remove_retyped_options(stored, typed)
     for flag, value in pairwise(remaining_arguments):
-        if "***" in value:
+        is_hidden_secret = "***" in value
+        if is_hidden_secret:
             raise UserError(
                 "missing_option",
                 "the command to resume used a secret, which is not stored",
@@ -159,36 +162,41 @@ def _remove_retyped_options(stored: Sequence[str], typed: Sequence[str]) -> list
 def _parse_tokens(arguments: Sequence[str]) -> Iterator[Token]:
     """Yield the options and arguments of a command line, each option together with its value.
 
-    Only shared options and those that must be typed are recognized, because callers look for no
-    others. The value of any other option counts as an argument.
+    Only the options in `_FLAGS_WITH_VALUE` are joined with the argument after them, for example
+    `--url` with its URL. Callers look for these options and for switches only. The value of any
+    other option is yielded as an argument.
     """
-    remaining = _split_short_options(arguments)
-    for argument in remaining:
+    split_arguments = list(_split_short_options(arguments))
+    index = 0
+    while index < len(split_arguments):
+        argument = split_arguments[index]
         flag, equals, value = argument.partition("=")
-        if equals or flag not in _FLAGS_WITH_VALUE:
-            yield Token(flag, value, (argument,))
-            continue
-        next_argument = next(remaining, None)
-        if next_argument is None:  # the command line ends without the value
-            yield Token(flag, "", (argument,))
-        else:
+        is_last = index + 1 == len(split_arguments)
+        is_followed_by_value = flag in _FLAGS_WITH_VALUE and not equals and not is_last
+        if is_followed_by_value:
+            next_argument = split_arguments[index + 1]
             yield Token(flag, next_argument, (argument, next_argument))
+            index += 2
+        else:
+            yield Token(flag, value, (argument,))
+            index += 1
 
 
 def _split_short_options(arguments: Sequence[str]) -> Iterator[str]:
     """Yield the arguments with each short option on its own: `-kuURL` becomes -k, -u and URL.
 
-    `-k` is a switch, so another short option follows it. `-u` takes a value, which is the rest.
+    `-k` is a switch, so another short option follows it: `uURL` is read as `-uURL`. `-u` takes a
+    value, which is all the text that follows it.
     """
     for argument in arguments:
-        rest = argument
-        while _is_joined_short_option(rest):
-            flag = rest[:2]
+        remaining_text = argument
+        while _is_joined_short_option(remaining_text):
+            flag = remaining_text[:2]
             yield flag
-            rest = rest[2:]
+            remaining_text = remaining_text[2:]
             if flag in SWITCHES:
-                rest = f"-{rest}"
-        yield rest
+                remaining_text = f"-{remaining_text}"
+        yield remaining_text
 
 
 def _is_joined_short_option(argument: str) -> bool:

@@ -75,7 +75,8 @@ class Option:
         """Return how an error message names the option with a value; `name` is its keyword."""
         if self.set_metavar:
             return f"--set {name}={value}"
-        return f"{self.flags[0] if self.flags else name} {value}"
+        option_name = self.flags[0] if self.flags else name
+        return f"{option_name} {value}"
 
 
 def _complete_set_keys(incomplete: str) -> list[str]:

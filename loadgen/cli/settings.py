@@ -22,55 +22,100 @@ from loadgen.core.execution.system_file import SystemDescription
 API_KEY_VARIABLE = "OPENAI_API_KEY"
 AZURE_API_KEY_VARIABLE = "AZURE_OPENAI_API_KEY"
 
+_CONVERTED_OPTIONS = frozenset(
+    {
+        "url",
+        "targets",
+        "api_key",
+        "api_key_file",
+        "system",
+        "metadata",
+        "out",
+        "insecure",
+        "cacert",
+        "cert",
+        "key",
+    }
+)
+"""Options from which `build_settings` computes fields of `Settings`.
+
+The value of every other option is a field of `Settings` with the same name.
+"""
+
 
 def build_settings(options: Mapping[str, Any]) -> Settings:
-    """Return the settings that the options of a run specify; other options have their defaults.
+    """Return the settings of a run from its options. What no option specifies has its default.
 
-    The options of the load are read elsewhere, by `core/workload/flags.py`. Raises CombinedError
-    with every error that was found.
+    The settings are what a run needs to know besides its load: the target, the keys, the output and
+    so on. Options that specify the load, such as --request-rate, are ignored here. They are read by
+    `core/workload/flags.py`.
+
+    Args:
+        options: The values of the options as they were typed, by their names in `OPTIONS`.
+
+    Raises:
+        CombinedError: With every error that was found.
     """
     errors: list[LoadgenError] = []
-    values = _parse_values(options, errors)
-    errors += _find_conflicts(values)
+    specified_values = _parse_values(options, errors)
+    errors += _find_conflicts(specified_values)
+    values = _add_implied_values(specified_values)
 
-    # Some options are no fields of `Settings` themselves. They are removed from the values and
-    # become other fields.
-    urls: Sequence[str] = values.pop("url", ())
-    targets_file: str | None = values.pop("targets", None)
-    system: SystemDescription | None = values.pop("system", None)
-    if system is not None:  # an option overrides the file
-        values = system.target | values
-    _set_implied_values(values)
-    api_key = _pop_api_key(values, urls)
+    urls: Sequence[str] = values.get("url", ())
+    targets_file: str | None = values.get("targets")
+    api_key = _choose_api_key(values, urls)
+    # A program that calls `loadgen.run` may use a simulator in its own process, without a URL.
+    uses_embedded_simulator = "embedded" in values
 
     endpoints: tuple[Endpoint, ...] = ()
     with collecting(errors):
-        if targets_file is None and "embedded" not in values:
+        if targets_file is None and not uses_embedded_simulator:
             targets.check_urls_are_specified(urls)
         common = _build_common_endpoint(values, api_key)
         endpoints = _load_endpoints(urls, targets_file, common, values.get("server", "auto"))
     api_keys = [api_key, *_list_api_keys(endpoints)]
-    values["metadata"] = _build_metadata(values, system, api_keys, errors)
+    metadata = _build_metadata(values, api_keys, errors)
     if errors:
         raise CombinedError(errors)
 
-    values["tls"] = _pop_tls(values)
-    values |= _pop_output(values)
-    url = endpoints[0].url if endpoints else next(iter(urls), None)
-    return Settings(url=url, targets=endpoints, api_key=api_key, **values)
+    first_url = endpoints[0].url if endpoints else next(iter(urls), None)
+    unconverted_values = {
+        name: value for name, value in values.items() if name not in _CONVERTED_OPTIONS
+    }
+    return Settings(
+        url=first_url,
+        targets=endpoints,
+        api_key=api_key,
+        metadata=metadata,
+        tls=_build_tls(values),
+        **_build_output(values),
+        **unconverted_values,
+    )
 
 
-def _set_implied_values(values: dict[str, Any]) -> None:
-    """Set the options that follow from others: workers on Ray, and no stream for some APIs."""
+def _add_implied_values(specified_values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the values of the options together with the values that follow from them.
+
+    A system file describes the target like the options --gpus, --shape and --region, which override
+    it. A run on Ray uses all cores of its nodes, unless --workers is specified. Responses of an API
+    that generates no text, such as embeddings, are not streamed.
+    """
+    system: SystemDescription | None = specified_values.get("system")
+    values: dict[str, Any] = {} if system is None else dict(system.target)
+    values.update(specified_values)
     if values.get("ray") is not None:
-        values.setdefault("workers", 0)  # auto: as many as the nodes have cores
+        values.setdefault("workers", 0)  # 0 stands for auto
     if values.get("api") in NON_GENERATIVE_APIS:
         values["stream"] = False
+    return values
 
 
-def _pop_output(values: dict[str, Any]) -> dict[str, str | Path]:
-    """Remove `out` from the values and return it as a folder or as the URL of an object store."""
-    output: str | None = values.pop("out", None)
+def _build_output(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the field of `Settings` for --out: `out` for a folder, `store` for a URL.
+
+    Without --out, there is neither, and the run creates a new folder.
+    """
+    output: str | None = values.get("out")
     if output is None:
         return {}
     is_url = "://" in output
@@ -78,11 +123,19 @@ def _pop_output(values: dict[str, Any]) -> dict[str, str | Path]:
 
 
 def _parse_values(options: Mapping[str, Any], errors: list[LoadgenError]) -> dict[str, Any]:
-    """Return the parsed values of the settings, and add errors for the others to `errors`."""
+    """Return the values of the specified options that are settings, converted by their parsers.
+
+    An option whose value is not accepted is left out, and its error is added to `errors`.
+
+    Args:
+        options: The values of all options as they were typed, by name.
+        errors: The errors found so far.
+    """
     values: dict[str, Any] = {}
     for name, option in OPTIONS.items():
         value = options.get(name)
-        if option.used_by != "settings" or value is None:
+        is_setting = option.used_by == "settings"
+        if not is_setting or value is None:
             continue
         with collecting(errors):
             try:
@@ -95,7 +148,7 @@ def _parse_values(options: Mapping[str, Any], errors: list[LoadgenError]) -> dic
 
 
 def _find_conflicts(values: Mapping[str, Any]) -> list[LoadgenError]:
-    """Return an error for each two options that were specified but exclude each other."""
+    """Return an error for each pair of specified options that cannot be combined."""
     errors: list[LoadgenError] = []
     if values.get("targets") is not None and values.get("url"):
         errors.append(
@@ -118,13 +171,14 @@ def _find_conflicts(values: Mapping[str, Any]) -> list[LoadgenError]:
     return errors
 
 
-def _pop_api_key(values: dict[str, Any], urls: Sequence[str]) -> str | None:
-    """Remove the options of the API key from the values and return the key.
+def _choose_api_key(values: Mapping[str, Any], urls: Sequence[str]) -> str | None:
+    """Return the API key of the run, or None if there is none.
 
-    The key itself wins over a file, and a file over the environment.
+    The key itself, which only the Python API accepts, wins over the content of a key file, and the
+    file over the environment.
     """
-    key_in_file: str | None = values.pop("api_key_file", None)
-    key: str | None = values.pop("api_key", None)
+    key: str | None = values.get("api_key")
+    key_in_file: str | None = values.get("api_key_file")
     return key or key_in_file or _read_api_key_variable(values.get("server"), urls)
 
 
@@ -146,7 +200,7 @@ def _read_api_key_variable(server: str | None, urls: Sequence[str]) -> str | Non
 
 
 def _build_common_endpoint(values: Mapping[str, Any], api_key: str | None) -> Endpoint:
-    """Return an endpoint with what the options say about all targets, and no URL."""
+    """Return an endpoint without a URL, with the key and the machine that all targets share."""
     return Endpoint(
         url="",
         api_key=api_key,
@@ -159,9 +213,19 @@ def _build_common_endpoint(values: Mapping[str, Any], api_key: str | None) -> En
 def _load_endpoints(
     urls: Sequence[str], targets_file: str | None, common: Endpoint, server: str
 ) -> tuple[Endpoint, ...]:
-    """Return the endpoints of a targets file or of several URLs; () for a single URL or none.
+    """Return the endpoints of a run with several targets, or () for a single URL or none.
 
-    Raises LoadgenError or CombinedError for a URL or file that cannot be used.
+    A single URL is checked, but it needs no `Endpoint`: it becomes the `url` of the settings.
+
+    Args:
+        urls: The values of --url.
+        targets_file: The path of the targets file, which replaces the URLs. None without one.
+        common: The key and the machine of targets that specify none of their own.
+        server: The kind of server of a single URL, or "auto".
+
+    Raises:
+        LoadgenError: For a URL or file that cannot be used.
+        CombinedError: With several such errors.
     """
     if targets_file is not None:
         return targets.load_targets(Path(targets_file), common=common)
@@ -183,14 +247,15 @@ def _list_api_keys(endpoints: Sequence[Endpoint]) -> list[str | None]:
 
 def _build_metadata(
     values: Mapping[str, Any],
-    system: SystemDescription | None,
     api_keys: Sequence[str | None],
     errors: list[LoadgenError],
 ) -> tuple[tuple[str, str], ...]:
-    """Return the metadata of the system file and of --metadata, and add errors to `errors`.
+    """Return the pairs of keys and values of the system file and of --metadata.
 
-    A value that contains one of the API keys is an error, because metadata is shown to readers.
+    Errors are added to `errors`. A value that contains an API key or the secret of a header is one,
+    because metadata is shown to the readers of a report.
     """
+    system: SystemDescription | None = values.get("system")
     secrets = collect_secrets(api_keys, values.get("headers", ()))
     system_metadata = parse_metadata({} if system is None else system.metadata, secrets)
     option_metadata = parse_metadata(values.get("metadata", ()), secrets)
@@ -198,11 +263,11 @@ def _build_metadata(
     return (*system_metadata.pairs, *option_metadata.pairs)
 
 
-def _pop_tls(values: dict[str, Any]) -> Tls:
-    """Remove the options of TLS from the values and return its settings."""
+def _build_tls(values: Mapping[str, Any]) -> Tls:
+    """Return how connections are encrypted, from --insecure, --cacert, --cert and --key."""
     return Tls(
-        verify=not values.pop("insecure", False),
-        ca=values.pop("cacert", None),
-        cert=values.pop("cert", None),
-        key=values.pop("key", None),
+        verify=not values.get("insecure", False),
+        ca=values.get("cacert"),
+        cert=values.get("cert"),
+        key=values.get("key"),
     )

@@ -36,14 +36,17 @@ from loadgen.core.workload.workload_files import read_yaml_text
 from loadgen.core.workload.yaml_marks import Map, place_at, read_yaml
 
 _EXAMPLE = "write a list: - {name: vm-01, url: http://...}"
+"""A hint with a small valid targets file, for every error about a file that has no targets."""
+
 NO_ENDPOINT = Endpoint(url="")
 URL_HINT = "use --url http://HOST:8000, or --url sim:gb300-vm to simulate a server"
 
 
 def _validate_url(url: str) -> str:
-    """Return the URL of a target unchanged, as pydantic expects of a validator.
+    """Check the URL of a target in a targets file, and return it unchanged, as pydantic expects.
 
-    Raises units.InvalidValueError if no target can have this URL.
+    Raises units.InvalidValueError for a simulated target, which cannot be one of several, and for a
+    URL that cannot be parsed.
     """
     if url.startswith("sim:"):
         raise InvalidValueError(
@@ -90,7 +93,8 @@ class _TargetsFile(NamedTuple):
 
     Attributes:
         content: The content of the file, with the line and column of each key.
-        context: The name and folder of the file, and the errors that were found in it so far.
+        context: The name and folder of the file, and the errors that were found in it so far. All
+            functions that check the file append to this one list.
     """
 
     content: Map
@@ -99,7 +103,15 @@ class _TargetsFile(NamedTuple):
     def add_error(
         self, code: Code, message: str, place: Sequence[str | int], hint: str, *, key: str = ""
     ) -> None:
-        """Add an error at a place, which is a path of keys and indices below `targets`."""
+        """Add an error to those of the file.
+
+        Args:
+            code: The code of the error.
+            message: What is wrong.
+            place: Where in the file: keys and indices below `targets`, such as `(0, "url")`.
+            hint: What to do about it.
+            key: The name that the error is about, for programs that read errors.
+        """
         node, path, _ = locate(self.content, ("targets", *place))
         position = place_at(self.context.file, node, path)
         self.context.errors.append(UserError(code, message, position, hint, key=key))
@@ -110,6 +122,8 @@ def load_targets(
 ) -> tuple[Endpoint, ...]:
     """Return the endpoints of a targets file, which is a list or a mapping with `targets:`.
 
+    Every error in the file is collected before one exception is raised with all of them.
+
     Args:
         path: The file.
         env: The environment, which the file may refer to.
@@ -119,26 +133,34 @@ def load_targets(
         UserError: If the file cannot be read.
         CombinedError: With every error in the file.
     """
-    text = read_yaml_text(path, f"--targets {path}", "targets file", lambda: _EXAMPLE, _EXAMPLE)
-    # A list at the top level counts as a mapping with the list under `targets`.
-    content, syntax_errors = read_yaml(
-        text, str(path), env, kind="targets file", smallest=_EXAMPLE, list_as="targets"
+    kind = "targets file"  # the word for the file in error messages
+    text = read_yaml_text(
+        path,
+        f"--targets {path}",
+        kind,
+        hint_if_missing=lambda: _EXAMPLE,
+        hint_if_too_large=_EXAMPLE,
     )
-    context = FileContext(file=str(path), directory=path.parent, errors=syntax_errors)
+    # A list at the top level is read as a mapping with the list under `targets`.
+    content, errors = read_yaml(
+        text, str(path), env, kind=kind, smallest=_EXAMPLE, list_as="targets"
+    )
+    # From here on, each check appends its errors to this list, which `context` refers to.
+    context = FileContext(file=str(path), directory=path.parent, errors=errors)
     document = validate_document(WrittenTargets, content, context)
     if document is None:
-        raise CombinedError(sort_errors(context.errors))
+        raise CombinedError(sort_errors(errors))
 
-    file = _TargetsFile(content, context)
+    targets_file = _TargetsFile(content, context)
     if not document.targets:
-        file.add_error("empty_file", "the file has no targets", (), _EXAMPLE)
+        targets_file.add_error("empty_file", "the file has no targets", (), _EXAMPLE)
     endpoints: list[Endpoint] = []
     for index, target in enumerate(document.targets):
-        endpoint = _create_endpoint(target, index, file, env, common)
-        _check_for_duplicates(endpoint, index, endpoints, file)
+        endpoint = _create_endpoint(target, index, targets_file, env, common)
+        _check_for_duplicates(endpoint, index, endpoints, targets_file)
         endpoints.append(endpoint)
-    if context.errors:
-        raise CombinedError(sort_errors(context.errors))
+    if errors:
+        raise CombinedError(sort_errors(errors))
     return tuple(endpoints)
 
 
@@ -156,8 +178,8 @@ def _create_endpoint(
     Args:
         target: The target as it is written in the file.
         index: Its index in the file, for error messages.
-        file: The file.
-        env: The environment, which may have the key.
+        file: The file, which collects the errors.
+        env: The environment, in which the variable `api_key_env` is looked up.
         common: The key, GPUs, shape and region of targets that specify none of their own.
     """
     return Endpoint(
@@ -180,18 +202,20 @@ def _read_api_key(
 ) -> str | None:
     """Return the API key of a target, or None if there is none.
 
-    A variable that is not set and a file that cannot be read are added to the errors of the file.
+    The key is that of the variable or file which the target names. A target that names neither has
+    the common key, or else the key in OPENAI_API_KEY. A named variable that is not set and a named
+    file that cannot be read are added to the errors of the targets file.
     """
     if target.api_key_env is not None:
-        name = target.api_key_env
-        key = env.get(name)
+        variable_name = target.api_key_env
+        key = env.get(variable_name)
         if not key:
             file.add_error(
                 "unset_variable",
-                f"{name} is not set",
+                f"{variable_name} is not set",
                 (index, "api_key_env"),
-                f"export {name}=...",
-                key=name,
+                f"export {variable_name}=...",
+                key=variable_name,
             )
         return key or None
     if target.api_key_file is None:
@@ -200,9 +224,10 @@ def _read_api_key(
     try:
         return key_file.read_text("utf-8").strip() or None
     except (OSError, UnicodeDecodeError) as error:
+        error_code = of_reading(error)  # "missing_file", "unreadable_file" or "wrong_encoding"
         reason = error.strerror if isinstance(error, OSError) else "not text"
         file.add_error(
-            of_reading(error),
+            error_code,
             f"{key_file}: {reason}",
             (index, "api_key_file"),
             "the file must contain only the key",
@@ -211,17 +236,24 @@ def _read_api_key(
 
 
 def _check_for_duplicates(
-    endpoint: Endpoint, index: int, earlier: Sequence[Endpoint], file: _TargetsFile
+    endpoint: Endpoint, index: int, earlier_endpoints: Sequence[Endpoint], file: _TargetsFile
 ) -> None:
-    """Add an error if an earlier target has the same name, or the same URL and key."""
-    if any(other.name == endpoint.name for other in earlier):
+    """Add an error to the file if an earlier target has the same name, or the same URL and key.
+
+    Args:
+        endpoint: The endpoint to check.
+        index: The index of its target in the file, for error messages.
+        earlier_endpoints: The endpoints of the targets before it.
+        file: The file, which collects the errors.
+    """
+    if any(earlier.name == endpoint.name for earlier in earlier_endpoints):
         message = f"two targets are named {endpoint.name!r}"
         file.add_error("duplicate", message, (index,), "give each target its own name")
-    same_server = [other for other in earlier if _is_same_server(other, endpoint)]
-    if same_server:
+    same_servers = [earlier for earlier in earlier_endpoints if _is_same_server(earlier, endpoint)]
+    if same_servers:
         file.add_error(
             "duplicate",
-            f"has the same URL and key as {same_server[0].name!r}",
+            f"has the same URL and key as {same_servers[0].name!r}",
             (index, "url"),
             "list each server once; otherwise its load counts twice",
         )
@@ -236,7 +268,11 @@ def _is_same_server(first: Endpoint, second: Endpoint) -> bool:
 
 
 class NamedUrl(NamedTuple):
-    """A target of `--url NAME=URL`, which serves the steps of tasks that name it."""
+    """A target of `--url NAME=URL`.
+
+    A task of a workload has steps, for example a search and an answer, and a step may name the
+    target that it is sent to. The target with this name receives the steps that name it.
+    """
 
     name: str
     url: str
@@ -253,14 +289,14 @@ def split_named_url(text: str) -> NamedUrl | None:
 def check_urls_are_specified(urls: Sequence[str]) -> None:
     """Raise UserError if there is no URL, or if one is empty.
 
-    A variable of a build that is not set makes an empty URL. A simulation in its place would pass
-    the build without sending a request to the server.
+    An environment variable that is not set makes an empty URL, as in `--url "$URL"`. If a server
+    were simulated then, a CI job would pass without a request to the real server.
     """
     if not urls:
         raise UserError("missing_option", "no target server is specified", "--url", URL_HINT)
     for text in urls:
-        named = split_named_url(text)
-        url = text if named is None else named.url
+        named_url = split_named_url(text)
+        url = text if named_url is None else named_url.url
         if not url.strip():
             reason = "the URL is empty; is an environment variable unset?"
             raise UserError("missing_value", reason, f"--url {text!r}", URL_HINT)
@@ -311,22 +347,32 @@ def create_endpoints(urls: Sequence[str], common: Endpoint) -> tuple[Endpoint, .
 def _create_endpoint_of_url(text: str, common: Endpoint) -> Endpoint:
     """Return the endpoint of one `--url`, which is a URL or `NAME=URL`.
 
-    A URL gets the key and the machine of `common`. A target with a name gets only the key, because
-    it serves other steps of a task than the other targets, usually on another machine.
+    A plain URL is one of several equal servers, so it has everything that `common` specifies. A
+    target with a name receives only the steps of tasks that name it. It usually runs another model
+    on another machine, so it has the API key of `common`, but not its GPUs, shape and region.
 
-    Raises UserError for a URL that cannot be used, or not with others.
+    Args:
+        text: The value of the option.
+        common: The API key, GPUs, shape and region that other options specify for all targets.
+
+    Raises:
+        UserError: For a URL that cannot be used, or that must be the only target.
     """
     named_url = split_named_url(text)
     url = text if named_url is None else named_url.url
     _check_can_be_combined(url)
-    address = _redacted_url(url)
+    display_name = _redacted_url(url)
     if named_url is None:
-        return replace(common, url=url, name=address)
-    return Endpoint(url=url, name=address, api_key=common.api_key, serves=named_url.name)
+        return replace(common, url=url, name=display_name)
+    step_target_name = named_url.name
+    return Endpoint(url=url, name=display_name, api_key=common.api_key, serves=step_target_name)
 
 
 def _check_can_be_combined(url: str) -> None:
-    """Raise UserError for a target that cannot be one of several, like a simulated one."""
+    """Raise UserError for a target that cannot be one of several, like a simulated one.
+
+    A backend that starts or simulates its target does so for one target only.
+    """
     backend = backends.get_backend_of_target(url)
     if not backends.provides_target(backend):
         return
@@ -345,5 +391,8 @@ def _redacted_url(url: str) -> str:
 
 
 def _is_same_endpoint(first: Endpoint, second: Endpoint) -> bool:
-    """Return True if two endpoints have the same URL and serve the same steps of tasks."""
+    """Return True if two endpoints have the same URL and serve the same steps of tasks.
+
+    The name of an endpoint of `--url` is its URL without the password.
+    """
     return first.name == second.name and first.serves == second.serves

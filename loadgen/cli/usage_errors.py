@@ -36,7 +36,7 @@ _COMMANDS_OF_OTHER_TOOLS = {
 }
 """Commands of other tools that send a load, with the command of this tool that does."""
 _UNEXPECTED_ARGUMENT_HINTS = {"sim": "--preset {}", "run": "give one workload"}
-"""For a command, what an unexpected argument on its command line probably means."""
+"""For some commands, what to write instead of an unexpected argument, which replaces `{}`."""
 _URL_PREFIX = "[A-Za-z][A-Za-z0-9+.-]+:/"
 """The beginning of a URL with one slash: `Path("http://host")` is `http:/host` as text."""
 _UNITS = "ms|s|sec|seconds|m|min|minutes|h|hours|req|%"
@@ -105,7 +105,7 @@ def _create_other_tool_error(arguments: Sequence[str], ctx: Context) -> UserErro
         if tuple(arguments[:name_count]) != their_command:
             continue
         known = _collect_options(ctx.command.get_command(ctx, our_command), ("--help",))
-        translation = translate([our_command, *arguments[name_count:]], 1, known)
+        translation = translate([our_command, *arguments[name_count:]], depth=1, known=known)
         return UserError(
             "unknown_name",
             f"unknown command: {their_command[0]}",
@@ -189,11 +189,22 @@ def _create_unknown_option_error(error: ParserError, command_path: str) -> UserE
 def _create_option_order_error(
     flag: str, arguments: list[str], depth: int, ctx: Context
 ) -> UserError:
-    """Return the error for an option of a group, where a command has to be named first."""
-    names = ctx.command.list_commands(ctx)
-    hint = f"known: {', '.join(names)}"
+    """Return the error for an option that stands before the name of a command, not after it.
+
+    For `loadgen mlperf --model M`, the hint lists the commands of `mlperf` and shows the command
+    line with one of them: `loadgen mlperf server --model M`.
+
+    Args:
+        flag: The option.
+        arguments: The whole command line without the name of the program.
+        depth: The number of arguments that name the group of commands: 1 for `mlperf`.
+        ctx: The context of the group.
+    """
+    command_names = ctx.command.list_commands(ctx)
+    hint = f"known: {', '.join(command_names)}"
     if depth:
-        example = shlex.join(["loadgen", *arguments[:depth], names[0], *arguments[depth:]])
+        example_arguments = [*arguments[:depth], command_names[0], *arguments[depth:]]
+        example = shlex.join(["loadgen", *example_arguments])
         hint += f"\n  type, for example: {example}"
     problem = f"{flag} must come after the command"
     return UserError("unknown_name", problem, f"{ctx.command_path} {flag}", hint)
@@ -212,10 +223,17 @@ def _suggest_similar(flag: str, known_flags: Iterable[str], ctx: Context) -> str
 
 
 def _create_parameter_error(error: ParserError, command_path: str) -> UserError:
-    """Return the error for an option or argument that is missing or has an invalid value."""
+    """Return the error for an option or argument that is missing or has an invalid value.
+
+    Args:
+        error: The exception of click, which has the option or argument as its `param`.
+        command_path: The names of the program and the command, like `loadgen run`.
+    """
     param = error.param
-    is_argument = param.param_type_name == "argument"
-    name = (param.metavar or param.name.upper()) if is_argument else _longest_flag(param)
+    if param.param_type_name == "argument":
+        name = param.metavar or param.name.upper()
+    else:
+        name = _longest_flag(param)
     if type(error).__name__ == "MissingParameter":
         hint = f"{param.help} See {command_path} --help"
         return UserError("missing_option", f"{name} is missing", command_path, hint)
@@ -267,9 +285,10 @@ def _create_unexpected_argument_error(error: ParserError, command_path: str) -> 
 
 def _find_endpoint_without_flag(arguments: Sequence[str]) -> str:
     """Return the first URL or `sim:` target that does not follow an option, or ""."""
-    for previous, argument in pairwise(arguments):
-        follows_option = previous.startswith("-")
-        if not follows_option and re.match("(sim:|https?://)", argument):
+    for previous_argument, argument in pairwise(arguments):
+        follows_option = previous_argument.startswith("-")
+        is_endpoint = re.match("(sim:|https?://)", argument) is not None
+        if is_endpoint and not follows_option:
             return argument
     return ""
 
@@ -277,15 +296,26 @@ def _find_endpoint_without_flag(arguments: Sequence[str]) -> str:
 def _hint_for_unexpected_argument(
     argument: str, arguments: Sequence[str], command_path: str
 ) -> str:
-    """Return what to do about an unexpected argument, which depends on the argument before it."""
+    """Return what to do about an argument that a command does not take.
+
+    If it is a unit that follows a number, as in `--duration 60 s`, the hint is to write both
+    together. Otherwise it depends on the command.
+
+    Args:
+        argument: The unexpected argument.
+        arguments: The whole command line without the name of the program.
+        command_path: The names of the program and the command, like `loadgen run`.
+    """
     index = arguments.index(argument) if argument in arguments else 0
-    previous = arguments[index - 1] if index > 0 else ""
-    if re.fullmatch(r"[0-9.]+", previous) and re.fullmatch(_UNITS, argument):
-        return f"write a number and its unit together: {previous}{argument}"
-    hint = f"see {command_path} --help"
+    previous_argument = arguments[index - 1] if index > 0 else ""
+    follows_number = re.fullmatch(r"[0-9.]+", previous_argument) is not None
+    is_unit = re.fullmatch(_UNITS, argument) is not None
+    if follows_number and is_unit:
+        return f"write a number and its unit together: {previous_argument}{argument}"
+    help_hint = f"see {command_path} --help"
     command_name = command_path.rpartition(" ")[2]
     command_hint = _UNEXPECTED_ARGUMENT_HINTS.get(command_name)
-    return f"{command_hint.format(argument)}; {hint}" if command_hint else hint
+    return f"{command_hint.format(argument)}; {help_hint}" if command_hint else help_hint
 
 
 def check_no_url_is_a_path(params: Sequence[Any], values: Mapping[str, Any]) -> None:

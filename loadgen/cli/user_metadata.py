@@ -22,11 +22,17 @@ _SECRET_KEY = (
     r"(?i)(^|[._-])(x?api[._-]?key|apikey|key|token|secret|password|passwd|passphrase|"
     r"authorization|auth|bearer|credentials?|cookie)($|[._-])|(secret|password|apikey|credential)"
 )
+"""A key of metadata that names a secret, such as `api_key`."""
+
 _SECRET_HEADER = r"(?i)auth|cookie|token|secret|key"
+"""A name of an HTTP header whose value is likely a secret."""
+
 _SECRET_VALUE = (
     r"(?i)\b(sk-[a-z0-9_-]{12,}|hf_[a-z0-9]{16,}|gh[pousr]_[a-z0-9]{20,}|bearer\s+\S{8,}|"
     r"eyJ\S+\.\S+)"
 )
+"""A value that looks like a key or token of a well-known service, or like a JSON Web Token."""
+
 _EXAMPLE = "write --metadata driver=580.65"
 
 
@@ -68,12 +74,12 @@ def collect_secrets(
     api_keys: Iterable[str | None], headers: Iterable[tuple[str, str]]
 ) -> list[str]:
     """Return the texts that no metadata may contain: API keys, and credentials in headers."""
-    credentials = [
+    secret_headers = [
         (name, value)
         for name, value in headers
         if re.search(_SECRET_KEY, name) or re.search(_SECRET_HEADER, name)
     ]
-    return [*(key for key in api_keys if key), *header_secrets(credentials)]
+    return [*(key for key in api_keys if key), *header_secrets(secret_headers)]
 
 
 def _split_pairs(
@@ -90,14 +96,14 @@ def _split_pairs(
 
 
 def _check_pair(
-    key: str, value: str | None, pairs: Mapping[str, str], secrets: Sequence[str]
+    key: str, value: str | None, earlier_pairs: Mapping[str, str], secrets: Sequence[str]
 ) -> UserError | None:
     """Return why a pair cannot be stored, or None if it can.
 
     Args:
         key: The key.
         value: The value; None if the user wrote no `=`.
-        pairs: The pairs before it, whose keys must not occur again.
+        earlier_pairs: The pairs before it, whose keys must not occur again.
         secrets: Texts that the value must not contain.
     """
     if not re.fullmatch(_KEY, key):
@@ -113,7 +119,7 @@ def _check_pair(
             "leave it out; use --api-key-file or an environment variable for keys",
         )
     option = f"--metadata {key}=..."
-    if key in pairs:
+    if key in earlier_pairs:
         return UserError("duplicate", "the key is specified twice", option, "specify each key once")
     if not value or len(value) > MAX_VALUE_LENGTH or not value.isprintable():
         message = f"a value must be one line of 1 to {MAX_VALUE_LENGTH} characters"

@@ -71,11 +71,12 @@ def _sections_to_show(sections: Iterable[Section | PageSectionFactory]) -> Itera
 
 def _add_contents(page: Page, sections: Sequence[Section]) -> None:
     """Append links to the sections of a long page. A link to a folded section unfolds it."""
-    targets = [section for section in sections if section.id and section.heading]
-    if len(targets) < MIN_SECTIONS_FOR_CONTENTS:
+    linked_sections = [section for section in sections if section.id and section.heading]
+    if len(linked_sections) < MIN_SECTIONS_FOR_CONTENTS:
         return
     links = [
-        f'<a href="#{escape(section.id)}">{escape(section.heading)}</a>' for section in targets
+        f'<a href="#{escape(section.id)}">{escape(section.heading)}</a>'
+        for section in linked_sections
     ]
     page.add_html(
         '<details class="contents"><summary>Contents</summary>'
@@ -154,6 +155,7 @@ def _(part: Tiles, page: Page) -> None:
 
 @_add_part.register
 def _(part: Bars, page: Page) -> None:
+    """Append bars below their heading, and above what their colors mean."""
     if part.title:
         page.add_heading(part.title, is_subsection=True)
     page.add_bars(

@@ -37,9 +37,9 @@ def simulated_case(group: str) -> JUnitCase:
 
 def render(suite: str, cases: Sequence[JUnitCase]) -> str:
     """Return an XML document with one test suite, ending in a newline."""
-    attributes = _count_attributes(cases)
+    attributes = _create_count_attributes(cases)
     root = ElementTree.Element("testsuites", attributes)
-    suite_attributes = {"name": _without_illegal_characters(suite), **attributes}
+    suite_attributes = {"name": _remove_illegal_characters(suite), **attributes}
     suite_element = ElementTree.SubElement(root, "testsuite", suite_attributes)
     for case in cases:
         _append_case(suite_element, case)
@@ -47,7 +47,7 @@ def render(suite: str, cases: Sequence[JUnitCase]) -> str:
     return '<?xml version="1.0" encoding="UTF-8"?>\n' + ElementTree.tostring(root, "unicode") + "\n"
 
 
-def _count_attributes(cases: Sequence[JUnitCase]) -> dict[str, str]:
+def _create_count_attributes(cases: Sequence[JUnitCase]) -> dict[str, str]:
     """Return the XML attributes with the number of cases and of each outcome that is not passed."""
     outcomes = Counter(case.outcome for case in cases)
     return {
@@ -65,11 +65,11 @@ def _append_case(suite_element: ElementTree.Element, case: JUnitCase) -> None:
     the text. The text of a passed case counts as its output.
     """
     attributes = {
-        "classname": _without_illegal_characters(case.group),
-        "name": _without_illegal_characters(case.name),
+        "classname": _remove_illegal_characters(case.group),
+        "name": _remove_illegal_characters(case.name),
     }
     case_element = ElementTree.SubElement(suite_element, "testcase", attributes)
-    text = _without_illegal_characters(case.text)
+    text = _remove_illegal_characters(case.text)
     if case.outcome != "passed":
         message = text.splitlines()[0] if text else case.outcome
         tag = _OUTCOME_TAGS[case.outcome]
@@ -78,7 +78,7 @@ def _append_case(suite_element: ElementTree.Element, case: JUnitCase) -> None:
         ElementTree.SubElement(case_element, "system-out").text = text
 
 
-def _without_illegal_characters(text: str) -> str:
+def _remove_illegal_characters(text: str) -> str:
     """Return the text without the characters that XML 1.0 does not allow."""
     return "".join(filter(_is_legal_in_xml, text))
 

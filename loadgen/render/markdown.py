@@ -50,8 +50,8 @@ def escape(text: str) -> str:
 
 def _render_section(section: Section) -> list[str]:
     """Return the blocks of a section, its heading first, or none if it has nothing to show."""
-    rendered = [_render_part(part) for part in section.parts if not is_empty(part)]
-    blocks = [block for block in rendered if block]
+    rendered_parts = [_render_part(part) for part in section.parts if not is_empty(part)]
+    blocks = [block for block in rendered_parts if block]  # "" is a part that only a page shows
     if not blocks or not section.heading:
         return blocks
     level = "#####" if section.is_subsection else "####"
@@ -89,6 +89,6 @@ def _render_table(table: Table) -> str:
 
 def _render_quoted(quoted: Quoted) -> str:
     """Return the text between fences that are longer than any fence inside it."""
-    longest = max(map(len, re.findall("`+", quoted.text)), default=0)
-    fence = "`" * max(3, longest + 1)
+    longest_fence_inside = max(map(len, re.findall("`+", quoted.text)), default=0)
+    fence = "`" * max(3, longest_fence_inside + 1)
     return f"{fence}text\n{quoted.text.rstrip()}\n{fence}"

@@ -240,19 +240,19 @@ class Page:
         if not rows:
             return
         is_card_table = kind != "prose" and len(head) > MAX_PHONE_COLUMNS
-        if is_card_table:
+        if is_card_table:  # each cell states its column, which `page.css` shows on a card
             cell_attributes = [f' data-head="{escape(name)}"' for name in head]
         else:
             cell_attributes = [""] * len(head)
 
         row_ids = ids or [""] * len(rows)
-        row_blocks = []
+        row_elements = []
         for row_id, row in zip(row_ids, rows, strict=True):
             cells = "".join(map(_render_cell, row, cell_attributes))
-            row_blocks.append(f"<tr{_format_id_attribute(row_id)}>{cells}</tr>")
-        body = "".join(row_blocks)
-        can_wrap = kind != ""
-        if can_wrap:
+            row_elements.append(f"<tr{_format_id_attribute(row_id)}>{cells}</tr>")
+        body = "".join(row_elements)
+        has_wrapping_sentences = kind != ""
+        if has_wrapping_sentences:
             body = _NUMBER_AND_UNIT.sub("\\1\u00a0\\2", body)  # a no-break space
 
         head_cells = "".join(f"<th>{escape(name)}</th>" for name in head)
@@ -321,10 +321,10 @@ class Page:
             self.add_html('<div class="charts">', *figure_blocks, "</div>")
 
     def _render_figure(self, chart: Chart) -> str:
-        """Return an empty figure with a title, and keep the chart for the data of the page.
+        """Return the HTML of a figure without its drawing, and store the chart for `render`.
 
-        When a browser opens the page, `page.js` draws the chart into the figure. `data-chart` is
-        the index of the chart in the data.
+        `render` writes all charts into the page as JSON. When a browser opens the page, `page.js`
+        draws each chart into its figure. `data-chart` is the index of the chart in the JSON.
         """
         css_class = ' class="wide"' if chart.wide else ""
         note = f"<p>{escape(chart.note)}</p>" if chart.note else ""
@@ -363,9 +363,10 @@ def build_security_policy() -> str:
 
     The browser loads nothing from outside the file and runs only the script `page.js`.
     """
-    script = base64.b64encode(hashlib.sha256(read_asset("page.js").encode()).digest()).decode()
+    script_hash = hashlib.sha256(read_asset("page.js").encode()).digest()
+    script_hash_text = base64.b64encode(script_hash).decode()
     return (
-        f"default-src 'none'; style-src 'unsafe-inline'; script-src 'sha256-{script}'; "
+        f"default-src 'none'; style-src 'unsafe-inline'; script-src 'sha256-{script_hash_text}'; "
         "img-src data:; form-action 'self'; base-uri 'none'"
     )
 
@@ -421,13 +422,18 @@ class _BarScale(NamedTuple):
 
     @classmethod
     def covering(cls, bars: Sequence[Bar], values: Sequence[float]) -> _BarScale:
-        """Return a scale that includes all bars and the given values."""
-        ends = list(values)
+        """Return a scale from the least to the largest value of all bars and of `values`.
+
+        Args:
+            bars: The bars, with the intervals that are drawn over them.
+            values: Other values that the scale has to include, such as a limit.
+        """
+        values_on_scale = list(values)
         for bar in bars:
-            for start, end, *_ in bar.segments:
-                ends += [start, end]
-            ends += bar.whisker or ()
-        return cls(min(ends, default=0.0), max(ends, default=1.0))
+            for start, end, _color, _meaning in bar.segments:
+                values_on_scale += [start, end]
+            values_on_scale += bar.whisker or ()
+        return cls(min(values_on_scale, default=0.0), max(values_on_scale, default=1.0))
 
     def css_span(self, start: float, end: float) -> str:
         """Return the CSS position of an interval, in percent of the width of the scale."""
@@ -441,23 +447,28 @@ class _BarScale(NamedTuple):
 
 
 def _render_bar(bar: Bar, scale: _BarScale, marked_value: float | None) -> str:
-    """Return the row of a bar: its name, the bar and its text.
+    """Return the HTML row of a bar: its name, the bar and its text.
 
     The segments are <i> elements, the interval is a <b>, and the line at the marked value is a <u>.
     `page.css` draws these elements as boxes at the position that their style gives.
+
+    Args:
+        bar: The bar.
+        scale: The scale that it shares with the other bars.
+        marked_value: The value that a line marks in every row, or None for no line.
     """
-    marks = [
+    boxes = [
         f'<i style="{scale.css_span(start, end)};background:var(--{color})" '
         f'title="{escape(meaning)}"></i>'
         for start, end, color, meaning in bar.segments
     ]
     if bar.whisker is not None:
-        marks.append(f'<b style="{scale.css_span(*bar.whisker)}"></b>')
+        boxes.append(f'<b style="{scale.css_span(*bar.whisker)}"></b>')
     if marked_value is not None:
-        marks.append(f'<u style="{scale.css_span(marked_value, marked_value)}"></u>')
+        boxes.append(f'<u style="{scale.css_span(marked_value, marked_value)}"></u>')
     name = f"<span>{escape(bar.name)}</span>"
     text = f"<span>{escape(bar.text)}</span>"
-    return f"<div>{name}<div>{''.join(marks)}</div>{text}</div>"
+    return f"<div>{name}<div>{''.join(boxes)}</div>{text}</div>"
 
 
 def _render_tile(tile: Tile) -> str:

@@ -225,9 +225,9 @@ def section(
 
 
 PageSectionFactory = Callable[[], Iterable[Section]]
-"""A function that creates sections, for sections that only a page has and that are expensive.
+"""A function that creates sections which only an HTML page shows, for example with charts.
 
-A report may contain it in place of a section. `html.py` calls it when it renders the page; text and
+A report may contain it in place of a section. `html.py` calls it when it renders the page. Text and
 Markdown skip it, so that `loadgen report` prints a result without computing its charts.
 """
 

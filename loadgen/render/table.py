@@ -41,12 +41,15 @@ def format_markdown(
 
     The first `label_columns` columns are left-aligned, and so is the last one with `remarks`.
     """
-    left_aligned = set(range(label_columns))
+    left_aligned_columns = set(range(label_columns))
     if remarks:
-        left_aligned.add(len(head) - 1)
-    rule = [":--" if column in left_aligned else "--:" for column in range(len(head))]
+        left_aligned_columns.add(len(head) - 1)
+    # The second row of a Markdown table states the alignment of each column.
+    alignment_row = [
+        ":--" if column in left_aligned_columns else "--:" for column in range(len(head))
+    ]
     lines = []
-    for row in (head, rule, *rows):
+    for row in (head, alignment_row, *rows):
         cells = [cell.replace("|", "\\|").replace("\n", " ") for cell in row]
         lines.append(f"| {' | '.join(cells)} |\n")
     return "".join(lines)

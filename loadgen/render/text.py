@@ -110,29 +110,37 @@ class TextRenderer:
     def render_sections(
         self, sections: Sequence[Section | PageSectionFactory], *, follows_text: bool = False
     ) -> list[str]:
-        """Return the lines of sections. Those that only a page shows, or that are empty, have none.
+        """Return the lines of sections, with an empty line before each section.
 
-        An empty line separates sections, but not a subsection from its section. The first section
-        has one before it only if it `follows_text`.
+        No empty line separates a subsection from its section. Sections that have nothing to show as
+        text are left out, and so are the functions that create sections of HTML pages.
+
+        Args:
+            sections: The sections, and functions that create sections which only a page shows.
+            follows_text: Whether the caller prints other lines before these. If not, the first
+                section has no empty line before it.
         """
         lines: list[str] = []
         for section in sections:
-            body = self._render_section_body(section)
-            if not isinstance(section, Section) or not body:
+            if not isinstance(section, Section):
                 continue
-            if (lines or follows_text) and not section.is_subsection:
+            body_lines = self._render_section_body(section)
+            if not body_lines:
+                continue
+            is_at_top = not lines and not follows_text
+            if not is_at_top and not section.is_subsection:
                 lines.append("")
             lines += self._render_heading(section.heading)
-            lines += body
+            lines += body_lines
         return lines
 
-    def _render_section_body(self, section: Section | PageSectionFactory) -> list[str]:
+    def _render_section_body(self, section: Section) -> list[str]:
         """Return the lines below the heading of a section, or none if only a page shows it.
 
-        The prose of a subsection is indented. In an indented section, all lines are, tables too, so
-        its parts are rendered for a narrower terminal.
+        Paragraphs of a subsection are indented. If the section is `indented`, all of its lines are,
+        so that its parts have to be rendered for a narrower terminal.
         """
-        if not isinstance(section, Section) or section.page_only:
+        if section.page_only:
             return []
         margin = "  " if section.indented else ""
         prose_indent = "  " if section.is_subsection else ""
@@ -140,8 +148,8 @@ class TextRenderer:
         lines: list[str] = []
         for part in section.parts:
             part_lines = list(narrower_renderer._render_part(part, prose_indent))
-            needs_empty_line = isinstance(part, Table) and lines and part_lines
-            if needs_empty_line:
+            is_table_below_text = isinstance(part, Table) and bool(lines) and bool(part_lines)
+            if is_table_below_text:
                 lines.append("")
             lines += part_lines
         return [f"{margin}{line}".rstrip() for line in lines]
@@ -155,8 +163,9 @@ class TextRenderer:
         lines: list[str] = []
         for notice in notices:
             text = f"{notice.label}: {notice.text}"
-            first, *next_lines = wrap_text(text, other_indent="  ", width=self._width)
-            lines.append(first.replace(notice.label, self._paint(notice.label, notice.kind), 1))
+            first_line, *next_lines = wrap_text(text, other_indent="  ", width=self._width)
+            painted_label = self._paint(notice.label, notice.kind)
+            lines.append(first_line.replace(notice.label, painted_label, 1))
             lines += next_lines
         return lines
 
@@ -189,11 +198,15 @@ class TextRenderer:
             yield from wrap_text(sentence, bullet, "    ", self._width)
 
     def _render_facts(self, facts: Facts) -> Iterator[str]:
-        """Yield names on the left and their texts in a column beside them."""
-        name_widths = [len(name) + 2 for name, text in facts.rows if text]
-        label_width = max([MIN_LABEL_WIDTH, *name_widths])
+        """Yield names on the left and their texts, which wrap, in a column beside them.
+
+        A fact with an empty text is left out: `wrap_text` returns no line for it.
+        """
+        name_widths = [len(name) + len(COLUMN_GAP) for name, text in facts.rows if text]
+        name_column_width = max([MIN_LABEL_WIDTH, *name_widths])
         for name, text in facts.rows:
-            yield from wrap_text(text, f"{name:<{label_width}}", " " * label_width, self._width)
+            padded_name = f"{name:<{name_column_width}}"
+            yield from wrap_text(text, padded_name, " " * name_column_width, self._width)
 
     def _render_table(self, table: Table) -> Iterator[str]:
         """Yield the lines of a table.
@@ -227,7 +240,7 @@ class TextRenderer:
         """Yield a table whose last column holds a sentence, the remark, for each row.
 
         There are three layouts, of which the first that fits is used: the remarks wrap in the space
-        beside the other columns, each remark follows its row, or all remarks follow the table.
+        beside the other columns, each remark is below its row, or all remarks are below the table.
         """
         # In a table of prose, the other columns hold text, too, which is left-aligned like labels.
         label_columns = len(table.head) - 1 if table.kind == "prose" else table.label_columns
@@ -237,13 +250,13 @@ class TextRenderer:
         longest_remark = max(len(row[-1]) for row in table.rows)
         remark_width = max(1, min(MIN_REMARK_WIDTH, longest_remark))  # all remarks may be empty
         width_beside_remarks = self._width - len(COLUMN_GAP) - remark_width
-        narrow = _format_table(table_without_remarks, width_beside_remarks)
-        if narrow.width <= width_beside_remarks:
-            yield from self._render_remarks_beside(table, narrow)
+        narrow_lines = _format_table(table_without_remarks, width_beside_remarks)
+        if narrow_lines.width <= width_beside_remarks:
+            yield from self._render_remarks_beside(table, narrow_lines)
             return
-        wide = _format_table(table_without_remarks, self._width)
-        if wide.width <= self._width:
-            yield from self._render_remarks_below_rows(table, wide)
+        full_width_lines = _format_table(table_without_remarks, self._width)
+        if full_width_lines.width <= self._width:
+            yield from self._render_remarks_below_rows(table, full_width_lines)
         else:
             yield from self._render_remarks_below_table(table)
 
@@ -255,6 +268,7 @@ class TextRenderer:
             formatted: The lines of the other columns.
         """
         remark_start = formatted.width + len(COLUMN_GAP)
+        # The head has one or two lines. The name of the remarks is on the last one.
         *upper_head_lines, last_head_line = formatted.head
         yield from upper_head_lines
         head_line = f"{last_head_line:<{remark_start}}{table.head[-1]}".rstrip()
@@ -268,14 +282,22 @@ class TextRenderer:
                 yield " " * remark_start + remark_line
 
     def _render_remarks_below_rows(self, table: Table, formatted: TableLines) -> Iterator[str]:
-        """Yield a table in which each remark follows its row. `formatted` has the other columns."""
+        """Yield a table in which each remark is below its row.
+
+        Args:
+            table: The table, whose last column holds the remarks.
+            formatted: The lines of the other columns.
+        """
         yield from filter(str.strip, formatted.head)
         for row, line in zip(table.rows, formatted.rows, strict=True):
             yield self._color_verdicts(row[:-1], line)
             yield from wrap_text(row[-1], "    ", "    ", self._width)
 
     def _render_remarks_below_table(self, table: Table) -> Iterator[str]:
-        """Yield a table in blocks of columns, then each remark with the label of its row."""
+        """Yield a table in blocks of columns, then each remark with the label of its row.
+
+        This is for a table that is too wide even without its remarks.
+        """
         rows_without_remarks = [row[:-1] for row in table.rows]
         label_columns = 1 if table.kind == "prose" else table.label_columns
         yield from self._render_column_blocks(
@@ -290,36 +312,40 @@ class TextRenderer:
     def _render_column_blocks(self, table: Table) -> Iterator[str]:
         """Yield a wide table as narrower tables, with an empty line between them.
 
-        Each has as many columns as fit the width, and the label columns at its left.
+        Each of them has the label columns at its left, and as many other columns as fit the width.
         """
         label_columns = max(table.label_columns, 1)
-        is_first = True
-        for block_columns in _divide_columns(table, label_columns, self._width):
-            if not is_first:
+        blocks = _divide_columns(table, label_columns, self._width)
+        for block_index, number_columns in enumerate(blocks):
+            if block_index > 0:
                 yield ""
-            is_first = False
-            columns = [*range(label_columns), *block_columns]
-            block = Table(
+            columns = [*range(label_columns), *number_columns]
+            narrow_table = Table(
                 [table.head[column] for column in columns],
                 [[row[column] for column in columns] for row in table.rows],
                 label_columns=label_columns,
             )
-            yield from self._render_colored_table(block, _format_table(block, self._width))
+            table_lines = _format_table(narrow_table, self._width)
+            yield from self._render_colored_table(narrow_table, table_lines)
 
     def _color_verdicts(self, row: Sequence[str], line: str) -> str:
         """Return the line of a table row with its verdicts, such as PASS and FAILED, in color.
 
-        `row` has the cells from which the line was formatted.
+        Args:
+            row: The cells from which the line was formatted.
+            line: The line.
         """
         if not self._color:
             return line
+        colored_line = line
         for cell in row:
-            word = extract_verdict(cell)
-            kind = VERDICT_KINDS.get(word)
+            verdict = extract_verdict(cell)
+            kind = VERDICT_KINDS.get(verdict)
             if kind:
-                pattern = rf"(?<!\w){re.escape(word)}(?!\w)"
-                line = re.sub(pattern, self._paint(word, kind), line, count=1)
-        return line
+                verdict_as_word = rf"(?<!\w){re.escape(verdict)}(?!\w)"
+                painted_verdict = self._paint(verdict, kind)
+                colored_line = re.sub(verdict_as_word, painted_verdict, colored_line, count=1)
+        return colored_line
 
     def _paint(self, text: str, kind: str) -> str:
         """Return a text in the color of a kind, or as it is if colors are off or there is none."""
@@ -330,63 +356,81 @@ class TextRenderer:
 
 
 def _format_table(table: Table, width: int) -> TableLines:
-    """Return the lines of a table.
+    """Return the lines of a table, made narrower by a head of two lines if it is too wide.
 
-    If they are wider than `width` and the name of a column has several words, the head takes two
-    lines, of which the second one has the last word of each name. They may still be too wide then.
+    With two lines, the last word of each column name is on the second line and the words before it
+    are on the first line. The result may still be wider than `width`: the caller then has to split
+    the columns or to choose another layout.
+
+    Args:
+        table: The table, whose label columns are at the left.
+        width: The available columns of the terminal.
     """
-    if not table.head:
+    if not table.head:  # all columns of the table were taken away, so each row is an empty line
         return TableLines([""], [""] * len(table.rows))
     head_line, *row_lines = format_text(table.head, table.rows, table.label_columns)
-    with_one_head_line = TableLines([head_line], row_lines)
-    can_be_narrower = any(" " in name for name in table.head[table.label_columns :])
-    if with_one_head_line.width <= width or not can_be_narrower:
-        return with_one_head_line
+    one_line_head = TableLines([head_line], row_lines)
+    number_column_names = table.head[table.label_columns :]
+    can_be_narrower = any(" " in name for name in number_column_names)
+    if one_line_head.width <= width or not can_be_narrower:
+        return one_line_head
 
-    names = [
-        _split_column_name(name, is_label=column < table.label_columns)
+    split_names = [
+        _split_column_name(name, is_label_column=column < table.label_columns)
         for column, name in enumerate(table.head)
     ]
-    upper_names = [name.upper for name in names]
-    lower_names = [name.lower for name in names]
+    upper_cells = [split_name.upper for split_name in split_names]
+    lower_cells = [split_name.lower for split_name in split_names]
+    # The lower line of the head is formatted as the first row, so that it has the same columns.
     upper_line, lower_line, *row_lines = format_text(
-        upper_names, [lower_names, *table.rows], table.label_columns
+        upper_cells, [lower_cells, *table.rows], table.label_columns
     )
     return TableLines([upper_line, lower_line], row_lines)
 
 
 class _TwoLineName(NamedTuple):
-    """The name of a column, split over two lines."""
+    """The name of a column, split over the two lines of a table head."""
 
     upper: str
     lower: str
 
 
-def _split_column_name(name: str, *, is_label: bool) -> _TwoLineName:
-    """Split the name of a column before its last word. The names of label columns stay whole."""
-    if is_label:
+def _split_column_name(name: str, *, is_label_column: bool) -> _TwoLineName:
+    """Split the name of a column before its last word: `TTFT p95 ms` into `TTFT p95` and `ms`.
+
+    The name of a label column is not split. All of it is on the lower line.
+    """
+    if is_label_column:
         return _TwoLineName("", name)
-    upper, _, lower = name.rpartition(" ")
-    return _TwoLineName(upper, lower)
+    first_words, _, last_word = name.rpartition(" ")
+    return _TwoLineName(first_words, last_word)
 
 
 def _divide_columns(table: Table, label_columns: int, width: int) -> Iterator[range]:
-    """Divide the columns of a wide table into blocks, and yield the indices of each block.
+    """Divide the columns of a wide table into blocks, and yield the column indices of each block.
 
-    A block holds as many columns as fit `width` beside the label columns at the left, which are
-    repeated in each block, and at least one.
+    The label columns are in no block: the caller repeats them at the left of each one. A block has
+    as many columns as fit beside them, and at least one, even if that is too wide.
+
+    Args:
+        table: The table.
+        label_columns: The number of label columns at its left.
+        width: The available columns of the terminal.
     """
-    columns = zip(table.head, *table.rows, strict=True)
-    widths = [max(map(len, column)) for column in columns]
-    gap = len(COLUMN_GAP)
-    label_width = sum(column_width + gap for column_width in widths[:label_columns])
+    cells_by_column = zip(table.head, *table.rows, strict=True)
+    column_widths = [max(map(len, cells)) for cells in cells_by_column]
+    gap_width = len(COLUMN_GAP)
+    labels_width = sum(label_width + gap_width for label_width in column_widths[:label_columns])
 
     block_start = label_columns
-    while block_start < len(widths):
-        block_width = label_width + widths[block_start]
+    while block_start < len(column_widths):
+        block_width = labels_width + column_widths[block_start]
         block_end = block_start + 1
-        while block_end < len(widths) and block_width + gap + widths[block_end] <= width:
-            block_width += gap + widths[block_end]
+        while block_end < len(column_widths):
+            wider_block_width = block_width + gap_width + column_widths[block_end]
+            if wider_block_width > width:
+                break
+            block_width = wider_block_width
             block_end += 1
         yield range(block_start, block_end)
         block_start = block_end
