@@ -31,6 +31,8 @@ FILES_OF_PAGES = {
     "small.yaml": "# small.yaml",
     "mine.yaml": "name: chatbot",
     "contract.yaml": "name: traffic",
+    "azure.yaml": "# azure.yaml",
+    "cloud.yaml": "# cloud.yaml",
 }
 """Maps a file that commands name to the first words of the block of a page that shows it."""
 NEEDS_MORE = {"--shard", "--resume", "--ray", "--target", "--extend", "--bundle"}
@@ -78,10 +80,6 @@ def reader_folder(reader_files: Path, monkeypatch: pytest.MonkeyPatch) -> Path: 
     for name, first_words in FILES_OF_PAGES.items():
         text = next(block.text for block in BLOCKS if block.text.startswith(first_words))
         (reader_files / name).write_text(text)
-    for block in BLOCKS:  # complete files of recipes begin with their name
-        price_file = re.match(r"# (\w+\.yaml)\ncurrency:", block.text)
-        if price_file:
-            (reader_files / price_file[1]).write_text(block.text)
     (reader_files / "trace.jsonl").symlink_to(ROOT / "tests/data/oracle/trace.jsonl")
     return reader_files
 

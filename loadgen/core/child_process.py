@@ -1,4 +1,4 @@
-"""Start child processes, measure their CPU time, and end them.
+"""Count CPUs, start child processes, measure their CPU time, and end them.
 
 A child process never runs code from the current folder.
 """
@@ -29,6 +29,13 @@ def command(module: str, *arguments: str) -> list[str]:
     With `-P` the current folder is not searched for imports, so that a `numpy.py` there is not run.
     """
     return [sys.executable, "-P", "-m", module, *arguments]
+
+
+def count_cpus() -> int:
+    """Return the number of CPUs that this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
 
 
 def cpu_s(pid: int) -> float:

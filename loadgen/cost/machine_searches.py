@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from loadgen.cli.output import print_status
 from loadgen.core import child_process
-from loadgen.core.execution import resource_limits
 
 if TYPE_CHECKING:
     from loadgen.core.execution.context import KnownTarget
@@ -128,7 +127,7 @@ def run_searches(searches: Mapping[str, SearchCommand], run_command: RunCommand)
     """
     # Two sources may be the same search, whose folder only one process may write to.
     search_by_folder = {search.folder: (source, search) for source, search in searches.items()}
-    cores = resource_limits.count_cpus()
+    cores = child_process.count_cpus()
     is_parallel = cores > 1 and len(search_by_folder) > 1
     if is_parallel and child_process.can_fork():
         _SearchPool(cores, run_command).run_all(list(search_by_folder.values()))

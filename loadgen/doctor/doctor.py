@@ -26,6 +26,7 @@ from loadgen_sdk.transport.http1 import merge_headers
 from loadgen_sdk.transport.target import Target
 from loadgen_sdk.wire_formats.server_profiles import Api
 
+from loadgen.core import child_process
 from loadgen.core.execution import backend, probing, resource_limits
 from loadgen.core.execution.plan import Settings
 from loadgen.core.requests.tokenizer import Tokenizer, load_tokenizer
@@ -415,7 +416,7 @@ async def inspect_machine() -> Machine:
         clock=_read_text("/sys/devices/system/clocksource/clocksource0/current_clocksource"),
         clock_read_ns=_measure_clock_reading_ns(),
         timer_late_ms=max(0.0, lateness_ns / NS_PER_MS),
-        cpus=resource_limits.count_cpus(),
+        cpus=child_process.count_cpus(),
         cpu_quota=host_checks.read_cpu_limit(_read_text),
         load_average=os.getloadavg()[0] if hasattr(os, "getloadavg") else None,
         governor=_read_text("/sys/devices/system/cpu/cpu0/cpufreq/scaling_governor"),

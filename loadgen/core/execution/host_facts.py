@@ -10,7 +10,7 @@ from pathlib import Path
 
 from loadgen_sdk.installed import NOT_INSTALLED, version_of
 
-from loadgen.core.execution import resource_limits
+from loadgen.core import child_process
 from loadgen.core.results.manifest import Host
 
 _CPU_INFO = Path("/proc/cpuinfo")
@@ -41,7 +41,7 @@ def read_host_facts(hot_path: str) -> Host:
         kernel=platform.release(),
         python=platform.python_version(),
         cpu=_cpu_model(),
-        cpus=resource_limits.count_cpus(),
+        cpus=child_process.count_cpus(),
         memory_bytes=_memory_bytes(),
         clock=_clock_source(),
         versions={name: version_of(name) for name in _RECORDED_PACKAGES},

@@ -24,9 +24,9 @@ from msgspec.structs import replace
 from loadgen import backends, plugins
 from loadgen.backends import BackendRow
 from loadgen.core import seeds
-from loadgen.core.child_process import FROZEN_S
+from loadgen.core.child_process import FROZEN_S, count_cpus
 from loadgen.core.errors import UserError
-from loadgen.core.execution import resource_limits, staggered_start
+from loadgen.core.execution import staggered_start
 from loadgen.core.execution.context import (
     KnownTarget,
     OversizedRequests,
@@ -456,7 +456,7 @@ def _choose_workers(plan: Plan, workload: Workload, context: PreparationContext)
     if max_workers is None:
         # The embedded endpoint needs a core of its own.
         reserved_cpus = 1 if context.simulated else 0
-        max_workers = max(1, resource_limits.count_cpus() - reserved_cpus)
+        max_workers = max(1, count_cpus() - reserved_cpus)
     return count_useful_workers(plan.schedule, plan.requests, workload, max_workers)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from loadgen.core import format, slo
+from loadgen.core import child_process, format, slo
 from loadgen.core.errors import CombinedError, LoadgenError, UserError
 from loadgen.core.execution import resource_limits
 from loadgen.core.execution.plan import Plan, Settings, share_of_limit
@@ -53,7 +53,7 @@ def check_plan(plan: Plan, *, is_local: bool) -> None:
 
 def _worker_count_errors(workers: int) -> Iterator[UserError]:
     """Yield an error if this machine has too few cores for this number of worker processes."""
-    cpus = resource_limits.count_cpus()
+    cpus = child_process.count_cpus()
     if workers > _MAX_WORKERS_PER_CORE * cpus:
         processes = format.counted(workers, "worker process", "worker processes")
         yield UserError(

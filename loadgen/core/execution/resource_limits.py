@@ -6,7 +6,6 @@ Except for the functions that read the limits of this machine, everything is ari
 from __future__ import annotations
 
 import math
-import os
 import resource
 import socket
 from collections import Counter
@@ -55,13 +54,6 @@ def read_machine_limits() -> MachineLimits:
         open_files=None if hard_limit == resource.RLIM_INFINITY else hard_limit,
         local_ports=_count_local_ports(),
     )
-
-
-def count_cpus() -> int:
-    """Return the number of CPUs that this process may use."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
 
 
 def count_connections(schedule: Schedule, max_in_flight: int | None) -> int | None:
