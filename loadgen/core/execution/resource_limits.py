@@ -70,7 +70,7 @@ def count_connections(schedule: Schedule, max_in_flight: int | None) -> int | No
         elif max_in_flight is None:
             return None
         else:
-            sessions = schedule.session_count_of(stage)
+            sessions = schedule.session_count_in_shard(stage)
             stage_connections = min(max_in_flight, sessions * schedule.sessions.max_parallel_turns)
         connections = max(connections, stage_connections)
     return connections

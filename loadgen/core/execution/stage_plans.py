@@ -140,7 +140,7 @@ def _irregular_session_count(
     """
     if stage.session_count is None or slot_count is None:
         return None
-    session_count = schedule.session_count_of(stage)
+    session_count = schedule.session_count_in_shard(stage)
     if slot_count == session_count * stage.max_turns:
         return None
     return session_count

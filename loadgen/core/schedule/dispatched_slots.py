@@ -90,7 +90,7 @@ class InterruptedSlots:
         `due_ns` is the due time of the first of them, if it had one. If a duration ends the stage,
         no slot is yielded, because such a stage schedules only the slots that it reaches.
         """
-        if not sends_all_sessions(stage):
+        if not has_fixed_slots(stage):
             return
         session_end = stage.first_session + (stage.session_count or 0)
         for session_index in range(next_session, session_end, stage.concurrency):
@@ -113,6 +113,12 @@ class InterruptedSlots:
             session_index += shard_count
 
 
-def sends_all_sessions(stage: ScheduledStage) -> bool:
-    """Return True if a closed loop sends all its sessions, however long that takes."""
+def has_fixed_slots(stage: ScheduledStage) -> bool:
+    """Return True if a stage sends the same slots however fast the server responds.
+
+    An open loop sends all its arrivals, and a closed loop without a duration all its sessions. A
+    closed loop with a duration only schedules the slots that it reaches before its end.
+    """
+    if not stage.is_closed_loop:
+        return True
     return stage.length_ns is None and stage.session_count is not None

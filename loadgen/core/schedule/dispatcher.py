@@ -16,7 +16,7 @@ import heapq
 import itertools
 from array import array
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 import msgspec
@@ -27,7 +27,7 @@ from loadgen.core.schedule.dispatched_slots import (
     PREVIOUS_TURN_FAILED,
     DispatchedSlot,
     InterruptedSlots,
-    sends_all_sessions,
+    has_fixed_slots,
 )
 from loadgen.core.schedule.schedule import Schedule, ScheduledStage
 from loadgen.core.schedule.sessions import NOT_APPLICABLE, SINGLE_REQUEST, Ints, Session
@@ -36,7 +36,8 @@ _NEVER_NS = 1 << 62  # a time after every other one, so that minimums need no sp
 _UNLIMITED = 1 << 62  # a limit that is never reached
 _ARRIVALS_PER_BLOCK = 2048  # Converting this many NumPy values to integers takes about 30 µs.
 _DEFAULT_BATCH_SIZE = 64
-_STARTED = -1  # in place of the number of unmet predecessors of a turn that has started
+_STARTED = -1
+"""Takes the place of the number of unmet predecessors of a turn that has started."""
 
 
 class _PendingSlot(msgspec.Struct, frozen=True, order=True, gc=False):
@@ -84,7 +85,7 @@ class _SessionProgress(msgspec.Struct):
     """Whether no further turn may start."""
 
     @classmethod
-    def of_begun_session(cls, index: int, session: Session) -> _SessionProgress:
+    def after_first_start(cls, index: int, session: Session) -> _SessionProgress:
         """Return the progress of a session of which turn 0 has just started."""
         unmet_predecessors = array("h", session.predecessor_counts)
         unmet_predecessors[0] = _STARTED
@@ -97,20 +98,22 @@ class _SessionProgress(msgspec.Struct):
             self.unmet_predecessors[turn] = _STARTED
         return turns
 
-    def due_ns(self, turn: int, now_ns: int) -> int:
-        """Return when `turn` is due after one of the turns that it waits for has ended at `now_ns`.
+    def record_predecessor_end(self, turn: int, end_ns: int) -> int | None:
+        """Record that one of the turns that `turn` waits for has ended at `end_ns`.
 
-        A turn is due one pause after the last of the turns that it waits for has ended. If it
-        waits for several, this method is called at the end of each of them and remembers the
-        latest end. Only the result of the last call is the due time.
+        A turn is due one pause after the last of the turns that it waits for has ended. Return
+        that due time in ns, or None while `turn` still waits for another one.
         """
-        end_ns = now_ns
+        latest_end_ns = end_ns
         if self.session.predecessor_counts[turn] > 1:
             # Completions are reported in the order in which they were read, so the last report may
-            # not be the latest.
-            end_ns = max(now_ns, self.latest_end_ns.get(turn, now_ns))
-            self.latest_end_ns[turn] = end_ns
-        return end_ns + self.session.pauses_ns[turn]
+            # not be the latest end.
+            latest_end_ns = max(end_ns, self.latest_end_ns.get(turn, end_ns))
+            self.latest_end_ns[turn] = latest_end_ns
+        self.unmet_predecessors[turn] -= 1
+        if self.unmet_predecessors[turn] > 0:
+            return None
+        return latest_end_ns + self.session.pauses_ns[turn]
 
 
 class _ArrivalCursor:
@@ -184,31 +187,30 @@ class Dispatcher:
         self._max_turns = schedule.max_turns
         self._is_stopped = False
 
-        # What has started and not ended: requests by slot id, the requests among them without
-        # output, and conversations and tasks by session number.
+        # Requests that have started and not ended, by slot id.
         self._in_flight: dict[int, DispatchedSlot] = {}
+        # Ids of those requests in flight that have no output yet.
         self._in_prefill: set[int] = set()
+        # When a request last left prefill, which made room there for another one.
+        self._prefill_exit_ns = 0
+        # Conversations and tasks that have begun and not ended, by session number.
         self._sessions: dict[int, _SessionProgress] = {}
 
-        # What starts later. `_pending` is a heap of slots in order of due time: later turns, and
-        # the sessions of virtual users.
+        # Slots with a due time: later turns, and the sessions of virtual users. A heap.
         self._pending: list[_PendingSlot] = []
+        # Slots of virtual users that are due and wait for room in prefill.
         self._waiting_for_prefill: deque[_PendingSlot] = deque()
         self._waiting_users: deque[_WaitingUser] = deque()
-
         # Slots that `take_due_slots` returns as dropped.
         self._dropped: deque[DispatchedSlot] = deque()
-        # When a request last had its first output, which makes room in prefill for another one.
-        self._last_first_output_ns = 0
-        # At the time of `stop`: requests in flight that a virtual user sent as single requests.
-        self._last_slots_of_users: list[DispatchedSlot] = []
+        # Set by `stop`: the requests in flight that a virtual user sent as single requests.
+        self._single_requests_at_stop: list[DispatchedSlot] = []
 
-        # Progress of the stages that have begun, the current one, and the start of the next one.
+        # Progress of the stages that have begun. `_begin_stage` sets the other four attributes.
         self._stages: list[_StageProgress] = []
         self._current_stage: ScheduledStage
-        self._current_start_ns = 0
-        self._next_stage_ns = _NEVER_NS
-        # Arrivals of the current stage that have not been taken. A closed loop has none.
+        self._current_start_ns: int
+        self._next_stage_ns: int
         self._arrivals: _ArrivalCursor
         self._begin_stage(0, 0)
 
@@ -223,18 +225,18 @@ class Dispatcher:
         return not self._in_flight and (self._is_stopped or self.next_due_ns() is None)
 
     def next_due_ns(self) -> int | None:
-        """Return the earliest time at which `take_due_slots` may return a slot.
+        """Return the earliest time, in ns, at which `take_due_slots` may return a slot.
 
-        Return None if that is unknown until another request has finished, or if nothing is left to
-        start.
+        The time may be in the past. Return None if it is unknown until another request has
+        finished, or if nothing is left to start.
         """
         if self._is_stopped:
             return None
         if self._dropped:
+            # Dropped slots are due already, because they only have to leave a record.
             return self._dropped[0].due_ns
         if self._waiting_for_prefill and self._has_room_in_prefill():
-            # The room became free when the last request left prefill.
-            return self._last_first_output_ns
+            return self._prefill_exit_ns
         pending_ns = self._pending[0].due_ns if self._pending else _NEVER_NS
         due_ns = min(self._arrivals.next_ns, self._next_stage_ns, pending_ns)
         return None if due_ns == _NEVER_NS else due_ns
@@ -265,7 +267,7 @@ class Dispatcher:
         """Report that a request has its first output and leaves prefill."""
         if slot_id in self._in_prefill:
             self._in_prefill.remove(slot_id)
-            self._last_first_output_ns = now_ns
+            self._prefill_exit_ns = now_ns
 
     def report_finished(
         self,
@@ -297,24 +299,20 @@ class Dispatcher:
             self.report_first_output(slot_id, now_ns)
         if self._is_stopped:
             return
+
+        is_cut_off = False
         if slot.session is not None:
             progress = self._sessions[slot.session]
-            progress.open_turns -= 1
-            is_cut_off = False
-            if not progress.is_over:
-                if ok:
-                    is_cut_off = self._schedule_next_turns(progress, slot, now_ns)
-                else:
-                    self._fail_session(progress, slot, now_ns, drop_reason)
+            is_cut_off = self._finish_turn(progress, slot, now_ns, ok, drop_reason)
             if progress.open_turns:
-                return
+                return  # The session continues.
             del self._sessions[slot.session]
-            if is_cut_off:
-                # The stage ends during the pause before the next turn, and its virtual user too.
-                self._end_user_or_session(slot.stage, now_ns + pause_ns)
-                return
+
         if slot.virtual_user is None:
-            self._end_user_or_session(slot.stage, now_ns)
+            self._release_capacity(slot.stage, now_ns)
+        elif is_cut_off:
+            # The stage ends during the pause before the next turn, and its virtual user too.
+            self._release_capacity(slot.stage, now_ns + pause_ns)
         else:
             self._continue_user(slot, slot.virtual_user, now_ns, pause_ns)
 
@@ -333,8 +331,10 @@ class Dispatcher:
         if self._is_stopped:
             return
         self._is_stopped = True
-        # `unsent_slots` needs these even if they have ended by then.
-        self._last_slots_of_users = [
+        # `unsent_slots` finds the virtual users with later sessions through their requests in
+        # flight. These may end before it is called, so they are remembered here. A request of a
+        # conversation or task need not be, because its session stays in `_sessions`.
+        self._single_requests_at_stop = [
             slot
             for slot in self._in_flight.values()
             if slot.virtual_user is not None and slot.session is None
@@ -352,21 +352,22 @@ class Dispatcher:
         interrupted = InterruptedSlots(self.schedule)
         yield from self._dropped
         yield from self._unsent_pending_slots(interrupted)
-        yield from self._unsent_slots_of_begun_sessions(interrupted)
-        yield from self._unsent_slots_of_users(interrupted)
-        yield from self._unsent_slots_of_stages(interrupted)
+        yield from self._unsent_turns_of_sessions(interrupted)
+        yield from self._unsent_sessions_after_single_requests(interrupted)
+        yield from self._unsent_sessions_of_waiting_users(interrupted)
+        yield from self._unsent_arrivals_of_current_stage(interrupted)
+        yield from self._unsent_slots_of_later_stages(interrupted)
 
     # Which slot is next
 
     def _take_due_slot(self, now_ns: int) -> _PendingSlot | None:
         """Remove and return the next slot that is due and may start, or None if there is none.
 
-        In each pass, in this order:
-
-        1. A slot that waited for room in prefill is returned if there is room now.
-        2. If the next stage is due, it begins, because its first slots may be due too.
-        3. The earliest arrival or pending slot is returned if it is due. If it is of a virtual user
-           and there is no room in prefill, it is put into the queue of step 1 instead.
+        Slots that waited for room in prefill come first, and then arrivals and pending slots in
+        the order of their due times. A stage that is due begins first, because its first slots may
+        be due too. If there is no room in prefill, a slot of a virtual user is put into the queue
+        for it, and the next slot is tried. A slot of an open loop is returned nevertheless, to be
+        dropped.
         """
         while True:
             if self._waiting_for_prefill:
@@ -389,7 +390,7 @@ class Dispatcher:
         """
         while self._waiting_for_prefill and self._has_room_in_prefill():
             slot = self._waiting_for_prefill.popleft()
-            due_ns = max(slot.due_ns, self._last_first_output_ns)
+            due_ns = max(slot.due_ns, self._prefill_exit_ns)
             slot = msgspec.structs.replace(slot, due_ns=due_ns)
             if due_ns < self._stages[slot.stage].end_ns:
                 return slot
@@ -419,11 +420,11 @@ class Dispatcher:
     def _start_or_drop(self, pending_slot: _PendingSlot) -> DispatchedSlot:
         """Start a slot, or drop it if it belongs to an open loop and a limit is reached.
 
-        A slot of a closed loop is never dropped, because the number of virtual users limits it. The
-        returned slot has a `drop_reason` if it was dropped. The rest of its session is dropped
-        with it.
+        A slot of a closed loop is never dropped, because the number of virtual users limits it.
+        Return the slot; its `drop_reason` is "" if it was started. If a turn of a conversation or
+        task is dropped, the rest of its session is dropped with it.
         """
-        reason = self._reached_limit() if pending_slot.virtual_user is None else ""
+        drop_reason = self._reached_limit() if pending_slot.virtual_user is None else ""
         if self._max_turns == 1:
             # In a load of single requests the id of a slot is the number of its session.
             session = SINGLE_REQUEST
@@ -432,32 +433,33 @@ class Dispatcher:
             session = self._session_of(pending_slot)
             slot_id = self.schedule.slot_id(pending_slot.session_index, pending_slot.turn, session)
         slot = DispatchedSlot(
-            slot_id,
-            pending_slot.stage,
-            None if session.is_single_request else pending_slot.session_index,
-            pending_slot.turn,
-            pending_slot.virtual_user,
-            pending_slot.due_ns,
-            reason,
+            slot_id=slot_id,
+            stage=pending_slot.stage,
+            session=None if session.is_single_request else pending_slot.session_index,
+            turn=pending_slot.turn,
+            virtual_user=pending_slot.virtual_user,
+            due_ns=pending_slot.due_ns,
+            drop_reason=drop_reason,
         )
-        if reason:
-            if slot.session is not None:
-                self._drop_session_at_limit(slot, slot.session, pending_slot.due_ns)
-        else:
+        if not drop_reason:
             self._record_start(slot, session)
+        elif slot.session is not None:
+            self._drop_session_at_limit(slot, slot.session, session)
         return slot
 
     def _record_start(self, slot: DispatchedSlot, session: Session) -> None:
         """Record that a slot is in flight, and that its session has begun if this is turn 0."""
         self._in_flight[slot.slot_id] = slot
         if self._max_in_prefill < _UNLIMITED:
+            # Without a limit nothing reads this set, so requests need not be added and removed.
             self._in_prefill.add(slot.slot_id)
         if slot.turn > 0:
             return
         if slot.virtual_user is None:
+            # A closed loop counts its virtual users instead, when they begin.
             self._stages[slot.stage].active += 1
         if slot.session is not None:
-            progress = _SessionProgress.of_begun_session(slot.session, session)
+            progress = _SessionProgress.after_first_start(slot.session, session)
             self._sessions[slot.session] = progress
 
     def _session_of(self, slot: _PendingSlot) -> Session:
@@ -480,6 +482,27 @@ class Dispatcher:
 
     # What follows a request
 
+    def _finish_turn(
+        self,
+        progress: _SessionProgress,
+        slot: DispatchedSlot,
+        now_ns: int,
+        ok: bool,
+        drop_reason: str,
+    ) -> bool:
+        """Schedule or drop the turns that waited for a finished turn of a conversation or task.
+
+        Return True if the end of the stage cuts the session off: the pause before the next turn is
+        longer than the rest of the stage.
+        """
+        progress.open_turns -= 1
+        if progress.is_over:
+            return False
+        if ok:
+            return self._schedule_next_turns(progress, slot, now_ns)
+        self._fail_session(progress, slot, now_ns, drop_reason)
+        return False
+
     def _schedule_next_turns(
         self, progress: _SessionProgress, slot: DispatchedSlot, now_ns: int
     ) -> bool:
@@ -488,13 +511,12 @@ class Dispatcher:
         A turn starts one pause after the last of the turns that it waits for. If its stage ends
         earlier, the session is over and nothing more of it starts. Return True in that case.
         """
-        end_ns = self._stages[slot.stage].end_ns
+        stage_end_ns = self._stages[slot.stage].end_ns
         for turn in progress.session.successors[slot.turn]:
-            progress.unmet_predecessors[turn] -= 1
-            due_ns = progress.due_ns(turn, now_ns)
-            if progress.unmet_predecessors[turn] > 0:
+            due_ns = progress.record_predecessor_end(turn, now_ns)
+            if due_ns is None:
                 continue
-            if due_ns >= end_ns:
+            if due_ns >= stage_end_ns:
                 progress.is_over = True
                 continue
             progress.unmet_predecessors[turn] = _STARTED
@@ -505,42 +527,45 @@ class Dispatcher:
     def _fail_session(
         self, progress: _SessionProgress, slot: DispatchedSlot, now_ns: int, drop_reason: str
     ) -> None:
-        """End a conversation or task after a failed turn, and drop its turns that have not started.
+        """Mark a conversation or task as over because the turn `slot` failed at `now_ns`.
 
-        If its stage has ended, they would not have started anyway, so they do not count as dropped.
+        Its turns that have not started are dropped with `drop_reason`. After the end of the stage
+        nothing is dropped, because these turns would not have started even if `slot` had succeeded.
+        Turns in flight continue, and the session is removed when the last of them has ended.
         """
         progress.is_over = True
         if now_ns < self._stages[slot.stage].end_ns:
             self._drop_remaining_turns(progress, slot, now_ns, drop_reason)
 
-    def _drop_session_at_limit(self, slot: DispatchedSlot, session_index: int, due_ns: int) -> None:
-        """Drop the rest of a conversation or task after `slot` was dropped at a limit.
+    def _drop_session_at_limit(
+        self, slot: DispatchedSlot, session_index: int, session: Session
+    ) -> None:
+        """Drop the rest of a conversation or task after its turn `slot` was dropped at a limit.
 
-        Later turns contain the response to the dropped one, so they cannot be sent. If the dropped
-        slot is the first turn, the session has not begun. `_sessions` does not contain it then, and
-        it does not count as active in its stage, so its end is not recorded.
+        Later turns contain the response to the dropped one, so they cannot be sent.
         """
-        progress = self._sessions.get(session_index)
-        has_begun = progress is not None
-        if progress is None:
-            session = self.schedule.sessions.get(session_index)
-            progress = _SessionProgress.of_begun_session(session_index, session)
+        if slot.turn == 0:
+            # The session has not begun, so `_sessions` does not contain it and its stage does not
+            # count it as active.
+            later_turns = range(1, session.turn_count)
+            self._drop_turns(
+                slot, session_index, session, later_turns, slot.due_ns, PREVIOUS_TURN_FAILED
+            )
+            return
+        progress = self._sessions[session_index]
         progress.open_turns -= 1  # The dropped slot will not finish.
         progress.is_over = True
-        self._drop_remaining_turns(progress, slot, due_ns, PREVIOUS_TURN_FAILED)
-        has_ended = progress.open_turns == 0
-        if has_begun and has_ended:
+        self._drop_remaining_turns(progress, slot, slot.due_ns, PREVIOUS_TURN_FAILED)
+        if progress.open_turns == 0:
             del self._sessions[session_index]
-            self._end_user_or_session(slot.stage, due_ns)
+            self._release_capacity(slot.stage, slot.due_ns)
 
     def _drop_remaining_turns(
         self, progress: _SessionProgress, slot: DispatchedSlot, now_ns: int, drop_reason: str
     ) -> None:
-        """Drop the turns of a session that have not started.
+        """Drop the turns of a begun session that have not started.
 
-        Their prompts would contain the response to a turn that failed or was not sent.
-        `take_due_slots` returns them with `drop_reason`, in the order of the turns. `slot` is the
-        turn that failed or was not sent; its stage and virtual user are those of the others.
+        `slot` is the turn that failed or was not sent. Their prompts would contain its response.
         """
         turns = progress.take_remaining_turns()
         if progress.open_turns:
@@ -548,16 +573,38 @@ class Dispatcher:
             pending_turns = self._remove_pending_turns(progress.index)
             progress.open_turns -= len(pending_turns)
             turns += pending_turns
-        for turn in sorted(turns):
-            self._dropped.append(
-                msgspec.structs.replace(
-                    slot,
-                    slot_id=self.schedule.slot_id(progress.index, turn, progress.session),
-                    turn=turn,
-                    due_ns=now_ns,
-                    drop_reason=drop_reason,
-                )
+        self._drop_turns(slot, progress.index, progress.session, sorted(turns), now_ns, drop_reason)
+
+    def _drop_turns(
+        self,
+        cause: DispatchedSlot,
+        session_index: int,
+        session: Session,
+        turns: Iterable[int],
+        now_ns: int,
+        drop_reason: str,
+    ) -> None:
+        """Add turns of a session to the dropped slots that `take_due_slots` returns.
+
+        Args:
+            cause: The turn that failed or was not sent. It is of the same stage and virtual user.
+            session_index: The number of the session.
+            session: The session.
+            turns: The turns to drop, in ascending order.
+            now_ns: When they are dropped, which is recorded as their due time.
+            drop_reason: The reason that is recorded.
+        """
+        for turn in turns:
+            dropped_slot = DispatchedSlot(
+                slot_id=self.schedule.slot_id(session_index, turn, session),
+                stage=cause.stage,
+                session=session_index,
+                turn=turn,
+                virtual_user=cause.virtual_user,
+                due_ns=now_ns,
+                drop_reason=drop_reason,
             )
+            self._dropped.append(dropped_slot)
 
     def _remove_pending_turns(self, session_index: int) -> list[int]:
         """Remove and return the turns of a session that have a due time and have not started."""
@@ -577,18 +624,18 @@ class Dispatcher:
     def _discard_waiting_slot(self, slot: _PendingSlot) -> None:
         """Discard a slot that was still waiting for room in prefill when its stage ended.
 
-        Only slots of virtual users wait. The virtual user ends too, unless other turns of the same
-        session are still in flight or pending; then it ends with the last of them.
+        Only slots of virtual users wait, and the virtual user ends with its slot. If other turns of
+        its session are still in flight or pending, it ends with the last of them instead.
         """
-        # The session of a first turn has not begun, so it has no progress.
         if slot.turn > 0:
             progress = self._sessions[slot.session_index]
-            progress.open_turns -= 1
+            progress.open_turns -= 1  # The discarded slot will not finish.
             progress.is_over = True
             if progress.open_turns:
                 return
             del self._sessions[slot.session_index]
-        self._end_user_or_session(slot.stage, slot.due_ns)
+        # A discarded first turn has no entry in `_sessions`, because its session has not begun.
+        self._release_capacity(slot.stage, slot.due_ns)
 
     def _continue_user(
         self, slot: DispatchedSlot, virtual_user: int, now_ns: int, pause_ns: int
@@ -600,6 +647,7 @@ class Dispatcher:
         has no such session.
         """
         stage = self.schedule.stages[slot.stage]
+        # A slot id is `session_index * max_turns + position`. A single request has no `session`.
         session_index = slot.slot_id // self._max_turns
         next_session = session_index + stage.concurrency
         due_ns = now_ns + pause_ns
@@ -608,28 +656,33 @@ class Dispatcher:
             stage.session_count is None or next_session < stage.first_session + stage.session_count
         )
         has_next = is_before_end and has_session_left
-        if has_next:
-            self._schedule(due_ns, next_session, 0, slot.stage, virtual_user)
         if stage.session_count is not None:
             self._count_finished_session(stage, now_ns, is_last_of_user=not has_next)
-        if not has_next:
-            self._end_user_or_session(slot.stage, due_ns)
+        if has_next:
+            self._schedule(due_ns, next_session, 0, slot.stage, virtual_user)
+        else:
+            self._release_capacity(slot.stage, due_ns)
 
     def _count_finished_session(
         self, stage: ScheduledStage, now_ns: int, is_last_of_user: bool
     ) -> None:
-        """Count a finished session of a stage that a number of requests ends.
+        """Count a finished session of a closed loop with a fixed number of sessions.
 
-        The stage ends with its last session. If the next stage is a closed loop too, it ends
-        earlier, when the first of its virtual users has nothing more to send (`is_last_of_user`):
-        the virtual users of the next stage replace those of this stage one by one.
+        The next stage can begin when the last session has finished. If the next stage is a closed
+        loop too, it begins earlier: when the first virtual user has no session left, because from
+        then on its virtual users replace those of this stage one by one.
+
+        Args:
+            stage: The stage of the session.
+            now_ns: When the session finished.
+            is_last_of_user: Whether its virtual user has no further session.
         """
         progress = self._stages[stage.index]
         progress.unfinished_sessions -= 1
         is_finished = progress.unfinished_sessions == 0
         hands_over = is_last_of_user and self._is_followed_by_closed_loop(stage)
         if stage is self._current_stage and (is_finished or hands_over):
-            self._end_current_stage(now_ns)
+            self._schedule_next_stage(now_ns)
 
     def _schedule(
         self,
@@ -649,8 +702,8 @@ class Dispatcher:
     def _begin_stage(self, index: int, start_ns: int) -> None:
         """Make stage `index` the current one and start its arrivals or its virtual users.
 
-        Also set the time at which the next stage begins, if it is known already. If a number of
-        requests ends this stage, `_count_finished_session` sets it later.
+        Also schedule the next stage, if the end of this one is known. If its end depends on when
+        requests finish, `_count_finished_session` schedules the next stage later.
         """
         stage = self.schedule.stages[index]
         progress = self._initial_progress(stage, start_ns)
@@ -658,30 +711,32 @@ class Dispatcher:
         self._current_stage = stage
         self._current_start_ns = start_ns
         self._next_stage_ns = _NEVER_NS
+        # A closed loop has no arrivals, so its cursor is at the end from the beginning.
         self._arrivals = _ArrivalCursor(self.schedule, stage, start_ns)
         if stage.is_closed_loop:
             self._begin_users(stage, start_ns)
 
         if stage.length_ns is not None:
-            self._end_current_stage(start_ns + stage.length_ns)
+            self._schedule_next_stage(start_ns + stage.length_ns)
         # A worker sends one shard of the schedule. With more workers than virtual users, some
         # shards have no sessions of the stage, so no end of a session would end it.
         is_empty_in_shard = stage.is_end_unknown and progress.unfinished_sessions == 0
         if is_empty_in_shard:
-            self._end_current_stage(start_ns)
+            self._schedule_next_stage(start_ns)
 
     def _initial_progress(self, stage: ScheduledStage, start_ns: int) -> _StageProgress:
         """Return the progress of a stage that begins at `start_ns`.
 
-        Only virtual users stop at the end of their stage. An open loop has no arrivals after it,
-        and its conversations continue beyond it.
+        `end_ns` stops the virtual users of a closed loop with a duration. In an open loop nothing
+        has to be stopped: no arrival is later than its end, and begun conversations continue beyond
+        it. Sessions are counted down only if the stage ends with its last session.
         """
         users_end_ns = _NEVER_NS
         if stage.is_closed_loop and stage.length_ns is not None:
             users_end_ns = start_ns + stage.length_ns
         unfinished_sessions = 0
         if stage.is_end_unknown:
-            unfinished_sessions = self.schedule.session_count_of(stage)
+            unfinished_sessions = self.schedule.session_count_in_shard(stage)
         return _StageProgress(users_end_ns, unfinished_sessions)
 
     def _begin_users(self, stage: ScheduledStage, start_ns: int) -> None:
@@ -689,27 +744,34 @@ class Dispatcher:
 
         The virtual users of all stages together must not exceed the concurrency of this stage. So
         only as many begin at once as earlier stages leave free, and the others wait until
-        `_end_user_or_session` lets them begin.
+        `_release_capacity` lets them begin.
         """
-        user_count = stage.concurrency
-        if stage.session_count is not None:
-            # With fewer sessions than virtual users, some users would have nothing to send.
-            user_count = min(user_count, stage.session_count)
-        users = range(self.schedule.shard_index, user_count, self.schedule.shard_count)
-        # The first `inherited_users` replace those of the previous stage. New users come before
-        # them, because they need not wait for the end of another user.
-        new_users_first = sorted(users, key=lambda user: (user < stage.inherited_users, user))
-
         concurrency_of_shard = len(self.schedule.virtual_users_of(stage))
-        occupied = sum(progress.active for progress in self._stages) + len(self._waiting_users)
-        free = max(0, concurrency_of_shard - occupied)
-        for position, virtual_user in enumerate(new_users_first):
-            due_ns = start_ns + stage.user_start_ns(virtual_user)
-            user = _WaitingUser(stage.index, virtual_user, due_ns)
-            if position < free:
-                self._begin_user(user)
-            else:
-                self._waiting_users.append(user)
+        active_or_waiting = sum(progress.active for progress in self._stages)
+        active_or_waiting += len(self._waiting_users)
+        free_places = max(0, concurrency_of_shard - active_or_waiting)
+
+        users = [
+            _WaitingUser(stage.index, virtual_user, start_ns + stage.user_start_ns(virtual_user))
+            for virtual_user in self._users_in_starting_order(stage)
+        ]
+        for user in users[:free_places]:
+            self._begin_user(user)
+        self._waiting_users.extend(users[free_places:])
+
+    def _users_in_starting_order(self, stage: ScheduledStage) -> list[int]:
+        """Return the virtual users of a stage in this shard, in the order in which they begin.
+
+        The first `inherited_users` of a stage each replace a user of the previous stage. The others
+        are new and begin first, because they need not wait for the end of another user.
+        """
+        users = list(self.schedule.virtual_users_of(stage))
+        if stage.session_count is not None:
+            # With fewer sessions than virtual users, the last users have nothing to send.
+            users = [user for user in users if user < stage.session_count]
+        new_users = [user for user in users if user >= stage.inherited_users]
+        replacing_users = [user for user in users if user < stage.inherited_users]
+        return new_users + replacing_users
 
     def _begin_user(self, user: _WaitingUser) -> None:
         """Schedule the first slot of a virtual user."""
@@ -717,23 +779,30 @@ class Dispatcher:
         self._stages[user.stage].active += 1
         self._schedule(user.due_ns, first_session, 0, user.stage, user.virtual_user)
 
-    def _end_user_or_session(self, stage_index: int, now_ns: int) -> None:
-        """Record the end of a virtual user, or of a session of an open loop.
+    def _release_capacity(self, stage_index: int, now_ns: int) -> None:
+        """Count one virtual user, or one session of an open loop, less as active in a stage.
 
-        Then the virtual users of later stages that wait for such an end begin, in order, until the
-        concurrency of their stage is reached. A waiting user whose stage ends before it could begin
-        is removed from the queue.
+        This may make room for a virtual user of a later stage that waits for it.
         """
         self._stages[stage_index].active -= 1
-        while self._waiting_users and not self._is_stopped:
-            first_user = self._waiting_users[0]
-            user = first_user._replace(due_ns=max(first_user.due_ns, now_ns))
-            is_before_end = user.due_ns < self._stages[user.stage].end_ns
+        if self._waiting_users:
+            self._begin_waiting_users(now_ns)
+
+    def _begin_waiting_users(self, now_ns: int) -> None:
+        """Let virtual users that wait for earlier ones begin, until their stage is full.
+
+        They begin in order, at `now_ns` or at their own start time if that is later. A user whose
+        stage ends before that is removed from the queue.
+        """
+        while self._waiting_users:
+            user = self._waiting_users[0]
+            due_ns = max(user.due_ns, now_ns)
+            is_before_end = due_ns < self._stages[user.stage].end_ns
             if is_before_end and not self._has_capacity(user.stage):
                 return
             self._waiting_users.popleft()
             if is_before_end:
-                self._begin_user(user)
+                self._begin_user(user._replace(due_ns=due_ns))
 
     def _has_capacity(self, stage_index: int) -> bool:
         """Return True if another virtual user of a stage may begin.
@@ -750,46 +819,42 @@ class Dispatcher:
         next_stages = self.schedule.stages[stage.index + 1 :]
         return bool(next_stages) and next_stages[0].is_closed_loop
 
-    def _end_current_stage(self, end_ns: int) -> None:
-        """Let the next stage begin at `end_ns`, unless it begins earlier or there is none."""
+    def _schedule_next_stage(self, start_ns: int) -> None:
+        """Let the next stage begin at `start_ns`, unless it begins earlier or there is none."""
         if self._current_stage.index + 1 < len(self.schedule.stages):
-            self._next_stage_ns = min(self._next_stage_ns, end_ns)
+            self._next_stage_ns = min(self._next_stage_ns, start_ns)
 
     # Slots that were never sent
 
     def _unsent_pending_slots(self, interrupted: InterruptedSlots) -> Iterator[DispatchedSlot]:
-        """Yield the pending slots, whose due time was known, and the later sessions of their users.
+        """Yield the slots that had a due time and did not start by the time of `stop`.
 
-        A pending slot is the first turn of a session of a virtual user, or a later turn. A later
-        turn of a closed loop with a duration is left out, because such a stage schedules only the
-        slots that it reaches.
+        A later turn of a session is yielded alone. A first turn is the next session of a virtual
+        user, and is yielded with all later sessions of that user.
         """
         for slot in (*self._pending, *self._waiting_for_prefill):
             stage = self.schedule.stages[slot.stage]
             if slot.turn == 0:
-                # Only virtual users have pending first turns.
+                # Arrivals are not pending slots, so this is a session of a virtual user.
                 assert slot.virtual_user is not None
                 yield from interrupted.slots_of_user(
                     stage, slot.virtual_user, slot.session_index, slot.due_ns
                 )
-            elif slot.virtual_user is None or sends_all_sessions(stage):
+            elif has_fixed_slots(stage):
                 yield interrupted.slot(
                     stage, slot.session_index, slot.turn, slot.virtual_user, slot.due_ns
                 )
 
-    def _unsent_slots_of_begun_sessions(
-        self, interrupted: InterruptedSlots
-    ) -> Iterator[DispatchedSlot]:
-        """Yield the remaining turns of begun sessions, and the later sessions of their users.
+    def _unsent_turns_of_sessions(self, interrupted: InterruptedSlots) -> Iterator[DispatchedSlot]:
+        """Yield the turns without a due time of begun sessions, and what their users send later.
 
-        Turns that have a due time already are among the pending slots and left out here.
+        These turns wait for the response to another one. `_unsent_pending_slots` yields the turns
+        that have a due time. In a closed loop, the later sessions of the virtual user follow.
         """
         for session_index, progress in self._sessions.items():
             stage = self._stage_of_session(session_index)
-            virtual_user = None
-            if stage.is_closed_loop:
-                virtual_user = (session_index - stage.first_session) % stage.concurrency
-            if virtual_user is None or sends_all_sessions(stage):
+            virtual_user = stage.user_of_session(session_index)
+            if has_fixed_slots(stage):
                 for turn in progress.take_remaining_turns():
                     yield interrupted.slot(
                         stage, session_index, turn, virtual_user, due_ns=NOT_APPLICABLE
@@ -798,33 +863,50 @@ class Dispatcher:
                 next_session = session_index + stage.concurrency
                 yield from interrupted.slots_of_user(stage, virtual_user, next_session)
 
-    def _unsent_slots_of_users(self, interrupted: InterruptedSlots) -> Iterator[DispatchedSlot]:
-        """Yield the later sessions of virtual users that no other method knows of.
+    def _unsent_sessions_after_single_requests(
+        self, interrupted: InterruptedSlots
+    ) -> Iterator[DispatchedSlot]:
+        """Yield the later sessions of virtual users that had a single request in flight at `stop`.
 
-        These are virtual users with a single request in flight, which is no session in progress,
-        and virtual users that still waited to begin.
+        Sessions are assigned round robin, so the next session of a user is `concurrency` numbers
+        after the one in flight.
         """
-        for slot in self._last_slots_of_users:
+        for slot in self._single_requests_at_stop:
             assert slot.virtual_user is not None
             stage = self.schedule.stages[slot.stage]
-            next_session = slot.slot_id // self._max_turns + stage.concurrency
+            session_in_flight = slot.slot_id // self._max_turns
+            next_session = session_in_flight + stage.concurrency
             yield from interrupted.slots_of_user(stage, slot.virtual_user, next_session)
+
+    def _unsent_sessions_of_waiting_users(
+        self, interrupted: InterruptedSlots
+    ) -> Iterator[DispatchedSlot]:
+        """Yield all sessions of virtual users that still waited for earlier users to end."""
         for user in self._waiting_users:
             stage = self.schedule.stages[user.stage]
             first_session = stage.first_session + user.virtual_user
             yield from interrupted.slots_of_user(stage, user.virtual_user, first_session)
 
-    def _unsent_slots_of_stages(self, interrupted: InterruptedSlots) -> Iterator[DispatchedSlot]:
-        """Yield the remaining arrivals of the current stage, and everything of later stages."""
-        yield from interrupted.slots_of_arrivals(
-            self._current_stage, self._current_start_ns, self._arrivals.arrival_count
-        )
+    def _unsent_arrivals_of_current_stage(
+        self, interrupted: InterruptedSlots
+    ) -> Iterator[DispatchedSlot]:
+        """Yield the sessions of the current stage that had not arrived, if it is an open loop."""
+        if not self._current_stage.is_closed_loop:
+            yield from interrupted.slots_of_arrivals(
+                self._current_stage, self._current_start_ns, self._arrivals.arrival_count
+            )
+
+    def _unsent_slots_of_later_stages(
+        self, interrupted: InterruptedSlots
+    ) -> Iterator[DispatchedSlot]:
+        """Yield all slots of the stages that had not begun."""
         for stage in self.schedule.stages[self._current_stage.index + 1 :]:
-            if not stage.is_closed_loop:
+            if stage.is_closed_loop:
+                for virtual_user in self.schedule.virtual_users_of(stage):
+                    first_session = stage.first_session + virtual_user
+                    yield from interrupted.slots_of_user(stage, virtual_user, first_session)
+            else:
                 yield from interrupted.slots_of_arrivals(stage, stage.start_ns)
-            for virtual_user in self.schedule.virtual_users_of(stage):
-                first_session = stage.first_session + virtual_user
-                yield from interrupted.slots_of_user(stage, virtual_user, first_session)
 
     def _stage_of_session(self, session_index: int) -> ScheduledStage:
         """Return the stage that a session belongs to: the last one that begins at or before it."""

@@ -28,7 +28,13 @@ import numpy as np
 from msgspec.structs import replace
 from numpy.typing import NDArray
 
-from loadgen.core.schedule.sessions import NOT_APPLICABLE, Ints, Session, SessionSequence
+from loadgen.core.schedule.sessions import (
+    NOT_APPLICABLE,
+    Ints,
+    Session,
+    SessionColumns,
+    SessionSequence,
+)
 
 RESERVED_SESSIONS = 1 << 26
 """Session numbers reserved for a stage without a count, so that later stages use others."""
@@ -155,6 +161,16 @@ class ScheduledStage(msgspec.Struct, frozen=True, kw_only=True, eq=False):
         )
         return starts_ns
 
+    def user_of_session(self, session_index: int) -> int | None:
+        """Return the virtual user that sends a session of this stage, or None in an open loop.
+
+        The virtual users take turns: user 0 sends the first session of the stage, user 1 the
+        second.
+        """
+        if not self.is_closed_loop:
+            return None
+        return (session_index - self.first_session) % self.concurrency
+
 
 class Schedule(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     """The schedule of one run, or the share of it that one worker sends (a shard).
@@ -211,17 +227,18 @@ class Schedule(msgspec.Struct, frozen=True, kw_only=True, eq=False):
         if self.shard_count == 1:
             return stage.slot_count or 0
         if self.max_turns == 1:
-            return self.session_count_of(stage)  # Each session is one request, which is one slot.
+            # Each session is one request, which is one slot.
+            return self.session_count_in_shard(stage)
         turn_counts = self.sessions.turn_counts(stage.first_session, stage.session_count)
         is_in_shard = self._is_in_shard(stage, stage.session_count)
         return int(turn_counts[is_in_shard].sum())
 
-    def session_count_of(self, stage: ScheduledStage) -> int:
-        """Return the number of sessions of a stage, which must have a count, in this shard.
+    def session_count_in_shard(self, stage: ScheduledStage) -> int:
+        """Return how many sessions of a stage belong to this shard, the part that one worker sends.
 
-        Of `shard_count` shards, each has every `shard_count`-th session of an open loop. In a
-        closed loop each virtual user sends one session per round, and a shard has every
-        `shard_count`-th virtual user.
+        The stage must have a `session_count`. In an open loop, shard 0 of 2 has the sessions 0, 2,
+        4, ... of the stage. In a closed loop it has the virtual users 0, 2, 4, ..., each of which
+        sends one session per round.
         """
         assert stage.session_count is not None
         if not stage.is_closed_loop:
@@ -230,9 +247,12 @@ class Schedule(msgspec.Struct, frozen=True, kw_only=True, eq=False):
         sessions_in_full_rounds = full_rounds * len(self.virtual_users_of(stage))
         return sessions_in_full_rounds + self._count_in_shard(sessions_in_last_round)
 
-    def _count_in_shard(self, count: int) -> int:
-        """Return how many of `count` sessions belong to this shard if they are dealt in turn."""
-        return len(range(self.shard_index, count, self.shard_count))
+    def _count_in_shard(self, session_count: int) -> int:
+        """Return how many of the sessions 0 to `session_count - 1` this shard has.
+
+        They are dealt to the shards in turn: with 2 shards, shard 0 has the sessions 0, 2, 4, ...
+        """
+        return len(range(self.shard_index, session_count, self.shard_count))
 
     def virtual_users_of(self, stage: ScheduledStage) -> range:
         """Return the virtual users of a stage that belong to this shard."""
@@ -266,20 +286,24 @@ class Schedule(msgspec.Struct, frozen=True, kw_only=True, eq=False):
         return _build_columns(self, stage, first=0, count=count)
 
     def _session_indexes_of(self, stage: ScheduledStage) -> Iterator[int]:
-        """Yield which sessions of a stage this shard sends, counted from 0 in the stage.
+        """Iterate over the sessions of a stage in this shard, counted from 0 in the stage.
 
-        In an open loop a shard has every `shard_count`-th session. In a closed loop it has all
-        sessions of its virtual users, each of which sends every `concurrency`-th session. The
-        iterator is infinite; the caller stops at the number of sessions, if there is one.
+        Shard 0 of 2 has the sessions 0, 2, 4, ... of an open loop. In a closed loop with 3 virtual
+        users it has the users 0 and 2, which send the sessions 0, 2, 3, 5, 6, 8, ...: user 0 sends
+        every third session from 0 on, and user 2 from 2 on. The iterator is infinite if the shard
+        has any session; the caller stops at the number of sessions, if there is one.
         """
         if not stage.is_closed_loop:
-            yield from itertools.count(self.shard_index, self.shard_count)
+            return itertools.count(self.shard_index, self.shard_count)
         virtual_users = self.virtual_users_of(stage)
         if not virtual_users:
-            return
-        for first_of_round in itertools.count(0, stage.concurrency):
-            for virtual_user in virtual_users:
-                yield first_of_round + virtual_user
+            return iter(())
+        first_sessions_of_rounds = itertools.count(0, stage.concurrency)
+        return (
+            first_session + virtual_user
+            for first_session in first_sessions_of_rounds
+            for virtual_user in virtual_users
+        )
 
     def _is_in_shard(self, stage: ScheduledStage, session_count: int) -> NDArray[np.bool_]:
         """Return, for each session of a stage, whether it belongs to this shard."""
@@ -312,7 +336,9 @@ class Schedule(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     def slot_id(self, session_index: int, turn: int, session: Session) -> int:
         """Return the slot id of a turn of a session.
 
-        The last turn of a conversation or task has the last id of its session.
+        Each session has `max_turns` ids in a row, and turn i has the i-th of them. Only the last
+        turn of a conversation or task has the last one, so that its id shows where the session
+        ends. With `max_turns` 5, the turns 0, 1 and 2 of session 2 have the ids 10, 11 and 14.
         """
         is_last_turn = not session.is_single_request and turn + 1 == session.turn_count
         position = self.max_turns - 1 if is_last_turn else turn
@@ -323,18 +349,24 @@ class Schedule(msgspec.Struct, frozen=True, kw_only=True, eq=False):
         return next(self.session_slot_ids(session_index))
 
     def turn_of(self, slot_id: int) -> int:
-        """Return the turn of a slot in its session. It is the inverse of `slot_id`.
+        """Return the turn of a slot in its session. This is the inverse of `slot_id`.
 
-        Each session has `max_turns` ids. A session with fewer turns does not use all of them, and
-        its last turn has the last one. Raises IndexError for an id that is not used.
+        With `max_turns` 5, a conversation with 3 turns uses the ids 0, 1 and 4 of its 5 ids: the
+        last turn always has the last id. A single request only uses the first id. Raises IndexError
+        for an id that the session does not use.
         """
         session_index, position = divmod(slot_id, self.max_turns)
         session = self.sessions.get(session_index)
-        is_last_position = not session.is_single_request and position == self.max_turns - 1
-        turn = session.turn_count - 1 if is_last_position else position
-        if turn >= session.turn_count or self.slot_id(session_index, turn, session) != slot_id:
+        if session.is_single_request:
+            if position > 0:
+                raise IndexError(slot_id)
+            return 0
+        last_turn = session.turn_count - 1
+        if position == self.max_turns - 1:
+            return last_turn
+        if position >= last_turn:
             raise IndexError(slot_id)
-        return turn
+        return position
 
     def next_slot_ids(self, slot_id: int) -> list[int]:
         """Return the ids of the slots of the same session that wait for this slot."""
@@ -407,9 +439,10 @@ def complete_schedule(schedule: Schedule) -> Schedule:
 def schedule_fingerprint(schedule: Schedule) -> str:
     """Return a hash of a complete schedule as 32 hexadecimal digits.
 
-    Two schedules have the same fingerprint exactly if due time, predecessor, pause, stage, session
-    and turn of all their slots are equal. A stage without a count contributes its parameters and
-    its first 1,024 sessions. Raises ValueError for a shard: the fingerprint must not depend on the
+    Two schedules have the same fingerprint exactly if start, duration, session count, concurrency
+    and maximum of turns of all their stages are equal, and due time, predecessor, pause, stage,
+    session and turn of all their slots. For a stage that only a duration ends, the first 1,024
+    sessions are hashed. Raises ValueError for a shard: the fingerprint must not depend on the
     number of workers.
     """
     if schedule.shard_count != 1:
@@ -420,12 +453,7 @@ def schedule_fingerprint(schedule: Schedule) -> str:
             f"{stage.start_ns} {stage.length_ns} {stage.session_count} {stage.concurrency} "
             f"{stage.max_turns};".encode()
         )
-        session_count = (
-            _SESSIONS_HASHED_WITHOUT_COUNT if stage.session_count is None else stage.session_count
-        )
-        for first in range(0, session_count, _SESSIONS_PER_HASH_BLOCK):
-            count = min(_SESSIONS_PER_HASH_BLOCK, session_count - first)
-            columns = _build_columns(schedule, stage, first, count)
+        for columns in _blocks_to_hash(schedule, stage):
             hashed_columns = (
                 columns.due_ns,
                 columns.predecessor,
@@ -439,56 +467,85 @@ def schedule_fingerprint(schedule: Schedule) -> str:
     return digest.hexdigest()
 
 
+def _blocks_to_hash(schedule: Schedule, stage: ScheduledStage) -> Iterator[SlotColumns]:
+    """Yield the slots of a stage that its fingerprint covers, in blocks that bound the memory."""
+    session_count = stage.session_count
+    if session_count is None:
+        session_count = _SESSIONS_HASHED_WITHOUT_COUNT
+    for first in range(0, session_count, _SESSIONS_PER_HASH_BLOCK):
+        count = min(_SESSIONS_PER_HASH_BLOCK, session_count - first)
+        yield _build_columns(schedule, stage, first, count)
+
+
 def _build_columns(
     schedule: Schedule, stage: ScheduledStage, first: int, count: int
 ) -> SlotColumns:
-    """Return the slots of `count` sessions of a stage, one slot for each turn of each session.
+    """Return the slots of consecutive sessions of a stage, one slot for each turn of each session.
 
-    `first` is the position of the first of these sessions in the stage. All slots are computed at
-    once with NumPy, because a schedule may have millions of them.
+    A slot is one request to send. All slots are computed at once with NumPy, because a schedule may
+    have millions of them.
+
+    Args:
+        schedule: The schedule.
+        stage: The stage of the sessions.
+        first: The position in the stage of the first session, from 0.
+        count: The number of sessions.
     """
     session_indexes = stage.first_session + np.arange(first, first + count, dtype=np.int64)
     sessions = schedule.sessions.columns(stage.first_session + first, count)
     first_turns = _first_turns(schedule, stage, session_indexes)
-    first_slot_ids = session_indexes * schedule.max_turns
-    # A single request belongs to no conversation or task.
-    session_numbers = np.where(sessions.is_single_request, NOT_APPLICABLE, session_indexes)
-    virtual_users = _virtual_users(stage, session_indexes)
 
-    # The arrays above have one value per session, and the columns have one per slot. Indexing an
-    # array of the sessions with the session of each slot repeats its values for the slots.
-    session_of_slot = np.repeat(np.arange(count), sessions.turn_counts)
+    # From here on each array has one value per slot: `np.repeat` repeats the value of a session for
+    # each of its turns.
     turn = _number_turns(sessions.turn_counts)
+    session_index = np.repeat(session_indexes, sessions.turn_counts)
+    is_single_request = np.repeat(sessions.is_single_request, sessions.turn_counts)
+    first_slot_id = session_index * schedule.max_turns
     is_first_turn = turn == 0
-    # The last turn of a conversation or task has the last position of its session.
-    is_last_turn = turn + 1 == sessions.turn_counts[session_of_slot]
-    has_last_position = is_last_turn & ~sessions.is_single_request[session_of_slot]
-    position = np.where(has_last_position, schedule.max_turns - 1, turn)
-    predecessor_in_session = first_slot_ids[session_of_slot] + sessions.predecessor
+
+    due_ns = np.full(len(turn), NOT_APPLICABLE)
+    due_ns[is_first_turn] = first_turns.due_ns
+    # A predecessor is never the last turn, so its position among the ids is its turn.
+    predecessor = first_slot_id + sessions.predecessor
+    predecessor[is_first_turn] = first_turns.predecessor
     return SlotColumns(
-        slot_id=first_slot_ids[session_of_slot] + position,
-        due_ns=np.where(is_first_turn, first_turns.due_ns[session_of_slot], NOT_APPLICABLE),
-        predecessor=np.where(
-            is_first_turn, first_turns.predecessor[session_of_slot], predecessor_in_session
-        ),
+        slot_id=first_slot_id + _id_positions(turn, sessions, schedule.max_turns),
+        due_ns=due_ns,
+        predecessor=predecessor,
         pause_ns=sessions.pause_ns,
-        stage=np.full(len(session_of_slot), stage.index),
-        session=session_numbers[session_of_slot],
+        stage=np.full(len(turn), stage.index),
+        session=np.where(is_single_request, NOT_APPLICABLE, session_index),
         turn=turn,
-        virtual_user=virtual_users[session_of_slot],
+        virtual_user=_virtual_users(stage, session_index),
     )
 
 
+def _id_positions(turn: Ints, sessions: SessionColumns, max_turns: int) -> Ints:
+    """Return the position of each slot among the `max_turns` ids of its session.
+
+    The last turn of a conversation or task has the last position, so that its id shows where the
+    session ends. The position of every other slot is its turn.
+    """
+    last_turn = np.repeat(sessions.turn_counts - 1, sessions.turn_counts)
+    is_single_request = np.repeat(sessions.is_single_request, sessions.turn_counts)
+    has_last_position = (turn == last_turn) & ~is_single_request
+    return np.where(has_last_position, max_turns - 1, turn)
+
+
 def _number_turns(turn_counts: Ints) -> Ints:
-    """Return the turn of each slot: 0, 1, ... for each session. For example, [2, 3] gives 01012."""
+    """Return the turn of each slot of sessions with these numbers of turns.
+
+    For example, [2, 3] gives [0, 1, 0, 1, 2].
+    """
+    # The position of the first slot of each session among all slots, [0, 2] in the example.
     first_slots = np.cumsum(turn_counts) - turn_counts
     return np.arange(int(turn_counts.sum())) - np.repeat(first_slots, turn_counts)
 
 
 def _virtual_users(stage: ScheduledStage, session_indexes: Ints) -> Ints:
-    """Return the virtual user that sends each session, or NOT_APPLICABLE in an open loop.
+    """Return the virtual user of each session, or NOT_APPLICABLE in an open loop.
 
-    The virtual users take turns: user 0 sends the first session of a stage, user 1 the second.
+    This is `ScheduledStage.user_of_session` for many sessions at once.
     """
     if not stage.is_closed_loop:
         return np.full(len(session_indexes), NOT_APPLICABLE)
@@ -505,41 +562,53 @@ class _FirstTurns(NamedTuple):
 def _first_turns(schedule: Schedule, stage: ScheduledStage, session_indexes: Ints) -> _FirstTurns:
     """Return when the first turn of each session is due, or which slot it waits for.
 
-    `session_indexes` are consecutive sessions of the stage. In an open loop every session has an
-    arrival time. In a closed loop only the first session of each virtual user has a due time. Every
-    later one starts when the session before it, which is `concurrency` numbers lower, has ended, so
-    its predecessor is the last slot of that session.
+    In an open loop every session has an arrival time and waits for no slot. `session_indexes` are
+    consecutive sessions of the stage.
     """
-    count = len(session_indexes)
-    stage_start_ns = stage.start_ns or 0
+    if stage.is_closed_loop:
+        return _first_turns_of_users(schedule, stage, session_indexes)
+    arrivals_ns = stage.arrivals_ns[session_indexes - stage.first_session]
+    return _FirstTurns(
+        due_ns=(stage.start_ns or 0) + arrivals_ns,
+        predecessor=np.full(len(session_indexes), NOT_APPLICABLE, np.int64),
+    )
+
+
+def _first_turns_of_users(
+    schedule: Schedule, stage: ScheduledStage, session_indexes: Ints
+) -> _FirstTurns:
+    """Return the due time or the predecessor of first turns in a closed loop.
+
+    Only the first session of each virtual user has a due time. Every later one starts when the
+    session before it, which is `concurrency` numbers lower, has ended, so its predecessor is the
+    last slot of that session. `session_indexes` are consecutive sessions of the stage.
+    """
     index_in_stage = session_indexes - stage.first_session
-    due_ns = np.full(count, NOT_APPLICABLE, np.int64)
-    predecessor = np.full(count, NOT_APPLICABLE, np.int64)
-    if not stage.is_closed_loop:
-        arrivals_ns = stage.arrivals_ns[index_in_stage]
-        return _FirstTurns(stage_start_ns + arrivals_ns, predecessor)
-
     is_first_of_user = index_in_stage < stage.concurrency
-    # The first sessions of a stage have the numbers of their virtual users.
+    due_ns = np.full(len(session_indexes), NOT_APPLICABLE, np.int64)
+    # The first session of virtual user i is session i of the stage.
     virtual_users = index_in_stage[is_first_of_user]
-    due_ns[is_first_of_user] = stage_start_ns + stage.user_starts_ns(virtual_users)
+    due_ns[is_first_of_user] = (stage.start_ns or 0) + stage.user_starts_ns(virtual_users)
 
-    is_later = np.logical_not(is_first_of_user)
-    previous_sessions = session_indexes[is_later] - stage.concurrency
+    is_later_session = np.logical_not(is_first_of_user)
+    predecessor = np.full(len(session_indexes), NOT_APPLICABLE, np.int64)
+    previous_sessions = session_indexes[is_later_session] - stage.concurrency
     if len(previous_sessions):
-        predecessor[is_later] = _last_slot_ids(schedule, previous_sessions)
+        predecessor[is_later_session] = _last_slot_ids(
+            schedule, first=int(previous_sessions[0]), count=len(previous_sessions)
+        )
     return _FirstTurns(due_ns, predecessor)
 
 
-def _last_slot_ids(schedule: Schedule, session_indexes: Ints) -> Ints:
-    """Return the id of the last slot of each of several consecutive sessions.
+def _last_slot_ids(schedule: Schedule, first: int, count: int) -> Ints:
+    """Return the id of the last slot of each of `count` sessions, from session `first` on.
 
-    Each session has `max_turns` ids. The last turn of a conversation or task has the last of them.
-    A single request has the first one.
+    Each session has `max_turns` ids in a row. The last turn of a conversation or task has the last
+    of them, and a single request has the first one.
     """
-    first_slot_ids = session_indexes * schedule.max_turns
+    first_slot_ids = np.arange(first, first + count, dtype=np.int64) * schedule.max_turns
     if schedule.max_turns == 1:
-        return first_slot_ids
-    sessions = schedule.sessions.columns(int(session_indexes[0]), len(session_indexes))
+        return first_slot_ids  # Each session has a single id, its first and last one.
+    sessions = schedule.sessions.columns(first, count)
     last_positions = np.where(sessions.is_single_request, 0, schedule.max_turns - 1)
     return first_slot_ids + last_positions
