@@ -130,7 +130,7 @@ def simulate_run(cause: str, seed: int) -> tuple[NDArray[np.void], list[MetricSa
 
     The cause "clean" stands for a run without one.
     """
-    rng = seeds.stream(seed, cause)
+    rng = seeds.generator(seed, cause)
     preset = load_preset("gb300-vm")
     speeds = [1.0] * REPLICAS
     stall = (0, 0)

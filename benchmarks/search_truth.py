@@ -87,7 +87,7 @@ def simulate_from_empty(
     problem: SearchProblem, rate: float, seed: int, length_s: float
 ) -> tuple[Any, Any]:
     """Return the schedule and the rows of one run from empty, in the order of their end."""
-    order = seeds.stream(seed, "order").permutation(len(problem.lengths.input))
+    order = seeds.generator(seed, "order").permutation(len(problem.lengths.input))
     inputs, outputs = (
         problem.lengths.input[order].tolist(),
         problem.lengths.output[order].tolist(),
@@ -166,7 +166,7 @@ def run_trial(problem: SearchProblem, trial: PlannedTrial, seed: int) -> TrialRe
 
 def draw_bracket(guess: float, seed: int) -> tuple[float, float]:
     """Return a bracket of a factor of four that lies at random around a guess."""
-    low = guess / 4 ** float(seeds.stream(seed, "bracket").uniform(0.2, 0.8))
+    low = guess / 4 ** float(seeds.generator(seed, "bracket").uniform(0.2, 0.8))
     return low, 4 * low
 
 
@@ -177,7 +177,7 @@ def run_search(
     low, high = draw_bracket(guess, seed)
     search = LoadSearch(SearchSettings(low=low, high=high, precision=problem.precision))
     if near:
-        first_load = guess * float(seeds.stream(seed, "first load").uniform(*FIRST_LOAD_FACTORS))
+        first_load = guess * float(seeds.generator(seed, "first load").uniform(*FIRST_LOAD_FACTORS))
         search = LoadSearch(
             SearchSettings(
                 low=1e-3,
@@ -286,7 +286,7 @@ def measure_coverage(
     """
     hits, trials = 0, 0
     for seed in range(count):
-        rng = seeds.stream(seed, f"run spread {spread}")
+        rng = seeds.generator(seed, f"run spread {spread}")
         true_load = float(rng.uniform(70, 140))
         search = LoadSearch(
             SearchSettings(low=1, high=1e6, start=10, precision=0.02, run_spread=run_spread)

@@ -115,7 +115,7 @@ def main() -> int:
         text = run.stdout.read().decode()
         summary = json.loads((out / "summary.json").read_bytes())
     ends_s = (
-        units.duration_ns(args.duration, bare="s") / 1e9
+        units.duration_ns(args.duration, default_unit="s") / 1e9
     )  # after it the summary is made, which takes memory
     samples_in_load = [taken for taken in samples[1:] if taken[0] <= ends_s] or samples[
         :1

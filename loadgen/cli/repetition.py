@@ -57,7 +57,7 @@ def parse_repetition(text: str | None) -> Repetition | None:
         precision = _parse_precision(settings.get("within"), option)
     with collecting(errors):
         pause_ns = parse_option(
-            "--repeat pause", settings.get("pause"), partial(units.duration_ns, bare="s")
+            "--repeat pause", settings.get("pause"), partial(units.duration_ns, default_unit="s")
         )
     if errors:
         raise CombinedError(errors)

@@ -311,7 +311,7 @@ def _read_request(
 
 def _parse_length(text: str | None, option: str) -> int | None:
     """Return the value of an option as a time in ns. Raise UserError if it is wrong or 0."""
-    length_ns = parse_option(option, text, partial(units.duration_ns, bare="s"))
+    length_ns = parse_option(option, text, partial(units.duration_ns, default_unit="s"))
     if length_ns == 0:
         raise UserError("out_of_range", "must be above 0", f"{option} {text}", f"{option} 10m")
     return length_ns

@@ -1,7 +1,7 @@
 """Random numbers: an independent generator for every purpose, derived from one seed.
 
-All generators are made here. A caller names its purpose (`stream(seed, "prompts", 7)`) and gets the
-same numbers in any process and in any order. This module keeps no state.
+All generators are made here. A caller names its purpose (`generator(seed, "prompts", 7)`) and gets
+the same numbers in any process and in any order. This module keeps no state.
 """
 
 from __future__ import annotations
@@ -17,7 +17,9 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 FRESH = "fresh"
-"""The salt that stands for a new one in every run."""
+"""The salt that stands for a random one in every run."""
+_GOLDEN_RATIO_64 = 0x9E3779B97F4A7C15
+"""2^64 divided by the golden ratio, the increment of splitmix64."""
 MOST = 2**64
 """Seeds are below this, as in LoadGen."""
 
@@ -31,16 +33,33 @@ def fresh() -> int:
 
 
 def salt_of(seed: int, requested: str | None) -> str:
-    """Return the salt of a run: the requested one, a new one for FRESH, or the one of the seed."""
+    """Return the salt of a run, a text that decides how its prompts begin.
+
+    Runs with different salts share no prompts, so a server cannot answer one from the prefix cache
+    that another one filled.
+
+    Args:
+        seed: The seed of the run.
+        requested: The salt that the user requested, FRESH for a random one, or None for the one
+            that follows from the seed.
+    """
     if requested == FRESH:
         return f"{fresh():x}"
-    return requested if requested is not None else f"{derived(seed, 'salt'):x}"
+    if requested is not None:
+        return requested
+    return f"{derived(seed, 'salt'):x}"
 
 
-def salt_at(seed: int, requested: str | None, run_name: str) -> str:
-    """Return the salt of one of several runs with one seed, so that their prompts differ.
+def salt_of_run(seed: int, requested: str | None, run_name: str) -> str:
+    """Return the salt of one of several runs with the same seed, so that their prompts differ.
 
-    `run_name` is the name of the run among them, such as `c8` or `r2`.
+    A salt is a text that decides how the prompts of a run begin.
+
+    Args:
+        seed: The seed of all the runs.
+        requested: The salt that the user requested for all of them, or None. FRESH is returned as
+            it is: every run replaces it by a random salt of its own when it starts.
+        run_name: The name of the run, such as `c8` or `r2`, which differs from run to run.
     """
     if requested == FRESH:
         return FRESH
@@ -71,11 +90,12 @@ def derived(seed: int, *names: str | int) -> int:
     return int.from_bytes(_digest(seed, names)[:8], "little")
 
 
-def stream(seed: int, *names: str | int) -> np.random.Generator:
-    """Return the generator of (seed, names): PCG64 seeded with the SHA-256 of both.
+def generator(seed: int, *names: str | int) -> np.random.Generator:
+    """Return the NumPy random generator of a purpose, such as `generator(seed, "prompts", 7)`.
 
-    0 is a valid seed. Names differ by type and position: "1" is not 1, and ("a", "b") differs from
-    ("ab",).
+    The same seed and names always give the same numbers, and other names give independent ones. The
+    generator is PCG64, seeded with the SHA-256 of the seed and the names. 0 is a valid seed. Names
+    differ by type and position: "1" is not 1, and ("a", "b") differs from ("ab",).
     """
     import numpy as np
 
@@ -83,42 +103,62 @@ def stream(seed: int, *names: str | int) -> np.random.Generator:
     return np.random.Generator(np.random.PCG64(np.random.SeedSequence(entropy)))
 
 
-def draw_fractions(seed: int, name: str, numbers: NDArray[np.int64]) -> NDArray[np.float64]:
-    """Return a random number from 0 to below 1 for each of some numbers, such as ids of requests.
+def draw_fractions(seed: int, name: str, ids: NDArray[np.int64]) -> NDArray[np.float64]:
+    """Return a random number from 0 to below 1 for each of several ids, such as those of requests.
 
-    The same number always gets the same one, whichever numbers are drawn with it, so processes that
-    send different requests agree. The generator is splitmix64 (Steele et al. 2014,
-    https://doi.org/10.1145/2660193.2660195) with its published constants: the state of a number is
-    a multiple of the golden ratio from the seed, and is then mixed.
+    The number depends only on the seed, the name and the id, so that processes which send different
+    requests agree about all of them. The generator is splitmix64 (Steele et al. 2014,
+    https://doi.org/10.1145/2660193.2660195) with its published constants.
 
     Args:
         seed: The seed of the run.
-        name: The purpose, which selects a sequence of its own.
-        numbers: The numbers.
+        name: The purpose. Other purposes give independent numbers for the same ids.
+        ids: Integers such as request ids or session numbers.
     """
     import numpy as np
 
-    golden_ratio = np.uint64(0x9E3779B97F4A7C15)
-    mixing_steps = ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB))
-    bits = numbers.astype(np.uint64) * golden_ratio + np.uint64(derived(seed, name))
-    for shift, factor in mixing_steps:
-        bits = (bits ^ (bits >> np.uint64(shift))) * np.uint64(factor)
-    bits = bits ^ (bits >> np.uint64(31))
+    # The state of splitmix64 for an id is a multiple of the golden ratio after the seed.
+    state = ids.astype(np.uint64) * np.uint64(_GOLDEN_RATIO_64) + np.uint64(derived(seed, name))
+    random_bits = _mix_bits(state)
     # A float has 53 significant bits, so the highest 53 of 64 bits are used.
-    highest_bits = bits >> np.uint64(11)
+    highest_bits = random_bits >> np.uint64(64 - 53)
     return highest_bits.astype(np.float64) * 2.0**-53
 
 
-def classes(seed: int, weights: Sequence[float], numbers: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return the index of the class of each request, drawn by weight from its number."""
+def _mix_bits(state: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    """Return the random 64-bit numbers that splitmix64 computes from its states.
+
+    The shifts and factors are the published ones ("variant 13" of Stafford's mixing functions).
+    """
     import numpy as np
 
-    bounds = np.cumsum(weights)
-    return np.searchsorted(
-        bounds[:-1] / bounds[-1], draw_fractions(seed, "class", numbers), side="right"
-    )
+    bits = state
+    for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
+        bits = (bits ^ (bits >> np.uint64(shift))) * np.uint64(factor)
+    return bits ^ (bits >> np.uint64(31))
+
+
+def draw_classes(
+    seed: int, weights: Sequence[float], session_ids: NDArray[np.int64]
+) -> NDArray[np.int64]:
+    """Return the index of the request class of each session, drawn with these weights.
+
+    With the weights 3 and 1, class 0 has the random numbers below 0.75 and class 1 the others.
+    """
+    import numpy as np
+
+    cumulative_weights = np.cumsum(weights)
+    upper_bounds = cumulative_weights / cumulative_weights[-1]
+    fractions = draw_fractions(seed, "class", session_ids)
+    # The class of a number is how many bounds are at or below it. The last bound, 1, never is.
+    return np.searchsorted(upper_bounds[:-1], fractions, side="right")
 
 
 def _digest(seed: int, names: tuple[str | int, ...]) -> bytes:
-    text = repr((int(seed), *(name if isinstance(name, str) else int(name) for name in names)))
+    """Return the SHA-256 of a seed and the names of a purpose.
+
+    NumPy integers count as the Python integers of the same value.
+    """
+    plain_names = (name if isinstance(name, str) else int(name) for name in names)
+    text = repr((int(seed), *plain_names))
     return hashlib.sha256(text.encode()).digest()

@@ -103,13 +103,13 @@ def merge_slos(base: Slo, added: Slo) -> Slo:
 
 def describe_slo(slo: Slo) -> str:
     """Return an SLO as text: `TTFT p99 at most 2,000 ms, TPOT p95 at most 40 ms`."""
-    texts = [promise(term.metric, term.quantile, term.limit_ns / 1e6) for term in slo.terms]
+    texts = [describe_term(term.metric, term.quantile, term.limit_ns / 1e6) for term in slo.terms]
     if slo.goodput_share is not None:
         texts.append(f"at least {slo.goodput_share * 100:.6g}% of the requests meet every limit")
     if slo.task is not None:
         within_ms = None if slo.task.within_ns is None else slo.task.within_ns / 1e6
         wait_ms = None if slo.task.wait_ns is None else slo.task.wait_ns / 1e6
-        limits = task_promise(within_ms, wait_ms)
+        limits = describe_task_limits(within_ms, wait_ms)
         texts.append(f"at least {slo.task.share * 100:.6g}% of the tasks {limits}")
     return ", ".join(texts)
 
@@ -121,8 +121,8 @@ def sent_headers(slo: Slo | None) -> dict[str, str]:
     tightest_ns: dict[str, int] = {}
     for term in slo.terms:
         if term.metric in ("ttft", "tpot"):
-            limit_ns = tightest_ns.get(term.metric, term.limit_ns)
-            tightest_ns[term.metric] = min(limit_ns, term.limit_ns)
+            tightest_so_far_ns = tightest_ns.get(term.metric, term.limit_ns)
+            tightest_ns[term.metric] = min(tightest_so_far_ns, term.limit_ns)
     return {
         f"{prefix}-{metric}-ms": f"{limit_ns / 1e6:.10g}"
         for metric, limit_ns in tightest_ns.items()
@@ -171,12 +171,12 @@ def name(metric: str, quantile: float) -> str:
     return f"{label} p{quantile * 100:g}"
 
 
-def promise(metric: str, quantile: float, limit_ms: float) -> str:
-    """Return an objective as text: `TTFT p99 at most 2,000 ms`, with the limit as written."""
+def describe_term(metric: str, quantile: float, limit_ms: float) -> str:
+    """Return a limit of a metric as text: `TTFT p99 at most 2,000 ms`."""
     return f"{name(metric, quantile)} at most {limit_ms:,.10g} ms"
 
 
-def task_promise(within_ms: float | None, wait_ms: float | None) -> str:
+def describe_task_limits(within_ms: float | None, wait_ms: float | None) -> str:
     """Return the limits of a task as text: `within 90 s and no wait of more than 2 s`."""
     limits = []
     if within_ms is not None:

@@ -28,7 +28,8 @@ UNIT_NS = {
 }
 TimeUnit: TypeAlias = Literal["s", "ms", "us", "ns"]
 """A unit of the times in a file; a key of `UNIT_NS`."""
-PER_S = {"s": 1, "min": 60, "m": 60, "h": 3_600}
+SECONDS_PER_UNIT = {"s": 1, "min": 60, "m": 60, "h": 3_600}
+"""The units of time of a rate, such as the `min` of `600/min`."""
 MOST_TOKENS = 10_000_000  # of a prompt or an answer: ten times the longest known context
 LONGEST_NS = 366 * 24 * UNIT_NS["h"]  # one year, so that sums of durations fit easily into 64 bits
 
@@ -69,54 +70,68 @@ class InvalidValueError(ValueError):
 
     def __init__(self, code: Code, predicate: str, hint: str, key: str = "") -> None:
         super().__init__(predicate)
-        self.code, self.hint, self.key = code, hint, key
+        self.code = code
+        self.hint = hint
+        self.key = key
 
 
 def seconds(text: str) -> float:
     """Return the seconds of `30s`, `2m` or a bare `30`. Raises `InvalidValueError`."""
-    return duration_ns(text, bare="s") / 1e9
+    return duration_ns(text, default_unit="s") / 1e9
 
 
-def duration_ns(text: str, bare: str | None = None) -> int:
+def duration_ns(text: str, default_unit: str | None = None) -> int:
     """Return the nanoseconds of `30s`, `250ms`, `2m`, `1m30s` or `1h`; at most one year.
 
     Args:
         text: The duration.
-        bare: The unit of a number without one: "s" for options, "ms" for `goodput`. Without it only
-            `0` needs no unit.
+        default_unit: The unit of a number without one: "s" for options, "ms" for `goodput`. Without
+            it only `0` needs no unit.
 
     Raises:
         InvalidValueError: The text is no duration, or it is out of range.
     """
     text = text.strip()
-    parts = _SEVERAL_UNITS.fullmatch(text) if text else None
-    if parts is not None:
-        ns = sum(int(number or 0) * UNIT_NS[unit] for unit, number in parts.groupdict().items())
+    several_units = _SEVERAL_UNITS.fullmatch(text)
+    if text and several_units is not None:
+        ns = sum(
+            int(number) * UNIT_NS[unit]
+            for unit, number in several_units.groupdict(default="0").items()
+        )
         return _within_a_year(ns)
-    match = _QUANTITY.fullmatch(text)
-    if match is None:
+    one_unit = _QUANTITY.fullmatch(text)
+    if one_unit is None:
         raise InvalidValueError("invalid_value", "must be a duration", DURATION_HINT)
-    number, unit = Decimal(match["number"]), match["unit"] or bare
+    return _quantity_ns(one_unit["number"], one_unit["unit"] or default_unit)
+
+
+def _quantity_ns(number_text: str, unit: str | None) -> int:
+    """Return the nanoseconds of a number of units. Only the number 0 needs no unit.
+
+    Raises `InvalidValueError`.
+    """
+    number = Decimal(number_text)
+    if number == 0 and unit is None:
+        return 0
     if unit is None:
-        if number == 0:
-            return 0
         raise InvalidValueError(
-            "invalid_value",
-            "needs a unit",
-            f"write {match['number']}s or {match['number']}ms",
+            "invalid_value", "needs a unit", f"write {number_text}s or {number_text}ms"
         )
     if unit not in UNIT_NS:
-        did_you_mean = _suggest_unit(unit)
-        hint = (
-            f'did you mean "{match["number"]}{did_you_mean}"? {DURATION_HINT}'
-            if did_you_mean
-            else DURATION_HINT
-        )
-        raise InvalidValueError("invalid_value", f'has the unknown unit "{unit}"', hint)
+        raise _unknown_unit_error(number_text, unit)
     ns = _within_a_year(round(number * UNIT_NS[unit]))
     if ns == 0 and number > 0:
         raise InvalidValueError("out_of_range", "must be at least 1 ns", DURATION_HINT)
     return ns
+
+
+def _unknown_unit_error(number_text: str, unit: str) -> InvalidValueError:
+    """Return the error of an unknown unit, with a hint such as `did you mean "5s"?`."""
+    hint = DURATION_HINT
+    suggested_unit = _suggest_unit(unit)
+    if suggested_unit:
+        hint = f'did you mean "{number_text}{suggested_unit}"? {DURATION_HINT}'
+    return InvalidValueError("invalid_value", f'has the unknown unit "{unit}"', hint)
 
 
 def _within_a_year(ns: int) -> int:
@@ -134,61 +149,66 @@ def _suggest_unit(written: str) -> str:
     return _UNITS_BY_OTHER_NAMES.get(lowered, "")
 
 
-def time_slice(text: str, bare: str | None = None) -> tuple[int, int | None]:
+def time_slice(text: str, default_unit: str | None = None) -> tuple[int, int | None]:
     """Return begin and end in ns of `10m..20m`, `10m..` or `..20m`. An end of None means no end.
 
-    Raises `InvalidValueError`.
+    A number without a unit has the `default_unit`. Raises `InvalidValueError`.
     """
     hint = "write 10m..20m, 10m.. (to the end) or ..20m (from the beginning)"
     begin, dots, end = text.strip().partition("..")
     if not dots or not (begin or end):
         raise InvalidValueError("invalid_value", "must be a time range", hint)
-    begin_ns = duration_ns(begin, bare) if begin else 0
-    end_ns = duration_ns(end, bare) if end else None
+    begin_ns = duration_ns(begin, default_unit) if begin else 0
+    end_ns = duration_ns(end, default_unit) if end else None
     if end_ns is not None and end_ns <= begin_ns:
         raise InvalidValueError("out_of_range", "must end after it starts", hint)
     return begin_ns, end_ns
 
 
-_COUNT = re.compile(r"([0-9]+(?:\.[0-9]+)?)([kM]?)")
-_TIMES = {"": 1, "k": 1_000, "M": 1_000_000}
+_COUNT = re.compile(r"(?P<number>[0-9]+(?:\.[0-9]+)?)(?P<suffix>[kM]?)")
+_COUNT_FACTORS = {"": 1, "k": 1_000, "M": 1_000_000}
 
 
 def count(text: str) -> int:
     """Return the integer of `5000`, `5,000` or `5k`, at least 1. Raises `InvalidValueError`."""
     match = _COUNT.fullmatch(text.strip().replace(",", "").replace("_", ""))
-    number = float(match[1]) * _TIMES[match[2]] if match else 0.0
-    if not 1 <= number < 1e12 or number != int(number):
+    number = float(match["number"]) * _COUNT_FACTORS[match["suffix"]] if match else 0.0
+    is_integer = number == int(number)
+    if not is_integer or not 1 <= number < 1e12:
         raise InvalidValueError("invalid_value", "must be an integer", "for example 5000 or 5k")
     return int(number)
 
 
-def rate_per_s(text: str, bare: bool = False) -> float:
+def rate_per_s(text: str, default_unit: str | None = None) -> float:
     """Return the events per second of `10/s` or `600/min`, always above zero.
 
-    Raises `InvalidValueError`.
+    The text `inf` is an infinite rate: all events are at once.
 
-    `inf` stands for everything at once.
+    Args:
+        text: The rate.
+        default_unit: The unit of time of a number without one, such as "s" for options. Without it
+            the text needs a unit.
 
-    bare: whether a number without unit is allowed and means per second.
+    Raises:
+        InvalidValueError: The text is no rate, or it is below one event in eleven days.
     """
     text = text.strip()
     if text == "inf":
         return math.inf
-    if bare and re.fullmatch(NUMBER, text):
-        text += "/s"
-    match = _RATE.fullmatch(text)
-    if match is None:
-        if re.fullmatch(NUMBER, text):
+    if re.fullmatch(NUMBER, text):
+        if default_unit is None:
             raise InvalidValueError(
                 "invalid_value", "needs a unit", f"write {text}/s or {text}/min"
             )
+        text += f"/{default_unit}"
+    match = _RATE.fullmatch(text)
+    if match is None:
         raise InvalidValueError("invalid_value", "must be a rate", RATE_HINT)
-    if match["unit"] not in PER_S:
+    if match["unit"] not in SECONDS_PER_UNIT:
         raise InvalidValueError(
             "invalid_value", f'has the unknown unit "/{match["unit"]}"', RATE_HINT
         )
-    rate = float(Decimal(match["number"]) / PER_S[match["unit"]])
+    rate = float(Decimal(match["number"]) / SECONDS_PER_UNIT[match["unit"]])
     if rate < 1e-6:
         raise InvalidValueError(
             "out_of_range",
@@ -203,8 +223,8 @@ def rate_or_zero_per_s(text: str) -> float:
 
     Raises `InvalidValueError`.
     """
-    match = re.fullmatch(rf"({NUMBER}) ?(/ ?(s|min|m|h))?", text.strip())
-    if match is not None and float(match[1]) == 0:
+    match = re.fullmatch(rf"(?P<number>{NUMBER}) ?(/ ?(s|min|m|h))?", text.strip())
+    if match is not None and float(match["number"]) == 0:
         return 0.0
     return rate_per_s(text)
 

@@ -569,7 +569,7 @@ def _parse_demand(
             "--users, --rate",
             "--users 5000, or --rate 50",
         )
-    rate_per_s = parse_option("--rate", rate, partial(units.rate_per_s, bare=True))
+    rate_per_s = parse_option("--rate", rate, partial(units.rate_per_s, default_unit="s"))
     if rate_per_s is not None and not 0 < rate_per_s < float("inf"):
         raise UserError(
             "invalid_value", f'"{rate}" must be a rate above 0', "--rate", "like 50 or 600/min"

@@ -70,7 +70,9 @@ def fit(
     from loadgen.interop.fit_workload import render_workload
     from loadgen.interop.trace_fit import fit_trace
 
-    time_range = parse_option("--trace-slice", trace_slice, partial(units.time_slice, bare="s"))
+    time_range = parse_option(
+        "--trace-slice", trace_slice, partial(units.time_slice, default_unit="s")
+    )
     requests = read_trace(
         trace, time_slice=time_range, skip_bad=on_bad_row == "skip", unit=trace_unit
     )

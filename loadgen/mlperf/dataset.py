@@ -136,7 +136,7 @@ def _shuffled_lengths(
             f"--mean-{kind} {mean:g}",
             f"give a mean between {shortest} and {longest} tokens, the maximum of {benchmark}",
         )
-    order = seeds.stream(ORDER_SEED, "mlperf", benchmark, kind).permutation(count)
+    order = seeds.generator(ORDER_SEED, "mlperf", benchmark, kind).permutation(count)
     return _gamma_lengths(count, mean, shortest, longest)[order]
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from loadgen.core import format
 from loadgen.core.metrics import token_usage
-from loadgen.core.slo import promise
+from loadgen.core.slo import describe_term
 from loadgen.mlperf.loadgen_spread import PERCENTILES
 from loadgen.mlperf.log_files import checker_text
 from loadgen.mlperf.result import DISCLOSURE, MlperfResult
@@ -311,7 +311,7 @@ def limits_table(result: MlperfResult) -> Table:
 
 def _describe_limit(check: Check) -> str:
     """Return a limit as text, for example "TTFT p99 at most 2,000 ms"."""
-    return promise(check.metric, LIMIT_QUANTILE, check.limit_ns / NS_PER_MS)
+    return describe_term(check.metric, LIMIT_QUANTILE, check.limit_ns / NS_PER_MS)
 
 
 def _format_checked_value(check: Check) -> str:

@@ -135,7 +135,7 @@ def find_task_goodput(scope: SloScope) -> TaskGoodput | None:
 
 def describe_task_limits(tasks: TaskGoodput) -> str:
     """Return the limits of a task: `within 90 s and no wait of more than 2 s`."""
-    return slo.task_promise(tasks.within_ms, tasks.wait_ms)
+    return slo.describe_task_limits(tasks.within_ms, tasks.wait_ms)
 
 
 def format_limit(share: float) -> str:

@@ -16,7 +16,7 @@ from loadgen.core.errors import CombinedError, LoadgenError, UserError, collecti
 from loadgen.core.execution import run_manifest
 from loadgen.core.execution.backend import filling_rate
 from loadgen.core.metrics.sustainable import CONFIRMATION_FACTOR
-from loadgen.core.slo import ATTAINMENT, Slo, task_promise
+from loadgen.core.slo import ATTAINMENT, Slo, describe_task_limits
 from loadgen.core.workload import Closed, Mix, Workload
 from loadgen.core.workload.flags import select_load_options
 from loadgen.repeated import capacity
@@ -286,7 +286,7 @@ def _parse_trial_length(text: str | None, workload: Workload) -> int:
 
     Raises UserError for a text that is not a duration.
     """
-    parse_duration = partial(units.duration_ns, bare="s")
+    parse_duration = partial(units.duration_ns, default_unit="s")
     trial_ns = parse_option("--duration", text, parse_duration)
     return trial_ns or capacity.default_trial_ns(workload)
 
@@ -366,7 +366,7 @@ def _build_goal(workload: Workload, settings: Settings, place: str) -> Goal:
 
 def _parse_warmup(text: str | None, options: SearchOptions) -> int:
     """Return the length of the warm-up before each trial; 0 for none. Raises UserError."""
-    warmup_ns = parse_option("--warmup", text, partial(units.duration_ns, bare="s")) or 0
+    warmup_ns = parse_option("--warmup", text, partial(units.duration_ns, default_unit="s")) or 0
     if warmup_ns and options.is_closed_loop:
         raise UserError(
             "unsupported",
@@ -536,7 +536,7 @@ def _describe_slo(slo: Slo | None, prefix: str) -> Iterator[str]:
     if slo.goodput_share is not None:
         yield f"{prefix}goodput {slo.goodput_share:.6g}"
     if slo.task is not None:
-        objective = task_promise(_to_ms(slo.task.within_ns), _to_ms(slo.task.wait_ns))
+        objective = describe_task_limits(_to_ms(slo.task.within_ns), _to_ms(slo.task.wait_ns))
         yield f"{prefix}{slo.task.share:.6g} of tasks {objective}"
 
 

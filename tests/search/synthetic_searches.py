@@ -33,7 +33,7 @@ def queue_rows(rate: float, seed: int, length_s: float = 120) -> np.ndarray:  # 
 
     TTFT is the wait, and every response takes a second after its first token.
     """
-    rng = seeds.stream(seed, "queue")
+    rng = seeds.generator(seed, "queue")
     count = rng.poisson(rate * length_s)
     arrivals_s = np.sort(rng.random(count)) * length_s
     service_times_s = rng.standard_exponential(count) / CAPACITY
@@ -59,7 +59,7 @@ def run_with_chance(search: LoadSearch, theta: float, sigma: float, seed: int) -
 
     The probability is Phi((theta - x) / sigma), where x is the logarithm of the offered load.
     """
-    rng = seeds.stream(seed, "outcomes")
+    rng = seeds.generator(seed, "outcomes")
     while (trial := search.next_trial()) is not None:
         log_offered = math.log(trial.load) + rng.normal(0, 0.003)
         has_passed = log_offered + rng.normal(0, sigma) <= math.log(theta)

@@ -27,7 +27,7 @@ pytestmark = pytest.mark.commands
 def test_the_interval_covers_the_capacity_and_the_result_is_precise() -> None:
     covered = near = 0
     for seed in range(30):  # more of them: benchmarks/search_truth.py coverage
-        theta = 100 * 2 ** float(seeds.stream(seed, "theta").uniform(-0.8, 0.8))
+        theta = 100 * 2 ** float(seeds.generator(seed, "theta").uniform(-0.8, 0.8))
         answer = run_with_chance(
             LoadSearch(SearchSettings(low=50, high=200, precision=0.01)), theta, 0.004, seed
         ).result

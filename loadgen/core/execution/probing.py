@@ -147,7 +147,7 @@ def random_samples(
     tokenizer: tokens.Tokenizer, lengths_in_words: Sequence[int]
 ) -> list[tuple[str, int]]:
     """Return random texts, which no cache can contain, with their tokens."""
-    random = seeds.stream(seeds.fresh(), "probe")
+    random = seeds.generator(seeds.fresh(), "probe")
     texts = [tokens.random_text(tokenizer, words, random) for words in lengths_in_words]
     return [(text, tokenizer.count(text)) for text in texts]
 

@@ -160,7 +160,7 @@ def class_indices(manifest: RunManifest, start_ids: NDArray[np.int64]) -> NDArra
             requests divided by the turns of the run.
     """
     shares = [request_class.share for request_class in manifest.classes]
-    return seeds.classes(manifest.seed or 0, shares, start_ids)
+    return seeds.draw_classes(manifest.seed or 0, shares, start_ids)
 
 
 def is_of_class(manifest: RunManifest, name: str, rows: NDArray[np.void]) -> NDArray[np.bool_]:

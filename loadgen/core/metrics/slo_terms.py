@@ -9,7 +9,7 @@ import msgspec
 from loadgen.core import format
 from loadgen.core.metrics.accumulator import term_sum_name
 from loadgen.core.metrics.uncertainty import Range, uncertainty_limit
-from loadgen.core.slo import promise
+from loadgen.core.slo import describe_term
 from loadgen.core.stats.quantiles import (
     SUPPORT,
     milliseconds,
@@ -64,7 +64,7 @@ class TermResult(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def promise(self) -> str:
         """The term as users write it, such as `TTFT p99 at most 2,000 ms`."""
-        return promise(self.metric, self.quantile, self.limit_ms)
+        return describe_term(self.metric, self.quantile, self.limit_ms)
 
 
 class _SampleCounts(NamedTuple):

@@ -79,7 +79,7 @@ class MixPrompts:
         """Return the index of the class of each session in a block of SESSIONS_PER_BLOCK."""
         first_session = block * SESSIONS_PER_BLOCK
         sessions = np.arange(first_session, first_session + SESSIONS_PER_BLOCK)
-        classes: list[int] = seeds.classes(self._seed, self.session_shares, sessions).tolist()
+        classes: list[int] = seeds.draw_classes(self._seed, self.session_shares, sessions).tolist()
         return classes
 
     def class_of(self, session: int) -> int:

@@ -92,11 +92,12 @@ def _planned_end_ns(stage: ScheduledStage) -> int | None:
 
 
 def _derive_seeds(workload: Workload, seed: int, stage_index: int) -> _StageSeeds:
-    """Return the seeds of a stage.
+    """Return the seeds from which the arrivals of a stage are drawn.
 
-    If the workload sets `schedule_seed`, the first measured Poisson stage uses it exactly as
-    LoadGen uses its `schedule_rng_seed`. All other stages derive a seed of their own, so that no
-    two stages have the same arrival times.
+    Each stage has another `loadgen_seed`, so that no two stages have the same arrival times. If the
+    workload sets `schedule_seed`, the first measured Poisson stage uses it unchanged, exactly as
+    LoadGen uses its `schedule_rng_seed`. The `numpy_seed` is the same for all stages, because the
+    NumPy generator is derived from it and from the index of the stage.
     """
     base_seed = seed if workload.schedule_seed is None else workload.schedule_seed
     loadgen_seed = seeds.derived(base_seed, "arrivals", stage_index)
@@ -177,17 +178,17 @@ def _build_open_stage(
 def _draw_arrivals(stage: Stage, stage_index: int, stage_seeds: _StageSeeds) -> Arrivals:
     """Return the arrival times of an open loop, drawn as its arrival process says.
 
-    Raises ValueError for a closed loop, whose requests arrive when earlier ones have ended.
+    Poisson arrivals use the generator of MLPerf LoadGen (`loadgen_seed`), and the other random ones
+    a NumPy generator (`numpy_seed`). Raises ValueError for a closed loop, whose requests arrive
+    when earlier ones have ended.
     """
-    rng = seeds.stream(stage_seeds.numpy_seed, "arrivals", stage_index)
+    rng = seeds.generator(stage_seeds.numpy_seed, "arrivals", stage_index)
     bounds = {"duration_ns": stage.duration_ns, "count": stage.count}
     match stage.arrival:
         case Constant(rate=rate):
             return arrivals.constant_arrivals(rate, **bounds)
-        case Poisson(rate=rate):
+        case Poisson(rate=rate) if stage.at_least is not None:
             minimum = stage.at_least
-            if minimum is None:
-                return arrivals.poisson_arrivals(rate, seed=stage_seeds.loadgen_seed, **bounds)
             return arrivals.poisson_arrivals_at_least(
                 rate,
                 seed=stage_seeds.loadgen_seed,
@@ -195,16 +196,28 @@ def _draw_arrivals(stage: Stage, stage_index: int, stage_seeds: _StageSeeds) -> 
                 min_count=minimum.count,
                 multiple_of=minimum.passes_of,
             )
+        case Poisson(rate=rate):
+            return arrivals.poisson_arrivals(rate, seed=stage_seeds.loadgen_seed, **bounds)
         case Gamma(rate=rate, burstiness=burstiness):
             return arrivals.gamma_arrivals(rate, burstiness=burstiness, rng=rng, **bounds)
         case Ramp(from_rate=from_rate, to_rate=to_rate):
             return arrivals.ramp_arrivals(from_rate, to_rate, rng=rng, **bounds)
-        case Replay(speed=speed, loop=loop) as replay:
-            # Runs without a trace do not need this module.
-            from loadgen.core.workload import trace_sessions
-
-            recorded = trace_sessions.read_replay_source(replay)
-            return arrivals.replayed_arrivals(
-                recorded.due_ns, recorded.end_ns, speed=speed, loop=loop, **bounds
-            )
+        case Replay() as replay:
+            return _replay_arrivals(replay, stage)
     raise ValueError(f"{stage.arrival!r} has no arrival times")
+
+
+def _replay_arrivals(replay: Replay, stage: Stage) -> Arrivals:
+    """Return the arrival times that a trace recorded, at the speed that the stage requests."""
+    # Runs without a trace do not need this module.
+    from loadgen.core.workload import trace_sessions
+
+    recorded = trace_sessions.read_replay_source(replay)
+    return arrivals.replayed_arrivals(
+        recorded.due_ns,
+        recorded.end_ns,
+        speed=replay.speed,
+        loop=replay.loop,
+        duration_ns=stage.duration_ns,
+        count=stage.count,
+    )

@@ -162,9 +162,11 @@ class Conversations(SessionSequence):
         self._seed = seed
         self._tool_time = tool_time
         self._conversations_per_block = max(1, _PAUSES_PER_BLOCK // turns)
-        # Turn 0 waits for no turn, each later one for one. The last turn has no successor.
-        self._predecessor_counts = (0,) + (1,) * (turns - 1)
-        self._successors = (*((turn + 1,) for turn in range(turns - 1)), ())
+        # Every turn waits for the turn before it. With 3 turns, the turns wait for 0, 1 and 1
+        # others, and their successors are (1,), (2,) and ().
+        predecessors = [[turn - 1] if turn > 0 else [] for turn in range(turns)]
+        self._predecessor_counts = tuple(len(earlier_turns) for earlier_turns in predecessors)
+        self._successors = _successors(predecessors)
         self._cached_block = functools.lru_cache(maxsize=_CACHED_BLOCKS)(self._block_as_lists)
 
     @override
@@ -225,7 +227,7 @@ class Conversations(SessionSequence):
 
     def _draw_block(self, block: int) -> Ints:
         """Draw the pauses in ns of a block, with the shape (conversations, turns - 1)."""
-        rng = seeds.stream(self._seed, "tool_time", block)
+        rng = seeds.generator(self._seed, "tool_time", block)
         shape = (self._conversations_per_block, self.max_turns - 1)
         return _draw_delays(self._tool_time, rng, shape)
 
@@ -307,9 +309,9 @@ class ReplayedSessions(SessionSequence):
     def columns(self, first: int, count: int) -> SessionColumns:
         """Return `count` sessions, from session `first` on, as columns.
 
-        The sessions of the trace are used one after the other, again from the first when all have
-        been used. As in `Tasks.columns`, a turn that waits for several others has only the highest
-        of them as its predecessor.
+        The recorded sessions are used one after the other, again from the first when all have been
+        used. The column `predecessor` has room for one turn. For a turn that waits for several, it
+        has the highest of them; the dispatcher uses the complete graph (`get`).
         """
         recorded_indexes = self._recorded_indexes(first, count)
         predecessors: list[int] = []
@@ -335,10 +337,11 @@ class MixedSessions(SessionSequence):
     """Sessions of several request classes. The class of a session depends on its number."""
 
     def __init__(self, mix: Mix, seed: int) -> None:
-        """Prepare a sequence of sessions for each class.
+        """Prepare a sequence of sessions for each request class of the mix.
 
-        The class of session n is drawn from the seed and n. Its content is that of session n in the
-        sequence of its class, so the other sessions of that sequence are not used.
+        The class of session n is drawn from the seed and n, and its content is session n of the
+        sequence of that class. With the classes chat, code, chat for the sessions 0, 1 and 2, the
+        run has chat session 0, code session 1 and chat session 2. Chat session 1 is never sent.
         """
         classes = list(mix.classes.values())
         self._seed = seed
@@ -353,6 +356,7 @@ class MixedSessions(SessionSequence):
         self.max_parallel_turns = max(
             sessions.max_parallel_turns for sessions in self._sessions_of_class
         )
+        # Drawing the classes of a block of sessions costs about as much as drawing one.
         self._cached_block = functools.lru_cache(maxsize=_CACHED_BLOCKS)(self._block_as_list)
 
     @override
@@ -379,20 +383,19 @@ class MixedSessions(SessionSequence):
         sessions usually are, and then with the turns of each conversation or task.
         """
         class_indexes = self._draw_classes(first, count)
+        has_several_turns = self._has_several_turns[class_indexes]
         turn_counts = self.turn_counts(first, count)
         predecessors = np.full(int(turn_counts.sum()), NOT_APPLICABLE)
         pauses_ns = np.zeros(len(predecessors), np.int64)
 
-        has_several_turns = self._has_several_turns[class_indexes]
-        # The turns of session `first + index` are the rows from `starts[index]` to `ends[index]`.
-        ends = np.cumsum(turn_counts)
-        starts = ends - turn_counts
+        first_rows = np.cumsum(turn_counts) - turn_counts  # the row of turn 0 of each session
         for index in np.flatnonzero(has_several_turns).tolist():
             class_sessions = self._sessions_of_class[class_indexes[index]]
             session_columns = class_sessions.columns(first + index, 1)
-            rows = slice(starts[index], ends[index])
-            predecessors[rows] = session_columns.predecessor
-            pauses_ns[rows] = session_columns.pause_ns
+            first_row = first_rows[index]
+            rows_of_session = slice(first_row, first_row + turn_counts[index])
+            predecessors[rows_of_session] = session_columns.predecessor
+            pauses_ns[rows_of_session] = session_columns.pause_ns
         return SessionColumns(
             turn_counts=turn_counts,
             is_single_request=np.logical_not(has_several_turns),
@@ -408,7 +411,7 @@ class MixedSessions(SessionSequence):
 
     def _draw_classes(self, first: int, count: int) -> Ints:
         """Return the class index of each of `count` sessions, from session `first` on."""
-        return seeds.classes(self._seed, self._weights, np.arange(first, first + count))
+        return seeds.draw_classes(self._seed, self._weights, np.arange(first, first + count))
 
 
 def build_sessions(
@@ -488,12 +491,14 @@ def _draw_within_bounds(
         distribution: The distribution, for its bounds. Without `min` the lower bound is 0.
         shape: The shape of the result.
     """
-    low = distribution.min or 0
-    high = LONGEST_NS if distribution.max is None else distribution.max
-    values = np.rint(draw(shape[0] * shape[1]))
+    min_ns = distribution.min or 0
+    max_ns = LONGEST_NS if distribution.max is None else distribution.max
+    rows, columns = shape
+    delays_ns = np.rint(draw(rows * columns))
     for _ in range(_MAX_REDRAWS):
-        (outside,) = np.nonzero((values < low) | (values > high))
-        if not len(outside):
+        is_outside = (delays_ns < min_ns) | (delays_ns > max_ns)
+        outside_count = int(np.count_nonzero(is_outside))
+        if outside_count == 0:
             break
-        values[outside] = np.rint(draw(len(outside)))
-    return np.clip(values, low, high).astype(np.int64).reshape(shape)
+        delays_ns[is_outside] = np.rint(draw(outside_count))
+    return np.clip(delays_ns, min_ns, max_ns).astype(np.int64).reshape(shape)

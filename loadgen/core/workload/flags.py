@@ -259,7 +259,7 @@ def _parse_salt(text: str) -> str:
 
 def _parse_seconds(text: str) -> int:
     """Return a duration in ns. A number without a unit is in seconds."""
-    return units.duration_ns(text, bare="s")
+    return units.duration_ns(text, default_unit="s")
 
 
 def _parse_seconds_above_zero(text: str) -> int:
@@ -410,7 +410,7 @@ def _add_limit(text: str, limits: Mapping[str, float]) -> dict[str, float]:
 
 
 _PARSERS: dict[str, Callable[[str], Any]] = {
-    "request_rate": lambda text: units.rate_per_s(text, bare=True),
+    "request_rate": lambda text: units.rate_per_s(text, default_unit="s"),
     "burstiness": _positive_number_parser(
         "use 1 for Poisson arrivals, less than 1 for burstier ones, more than 1 for "
         "more regular ones"
@@ -430,7 +430,7 @@ _PARSERS: dict[str, Callable[[str], Any]] = {
     "trace_speed": _positive_number_parser(
         "use 2 for twice the recorded speed, 0.5 for half of it"
     ),
-    "trace_slice": lambda text: units.time_slice(text, bare="s"),
+    "trace_slice": lambda text: units.time_slice(text, default_unit="s"),
     "trace_loop": _count_parser(1, MAX_LOOPS),
     "on_bad_row": _choice_parser({"fail": "", "skip": "leave the row out and count it"}),
     "trace_replay": _choice_parser(

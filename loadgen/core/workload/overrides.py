@@ -66,7 +66,7 @@ def with_unique_prompts(workload: Workload, run_name: str) -> Workload:
     """
     if workload.seed is None:
         return workload
-    salt = seeds.salt_at(workload.seed, workload.salt, run_name)
+    salt = seeds.salt_of_run(workload.seed, workload.salt, run_name)
     return workload.model_copy(update={"salt": salt})
 
 

@@ -46,7 +46,7 @@ def parse_duration_ns(text: str, where: str = "") -> int:
         UserError: The text is no duration. The error names the option, `where`.
     """
     try:
-        return units.duration_ns(text, bare="s")
+        return units.duration_ns(text, default_unit="s")
     except units.InvalidValueError as error:
         raise UserError(error.code, f'"{text}" {error}', where, error.hint) from None
 

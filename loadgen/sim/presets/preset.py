@@ -236,7 +236,7 @@ class Preset(Part):
     def changes(self) -> tuple[ReplicaChange, ...]:
         """The changes of the number of replicas, in order of time."""
         changes = [
-            ReplicaChange(units.duration_ns(time, bare="s"), count)
+            ReplicaChange(units.duration_ns(time, default_unit="s"), count)
             for time, count in self.replicas_at.items()
         ]
         return tuple(sorted(changes, key=lambda change: (change.at_ns, change.serving_count)))

@@ -145,7 +145,7 @@ def test_a_mix_with_too_few_requests_of_a_class_is_reported() -> None:
     classes = (ClassPlan(name="chat", share=0.7), ClassPlan(name="batch", share=0.3))
     records = rows(1, 600, 10.0)
     records["request"] = np.arange(600)
-    drawn = seeds.classes(7, [0.7, 0.3], records["request"])
+    drawn = seeds.draw_classes(7, [0.7, 0.3], records["request"])
     told = checked(records[(drawn == 0) | (np.arange(600) % 4 == 0)], classes=classes)["classes"]
     assert told.ok is False and told.seen is not None and abs(told.seen - (told.asked or 0)) > 0.1
 

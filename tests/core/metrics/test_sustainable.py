@@ -73,7 +73,7 @@ def correlated_noise(
 def test_noise_is_called_growth_in_at_most_one_run_of_a_hundred(
     memory_s: float, series: int, runs: int
 ) -> None:
-    rng = seeds.stream(3, f"{memory_s} {series}")
+    rng = seeds.generator(3, f"{memory_s} {series}")
     alarms = 0
     for _ in range(runs):
         trends = trend.find_trends(list(correlated_noise(rng, series, memory_s)))
@@ -82,7 +82,7 @@ def test_noise_is_called_growth_in_at_most_one_run_of_a_hundred(
 
 
 def test_the_smallest_visible_growth_is_seen_nine_times_in_ten() -> None:
-    rng = seeds.stream(4, "visible")
+    rng = seeds.generator(4, "visible")
     flat = correlated_noise(rng, 120, 0.5)
     line = np.linspace(0, 1, growth.BLOCKS)
     seen = 0
@@ -96,7 +96,7 @@ def test_the_smallest_visible_growth_is_seen_nine_times_in_ten() -> None:
 
 def test_a_smoothly_growing_series_is_found_among_many_others() -> None:
     """Blocks of such a queue are so correlated that a test of the slope alone misses it."""
-    rng = seeds.stream(5, "smooth")
+    rng = seeds.generator(5, "smooth")
     series = list(1000 + 20 * correlated_noise(rng, 143, 10))
     series.append(200 + np.cumsum(350 + 90 * rng.standard_normal(16)))
     finding = trend.find_trends(series)
@@ -130,7 +130,7 @@ def simulate_queues(
 
     `loads` are fractions of the capacity; each response takes one more second.
     """
-    rng = seeds.stream(seed, "queues")
+    rng = seeds.generator(seed, "queues")
     parts = []
     for target, load in enumerate(loads):
         n = rng.poisson(rate * length_s)
@@ -264,7 +264,7 @@ def simulate_growing_requests(
 
     The time to the first token is that of the prompt, and the rest that of the response.
     """
-    rng = seeds.stream(6, "lengthening")
+    rng = seeds.generator(6, "lengthening")
     n, length_s = 12_000, 600
     rows = blank(n)
     rows["due_ns"] = rows["sent_ns"] = np.sort(rng.random(n) * length_s * S).astype(np.int64)
@@ -301,7 +301,7 @@ def test_a_growing_queue_is_found_although_requests_become_longer(field: str) ->
 
 def test_a_noisy_load_with_few_requests_in_flight_is_sustained() -> None:
     """Only 1 % of the requests of the second half are in flight, so no more can have piled up."""
-    rng = seeds.stream(9, "noise")
+    rng = seeds.generator(9, "noise")
     rows = simulate_queues([0.5], length_s=60)
     bursts = 1 + 30 * (rng.random(len(rows)) < 0.01)
     delay_ns = (rng.lognormal(0, 1, len(rows)) * bursts * 20 * MS).astype(np.int64)
@@ -437,7 +437,7 @@ def count_intervals_covering(
     """
     hits, probes = 0, 0
     for seed in range(count):
-        rng = seeds.stream(seed, f"spread {spread}")
+        rng = seeds.generator(seed, f"spread {spread}")
         truth = float(rng.uniform(70, 140))
         search = LoadSearch(
             SearchSettings(low=1, high=1e6, start=10, precision=0.02, run_spread=run_spread)

@@ -56,10 +56,16 @@ def test_a_salt_comes_from_the_seed_the_word_or_is_fresh() -> None:
     assert seeds.salt_of(7, "blue") == "blue"
     assert seeds.salt_of(7, "fresh") != seeds.salt_of(7, "fresh")
     assert (
-        len({seeds.salt_of(7, None), seeds.salt_at(7, None, "c1"), seeds.salt_at(7, None, "c2")})
+        len(
+            {
+                seeds.salt_of(7, None),
+                seeds.salt_of_run(7, None, "c1"),
+                seeds.salt_of_run(7, None, "c2"),
+            }
+        )
         == 3
     )
-    assert seeds.salt_at(7, "blue", "c1") == "blue.c1"
+    assert seeds.salt_of_run(7, "blue", "c1") == "blue.c1"
 
 
 def test_the_python_api_takes_a_salt(tmp_path: Path) -> None:

@@ -55,7 +55,7 @@ def test_an_interval_of_too_few_values_is_unbounded(values: list[float]) -> None
 
 def _walk(seed: int, n: int, r: float) -> np.ndarray:  # type: ignore[type-arg]
     """Values of mean 0 and variance 1, each correlated by r with the one before."""
-    noise = seeds.stream(seed, "walk").standard_normal(n) * math.sqrt(1 - r * r)
+    noise = seeds.generator(seed, "walk").standard_normal(n) * math.sqrt(1 - r * r)
     out = np.empty(n)
     value = noise[0] / math.sqrt(1 - r * r)
     for i in range(n):
@@ -83,7 +83,7 @@ def test_block_bootstrap_covers_a_high_quantile() -> None:
         found = block_errors.block_bootstrap(
             values,
             lambda part: float(np.quantile(part, 0.9)),
-            seeds.stream(seed, "bootstrap"),
+            seeds.generator(seed, "bootstrap"),
             resamples=200,
         )
         covered += _holds(found, truth)
@@ -105,7 +105,7 @@ def test_a_ratio_has_the_interval_of_fieller() -> None:
 def test_intervals_of_ratios_cover_the_true_ratio() -> None:
     covered = 0
     for seed in range(200):
-        rng = seeds.stream(seed, "ratio")
+        rng = seeds.generator(seed, "ratio")
         covered += _holds(
             intervals.ratio_of_means(rng.normal(3.0, 0.3, 6), rng.normal(2.0, 0.4, 6)), 1.5
         )
@@ -134,7 +134,7 @@ def test_intervals_of_wilson_equal_a_worked_example() -> None:
 
 
 def test_the_effective_size_of_correlated_marks_is_smaller() -> None:
-    marks = [np.repeat((seeds.stream(1, "marks").random(400) < 0.2).astype(float), 50)]
+    marks = [np.repeat((seeds.generator(1, "marks").random(400) < 0.2).astype(float), 50)]
     sample_size = quantile_interval.estimate_effective_sample_size(marks)
     assert 150 < sample_size < 1000, "20,000 marks in stretches of 50 equal ones: 400 by nature"
     assert quantile_interval.estimate_effective_sample_size([np.zeros(30)]) == 30
@@ -159,7 +159,7 @@ def test_tolerance_limits_cover_correlated_values(memory: float) -> None:
     """The limit is below the true p99 of a normal law in about 2.5 % of samples of 20."""
     below = 0
     for seed in range(400):
-        draw = seeds.stream(seed, "tolerance").normal(size=20)
+        draw = seeds.generator(seed, "tolerance").normal(size=20)
         values = [draw[0]]
         for one in draw[1:]:
             values.append(memory * values[-1] + math.sqrt(1 - memory**2) * one)
@@ -173,7 +173,7 @@ def test_tolerance_limits_cover_correlated_values(memory: float) -> None:
 
 def test_ratios_of_intervals_cover_the_true_ratio() -> None:
     """Of two means, exponential values: skewed, as latencies are."""
-    rng, covered = seeds.stream(2, "quotient"), 0
+    rng, covered = seeds.generator(2, "quotient"), 0
     for _ in range(200):
         over = intervals.replications(rng.exponential(2.0, 40))
         under = intervals.replications(rng.exponential(1.0, 40))
@@ -190,7 +190,7 @@ def test_ratios_of_intervals_cover_the_true_ratio() -> None:
 
 
 def test_the_start_up_of_a_series_is_found() -> None:
-    rng = seeds.stream(1, "transient")
+    rng = seeds.generator(1, "transient")
     rise = 100 * (1 - np.exp(-np.arange(60) / 4.0)) + rng.normal(0, 1, 60)
     place = intervals.startup_length(rise)
     assert place is not None
@@ -202,7 +202,7 @@ def test_the_start_up_of_a_series_is_found() -> None:
 def test_growth_of_a_series_is_extrapolated() -> None:
     ahead, bound = intervals.extrapolate_growth([5.0 + 0.5 * i for i in range(20)], 10)
     assert (ahead, bound) == (pytest.approx(5.0), pytest.approx(5.0))
-    flat, high = intervals.extrapolate_growth(seeds.stream(2, "flat").normal(50, 1, 40), 40)
+    flat, high = intervals.extrapolate_growth(seeds.generator(2, "flat").normal(50, 1, 40), 40)
     assert abs(flat) < high < 10
     assert intervals.extrapolate_growth([1.0, 2.0], 5)[1] == math.inf
 

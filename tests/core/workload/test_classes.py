@@ -88,12 +88,12 @@ def test_seed_and_number_determine_the_class_with_the_requested_shares(
 ) -> None:
     made = prompts(workload(tmp_path))
     numbers = np.arange(200_000)
-    drawn = seeds.classes(7, list(SHARES.values()), numbers)
+    drawn = seeds.draw_classes(7, list(SHARES.values()), numbers)
     assert [made.class_of(number) for number in (0, 1, 5000, 1023, 1024, 199_999)] == [
         drawn[number] for number in (0, 1, 5000, 1023, 1024, 199_999)
     ]
-    assert (seeds.classes(7, list(SHARES.values()), numbers[::-1]) == drawn[::-1]).all()
-    assert (seeds.classes(8, list(SHARES.values()), numbers) != drawn).any()
+    assert (seeds.draw_classes(7, list(SHARES.values()), numbers[::-1]) == drawn[::-1]).all()
+    assert (seeds.draw_classes(8, list(SHARES.values()), numbers) != drawn).any()
     for index, share in enumerate(SHARES.values()):
         spread = math.sqrt(share * (1 - share) * len(numbers))
         assert abs(int((drawn == index).sum()) - share * len(numbers)) < 4 * spread
@@ -178,7 +178,7 @@ def test_metrics_of_classes_add_up_to_the_total(tmp_path: Path) -> None:
         requested_workload, Settings(url="sim:gb300-vm", out=tmp_path / "out")
     )
     rows = store.read_run(folder).rows
-    of_class = seeds.classes(3, list(SHARES.values()), rows["request"])
+    of_class = seeds.draw_classes(3, list(SHARES.values()), rows["request"])
     assert [part.name for part in summary.classes] == list(SHARES)
     for index, (part, (input_tokens, output_tokens)) in enumerate(
         zip(summary.classes, LENGTHS.values(), strict=True)
@@ -260,7 +260,7 @@ def test_the_server_counts_the_requested_tokens_of_each_class(tmp_path: Path) ->
         )
         summary, folder = execute(requested_workload, structs.replace(settings, workers=2))
     rows = store.read_run(folder).rows
-    drawn = seeds.classes(5, list(SHARES.values()), rows["request"])
+    drawn = seeds.draw_classes(5, list(SHARES.values()), rows["request"])
     lengths = np.array(list(LENGTHS.values()))[drawn]
     assert len(rows) == summary.requests.ok == 80
     assert (rows["output_tokens"] == lengths[:, 1]).all()
@@ -322,7 +322,7 @@ def test_each_model_has_a_row_that_agrees_with_the_server(tmp_path: Path) -> Non
     assert summary.fairness.ok_index == summary.fairness.good_index == 1
     rows = store.read_run(folder).rows
     share = [plan.share for plan in store.read_run(folder).manifest.classes]
-    drawn = seeds.classes(2, share, rows["request"])
+    drawn = seeds.draw_classes(2, share, rows["request"])
     for model, part in found.items():
         own = rows[
             np.isin(

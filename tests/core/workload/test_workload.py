@@ -466,7 +466,7 @@ def test_any_bytes_load_or_raise_a_combined_error(tmp_path_factory: Any, data: b
 def test_durations_are_exact(ns: int) -> None:
     assert units.duration_ns(f"{ns}ns") == ns
     assert units.duration_ns(f"{ns // S}.{ns % S:09d}s") == ns
-    assert units.duration_ns(f"{ns // S}.{ns % S:09d}", bare="s") == ns
+    assert units.duration_ns(f"{ns // S}.{ns % S:09d}", default_unit="s") == ns
 
 
 @given(st.text(max_size=12))
@@ -914,12 +914,12 @@ def test_streams_are_reproducible_and_apart() -> None:
         (0, "a", "a"),
         (0, "aa"),
     ]
-    draws = [seeds.stream(*name).integers(0, 2**63, 4).tolist() for name in names]
-    assert draws == [seeds.stream(*name).integers(0, 2**63, 4).tolist() for name in names]
+    draws = [seeds.generator(*name).integers(0, 2**63, 4).tolist() for name in names]
+    assert draws == [seeds.generator(*name).integers(0, 2**63, 4).tolist() for name in names]
     assert len({tuple(draw) for draw in draws}) == len(names)
     # frozen: a stored seed must mean the same run in every later version
     assert draws[0][0] == 3859242912598124199 and seeds.derived(0, "a") == 450643532380275732
-    assert abs(seeds.stream(7, "x").random(4_000).mean() - 0.5) < 0.03
+    assert abs(seeds.generator(7, "x").random(4_000).mean() - 0.5) < 0.03
 
 
 def test_fresh_seeds_differ_and_survive_json() -> None:
