@@ -456,7 +456,7 @@ def _is_unchanged(folder: Path) -> bool:
     """Return True if a directory has a list of hashes, and every file has its hash."""
     from loadgen.core.results import checksums
 
-    return bool(checksums.read(folder)) and not checksums.find_changes(folder)
+    return bool(checksums.read_checksums(folder)) and not checksums.find_changes(folder)
 
 
 ReturnT = TypeVar("ReturnT")

@@ -142,7 +142,7 @@ def verify_bundle(
 
 def _check_hashes(root: Path) -> list[Mismatch]:
     """Return the files that differ from SHA256SUMS, are not listed in it, or are missing."""
-    if checksums.read(root) is None:
+    if checksums.read_checksums(root) is None:
         description = "is missing, so no hash can be checked"
         return [Mismatch(file=SUMS, code="no_hashes", description=description)]
     problems = dict(checksums.find_changes(root))

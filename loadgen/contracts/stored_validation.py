@@ -155,7 +155,7 @@ def verify_checksums(directory: Path) -> dict[str, str]:
     Returns:
         Name of a file -> what is wrong with it. Empty if all files are unchanged.
     """
-    if checksums.read(directory) is None:
+    if checksums.read_checksums(directory) is None:
         return {checksums.FILE: "missing, so changes of the files cannot be detected"}
     unlisted = dict.fromkeys(checksums.unlisted(directory), "not listed in SHA256SUMS")
     return checksums.find_changes(directory) | unlisted

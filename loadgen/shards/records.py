@@ -130,7 +130,9 @@ def _lost_records(slots: NDArray[np.void], worker: int) -> NDArray[np.void]:
             virtual_user=int(slot["virtual_user"]),
         )
         due_ns = int(slot["due_ns"])
-        records.append(encode_unsent_record(key, due_ns, "worker_died", "lost", UNKNOWN, text=0))
+        records.append(
+            encode_unsent_record(key, due_ns, "worker_died", "lost", UNKNOWN, text_index=0)
+        )
     return np.frombuffer(b"".join(records), ROW)
 
 

@@ -83,7 +83,7 @@ def write_run(run_dir: Path, contents: RunContents) -> None:
     _write_event_timelines(run_dir / "flows", results)
     _write_records(run_dir / "requests", results)
     if results.events is not None:
-        gaps.write(run_dir, iterate_gaps(results.events))
+        gaps.write_request_gaps(run_dir, iterate_gaps(results.events))
     if contents.replica_counts:
         store.replace(run_dir / series.FILE, _json_lines(contents.replica_counts))
 

@@ -216,7 +216,7 @@ def test_a_place_that_cannot_be_written_is_told_before_the_first_request(
     from loadgen.core.results import object_store
 
     with refused(UserError, code):
-        object_store.open(url)
+        object_store.open_folder(url)
 
 
 def test_without_ray_the_error_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:

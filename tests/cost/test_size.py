@@ -724,7 +724,11 @@ def test_the_answer_stays_in_a_folder_with_its_page(
     (made,) = (folder / "results").glob("size-rag-*")
     assert f"Report: {made.relative_to(folder)}" in printed.err
     again = loadgen.load(made)
-    assert again.text == printed.out and checksums.read(made) and not checksums.find_changes(made)
+    assert (
+        again.text == printed.out
+        and checksums.read_checksums(made)
+        and not checksums.find_changes(made)
+    )
     assert _called(*asked, "--json", "-o", "mine") == 0
     document = json.loads(capsys.readouterr().out)
     assert document == json.loads((folder / "mine" / "size.json").read_text())

@@ -153,7 +153,7 @@ def test_a_run_can_be_repeated(tmp_path: Path, capsys: pytest.CaptureFixture[str
     assert "No pause" in captured.err
     document = msgspec.json.decode((out / "repeats.json").read_bytes(), type=RepeatSummary)
     assert (
-        "repeats.json" in (checksums.read(out) or {})
+        "repeats.json" in (checksums.read_checksums(out) or {})
         and not checksums.find_changes(out)
         and not checksums.unlisted(out)
     )

@@ -172,7 +172,7 @@ def test_what_was_appended_is_read_until_where_a_worker_was_killed(tmp_path: Pat
     torn.write_bytes(torn.read_bytes()[:-3])
     found = request_gaps.read_request_gaps(tmp_path) or {}
     assert sorted(found) == [4, 5, 6, 7, 8]
-    gaps.write(tmp_path, gaps.read_event_files(tmp_path, 24))
+    gaps.write_request_gaps(tmp_path, gaps.read_event_files(tmp_path, 24))
     (tmp_path / "spool" / "w0.events").unlink()
     again = request_gaps.read_request_gaps(tmp_path) or {}
     assert {slot: one.tolist() for slot, one in again.items()} == {

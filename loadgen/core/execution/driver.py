@@ -520,13 +520,13 @@ class Driver:
         Texts, such as the message of a failure, are stored in a file of their own, without API
         keys. The record refers to its text by the number of the text.
         """
-        text_number = _NO_TEXT
+        text_index = _NO_TEXT
         text = text_for_record(completion)
         if text:
-            text_number = self._record_log.number_text(self._redact(text))
+            text_index = self._record_log.number_text(self._redact(text))
         key = self._record_key(slot, target)
         return encode_sent_record(
-            key, completion, self.start_ns, text=text_number, request_facts=request_facts
+            key, completion, self.start_ns, text_index=text_index, request_facts=request_facts
         )
 
     def _record_unsent(self, slot: DispatchedSlot) -> None:
@@ -644,10 +644,14 @@ class Driver:
     def _write_timelines(self) -> None:
         """Write the histograms and timelines of output events that have changed."""
         for stage, timeline in enumerate(self._timelines):
-            if timeline.used:
-                bins = timeline.bins[: timeline.used]
+            if timeline.bin_count:
+                bins = timeline.bins[: timeline.bin_count]
                 self._record_log.write_event_counts(
-                    stage, timeline.gaps, bins, timeline.first, errors=timeline.errors
+                    stage,
+                    timeline.gaps,
+                    bins,
+                    timeline.first_bin,
+                    uncertainties=timeline.uncertainties,
                 )
                 timeline.discard_final_bins()
 

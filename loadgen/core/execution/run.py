@@ -89,7 +89,7 @@ def execute(
     """
     _check_virtual_time(settings)
     # An object store that cannot be reached is reported before the run, not after it.
-    remote = None if settings.store is None else object_store.open(settings.store)
+    remote = None if settings.store is None else object_store.open_folder(settings.store)
     stored_at = None
     manifest_file = ManifestFile()
     all_listeners: Sequence[events.EventHandler] = (
@@ -154,7 +154,7 @@ def finish_run(
     summary = _compact_and_summarize(folder, manifest, compactor)
     store.replace(folder / "summary.json", dump_summary(summary))
     if plan.job.settings.keep == "gaps":
-        gaps.write(folder, gaps.read_event_files(folder))
+        gaps.write_request_gaps(folder, gaps.read_event_files(folder))
     if not compactor.failure:
         store.delete_record_log(folder)
     checksums.write(folder)

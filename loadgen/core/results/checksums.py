@@ -16,10 +16,13 @@ from loadgen.core.results.files import refuse_links, replace
 FILE = "SHA256SUMS"
 
 _DIGEST_CHARS = 64
-_NAME_START = _DIGEST_CHARS + 2
 """Where the name begins in a line: after the digest, a space, and a space or an asterisk."""
 
-_LINE = rf"[0-9a-f]{{{_DIGEST_CHARS}}} [ *].+"
+_CHECKSUM_LINE = re.compile(rf"(?P<digest>[0-9a-f]{{{_DIGEST_CHARS}}}) [ *](?P<name>.+)")
+"""A line of `sha256sum`: the digest, a space, a space or (for binary files) an asterisk, the name.
+
+Example: `e3b0...b855  run.json`.
+"""
 
 
 def write(folder: Path) -> None:
@@ -34,33 +37,36 @@ def begin(folder: Path) -> None:
 
 
 def renew(folder: Path, file: Path) -> None:
-    """Update the hash of one file, if the list of the folder has it."""
-    listed = read(folder)
-    if listed is None or not file.is_relative_to(folder):
+    """Update the hash of one file, if the checksum file of the folder lists it."""
+    digests = read_checksums(folder)
+    if digests is None or not file.is_relative_to(folder):
         return
     name = file.relative_to(folder).as_posix()
-    if name in listed:
-        replace(folder / FILE, _format_lines(listed | {name: _sha256(file)}))
+    if name in digests:
+        digests[name] = _sha256(file)
+        replace(folder / FILE, _format_lines(digests))
 
 
-def read(folder: Path) -> dict[str, str] | None:
-    """Return the listed digest of each file, or None if the folder has no list that can be read.
+def read_checksums(folder: Path) -> dict[str, str] | None:
+    """Return the SHA-256 digest of each file that the folder's checksum file lists.
 
-    A damaged list, in which a line is not a digest and a path in the folder, counts as a list of
-    only itself with an empty digest. `find_changes` then reports it as changed.
+    Return None if the folder has no checksum file or it cannot be opened. If a line of it is not a
+    digest and a path in the folder, the checksum file itself is damaged. The result is then its own
+    name with an empty digest, so that `find_changes` reports it as changed.
     """
-    if not (folder / FILE).is_file():
+    path = folder / FILE
+    if not path.is_file():
         return None
     try:
-        lines = (folder / FILE).read_text(encoding="utf-8", errors="replace").splitlines()
+        lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:
         return None
     digests = {}
     for line in lines:
-        name = line[_NAME_START:]
-        if not re.fullmatch(_LINE, line) or not _is_inside(name):
+        match = _CHECKSUM_LINE.fullmatch(line)
+        if match is None or not _is_inside(match["name"]):
             return {FILE: ""}
-        digests[name] = line[:_DIGEST_CHARS]
+        digests[match["name"]] = match["digest"]
     return digests
 
 
@@ -70,31 +76,32 @@ def _is_inside(name: str) -> bool:
 
 
 def find_changes(folder: Path) -> dict[str, str]:
-    """Return what happened to each listed file that is not as listed: "changed" or "gone".
+    """Compare the files of a folder with its checksum file, and return those that differ.
 
-    The result is empty if nothing has changed, and also without a list, since a run that was killed
-    has none.
+    The result says of each such file whether it is "changed" or "gone". It is empty if all files
+    are intact, and if the folder has no checksum file, as after a run that was killed.
 
     Raises:
         UserError: The folder has links that lead out of it (see `refuse_links`).
     """
-    differences: dict[str, str] = {}
-    listed = read(folder) or {}
-    if listed:
-        refuse_links(folder)
-    for name, digest in listed.items():
+    digests = read_checksums(folder)
+    if not digests:
+        return {}
+    refuse_links(folder)
+    changes: dict[str, str] = {}
+    for name, digest in digests.items():
         try:
             if _sha256(folder / name) != digest:
-                differences[name] = "changed"
+                changes[name] = "changed"
         except OSError:
-            differences[name] = "gone"
-    return differences
+            changes[name] = "gone"
+    return changes
 
 
 def unlisted(folder: Path) -> list[str]:
-    """Return the files of the folder that are not in its list."""
-    listed = read(folder) or {}
-    return [name for name in _file_names(folder) if name not in listed]
+    """Return the files of the folder that its checksum file does not list, such as later pages."""
+    digests = read_checksums(folder) or {}
+    return [name for name in _file_names(folder) if name not in digests]
 
 
 def _file_names(folder: Path) -> list[str]:

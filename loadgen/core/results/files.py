@@ -18,24 +18,33 @@ PRIVATE = 0o600
 def replace(path: Path, data: bytes, *, shared: bool = False) -> None:
     """Replace a file atomically, so that a reader sees either the old or the new content.
 
-    A link of that name is replaced, not followed. With `shared`, for pages that are passed on,
-    others may read the file as far as the user's umask allows it.
+    The data is written to a new file next to it, which then takes its name. A symbolic link of
+    that name is replaced, not followed.
+
+    Args:
+        path: The file.
+        data: Its new content.
+        shared: Whether other users may read it, as far as the umask allows. Otherwise only the
+            owner may.
     """
-    scratch = path.with_name(path.name + ".new")
-    scratch.unlink(missing_ok=True)  # It may be from a killed process, or a link.
+    scratch_path = path.with_name(path.name + ".new")
+    scratch_path.unlink(missing_ok=True)  # It may be from a killed process, or a link.
     try:
-        with open(scratch, "xb", opener=None if shared else private) as file:
+        with open(scratch_path, "xb", opener=None if shared else open_private) as file:
             file.write(data)
     except OSError as error:
         # The error of a full disk does not name the file.
         error.filename = error.filename or str(path)
-        scratch.unlink(missing_ok=True)
+        scratch_path.unlink(missing_ok=True)
         raise
-    scratch.replace(path)
+    scratch_path.replace(path)
 
 
-def private(path: str, flags: int) -> int:
-    """Open a file for this user alone without following links, for `open(opener=private)`."""
+def open_private(path: str, flags: int) -> int:
+    """Open a file for this user alone without following links.
+
+    It is the `opener` of `open`: it gets the flags of the open mode and returns a descriptor.
+    """
     return os.open(path, flags | os.O_NOFOLLOW, PRIVATE)
 
 

@@ -12,7 +12,6 @@ IO. There are two files:
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -56,15 +55,15 @@ def read_event_files(folder: Path, part_bytes: int = GROUP_BYTES) -> Iterator[Re
 
     Args:
         folder: The folder of the run.
-        part_bytes: How much of a file is read at once.
+        part_bytes: How much of a file is read at once, to limit the memory.
     """
     for path in sorted(folder.glob("spool/w*.events")):
-        unread = b""
+        unparsed = b""
         with path.open("rb") as file:
             while data := file.read(part_bytes):
-                unread += data
-                parsed = _parse_complete_requests(unread)
-                unread = unread[parsed.size_bytes :]
+                unparsed += data
+                parsed = _parse_complete_requests(unparsed)
+                unparsed = unparsed[parsed.size_bytes :]
                 yield parsed.gaps
 
 
@@ -76,14 +75,35 @@ class _ParsedRequests(NamedTuple):
 
 
 def _parse_complete_requests(data: bytes) -> _ParsedRequests:
-    """Parse the requests that are complete in a part of a file of event times.
+    """Return the gaps of the requests that are complete in a part of a file of event times.
 
-    Each request is a row of int64 numbers: its slot, the number n of its events, and n times. The
-    differences of successive numbers are computed for the whole part at once, and those that are no
-    difference of two times of the same request are dropped: at the slot, at n, and at the first
-    time.
+    In the file, each request is a sequence of int64 numbers: its slot, the number of its events,
+    and their times. A gap is the difference of two successive times. All numbers are subtracted
+    from their successors at once, and the differences that are no gaps are deleted. Example of a
+    request of slot 7 with three events:
+
+        numbers      7  3  100  130  190
+        differences  .  .    .   30   60   (. is deleted: no two times of the same request)
     """
     numbers = np.frombuffer(data, "<i8", len(data) // _NUMBER_BYTES)
+    slot_indexes, end = _find_complete_requests(numbers)
+    count_indexes = slot_indexes + 1
+    first_time_indexes = slot_indexes + 2
+    differences = np.diff(numbers[:end], prepend=0)
+    no_gap_indexes = np.concatenate((slot_indexes, count_indexes, first_time_indexes))
+    gaps = RequestGaps(
+        slots=numbers[slot_indexes],
+        counts=numbers[count_indexes] - 1,
+        values=np.delete(differences, no_gap_indexes),
+    )
+    return _ParsedRequests(gaps, end * _NUMBER_BYTES)
+
+
+def _find_complete_requests(numbers: NDArray[np.int64]) -> tuple[NDArray[np.int64], int]:
+    """Return the index at which each complete request begins, and the index after the last one.
+
+    A request is a slot, the number of its events, and so many times.
+    """
     starts: list[int] = []
     position = 0
     while position + 2 <= len(numbers):
@@ -93,34 +113,37 @@ def _parse_complete_requests(data: bytes) -> _ParsedRequests:
             break
         starts.append(position)
         position = end
-
-    slot_indexes = np.array(starts, np.int64)
-    count_indexes = slot_indexes + 1
-    first_time_indexes = slot_indexes + 2
-    differences = np.diff(numbers[:position], prepend=0)
-    no_gaps = np.concatenate((slot_indexes, count_indexes, first_time_indexes))
-    gaps = RequestGaps(
-        slots=numbers[slot_indexes],
-        counts=numbers[count_indexes] - 1,
-        values=np.delete(differences, no_gaps),
-    )
-    return _ParsedRequests(gaps, position * _NUMBER_BYTES)
+    return np.array(starts, np.int64), position
 
 
-def write(folder: Path, groups: Iterable[RequestGaps]) -> None:
-    """Write the Parquet file of a run that is over, with a row group for each of the groups.
+def write_request_gaps(folder: Path, groups: Iterable[RequestGaps]) -> None:
+    """Write the times between output events of each request to the Parquet file of a finished run.
 
-    Without groups, the file has an empty row group.
+    Args:
+        folder: The folder of the run.
+        groups: The values of some requests each, which become a row group of the file. They are
+            taken one by one, so that only one of them needs to be in memory.
     """
     (folder / FILE).parent.mkdir(exist_ok=True)
-    remaining = iter(groups)
-    no_values = np.zeros(0, np.int64)
-    first = next(remaining, RequestGaps(no_values, no_values, no_values))
-    parquet.write_tables(folder / FILE, map(_to_table, chain((first,), remaining)))
+    parquet.write_tables(folder / FILE, _gap_tables(groups))
+
+
+def _gap_tables(groups: Iterable[RequestGaps]) -> Iterator[pa.Table]:
+    """Yield the table of each group, or an empty table if there is no group."""
+    has_groups = False
+    for gaps in groups:
+        has_groups = True
+        yield _to_table(gaps)
+    if not has_groups:
+        no_values = np.zeros(0, np.int64)
+        yield _to_table(RequestGaps(no_values, no_values, no_values))
 
 
 def _to_table(gaps: RequestGaps) -> pa.Table:
-    """Return a table with the slot of each request and the list of its gaps."""
+    """Return a table with the slot of each request and the list of its gaps.
+
+    Arrow stores lists as one array of all values and the offset at which each list ends.
+    """
     import pyarrow as pa
 
     offsets = np.concatenate(([0], np.cumsum(gaps.counts))).astype(np.int32)

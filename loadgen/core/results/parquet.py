@@ -18,14 +18,14 @@ from msgspec import Struct
 from numpy.typing import NDArray
 
 from loadgen.core.errors import UserError
-from loadgen.core.results.files import private
-from loadgen.core.results.record import FIELDS, NAMES, ROW, STATUSES
+from loadgen.core.results.files import open_private
+from loadgen.core.results.record import FIELDS, NAMES, NULLABLE_COLUMNS, ROW, STATUSES
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     import pyarrow as pa
-    from pyarrow.parquet import ColumnChunkMetaData
+    from pyarrow.parquet import ColumnChunkMetaData, Statistics
 
 _BOOLEANS = ("reused", "kernel_stamp")
 _NULL = -1
@@ -49,21 +49,33 @@ def to_table(rows: NDArray[np.void], texts: list[str]) -> pa.Table:
     fields = []
     for column in FIELDS:
         values = np.ascontiguousarray(rows[column.name])
-        if column.name == "text":
-            array = _string_array(texts, values)
-        elif column.name in NAMES:
-            names = NAMES[column.name]
-            dictionary = _string_array(names, np.arange(len(names)))
-            array = pa.DictionaryArray.from_arrays(nullable(values.view(np.int8)), dictionary)
-        elif column.name in _BOOLEANS:
-            array = pa.Array.from_buffers(pa.bool_(), len(values), [None, _pack_bits(values != 0)])
-        elif (column.name.endswith("_ns") and column.name != "due_ns") or "-1" in column.meaning:
-            array = nullable(values, values >= 0)
-        else:
-            array = nullable(values)
+        array = _to_arrow_column(column.name, values, texts)
         arrays.append(array)
         fields.append(pa.field(column.name, array.type, metadata={"meaning": column.meaning}))
     return pa.Table.from_arrays(arrays, schema=pa.schema(fields))
+
+
+def _to_arrow_column(name: str, values: NDArray[Any], texts: list[str]) -> pa.Array:
+    """Return one column of records as the pyarrow array that a Parquet file stores.
+
+    Args:
+        name: The name of the column.
+        values: Its values in the records.
+        texts: The error texts that the column `text` refers to by index.
+    """
+    import pyarrow as pa
+
+    if name == "text":
+        return _string_array(texts, values)
+    if name in NAMES:
+        code_names = NAMES[name]
+        dictionary = _string_array(code_names, np.arange(len(code_names)))
+        return pa.DictionaryArray.from_arrays(nullable(values.view(np.int8)), dictionary)
+    if name in _BOOLEANS:
+        return pa.Array.from_buffers(pa.bool_(), len(values), [None, _pack_bits(values != 0)])
+    if name in NULLABLE_COLUMNS:
+        return nullable(values, values >= 0)
+    return nullable(values)
 
 
 def _pack_bits(flags: NDArray[np.bool_]) -> pa.Buffer:
@@ -86,21 +98,23 @@ def nullable(values: NDArray[Any], valid: NDArray[np.bool_] | None = None) -> pa
 def _string_array(texts: Sequence[str], indexes: NDArray[Any]) -> pa.StringArray:
     """Return the pyarrow array of `texts[index]` for each index, null for an index without a text.
 
-    An Arrow array of strings has three buffers: the bits of the valid entries, the end of each
-    string in the data (after a first 0), and the data, which are all strings in UTF-8 without
-    separators.
+    It is built in Arrow's columnar format for strings, which has three buffers: a bit for each
+    entry that is not null, the offset at which each string ends (after a first 0), and all strings
+    in UTF-8 without separators. The strings "ab", null and "c" have the bits 1, 0, 1, the offsets
+    0, 2, 2, 3 and the data `abc`. The strings may have 2 GiB together, because offsets have 32
+    bits.
     """
     import pyarrow as pa
 
     encoded_texts = [text.encode() for text in texts]
-    text_sizes = np.array([len(text) for text in encoded_texts], np.int64)
+    bytes_of_text = np.array([len(text) for text in encoded_texts], np.int64)
     is_valid = (indexes >= 0) & (indexes < len(encoded_texts))
     valid_indexes = indexes[is_valid]
 
-    sizes = np.zeros(len(indexes), np.int64)
-    sizes[is_valid] = text_sizes[valid_indexes]
+    bytes_of_entry = np.zeros(len(indexes), np.int64)
+    bytes_of_entry[is_valid] = bytes_of_text[valid_indexes]
     offsets = np.zeros(len(indexes) + 1, np.int32)
-    np.cumsum(sizes, out=offsets[1:])
+    np.cumsum(bytes_of_entry, out=offsets[1:])
     data = b"".join([encoded_texts[index] for index in valid_indexes.tolist()])
 
     return pa.StringArray.from_buffers(
@@ -114,32 +128,41 @@ def _string_array(texts: Sequence[str], indexes: NDArray[Any]) -> pa.StringArray
 def write_tables(path: Path, tables: Iterable[pa.Table]) -> None:
     """Write tables (at least one) as the row groups of a file, which appears when it is complete.
 
-    A file of that name is replaced. Only its owner may read the new one.
+    A file of that name is replaced. Only its owner may read the new one. The tables are taken one
+    by one, so that only one of them needs to be in memory.
     """
     import pyarrow.parquet as pq
 
-    scratch = path.with_suffix(".new")
-    scratch.unlink(missing_ok=True)
-    with open(scratch, "xb", opener=private) as file:
-        writer = None
-        for table in tables:
-            if writer is None:
-                # Times and numbers hardly repeat. A dictionary of them would double the writing
-                # time and enlarge the file.
-                repetitive_columns = [
-                    field.name for field in table.schema if str(field.type) != "int64"
-                ]
-                writer = pq.ParquetWriter(
-                    file, table.schema, compression="zstd", use_dictionary=repetitive_columns
-                )
+    remaining_tables = iter(tables)
+    table = next(remaining_tables)
+    scratch_path = path.with_suffix(".new")
+    scratch_path.unlink(missing_ok=True)
+    with (
+        open(scratch_path, "xb", opener=open_private) as file,
+        pq.ParquetWriter(
+            file,
+            table.schema,
+            compression="zstd",
+            use_dictionary=_repetitive_columns(table.schema),
+        ) as writer,
+    ):
+        writer.write_table(table)
+        for table in remaining_tables:
             writer.write_table(table)
-        assert writer is not None
-        writer.close()
-    scratch.replace(path)
+    scratch_path.replace(path)
+
+
+def _repetitive_columns(schema: pa.Schema) -> list[str]:
+    """Return the columns whose values repeat, so that a dictionary of them makes the file smaller.
+
+    64-bit columns are times and numbers, which hardly repeat. A dictionary of them would double the
+    writing time and enlarge the file.
+    """
+    return [field.name for field in schema if str(field.type) != "int64"]
 
 
 def read_records(
-    files: list[Path], only: Sequence[str] | None = None
+    files: list[Path], columns: Sequence[str] | None = None
 ) -> tuple[NDArray[np.void], list[str]]:
     """Return the records in files, as an array of `record.ROW`, and their error texts.
 
@@ -147,13 +170,13 @@ def read_records(
 
     Args:
         files: Parquet files of records, at least one.
-        only: The columns to read. All others have their value for unknown (-1 or 0). None reads
+        columns: The columns to read. All others have their value for unknown (-1 or 0). None reads
             all columns.
 
     Raises:
         UserError: A file is damaged.
     """
-    with contextlib.closing(Frame(files, only)) as frame:
+    with contextlib.closing(Frame(files, columns)) as frame:
         rows = np.zeros(len(frame), ROW)
         for name in ROW.names or ():
             rows[name] = frame[name]
@@ -174,10 +197,10 @@ def unreadable(content: str, error: Exception, path: Path, hint: str) -> UserErr
 
 
 class _GroupLocation(NamedTuple):
-    """Where a row group is: the index of its file, and its number within the file."""
+    """Where a row group is: the index of its file, and its index within the file."""
 
     file_index: int
-    number: int
+    index_in_file: int
 
 
 class _GroupMetadata(NamedTuple):
@@ -192,6 +215,22 @@ class _Bounds(NamedTuple):
 
     smallest: int
     largest: int
+
+
+class _GroupPart(NamedTuple):
+    """The rows of a row group that belong to one stage.
+
+    Attributes:
+        stage: The index of the stage. All rows have 0 if a frame is not ordered by stage.
+        group: The index of the row group.
+        row_count: The number of these rows.
+        selection: Which rows of the group they are.
+    """
+
+    stage: int
+    group: int
+    row_count: int
+    selection: slice | NDArray[np.bool_]
 
 
 class _Span(NamedTuple):
@@ -238,50 +277,53 @@ class Frame:
     """
 
     def __init__(
-        self, files: list[Path], only: Sequence[str] | None = None, *, by_stage: bool = False
+        self, files: list[Path], columns: Sequence[str] | None = None, *, by_stage: bool = False
     ) -> None:
-        """Open the files, of which only the metadata are read.
+        """Open the files and read their metadata. Values are read when a column is used.
 
         Args:
             files: Parquet files of records, at least one.
-            only: The columns to read. All others have their value for unknown. None means all.
+            columns: The columns to read. All others have their value for unknown. None means all.
             by_stage: Whether the rows are ordered by stage.
 
         Raises:
             UserError: A file is damaged.
         """
+        self._paths = files
+        self._by_stage = by_stage
+        self._open_files()
+        self._groups = [
+            _GroupLocation(file_index, index_in_file)
+            for file_index, file in enumerate(self._files)
+            for index_in_file in range(file.num_row_groups)
+        ]
+        self._length: int = sum(file.metadata.num_rows for file in self._files)
+        self._columns = set(self._files[0].schema_arrow.names if columns is None else columns)
+
+        # What was looked up or read so far.
+        self._metadata_by_group: dict[int, _GroupMetadata] = {}
+        self._known_bounds: dict[tuple[str, int], _Bounds | None] = {}  # by column and row group
+        self._cache: dict[str, _CachedColumn] = {}  # in order of use, the last one used last
+        self._identical_columns: dict[str, str] = {}  # see `_first_identical_column`
+        self._text_indexes: dict[str, int] = {}  # the index of each error text in `texts`
+
+    def _open_files(self) -> None:
+        """Open the Parquet files such that pyarrow returns the memory of each read to the system.
+
+        The default memory pool of pyarrow keeps freed memory. Files that pyarrow opens by their
+        path, or reads in advance (`pre_buffer`), would still use the pool that was the default when
+        pyarrow was imported.
+        """
         import pyarrow as pa
         import pyarrow.parquet as pq
 
-        # The default pool of pyarrow keeps freed memory, and this one returns it to the system.
         pa.set_memory_pool(pa.system_memory_pool())
-        self._paths = files
-        with self._damage_as_user_error(file_index=None):
-            # Files that pyarrow opens by their path, or reads in advance (`pre_buffer`), use the
-            # pool that was the default when pyarrow was imported.
-            self._sources = [pa.OSFile(str(file)) for file in files]
+        with self._translate_read_errors(file_index=None):
+            self._sources = [pa.OSFile(str(path)) for path in self._paths]
             self._files = [
                 pq.ParquetFile(source, read_dictionary=["text"], pre_buffer=False)
                 for source in self._sources
             ]
-        self._groups = [
-            _GroupLocation(file_index, number)
-            for file_index, file in enumerate(self._files)
-            for number in range(file.num_row_groups)
-        ]
-        self._length: int = sum(file.metadata.num_rows for file in self._files)
-        self._columns = set(self._files[0].schema_arrow.names if only is None else only)
-        self._by_stage = by_stage
-
-        self._metadata_by_group: dict[int, _GroupMetadata] = {}
-        self._known_bounds: dict[tuple[str, int], _Bounds | None] = {}
-        """By column and row group, as far as they were looked up."""
-        self._cache: dict[str, _CachedColumn] = {}
-        """The columns in memory. The one that was used last is the last one."""
-        self._stored_as: dict[str, str] = {}
-        """For each column that was read, the first column with the same bytes in the files."""
-        self._text_numbers: dict[str, int] = {}
-        """The index of each error text in `texts`, for the texts that were read so far."""
 
     def close(self) -> None:
         """Close the files at once. Threads of pyarrow may otherwise keep them open for a while."""
@@ -309,68 +351,86 @@ class Frame:
 
     @cached_property
     def texts(self) -> list[str]:
-        """The error texts that the column `text` refers to by index."""
+        """The error texts that the column `text` refers to by index.
+
+        A text gets its index when it is first read, so all are read here, in the order of the rows.
+        """
         if "text" in self._columns:
             self._read_stored_range("text", 0, len(self))
-        return list(self._text_numbers)
+        return list(self._text_indexes)
 
     def read_range(self, name: str, first: int, end: int) -> NDArray[Any]:
         """Return the values of a column in the rows from `first` to before `end`.
 
-        If all values are equal, they take the memory of one.
+        The array is read-only. If all its values are known to be equal, it is a broadcast array,
+        which takes the memory of a single value.
         """
         if name not in self._columns:
-            unknown = _NULL if ROW[name].kind == "i" else 0
-            return _repeat(unknown, name, end - first)
-        if name == "text":
-            # Texts are numbered as they are read, so all are read first, in the order of the rows.
-            _ = self.texts
+            return _repeat(_unknown_value(name), name, end - first)
+        has_no_texts = name == "text" and not self.texts
+        if has_no_texts:
+            return _repeat(_NULL, name, end - first)
         return self._read_stored_range(name, first, end)
 
     def _read_stored_range(self, name: str, first: int, end: int) -> NDArray[Any]:
-        """Return the values of a column that the files have, from the cache or the files."""
-        groups = {span.group for span in self._spans if max(span.first, first) < min(span.end, end)}
-        constants = {self._constant_value(name, group) for group in groups}
-        if len(constants) == 1:
-            constant = constants.pop()
-            if constant is not None:
-                return _repeat(constant, name, end - first)
+        """Return the values of a column of the files in the rows from `first` to before `end`.
 
-        column = self._cached_column(self._find_equal_column(name))
+        If the metadata of the files say that all these values are equal, nothing is read. Otherwise
+        the row groups of the range are read into the cache, as far as they are not there yet.
+        """
+        groups = {span.group for span in self._spans if max(span.first, first) < min(span.end, end)}
+        common_value = self._common_value(name, groups)
+        if common_value is not None:
+            return _repeat(common_value, name, end - first)
+
+        stored_name = self._first_identical_column(name)
+        column = self._cached_column(stored_name)
         for group in sorted(groups - column.loaded_groups):
-            self._load_group(column, self._stored_as[name], group)
+            self._load_group(column, stored_name, group)
         values = column.values[first:end]
         values.flags.writeable = False  # They are a view of the cache.
         return values.astype(ROW[name], copy=False)
 
+    def _common_value(self, name: str, groups: set[int]) -> int | None:
+        """Return the value that a column has in all rows of some row groups.
+
+        Return None if the values differ, or if that is not known without reading them.
+        """
+        values = {self._constant_value(name, group) for group in groups}
+        return values.pop() if len(values) == 1 else None
+
     @cached_property
     def _spans(self) -> list[_Span]:
-        """The rows of each row group in the order of the frame.
+        """Where the rows of each row group are in the frame, in the order of the frame.
 
-        Ordered by stage, a row group with several stages has a span for each of them.
+        In the order of the files, each row group is one span. Ordered by stage, it has one span
+        for each stage of its rows. Example: group 0 has 2 rows of stage 0 and then 1 of stage 1,
+        and group 1 has 3 rows of stage 0. Their spans are rows 0-1 (group 0), rows 2-4 (group 1)
+        and row 5 (group 0).
         """
-        spans_by_stage: dict[int, list[_Span]] = {}
-        for group in range(len(self._groups)):
-            only_stage = self._constant_value("stage", group) if self._by_stage else 0
-            if only_stage is not None:
-                row_count = self._metadata(group).row_count
-                span = _Span(group, 0, row_count, slice(None))
-                spans_by_stage.setdefault(only_stage, []).append(span)
-                continue
-            stages = self._read_group("stage", group)
-            for stage, row_count in enumerate(np.bincount(stages).tolist()):
-                span = _Span(group, 0, row_count, stages == stage)
-                spans_by_stage.setdefault(stage, []).append(span)
-
-        # The spans above begin at 0. Here each gets its position after the one before it.
+        parts = [part for group in range(len(self._groups)) for part in self._split_by_stage(group)]
+        parts.sort(key=lambda part: part.stage)  # Parts of a stage stay in the order of the files.
         spans = []
-        position = 0
-        for stage in sorted(spans_by_stage):
-            for span in spans_by_stage[stage]:
-                next_position = position + span.end
-                spans.append(span._replace(first=position, end=next_position))
-                position = next_position
+        first = 0
+        for part in parts:
+            end = first + part.row_count
+            spans.append(_Span(part.group, first, end, part.selection))
+            first = end
         return spans
+
+    def _split_by_stage(self, group: int) -> list[_GroupPart]:
+        """Return the rows of a row group by stage, or all in one part if they are not ordered."""
+        row_count = self._group_metadata(group).row_count
+        if not self._by_stage:
+            return [_GroupPart(0, group, row_count, slice(None))]
+        only_stage = self._constant_value("stage", group)
+        if only_stage is not None:
+            return [_GroupPart(only_stage, group, row_count, slice(None))]
+        stages = self._read_group("stage", group)
+        return [
+            _GroupPart(stage, group, int(np.count_nonzero(stages == stage)), stages == stage)
+            for stage in np.unique(stages).tolist()
+        ]
 
     def _cached_column(self, name: str) -> _CachedColumn:
         """Return the cached values of a column, with an empty cache if it has none yet.
@@ -396,94 +456,126 @@ class Frame:
         if constant is None:
             values = self._read_group(name, group)
         else:
-            values = np.broadcast_to(constant, self._metadata(group).row_count)
+            values = np.broadcast_to(constant, self._group_metadata(group).row_count)
         for span in self._spans:
             if span.group == group:
                 column.values[span.first : span.end] = values[span.selection]
         column.loaded_groups.add(group)
 
-    def _metadata(self, group: int) -> _GroupMetadata:
-        """Return the metadata of a row group, which are read from its file at the first call."""
+    def _group_metadata(self, group: int) -> _GroupMetadata:
+        """Return the number of rows and the column metadata of a row group.
+
+        They are read from the file at the first call for a group, and kept for later ones.
+
+        Raises:
+            UserError: The metadata in the file are damaged.
+        """
         if group not in self._metadata_by_group:
-            file_index, number = self._groups[group]
-            with self._damage_as_user_error(file_index):
-                metadata = self._files[file_index].metadata.row_group(number)
+            file_index, index_in_file = self._groups[group]
+            with self._translate_read_errors(file_index):
+                metadata = self._files[file_index].metadata.row_group(index_in_file)
                 chunks = [metadata.column(index) for index in range(metadata.num_columns)]
                 chunk_by_name = {chunk.path_in_schema: chunk for chunk in chunks}
                 self._metadata_by_group[group] = _GroupMetadata(metadata.num_rows, chunk_by_name)
         return self._metadata_by_group[group]
 
     def _smallest_type(self, name: str) -> np.dtype[Any]:
-        """Return the smallest integer type that holds a column according to its bounds.
+        """Return the smallest signed type that holds all values of a column, to save memory.
 
-        Without bounds, and for a column with unsigned numbers, it is the type of `record.ROW`.
+        A column whose bounds are not known, or that has unsigned numbers (which are small already),
+        keeps its type of `record.ROW`.
         """
         if ROW[name].kind != "i":
             return ROW[name]
-        lowest = -1
+        smallest = 0
+        largest = 0
         for group in range(len(self._groups)):
             bounds = self._bounds(name, group)
             if bounds is None:
                 return ROW[name]
-            # A signed type holds a number n of at least 0 if it holds -1 - n.
-            lowest = min(lowest, bounds.smallest, -1 - bounds.largest)
-        return np.min_scalar_type(lowest)
+            smallest = min(smallest, bounds.smallest)
+            largest = max(largest, bounds.largest)
+        for number_type in (np.int8, np.int16, np.int32):
+            limits = np.iinfo(number_type)
+            if limits.min <= smallest and largest <= limits.max:
+                return np.dtype(number_type)
+        return np.dtype(np.int64)
 
-    def _find_equal_column(self, name: str) -> str:
-        """Return the first column that was read and has the same bytes in the files as this one.
+    def _first_identical_column(self, name: str) -> str:
+        """Return the name under which the values of a column are cached.
 
-        In a simulated run every request is sent at its scheduled time and ends with its last token,
-        so a third of the columns are equal to others. Only columns of 64-bit numbers are compared.
+        It is the first column that was read and is stored with the same bytes in every row group,
+        or the column itself. This saves memory: in a simulated run every request is sent at its
+        scheduled time and ends with its last token, so a third of the columns equal others.
         """
-        if name not in self._stored_as:
-            self._stored_as[name] = next(self._equal_columns(name), name)
-        return self._stored_as[name]
+        if name not in self._identical_columns:
+            columns_in_cache = dict.fromkeys(self._identical_columns.values())
+            identical_columns = self._filter_identical(name, columns_in_cache)
+            self._identical_columns[name] = identical_columns[0] if identical_columns else name
+        return self._identical_columns[name]
 
-    def _equal_columns(self, name: str) -> Iterator[str]:
-        """Yield the columns that were read and have the same bytes in every row group."""
+    def _filter_identical(self, name: str, candidates: Iterable[str]) -> list[str]:
+        """Return the candidates that have the same bytes as the column `name` in every row group.
+
+        The compressed bytes in the files are compared, without decoding them. Only 64-bit columns
+        are compared, since the others are too small for this to save much.
+        """
         if ROW[name] != np.int64:
-            return
-        candidates = [
-            candidate
-            for candidate in dict.fromkeys(self._stored_as.values())
-            if ROW[candidate] == np.int64
-        ]
+            return []
+        identical_columns = [column for column in candidates if ROW[column] == np.int64]
         for group, location in enumerate(self._groups):
-            if not candidates:
-                return
+            if not identical_columns:
+                break
             path = self._paths[location.file_index]
-            with self._damage_as_user_error(location.file_index), path.open("rb") as file:
-                chunks = self._metadata(group).chunks
-                candidates = [
-                    candidate
-                    for candidate in candidates
-                    if _have_same_bytes(file, chunks.get(name), chunks.get(candidate))
+            with self._translate_read_errors(location.file_index), path.open("rb") as file:
+                chunks = self._group_metadata(group).chunks
+                identical_columns = [
+                    column
+                    for column in identical_columns
+                    if _have_same_bytes(file, chunks.get(name), chunks.get(column))
                 ]
-        yield from candidates
+        return identical_columns
 
     def _read_group(self, name: str, group: int) -> NDArray[Any]:
         """Read a column of a row group from its file, as the values of `record.ROW`.
 
-        Raises UserError if the file is damaged or has values outside of its own statistics.
+        Raises:
+            UserError: The file is damaged, or has values outside of its own statistics.
         """
-        file_index, number = self._groups[group]
-        with self._damage_as_user_error(file_index):
+        file_index, index_in_file = self._groups[group]
+        with self._translate_read_errors(file_index):
             # A single column offers no work for several threads.
-            table = self._files[file_index].read_row_group(number, [name], use_threads=False)
+            table = self._files[file_index].read_row_group(index_in_file, [name], use_threads=False)
             array = table.column(0).combine_chunks()
-            values = _to_row_values(name, array, self._text_numbers)
-            # The type of the cached column was chosen by these bounds.
-            bounds = self._bounds(name, group) if ROW[name].kind == "i" else None
-            if bounds is not None and (
-                values.min() < bounds.smallest or values.max() > bounds.largest
-            ):
-                raise KeyError(
-                    f"{name} has values outside the range {bounds.smallest} to "
-                    f"{bounds.largest} that the file states"
-                )
-        if name != "text" and len(values) and (values == values[0]).all():
-            self._known_bounds[name, group] = _Bounds(int(values[0]), int(values[0]))
+            values = _to_row_values(name, array, self._text_indexes)
+            self._check_bounds(name, group, values)
+        self._remember_constant(name, group, values)
         return values
+
+    def _check_bounds(self, name: str, group: int, values: NDArray[Any]) -> None:
+        """Raise ArrowInvalid if values are outside the bounds that the file states for them.
+
+        The cached column has a type that was chosen by these bounds, so such values would be cut.
+        """
+        import pyarrow as pa
+
+        if ROW[name].kind != "i":
+            return
+        bounds = self._bounds(name, group)
+        if bounds is None:
+            return
+        if values.min() < bounds.smallest or values.max() > bounds.largest:
+            raise pa.ArrowInvalid(
+                f"{name} has values outside the range {bounds.smallest} to "
+                f"{bounds.largest} that the file states"
+            )
+
+    def _remember_constant(self, name: str, group: int, values: NDArray[Any]) -> None:
+        """Note that a row group has only one value in a column, so that it is not read again."""
+        if name == "text" or not len(values):
+            return
+        if (values == values[0]).all():
+            self._known_bounds[name, group] = _Bounds(int(values[0]), int(values[0]))
 
     def _bounds(self, name: str, group: int) -> _Bounds | None:
         """Return the smallest and the largest value of a row group, or None if they are not known.
@@ -491,7 +583,8 @@ class Frame:
         They come from the statistics in the file, or from an earlier read of the group.
         """
         if (name, group) not in self._known_bounds:
-            self._known_bounds[name, group] = _bounds_by_statistics(name, self._metadata(group))
+            metadata = self._group_metadata(group)
+            self._known_bounds[name, group] = _bounds_by_statistics(name, metadata)
         return self._known_bounds[name, group]
 
     def _constant_value(self, name: str, group: int) -> int | None:
@@ -505,17 +598,18 @@ class Frame:
         return bounds.smallest
 
     @contextlib.contextmanager
-    def _damage_as_user_error(self, file_index: int | None) -> Iterator[None]:
-        """Raise UserError for the errors within the context that a damaged file causes.
+    def _translate_read_errors(self, file_index: int | None) -> Iterator[None]:
+        """Turn the exceptions of pyarrow for a damaged file into a UserError that names the file.
 
         Args:
-            file_index: The file that is read, or None while all are opened.
+            file_index: The index of the file that is read inside the context, or None while all
+                are opened.
         """
         import pyarrow as pa
 
         try:
             yield
-        # The last two are raised for damaged names of columns.
+        # pyarrow raises the last two for damaged names of columns.
         except (pa.ArrowException, OSError, UnicodeDecodeError, KeyError) as error:
             if len(self._paths) == 1:
                 path = self._paths[0]
@@ -563,6 +657,11 @@ def _repeat(value: int, name: str, count: int) -> NDArray[Any]:
     return np.broadcast_to(np.array(value, ROW[name]), count)
 
 
+def _unknown_value(name: str) -> int:
+    """Return what a record has in a column that is not known: -1, or 0 in an unsigned column."""
+    return _NULL if ROW[name].kind == "i" else 0
+
+
 def _have_same_bytes(
     file: BinaryIO, first: ColumnChunkMetaData | None, second: ColumnChunkMetaData | None
 ) -> bool:
@@ -586,11 +685,11 @@ def _chunk_offset(chunk: ColumnChunkMetaData) -> int:
 
 
 def _bounds_by_statistics(name: str, group: _GroupMetadata) -> _Bounds | None:
-    """Return the bounds of a column in a row group according to the statistics in the file.
+    """Return the smallest and the largest value of a column according to a file's statistics.
 
-    Return None if they are not known. Codes are stored as names, whose order is another one, so
-    their bounds are known only if all rows have the same name. The bounds of texts are known only
-    if no row has one.
+    Null counts as -1, as in the records. Return None if the statistics do not tell: Parquet
+    compares texts and the names of codes by their letters, not by the numbers that stand for them
+    in the records.
     """
     chunk = group.chunks.get(name)
     statistics = None if chunk is None else chunk.statistics
@@ -601,48 +700,70 @@ def _bounds_by_statistics(name: str, group: _GroupMetadata) -> _Bounds | None:
     if name == "text" or not statistics.has_min_max:
         return None
     if name in NAMES:
-        if statistics.null_count or statistics.min != statistics.max:
-            return None
-        code = _code_of_name(name, statistics.min)
-        return _Bounds(code, code)
+        return _bounds_of_codes(name, statistics)
     smallest = int(statistics.min)
     if statistics.null_count:
         smallest = min(smallest, _NULL)
     return _Bounds(smallest, int(statistics.max))
 
 
-def _to_row_values(name: str, array: pa.Array, text_numbers: dict[str, int]) -> NDArray[Any]:
+def _bounds_of_codes(name: str, statistics: Statistics) -> _Bounds | None:
+    """Return the bounds of a column of codes, which are known only if all rows have one name."""
+    if statistics.null_count or statistics.min != statistics.max:
+        return None
+    code = _code_of_name(name, statistics.min)
+    return _Bounds(code, code)
+
+
+def _to_row_values(name: str, array: pa.Array, text_indexes: dict[str, int]) -> NDArray[Any]:
     """Return a Parquet column as the values of `record.ROW`.
 
-    Strings become codes, error texts become their number, and null becomes -1.
+    Strings become codes, error texts become their index, and null becomes -1.
 
     Args:
         name: The name of the column.
         array: The values in the file.
-        text_numbers: The number of each error text. New texts are added to it.
+        text_indexes: The index of each error text. New texts are added to it.
     """
-    import pyarrow as pa
-
-    if name == "text" or name in NAMES:
-        if not isinstance(array, pa.DictionaryArray):
-            array = array.dictionary_encode()
-        # The array has an index into its own dictionary of strings for each row.
-        strings = array.dictionary.to_pylist()
-        if name == "text":
-            codes = [text_numbers.setdefault(text, len(text_numbers)) for text in strings]
-            codes.append(_NULL)
-        else:
-            codes = [_code_of_name(name, string) for string in strings]
-            codes.append(_unknown_code(name))
-        null_index = len(strings)
-        indexes = np.where(_valid_mask(array), _read_numbers(array.indices), null_index)
-        return np.array(codes, np.int64)[indexes]
+    if name == "text":
+        return _replace_strings(
+            array, lambda text: text_indexes.setdefault(text, len(text_indexes)), if_null=_NULL
+        )
+    if name in NAMES:
+        return _replace_strings(
+            array, lambda code_name: _code_of_name(name, code_name), if_null=_unknown_code(name)
+        )
     if name in _BOOLEANS:
         return _unpack_bits(array.buffers()[1], array)
     numbers = _read_numbers(array)
     if not array.null_count:
         return numbers
     return np.where(_valid_mask(array), numbers, _NULL)
+
+
+def _replace_strings(
+    array: pa.Array, number_of_string: Callable[[str], int], if_null: int
+) -> NDArray[np.int64]:
+    """Return a number for each string of a pyarrow array, and another one for null.
+
+    A dictionary-encoded array has each distinct string once, in its dictionary, and for each row
+    the index of its string there. So only the distinct strings are converted to numbers.
+
+    Args:
+        array: The strings.
+        number_of_string: Returns the number of a string.
+        if_null: The number where the array is null.
+    """
+    import pyarrow as pa
+
+    if not isinstance(array, pa.DictionaryArray):
+        array = array.dictionary_encode()
+    numbers = [number_of_string(string) for string in array.dictionary.to_pylist()]
+    if not numbers:
+        return np.full(len(array), if_null, np.int64)
+    is_valid = _valid_mask(array)
+    dictionary_indexes = np.where(is_valid, _read_numbers(array.indices), 0)
+    return np.where(is_valid, np.array(numbers, np.int64)[dictionary_indexes], if_null)
 
 
 def _code_of_name(column: str, name: str) -> int:

@@ -192,6 +192,26 @@ _LETTER = {"i8": "q", "i4": "i", "i2": "h", "u1": "B"}
 _pack = struct.Struct("<" + "".join(_LETTER[column.dtype] for column in FIELDS)).pack
 _DEFAULTS = {column.name: column.default for column in FIELDS}
 
+
+_UNKNOWN_COUNT_COLUMNS = {
+    "session",
+    "virtual_user",
+    "input_tokens",
+    "output_tokens",
+    "cached_tokens",
+    "reasoning_tokens",
+    "built_tokens",
+    "asked_output",
+    "replica",
+    "draft_tokens",
+    "accepted_tokens",
+    "cache_written_tokens",
+}
+NULLABLE_COLUMNS = _UNKNOWN_COUNT_COLUMNS | {
+    column.name for column in FIELDS if column.name.endswith("_ns") and column.name != "due_ns"
+}
+"""Numeric columns in which -1 means "never" or "unknown". Parquet files store it as null."""
+
 BIN_NS = 10_000_000
 """Length of a bin of the timeline of output events."""
 
@@ -213,26 +233,33 @@ def select_rows(rows: NDArray[np.void], selection: NDArray[Any]) -> NDArray[np.v
 
 
 def check_rows(rows: NDArray[np.void]) -> None:
-    """Raise ValueError for rows that no run can have written, so that damage is noticed.
+    """Raise ValueError if records hold values that loadgen never writes, which shows damage.
 
-    Such rows have a code without a name, or a time that is longer than LONGEST_NS.
+    Args:
+        rows: The records, as an array of ROW.
+
+    Raises:
+        ValueError: A code has no name, a time or duration is longer than LONGEST_NS, or a
+            successful request has no scheduled time.
     """
     if not len(rows):
         return
-    bounds: dict[str, tuple[int, int]] = {}
     for column in FIELDS:
         if column.name.endswith("_ns"):
-            bounds[column.name] = (-LONGEST_NS, LONGEST_NS)
-    for name, code_names in NAMES.items():
-        bounds[name] = (0, len(code_names) - 1)
-    for name, (lower_bound, upper_bound) in bounds.items():
-        lowest = int(rows[name].min())
-        highest = int(rows[name].max())
-        if highest > upper_bound:
-            raise ValueError(f"a request with {name} {highest}")
-        if lowest < lower_bound:
-            raise ValueError(f"a request with {name} {lowest}")
+            _check_range(rows, column.name, lowest=-LONGEST_NS, highest=LONGEST_NS)
+    for column_name, code_names in NAMES.items():
+        _check_range(rows, column_name, lowest=0, highest=len(code_names) - 1)
     check_scheduled_times(rows)
+
+
+def _check_range(rows: NDArray[np.void], column_name: str, lowest: int, highest: int) -> None:
+    """Raise ValueError if a column of at least one row has a value outside of a range."""
+    largest = int(rows[column_name].max())
+    if largest > highest:
+        raise ValueError(f"a request with {column_name} {largest}")
+    smallest = int(rows[column_name].min())
+    if smallest < lowest:
+        raise ValueError(f"a request with {column_name} {smallest}")
 
 
 def check_scheduled_times(rows: NDArray[np.void]) -> None:
@@ -278,44 +305,52 @@ def encode(values: dict[str, int]) -> bytes:
 
 
 def encode_sent_record(
-    key: RecordKey, completion: Completion, start_ns: int, *, text: int, request_facts: RequestFacts
+    key: RecordKey,
+    completion: Completion,
+    start_ns: int,
+    *,
+    text_index: int,
+    request_facts: RequestFacts,
 ) -> bytes:
-    """Return the bytes of the record of a request that was sent.
+    """Return the binary record of a request that was sent, in the layout of ROW.
 
     Args:
         key: Which request it is.
-        completion: How the request ended.
+        completion: How the request ended. Token counts in it that contradict each other are not
+            stored.
         start_ns: The start of the run on the clock of `completion`.
-        text: The number of the text that `text_for_record` returns, -1 for none.
+        text_index: The index of the text of this record among the texts that the worker has
+            stored, or -1 if it has none. See `text_for_record`.
         request_facts: What was known of the request before it was sent.
     """
-    values = msgspec.structs.asdict(key)
-    values |= _outcome(completion)
-    values |= _times(completion, start_ns)
     usage = completion.usage
     if usage.contradiction:
         usage = without_doubtful_counts(usage)
-    values |= _token_counts(completion, usage, request_facts)
-    values |= _server_timing(completion, usage)
+    values = msgspec.structs.asdict(key)
+    values |= _outcome_columns(completion)
+    values |= _time_columns(completion, start_ns)
+    values |= _token_columns(completion, usage, request_facts)
+    values |= _server_timing_columns(completion, usage)
     values["bytes_sent"] = completion.bytes_sent
     values["bytes_received"] = completion.bytes_received
     values["resent"] = completion.resent
     values["reused"] = completion.reused
     values["kernel_stamp"] = completion.kernel_stamp
-    values["text"] = text
+    values["text"] = text_index
     return encode(values)
 
 
 def text_for_record(completion: Completion) -> str:
-    """Return the text that is stored with the record of a request, or "" for none.
+    """Return the text to store next to the record of a request, or "" if there is none.
 
-    A failed request has its error message. An ok request has a text only if something is unusual:
-    a finish reason that FINISH_REASONS lacks, token counts that contradict each other, or the
-    remark of the client.
+    For a failed request it is the error message. For a successful one it says what is unusual
+    about the response: a finish reason without a code (cut to FINISH_REASON_CHARS), token counts
+    that contradict each other, or else the remark that the client made about it.
     """
     if completion.failure is not None:
         return completion.failure.text
-    if completion.finish_reason not in FINISH:
+    has_known_finish_reason = completion.finish_reason in FINISH
+    if not has_known_finish_reason:
         return completion.finish_reason[:FINISH_REASON_CHARS]
     if completion.usage.contradiction:
         return f"{CONTRADICTORY_USAGE}: {completion.usage.contradiction}"
@@ -323,17 +358,22 @@ def text_for_record(completion: Completion) -> str:
 
 
 def encode_unsent_record(
-    key: RecordKey, due_ns: int, kind: str, status: str, request_facts: RequestFacts, text: int = -1
+    key: RecordKey,
+    due_ns: int,
+    kind: str,
+    status: str,
+    request_facts: RequestFacts,
+    text_index: int = -1,
 ) -> bytes:
-    """Return the bytes of the record of a slot whose request was never sent.
+    """Return the binary record of a scheduled request that was never sent, in the layout of ROW.
 
     Args:
-        key: Which slot it is.
+        key: Which slot of the schedule it belongs to.
         due_ns: Its scheduled time from the start of the run, -1 if it was never due.
         kind: Why it was not sent, one of KINDS.
         status: Its status, one of STATUSES.
         request_facts: What is known of its request.
-        text: The number of the text that is stored with the record, -1 for none.
+        text_index: The index of the text that is stored with the record, -1 for none.
     """
     values = msgspec.structs.asdict(key)
     values["status"] = STATUS[status]
@@ -341,26 +381,37 @@ def encode_unsent_record(
     values["due_ns"] = due_ns
     values["built_tokens"] = request_facts.tokens
     values["asked_output"] = request_facts.requested_output
-    values["text"] = text
+    values["text"] = text_index
     return encode(values)
 
 
-def _outcome(completion: Completion) -> dict[str, int]:
-    """Return the columns that say how a request ended."""
+def _outcome_columns(completion: Completion) -> dict[str, int]:
+    """Return the columns that say how a request ended: its status, its failure, its HTTP status."""
     failure = completion.failure
-    status = "ok" if failure is None else CUTS.get(failure.kind, "failed")
+    if failure is None:
+        status = "ok"
+        failure_code = 0
+    else:
+        status = CUTS.get(failure.kind, "failed")
+        failure_code = KIND[failure.kind]
     return {
         "status": STATUS[status],
-        "kind": 0 if failure is None else KIND[failure.kind],
+        "kind": failure_code,
         "http_status": completion.http_status,
         "finish_reason": FINISH.get(completion.finish_reason, FINISH["other"]),
     }
 
 
-def _times(completion: Completion, start_ns: int) -> dict[str, int]:
-    """Return the columns of a request with times and durations, and how uncertain they are.
+def _time_columns(completion: Completion, start_ns: int) -> dict[str, int]:
+    """Return the columns of a record with the times and durations of a request, in ns.
 
-    Times count from the start of the run. A time that a request did not reach is -1.
+    `due_ns` is the scheduled time of the request. The times in `times_ns` are of events that may
+    not have happened, in which case the client and the record have -1. The uncertainties
+    (`..._error_ns`) say by how much an event may have arrived before its timestamp.
+
+    Args:
+        completion: The times of the request on the monotonic clock, and its durations.
+        start_ns: The start of the run on this clock, from which the times of a record count.
     """
     times_ns = {
         "ready_ns": completion.ready,
@@ -373,68 +424,76 @@ def _times(completion: Completion, start_ns: int) -> dict[str, int]:
         "end_ns": completion.end,
         "done_ns": completion.done,
     }
-    values = {}
-    for name, time_ns in times_ns.items():
-        values[name] = time_ns - start_ns if time_ns >= 0 else -1
-    values["due_ns"] = completion.due - start_ns
-    values["client_lag_ns"] = completion.client_lag
-    values["stamp_error_ns"] = completion.stamp_error
-    values["last_token_error_ns"] = completion.last_token_error
-    values["max_gap_ns"] = completion.max_gap
-    values["max_gap_error_ns"] = completion.max_gap_error
-    values["tcp_ns"] = completion.tcp
-    values["tls_ns"] = completion.tls
-    return values
+    columns = {}
+    for column_name, time_ns in times_ns.items():
+        columns[column_name] = time_ns - start_ns if time_ns >= 0 else -1
+    columns["due_ns"] = completion.due - start_ns
+    columns["client_lag_ns"] = completion.client_lag
+    columns["stamp_error_ns"] = completion.stamp_error
+    columns["last_token_error_ns"] = completion.last_token_error
+    columns["max_gap_ns"] = completion.max_gap
+    columns["max_gap_error_ns"] = completion.max_gap_error
+    columns["tcp_ns"] = completion.tcp
+    columns["tls_ns"] = completion.tls
+    return columns
 
 
-def _token_counts(
+def _token_columns(
     completion: Completion, usage: Usage, request_facts: RequestFacts
 ) -> dict[str, int]:
-    """Return the columns with token counts, and with the source of the two main counts.
+    """Return the columns of a record with its token counts.
 
-    The server's own counts (`usage`) are used if it reports them. Without them, the input tokens
-    are those of the prompt that was built, and the output tokens are the output events.
+    The counts of input and output tokens have a column each that says where they are from: the
+    server (`usage`), or else the prompt as loadgen built it and the number of output events. A
+    column that is left out takes its default, which is -1 (unknown) for token counts.
     """
-    counts = {
+    columns = {
         "built_tokens": request_facts.tokens,
         "asked_output": request_facts.requested_output,
         "first_event_tokens": completion.first_event_tokens,
         "output_events": completion.output_events,
-        "reasoning_tokens": -1 if usage.reasoning is None else usage.reasoning,
-        "cache_written_tokens": -1 if usage.cache_written is None else usage.cache_written,
     }
+    if usage.reasoning is not None:
+        columns["reasoning_tokens"] = usage.reasoning
+    if usage.cache_written is not None:
+        columns["cache_written_tokens"] = usage.cache_written
+
     if usage.input is not None:
-        counts["input_tokens"] = usage.input
-        counts["input_source"] = SOURCE["server"]
+        columns["input_tokens"] = usage.input
+        columns["input_source"] = SOURCE["server"]
     elif request_facts.tokens >= 0:
-        counts["input_tokens"] = request_facts.tokens
-        counts["input_source"] = SOURCE[request_facts.source]
+        columns["input_tokens"] = request_facts.tokens
+        columns["input_source"] = SOURCE[request_facts.source]
+
     if usage.output is not None:
-        counts["output_tokens"] = usage.output
-        counts["output_source"] = SOURCE["server"]
+        columns["output_tokens"] = usage.output
+        columns["output_source"] = SOURCE["server"]
     elif completion.output_events:
-        counts["output_tokens"] = completion.output_events
-        counts["output_source"] = SOURCE["events"]
+        columns["output_tokens"] = completion.output_events
+        columns["output_source"] = SOURCE["events"]
     elif completion.failure is None:
-        counts["output_tokens"] = 0
-    return counts
+        columns["output_tokens"] = 0  # No output is a count that needs no source.
+    return columns
 
 
-def _server_timing(completion: Completion, usage: Usage) -> dict[str, int]:
-    """Return the durations and token counts that the server states, by the names of their columns.
+def _server_timing_columns(completion: Completion, usage: Usage) -> dict[str, int]:
+    """Return the columns with the durations (ns) and token counts that the server reports.
 
-    What the server does not state is left out. Cached tokens come from the usage if it has them.
+    They come from the timing fields in the response. The number of cached tokens is also part of
+    the usage, which takes precedence. What the server does not report is left out.
     """
-    if completion.server_timing is None:
-        return {} if usage.cached is None else {"cached_tokens": usage.cached}
-    timing = parse_server_timing(completion.server_timing)
-    values = {
-        "cached_tokens": timing.cached_tokens if usage.cached is None else usage.cached,
-        "server_queue_ns": timing.queue_ns,
-        "server_prefill_ns": timing.prefill_ns,
-        "server_transfer_ns": timing.transfer_ns,
-        "server_decode_ns": timing.decode_ns,
-        "draft_tokens": timing.drafted_tokens,
-        "accepted_tokens": timing.accepted_tokens,
-    }
-    return {name: value for name, value in values.items() if value is not None}
+    columns: dict[str, int | None] = {}
+    if completion.server_timing is not None:
+        timing = parse_server_timing(completion.server_timing)
+        columns = {
+            "cached_tokens": timing.cached_tokens,
+            "server_queue_ns": timing.queue_ns,
+            "server_prefill_ns": timing.prefill_ns,
+            "server_transfer_ns": timing.transfer_ns,
+            "server_decode_ns": timing.decode_ns,
+            "draft_tokens": timing.drafted_tokens,
+            "accepted_tokens": timing.accepted_tokens,
+        }
+    if usage.cached is not None:
+        columns["cached_tokens"] = usage.cached
+    return {name: value for name, value in columns.items() if value is not None}

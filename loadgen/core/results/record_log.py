@@ -18,7 +18,7 @@ import numpy as np
 from loadgen_sdk.wire_formats.event_timeline import EventTimeline
 from numpy.typing import NDArray
 
-from loadgen.core.results.files import PRIVATE, private, replace
+from loadgen.core.results.files import PRIVATE, open_private, replace
 from loadgen.core.results.manifest import WorkerSample, decode_worker_samples
 from loadgen.core.results.parquet import read_records
 from loadgen.core.results.record import BIN_NS, ROW, concatenate_rows
@@ -53,7 +53,8 @@ It has no dot, because readers of schema 1.0 take w0.NAME.S for a timeline.
 _INITIAL_BINS = 1024
 _BIN_BYTES = 8
 """The size of a number of events in the file of a timeline."""
-_HEAT_STARTS = np.concatenate(([0], bucket_numbers(HEAT_EDGES_NS)))
+_FIRST_BUCKETS = np.concatenate(([0], bucket_numbers(HEAT_EDGES_NS)))
+"""For each length of HEAT, the first bucket of a `Histogram` that has gaps of this length."""
 
 
 class Timeline:
@@ -62,89 +63,104 @@ class Timeline:
     Attributes:
         events: Where the clients add output events that are not counted yet.
         gaps: The times between output events of a request.
-        errors: The timestamp uncertainties of output events.
-        bins: Numbers of output events per BIN_NS.
-        first: The number of the bin in `bins[0]`. Earlier bins are stored and final.
-        used: How many of `bins` are in use.
+        uncertainties: The timestamp uncertainties of output events: by how much an event may have
+            arrived before its timestamp.
+        bins: Numbers of output events per BIN_NS, for the bins that are in memory.
+        first_bin: The number of the bin in `bins[0]`. Earlier bins are stored and final.
+        bin_count: How many of `bins` are in use.
     """
 
-    __slots__ = ("_start_ns", "bins", "errors", "events", "first", "gaps", "used")
+    __slots__ = ("_start_ns", "bin_count", "bins", "events", "first_bin", "gaps", "uncertainties")
 
     def __init__(self, start_ns: int) -> None:
+        """Start without events. `start_ns` is the start of the run on the monotonic clock."""
         self.events = EventTimeline()
         self.gaps = Histogram()
-        self.errors = Histogram()
+        self.uncertainties = Histogram()
         self.bins: NDArray[np.int64] = np.zeros(_INITIAL_BINS, np.int64)
-        self.first = 0
-        self.used = 0
+        self.first_bin = 0
+        self.bin_count = 0
         self._start_ns = start_ns
 
     def count_new_events(self) -> int:
-        """Count what `events` has collected, clear it, and return the number of output events.
+        """Count the output events since the last call, and return how many there were.
 
-        This is done several times per second, so that nothing is counted when an event is read.
-        Several events that are read at the same time are one entry of `events.timestamps`, and
-        those after the first are counted in `events.simultaneous_counts`. The time between them is
-        zero.
+        When a client reads events, it only appends them to the lists of `events`, because that
+        happens for each token. Several times per second, this method adds the lists to the
+        histograms and bins, and empties them.
         """
         events = self.events
-        first_times_ns = np.array(events.timestamps, np.int64)
-        # Flat arrays of pairs: a time and the number of further events that were read then, and an
-        # uncertainty and the number of events that have it.
-        further_times_ns, further_counts = (
-            np.array(events.simultaneous_counts, np.int64).reshape(-1, 2).T
-        )
-        errors_ns, error_counts = np.array(events.uncertainties, np.int64).reshape(-1, 2).T
-        further_count = int(further_counts.sum())
+        times_ns = np.array(events.timestamps, np.int64)
+        # Events that arrived together with an earlier one have no entry in `timestamps` and `gaps`:
+        # they have its time, and their gap is 0.
+        simultaneous = np.array(events.simultaneous_counts, np.int64).reshape(-1, 2)
+        simultaneous_times_ns = simultaneous[:, 0]
+        simultaneous_counts = simultaneous[:, 1]
+        simultaneous_count = int(simultaneous_counts.sum())
 
         if events.gaps:
             self.gaps.add(np.array(events.gaps, np.int64))
-            self.gaps.add_zeros(further_count)
+            self.gaps.add_zeros(simultaneous_count)
             events.gaps.clear()
         if not events.timestamps:
             return 0
 
-        event_count = len(events.timestamps) + further_count
-        exact_count = event_count - int(error_counts.sum())
-        self.errors.add_zeros(exact_count)
-        self.errors.add(errors_ns, error_counts)
+        event_count = len(events.timestamps) + simultaneous_count
+        self._add_uncertainties(events.uncertainties, event_count)
         self._add_to_bins(
-            times_ns=np.concatenate((first_times_ns, further_times_ns)),
-            counts=np.concatenate((np.ones_like(first_times_ns), further_counts)),
+            times_ns=np.concatenate((times_ns, simultaneous_times_ns)),
+            counts=np.concatenate((np.ones_like(times_ns), simultaneous_counts)),
         )
         events.timestamps.clear()
         events.simultaneous_counts.clear()
         events.uncertainties.clear()
         return event_count
 
+    def _add_uncertainties(self, uncertainties: list[tuple[int, int]], event_count: int) -> None:
+        """Count the timestamp uncertainties of new events.
+
+        Args:
+            uncertainties: Pairs of an uncertainty in ns and the number of events that have it.
+            event_count: The number of all new events. Those without an uncertainty are exact.
+        """
+        pairs = np.array(uncertainties, np.int64).reshape(-1, 2)
+        uncertainties_ns = pairs[:, 0]
+        counts = pairs[:, 1]
+        self.uncertainties.add(uncertainties_ns, counts)
+        self.uncertainties.add_zeros(event_count - int(counts.sum()))
+
     def _add_to_bins(self, times_ns: NDArray[np.int64], counts: NDArray[np.int64]) -> None:
         """Add events to the bins of their times.
 
-        An event before the first bin in memory is counted in that one, because earlier bins have
-        been written to disk and are not changed any more.
+        Bins before the first one in memory have been written to disk and are final. Should an event
+        still come for one of them, it is counted in the first bin in memory.
 
         Args:
             times_ns: Times on the monotonic clock.
             counts: The number of events at each time.
         """
-        bin_indexes = (times_ns - self._start_ns) // BIN_NS - self.first
-        new_counts = np.bincount(np.maximum(bin_indexes, 0), weights=counts).astype(np.int64)
+        bin_numbers = (times_ns - self._start_ns) // BIN_NS
+        bin_indexes = np.maximum(bin_numbers - self.first_bin, 0)
+        new_counts = np.bincount(bin_indexes, weights=counts).astype(np.int64)
         if len(new_counts) > len(self.bins):
-            # Twice the length that is needed, so that it rarely grows.
+            # The array becomes twice as long as needed, so that this happens rarely.
             larger_bins = np.zeros(len(new_counts) * 2, np.int64)
             larger_bins[: len(self.bins)] = self.bins
             self.bins = larger_bins
         self.bins[: len(new_counts)] += new_counts
-        self.used = max(self.used, len(new_counts))
+        self.bin_count = max(self.bin_count, len(new_counts))
 
     def discard_final_bins(self) -> None:
-        """Keep only the bins that may still change, after everything has been written to disk."""
-        final = self.used - GROWING_BINS
-        if final > GROWING_BINS:
-            self.bins[:GROWING_BINS] = self.bins[final : self.used]
+        """Drop the bins that will not change any more, after all bins have been written to disk.
+
+        The last GROWING_BINS bins stay, because events may still be added to them.
+        """
+        final_count = self.bin_count - GROWING_BINS
+        if final_count > GROWING_BINS:
+            self.bins[:GROWING_BINS] = self.bins[final_count : self.bin_count]
             self.bins[GROWING_BINS:] = 0
-            self.first += final
-            self.used = GROWING_BINS
+            self.first_bin += final_count
+            self.bin_count = GROWING_BINS
 
 
 class RecordLog:
@@ -160,12 +176,12 @@ class RecordLog:
     def __init__(self, folder: Path, worker: int, segment_rows: int = SEGMENT_ROWS) -> None:
         """Open the files of a worker, or create them.
 
-        If the worker has files already, as one that died and was started again, they are continued.
+        If the worker died and was started again, it continues the files that it has.
 
         Args:
             folder: The folder of the run.
             worker: The number of the worker.
-            segment_rows: The number of records after which a new file of records is begun.
+            segment_rows: The number of records in a file, after which the next file is begun.
         """
         (folder / "spool").mkdir(parents=True, exist_ok=True)
         (folder / "flows").mkdir(exist_ok=True)
@@ -175,25 +191,30 @@ class RecordLog:
 
         # What was added since the last flush.
         self._new_rows: list[bytes] = []
-        self.add_record = self._new_rows.append
         self._new_event_times: list[array[int]] = []
         self._new_texts: list[str] = []
         self._new_samples: list[WorkerSample] = []
+        # A method that called `append` would cost one more call for each request.
+        self.add_record = self._new_rows.append
 
-        row_file = "rows"
-        self._segment_start = 0
-        earlier_segments = segments(folder, worker)
-        if earlier_segments:
-            last_segment = earlier_segments[-1]
-            row_file = last_segment.path.name.removeprefix(f"w{worker}.")
-            self._segment_start = last_segment.first
-        self._row_fd = self._open(row_file)
-        self._rows_in_segment = os.fstat(self._row_fd).st_size // ROW.itemsize
+        self._open_last_segment()
         self._text_fd = self._open("texts")
         self._sample_fd = self._open("seconds")
-        self._text_numbers: dict[str, int] = {}
-        self._text_count = self._finish_last_text()
-        self._heat_totals: dict[int, NDArray[np.int64]] = {}
+        self._text_numbers: dict[str, int] = {}  # of the texts since this object was created
+        self._text_count = self._finish_last_text()  # of all texts in the file
+        self._gap_counts_by_stage: dict[int, NDArray[np.int64]] = {}  # see `_append_heat`
+
+    def _open_last_segment(self) -> None:
+        """Open the last file of rows of this worker, or its first one if it has none yet."""
+        file_name = "rows"
+        self._segment_start = 0  # the index of the first row of the file among all of this worker
+        segments_of_worker = segments(self._folder, self._worker)
+        if segments_of_worker:
+            last_segment = segments_of_worker[-1]
+            file_name = last_segment.path.name.removeprefix(f"w{self._worker}.")
+            self._segment_start = last_segment.first
+        self._row_fd = self._open(file_name)
+        self._rows_in_segment = os.fstat(self._row_fd).st_size // ROW.itemsize
 
     def _path(self, name: str) -> Path:
         return self._folder / "spool" / f"w{self._worker}.{name}"
@@ -209,19 +230,21 @@ class RecordLog:
             _write_all(self._text_fd, b"\n")
         return len(data.splitlines())
 
-    def add_event_times(self, name: str, times_ns: array[int]) -> None:
-        """Add the times of the output events of a request, for `--keep gaps`.
+    def add_event_times(self, request_name: str, times_ns: array[int]) -> None:
+        """Add the times of the output events of one request, which `--keep gaps` stores.
 
-        A request with fewer than two output events is left out. `gaps.py` describes the file.
+        The file holds for each request its slot, the number of its times, and the times. A request
+        with fewer than two output events is left out, because it has no time between events.
 
         Args:
-            name: The name of the request, which ends with the number of its slot.
-            times_ns: The times of its output events.
+            request_name: The id of the request, RUN-SLOT. RUN may contain hyphens, too.
+            times_ns: The times of its output events, in order.
         """
-        if len(times_ns) > 1:
-            slot = int(name.rpartition("-")[2])
-            self._new_event_times.append(array("q", (slot, len(times_ns))))
-            self._new_event_times.append(times_ns)
+        if len(times_ns) < 2:
+            return
+        slot = int(request_name.rpartition("-")[2])
+        self._new_event_times.append(array("q", (slot, len(times_ns))))
+        self._new_event_times.append(times_ns)
 
     def number_text(self, text: str) -> int:
         """Store an error text if it is new, and return its number, which a record refers to.
@@ -252,7 +275,7 @@ class RecordLog:
             _write_all(self._text_fd, _json_lines(self._new_texts))
             self._new_texts.clear()
         if self._new_event_times:
-            with open(self._path("events"), "ab", opener=private) as file:
+            with open(self._path("events"), "ab", opener=open_private) as file:
                 file.writelines(self._new_event_times)
             self._new_event_times.clear()
         if self._new_rows:
@@ -276,51 +299,61 @@ class RecordLog:
         self,
         stage: int,
         gaps: Histogram,
-        timeline: NDArray[np.int64],
-        first: int = 0,
+        bins: NDArray[np.int64],
+        first_bin: int = 0,
         *,
-        errors: Histogram | None = None,
+        uncertainties: Histogram | None = None,
     ) -> None:
-        """Store what was counted of the output events of a stage up to now.
+        """Write the counts of the output events of a stage, which a worker does every 2 s.
 
-        The histograms replace those of the last call. Of the timeline, only the bins from `first`
-        on are written, since earlier ones do not change any more.
+        The histograms replace those of the last call. Of the timeline, only the bins from
+        `first_bin` on are written, since earlier ones do not change any more. The gaps since the
+        last call are also appended for the heat map.
 
         Args:
             stage: The index of the stage.
             gaps: The times between output events of a request.
-            timeline: The numbers of output events per BIN_NS.
-            first: The number of the bin in `timeline[0]`.
-            errors: The timestamp uncertainties of output events, or None if they are not known.
+            bins: The numbers of output events per BIN_NS, the timeline.
+            first_bin: The number of the bin in `bins[0]`.
+            uncertainties: The timestamp uncertainties of output events, or None if they are not
+                known.
         """
         replace(self._event_count_path(f"gaps.{stage}"), gaps.to_bytes())
-        if errors is not None:
-            replace(self._event_count_path(f"{UNCERTAINTY_PREFIX}{stage}"), errors.to_bytes())
+        if uncertainties is not None:
+            path = self._event_count_path(f"{UNCERTAINTY_PREFIX}{stage}")
+            replace(path, uncertainties.to_bytes())
+        self._write_bins(stage, bins, first_bin)
+        self._append_heat(stage, gaps, end_ns=(first_bin + len(bins)) * BIN_NS)
+
+    def _write_bins(self, stage: int, bins: NDArray[np.int64], first_bin: int) -> None:
+        """Write bins at their place in the timeline file of a stage. Earlier ones are kept."""
         flags = os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
         descriptor = os.open(self._event_count_path(f"timeline.{stage}"), flags, PRIVATE)
-        os.pwrite(descriptor, timeline.astype("<i8").tobytes(), first * _BIN_BYTES)
-        os.close(descriptor)
-        self._append_heat(stage, gaps, until_ns=(first + len(timeline)) * BIN_NS)
+        try:
+            os.pwrite(descriptor, bins.astype("<i8").tobytes(), first_bin * _BIN_BYTES)
+        finally:
+            os.close(descriptor)
 
     def _event_count_path(self, name: str) -> Path:
         return self._folder / "flows" / f"w{self._worker}.{name}"
 
-    def _append_heat(self, stage: int, gaps: Histogram, until_ns: int) -> None:
-        """Append a record of HEAT, from which the heat map of a report is drawn.
+    def _append_heat(self, stage: int, gaps: Histogram, end_ns: int) -> None:
+        """Append the numbers of gaps since the last call, for the heat map of gaps over time.
 
-        It has the number of gaps by length since the last call. Nothing is written without any.
+        A gap is the time between two output events of a request. A record has their number in each
+        class of lengths. If there was no gap since the last call, no record is written.
 
         Args:
             stage: The index of the stage.
-            gaps: All times between output events of the stage up to now.
-            until_ns: The end of the time that they cover, from the start of the run.
+            gaps: All gaps of the stage since the start of the run.
+            end_ns: The end of the period that the record covers, from the start of the run.
         """
-        total_counts = np.add.reduceat(gaps.counts, _HEAT_STARTS)
-        new_counts = total_counts - self._heat_totals.get(stage, 0)
-        self._heat_totals[stage] = total_counts
+        total_counts = _count_gaps_by_length(gaps)
+        new_counts = total_counts - self._gap_counts_by_stage.get(stage, 0)
+        self._gap_counts_by_stage[stage] = total_counts
         if new_counts.any():
-            record = np.array((until_ns, new_counts), HEAT)
-            with open(self._event_count_path("heat"), "ab", opener=private) as file:
+            record = np.array((end_ns, new_counts), HEAT)
+            with open(self._event_count_path("heat"), "ab", opener=open_private) as file:
                 file.write(record.tobytes())
 
     def close(self) -> None:
@@ -331,19 +364,36 @@ class RecordLog:
         os.close(self._sample_fd)
 
 
+def _count_gaps_by_length(gaps: Histogram) -> NDArray[np.int64]:
+    """Return the number of gaps in each of the classes of lengths of HEAT.
+
+    A class consists of several buckets of a histogram. `reduceat` adds the counts from each first
+    bucket to before the next one: counts 1, 2, 3, 4 with the first buckets 0 and 3 give 6 and 4.
+    """
+    counts: NDArray[np.int64] = np.add.reduceat(gaps.counts, _FIRST_BUCKETS)
+    return counts
+
+
 def _json_lines(values: Iterable[object]) -> bytes:
     return b"".join(msgspec.json.encode(value) + b"\n" for value in values)
 
 
 def _write_all(descriptor: int, data: bytes) -> None:
-    """Write all of the data, also if the system takes it in parts."""
-    view = memoryview(data)
-    while view:
-        view = view[os.write(descriptor, view) :]
+    """Write all of the data, even if the system accepts only a part of it in one call."""
+    unwritten = memoryview(data)
+    while unwritten:
+        written_bytes = os.write(descriptor, unwritten)
+        unwritten = unwritten[written_bytes:]
 
 
 class Segment(NamedTuple):
-    """One file of rows of a worker. `first` is the index of its first row among all of them."""
+    """One file of the rows of a worker, which are spread over several files.
+
+    Attributes:
+        worker: The number of the worker.
+        first: The index of the first row of the file among all rows of the worker.
+        path: The file.
+    """
 
     worker: int
     first: int
@@ -361,8 +411,10 @@ def segments(folder: Path, worker: int | None = None) -> list[Segment]:
 
 def _parse_segment(path: Path) -> Segment:
     """Return the segment in a file whose name is `w0.rows` or, from row N on, `w0.N.rows`."""
-    worker, *first, _ = path.name.split(".")
-    return Segment(int(worker.removeprefix("w")), int(first[0]) if first else 0, path)
+    parts = path.name.split(".")
+    worker = int(parts[0].removeprefix("w"))
+    has_first_row = len(parts) > 2
+    return Segment(worker, int(parts[1]) if has_first_row else 0, path)
 
 
 RECORDED_SLOT = np.dtype([("slot", "<i8"), ("stage", "<i2"), ("virtual_user", "<i4")])
@@ -370,34 +422,35 @@ RECORDED_SLOT = np.dtype([("slot", "<i8"), ("stage", "<i2"), ("virtual_user", "<
 
 
 def recorded_slots(folder: Path, worker: int) -> NDArray[np.void]:
-    """Return the slots that have a record of this worker in any file, as RECORDED_SLOT.
+    """Return the slots of the schedule that a worker has recorded, as an array of RECORDED_SLOT.
 
-    The slots of a worker that died and are not among these were lost. The worker must have stopped
-    writing. A slot may occur twice, if the compactor has stored its record and has not yet deleted
-    the segment.
+    After a worker died, its slots that are not among these count as lost. The worker must have
+    stopped writing. A slot may occur twice: the compactor, a process that converts full segments
+    of records to Parquet files, may have written such a file and not yet deleted the segment.
     """
-    # The segments are read before the Parquet files. The compactor writes a Parquet file before it
-    # deletes the segment, so no record is missed in between.
-    parts = [complete_rows(segment.path) for segment in segments(folder, worker)]
-    files = sorted((folder / "requests").glob(f"w{worker}-*.parquet"))
-    if files:
-        rows, _ = read_records(files, RECORDED_SLOT.names)
-        parts.append(rows)
+    # The segments are read first. Because the compactor writes a Parquet file before it deletes the
+    # segment, a record that is no longer in a segment then is in a Parquet file.
+    records = [complete_rows(segment.path) for segment in segments(folder, worker)]
+    parquet_files = sorted((folder / "requests").glob(f"w{worker}-*.parquet"))
+    if parquet_files:
+        rows, _ = read_records(parquet_files, RECORDED_SLOT.names)
+        records.append(rows)
+    return np.concatenate([np.zeros(0, RECORDED_SLOT), *map(_to_recorded_slots, records)])
 
-    slots = np.zeros(sum(len(part) for part in parts), RECORDED_SLOT)
-    start = 0
-    for part in parts:
-        end = start + len(part)
-        for name in RECORDED_SLOT.names or ():
-            slots[name][start:end] = part[name]
-        start = end
+
+def _to_recorded_slots(rows: NDArray[np.void]) -> NDArray[np.void]:
+    """Return the columns of RECORDED_SLOT of some records."""
+    slots = np.zeros(len(rows), RECORDED_SLOT)
+    for name in RECORDED_SLOT.names or ():
+        slots[name] = rows[name]
     return slots
 
 
 def complete_rows(file: Path) -> NDArray[np.void]:
     """Return the rows of a segment without an incomplete last row, as a killed worker leaves it."""
     data = np.fromfile(file, np.uint8)
-    return data[: len(data) // ROW.itemsize * ROW.itemsize].view(ROW)
+    row_count = len(data) // ROW.itemsize
+    return data[: row_count * ROW.itemsize].view(ROW)
 
 
 def worker_texts(folder: Path, worker: int) -> list[str]:
@@ -453,7 +506,12 @@ class Tail:
         return [decode(line) for data in new_data for line in data.splitlines()]
 
     def _read_new(self, pattern: str, row_size: int | None = None) -> Iterator[bytes]:
-        """Yield what is new in each file: complete rows of this size, or else complete lines."""
+        """Yield for each file the complete rows or lines that were appended since the last call.
+
+        Args:
+            pattern: Which files to read, one of the keys of `_open_files`.
+            row_size: The size of a row in bytes, or None for files of lines.
+        """
         files = self._open_files[pattern]
         for path in sorted(self._folder.glob(pattern)):
             if path not in files:
@@ -461,17 +519,27 @@ class Tail:
                 with contextlib.suppress(FileNotFoundError):
                     files[path] = path.open("rb")
         for file in files.values():
-            data = file.read()
-            if row_size is None:
-                end = data.rfind(b"\n") + 1
-            else:
-                end = len(data) // row_size * row_size
-            file.seek(end - len(data), os.SEEK_CUR)
-            if end:
-                yield data[:end]
+            data = _read_complete(file, row_size)
+            if data:
+                yield data
 
     def close(self) -> None:
         """Close the files."""
         for files in self._open_files.values():
             for file in files.values():
                 file.close()
+
+
+def _read_complete(file: BinaryIO, row_size: int | None) -> bytes:
+    """Return the unread rows of this size, or the lines if it is None, that are complete.
+
+    An incomplete row or line at the end stays unread.
+    """
+    data = file.read()
+    if row_size is None:
+        complete_bytes = data.rfind(b"\n") + 1
+    else:
+        complete_bytes = len(data) // row_size * row_size
+    incomplete_bytes = len(data) - complete_bytes
+    file.seek(-incomplete_bytes, os.SEEK_CUR)
+    return data[:complete_bytes]

@@ -53,10 +53,12 @@ def read(folder: Path) -> NDArray[np.void]:
 
 
 def _stored_slots(schedule: Schedule) -> NDArray[np.void]:
-    """Return the slots of a whole schedule that are stored, as an array of SLOT.
+    """Return the slots of a whole schedule that a shard stores, as an array of SLOT.
 
-    A stage that only a duration limits has no known number of requests. Of such a stage, the
-    schedule has the first session of each virtual user, and only its first turn is stored.
+    A slot is the place of one request in the schedule. Slots are numbered by session: the turns of
+    session s of the schedule have the slots from s * max_turns on. A stage with a number of
+    requests is stored completely. A stage that only a duration limits has an unknown number of
+    requests, so only the slot with which each virtual user begins is stored.
     """
     slots_of_stages = []
     for stage in schedule.stages:
@@ -67,9 +69,12 @@ def _stored_slots(schedule: Schedule) -> NDArray[np.void]:
         slots["session"] = columns.session
         slots["turn"] = columns.turn
         slots["virtual_user"] = columns.virtual_user
-        slots["chain"] = columns.slot_id // schedule.max_turns - stage.first_session
+        session_of_schedule = columns.slot_id // schedule.max_turns
+        slots["chain"] = session_of_schedule - stage.first_session
         slots["due_ns"] = columns.due_ns
         if stage.session_count is None:
-            slots = slots[slots["turn"] == 0]
+            # The columns of such a stage have the first session of each virtual user.
+            is_first_turn = slots["turn"] == 0
+            slots = slots[is_first_turn]
         slots_of_stages.append(slots)
     return np.concatenate(slots_of_stages)

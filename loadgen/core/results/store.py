@@ -54,6 +54,7 @@ from loadgen.core.results.record import ROW, check_rows, check_scheduled_times, 
 from loadgen.core.results.record_log import (
     HEAT,
     UNCERTAINTY_PREFIX,
+    Segment,
     complete_rows,
     segments,
     worker_texts,
@@ -70,14 +71,14 @@ LAZY_ROWS = 1_000_000
 
 
 class Stored(NamedTuple):
-    """Everything that a summary is computed from.
+    """Everything that was recorded of a run, from which its summary is computed.
 
     Attributes:
         manifest: The manifest of the run.
         rows: The records, or a `Frame` of them on disk.
         gaps: For each stage, the times between output events.
         timeline: For each stage, the numbers of output events per BIN_NS.
-        seconds: The samples that the workers took of themselves.
+        seconds: The samples that the workers took of themselves, one per second.
         texts: The error texts that the column `text` refers to.
         event_errors: For each stage, the timestamp uncertainties of output events.
     """
@@ -96,8 +97,8 @@ def read_run(folder: Path, *, max_rows: float = inf, by_stage: bool = True) -> S
 
     Args:
         folder: The folder of the run.
-        max_rows: The largest number of records to hold in memory. If a finished run has more,
-            `rows` is a `Frame`, which reads them from disk when they are used.
+        max_rows: The largest number of records to hold in memory, by default unlimited. If a
+            finished run has more, `rows` is a `Frame`, which reads columns from disk on demand.
         by_stage: Whether the rows of a `Frame` are ordered by stage, or as in the file.
 
     Raises:
@@ -105,26 +106,39 @@ def read_run(folder: Path, *, max_rows: float = inf, by_stage: bool = True) -> S
     """
     refuse_links(folder)
     manifest = _read_manifest(folder)
-    with _damage_as_user_error(folder):
-        frame = _open_frame(folder, max_rows, by_stage=by_stage)
-        if frame is not None:
-            # A Frame has the columns of rows, which is all that its readers use.
-            rows = cast("NDArray[np.void]", frame)
-            check_scheduled_times(rows)
-            texts = frame.texts
-        else:
-            rows, texts = _read_rows(folder)
-            check_rows(rows)
-        stage_count = max(len(manifest.stages), 1)
+    stage_count = max(len(manifest.stages), 1)
+    with _translate_read_errors(folder):
+        rows, texts = _read_checked_records(folder, max_rows, by_stage=by_stage)
         return Stored(
             manifest=manifest,
             rows=rows,
             gaps=_read_histograms(folder, "gaps.", stage_count),
             timeline=_read_timelines(folder, stage_count),
-            seconds=_read_seconds(folder),
+            seconds=_read_worker_samples(folder),
             texts=texts,
             event_errors=_read_histograms(folder, UNCERTAINTY_PREFIX, stage_count),
         )
+
+
+def _read_checked_records(
+    folder: Path, max_rows: float, *, by_stage: bool
+) -> tuple[NDArray[np.void], list[str]]:
+    """Return the records of a run and their error texts. See `read_run` for the parameters.
+
+    Raises:
+        ValueError: Values show that a file is damaged. If the records stay on disk, only their
+            scheduled times are checked, because this must not read all columns.
+    """
+    frame = _open_frame(folder, max_rows, by_stage=by_stage)
+    if frame is None:
+        rows, texts = _read_rows(folder)
+        check_rows(rows)
+        return rows, texts
+    # A Frame can be indexed by column and by slice like an array of rows, which is all that the
+    # code that reads `rows` does.
+    rows = cast("NDArray[np.void]", frame)
+    check_scheduled_times(rows)
+    return rows, frame.texts
 
 
 def read_run_lazily(folder: Path, *, by_stage: bool = True) -> Stored:
@@ -146,8 +160,8 @@ def _read_manifest(folder: Path) -> RunManifest:
 
 
 @contextlib.contextmanager
-def _damage_as_user_error(folder: Path) -> Iterator[None]:
-    """Turn the exceptions that a damaged file causes inside into a UserError."""
+def _translate_read_errors(folder: Path) -> Iterator[None]:
+    """Turn the exceptions that a damaged file of a run causes into a UserError."""
     try:
         yield
     except (ValueError, TypeError, KeyError, IndexError, OverflowError) as error:
@@ -225,50 +239,73 @@ def _add_padded(left: NDArray[np.int64], right: NDArray[np.int64]) -> NDArray[np
     return total
 
 
-def _read_seconds(folder: Path) -> list[WorkerSample]:
-    """Return the samples of the workers, which a finished run has in one file."""
+def _read_worker_samples(folder: Path) -> list[WorkerSample]:
+    """Return the samples that the workers took of themselves, one per second.
+
+    A finished run has them in one file, a running one in a file per worker.
+    """
     merged = folder / "seconds.jsonl"
     files = [merged] if merged.exists() else sorted(folder.glob("spool/w*.seconds"))
     return [sample for file in files for sample in decode_worker_samples(file.read_bytes())]
 
 
 def _read_rows(folder: Path) -> tuple[NDArray[np.void], list[str]]:
-    """Return the rows of all workers and their error texts.
+    """Return the records of all workers and their error texts, wherever a run has them now.
 
-    They are in the record log, except that the rows of deleted segments are in Parquet files.
+    A finished run has one Parquet file of all records. During a run, workers append records to
+    segments (files of binary records), and a compactor turns full segments into Parquet files.
     """
     merged = folder / "requests" / MERGED
-    # It has all rows. Next to it may be files that a killed process could not remove any more.
+    # Next to it may be files that a killed process could not remove any more.
     if merged.exists():
         return read_records([merged])
     all_segments = segments(folder)
-    if not all_segments:
-        files = sorted((folder / "requests").glob("*.parquet"))
-        return read_records(files) if files else (np.zeros(0, ROW), [])
+    if all_segments:
+        return _read_unfinished_run(folder, all_segments)
+    files = sorted((folder / "requests").glob("*.parquet"))
+    if files:
+        return read_records(files)
+    return np.zeros(0, ROW), []
+
+
+def _read_unfinished_run(
+    folder: Path, all_segments: list[Segment]
+) -> tuple[NDArray[np.void], list[str]]:
+    """Return the records in segments, and those in Parquet files whose segments are deleted."""
     records = _RecordCollector()
     for worker in dict.fromkeys(segment.worker for segment in all_segments):
         worker_segments = [segment for segment in all_segments if segment.worker == worker]
         rows = concatenate_rows(complete_rows(segment.path) for segment in worker_segments)
         records.add(rows, worker_texts(folder, worker))
-        _add_deleted_segments(records, folder, worker, first_row=worker_segments[0].first)
+        _add_converted_rows(records, folder, worker, before_row=worker_segments[0].first)
     return records.rows(), records.texts
 
 
-def _add_deleted_segments(
-    records: _RecordCollector, folder: Path, worker: int, first_row: int
+def _add_converted_rows(
+    records: _RecordCollector, folder: Path, worker: int, before_row: int
 ) -> None:
-    """Add the rows of a worker before `first_row`, whose segments are deleted, from Parquet files.
+    """Add the records of a worker that only Parquet files have, since their segments are deleted.
 
-    The compactor may have been killed between writing the file of a complete segment and removing
-    the small files that it replaces. Files that begin before the end of an earlier one are skipped.
+    The name of a Parquet file, such as `w0-200.parquet`, has the index of its first row among the
+    rows of the worker. The compactor replaces small files by larger ones. If it was killed before
+    it deleted the small ones, they have rows that an earlier file has already, and are skipped.
+
+    Args:
+        records: Where the records are added.
+        folder: The folder of the run.
+        worker: The number of the worker.
+        before_row: The first row that the segments still have.
     """
-    end = 0
+    next_row = 0
     for file in sorted((folder / "requests").glob(f"w{worker}-*.parquet")):
-        file_start = int(file.stem.partition("-")[2])
-        if end <= file_start < first_row:
-            rows, texts = read_records([file])
-            records.add(rows[: first_row - file_start], texts)
-            end = file_start + len(rows)
+        first_row = int(file.stem.partition("-")[2])
+        is_read_already = first_row < next_row
+        is_in_segments = first_row >= before_row
+        if is_read_already or is_in_segments:
+            continue
+        rows, texts = read_records([file])
+        records.add(rows[: before_row - first_row], texts)
+        next_row = first_row + len(rows)
 
 
 class _RecordCollector:
@@ -320,7 +357,8 @@ def delete_record_log(folder: Path) -> None:
 
     The samples of the workers are moved to `seconds.jsonl`. The rows are in Parquet already.
     """
-    samples = sorted(_read_seconds(folder), key=lambda sample: (sample.t_s, sample.worker))
+    samples = _read_worker_samples(folder)
+    samples.sort(key=lambda sample: (sample.t_s, sample.worker))
     lines = b"".join(msgspec.json.encode(sample) + b"\n" for sample in samples)
     replace(folder / "seconds.jsonl", lines)
     for file in (folder / "spool").iterdir():

@@ -679,14 +679,14 @@ def stopped_client(
         place = RecordKey(number, number, 0, 0, 0, -1, 0, -1)
         rows.append(
             record.encode_sent_record(
-                place, done[0], 0, text=-1, request_facts=RequestFacts(9, "tokenizer", tokens)
+                place, done[0], 0, text_index=-1, request_facts=RequestFacts(9, "tokenizer", tokens)
             )
         )
     assert (
         timeline.count_new_events()
         == sum(timeline.bins)
         == timeline.gaps.count + len(rows)
-        == timeline.errors.count
+        == timeline.uncertainties.count
     )
     made = np.frombuffer(b"".join(rows), record.ROW).copy()
     terms = tuple(
@@ -697,7 +697,13 @@ def stopped_client(
         state="finished", template_tokens=0, slo=Slo(terms=terms), percentiles=(0.5, 0.255)
     )
     return summarize(
-        manifest, made, [timeline.gaps], [timeline.bins[: timeline.used]], (), (), [timeline.errors]
+        manifest,
+        made,
+        [timeline.gaps],
+        [timeline.bins[: timeline.bin_count]],
+        (),
+        (),
+        [timeline.uncertainties],
     )
 
 

@@ -100,7 +100,7 @@ def test_an_mlperf_run_and_a_real_run_have_hashes(tmp_path: Path) -> None:
     ]
     exits("mlperf", "server", *flags, "--metadata", "rack=7", "-o", str(tmp_path / "m"))
     assert sound(tmp_path / "m")
-    assert "mlperf.json" in (checksums.read(tmp_path / "m") or {})
+    assert "mlperf.json" in (checksums.read_checksums(tmp_path / "m") or {})
     notes = json.loads((tmp_path / "m" / "mlperf.json").read_bytes())["notes"]
     assert "metadata: rack=7" in notes
     assert "software: engine simulated, precision nvfp4, KV cache fp8" in notes
@@ -143,8 +143,8 @@ def test_a_sweep_that_goes_on_has_no_hashes_until_its_end(tmp_path: Path) -> Non
     shutil.copytree(tmp_path / "s", tmp_path / "before")
     exits("sweep", *FLAGS, "-c", "1,2", "-n", "20", "--seed", "3", "-o", str(tmp_path / "s"))
     assert sound(tmp_path / "s")
-    assert set(checksums.read(tmp_path / "before") or {}) < set(
-        checksums.read(tmp_path / "s") or {}
+    assert set(checksums.read_checksums(tmp_path / "before") or {}) < set(
+        checksums.read_checksums(tmp_path / "s") or {}
     )
 
 

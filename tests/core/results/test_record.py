@@ -71,7 +71,7 @@ def record_of(data: bytes) -> NDArray[np.void]:
 
 def test_every_value_of_a_completion_is_in_its_column() -> None:
     record = record_of(
-        encode_sent_record(KEY, completion(), START_NS, text=-1, request_facts=BUILT)
+        encode_sent_record(KEY, completion(), START_NS, text_index=-1, request_facts=BUILT)
     )
     expected = {
         **msgspec.structs.asdict(KEY),
@@ -116,16 +116,20 @@ def test_a_timestamp_of_zero_is_kept_and_an_absent_one_is_minus_one(name: str) -
     zero = completion(**{name: 0})
     absent = completion(**{name: -1})
     column = f"{name}_ns"
-    assert record_of(encode_sent_record(KEY, zero, 0, text=-1, request_facts=BUILT))[column] == 0
     assert (
-        record_of(encode_sent_record(KEY, absent, START_NS, text=-1, request_facts=BUILT))[column]
+        record_of(encode_sent_record(KEY, zero, 0, text_index=-1, request_facts=BUILT))[column] == 0
+    )
+    assert (
+        record_of(encode_sent_record(KEY, absent, START_NS, text_index=-1, request_facts=BUILT))[
+            column
+        ]
         == -1
     )
 
 
 def test_a_failure_is_recorded_with_its_kind_and_its_text() -> None:
     failed = completion(failure=Failure("reset", "connection reset"))
-    record = record_of(encode_sent_record(KEY, failed, START_NS, text=9, request_facts=BUILT))
+    record = record_of(encode_sent_record(KEY, failed, START_NS, text_index=9, request_facts=BUILT))
     assert record["status"] == STATUS["failed"]
     assert record["kind"] == KIND["reset"]
     assert record["text"] == 9

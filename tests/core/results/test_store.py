@@ -59,7 +59,11 @@ def written(folder: Path, workers: int = 2, each: int = 50) -> None:
             place = RecordKey(i * workers + worker, i, i % 2, worker, 0, -1, 0, -1)
             spool.add_record(
                 encode_sent_record(
-                    place, done, 1000, text=text, request_facts=RequestFacts(10, "estimate", 7)
+                    place,
+                    done,
+                    1000,
+                    text_index=text,
+                    request_facts=RequestFacts(10, "estimate", 7),
                 )
             )
         spool.add_record(
@@ -133,7 +137,7 @@ def test_a_record_has_every_field_of_its_completion() -> None:
             RecordKey(5, 6, 1, 2, 3, 4, 7, 8),
             completion(1),
             1000,
-            text=-1,
+            text_index=-1,
             request_facts=RequestFacts(10, "estimate", 9),
         ),
         ROW,
@@ -177,7 +181,7 @@ def test_a_record_has_every_field_of_its_completion() -> None:
             RecordKey(*range(8)),
             completion(2),
             0,
-            text=-1,
+            text_index=-1,
             request_facts=RequestFacts(10, "estimate", 9),
         ),
         ROW,
