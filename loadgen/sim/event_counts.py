@@ -2,7 +2,7 @@
 
 An output event is what a client receives at once: one token, or as many as the stream interval
 says. A gap is the time between two events of a request. A span is an unbroken sequence of
-iterations in which a request gets one token each.
+iterations of a replica in which a request gets one token each.
 
 No loop visits single events or tokens. All sequences in a batch get a token at the end of the same
 iteration, so the gaps between events are durations of iterations. They are counted by the number of
@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from loadgen.core.results.record import BIN_NS
 from loadgen.core.stats.histogram import Histogram
-from loadgen.sim.event_gaps import Ints, TokenSpans
+from loadgen.sim.event_gaps import Ints, IterationEnds, TokenSpans
 
 Counts = NDArray[np.signedinteger[Any]]
 
@@ -47,35 +47,35 @@ def count_events(
     stage_count: int,
     tokens_per_event: int,
 ) -> EventCounts:
-    """Count the output events of all replicas, and the gaps between them.
+    """Count the output events of a run, and the gaps between consecutive events of a request.
 
     Args:
-        spans: In which iterations requests got tokens.
+        spans: The unbroken sequences of iterations in which requests got one token each.
         iteration_ends_ns: When the iterations of each replica ended.
-        stage_of_record: The stage of each sent request.
+        stage_of_record: The stage (the part of the load) that each sent request belongs to.
         stage_count: The number of stages.
-        tokens_per_event: Tokens of each event after the first. A span has an event at its first
-            iteration, at every `tokens_per_event`-th after it, and at its last.
+        tokens_per_event: Tokens of each event after the first.
     """
-    last_end_ns = max(
-        (int(ends_ns[-1]) for ends_ns in iteration_ends_ns if len(ends_ns)), default=0
+    last_ends_ns = [int(ends_ns[-1]) for ends_ns in iteration_ends_ns if len(ends_ns)]
+    counter = _EventCounter(
+        stage_of_record, stage_count, tokens_per_event, last_end_ns=max(last_ends_ns, default=0)
     )
-    counter = _EventCounter(stage_of_record, stage_count, tokens_per_event, last_end_ns)
-    # After sorting, the spans of each replica follow each other.
-    order = np.argsort(spans.replica, kind="stable")
-    replica_indexes = np.arange(len(iteration_ends_ns) + 1)
-    first_of_replica = np.searchsorted(spans.replica[order], replica_indexes)
     for replica_index, ends_ns in enumerate(iteration_ends_ns):
-        span_indexes = order[first_of_replica[replica_index] : first_of_replica[replica_index + 1]]
-        if len(span_indexes):
-            spans_of_replica = TokenSpans(*(column[span_indexes] for column in spans))
-            counter.add_replica(spans_of_replica, ends_ns)
+        is_on_replica = spans.replica == replica_index
+        if is_on_replica.any():
+            counter.add_replica(spans.select(is_on_replica), ends_ns)
     counter.add_pauses(spans, iteration_ends_ns)
     return counter.build_counts()
 
 
 class _EventCounter:
-    """Adds up the output events of the replicas, one replica after the other."""
+    """Adds up the output events and the gaps between them, one replica after the other.
+
+    With n tokens per event, a span from iteration `first` to iteration `last` has two kinds of
+    events. The regular ones come at `first`, `first + n`, `first + 2n` and so on. If tokens are
+    left after the last of them, a tail event comes at `last`. For example, with n = 3 a span from
+    iteration 10 to 17 has regular events at 10, 13 and 16, and a tail event at 17.
+    """
 
     def __init__(
         self,
@@ -84,167 +84,203 @@ class _EventCounter:
         tokens_per_event: int,
         last_end_ns: int,
     ) -> None:
-        """Create a counter without events. `last_end_ns` is the end of the last iteration.
+        """Create a counter without events.
 
-        `count_events` describes the other arguments.
+        Args:
+            stage_of_record: The stage (the part of the load) that each sent request belongs to.
+            stage_count: The number of stages.
+            tokens_per_event: Tokens of each event after the first.
+            last_end_ns: The end of the last iteration of all replicas.
         """
         self._stage_of_record = stage_of_record
         self._tokens_per_event = tokens_per_event
+        # Lists with one entry per stage. A bin of the timeline counts the events within BIN_NS.
         bin_count = last_end_ns // BIN_NS + 1
-        # By stage.
-        self._gaps = [Histogram() for _ in range(stage_count)]
-        self._timeline = [np.zeros(bin_count, np.int64) for _ in range(stage_count)]
-        # By sent request.
-        self._largest_gap_ns = np.zeros(len(stage_of_record), np.int64)
-        self._events = np.zeros(len(stage_of_record), np.int32)
+        self._gaps_of_stage = [Histogram() for _ in range(stage_count)]
+        self._timeline_of_stage = [np.zeros(bin_count, np.int64) for _ in range(stage_count)]
+        # Arrays with one entry per sent request.
+        record_count = len(stage_of_record)
+        self._largest_gap_ns = np.zeros(record_count, np.int64)
+        self._event_count = np.zeros(record_count, np.int32)
 
     def add_replica(self, spans: TokenSpans, ends_ns: Ints) -> None:
-        """Add the events of the spans of one replica, whose iterations ended at `ends_ns`.
+        """Add the output events of all spans of one replica.
 
-        With n tokens per event, a span that begins at iteration i has events at i, i + n, i + 2n
-        and so on. The spans with the same i modulo n (the phase) have their events at the same
-        iterations, so they are counted together. If the number of iterations is no multiple of n, a
-        span has one more event at its end, after a shorter gap.
+        Args:
+            spans: The unbroken sequences of iterations in which requests got one token each.
+            ends_ns: When the iterations of the replica ended.
         """
-        step = self._tokens_per_event
-        iterations_after_first = spans.last - spans.first
-        full_gaps = iterations_after_first // step
-        has_short_gap = iterations_after_first % step > 0
+        tail_tokens = (spans.last - spans.first) % self._tokens_per_event
+        last_regular = spans.last - tail_tokens  # iterations, one per span
+        self._add_regular_events(spans.record_index, spans.first, last_regular, ends_ns)
 
-        for phase in range(min(step, len(ends_ns))):
-            in_phase = np.flatnonzero(spans.first % step == phase)
-            if not len(in_phase):
-                continue
-            self._add_phase(
-                record_index=spans.record_index[in_phase],
-                first_event=spans.first[in_phase] // step,
-                full_gaps=full_gaps[in_phase],
-                ends_ns=ends_ns[phase::step],
+        has_tail = tail_tokens > 0
+        if has_tail.any():
+            self._add_tail_events(
+                record_index=spans.record_index[has_tail],
+                previous_event_ns=ends_ns[last_regular[has_tail]],
+                tail_event_ns=ends_ns[spans.last[has_tail]],
             )
-        if has_short_gap.any():
-            last_full_event = spans.first + full_gaps * step
-            self._add_last_events(
-                record_index=spans.record_index[has_short_gap],
-                previous_ns=ends_ns[last_full_event[has_short_gap]],
-                last_ns=ends_ns[spans.last[has_short_gap]],
-            )
-        np.add.at(self._events, spans.record_index, 1 + full_gaps + has_short_gap)
+        regular_event_count = 1 + (last_regular - spans.first) // self._tokens_per_event
+        np.add.at(self._event_count, spans.record_index, regular_event_count + has_tail)
 
     def add_pauses(self, spans: TokenSpans, iteration_ends_ns: Sequence[Ints]) -> None:
-        """Add the gaps between the spans of paused requests.
+        """Add the gaps that the pauses of requests caused.
 
-        A request with several spans was paused between them. The gap reaches from the end of the
-        last iteration before the pause to the end of the first one after it. All spans of a request
-        are on the same replica.
+        A request that was paused has several spans. The gap reaches from the end of the last
+        iteration before the pause to the end of the first iteration after it.
+
+        Args:
+            spans: The spans of all requests of all replicas, in any order.
+            iteration_ends_ns: When the iterations of each replica ended.
         """
-        order = np.lexsort((spans.first, spans.record_index))
-        record_index = spans.record_index[order]
-        (is_followed,) = np.nonzero(np.diff(record_index) == 0)  # by a span of the same record
-        if not len(is_followed):
+        spans = spans.in_record_order()
+        (before_pause,) = np.nonzero(spans.record_index[:-1] == spans.record_index[1:])
+        if not len(before_pause):
             return
-        before_pause = order[is_followed]
-        after_pause = order[is_followed + 1]
-        gaps_ns = np.array(
-            [
-                iteration_ends_ns[replica][resumed] - iteration_ends_ns[replica][paused]
-                for replica, paused, resumed in zip(
-                    spans.replica[before_pause].tolist(),
-                    spans.last[before_pause].tolist(),
-                    spans.first[after_pause].tolist(),
-                    strict=True,
-                )
-            ],
-            np.int64,
-        )
-        paused_records = record_index[is_followed]
-        np.maximum.at(self._largest_gap_ns, paused_records, gaps_ns)
-        stage = self._stage_of_record[paused_records]
-        for stage_index in np.unique(stage).tolist():
-            self._gaps[stage_index].add(gaps_ns[stage == stage_index])
+        paused_spans = spans.select(before_pause)
+        resumed_spans = spans.select(before_pause + 1)
+        iteration_ends = IterationEnds(iteration_ends_ns)
+        paused_ns = iteration_ends.look_up(paused_spans.replica, paused_spans.last)
+        resumed_ns = iteration_ends.look_up(resumed_spans.replica, resumed_spans.first)
+        self._add_single_gaps(paused_spans.record_index, resumed_ns - paused_ns)
 
     def build_counts(self) -> EventCounts:
         """Return the counts of all added events. The timeline of a stage ends with its last one."""
-        timeline = [_without_zeros_at_end(counts) for counts in self._timeline]
-        return EventCounts(self._gaps, timeline, self._largest_gap_ns, self._events)
+        timeline = [_without_trailing_zeros(counts) for counts in self._timeline_of_stage]
+        return EventCounts(self._gaps_of_stage, timeline, self._largest_gap_ns, self._event_count)
 
-    def _add_phase(
-        self, record_index: Ints, first_event: Ints, full_gaps: Ints, ends_ns: Ints
+    def _add_regular_events(
+        self, record_index: Ints, first: Ints, last_regular: Ints, ends_ns: Ints
     ) -> None:
-        """Add the events of spans that have them at the same iterations, except shorter last ones.
+        """Add the events that come every n iterations of a span, for n tokens per event.
 
-        Only iterations of this phase are looked at, numbered from 0. How many spans have an event
-        at one of them is the number of spans that have begun so far minus those that have ended.
-
-        Args:
-            record_index: The record of each span.
-            first_event: The iteration of the first event of each span, as an index of `ends_ns`.
-            full_gaps: The number of gaps of a whole interval in each span.
-            ends_ns: When the iterations of this phase ended.
-        """
-        last_event = first_event + full_gaps
-        iteration_count = len(ends_ns)
-        gaps_ns = np.diff(ends_ns)
-        bins = ends_ns // BIN_NS
-        stage = self._stage_of_record[record_index]
-        for stage_index in np.unique(stage).tolist():
-            in_stage = stage == stage_index
-            begun = np.bincount(first_event[in_stage], minlength=iteration_count + 1)
-            ended = np.bincount(last_event[in_stage] + 1, minlength=iteration_count + 1)
-            with_event = np.cumsum(begun - ended)[:iteration_count]
-            # A span that begins at an iteration has no gap before it.
-            with_gap = with_event - begun[:iteration_count]
-            self._gaps[stage_index].add(gaps_ns, with_gap[1:])
-            timeline = self._timeline[stage_index]
-            events_per_bin = np.bincount(bins, weights=with_event, minlength=len(timeline))
-            timeline += events_per_bin.astype(np.int64)
-
-        has_gaps = full_gaps > 0
-        if has_gaps.any():
-            largest_ns = _range_maxima(gaps_ns, first_event[has_gaps], last_event[has_gaps])
-            np.maximum.at(self._largest_gap_ns, record_index[has_gaps], largest_ns)
-
-    def _add_last_events(self, record_index: Ints, previous_ns: Ints, last_ns: Ints) -> None:
-        """Add the last events of spans whose last gap is shorter than a whole interval.
+        Spans that begin at the same iteration modulo n have their events at the same iterations.
+        With n = 3, the spans that begin at iterations 1, 4, 7, ... have all their events there. So
+        the spans with the same remainder are counted together, and only these iterations matter.
 
         Args:
             record_index: The record of each span.
-            previous_ns: The time of its last but one event.
-            last_ns: The time of its last event.
+            first: The iteration of the first event of each span.
+            last_regular: The iteration of its last regular event.
+            ends_ns: When the iterations of the replica ended.
         """
-        gaps_ns = last_ns - previous_ns
+        interval = self._tokens_per_event
+        remainder_of_span = first % interval
+        for remainder in np.unique(remainder_of_span).tolist():
+            has_remainder = remainder_of_span == remainder
+            self._add_aligned_spans(
+                record_index[has_remainder],
+                first_event=first[has_remainder] // interval,
+                last_event=last_regular[has_remainder] // interval,
+                times_ns=ends_ns[remainder::interval],
+            )
+
+    def _add_aligned_spans(
+        self, record_index: Ints, first_event: Ints, last_event: Ints, times_ns: Ints
+    ) -> None:
+        """Add spans with an event at each of the same times, from their first to their last event.
+
+        For each of these times it is counted how many spans have an event then. This takes less
+        time and memory than a list of all events, because a batch has many spans at once.
+
+        Args:
+            record_index: The record of each span.
+            first_event: The index in `times_ns` of the first event of each span.
+            last_event: The index in `times_ns` of its last event.
+            times_ns: The times at which the spans have events, in ascending order.
+        """
+        gaps_ns = np.diff(times_ns)  # from the event at an index to the event at the next index
+        has_gap = last_event > first_event
+        stage_of_span = self._stage_of_record[record_index]
+        for stage in np.unique(stage_of_span).tolist():
+            in_stage = stage_of_span == stage
+            event_counts = _count_ranges(first_event[in_stage], last_event[in_stage], len(times_ns))
+            self._add_to_timeline(stage, times_ns, event_counts)
+
+            in_stage &= has_gap
+            last_gap = last_event[in_stage] - 1
+            gap_counts = _count_ranges(first_event[in_stage], last_gap, len(gaps_ns))
+            self._gaps_of_stage[stage].add(gaps_ns, gap_counts)
+
+        if has_gap.any():
+            largest_ns = _range_maxima(gaps_ns, first_event[has_gap], last_event[has_gap])
+            np.maximum.at(self._largest_gap_ns, record_index[has_gap], largest_ns)
+
+    def _add_tail_events(
+        self, record_index: Ints, previous_event_ns: Ints, tail_event_ns: Ints
+    ) -> None:
+        """Add the events at the end of spans that come earlier than a regular event would.
+
+        Args:
+            record_index: The record of each span.
+            previous_event_ns: The time of its last regular event.
+            tail_event_ns: The time of its tail event.
+        """
+        self._add_single_gaps(record_index, tail_event_ns - previous_event_ns)
+        stage_of_event = self._stage_of_record[record_index]
+        for stage in np.unique(stage_of_event).tolist():
+            self._add_to_timeline(stage, tail_event_ns[stage_of_event == stage])
+
+    def _add_single_gaps(self, record_index: Ints, gaps_ns: Ints) -> None:
+        """Add one gap to each of these records. A record may occur several times."""
         np.maximum.at(self._largest_gap_ns, record_index, gaps_ns)
-        stage = self._stage_of_record[record_index]
-        for stage_index in np.unique(stage).tolist():
-            in_stage = stage == stage_index
-            self._gaps[stage_index].add(gaps_ns[in_stage])
-            timeline = self._timeline[stage_index]
-            timeline += np.bincount(last_ns[in_stage] // BIN_NS, minlength=len(timeline))
+        stage_of_gap = self._stage_of_record[record_index]
+        for stage in np.unique(stage_of_gap).tolist():
+            self._gaps_of_stage[stage].add(gaps_ns[stage_of_gap == stage])
+
+    def _add_to_timeline(
+        self, stage: int, times_ns: Ints, event_counts: Ints | None = None
+    ) -> None:
+        """Add events to the timeline of a stage: one per time, or as many as `event_counts`."""
+        timeline = self._timeline_of_stage[stage]
+        bin_numbers = times_ns // BIN_NS
+        events_per_bin = np.bincount(bin_numbers, weights=event_counts, minlength=len(timeline))
+        timeline += events_per_bin.astype(np.int64)
 
 
-def _range_maxima(values: Ints, begin: Ints, end: Ints) -> Ints:
-    """Return max(values[begin:end]) for each pair of bounds, with begin < end.
+def _count_ranges(first: Ints, last: Ints, length: int) -> Ints:
+    """Return how many of some ranges contain each of the numbers from 0 to `length` - 1.
 
-    This is the range maximum query, answered by a sparse table: the maximum of a range is that of
-    two overlapping ranges whose length is a power of two, one at its begin and one at its end. The
-    table for the length 2^n follows from the table for half of it.
+    A range reaches from an entry of `first` to the same entry of `last`, both included. For
+    example, the ranges 0 to 1 and 1 to 3 give [1, 2, 1, 1] for a length of 4. A range contains a
+    number if it has begun by then and has not ended before.
     """
-    _, exponent = np.frexp(end - begin)
-    power_of_range = exponent - 1  # floor(log2(end - begin))
-    maxima = np.zeros(len(begin), np.int64)
-    table = values  # table[i] is the maximum of the 2^power values from i on
-    for power in range(int(power_of_range.max()) + 1):
-        if power:
-            half = 1 << (power - 1)
-            table = np.maximum(table[:-half], table[half:])
-        (indexes,) = np.nonzero(power_of_range == power)
-        if len(indexes):
-            maxima_at_begin = table[begin[indexes]]
-            maxima_at_end = table[end[indexes] - (1 << power)]
-            maxima[indexes] = np.maximum(maxima_at_begin, maxima_at_end)
+    begun = np.cumsum(np.bincount(first, minlength=length))
+    ended = np.cumsum(np.bincount(last, minlength=length))
+    ended_before = ended - np.bincount(last, minlength=length)
+    return begun - ended_before
+
+
+def _range_maxima(values: Ints, starts: Ints, stops: Ints) -> Ints:
+    """Return max(values[start:stop]) for each pair of bounds, with start < stop.
+
+    For example, the values [5, 1, 7, 2] with the starts [0, 1] and the stops [2, 4] give [5, 7].
+
+    This is the sparse table for range maximum queries (Bender and Farach-Colton, "The LCA problem
+    revisited", 2000). Any range is covered by two windows of equal width, one at its start and one
+    at its end, which may overlap. The width is the largest power of two that fits into the range.
+    """
+    lengths = stops - starts
+    longest = int(lengths.max())
+    maxima = np.zeros(len(starts), np.int64)
+    width = 1
+    window_maxima = values  # window_maxima[i] is the maximum of values[i : i + width]
+    while width <= longest:
+        (ranges,) = np.nonzero((width <= lengths) & (lengths < 2 * width))
+        maxima_at_start = window_maxima[starts[ranges]]
+        maxima_at_end = window_maxima[stops[ranges] - width]
+        maxima[ranges] = np.maximum(maxima_at_start, maxima_at_end)
+        # A window of twice the width consists of two windows next to each other.
+        window_maxima = np.maximum(window_maxima[:-width], window_maxima[width:])
+        width *= 2
     return maxima
 
 
-def _without_zeros_at_end(counts: Ints) -> Ints:
+def _without_trailing_zeros(counts: Ints) -> Ints:
     """Return the counts up to the last one that is not 0."""
-    (indexes,) = np.nonzero(counts)
-    return counts[: indexes[-1] + 1] if len(indexes) else counts[:0]
+    (nonzero_indexes,) = np.nonzero(counts)
+    if not len(nonzero_indexes):
+        return counts[:0]
+    last_index = nonzero_indexes[-1]
+    return counts[: last_index + 1]

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+from itertools import accumulate, pairwise
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -33,6 +34,38 @@ class TokenSpans(NamedTuple):
     first: Ints
     last: Ints
 
+    def select(self, selection: slice | NDArray[Any]) -> TokenSpans:
+        """Return some of the spans, selected by a slice, by their indexes or by a mask."""
+        return TokenSpans(*(column[selection] for column in self))
+
+    def in_record_order(self) -> TokenSpans:
+        """Return the spans in the order of their records, those of one record in order of time."""
+        return self.select(np.lexsort((self.first, self.record_index)))
+
+
+class IterationEnds:
+    """The times at which the iterations of all replicas ended, for looking up many at once.
+
+    The times of all replicas are in one array, so that one index operation finds iterations of
+    different replicas. If replica 0 has 3 iterations, iteration 0 of replica 1 is at index 3.
+    """
+
+    def __init__(self, ends_ns_of_replicas: Sequence[Ints]) -> None:
+        """Copy the end times of the iterations of each replica, in ns."""
+        iteration_counts = [len(ends_ns) for ends_ns in ends_ns_of_replicas]
+        self._ends_ns = np.concatenate(ends_ns_of_replicas)
+        self._start_of_replica = np.array([*accumulate(iteration_counts, initial=0)])
+
+    def look_up(self, replica: NDArray[Any], iteration: NDArray[Any]) -> Ints:
+        """Return when iterations ended, in ns. Both arguments have one entry per iteration.
+
+        Args:
+            replica: The index of the replica.
+            iteration: The number of the iteration on this replica.
+        """
+        ends_ns: Ints = self._ends_ns[self._start_of_replica[replica] + iteration]
+        return ends_ns
+
 
 class EmittedEvents(NamedTuple):
     """The output events of a run, in compact form.
@@ -60,83 +93,112 @@ def iterate_gaps(events: EmittedEvents) -> Iterator[RequestGaps]:
     between. Requests come in the order of their records. Those with a single event have no gap and
     are left out.
     """
-    spans = _sort_spans(events.spans)
-    event_counts = _count_events(spans, events.tokens_per_event)
-    # The end times of all replicas are in one array, so that one look-up serves all of them.
-    all_ends_ns = np.concatenate(events.iteration_ends_ns)
-    offset_of_replica = np.cumsum([0, *map(len, events.iteration_ends_ns)])
+    tokens_per_event = events.tokens_per_event
+    spans = events.spans.in_record_order()
+    event_counts = _count_events(spans, tokens_per_event)
+    iteration_ends = IterationEnds(events.iteration_ends_ns)
     for batch in _split_into_batches(spans.record_index, event_counts):
-        batch_spans = TokenSpans(*(column[batch] for column in spans))
-        counts = event_counts[batch]
-        # One entry per event of the batch.
-        iterations = _event_iterations(batch_spans, counts, events.tokens_per_event)
-        offsets = np.repeat(offset_of_replica[batch_spans.replica], counts)
-        events_ns = all_ends_ns[offsets + iterations]
-        record_index = np.repeat(batch_spans.record_index, counts)
-        # One entry per pair of consecutive events. Pairs of two records are no gaps.
-        is_gap = record_index[1:] == record_index[:-1]
-        gaps_ns = np.diff(events_ns)[is_gap]
-        records, gap_counts = np.unique(record_index[1:][is_gap], return_counts=True)
-        yield RequestGaps(events.slots[records], gap_counts, gaps_ns)
+        batch_events = _list_events(
+            spans.select(batch), event_counts[batch], tokens_per_event, iteration_ends
+        )
+        yield _compute_gaps(batch_events, events.slots)
 
 
-def _event_iterations(spans: TokenSpans, event_counts: Ints, tokens_per_event: int) -> Ints:
-    """Return the iteration of each event of these spans, span after span.
+class _EventList(NamedTuple):
+    """Single output events, record after record and in order of time. One entry per event."""
+
+    record_index: Ints
+    time_ns: Ints
+
+
+def _compute_gaps(events: _EventList, slots: Ints) -> RequestGaps:
+    """Return the gaps between consecutive events of the same record.
+
+    Args:
+        events: The events of some records.
+        slots: The slot of every record: the number of its request in the schedule.
+    """
+    record_of_event = events.record_index[1:]
+    record_of_previous_event = events.record_index[:-1]
+    is_gap = record_of_event == record_of_previous_event
+    gaps_ns = np.diff(events.time_ns)[is_gap]
+    records, gap_counts = np.unique(record_of_event[is_gap], return_counts=True)
+    return RequestGaps(slots[records], gap_counts, gaps_ns)
+
+
+def _list_events(
+    spans: TokenSpans, event_counts: Ints, tokens_per_event: int, iteration_ends: IterationEnds
+) -> _EventList:
+    """Return every output event of some spans, span after span.
 
     The events of a span are `tokens_per_event` iterations apart. The last one comes at the end of
-    the span, even if fewer tokens are left then. `event_counts` has the number of events per span.
+    the span, even if it has fewer tokens. With 3 tokens per event, a span from iteration 10 to
+    iteration 14 has events at 10, 13 and 14.
+
+    Args:
+        spans: Unbroken sequences of iterations in which a request gets one token each.
+        event_counts: The number of events of each span.
+        tokens_per_event: Tokens of each event after the first.
+        iteration_ends: When the iterations of the replicas ended.
     """
-    # The number of each event within its span: 0, 1, 2, ..., and 0 again at the next span.
-    first_event_of_span = np.cumsum(event_counts) - event_counts
-    event_numbers = np.arange(int(event_counts.sum()))
-    numbers_in_span = event_numbers - np.repeat(first_event_of_span, event_counts)
-
-    first_iterations = np.repeat(spans.first, event_counts)
-    last_iterations = np.repeat(spans.last, event_counts)
-    iterations: Ints = first_iterations + numbers_in_span * tokens_per_event
-    return np.minimum(iterations, last_iterations)
+    spans_of_events = spans.select(np.repeat(np.arange(len(event_counts)), event_counts))
+    position_in_span = _number_within_groups(event_counts)
+    iteration = np.minimum(
+        spans_of_events.first + position_in_span * tokens_per_event, spans_of_events.last
+    )
+    time_ns = iteration_ends.look_up(spans_of_events.replica, iteration)
+    return _EventList(spans_of_events.record_index, time_ns)
 
 
-def _sort_spans(spans: TokenSpans) -> TokenSpans:
-    """Return the spans in the order of the records, those of one record in order of time."""
-    order = np.lexsort((spans.first, spans.record_index))
-    return TokenSpans(*(column[order] for column in spans))
+def _number_within_groups(group_sizes: Ints) -> Ints:
+    """Return the numbers from 0 on for each group, one group after the other.
+
+    For example, groups of 2 and 3 elements give [0, 1, 0, 1, 2].
+    """
+    group_ends = np.cumsum(group_sizes)
+    group_starts = group_ends - group_sizes
+    element_count = int(group_sizes.sum())
+    return np.arange(element_count) - np.repeat(group_starts, group_sizes)
 
 
 def _count_events(spans: TokenSpans, tokens_per_event: int) -> Ints:
-    """Return the number of events of each span.
+    """Return the number of output events of each span.
 
-    There is one at its first iteration, and one for each `tokens_per_event` iterations after it.
-    The last event comes at the end of the span, even if it has fewer tokens, so the number is
-    rounded up.
+    There is one event at the first iteration of a span, and one after each `tokens_per_event`
+    further iterations. The last event comes at the end of the span, even if it has fewer tokens, so
+    the number is rounded up.
     """
-    events_after_first: Ints = -((spans.first - spans.last) // tokens_per_event)  # rounded up
-    return 1 + events_after_first
+    tokens_after_first = spans.last - spans.first
+    full_events, tokens_left = np.divmod(tokens_after_first, tokens_per_event)
+    return 1 + full_events + (tokens_left > 0)
 
 
 def _split_into_batches(record_index: Ints, event_counts: Ints) -> Iterator[slice]:
     """Yield slices of spans with about EVENTS_PER_BATCH events, to limit the memory in use.
 
-    All spans of a record are in the same batch, so a batch can be larger. All events are numbered,
-    and the number of its first event, divided by EVENTS_PER_BATCH, decides the batch of a record.
+    All spans of a record are in the same batch, so a batch can be larger. A record belongs to batch
+    n if at least n * EVENTS_PER_BATCH events come before it, but fewer than (n + 1) times as many.
 
     Args:
         record_index: The record of each span. The spans of a record follow each other.
         event_counts: The number of events of each span.
     """
-    first_span_of_record = _indexes_of_changes(record_index)
+    span_count = len(record_index)
+    # The indexes of the spans at which a record begins. There is one entry per record from here on.
+    record_starts = _find_changes(record_index)
     events_before_span = np.cumsum(event_counts) - event_counts
-    batch_of_record = events_before_span[first_span_of_record] // EVENTS_PER_BATCH
-    first_record_of_batch = _indexes_of_changes(batch_of_record)
-    starts = first_span_of_record[first_record_of_batch].tolist()
-    stops = [*starts[1:], len(record_index)]
-    for start, stop in zip(starts, stops, strict=True):
+    batch_of_record = events_before_span[record_starts] // EVENTS_PER_BATCH
+
+    batch_starts = record_starts[_find_changes(batch_of_record)].tolist()
+    for start, stop in pairwise([*batch_starts, span_count]):
         yield slice(start, stop)
 
 
-def _indexes_of_changes(numbers: Ints) -> Ints:
-    """Return 0 and the indexes at which a number differs from the one before it.
+def _find_changes(numbers: Ints) -> Ints:
+    """Return the indexes at which a number differs from the one before it, and 0 for the first.
 
-    The numbers are not negative, so the first one differs from the -1 that is put before it.
+    For example, [7, 7, 9, 9, 9, 8] gives [0, 2, 5]. The result is empty without numbers.
     """
-    return np.flatnonzero(np.diff(numbers, prepend=-1))
+    is_change = np.ones(len(numbers), np.bool_)
+    is_change[1:] = numbers[1:] != numbers[:-1]
+    return np.flatnonzero(is_change)

@@ -30,19 +30,10 @@ class RecordColumns:
         """
         self._length = length
         self._columns: dict[str, NDArray[Any]] = {}
-        # Fields that share an array also share its conversion. Arrays cannot be keys of a dict, so
-        # their identity is one, together with the type.
-        conversions: dict[tuple[int, str], NDArray[Any]] = {}
+        converter = _ColumnConverter(length)
         for name in ROW.names or ():
             values = columns.get(name, 0)
-            dtype = ROW[name]
-            if isinstance(values, int):
-                self._columns[name] = np.broadcast_to(np.array(values, dtype), length)
-                continue
-            key = (id(values), dtype.str)
-            if key not in conversions:
-                conversions[key] = _convert_column(values, dtype)
-            self._columns[name] = conversions[key]
+            self._columns[name] = converter.convert(values, ROW[name])
 
     def __len__(self) -> int:
         return self._length
@@ -75,7 +66,31 @@ class RecordColumns:
         return span_records
 
 
-def _convert_column(values: NDArray[Any], dtype: np.dtype[Any]) -> NDArray[Any]:
+class _ColumnConverter:
+    """Converts columns to the types of record fields, and each array once per type.
+
+    Several fields may have the same array, for example the times of a request at which it was due
+    and at which it was sent. Such fields share the converted array as well, which saves memory.
+    """
+
+    def __init__(self, length: int) -> None:
+        """Create a converter for columns of this length."""
+        self._length = length
+        # Arrays cannot be keys of a dict. So the key is the identity of the array and the type. The
+        # caller keeps all arrays during the conversion, so no two of them have the same identity.
+        self._converted_arrays: dict[tuple[int, str], NDArray[Any]] = {}
+
+    def convert(self, values: Column, dtype: np.dtype[Any]) -> NDArray[Any]:
+        """Return the values in another type. One number stands for a column of equal values."""
+        if isinstance(values, int):
+            return np.broadcast_to(np.array(values, dtype), self._length)
+        key = (id(values), dtype.str)
+        if key not in self._converted_arrays:
+            self._converted_arrays[key] = _convert_array(values, dtype)
+        return self._converted_arrays[key]
+
+
+def _convert_array(values: NDArray[Any], dtype: np.dtype[Any]) -> NDArray[Any]:
     """Return the values of a column in another type, in as little memory as possible.
 
     A column of a small type, such as a status, often has equal values. Then it becomes a read-only

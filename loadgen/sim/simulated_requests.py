@@ -146,13 +146,21 @@ class SimulatedRequests:
         """
         if not self._ended:
             return
-        request_class = type(self._ended[0])
-        rows = np.empty((len(self._ended), len(REQUEST_FIELDS)), np.int64)
-        request_class.pack(self._ended, rows)
-        columns_of_rows = rows.T
-        for (name, column), values in zip(self._sent.items(), columns_of_rows, strict=True):
-            column.frombytes(values.astype(_SENT_DTYPES[name]).tobytes())
+        table = _build_request_table(self._ended)
+        # The columns of the table are the fields of `SentColumns`, in the same order.
+        for column_index, (name, column) in enumerate(self._sent.items()):
+            values = table[:, column_index].astype(_SENT_DTYPES[name])
+            column.frombytes(values.tobytes())
         self._ended.clear()
+
+
+def _build_request_table(requests: Sequence[SimRequest]) -> NDArray[np.int64]:
+    """Return a table with one row per request and one column per field of `REQUEST_FIELDS`."""
+    table = np.empty((len(requests), len(REQUEST_FIELDS)), np.int64)
+    # The replicas may be compiled or not, and each implementation packs only its own requests.
+    request_class = type(requests[0])
+    request_class.pack(requests, table)
+    return table
 
 
 def _append_row(columns: dict[str, array[int]], row: tuple[int, ...]) -> None:

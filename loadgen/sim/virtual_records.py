@@ -27,8 +27,8 @@ from loadgen.core.results.record import (
 from loadgen.core.schedule.schedule import Schedule
 from loadgen.core.schedule.sessions import Conversations, SingleRequests
 from loadgen.core.stats.histogram import Histogram
-from loadgen.sim.event_counts import count_events
-from loadgen.sim.event_gaps import EmittedEvents, Ints, TokenSpans
+from loadgen.sim.event_counts import EventCounts, count_events
+from loadgen.sim.event_gaps import EmittedEvents, Ints, IterationEnds, TokenSpans
 from loadgen.sim.record_columns import Column, RecordColumns
 from loadgen.sim.simulated_requests import (
     PauseColumns,
@@ -36,6 +36,9 @@ from loadgen.sim.simulated_requests import (
     SimulatedRequests,
     UnsentColumns,
 )
+
+_FIELD_NAMES = ROW.names or ()
+_UNKNOWN_SOURCE = SOURCE[""]  # of a count that nobody has reported
 
 
 class VirtualRecords(NamedTuple):
@@ -85,40 +88,59 @@ def build_records(
         requests: What happened to the requests.
         iteration_ends_ns: The end times of the iterations of each replica.
         schedule: The schedule that was simulated.
-        options: What does not follow from the simulation.
+        options: How the server reports tokens, and whether single events are kept.
     """
     sent = requests.sent_columns()
     unsent = requests.unsent_columns()
-    slot = np.concatenate([sent.slot, unsent.slot]) if len(unsent) else sent.slot
-    slot_columns = _build_slot_columns(slot, schedule)
+    slots = np.concatenate([sent.slot, unsent.slot]) if len(unsent) else sent.slot
+    slot_columns = _build_slot_columns(slots, schedule)
 
+    # The spans need as much memory as the records, so they are not kept longer than necessary.
     spans = _build_token_spans(sent, requests.pause_columns())
-    stage_of_sent = np.asarray(slot_columns["stage"])[: len(sent)]
     counts = count_events(
         spans,
         iteration_ends_ns,
-        stage_of_sent,
+        stage_of_record=np.asarray(slot_columns["stage"])[: len(sent)],
         stage_count=len(schedule.stages),
         tokens_per_event=options.tokens_per_event,
     )
     events = None
     if options.keep_events:
         events = EmittedEvents(sent.slot, spans, iteration_ends_ns, options.tokens_per_event)
-    del spans  # they need as much memory as the records
+    del spans
 
+    columns = _build_columns_after_run(sent, iteration_ends_ns, counts, options)
+    if len(unsent):
+        columns = _append_unsent(columns, len(sent), unsent)
+    records = RecordColumns(len(slots), {**columns, **slot_columns})
+    return VirtualRecords(records, counts.gaps, counts.timeline, events)
+
+
+def _build_columns_after_run(
+    sent: SentColumns,
+    iteration_ends_ns: Sequence[Ints],
+    counts: EventCounts,
+    options: RecordOptions,
+) -> dict[str, Column]:
+    """Return the columns of the records of sent requests, without their place in the schedule.
+
+    Args:
+        sent: The sent requests of the whole run.
+        iteration_ends_ns: The end times of the iterations of each replica.
+        counts: The number of output events of each sent request, and the gaps between them.
+        options: How the server reports tokens.
+    """
+    iteration_ends = IterationEnds(iteration_ends_ns)
     columns = _build_sent_columns(
         sent,
-        first_ns=_look_up_ends_ns(iteration_ends_ns, sent, sent.first_iteration),
-        last_ns=_look_up_ends_ns(iteration_ends_ns, sent, sent.last_iteration),
+        first_ns=_look_up_ends_ns(iteration_ends, sent, sent.first_iteration),
+        last_ns=_look_up_ends_ns(iteration_ends, sent, sent.last_iteration),
         source=options.source,
         reports_cached_tokens=options.reports_cached_tokens,
     )
     columns["max_gap_ns"] = counts.largest_gap_ns
     columns["output_events"] = counts.events
-    if len(unsent):
-        columns = _append_unsent(columns, len(sent), unsent)
-    records = RecordColumns(len(slot), {**columns, **slot_columns})
-    return VirtualRecords(records, counts.gaps, counts.timeline, events)
+    return columns
 
 
 def records_of_ended_requests(
@@ -144,99 +166,134 @@ def records_of_ended_requests(
     return records
 
 
-def _look_up_ends_ns(
-    iteration_ends_ns: Sequence[Ints], sent: SentColumns, iterations: Ints
-) -> Ints:
+def _look_up_ends_ns(iteration_ends: IterationEnds, sent: SentColumns, iterations: Ints) -> Ints:
     """Return when one iteration ended for each sent request, such as that of its first token.
 
     Args:
-        iteration_ends_ns: The end times of the iterations of each replica.
+        iteration_ends: The end times of the iterations of all replicas.
         sent: The requests, each with the index of its replica.
         iterations: For each request, the number of an iteration of its replica, or -1.
 
     Returns:
         The end times in ns, -1 where the iteration is -1.
     """
-    # The end times of all replicas are in one array, so that one look-up serves all of them. The 0
-    # at its end is never used. Without it the array could be empty, which cannot be indexed.
-    all_ends_ns = np.concatenate([*iteration_ends_ns, np.zeros(1, np.int64)])
-    offset_of_replica = np.cumsum([0, *map(len, iteration_ends_ns)])
     has_iteration = iterations >= 0
-    indexes = np.where(has_iteration, offset_of_replica[sent.replica] + iterations, 0)
-    return np.where(has_iteration, all_ends_ns[indexes], -1)
+    ends_ns = np.full(len(iterations), -1, np.int64)
+    ends_ns[has_iteration] = iteration_ends.look_up(
+        sent.replica[has_iteration], iterations[has_iteration]
+    )
+    return ends_ns
 
 
-def _build_slot_columns(slot: Ints, schedule: Schedule) -> dict[str, Column]:
+def _build_slot_columns(slots: Ints, schedule: Schedule) -> dict[str, Column]:
     """Return the fields that tell which slot of the schedule each record is for.
 
-    All of them follow from the index of the slot: its session, its turn in the session, its stage,
-    and in a closed loop its virtual user. A single request is no session, so its session is -1.
+    A slot is one request to send. All fields follow from its number: its session (a conversation
+    or a task), its turn in the session, its stage (a part of the load), and in a closed loop its
+    virtual user. A single request belongs to no session, so its session is -1.
     """
-    session, turn, is_session = _split_slots(slot, schedule)
+    sessions = _find_sessions(slots, schedule)
     first_sessions = np.array([stage.first_session for stage in schedule.stages])
-    stage = (np.searchsorted(first_sessions, session, side="right") - 1).astype(np.int16)
+    # The sessions are numbered stage after stage. So the stage of a session is the last one whose
+    # first session is not after it.
+    stage_count_so_far = np.searchsorted(first_sessions, sessions.number, side="right")
+    stage = (stage_count_so_far - 1).astype(np.int16)
+    session_column: Column = -1
+    if sessions.is_multi_turn.any():
+        session_column = np.where(sessions.is_multi_turn, sessions.number, -1)
     return {
-        "slot": slot,
-        "request": slot,
-        "session": np.where(is_session, session, -1) if is_session.any() else -1,
+        "slot": slots,
+        "request": slots,
+        "session": session_column,
         "stage": stage,
-        "turn": turn,
-        "virtual_user": _virtual_users(session, stage, schedule),
+        "turn": sessions.turn,
+        "virtual_user": _assign_virtual_users(sessions.number, stage, schedule),
     }
 
 
-class _SlotColumns(NamedTuple):
-    """Which session each slot belongs to.
+class _SessionColumns(NamedTuple):
+    """Which session each slot belongs to, as columns with one entry per slot.
 
     Attributes:
-        session: The number of the session. A single request counts as a session here.
-        turn: The turn of the session.
-        is_session: Whether the session is a conversation or a task, and no single request.
+        number: The number of the session. A single request counts as a session here.
+        turn: The index of the slot's request in the session.
+        is_multi_turn: Whether the session is a conversation or a task, and no single request.
     """
 
-    session: Ints
+    number: Ints
     turn: NDArray[np.signedinteger[Any]]
-    is_session: NDArray[np.bool_]
+    is_multi_turn: NDArray[np.bool_]
 
 
-def _split_slots(slot: Ints, schedule: Schedule) -> _SlotColumns:
+def _find_sessions(slots: Ints, schedule: Schedule) -> _SessionColumns:
     """Return the session and the turn of each slot.
 
-    Slots are numbered session after session, `max_turns` numbers for each. A session with fewer
-    turns leaves some of its numbers unused, except that its last number stands for its last turn.
+    The number of a slot is `session * max_turns + position`, where `max_turns` is the number of
+    turns of the longest session. With `max_turns` 4, the slots of session 2 are 8, 9, 10 and 11.
     """
     if schedule.max_turns > 1:
-        session, turn = np.divmod(slot, schedule.max_turns)
+        session_numbers, positions = np.divmod(slots, schedule.max_turns)
     else:
-        session = slot
-        turn = np.zeros(len(slot), np.int8)
+        session_numbers = slots
+        positions = np.zeros(len(slots), np.int8)
     if isinstance(schedule.sessions, Conversations | SingleRequests):
-        return _SlotColumns(session, turn, np.full(len(slot), schedule.max_turns > 1))
+        # All sessions have the same number of turns, so the position is the turn.
+        is_multi_turn = np.full(len(slots), schedule.max_turns > 1)
+        return _SessionColumns(session_numbers, positions, is_multi_turn)
+    return _find_turns_of_tasks(session_numbers, positions, schedule)
 
-    # Sessions differ. Each one is looked up once, and the result is repeated for all its slots.
-    session_numbers, session_of_slot = np.unique(session, return_inverse=True)
-    sessions = [schedule.sessions.get(number) for number in session_numbers.tolist()]
-    last_turns = np.array([content.turn_count - 1 for content in sessions], np.int64)
-    are_sessions = np.array([not content.is_single_request for content in sessions], np.bool_)
-    return _SlotColumns(
-        session,
-        turn=np.minimum(turn, last_turns[session_of_slot]),
-        is_session=are_sessions[session_of_slot],
+
+def _find_turns_of_tasks(
+    session_numbers: Ints, positions: NDArray[np.signedinteger[Any]], schedule: Schedule
+) -> _SessionColumns:
+    """Return the turn of each slot if sessions differ in their number of turns.
+
+    The last turn of a session always has the last position, so that its slot shows where the
+    session ends. If the longest session has 4 turns, the 3 turns of a shorter one have the
+    positions 0, 1 and 3. So a position after the last turn stands for the last turn.
+
+    Args:
+        session_numbers: The session of each slot.
+        positions: The position of each slot in the numbers of its session.
+        schedule: The schedule, which knows each session.
+    """
+    # Each session is looked up once. `index_of_slot` tells which of them each slot belongs to.
+    distinct_numbers, index_of_slot = np.unique(session_numbers, return_inverse=True)
+    sessions = [schedule.sessions.get(number) for number in distinct_numbers.tolist()]
+    last_turns = np.array([session.turn_count - 1 for session in sessions], np.int64)
+    are_multi_turn = np.array([not session.is_single_request for session in sessions], np.bool_)
+    return _SessionColumns(
+        number=session_numbers,
+        turn=np.minimum(positions, last_turns[index_of_slot]),
+        is_multi_turn=are_multi_turn[index_of_slot],
     )
 
 
-def _virtual_users(session: Ints, stage: NDArray[np.int16], schedule: Schedule) -> Column:
-    """Return the virtual user of each slot, -1 in an open loop.
+def _assign_virtual_users(
+    session_numbers: Ints, stage: NDArray[np.int16], schedule: Schedule
+) -> Column:
+    """Return the virtual user of each slot, or one -1 for all slots if no stage has virtual users.
 
-    In a closed loop, the sessions of a stage are assigned to its virtual users round-robin.
+    A virtual user of a closed loop sends one session after the other. The sessions of a stage are
+    assigned to its users in turn: with 3 users, to users 0, 1, 2, 0, 1 and so on. A stage with an
+    open loop has no virtual users, so its slots have -1.
+
+    Args:
+        session_numbers: The session of each slot.
+        stage: The index of the stage of each slot.
+        schedule: The schedule with the stages.
     """
-    concurrency = np.array([stage.concurrency for stage in schedule.stages])
-    if not concurrency.any():
+    # `concurrency` is the number of virtual users of a stage, 0 in an open loop.
+    concurrency_of_stage = np.array([stage.concurrency for stage in schedule.stages])
+    if not concurrency_of_stage.any():
         return -1
     first_sessions = np.array([stage.first_session for stage in schedule.stages])
-    users_of_stage = np.maximum(concurrency[stage], 1)  # an open loop has 0, no divisor
-    virtual_user = (session - first_sessions[stage]) % users_of_stage
-    return np.where(concurrency[stage] > 0, virtual_user, -1)
+    user_count = concurrency_of_stage[stage]
+    position_in_stage = session_numbers - first_sessions[stage]
+    has_users = user_count > 0
+    # The maximum avoids a division by 0 in an open loop, whose result is not used.
+    virtual_user = position_in_stage % np.maximum(user_count, 1)
+    return np.where(has_users, virtual_user, -1)
 
 
 def _append_unsent(
@@ -248,36 +305,37 @@ def _append_unsent(
     """
     unsent_columns = _build_unsent_columns(unsent)
     columns: dict[str, Column] = {}
-    for name in ROW.names or ():
+    for name, unsent_values in unsent_columns.items():
         sent_values = sent_columns.get(name, 0)
-        unsent_values = unsent_columns[name]
-        if isinstance(sent_values, int) and sent_values == unsent_values:
+        is_constant = isinstance(sent_values, int) and isinstance(unsent_values, int)
+        if is_constant and sent_values == unsent_values:
             columns[name] = sent_values
-            continue
-        columns[name] = np.concatenate(
-            [_as_array(sent_values, sent_count), _as_array(unsent_values, len(unsent))]
-        )
+        else:
+            columns[name] = np.concatenate(
+                [_as_array(sent_values, sent_count), _as_array(unsent_values, len(unsent))]
+            )
     return columns
 
 
 def _build_unsent_columns(unsent: UnsentColumns) -> dict[str, Column]:
-    """Return all columns of the requests that were never sent.
+    """Return all columns of the records of requests that were never sent.
 
-    They are those of a dropped request, except that a request counts as unfinished or cancelled if
-    it was not sent because the run had ended (`record.CUTS`).
+    Such a request has the status `dropped`. If it was not sent because the run had ended, its
+    status is `unfinished` or `cancelled` instead, as `record.CUTS` defines for the reason. All
+    fields but the due time, the reason and the status are the same in all of these records.
     """
-    dropped = _dropped_record()
-    status = np.full(len(unsent), int(dropped["status"]))
-    for kind, status_name in CUTS.items():
-        status[unsent.reason == KIND[kind]] = STATUS[status_name]
-    columns: dict[str, Column] = {name: int(dropped[name]) for name in ROW.names or ()}
+    dropped_record = _build_dropped_record()
+    status = np.full(len(unsent), STATUS["dropped"])
+    for reason, status_name in CUTS.items():
+        status[unsent.reason == KIND[reason]] = STATUS[status_name]
+    columns: dict[str, Column] = {name: int(dropped_record[name]) for name in _FIELD_NAMES}
     columns["due_ns"] = unsent.due_ns
     columns["kind"] = unsent.reason
     columns["status"] = status
     return columns
 
 
-def _dropped_record() -> Any:
+def _build_dropped_record() -> Any:
     """Return the record of a dropped request, for the fields that all unsent requests share.
 
     It comes from the function that runs over HTTP use, too, so that the fields agree. The fields
@@ -294,36 +352,54 @@ def _as_array(values: Column, length: int) -> NDArray[Any]:
 
 
 def _build_token_spans(sent: SentColumns, pauses: PauseColumns) -> TokenSpans:
-    """Return the unbroken spans of iterations in which requests got tokens.
+    """Return the unbroken spans of iterations in which requests got one token each.
 
-    A request has one span since its last admission, and one before each of its pauses. A request
-    that got no token since its last admission (`resumed_iteration` is -1, or the last iteration is
-    before it) has no span for that time.
+    A request has one span since its last admission to a batch, and one before each of its pauses.
     """
-    is_resumed = sent.resumed_iteration >= 0
-    has_tokens = is_resumed & (sent.last_iteration >= sent.resumed_iteration)
+    final_spans = _build_final_spans(sent)
+    if not len(pauses):
+        return final_spans
+    spans_before_pauses = TokenSpans(
+        record_index=_find_records(sent, pauses.slot),
+        replica=pauses.replica,
+        first=pauses.first_iteration,
+        last=pauses.last_iteration,
+    )
+    return TokenSpans(
+        *(
+            np.concatenate([final_column, pause_column])
+            for final_column, pause_column in zip(final_spans, spans_before_pauses, strict=True)
+        )
+    )
+
+
+def _build_final_spans(sent: SentColumns) -> TokenSpans:
+    """Return the spans of iterations in which requests got tokens since their last admission.
+
+    `resumed_iteration` is the iteration of the first token since then, and -1 without one. A
+    request that was cancelled before any token has a last iteration before that one. Neither of
+    them has a span.
+    """
+    has_started = sent.resumed_iteration >= 0
+    has_tokens = has_started & (sent.last_iteration >= sent.resumed_iteration)
     (record_index,) = np.nonzero(has_tokens)
-    final_spans = TokenSpans(
+    return TokenSpans(
         record_index=record_index,
         replica=sent.replica[record_index],
         first=sent.resumed_iteration[record_index],
         last=sent.last_iteration[record_index],
     )
-    if not len(pauses):
-        return final_spans
-    return TokenSpans(
-        record_index=np.concatenate([record_index, _find_records(sent, pauses.slot)]),
-        replica=np.concatenate([final_spans.replica, pauses.replica]),
-        first=np.concatenate([final_spans.first, pauses.first_iteration]),
-        last=np.concatenate([final_spans.last, pauses.last_iteration]),
-    )
 
 
 def _find_records(sent: SentColumns, slots: Ints) -> Ints:
-    """Return the index of the record of each slot, by binary search in the sorted slots."""
+    """Return the index of the record of each of these slots, which all have a record.
+
+    For example, the slots [30, 10] have the records [2, 0] if the records are for the slots
+    [10, 20, 30]. The slots of the records are sorted, so that each one is found by binary search.
+    """
     order = np.argsort(sent.slot, kind="stable")
-    positions = np.searchsorted(sent.slot[order], slots)
-    record_index: Ints = order[np.minimum(positions, len(order) - 1)]
+    positions_in_order = np.searchsorted(sent.slot, slots, sorter=order)
+    record_index: Ints = order[positions_in_order]
     return record_index
 
 
@@ -434,47 +510,62 @@ def _time_columns(sent: SentColumns, times: _SentTimes) -> dict[str, Column]:
 def _outcome_columns(sent: SentColumns, is_non_generative: NDArray[np.bool_]) -> dict[str, Column]:
     """Return the columns that tell how each request ended.
 
-    The column `text` is an index of ERROR_TEXTS, or -1 for a request without an error. A completion
-    always ends at its requested length, because the simulated model never ends a text by itself.
+    A completion always ends at its requested length, because the simulated model never ends a text
+    by itself. A failed request has no finish reason.
+
+    Args:
+        sent: The requests.
+        is_non_generative: Whether each of them returned values (embeddings, rerank) and no tokens.
     """
-    is_failed = sent.failure > 0
-    is_refused = sent.failure == KIND["http_4xx"]
-    finish_reason = np.where(is_non_generative, FINISH["stop"], FINISH["length"])
     status = np.full(len(sent), STATUS["ok"])
-    text = np.full(len(sent), -1)
+    # The record field `text` is an index of ERROR_TEXTS, or -1 for a request without an error.
+    error_text_index = np.full(len(sent), -1)
     for text_index, failure in enumerate(_FAILURE_KINDS):
         is_kind = sent.failure == KIND[failure.kind]
         status[is_kind] = STATUS[failure.status]
-        text[is_kind] = text_index
+        error_text_index[is_kind] = text_index
+
+    is_failed = sent.failure > 0
+    is_refused = sent.failure == KIND["http_4xx"]
+    no_finish_reason = FINISH[""]
+    finish_reason = np.where(is_non_generative, FINISH["stop"], FINISH["length"])
     return {
         "status": status,
         "kind": sent.failure,
         "http_status": np.where(is_refused, 400, 200),
-        "finish_reason": np.where(is_failed, FINISH[""], finish_reason),
-        "text": text,
+        "finish_reason": np.where(is_failed, no_finish_reason, finish_reason),
+        "text": error_text_index,
     }
 
 
 def _token_columns(
     sent: SentColumns, source: str, reports_cached_tokens: bool
 ) -> dict[str, Column]:
-    """Return the token counts and their sources, as a client would know them.
+    """Return the token counts and where they come from, as a client would know them.
 
-    The server reports the counts, except that it does not count a refused prompt: its count has the
-    given source. A request that failed without a token has no output count (-1). The simulated
-    model neither reasons nor drafts tokens (speculative decoding).
+    The server reports the counts of a request, unless it has refused the prompt. A count that is
+    not known is -1. The simulated model neither reasons nor drafts tokens (speculative decoding).
+
+    Args:
+        sent: The requests.
+        source: Where the count of a refused prompt comes from, a name of `record.SOURCE`.
+        reports_cached_tokens: Whether the server reports how much of a prompt was in its cache.
     """
     is_failed = sent.failure > 0
     is_refused = sent.failure == KIND["http_4xx"]
-    has_no_output = is_failed & (sent.output_tokens == 0)
+    has_output = sent.output_tokens > 0
+    is_output_unknown = is_failed & ~has_output
     return {
+        # The tokens of the prompt by the reported count, and by the client's own count.
         "input_tokens": sent.input_tokens,
         "built_tokens": sent.input_tokens,
-        "asked_output": sent.requested_tokens,
-        "output_tokens": np.where(has_no_output, -1, sent.output_tokens),
-        "cached_tokens": sent.cached_tokens if reports_cached_tokens else -1,
         "input_source": np.where(is_refused, SOURCE[source], SOURCE["server"]),
-        "output_source": np.where(sent.output_tokens > 0, SOURCE["server"], 0),
+        "cached_tokens": sent.cached_tokens if reports_cached_tokens else -1,
+        # The tokens of the output, as requested and as generated.
+        "asked_output": sent.requested_tokens,
+        "output_tokens": np.where(is_output_unknown, -1, sent.output_tokens),
+        "output_source": np.where(has_output, SOURCE["server"], _UNKNOWN_SOURCE),
+        # Nothing of this kind is simulated.
         "reasoning_tokens": -1,
         "draft_tokens": -1,
         "accepted_tokens": -1,
