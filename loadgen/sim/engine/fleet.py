@@ -49,128 +49,200 @@ class _RequestAssignment:
     replica_index: int
 
 
+class _EventGroups:
+    """Decoding requests, grouped by the iterations in which they emit a full event.
+
+    An event is what a client receives at once. With n tokens per event, a request emits its first
+    token alone, then a full event of n tokens every n iterations, and the rest with its last token.
+    With n = 3, a request whose first token comes in iteration 4 has full events in iterations 7,
+    10, 13 and so on: those with remainder 1 modulo 3. The requests with the same remainder are a
+    group, so the requests that emit an event in an iteration are found without visiting all.
+    """
+
+    def __init__(self, tokens_per_event: int) -> None:
+        """Create the groups without requests."""
+        self._tokens_per_event = tokens_per_event
+        # One group per remainder. A dict without values is a set that keeps the order.
+        self._groups: list[dict[SimRequest, None]] = [{} for _ in range(tokens_per_event)]
+
+    def get_group(self, iteration: int) -> dict[SimRequest, None]:
+        """Return the requests that emit a full event in this iteration."""
+        return self._groups[iteration % self._tokens_per_event]
+
+    def add(self, request: SimRequest, first_iteration: int) -> None:
+        """Add a request whose first token came in `first_iteration`."""
+        self.get_group(first_iteration)[request] = None
+
+    def remove(self, request: SimRequest, first_iteration: int) -> None:
+        """Remove a request whose first token came in `first_iteration`, if it is in its group."""
+        self.get_group(first_iteration).pop(request, None)
+
+
+class _EndedIteration(NamedTuple):
+    """The last iteration of a replica.
+
+    Attributes:
+        iteration_index: The number of the iteration on its replica.
+        duration_ns: How long it took.
+        decoding_count: How many requests decoded a token in it.
+        completed_count: How many requests it has completed.
+        emissions: The tokens that were generated and have to be sent.
+    """
+
+    iteration_index: int
+    duration_ns: int
+    decoding_count: int
+    completed_count: int
+    emissions: list[Emission]
+
+
 class _FleetReplica:
     """One replica of a fleet, and the emissions that follow from its iterations.
 
-    An emission is a number of tokens of one request that are sent together. With n tokens per
-    event, a request emits its first token alone, then n tokens in every n-th iteration after it,
-    and the rest with its last token. So the requests that emit n tokens in iteration i are those
-    whose first iteration since their admission is equal to i modulo n.
+    An emission is a number of tokens of one request that are sent together.
 
     Attributes:
         replica: The simulated replica.
         begin_ns: The start of the current iteration.
         last_end_ns: The end of the last iteration before the replica became idle.
-        unsent_emissions: Spaced emissions that are not sent yet, in order of due time.
+        unsent_emissions: Emissions that are due later, in order of due time.
     """
 
     def __init__(self, replica: Replica, tokens_per_event: int) -> None:
-        """Take over an idle replica. `tokens_per_event` counts for each event after the first."""
+        """Wrap an idle replica. After its first token, a request emits `tokens_per_event` each."""
         self.replica = replica
         self.begin_ns = 0
         self.last_end_ns = 0
         self.unsent_emissions: deque[Emission] = deque()
         self._tokens_per_event = tokens_per_event
-        # Decoding requests by their first iteration since the admission, modulo the tokens per
-        # event. A dict without values is an ordered set.
-        self._requests_by_phase: list[dict[SimRequest, None]] = [
-            {} for _ in range(tokens_per_event)
-        ]
+        self._event_groups = _EventGroups(tokens_per_event)
 
-    def begin_iteration(self, now_ns: int, emissions: list[Emission]) -> bool:
-        """Begin an iteration, and return False if there is nothing to do.
+    def begin_iteration(self, now_ns: int) -> list[Emission]:
+        """Begin an iteration, and return the last emissions of requests that it pauses.
 
-        The last tokens of requests that are paused are added to `emissions`.
+        The replica becomes idle if it has nothing to compute.
         """
         replica = self.replica
-        # Only simulations in virtual time need the ends of all iterations.
+        # A server does not look back at past iterations, so their end times need no memory.
         replica.discard_iteration_ends()
-        if not replica.begin_iteration(now_ns):
+        start_ns = now_ns
+        has_begun = replica.begin_iteration(start_ns)
+        if not has_begun:
             self.last_end_ns = now_ns
             if not replica.queued_count:
-                return False
-            # The caller is late: a request has come after the replica became idle at `now_ns`.
-            now_ns = replica.next_due_ns
-            replica.begin_iteration(now_ns)
-        self.begin_ns = now_ns
-        self._emit_before_pauses(now_ns, emissions)
-        return True
+                return []
+            # The fleet is advanced late, so the next request is already in the queue. It is due
+            # after `now_ns`. The iteration begins when it would have woken the idle replica.
+            start_ns = replica.next_due_ns
+            replica.begin_iteration(start_ns)
+        self.begin_ns = start_ns
+        return self._build_emissions_before_pauses(start_ns)
 
-    def end_iteration(self, end_ns: int, emissions: list[Emission]) -> list[SimRequest]:
-        """End the current iteration at `end_ns`, and return the requests that are done.
+    def end_iteration(self, end_ns: int) -> _EndedIteration:
+        """End the current iteration at `end_ns`, and return what it has done.
 
-        The emissions of the iteration are added to `emissions` in this order: first tokens alone,
-        last tokens of requests that are done, and full events of all other requests.
+        The emissions come in this order: first tokens alone, last tokens of requests that are done,
+        and full events of all other requests.
         """
         replica = self.replica
         iteration = replica.iteration
+        decoding_count = replica.decoding_count
         done_requests = replica.end_iteration()
-        # A request with one token is done with its first token, and emits it as its last one.
+        for request in done_requests:
+            self._event_groups.remove(request, request.resumed_iteration)
+
+        # A request with one token is done with its first token, which it emits as its last one.
         started_requests = [
             request
             for request in replica.first_token_requests
             if request.remaining_output_tokens > 1
         ]
-        for request in started_requests:
-            first_token = Emission(request.key, tokens=1, is_last=False, due_ns=end_ns)
-            emissions.append(first_token)
+        emissions = [
+            Emission(request.key, tokens=1, is_last=False, due_ns=end_ns)
+            for request in started_requests
+        ]
         for request in done_requests:
             tokens = self._count_last_tokens(request, iteration)
             emissions.append(Emission(request.key, tokens, is_last=True, due_ns=end_ns))
-            self._remove_from_phase(request)
-        requests_of_phase = self._requests_by_phase[iteration % self._tokens_per_event]
-        # A comprehension and positional arguments, because this runs once per event.
-        tokens_per_event = self._tokens_per_event
-        emissions += [
-            Emission(request.key, tokens_per_event, False, end_ns) for request in requests_of_phase
-        ]
-        # Added last, because their next event is due only after `tokens_per_event` iterations.
+        emissions += self._build_full_events(iteration, end_ns)
+        # Added after this iteration's events, because their own first event comes later.
         for request in started_requests:
-            requests_of_phase[request] = None
-        return done_requests
+            self._event_groups.add(request, iteration)
 
-    def _emit_before_pauses(self, now_ns: int, emissions: list[Emission]) -> None:
-        """Emit the tokens that paused requests have generated and not emitted yet.
+        return _EndedIteration(
+            iteration, end_ns - self.begin_ns, decoding_count, len(done_requests), emissions
+        )
 
-        After its pause, a request begins with its first token alone again, so these tokens cannot
-        be a part of its next event.
+    def _build_full_events(self, iteration: int, end_ns: int) -> list[Emission]:
+        """Return the full events of an iteration. All requests that are done have been removed."""
+        tokens = self._tokens_per_event
+        # Positional arguments, because this runs once per event.
+        return [
+            Emission(request.key, tokens, False, end_ns)
+            for request in self._event_groups.get_group(iteration)
+        ]
+
+    def _build_emissions_before_pauses(self, now_ns: int) -> list[Emission]:
+        """Return the tokens that paused requests have generated since their last full event.
+
+        They are emitted now. When the request is admitted again, it emits the first token alone and
+        counts its events from there, so these tokens cannot become a part of a later event.
         """
+        emissions = []
         for request, first_iteration, last_iteration in self.replica.recent_pauses:
             has_tokens = last_iteration >= first_iteration
             if not has_tokens:
                 continue
-            self._requests_by_phase[first_iteration % self._tokens_per_event].pop(request, None)
-            tokens = (last_iteration - first_iteration) % self._tokens_per_event
-            if tokens:
-                emissions.append(Emission(request.key, tokens, is_last=False, due_ns=now_ns))
+            self._event_groups.remove(request, first_iteration)
+            tokens_after_first = last_iteration - first_iteration
+            tokens_since_event = tokens_after_first % self._tokens_per_event
+            if tokens_since_event:
+                emissions.append(
+                    Emission(request.key, tokens_since_event, is_last=False, due_ns=now_ns)
+                )
+        return emissions
 
     def _count_last_tokens(self, request: SimRequest, last_iteration: int) -> int:
         """Return how many tokens the last emission of a request has.
 
-        These are the tokens since its last full event. The first token is emitted alone.
+        A request emits its first token alone, and then full events of n tokens (n is
+        `tokens_per_event`). The last emission has the tokens after the last full event. If the last
+        token completes a full event, it has n tokens.
         """
         tokens_after_first = last_iteration - request.resumed_iteration
-        if not tokens_after_first:
-            return 1  # the last token is also the first
+        if tokens_after_first == 0:
+            return 1  # the first token is also the last one
         tokens_since_event = tokens_after_first % self._tokens_per_event
-        return tokens_since_event or self._tokens_per_event
+        if tokens_since_event == 0:
+            return self._tokens_per_event
+        return tokens_since_event
 
-    def _remove_from_phase(self, request: SimRequest) -> None:
-        """Let a request emit no more full events. Does nothing if it emits none."""
-        phase = request.resumed_iteration % self._tokens_per_event
-        self._requests_by_phase[phase].pop(request, None)
+    def take_due_emissions(self, now_ns: int) -> list[Emission]:
+        """Remove the unsent emissions that are due by `now_ns`, and return them in order."""
+        unsent_emissions = self.unsent_emissions
+        due_emissions = []
+        while unsent_emissions and unsent_emissions[0].due_ns <= now_ns:
+            due_emissions.append(unsent_emissions.popleft())
+        return due_emissions
 
     def cancel(self, request: SimRequest) -> None:
-        """Stop a request. Its tokens that are not sent yet are dropped, too."""
-        has_tokens = request.resumed_iteration >= 0
-        if has_tokens:
-            self._remove_from_phase(request)
+        """Stop a request, and drop its tokens that have not been sent yet."""
+        has_first_token = request.resumed_iteration >= 0  # since its last admission to the batch
+        if has_first_token:
+            self._event_groups.remove(request, request.resumed_iteration)
         self.replica.cancel(request)
         key = request.key
         if any(emission.key == key for emission in self.unsent_emissions):
             self.unsent_emissions = deque(
                 emission for emission in self.unsent_emissions if emission.key != key
             )
+
+
+class _ReplicaTime(NamedTuple):
+    """A time at which something happens on a replica. Heaps of them are in order of time."""
+
+    time_ns: int
+    replica_index: int
 
 
 class Fleet:
@@ -213,10 +285,10 @@ class Fleet:
         self._changes = deque(system.changes)
         self._first_request_ns: int | None = None
         self._requests: dict[Hashable, _RequestAssignment] = {}
-        # A heap of (end of the current iteration in ns, replica index).
-        self._iteration_ends: list[tuple[int, int]] = []
-        # A heap of (due time of the next unsent emission in ns, replica index).
-        self._next_emissions: list[tuple[int, int]] = []
+        # A heap with the end of the current iteration of each busy replica.
+        self._iteration_ends: list[_ReplicaTime] = []
+        # A heap with the due time of the next unsent emission of each replica that has one.
+        self._next_emissions: list[_ReplicaTime] = []
 
     @property
     def replicas(self) -> list[Replica]:
@@ -282,14 +354,23 @@ class Fleet:
     ) -> SimRequest:
         """Add the sequences of a non-generative request (embeddings, rerank) to one replica.
 
-        Each of them ends with its prefill and emits one token then. Its key is that of the same
-        index in `keys`, and its length in tokens that in `lengths`. Returns the first sequence.
+        A sequence is one of the texts of the request. It ends with its prefill, which emits one
+        token, so it is submitted as a request for one output token.
+
+        Args:
+            now_ns: The time of arrival.
+            keys: One key per sequence, which names it in emissions.
+            lengths: The length of each sequence in tokens.
+
+        Returns:
+            The first sequence, whose state tells when the request was admitted.
         """
-        requests = [
-            SimRequest(key, now_ns, tokens, 1) for key, tokens in zip(keys, lengths, strict=True)
+        sequences = [
+            SimRequest(key, now_ns, input_tokens, output_tokens=1)
+            for key, input_tokens in zip(keys, lengths, strict=True)
         ]
-        self._submit_to_one_replica(requests)
-        return requests[0]
+        self._submit_to_one_replica(sequences)
+        return sequences[0]
 
     def next_event_ns(self) -> int | None:
         """Return when `advance` has to be called next, or None if the fleet is idle.
@@ -300,9 +381,9 @@ class Fleet:
         """
         times_ns = []
         if self._iteration_ends:
-            times_ns.append(self._iteration_ends[0][0])
+            times_ns.append(self._iteration_ends[0].time_ns)
         if self._next_emissions:
-            times_ns.append(self._next_emissions[0][0])
+            times_ns.append(self._next_emissions[0].time_ns)
         if self._changes and self._first_request_ns is not None:
             times_ns.append(self._first_request_ns + self._changes[0].at_ns)
         return min(times_ns, default=None)
@@ -316,10 +397,10 @@ class Fleet:
         self._apply_replica_changes(now_ns)
         emissions: list[Emission] = []
         ends = self._iteration_ends
-        while ends and ends[0][0] <= now_ns:
+        while ends and ends[0].time_ns <= now_ns:
             end_ns, replica_index = heapq.heappop(ends)
             emissions += self._end_iteration(replica_index, end_ns)
-        self._take_due_emissions(now_ns, emissions)
+        emissions += self._take_due_emissions(now_ns)
         for emission in emissions:
             if emission.is_last:
                 del self._requests[emission.key]
@@ -335,33 +416,39 @@ class Fleet:
         fleet_replica.cancel(assignment.request)
         has_dropped_emissions = len(fleet_replica.unsent_emissions) != unsent_count
         if has_dropped_emissions:
-            self._reschedule_emissions(assignment.replica_index)
+            self._update_next_emission(assignment.replica_index)
 
-    def _reschedule_emissions(self, replica_index: int) -> None:
-        """Replace the entry of a replica in the heap `_next_emissions`.
+    def _update_next_emission(self, replica_index: int) -> None:
+        """Update the entry of a replica in the heap of the next unsent emissions.
 
         After emissions were dropped, the next one of the replica may be due later than its entry
         says, or there may be none.
         """
-        other_entries = [entry for entry in self._next_emissions if entry[1] != replica_index]
+        self._next_emissions = [
+            entry for entry in self._next_emissions if entry.replica_index != replica_index
+        ]
+        heapq.heapify(self._next_emissions)
+        self._push_next_emission(replica_index)
+
+    def _push_next_emission(self, replica_index: int) -> None:
+        """Add the next unsent emission of a replica, if any, to the heap of all replicas.
+
+        The replica must not have an entry in the heap.
+        """
         unsent_emissions = self._fleet_replicas[replica_index].unsent_emissions
         if unsent_emissions:
-            other_entries.append((unsent_emissions[0].due_ns, replica_index))
-        heapq.heapify(other_entries)
-        self._next_emissions = other_entries
+            entry = _ReplicaTime(unsent_emissions[0].due_ns, replica_index)
+            heapq.heappush(self._next_emissions, entry)
 
     def _submit_to_one_replica(self, requests: Sequence[SimRequest]) -> None:
         """Submit requests that arrive together to the next serving replica.
 
-        The router chooses from all replicas, so it is asked again if its choice does not serve now.
         An idle replica begins an iteration, but not before its last one has ended.
         """
         arrival_ns = requests[0].due_ns
         if self._first_request_ns is None:
             self._first_request_ns = arrival_ns
-        replica_index = self._choose_replica()
-        while replica_index >= self.serving_count:
-            replica_index = self._choose_replica()
+        replica_index = self._choose_serving_replica()
         fleet_replica = self._fleet_replicas[replica_index]
         for request in requests:
             fleet_replica.replica.submit(request)
@@ -369,120 +456,145 @@ class Fleet:
         is_idle = fleet_replica.replica.end_ns == NEVER
         if is_idle:
             start_ns = max(arrival_ns, fleet_replica.last_end_ns)
-            # An idle replica pauses no request, so there are no emissions.
-            self._begin_iteration(replica_index, start_ns, emissions=[])
+            # An idle replica has no request to pause, so nothing is emitted.
+            self._begin_iteration(replica_index, start_ns)
+
+    def _choose_serving_replica(self) -> int:
+        """Return the index of the replica for the next request.
+
+        The router goes through all replicas in a fixed order. Replicas that do not serve now are
+        skipped. The first replica always serves, so the loop ends.
+        """
+        replica_index = self._choose_replica()
+        while replica_index >= self.serving_count:
+            replica_index = self._choose_replica()
+        return replica_index
 
     def _apply_replica_changes(self, now_ns: int) -> None:
-        """Apply the changes of the number of replicas that are due by `now_ns`.
+        """Apply the changes of the number of serving replicas that are due by `now_ns`.
 
-        New replicas begin with an empty cache. The requests of removed replicas are cancelled, and
-        their keys are added to `lost_keys`. Times of changes count from the first request, so there
-        are none before it.
+        The times of changes count from the first request, so none is due before it.
         """
         if self._first_request_ns is None:
             return
         while self._changes and self._first_request_ns + self._changes[0].at_ns <= now_ns:
-            serving_count = self._changes.popleft().serving_count
-            for replica in self.replicas[self.serving_count : serving_count]:
-                replica.reset_cache()
-            self.serving_count = serving_count
-            lost_keys = [
-                key
-                for key, assignment in self._requests.items()
-                if assignment.replica_index >= serving_count
-            ]
-            for key in lost_keys:
-                self.cancel(key)
-            self.lost_keys += lost_keys
+            change = self._changes.popleft()
+            self._set_serving_count(change.serving_count)
 
-    def _begin_iteration(self, replica_index: int, now_ns: int, emissions: list[Emission]) -> None:
-        """Begin an iteration of a replica if there is work, and schedule its end.
+    def _set_serving_count(self, new_count: int) -> None:
+        """Let only the first `new_count` replicas serve requests from now on.
 
-        The emissions of paused requests are added to `emissions`.
+        New replicas begin with an empty cache. The requests of removed replicas are cancelled, and
+        their keys are added to `lost_keys`.
+        """
+        new_replicas = range(self.serving_count, new_count)  # empty if replicas are removed
+        for replica_index in new_replicas:
+            self._fleet_replicas[replica_index].replica.reset_cache()
+        self.serving_count = new_count
+        lost_keys = [
+            key
+            for key, assignment in self._requests.items()
+            if assignment.replica_index >= new_count
+        ]
+        for key in lost_keys:
+            self.cancel(key)
+        self.lost_keys += lost_keys
+
+    def _begin_iteration(self, replica_index: int, now_ns: int) -> list[Emission]:
+        """Begin an iteration of a replica if it has work, and schedule the end of the iteration.
+
+        Returns the last emissions of requests that are paused for lack of memory.
         """
         fleet_replica = self._fleet_replicas[replica_index]
-        if fleet_replica.begin_iteration(now_ns, emissions):
-            end_ns = fleet_replica.replica.end_ns
-            heapq.heappush(self._iteration_ends, (end_ns, replica_index))
+        emissions = fleet_replica.begin_iteration(now_ns)
+        end_ns = fleet_replica.replica.end_ns
+        is_busy = end_ns != NEVER
+        if is_busy:
+            heapq.heappush(self._iteration_ends, _ReplicaTime(end_ns, replica_index))
+        return emissions
 
     def _end_iteration(self, replica_index: int, end_ns: int) -> list[Emission]:
-        """End an iteration, begin the next one, and return the emissions that are due now.
+        """End an iteration of a replica, begin its next one, and return what is emitted now.
 
-        Spaced emissions are not due now. They are scheduled for later, and the list is empty.
+        If emissions are spaced, they are due later. They are scheduled, and the result is empty.
         """
-        fleet_replica = self._fleet_replicas[replica_index]
-        replica = fleet_replica.replica
-        iteration_index = replica.iteration
-        decoding_count = replica.decoding_count
-        duration_ns = end_ns - fleet_replica.begin_ns
+        ended_iteration = self._fleet_replicas[replica_index].end_iteration(end_ns)
+        self._record_iteration(replica_index, ended_iteration)
+        emissions = ended_iteration.emissions
+        emissions += self._begin_iteration(replica_index, end_ns)
 
-        emissions: list[Emission] = []
-        done_requests = fleet_replica.end_iteration(end_ns, emissions)
+        if not emissions or not self._emission_spacing_ns:
+            return emissions
+        # All are sent within half an iteration, so that they are gone before the next ones come.
+        max_spacing_ns = ended_iteration.duration_ns // (2 * len(emissions))
+        spacing_ns = min(self._emission_spacing_ns, max_spacing_ns)
+        self._schedule_emissions(replica_index, end_ns, spacing_ns, emissions)
+        return []
+
+    def _record_iteration(self, replica_index: int, ended_iteration: _EndedIteration) -> None:
+        """Keep the statistics of an iteration that has just ended, before the next one begins."""
+        replica = self._fleet_replicas[replica_index].replica
         self.iterations.append(
             Iteration(
-                iteration_index=iteration_index,
+                iteration_index=ended_iteration.iteration_index,
                 replica_index=replica_index,
-                duration_ns=duration_ns,
+                duration_ns=ended_iteration.duration_ns,
                 context_requests=replica.context_requests,
                 context_tokens=replica.context_tokens,
-                decoding_count=decoding_count,
+                decoding_count=ended_iteration.decoding_count,
                 paused_count=len(replica.recent_pauses),
                 active_count=replica.active_count,
                 queued_count=replica.queued_count,
-                completed_count=len(done_requests),
+                completed_count=ended_iteration.completed_count,
                 used_block_count=replica.used_block_count,
                 cache_hits=replica.cache_hits,
                 cache_misses=replica.cache_misses,
             )
         )
-        self._begin_iteration(replica_index, end_ns, emissions)
-
-        if not emissions or not self._emission_spacing_ns:
-            return emissions
-        # All are sent within half an iteration, so that they are gone before the next ones come.
-        max_spacing_ns = duration_ns // (2 * len(emissions))
-        spacing_ns = min(self._emission_spacing_ns, max_spacing_ns)
-        self._schedule_emissions(replica_index, end_ns, spacing_ns, emissions)
-        return []
 
     def _schedule_emissions(
         self, replica_index: int, end_ns: int, spacing_ns: int, emissions: list[Emission]
     ) -> None:
-        """Let the emissions of an iteration be due one after the other, `spacing_ns` apart.
+        """Schedule the emissions of an iteration, which are sent one after the other.
 
-        They begin at the end of the iteration, or after the emissions of the same replica that have
-        not been sent yet. They are due in groups of EMISSIONS_PER_GROUP: all emissions of a group
-        are due at the time of its first one.
+        To save wake-ups, they are sent in groups of EMISSIONS_PER_GROUP, each at the time of its
+        first emission. With groups of 5, emissions 0 to 4 are due at the start, and emissions 5 to
+        9 are due `5 * spacing_ns` later.
+
+        Args:
+            replica_index: The replica of the iteration.
+            end_ns: The end of the iteration. The first group is due then, or after the unsent
+                emissions of earlier iterations of the same replica.
+            spacing_ns: The mean time between two emissions.
+            emissions: The emissions, whose field `due_ns` is set.
         """
         unsent_emissions = self._fleet_replicas[replica_index].unsent_emissions
         start_ns = end_ns
-        if unsent_emissions:
+        had_unsent_emissions = bool(unsent_emissions)
+        if had_unsent_emissions:
             start_ns = max(end_ns, unsent_emissions[-1].due_ns + spacing_ns)
-        else:
-            heapq.heappush(self._next_emissions, (end_ns, replica_index))
         for index, emission in enumerate(emissions):
-            first_of_group = index - index % EMISSIONS_PER_GROUP
-            emission.due_ns = start_ns + first_of_group * spacing_ns
+            first_index_of_group = index - index % EMISSIONS_PER_GROUP
+            emission.due_ns = start_ns + first_index_of_group * spacing_ns
             unsent_emissions.append(emission)
+        # Otherwise the heap has an entry for the replica already, which is due earlier.
+        if not had_unsent_emissions:
+            self._push_next_emission(replica_index)
 
-    def _take_due_emissions(self, now_ns: int, emissions: list[Emission]) -> None:
-        """Move the scheduled emissions that are due by `now_ns` to the end of `emissions`.
+    def _take_due_emissions(self, now_ns: int) -> list[Emission]:
+        """Remove the scheduled emissions that are due by `now_ns`, and return them in order.
 
-        Each replica has its emissions in order of due time. If several replicas have some that are
-        due, all are sorted together.
+        Each replica has its emissions in order of due time, so they are only sorted if several
+        replicas have emissions that are due.
         """
         next_emissions = self._next_emissions
+        emissions: list[Emission] = []
         due_replica_count = 0
-        while next_emissions and next_emissions[0][0] <= now_ns:
+        while next_emissions and next_emissions[0].time_ns <= now_ns:
+            replica_index = heapq.heappop(next_emissions).replica_index
+            emissions += self._fleet_replicas[replica_index].take_due_emissions(now_ns)
+            self._push_next_emission(replica_index)
             due_replica_count += 1
-            _, replica_index = next_emissions[0]
-            unsent_emissions = self._fleet_replicas[replica_index].unsent_emissions
-            while unsent_emissions and unsent_emissions[0].due_ns <= now_ns:
-                emissions.append(unsent_emissions.popleft())
-            if unsent_emissions:
-                next_entry = (unsent_emissions[0].due_ns, replica_index)
-                heapq.heapreplace(next_emissions, next_entry)
-            else:
-                heapq.heappop(next_emissions)
         if due_replica_count > 1:
             emissions.sort(key=attrgetter("due_ns"))
+        return emissions
