@@ -62,7 +62,7 @@ def assert_all_blocks_are_free(replica: Replica) -> None:
         assert (
             not replica._decoding_requests
             and not replica._requests_by_last_iteration
-            and not any(replica._block_demand_by_phase)
+            and not any(replica._block_demand._count_by_phase)
             and replica._kv_tokens == 0
         )
 

@@ -28,11 +28,15 @@
 #define INITIAL_REQUESTS 16 /* of an array of requests, or of the blocks of a request */
 #define INITIAL_END_TIMES 512
 
+#define NO_ITERATION (-1)     /* there is no such iteration, or it is not known yet */
+#define BLOCK_HASH_ERROR (-1) /* of PyObject_Hash, which returns it for no hash */
+
 /* Results of a search for a block. */
 #define NOT_FOUND (-1)
 #define SEARCH_FAILED (-2) /* with an exception */
 
 #define NO_BLOCK (-1) /* the end of a list of blocks */
+#define EMPTY_SLOT 0  /* an entry of the slots of a block table */
 
 enum { WAITING, PREFILLING, DECODING, DONE };
 
@@ -80,12 +84,16 @@ typedef struct {
     Py_ssize_t count, capacity;
 } TimeArray;
 
-/* A block that several prompts may share. A block without users is in the list of unused blocks,
- * and an entry that holds no block is in the list of free entries, linked by `newer`. */
+/* An entry of the array of blocks that several prompts may share. A block without users is in the
+ * list of unused blocks. An entry that holds no block is in the list of free entries. */
 typedef struct {
     BlockHash hash;
     int64_t user_count;
-    int64_t older, newer;
+    int64_t older; /* the neighbours in the list of unused blocks, or NO_BLOCK */
+    union {
+        int64_t newer;
+        int64_t next_free; /* the next entry in the list of free entries, or NO_BLOCK */
+    };
 } Block;
 
 /* All shared blocks, and a hash table with open addressing that finds them. */
@@ -114,9 +122,9 @@ typedef struct {
     RequestArray first_token_requests; /* got a first token in the last finished iteration */
     Request *partly_prefilled;         /* served before the waiting requests */
     PyObject *recent_pauses;           /* list of (request, first iteration, last iteration) */
-    /* The number of decoding requests that need a new block in an iteration, by its phase:
-     * iteration % tokens_per_block. See Replica._block_demand_by_phase in replica.py. */
-    int64_t *block_demand;
+    /* The number of decoding requests that need a new block in an iteration, by the phase of the
+     * iteration: its number modulo tokens_per_block. See _BlockDemand in replica.py. */
+    int64_t *block_demand_by_phase;
     BlockTable block_table;
     int64_t private_block_count; /* blocks in use that are not shared */
     int64_t kv_tokens;           /* in the key-value cache, of decoding requests */
@@ -286,7 +294,8 @@ static void clear_queue(RequestQueue *queue)
     }
 }
 
-/* The bucket for the requests that get their last token in an iteration. */
+/* Return the bucket of the requests that get their last token in an iteration. Buckets are used
+ * again and again: the mask takes the number of the iteration modulo the number of buckets. */
 static RequestQueue *get_bucket(Replica *self, int64_t iteration)
 {
     return &self->buckets[iteration & self->bucket_mask];
@@ -331,53 +340,90 @@ static int convert_int64(PyObject *object, int64_t *value)
     return *value == -1 && PyErr_Occurred() ? -1 : 0;
 }
 
-/* Convert the hash of a block from Python: an int or any other hashable object.
+/* Convert the hash of a block from a Python object: an int or any other hashable object. Return 0,
+ * or -1 with an exception if the object is not hashable. `hash` owns a reference to the object.
  *
- * Most are ints of at most 64 bits, which are stored as numbers without an object and are
- * therefore compared quickly. Of all others, larger ints included, the object and its hash are
- * stored. -1 is also a valid number, so PyErr_Occurred tells an error from it. */
+ * Most hashes are ints of at most 64 bits. Only the number is stored then, without an object, so
+ * that two of them are compared quickly. For all others, larger ints included, the object is
+ * stored together with its Python hash. */
 static int convert_block_hash(PyObject *object, BlockHash *hash)
 {
     if (PyLong_CheckExact(object)) {
         int has_overflow;
-        hash->object = NULL;
-        hash->value = PyLong_AsLongLongAndOverflow(object, &has_overflow);
-        if (!has_overflow)
-            return hash->value == -1 && PyErr_Occurred() ? -1 : 0;
+        long long number = PyLong_AsLongLongAndOverflow(object, &has_overflow);
+        if (!has_overflow) {
+            hash->object = NULL;
+            hash->value = number;
+            return 0;
+        }
     }
     hash->value = PyObject_Hash(object);
-    if (hash->value == -1)
+    if (hash->value == BLOCK_HASH_ERROR)
         return -1;
     hash->object = Py_NewRef(object);
     return 0;
 }
 
 /* Set the hashes of the full blocks of a prompt from a Python sequence (SimRequest.blocks in
- * replica.py). After a failure, `block_count` is the number of hashes that have to be released. */
+ * replica.py). Return 0, or -1 with an exception.
+ *
+ * `block_count` is the number of hashes that have been converted so far, also after a failure. So
+ * `request_clear` releases exactly these. */
 static int set_block_hashes(Request *self, PyObject *blocks)
 {
     Py_ssize_t count = PySequence_Size(blocks);
-    if (count <= 0)
-        return (int)count;
+    if (count < 0)
+        return -1;
+    if (count == 0)
+        return 0;
     self->block_hashes = PyMem_Calloc(count, sizeof(BlockHash));
     if (self->block_hashes == NULL) {
         PyErr_NoMemory();
         return -1;
     }
-    for (; self->block_count < count; self->block_count++) {
-        PyObject *object = PySequence_GetItem(blocks, self->block_count);
+    for (Py_ssize_t i = 0; i < count; i++) {
+        PyObject *object = PySequence_GetItem(blocks, i);
         if (object == NULL)
             return -1;
-        int failed = convert_block_hash(object, &self->block_hashes[self->block_count]) < 0;
+        int result = convert_block_hash(object, &self->block_hashes[i]);
         Py_DECREF(object);
-        if (failed)
+        if (result < 0)
             return -1;
+        self->block_count = i + 1;
     }
     return 0;
 }
 
+/* Set the fields of a new request that waits. The allocator has set all others to 0. */
+static void init_request(Request *self, PyObject *key, int64_t due_ns, int64_t input_tokens,
+                         int64_t output_tokens)
+{
+    self->key = Py_NewRef(key);
+    self->due_ns = due_ns;
+    self->state = WAITING;
+
+    /* The prompt as submitted, and what has to be prefilled. After a pause, that includes the
+     * tokens generated before it. */
+    self->input_tokens = input_tokens;
+    self->prefill_tokens = input_tokens;
+    self->prefill_tokens_left = input_tokens;
+
+    /* The output as requested, as limited by the longest sequence, and what is still to come. */
+    self->requested_tokens = output_tokens;
+    self->output_tokens = output_tokens;
+    self->remaining_output_tokens = output_tokens;
+
+    /* Not known yet. */
+    self->admitted_ns = -1;
+    self->cached_tokens = -1;
+    self->failed_ns = -1;
+    self->first_iteration = NO_ITERATION;
+    self->resumed_iteration = NO_ITERATION;
+    self->last_iteration = NO_ITERATION;
+}
+
 /* SimRequest(key, due_ns, input_tokens, output_tokens, blocks=()): create a request that waits.
- * The allocator sets all fields to 0, and -1 stands for a value that is not known yet. */
+ * Return a new reference, or NULL with an exception if an argument has the wrong type. */
 static PyObject *request_new(PyTypeObject *type, PyObject *args, PyObject *keywords)
 {
     PyObject *key, *due_object, *input_object, *output_object, *blocks = NULL;
@@ -392,20 +438,7 @@ static PyObject *request_new(PyTypeObject *type, PyObject *args, PyObject *keywo
     Request *self = (Request *)allocate(request_type, 0);
     if (self == NULL)
         return NULL;
-    self->key = Py_NewRef(key);
-    self->due_ns = due_ns;
-    self->input_tokens = input_tokens;
-    self->prefill_tokens = input_tokens;
-    self->prefill_tokens_left = input_tokens;
-    self->requested_tokens = output_tokens;
-    self->output_tokens = output_tokens;
-    self->remaining_output_tokens = output_tokens;
-    self->admitted_ns = -1;
-    self->cached_tokens = -1;
-    self->first_iteration = -1;
-    self->resumed_iteration = -1;
-    self->last_iteration = -1;
-    self->failed_ns = -1;
+    init_request(self, key, due_ns, input_tokens, output_tokens);
     if (blocks != NULL && set_block_hashes(self, blocks) < 0) {
         Py_DECREF(OBJECT(self));
         return NULL;
@@ -456,16 +489,16 @@ static Request *check_request(PyObject *object)
     return (Request *)object;
 }
 
-/* Write the fields of a request to a row of numbers, in the order of replica.REQUEST_FIELDS. Its
- * key must be an int. */
-static int pack_request(PyObject *object, int64_t *row)
+/* Write the fields of a SimRequest to a row of numbers, in the order of replica.REQUEST_FIELDS.
+ * Return 0, or -1 with a TypeError if the object is no request or its key is no int. */
+static int write_request_row(PyObject *object, int64_t *row)
 {
     Request *request = check_request(object);
-    int64_t number;
-    if (request == NULL || convert_int64(request->key, &number) < 0)
+    int64_t key;
+    if (request == NULL || convert_int64(request->key, &key) < 0)
         return -1;
     int64_t fields[PACKED_FIELDS] = {
-        number,
+        key,
         request->due_ns,
         request->replica_index,
         request->first_iteration,
@@ -483,28 +516,43 @@ static int pack_request(PyObject *object, int64_t *row)
     return 0;
 }
 
+/* Write each request of a Python list into a row of a buffer of int64 numbers. Return 0, or -1
+ * with an exception if the buffer has another size or an item cannot be written. */
+static int write_request_rows(PyObject *requests, Py_buffer *buffer)
+{
+    Py_ssize_t count = PyList_Size(requests);
+    if (count < 0)
+        return -1;
+    Py_ssize_t row_size = PACKED_FIELDS * (Py_ssize_t)sizeof(int64_t);
+    if (buffer->len != count * row_size) {
+        PyErr_SetString(PyExc_ValueError, "the array does not have the size of the requests");
+        return -1;
+    }
+    int64_t *rows = buffer->buf;
+    for (Py_ssize_t i = 0; i < count; i++)
+        if (write_request_row(PyList_GetItem(requests, i), rows + i * PACKED_FIELDS) < 0)
+            return -1;
+    return 0;
+}
+
 /* SimRequest.pack(requests, rows): write the fields of each request of a list into a row of a
- * two-dimensional int64 array. One call for many requests is much faster than reading each field
- * in Python. */
+ * two-dimensional int64 array, in the order of replica.REQUEST_FIELDS. Return None, or NULL with
+ * an exception.
+ *
+ * One call for many requests is much faster than reading each field in Python. */
 static PyObject *request_pack(PyObject *none, PyObject *args)
 {
     PyObject *requests, *rows;
-    Py_buffer view;
+    Py_buffer buffer;
     if (!PyArg_UnpackTuple(args, "pack", 2, 2, &requests, &rows))
         return NULL;
-    Py_ssize_t count = PyList_Size(requests);
-    if (count < 0 || PyObject_GetBuffer(rows, &view, PyBUF_WRITABLE) < 0)
+    if (PyObject_GetBuffer(rows, &buffer, PyBUF_WRITABLE) < 0)
         return NULL;
-    int failed = view.len != count * (Py_ssize_t)sizeof(int64_t) * PACKED_FIELDS;
-    if (failed)
-        PyErr_SetString(PyExc_ValueError, "the array does not have the size of the requests");
-    int64_t *row = view.buf;
-    for (Py_ssize_t i = 0; !failed && i < count; i++) {
-        failed = pack_request(PyList_GetItem(requests, i), row) < 0;
-        row += PACKED_FIELDS;
-    }
-    PyBuffer_Release(&view);
-    return failed ? NULL : Py_NewRef(Py_None);
+    int result = write_request_rows(requests, &buffer);
+    PyBuffer_Release(&buffer);
+    if (result < 0)
+        return NULL;
+    Py_RETURN_NONE;
 }
 
 static PyMethodDef request_methods[] = {{"pack", request_pack, METH_VARARGS | METH_STATIC, NULL},
@@ -576,8 +624,9 @@ static int64_t get_slot_block(uint64_t slot)
     return (int64_t)(uint32_t)slot - 1;
 }
 
-/* Fetch the slot of a block of a prompt into the cache of the processor, because it will be
- * searched soon. Neighbouring blocks have distant slots, so their slots are rarely cached. */
+/* Load the slot of one of the next blocks of a prompt into the cache of the processor, because it
+ * will be searched soon. Consecutive blocks have distant slots, which are rarely in that cache.
+ * This only saves time: __builtin_prefetch changes nothing that a program can see. */
 static void prefetch_slot(const BlockTable *table, const Request *request, Py_ssize_t position)
 {
     if (table->slots == NULL || position >= request->block_count)
@@ -654,29 +703,40 @@ static int double_slots(BlockTable *table)
     return 0;
 }
 
+/* Return the slot that holds a block, which is in the table. */
+static int64_t find_slot(const BlockTable *table, int64_t block_index)
+{
+    int64_t slot = mix_hash(table->blocks[block_index].hash.value) & table->slots_mask;
+    while (get_slot_block(table->slots[slot]) != block_index)
+        slot = (slot + 1) & table->slots_mask;
+    return slot;
+}
+
 /* Remove the entry of a block from the slots by backward-shift deletion, the standard way for
  * linear probing without markers of deleted entries.
  *
- * A search ends at the first empty slot. So an empty slot (the hole) must not lie between an
- * entry and its home, the slot of its hash at which a search for it begins. Each entry behind
- * the hole whose home is not behind the hole moves into the hole and leaves a new hole.
- * Distances are taken modulo the number of slots, because the first slot follows the last one. */
+ * A search begins at the home of an entry, the slot of its hash, and ends at the first empty slot.
+ * So the slot that becomes empty (the hole) must not separate a later entry from its home. For
+ * example, slots 3, 4 and 5 hold A, B and C with the homes 3, 3 and 5. When A is removed, B moves
+ * from slot 4 to the hole at 3, because its home is not after the hole. The hole is at 4 then, and
+ * C stays, because its home is after the hole.
+ *
+ * Slot 0 follows the last slot, so distances are taken modulo the number of slots. */
 static void remove_slot(BlockTable *table, int64_t block_index)
 {
     int64_t mask = table->slots_mask;
-    int64_t hole = mix_hash(table->blocks[block_index].hash.value) & mask;
-    while (get_slot_block(table->slots[hole]) != block_index)
-        hole = (hole + 1) & mask;
+    int64_t hole = find_slot(table, block_index);
     for (int64_t slot = (hole + 1) & mask; table->slots[slot]; slot = (slot + 1) & mask) {
         int64_t home = (int64_t)get_slot_hash(table->slots[slot]) & mask;
         int64_t distance_from_home = (slot - home) & mask;
         int64_t distance_from_hole = (slot - hole) & mask;
-        if (distance_from_home >= distance_from_hole) {
+        int is_home_after_hole = distance_from_home < distance_from_hole;
+        if (!is_home_after_hole) {
             table->slots[hole] = table->slots[slot];
             hole = slot;
         }
     }
-    table->slots[hole] = 0;
+    table->slots[hole] = EMPTY_SLOT;
 }
 
 /* Remove a block from the list of unused blocks, which is ordered by the time of the last use. */
@@ -708,40 +768,66 @@ static void add_to_unused(BlockTable *table, int64_t index)
     table->unused_count++;
 }
 
-/* Double the array of blocks and add the new entries to the list of free entries.
+/* Add an entry of the array of blocks to the list of free entries, as the first one. */
+static void push_free_entry(BlockTable *table, int64_t index)
+{
+    table->blocks[index].next_free = table->first_free;
+    table->first_free = index;
+}
+
+/* Double the array of blocks, and add the new entries to the list of free entries.
  *
- * They are added in reverse order, so that the first of them is used first. Return -1 if there
- * is no memory. */
+ * They are added in reverse order, so that the one with the lowest index is used first. Return 0,
+ * or -1 with a MemoryError if there is no memory. */
 static int double_blocks(BlockTable *table)
 {
-    int64_t capacity = table->capacity ? 2 * table->capacity : INITIAL_BLOCKS;
+    int64_t old_capacity = table->capacity;
+    int64_t capacity = old_capacity ? 2 * old_capacity : INITIAL_BLOCKS;
     Block *blocks = PyMem_Realloc(table->blocks, capacity * sizeof(Block));
     if (blocks == NULL) {
         PyErr_NoMemory();
         return -1;
     }
-    for (int64_t i = capacity - 1; i >= table->capacity; i--) {
-        blocks[i] = (Block){.newer = table->first_free};
-        table->first_free = i;
-    }
     table->blocks = blocks;
     table->capacity = capacity;
+    for (int64_t index = capacity - 1; index >= old_capacity; index--) {
+        blocks[index] = (Block){0};
+        push_free_entry(table, index);
+    }
     return 0;
 }
 
-/* Add a block with one user, and return its index, or -1 if there is no memory.
- *
- * At most half of the slots are in use, because searches take longer in a fuller table. */
-static int64_t add_block(BlockTable *table, const BlockHash *block_hash)
+/* Remove the first entry from the list of free entries, and return its index. If there is none,
+ * the array of blocks grows. Return NO_BLOCK with a MemoryError if there is no memory for that. */
+static int64_t pop_free_entry(BlockTable *table)
 {
     if (table->first_free == NO_BLOCK && double_blocks(table) < 0)
-        return -1;
-    int64_t block_count = table->used_count + table->unused_count;
-    int is_half_full = table->slots == NULL || 2 * block_count > table->slots_mask;
-    if (is_half_full && double_slots(table) < 0)
-        return -1;
+        return NO_BLOCK;
     int64_t index = table->first_free;
-    table->first_free = table->blocks[index].newer;
+    table->first_free = table->blocks[index].next_free;
+    return index;
+}
+
+/* Make sure that at most half of the slots are in use after one more block is added, because
+ * searches take longer in a fuller table. Return 0, or -1 with a MemoryError. */
+static int reserve_slot(BlockTable *table)
+{
+    if (table->slots == NULL)
+        return double_slots(table);
+    int64_t slot_count = table->slots_mask + 1;
+    int64_t new_block_count = table->used_count + table->unused_count + 1;
+    return 2 * new_block_count > slot_count ? double_slots(table) : 0;
+}
+
+/* Add a block with one user, and return its index, or NO_BLOCK with a MemoryError if there is no
+ * memory. The table takes its own reference to the object of the hash. */
+static int64_t add_block(BlockTable *table, const BlockHash *block_hash)
+{
+    if (reserve_slot(table) < 0)
+        return NO_BLOCK;
+    int64_t index = pop_free_entry(table);
+    if (index == NO_BLOCK)
+        return NO_BLOCK;
     table->blocks[index] =
         (Block){.hash = *block_hash, .user_count = 1, .older = NO_BLOCK, .newer = NO_BLOCK};
     Py_XINCREF(block_hash->object);
@@ -750,25 +836,29 @@ static int64_t add_block(BlockTable *table, const BlockHash *block_hash)
     return index;
 }
 
-/* Remove blocks without users until at most `capacity` of them are left, the least recently used
- * ones first. A negative capacity counts as 0.
- *
- * The next block is fetched into the cache of the processor in advance. A hash object is
- * released last, because that may run Python code. */
+/* Remove one unused block from the table, and add its entry to the free ones. The object of its
+ * hash is released at the very end, because that may run Python code, which may use the table. */
+static void remove_block(BlockTable *table, int64_t index)
+{
+    remove_from_unused(table, index);
+    remove_slot(table, index);
+    PyObject *hash_object = table->blocks[index].hash.object;
+    table->blocks[index].hash.object = NULL;
+    push_free_entry(table, index);
+    Py_XDECREF(hash_object);
+}
+
+/* Remove the least recently used blocks until at most `capacity` unused ones are left. A negative
+ * capacity counts as 0. */
 static void evict_blocks(BlockTable *table, int64_t capacity)
 {
     while (table->unused_count > 0 && table->unused_count > capacity) {
-        int64_t index = table->oldest;
-        Block *block = &table->blocks[index];
-        if (block->newer != NO_BLOCK)
-            __builtin_prefetch(&table->blocks[block->newer]);
-        remove_from_unused(table, index);
-        remove_slot(table, index);
-        PyObject *object = block->hash.object;
-        block->hash.object = NULL;
-        block->newer = table->first_free;
-        table->first_free = index;
-        Py_XDECREF(object);
+        int64_t oldest = table->oldest;
+        int64_t next_oldest = table->blocks[oldest].newer;
+        /* Load the next block into the cache of the processor in advance, to save time. */
+        if (next_oldest != NO_BLOCK)
+            __builtin_prefetch(&table->blocks[next_oldest]);
+        remove_block(table, oldest);
     }
 }
 
@@ -813,30 +903,36 @@ static int append_shared_block(Request *request, int64_t index)
     return 0;
 }
 
-/* Set `shared_blocks` of a request to the blocks at the beginning of its prompt that are in the
- * cache, and return how many of them have no users.
+/* Set the shared blocks of a request to the blocks at the beginning of its prompt that are in the
+ * cache. Return 0, or -1 with an exception. The blocks do not count the request as a user yet.
  *
- * Blocks without users count as free, but not any more once this request uses them. So the
- * caller has to know their number before it decides. */
-static int64_t match_cached_prefix(Replica *self, Request *request)
+ * At least one token of a prompt is computed, even if all its blocks are in the cache: the first
+ * output token follows from it. */
+static int match_cached_prefix(Replica *self, Request *request)
 {
-    int64_t unused_count = 0;
     request->shared_count = 0;
     if (!self->block_reuse)
         return 0;
-    /* At least one token of a prompt is computed, even if all its blocks are in the cache: the
-     * first output token follows from it. */
     int64_t reusable_blocks = floor_divide(request->prefill_tokens - 1, self->tokens_per_block);
     reusable_blocks = minimum(reusable_blocks, request->block_count);
     for (int64_t i = 0; i < reusable_blocks; i++) {
         prefetch_slot(&self->block_table, request, i + PREFETCH_DISTANCE);
         int64_t index = find_block(&self->block_table, &request->block_hashes[i]);
         if (index == NOT_FOUND)
-            break;
+            return 0;
         if (index == SEARCH_FAILED || append_shared_block(request, index) < 0)
             return -1;
-        unused_count += self->block_table.blocks[index].user_count == 0;
     }
+    return 0;
+}
+
+/* Return how many shared blocks of a request have no user yet. */
+static int64_t count_unused_blocks(const Replica *self, const Request *request)
+{
+    int64_t unused_count = 0;
+    for (Py_ssize_t i = 0; i < request->shared_count; i++)
+        if (self->block_table.blocks[request->shared_blocks[i]].user_count == 0)
+            unused_count++;
     return unused_count;
 }
 
@@ -853,8 +949,8 @@ static void count_cache_hits(Replica *self, Request *request)
     }
 }
 
-/* Allocate cache blocks to a waiting request, which is then admitted to the batch. Return 1, or 0
- * if too few blocks are free.
+/* Allocate cache blocks to a waiting request. Return 1, or 0 if too few blocks are free, or -1 with
+ * an exception.
  *
  * The blocks of its prompt prefix that are in the cache are shared with other requests. The rest
  * are private. With `reserves_output_blocks`, they include blocks for the whole output. */
@@ -863,44 +959,48 @@ static int allocate_blocks(Replica *self, Request *request)
     int64_t tokens = request->prefill_tokens;
     if (self->reserves_output_blocks)
         tokens += request->remaining_output_tokens;
-    int64_t unused_count = match_cached_prefix(self, request);
-    if (unused_count < 0)
+    if (match_cached_prefix(self, request) < 0)
         return -1;
     int64_t private_blocks = ceil_divide(tokens, self->tokens_per_block) - request->shared_count;
-    if (private_blocks + unused_count > count_free_blocks(self)) {
+    /* Shared blocks without users are free now, but not once this request uses them. */
+    int64_t needed_blocks = private_blocks + count_unused_blocks(self, request);
+    if (needed_blocks > count_free_blocks(self)) {
         request->shared_count = 0;
         return 0;
     }
+    /* The shared blocks are marked as used first, so that they are not evicted. */
     for (Py_ssize_t i = 0; i < request->shared_count; i++)
         use_block(&self->block_table, request->shared_blocks[i]);
     self->private_block_count += private_blocks;
     evict_blocks(&self->block_table, count_free_blocks(self));
+
+    int64_t cached_tokens = request->shared_count * self->tokens_per_block;
     request->private_block_count = private_blocks;
-    request->prefill_tokens_left =
-        request->prefill_tokens - request->shared_count * self->tokens_per_block;
+    request->prefill_tokens_left = request->prefill_tokens - cached_tokens;
     count_cache_hits(self, request);
-    request->state = PREFILLING;
-    self->active_count++;
     return 1;
 }
 
-/* Share the full blocks of a computed prompt, so that later requests can reuse them. This stops
- * at the first block that another request has shared in the meantime. That block exists twice,
- * and the copy of this request stays private. */
+/* Share the full blocks of a computed prompt, so that later requests can reuse them. Return 0, or
+ * -1 with an exception.
+ *
+ * Each shared block is no longer private. This stops at the first block that another request has
+ * shared in the meantime: that block exists twice, and the copy of this request stays private. */
 static int share_prompt_blocks(Replica *self, Request *request)
 {
     int64_t full_blocks = request->input_tokens / self->tokens_per_block;
-    int64_t count = minimum(full_blocks, request->block_count);
-    for (int64_t i = request->shared_count; i < count; i++) {
+    int64_t end = minimum(full_blocks, request->block_count);
+    int64_t begin = request->shared_count; /* those before are shared since the admission */
+    for (int64_t i = begin; i < end; i++) {
         const BlockHash *block_hash = &request->block_hashes[i];
         prefetch_slot(&self->block_table, request, i + PREFETCH_DISTANCE);
-        int64_t index = find_block(&self->block_table, block_hash);
-        if (index == SEARCH_FAILED)
+        int64_t existing_block = find_block(&self->block_table, block_hash);
+        if (existing_block == SEARCH_FAILED)
             return -1;
-        if (index != NOT_FOUND)
+        if (existing_block != NOT_FOUND)
             return 0;
-        index = add_block(&self->block_table, block_hash);
-        if (index < 0 || append_shared_block(request, index) < 0)
+        int64_t new_block = add_block(&self->block_table, block_hash);
+        if (new_block == NO_BLOCK || append_shared_block(request, new_block) < 0)
             return -1;
         request->private_block_count--;
         self->private_block_count--;
@@ -908,187 +1008,261 @@ static int share_prompt_blocks(Replica *self, Request *request)
     return 0;
 }
 
-/* Free the private blocks of a request, and stop using its shared ones.
+/* Free all private blocks of a request, and stop using its shared ones.
+ *
+ * `private_blocks` is how many private blocks it has now. That can be more than its field
+ * `private_block_count`, the number at admission, because decoding takes more blocks.
  *
  * The block that becomes unused first is evicted first. So the last blocks of the prefix are
  * released first: fewer prompts share them, and they are useless without the blocks before them. */
 static void release_blocks(Replica *self, Request *request, int64_t private_blocks)
 {
     self->private_block_count -= private_blocks;
-    while (request->shared_count > 0)
-        stop_using_block(&self->block_table, request->shared_blocks[--request->shared_count]);
     request->private_block_count = 0;
+    for (Py_ssize_t i = request->shared_count - 1; i >= 0; i--)
+        stop_using_block(&self->block_table, request->shared_blocks[i]);
+    request->shared_count = 0;
 }
 
 /* Return in which iterations, modulo tokens_per_block, a decoding request needs a new block.
  *
- * In iteration `resumed_iteration + 1 + n` it has `prefill_tokens + n` tokens in the cache and
- * adds one. It needs a new block if the cached tokens fill their blocks exactly, so if
- * `prefill_tokens + n` is a multiple of tokens_per_block. */
-static int64_t block_demand_phase(const Replica *self, const Request *request)
+ * Each iteration fills one position of the sequence, and every tokens_per_block-th position begins
+ * a block, position 0 included. Position `prefill_tokens` is filled in iteration
+ * `resumed_iteration + 1`. Counted back at the same pace, position 0 would have been filled in the
+ * iteration that is computed here. For example, with 32 tokens per block, 40 prompt tokens and the
+ * first output token in iteration 100, position 40 is filled in iteration 101, and position 64 in
+ * iteration 125. The phase is (101 - 40) % 32 = 29, which is also 125 % 32. */
+static int64_t find_block_phase(const Replica *self, const Request *request)
 {
-    int64_t iteration_minus_cached_tokens =
-        request->resumed_iteration + 1 - request->prefill_tokens;
-    return floor_modulo(iteration_minus_cached_tokens, self->tokens_per_block);
+    int64_t iteration_of_position_0 = request->resumed_iteration + 1 - request->prefill_tokens;
+    return floor_modulo(iteration_of_position_0, self->tokens_per_block);
 }
 
-/* Return the last finished iteration in which a decoding or finished request got a token. */
-static int64_t last_token_iteration(const Replica *self, const Request *request)
-{
-    return minimum(self->iteration - 1, request->last_iteration);
-}
-
-/* Return how many private blocks a decoding request has, if blocks are taken as they are needed.
+/* Return how many new blocks the decoding requests need in an iteration.
  *
- * The blocks for its prefill were taken at admission. The current iteration may already have
- * taken a block for a token that it has not added yet. */
+ * A request needs one every tokens_per_block iterations, so the requests are counted by the
+ * remainder of these iterations (their phase). Not used with `reserves_output_blocks`, where all
+ * blocks are taken at admission. */
+static int64_t count_demanded_blocks(const Replica *self, int64_t iteration)
+{
+    return self->block_demand_by_phase[iteration % self->tokens_per_block];
+}
+
+/* Return whether a decoding request needs a new block in the current iteration. */
+static int needs_block_now(const Replica *self, const Request *request)
+{
+    return self->iteration % self->tokens_per_block == find_block_phase(self, request);
+}
+
+/* Return the last finished iteration in which a decoding or done request got a token. */
+static int64_t find_newest_token_iteration(const Replica *self, const Request *request)
+{
+    int64_t last_finished_iteration = self->iteration - 1;
+    return minimum(last_finished_iteration, request->last_iteration);
+}
+
+/* Return how many tokens of a decoding or done request are in the key-value cache.
+ *
+ * These are the prefilled tokens and all output tokens since then but the newest. The key and the
+ * value of a token enter the cache only when the token after it is computed. */
+static int64_t count_cached_tokens(const Replica *self, const Request *request)
+{
+    int64_t newest_iteration = find_newest_token_iteration(self, request);
+    int64_t output_tokens = newest_iteration - request->resumed_iteration + 1;
+    return request->prefill_tokens + output_tokens - 1;
+}
+
+/* Return how many private blocks a decoding request has now, where `cached_tokens` of its tokens
+ * are in the cache.
+ *
+ * With `reserves_output_blocks`, all were taken at admission. Otherwise they are taken as needed,
+ * and the current iteration may have taken one for a token that is not in the cache yet. */
 static int64_t count_private_blocks(const Replica *self, const Request *request,
                                     int64_t cached_tokens)
 {
-    int64_t per_block = self->tokens_per_block;
-    int64_t prefill_blocks = ceil_divide(request->prefill_tokens, per_block);
-    int64_t output_blocks = ceil_divide(cached_tokens, per_block) - prefill_blocks;
-    int is_in_phase = self->iteration % per_block == block_demand_phase(self, request);
-    int has_new_block = self->is_computing && is_in_phase;
-    return request->private_block_count + output_blocks + has_new_block;
+    if (self->reserves_output_blocks)
+        return request->private_block_count;
+    int64_t block_count = ceil_divide(cached_tokens, self->tokens_per_block);
+    if (self->is_computing && needs_block_now(self, request))
+        block_count++;
+    return block_count - request->shared_count;
 }
 
-/* Remove a decoding request from the batch before its end, and free its blocks. The caller takes
- * over the reference.
- *
- * The key and the value of a token enter the cache when the token after it is computed. So the
- * newest token is not in the cache. */
-static void remove_decoding_request(Replica *self, Request *request)
+/* Remove a decoding request that is done, paused or cancelled from the batch, and free its blocks.
+ * The caller takes over the reference, and removes the request from its bucket. */
+static void remove_from_batch(Replica *self, Request *request)
 {
-    int64_t decoded_tokens_in_cache =
-        last_token_iteration(self, request) - request->resumed_iteration;
-    int64_t cached_tokens = request->prefill_tokens + decoded_tokens_in_cache;
-    remove_from_bucket(self, request);
+    int64_t cached_tokens = count_cached_tokens(self, request);
+    int64_t private_blocks = count_private_blocks(self, request, cached_tokens);
+    if (!self->reserves_output_blocks)
+        self->block_demand_by_phase[find_block_phase(self, request)]--;
     unlink_request(&self->running, request);
+    self->kv_tokens -= cached_tokens;
     self->decoding_count--;
     self->active_count--;
-    self->kv_tokens -= cached_tokens;
-    int64_t private_blocks = request->private_block_count;
-    if (!self->reserves_output_blocks) {
-        private_blocks = count_private_blocks(self, request, cached_tokens);
-        self->block_demand[block_demand_phase(self, request)]--;
-    }
     release_blocks(self, request, private_blocks);
+}
+
+/* Remove a decoding request from the batch before it gets its last token. The caller takes over the
+ * reference. */
+static void cancel_decoding(Replica *self, Request *request)
+{
+    remove_from_bucket(self, request);
+    remove_from_batch(self, request);
 }
 
 /* Return how many tokens a request has by the end of the last finished iteration.
  *
  * Tokens are not counted one by one, but follow from the iterations: since its last admission, a
- * request gets one token in each iteration from `resumed_iteration` to `last_iteration`. The
- * tokens from before a pause are those that no longer remain. */
+ * request gets one token in each iteration from `resumed_iteration` to `last_iteration`. A pause
+ * sets `remaining_output_tokens` to the tokens that are missing then, so all other tokens of the
+ * output were generated before the pause. */
 static int64_t count_generated_tokens(const Replica *self, const Request *request)
 {
     int64_t tokens_before_pause = request->output_tokens - request->remaining_output_tokens;
-    int is_done_after_decoding = request->state == DONE && request->last_iteration >= 0;
-    if (request->state != DECODING && !is_done_after_decoding)
+    /* The last iteration is planned when the prefill ends, and is not known before. */
+    int is_done_after_prefill = request->state == DONE && request->last_iteration != NO_ITERATION;
+    int has_decoded = request->state == DECODING || is_done_after_prefill;
+    if (!has_decoded)
         return tokens_before_pause;
-    int64_t tokens_since_admission =
-        last_token_iteration(self, request) - request->resumed_iteration + 1;
+    int64_t newest_iteration = find_newest_token_iteration(self, request);
+    int64_t tokens_since_admission = newest_iteration - request->resumed_iteration + 1;
     if (tokens_since_admission < 0)
         return tokens_before_pause;
     return tokens_before_pause + tokens_since_admission;
 }
 
 /* Append (request, first iteration, last iteration) to the list of recent pauses, which Python
- * reads. These are the iterations in which the request got tokens since its last admission. */
-static int record_pause(Replica *self, Request *request, int64_t first, int64_t last)
+ * reads. These are the iterations in which the request got tokens since its last admission. Return
+ * 0, or -1 with an exception. The list holds its own reference to the request. */
+static int record_pause(Replica *self, Request *request, int64_t first_iteration,
+                        int64_t last_iteration)
 {
-    PyObject *pause = Py_BuildValue("OLL", request, (long long)first, (long long)last);
+    PyObject *pause =
+        Py_BuildValue("OLL", request, (long long)first_iteration, (long long)last_iteration);
     if (pause == NULL)
         return -1;
-    int failed = PyList_Append(self->recent_pauses, pause);
+    int result = PyList_Append(self->recent_pauses, pause);
     Py_DECREF(pause);
-    return failed;
+    return result;
 }
 
-/* Pause (preempt) the request admitted last, which frees its blocks.
+/* Remove the partly prefilled request from the batch, because it is paused. Return 0, or -1 with
+ * an exception. The caller takes over the reference. */
+static int interrupt_prefill(Replica *self, Request *request)
+{
+    self->partly_prefilled = NULL;
+    release_blocks(self, request, request->private_block_count);
+    self->active_count--;
+    /* It has no token yet. The range of iterations from 0 to -1 is empty. */
+    return record_pause(self, request, 0, -1);
+}
+
+/* Remove a decoding request from the batch, because it is paused. Return 0, or -1 with an
+ * exception. The caller takes over the reference. */
+static int interrupt_decoding(Replica *self, Request *request)
+{
+    int64_t generated_tokens = count_generated_tokens(self, request);
+    cancel_decoding(self, request);
+    request->prefill_tokens = request->input_tokens + generated_tokens;
+    request->remaining_output_tokens = request->output_tokens - generated_tokens;
+    return record_pause(self, request, request->resumed_iteration, self->iteration - 1);
+}
+
+/* Pause (preempt) the request admitted last, which frees its blocks. Return 0, or -1 with an
+ * exception.
  *
  * It returns to the front of the queue. When it is admitted again, its prompt and the tokens
- * generated so far are prefilled again, because their keys and values are lost. A request in
- * prefill is newer than all decoding ones. It has no token yet, which the empty range of
- * iterations 0 to -1 says. */
+ * generated so far are prefilled again, because their keys and values are lost. */
 static int pause_newest_request(Replica *self)
 {
-    int64_t first_iteration = 0;
-    int64_t last_iteration = -1;
+    /* Prompts are prefilled in order of admission. So a request in prefill is newer than all
+     * decoding ones. */
     Request *request = self->partly_prefilled;
+    int result;
     if (request != NULL) {
-        self->partly_prefilled = NULL;
-        release_blocks(self, request, request->private_block_count);
-        self->active_count--;
+        result = interrupt_prefill(self, request);
     } else {
         request = self->running.tail;
-        int64_t generated_tokens = count_generated_tokens(self, request);
-        first_iteration = request->resumed_iteration;
-        last_iteration = self->iteration - 1;
-        remove_decoding_request(self, request);
-        request->prefill_tokens = request->input_tokens + generated_tokens;
-        request->remaining_output_tokens = request->output_tokens - generated_tokens;
+        result = interrupt_decoding(self, request);
     }
     request->prefill_tokens_left = request->prefill_tokens;
     request->state = WAITING;
     push_front(&self->waiting, request);
     self->pause_count++;
-    return record_pause(self, request, first_iteration, last_iteration);
+    return result;
 }
 
 /* -- iterations -------------------------------------------------------------------------------- */
 
 /* Replace the list of recent pauses by an empty one. It is not emptied, because the caller may
- * still use it. */
-static int clear_paused(Replica *self)
+ * still use it. Return 0, or -1 with an exception. */
+static int clear_pauses(Replica *self)
 {
     if (PyList_Size(self->recent_pauses) == 0)
         return 0;
-    PyObject *empty = PyList_New(0);
-    if (empty == NULL)
+    PyObject *empty_list = PyList_New(0);
+    if (empty_list == NULL)
         return -1;
     Py_DECREF(self->recent_pauses);
-    self->recent_pauses = empty;
+    self->recent_pauses = empty_list;
     return 0;
 }
 
-/* Take the blocks that decoding requests need in this iteration.
+/* Take the new cache blocks that decoding requests need in this iteration. Return 0, or -1 with an
+ * exception.
  *
- * If too few blocks are free, the newest requests are paused. Each pause frees the blocks of one
- * request, and may also lower the number of blocks needed (`block_demand`). */
+ * If too few blocks are free, the newest requests are paused until the rest have enough. Each pause
+ * frees the blocks of one request, and may also lower the number of blocks needed. */
 static int take_decoding_blocks(Replica *self)
 {
-    int64_t phase = self->iteration % self->tokens_per_block;
-    if (self->reserves_output_blocks || self->block_demand[phase] == 0)
-        return 0;
-    if (self->block_demand[phase] > count_free_blocks(self)) {
-        while (self->block_demand[phase] > count_free_blocks(self))
+    if (self->reserves_output_blocks)
+        return 0; /* all blocks are taken at admission */
+    int64_t needed_blocks = count_demanded_blocks(self, self->iteration);
+    if (needed_blocks > count_free_blocks(self)) {
+        while (needed_blocks > count_free_blocks(self)) {
             if (pause_newest_request(self) < 0)
                 return -1;
-        evict_blocks(&self->block_table, count_free_blocks(self) - self->block_demand[phase]);
+            needed_blocks = count_demanded_blocks(self, self->iteration);
+        }
+        /* Unused cached blocks count as free, and make room for the blocks that are taken. */
+        evict_blocks(&self->block_table, count_free_blocks(self) - needed_blocks);
     }
-    self->private_block_count += self->block_demand[phase];
+    self->private_block_count += needed_blocks;
     return 0;
 }
 
-/* Admit the first waiting request, and set `admitted` to it, or to NULL if there is none to admit.
+/* Return whether the first waiting request can be admitted now, as far as memory does not matter.
  *
- * The first request goes on waiting if the batch is full, if it is not due yet, if its prompt
- * exceeds the budget and cannot be prefilled in parts, or if too few blocks are free. No later
- * request overtakes it. */
+ * It cannot if there is none, if the batch is full, if the request is not due yet, or if its
+ * prompt exceeds the budget (in tokens) and cannot be prefilled in parts. */
+static int can_admit_first_waiting(const Replica *self, int64_t budget, int64_t now_ns)
+{
+    const Request *request = self->waiting.head;
+    if (request == NULL || request->due_ns > now_ns)
+        return 0;
+    if (self->active_count >= self->max_batch_size)
+        return 0;
+    return self->chunked_prefill || request->prefill_tokens_left <= budget;
+}
+
+/* Admit the first waiting request to the batch, and set `admitted` to it. Set it to NULL if the
+ * request cannot be admitted now or too few blocks are free. Then no later request overtakes it.
+ * Return 0 in both cases, or -1 with an exception. `admitted` gets the reference of the queue. */
 static int admit_first_waiting(Replica *self, int64_t budget, int64_t now_ns, Request **admitted)
 {
     *admitted = NULL;
+    if (!can_admit_first_waiting(self, budget, now_ns))
+        return 0;
     Request *request = self->waiting.head;
-    if (request == NULL || self->active_count >= self->max_batch_size || request->due_ns > now_ns)
+    int has_blocks = allocate_blocks(self, request);
+    if (has_blocks < 0)
+        return -1;
+    if (!has_blocks)
         return 0;
-    if (!self->chunked_prefill && request->prefill_tokens_left > budget)
-        return 0;
-    int is_admitted = allocate_blocks(self, request);
-    if (is_admitted <= 0)
-        return is_admitted;
     unlink_request(&self->waiting, request);
+    request->state = PREFILLING;
+    self->active_count++;
     if (request->admitted_ns < 0)
         request->admitted_ns = now_ns;
     *admitted = request;
@@ -1107,7 +1281,8 @@ static void add_prompt_chunk(IterationWork *work, int64_t start, int64_t tokens)
     work->context_requests++;
 }
 
-/* Add the prefill of at most `budget` prompt tokens to the work of an iteration.
+/* Add the prefill of at most `budget` prompt tokens to the work of an iteration. Return 0, or -1
+ * with an exception.
  *
  * Requests are admitted in order of arrival. A prompt that exceeds the rest of the budget is
  * prefilled in part and continued in the next iteration (chunked prefill). */
@@ -1115,51 +1290,79 @@ static int schedule_prefill(Replica *self, IterationWork *work, int64_t budget, 
 {
     while (budget > 0) {
         Request *request = self->partly_prefilled;
-        if (request == NULL && admit_first_waiting(self, budget, now_ns, &request) < 0)
-            return -1;
-        if (request == NULL)
-            return 0;
+        if (request == NULL) {
+            if (admit_first_waiting(self, budget, now_ns, &request) < 0)
+                return -1;
+            if (request == NULL)
+                return 0;
+        }
+        int64_t computed_tokens = request->prefill_tokens - request->prefill_tokens_left;
         int64_t chunk = minimum(request->prefill_tokens_left, budget);
-        add_prompt_chunk(work, request->prefill_tokens - request->prefill_tokens_left, chunk);
+        add_prompt_chunk(work, computed_tokens, chunk);
         budget -= chunk;
         request->prefill_tokens_left -= chunk;
-        self->partly_prefilled = request->prefill_tokens_left ? request : NULL;
-        if (self->partly_prefilled == NULL && append_request(&self->finishing_prefill, request) < 0)
-            return -1;
+        if (request->prefill_tokens_left > 0) {
+            self->partly_prefilled = request;
+        } else {
+            self->partly_prefilled = NULL;
+            if (append_request(&self->finishing_prefill, request) < 0)
+                return -1;
+        }
     }
     return 0;
 }
 
-/* Return the duration of an iteration in ns by the roofline model: the longer of memory traffic
- * and computation counts. */
+/* Return the duration of an iteration in ns by the roofline model. It takes as long as its memory
+ * traffic or its computation, whichever is longer, plus a constant overhead. See Costs in
+ * replica.py for the costs.
+ *
+ * Memory traffic is that of the weights and of the tokens read from the key-value cache. Each
+ * computed token costs `token_ns`, and `attended_ns` for each token that it attends to. The result
+ * is rounded up to a full ns, so that an iteration always takes some time. */
 static int64_t iteration_duration_ns(const Replica *self, const IterationWork *work)
 {
     double memory_ns = self->weights_ns + (double)work->tokens_read * self->kv_token_ns;
-    int64_t tokens = work->decoding_count + work->context_tokens;
-    double compute_ns = (double)tokens * self->token_ns + work->attended_tokens * self->attended_ns;
+    int64_t computed_tokens = work->decoding_count + work->context_tokens;
+    double compute_ns =
+        (double)computed_tokens * self->token_ns + work->attended_tokens * self->attended_ns;
     double longer_ns = memory_ns > compute_ns ? memory_ns : compute_ns;
     return (int64_t)(self->overhead_ns + longer_ns) + 1;
 }
 
-/* Begin an iteration, which ends at `end_ns`. Return 1, or 0 if there is nothing to do.
+/* Set `work` to what the next iteration computes: one token of each decoding request, and prompts.
+ * Return 0, or -1 with an exception. */
+static int schedule_work(Replica *self, int64_t now_ns, IterationWork *work)
+{
+    *work = (IterationWork){.decoding_count = self->decoding_count};
+    /* Decoding requests read their whole cache, and the token that is computed now. */
+    work->tokens_read = self->kv_tokens + self->decoding_count;
+    work->attended_tokens = (double)work->tokens_read;
+    /* A request that was just paused is at the front of the queue. Nothing is admitted in this
+     * iteration, so that it does not take back the memory at once. */
+    int has_paused_request = PyList_Size(self->recent_pauses) > 0;
+    if (has_paused_request)
+        return 0;
+    int64_t prompt_budget = self->max_num_tokens - self->decoding_count;
+    return schedule_prefill(self, work, prompt_budget, now_ns);
+}
+
+/* Begin an iteration, which ends at `end_ns`. Return 1, or 0 if there is nothing to do, or -1 with
+ * an exception.
  *
- * The iteration computes one token of each decoding request, and prompts as far as the limit of
- * tokens allows. If blocks are missing, some requests are paused first. Without anything to
- * compute, the replica becomes idle. */
+ * The iteration computes one token of each decoding request. The rest of `max_num_tokens` is used
+ * to prefill prompts. If cache blocks are missing, some requests are paused first. The replica
+ * becomes idle if there is nothing to compute. */
 static int begin_iteration(Replica *self, int64_t now_ns)
 {
-    if (clear_paused(self) < 0 || take_decoding_blocks(self) < 0)
+    IterationWork work;
+    if (clear_pauses(self) < 0)
         return -1;
-    IterationWork work = {.decoding_count = self->decoding_count};
-    /* Decoding requests read their whole cache, and the token that is computed now. */
-    work.tokens_read = self->kv_tokens + self->decoding_count;
-    work.attended_tokens = (double)work.tokens_read;
-    /* A request that was just paused is not admitted again yet. */
-    int has_paused = PyList_Size(self->recent_pauses) > 0;
-    int64_t prompt_budget = self->max_num_tokens - work.decoding_count;
-    if (!has_paused && schedule_prefill(self, &work, prompt_budget, now_ns) < 0)
+    if (take_decoding_blocks(self) < 0)
         return -1;
-    if (work.decoding_count == 0 && work.context_tokens == 0) {
+    if (schedule_work(self, now_ns, &work) < 0)
+        return -1;
+    int has_work = work.decoding_count > 0 || work.context_tokens > 0;
+    if (!has_work) {
         self->end_ns = NEVER;
         return 0;
     }
@@ -1167,121 +1370,121 @@ static int begin_iteration(Replica *self, int64_t now_ns)
     self->context_requests = work.context_requests;
     self->end_ns = now_ns + iteration_duration_ns(self, &work);
     self->is_computing = 1;
-    return append_time(&self->end_times, self->end_ns) < 0 ? -1 : 1;
+    if (append_time(&self->end_times, self->end_ns) < 0)
+        return -1;
+    return 1;
 }
 
-/* Append a request to the list of those that are done, which takes over the replica's reference. */
+/* Append a request to a Python list of those that are done. Return 0, or -1 with an exception. The
+ * replica's reference to the request is given up in both cases. */
 static int move_to_done(Request *request, PyObject *done)
 {
-    int failed = PyList_Append(done, OBJECT(request));
+    int result = PyList_Append(done, OBJECT(request));
     Py_DECREF(OBJECT(request));
-    return failed;
+    return result;
 }
 
 /* Remove the requests that get their last token in an iteration, free their blocks, and append
- * them to the list `done`. The bucket of the iteration has all of them. */
+ * them to the Python list `done`. Return 0, or -1 with an exception.
+ *
+ * A bucket is the list of the requests that get their last token in the same iteration. */
 static int remove_finished(Replica *self, int64_t iteration, PyObject *done)
 {
     RequestQueue *bucket = get_bucket(self, iteration);
-    Request *request = bucket->head;
-    bucket->head = NULL;
-    bucket->tail = NULL;
-    while (request != NULL) {
-        Request *next = request->bucket_next;
-        request->bucket_previous = NULL;
-        request->bucket_next = NULL;
+    while (bucket->head != NULL) {
+        Request *request = bucket->head;
+        remove_from_bucket(self, request);
         request->state = DONE;
-        unlink_request(&self->running, request);
-        /* The key and the value of the last token never enter the cache, because no token
-         * follows. */
-        int64_t cached_tokens = request->prefill_tokens + request->remaining_output_tokens - 1;
-        self->kv_tokens -= cached_tokens;
-        int64_t private_blocks = request->private_block_count;
-        if (!self->reserves_output_blocks) {
-            self->block_demand[block_demand_phase(self, request)]--;
-            private_blocks =
-                ceil_divide(cached_tokens, self->tokens_per_block) - request->shared_count;
-        }
-        release_blocks(self, request, private_blocks);
-        self->decoding_count--;
-        self->active_count--;
+        remove_from_batch(self, request);
         if (move_to_done(request, done) < 0)
             return -1;
-        request = next;
     }
     return 0;
 }
 
-/* Begin to decode a request whose prefill has ended with this iteration.
- *
- * The prefill has given it its first token. A request that needs no other token is done and is
- * appended to the list `done`. */
-static int start_decoding(Replica *self, Request *request, int64_t iteration, PyObject *done)
+/* Add a request to the decoding ones. It is in the batch already since its admission. The queue
+ * of decoding requests takes over the caller's reference. */
+static void start_decoding(Replica *self, Request *request)
 {
-    if (request->first_iteration < 0)
+    request->state = DECODING;
+    self->kv_tokens += request->prefill_tokens;
+    if (!self->reserves_output_blocks)
+        self->block_demand_by_phase[find_block_phase(self, request)]++;
+    push_back(&self->running, request);
+    add_to_bucket(self, request);
+    self->decoding_count++;
+}
+
+/* Give a request its first token, because its prefill has ended with this iteration. Return 0, or
+ * -1 with an exception.
+ *
+ * The request begins to decode. If it needs no other token, it is done and appended to the Python
+ * list `done`. Both take over the caller's reference. */
+static int end_prefill(Replica *self, Request *request, int64_t iteration, PyObject *done)
+{
+    if (request->first_iteration == NO_ITERATION)
         request->first_iteration = iteration;
     request->resumed_iteration = iteration;
     if (self->block_reuse && share_prompt_blocks(self, request) < 0)
         return -1;
+    /* A decoding request gets one token per iteration, so its end is known now. */
     request->last_iteration = iteration + request->remaining_output_tokens - 1;
-    if (request->remaining_output_tokens <= 1) {
-        release_blocks(self, request, request->private_block_count);
-        self->active_count--;
-        request->state = DONE;
-        return move_to_done(request, done);
+    if (request->remaining_output_tokens > 1) {
+        start_decoding(self, request);
+        return 0;
     }
-    request->state = DECODING;
-    self->kv_tokens += request->prefill_tokens;
-    if (!self->reserves_output_blocks)
-        self->block_demand[block_demand_phase(self, request)]++;
-    push_back(&self->running, request);
-    add_to_bucket(self, request);
-    self->decoding_count++;
-    return 0;
+    release_blocks(self, request, request->private_block_count);
+    self->active_count--;
+    request->state = DONE;
+    return move_to_done(request, done);
 }
 
-/* End the current iteration, and append the requests that are done with it to the list `done`,
- * which may be NULL if there are none.
+/* End the current iteration, and append the requests that are done with it to the Python list
+ * `done`. It may be NULL if `is_uneventful` has returned 1, because then no request is done. Return
+ * 0, or -1 with an exception.
  *
  * Every decoding request gets one token, and so does every request whose prefill ends with this
  * iteration. The latter begin to decode. */
 static int end_iteration(Replica *self, PyObject *done)
 {
-    int64_t iteration = self->iteration++;
+    int64_t finished_iteration = self->iteration;
+    self->iteration++;
     self->is_computing = 0;
+    /* All requests of the batch got a token, also those that are done now. `remove_from_batch`
+     * subtracts their tokens in the cache again. */
     self->kv_tokens += self->decoding_count;
     self->decoded_tokens += self->decoding_count;
-    if (remove_finished(self, iteration, done) < 0)
+    if (remove_finished(self, finished_iteration, done) < 0)
         return -1;
     clear_requests(&self->first_token_requests);
     for (Py_ssize_t i = 0; i < self->finishing_prefill.count; i++) {
         Request *request = self->finishing_prefill.items[i];
+        /* Both arrays own the request here. `end_prefill` takes over the first reference. */
         Py_INCREF(OBJECT(request));
-        if (append_request(&self->first_token_requests, request) < 0 ||
-            start_decoding(self, request, iteration, done) < 0)
+        if (append_request(&self->first_token_requests, request) < 0)
+            return -1;
+        if (end_prefill(self, request, finished_iteration, done) < 0)
             return -1;
     }
     self->finishing_prefill.count = 0;
     return 0;
 }
 
-/* Return whether the owner need not know of the end of the current iteration.
+/* Return 1 if the current iteration may end without notice to the owner of the replica, else 0.
  *
  * In an uneventful iteration no request gets its first or last token, and the next iteration
  * pauses none. */
-static int is_uneventful(const Replica *self)
+static int is_uneventful(Replica *self)
 {
-    const RequestQueue *ending_now = &self->buckets[self->iteration & self->bucket_mask];
     if (self->decoding_count == 0 && self->partly_prefilled == NULL)
         return 0; /* all requests were cancelled: the replica becomes idle */
     if (self->finishing_prefill.count > 0)
         return 0; /* a request gets its first token */
-    if (ending_now->head != NULL)
+    if (get_bucket(self, self->iteration)->head != NULL)
         return 0; /* a request gets its last token */
     if (self->reserves_output_blocks)
         return 1; /* no request is ever paused */
-    int64_t next_phase = (self->iteration + 1) % self->tokens_per_block;
-    return self->block_demand[next_phase] <= count_free_blocks(self);
+    return count_demanded_blocks(self, self->iteration + 1) <= count_free_blocks(self);
 }
 
 /* -- cancellation ------------------------------------------------------------------------------ */
@@ -1323,19 +1526,25 @@ static int remove_prefilling_request(Replica *self, Request *request)
 }
 
 /* Stop a request unless it is done. It leaves the place that its state names: the queue, the
- * prefill or the batch of decoding requests. */
+ * prefill or the batch of decoding requests. Return 0, or -1 with a ValueError for a request of
+ * another replica. The replica gives up its reference. */
 static int cancel_request(Replica *self, Request *request)
 {
-    int failed = 0;
-    if (request->state == DONE)
+    int result = 0;
+    switch (request->state) {
+    case DONE:
         return 0;
-    if (request->state == WAITING)
-        failed = remove_waiting_request(self, request);
-    else if (request->state == PREFILLING)
-        failed = remove_prefilling_request(self, request);
-    else
-        remove_decoding_request(self, request);
-    if (failed)
+    case WAITING:
+        result = remove_waiting_request(self, request);
+        break;
+    case PREFILLING:
+        result = remove_prefilling_request(self, request);
+        break;
+    case DECODING:
+        cancel_decoding(self, request);
+        break;
+    }
+    if (result < 0)
         return -1;
     request->state = DONE;
     Py_DECREF(OBJECT(request));
@@ -1408,14 +1617,18 @@ static int read_limits(Replica *self, PyObject *limits)
     return 0;
 }
 
-/* Create the buckets of requests by their last iteration, a ring that is used again and again.
+/* Create the buckets. A bucket is the list of the requests that get their last token in the same
+ * iteration. Return 0, or -1 without an exception if there is no memory.
  *
- * The bucket of an iteration is its number modulo the number of buckets. That is a power of two,
- * and enough for the longest output, so that two requests of one bucket always end together. */
+ * Iteration i has bucket i modulo the number of buckets, so that buckets are used again for later
+ * iterations. Two requests in one bucket must end together. They do if there are more buckets than
+ * iterations from the current one to the last token of any request, at most `max_seq_len`. The
+ * number is a power of two, so that a bit mask replaces the division. */
 static int create_buckets(Replica *self)
 {
-    int64_t bucket_count = 2;
-    while (bucket_count < self->max_seq_len + 2)
+    int64_t min_bucket_count = self->max_seq_len + 2; /* a margin for both ends of the range */
+    int64_t bucket_count = 1;
+    while (bucket_count < min_bucket_count)
         bucket_count *= 2;
     self->bucket_mask = bucket_count - 1;
     self->buckets = PyMem_Calloc(bucket_count, sizeof(RequestQueue));
@@ -1439,9 +1652,10 @@ static int replica_init(Replica *self, PyObject *args, PyObject *keywords)
     self->block_table.oldest = NO_BLOCK;
     self->block_table.newest = NO_BLOCK;
     self->end_ns = NEVER;
-    self->block_demand = PyMem_Calloc(self->tokens_per_block, sizeof(int64_t));
+    self->block_demand_by_phase = PyMem_Calloc(self->tokens_per_block, sizeof(int64_t));
     self->recent_pauses = PyList_New(0);
-    if (create_buckets(self) < 0 || self->block_demand == NULL || self->recent_pauses == NULL) {
+    if (create_buckets(self) < 0 || self->block_demand_by_phase == NULL ||
+        self->recent_pauses == NULL) {
         PyErr_NoMemory();
         return -1;
     }
@@ -1505,7 +1719,7 @@ static void replica_dealloc(Replica *self)
     PyObject_GC_UnTrack(self);
     replica_clear(self);
     PyMem_Free(self->buckets);
-    PyMem_Free(self->block_demand);
+    PyMem_Free(self->block_demand_by_phase);
     PyMem_Free(self->finishing_prefill.items);
     PyMem_Free(self->first_token_requests.items);
     PyMem_Free(self->end_times.values);
@@ -1599,33 +1813,44 @@ static Py_ssize_t find_first_to_end(Replica **replicas, Py_ssize_t count)
     return first;
 }
 
-/* Replica.advance_to_next_event(replicas, before_ns) -> (end_ns, index)
- *
- * Advance the replicas to the next iteration that the caller has to handle. Uneventful
- * iterations that end before `before_ns` are ended here, in order of time, without a call from
- * Python for each. Return the end of the next iteration and the index of its replica. */
+/* Advance the replicas to the next iteration that the caller has to handle, and return the index of
+ * its replica, or -1 with an exception. Uneventful iterations that end before `before_ns` are ended
+ * here, in order of time. */
+static Py_ssize_t skip_uneventful_iterations(Replica **replicas, Py_ssize_t count,
+                                             int64_t before_ns)
+{
+    while (1) {
+        Py_ssize_t index = find_first_to_end(replicas, count);
+        Replica *replica = replicas[index];
+        int64_t end_ns = replica->end_ns;
+        if (end_ns >= before_ns || !is_uneventful(replica))
+            return index;
+        if (end_iteration(replica, NULL) < 0 || begin_iteration(replica, end_ns) < 0)
+            return -1;
+    }
+}
+
+/* Replica.advance_to_next_event(replicas, before_ns) -> (end_ns, index): advance the replicas to
+ * the next iteration that the caller has to handle. Most iterations are uneventful and are skipped
+ * without a call from Python. Return a new tuple with the end of that iteration and the index of
+ * its replica, or NULL with an exception. */
 static PyObject *replica_advance_to_next_event(PyObject *none, PyObject *args)
 {
     PyObject *list, *before;
     int64_t before_ns;
-    if (!PyArg_UnpackTuple(args, "advance_to_next_event", 2, 2, &list, &before) ||
-        convert_int64(before, &before_ns) < 0)
+    if (!PyArg_UnpackTuple(args, "advance_to_next_event", 2, 2, &list, &before))
+        return NULL;
+    if (convert_int64(before, &before_ns) < 0)
         return NULL;
     Py_ssize_t count;
     Replica **replicas = get_replicas(list, &count);
     if (replicas == NULL)
         return NULL;
     PyObject *result = NULL;
-    while (1) {
-        Py_ssize_t index = find_first_to_end(replicas, count);
-        Replica *replica = replicas[index];
-        int64_t end_ns = replica->end_ns;
-        if (end_ns >= before_ns || !is_uneventful(replica)) {
-            result = Py_BuildValue("Ln", (long long)end_ns, index);
-            break;
-        }
-        if (end_iteration(replica, NULL) < 0 || begin_iteration(replica, end_ns) < 0)
-            break;
+    Py_ssize_t index = skip_uneventful_iterations(replicas, count, before_ns);
+    if (index >= 0) {
+        /* The format is a tuple of a long long and a Py_ssize_t. */
+        result = Py_BuildValue("(Ln)", (long long)replicas[index]->end_ns, index);
     }
     PyMem_Free(replicas);
     return result;
@@ -1775,25 +2000,40 @@ static struct PyModuleDef definition = {
     .m_size = -1,
 };
 
-/* Create the module with both classes, and remember the classes for type checks. */
+/* Add the classes and the version to a new module. Return 0, or -1 with an exception. The module
+ * gets its own references to the classes. */
+static int add_module_contents(PyObject *module, PyObject *request_class, PyObject *replica_class)
+{
+    if (PyModule_AddObjectRef(module, "SimRequest", request_class) < 0)
+        return -1;
+    if (PyModule_AddObjectRef(module, "Replica", replica_class) < 0)
+        return -1;
+    /* `Replica.Request` is the class of its requests, as in replica.py. */
+    if (PyObject_SetAttrString(replica_class, "Request", request_class) < 0)
+        return -1;
+    /* implementation.py uses the module only if the version is the one that it expects. */
+    return PyModule_AddIntConstant(module, "VERSION", VERSION);
+}
+
+/* Create the module with both classes. Return NULL with an exception if that fails.
+ *
+ * `request_type` and `replica_type` keep the references to the classes for type checks. They are
+ * never released, because the module exists until the process ends. */
 PyMODINIT_FUNC PyInit__replica(void)
 {
     PyObject *module = PyModule_Create(&definition);
     if (module == NULL)
         return NULL;
-    PyObject *request = PyType_FromSpec(&request_spec);
-    PyObject *replica = PyType_FromSpec(&replica_spec);
-    if (request == NULL || replica == NULL ||
-        PyModule_AddObjectRef(module, "SimRequest", request) < 0 ||
-        PyModule_AddObjectRef(module, "Replica", replica) < 0 ||
-        PyObject_SetAttrString(replica, "Request", request) < 0 ||
-        PyModule_AddIntConstant(module, "VERSION", VERSION) < 0) {
-        Py_XDECREF(request);
-        Py_XDECREF(replica);
+    PyObject *request_class = PyType_FromSpec(&request_spec);
+    PyObject *replica_class = PyType_FromSpec(&replica_spec);
+    if (request_class == NULL || replica_class == NULL ||
+        add_module_contents(module, request_class, replica_class) < 0) {
+        Py_XDECREF(request_class);
+        Py_XDECREF(replica_class);
         Py_DECREF(module);
         return NULL;
     }
-    request_type = (PyTypeObject *)request;
-    replica_type = (PyTypeObject *)replica;
+    request_type = (PyTypeObject *)request_class;
+    replica_type = (PyTypeObject *)replica_class;
     return module;
 }

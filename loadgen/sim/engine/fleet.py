@@ -365,8 +365,9 @@ class Fleet:
         Returns:
             The first sequence, whose state tells when the request was admitted.
         """
+        output_tokens = 1
         sequences = [
-            SimRequest(key, now_ns, input_tokens, output_tokens=1)
+            SimRequest(key, now_ns, input_tokens, output_tokens)
             for key, input_tokens in zip(keys, lengths, strict=True)
         ]
         self._submit_to_one_replica(sequences)

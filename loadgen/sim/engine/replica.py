@@ -296,6 +296,51 @@ class _SharedBlocks:
             self._unused.popitem(last=False)
 
 
+class _BlockDemand:
+    """How many decoding requests need a new cache block in each iteration.
+
+    A decoding request adds one token per iteration, so it fills a block and needs a new one every
+    `tokens_per_block` iterations. With 32 tokens per block, a request that needs a new block in
+    iteration 5 needs one in iterations 37, 69, ..., too: those with remainder 5 modulo 32. This
+    remainder is the phase of the request. Requests are counted by phase, so that the demand of an
+    iteration is known without a visit to each request.
+    """
+
+    def __init__(self, tokens_per_block: int) -> None:
+        """Create a demand without requests."""
+        self._tokens_per_block = tokens_per_block
+        self._count_by_phase = [0] * tokens_per_block
+
+    def add(self, request: SimRequest) -> None:
+        """Add a request that begins to decode."""
+        self._count_by_phase[self._find_phase(request)] += 1
+
+    def remove(self, request: SimRequest) -> None:
+        """Remove a request that decodes no more."""
+        self._count_by_phase[self._find_phase(request)] -= 1
+
+    def count_blocks(self, iteration: int) -> int:
+        """Return how many new blocks an iteration needs, which is one per request of its phase."""
+        return self._count_by_phase[iteration % self._tokens_per_block]
+
+    def needs_block(self, request: SimRequest, iteration: int) -> bool:
+        """Return whether a decoding request needs a new block in an iteration."""
+        return iteration % self._tokens_per_block == self._find_phase(request)
+
+    def _find_phase(self, request: SimRequest) -> int:
+        """Return in which iterations, modulo `tokens_per_block`, a request needs a new block.
+
+        Each iteration fills one position of the sequence, and every `tokens_per_block`-th position
+        begins a block, position 0 included. Position `prefill_tokens` is filled in iteration
+        `resumed_iteration + 1`. Counted back at the same pace, position 0 would have been filled in
+        the iteration that is computed here. For example, with 32 tokens per block, 40 prompt tokens
+        and the first output token in iteration 100, position 40 is filled in iteration 101, and
+        position 64 in iteration 125. The phase is (101 - 40) % 32 = 29, which is also 125 % 32.
+        """
+        iteration_of_position_0 = request.resumed_iteration + 1 - request.prefill_tokens
+        return iteration_of_position_0 % self._tokens_per_block
+
+
 class Replica:
     """One model instance, which serves a batch of requests in iterations.
 
@@ -329,43 +374,43 @@ class Replica:
 
     def __init__(self, costs: Costs, limits: ServerLimits) -> None:
         """Create an idle replica. The class describes the public attributes."""
-        self.end_ns = NEVER
-        self.iteration_ends_ns = array("q")
-        self.first_token_requests: list[SimRequest] = []
-        self.recent_pauses: list[tuple[SimRequest, int, int]] = []
-        self.active_count = 0
-        self.decoding_count = 0
-        self.decoded_tokens = 0
-        self.iteration = 0
-        self.context_requests = 0
-        self.context_tokens = 0
-        self.pause_count = 0
-        self.cache_hits = 0
-        self.cache_misses = 0
         self._costs = costs
         self._limits = limits
 
+        # The current iteration and the last one.
+        self.iteration = 0
+        self.end_ns = NEVER
+        self.context_requests = 0
+        self.context_tokens = 0
+        self.first_token_requests: list[SimRequest] = []
+        self.recent_pauses: list[tuple[SimRequest, int, int]] = []
         self._is_computing = False  # between `begin_iteration` and `end_iteration`
-        self._kv_tokens = 0  # in the key-value cache, of decoding requests
+
+        # Statistics since the start.
+        self.iteration_ends_ns = array("q")
+        self.decoded_tokens = 0
+        self.pause_count = 0
+        self.cache_hits = 0
+        self.cache_misses = 0
+
+        # Requests that wait or are in prefill. A prompt that is prefilled in part comes first.
+        self._waiting: deque[SimRequest] = deque()  # for admission, in order of arrival
+        self._partly_prefilled: SimRequest | None = None
+        self._finishing_prefill: list[SimRequest] = []  # with the current iteration
+
+        # The batch. `_decoding_requests` is in order of admission. A dict without values is an
+        # ordered set: any request can be removed quickly, and the last one found.
+        self.active_count = 0
+        self.decoding_count = 0
+        self._decoding_requests: dict[SimRequest, None] = {}
+        self._requests_by_last_iteration: dict[int, list[SimRequest]] = {}
+
+        # The key-value cache. The demand is not used with `reserves_output_blocks`, because all
+        # blocks are then taken at admission.
+        self._kv_tokens = 0  # tokens of decoding requests in the cache
         self._private_block_count = 0  # blocks in use that are not shared
         self._shared = _SharedBlocks()
-
-        self._waiting: deque[SimRequest] = deque()  # for admission, in order of arrival
-        # The request whose prompt is prefilled in part. It is served before those that wait.
-        self._partly_prefilled: SimRequest | None = None
-        # The requests whose prefill ends with the current iteration.
-        self._finishing_prefill: list[SimRequest] = []
-        # The decoding requests in order of admission. A dict without values is an ordered set: any
-        # request can be removed quickly, and the last one found.
-        self._decoding_requests: dict[SimRequest, None] = {}
-        # The decoding requests by the iteration of their last token, which is known in advance.
-        self._requests_by_last_iteration: dict[int, list[SimRequest]] = {}
-        # A decoding request gets a token per iteration, so it fills a block and needs a new one
-        # every `tokens_per_block` iterations, always at the same iteration % tokens_per_block: its
-        # phase. This list has the number of decoding requests of each phase, so that an iteration
-        # knows how many blocks it needs without visiting each request. It is not used with
-        # `reserves_output_blocks`, where all blocks are taken at admission.
-        self._block_demand_by_phase = [0] * limits.tokens_per_block
+        self._block_demand = _BlockDemand(limits.tokens_per_block)
 
     @property
     def queued_count(self) -> int:
@@ -413,19 +458,16 @@ class Replica:
     def begin_iteration(self, now_ns: int) -> bool:
         """Begin an iteration, which ends at `end_ns`. Return False if there is nothing to do.
 
-        The iteration computes one token of each decoding request, and prompts as far as the limit
-        of tokens allows. If blocks are missing, some requests are paused first. Without anything
-        to compute, the replica becomes idle.
+        The iteration computes one token of each decoding request. The rest of `max_num_tokens` is
+        used to prefill prompts. If cache blocks are missing, some requests are paused first. The
+        replica becomes idle if there is nothing to compute.
         """
         self.recent_pauses = []
         if not self._limits.reserves_output_blocks:
             self._take_decoding_blocks()
-        # Decoding requests read their whole cache, and the token that is computed now.
-        tokens_read = self._kv_tokens + self.decoding_count
-        work = _IterationWork(self.decoding_count, tokens_read)
-        if not self.recent_pauses:  # a request that was just paused is not admitted again yet
-            self._schedule_prefill(work, self._limits.max_num_tokens - self.decoding_count, now_ns)
-        if not work.decoding_count and not work.context_tokens:
+        work = self._schedule_work(now_ns)
+        has_work = work.decoding_count > 0 or work.context_tokens > 0
+        if not has_work:
             self.end_ns = NEVER
             return False
         self.context_tokens = work.context_tokens
@@ -444,6 +486,8 @@ class Replica:
         finished_iteration = self.iteration
         self.iteration += 1
         self._is_computing = False
+        # All requests of the batch got a token, also those that are done now. `_remove_from_batch`
+        # subtracts their tokens in the cache again.
         self._kv_tokens += self.decoding_count
         self.decoded_tokens += self.decoding_count
 
@@ -455,7 +499,7 @@ class Replica:
         self.first_token_requests = self._finishing_prefill
         self._finishing_prefill = []
         for request in self.first_token_requests:
-            self._start_decoding(request, finished_iteration)
+            self._end_prefill(request, finished_iteration)
             if request.state == DONE:
                 done_requests.append(request)
         self.decoding_count = len(self._decoding_requests)
@@ -504,14 +548,17 @@ class Replica:
 
         Tokens are not counted one by one, but follow from the iterations: since its last
         admission, a request gets one token in each iteration from `resumed_iteration` to
-        `last_iteration`. The tokens from before a pause are those that no longer remain.
+        `last_iteration`. A pause sets `remaining_output_tokens` to the tokens that are missing
+        then, so all other tokens of the output were generated before the pause.
         """
         tokens_before_pause = request.output_tokens - request.remaining_output_tokens
-        is_done_after_decoding = request.state == DONE and request.last_iteration >= 0
-        if request.state != DECODING and not is_done_after_decoding:
+        # The last iteration is planned when the prefill ends, and is -1 before.
+        is_done_after_prefill = request.state == DONE and request.last_iteration >= 0
+        has_decoded = request.state == DECODING or is_done_after_prefill
+        if not has_decoded:
             return tokens_before_pause
-        last_iteration = min(self.iteration - 1, request.last_iteration)
-        tokens_since_admission = max(0, last_iteration - request.resumed_iteration + 1)
+        newest_iteration = self._find_newest_token_iteration(request)
+        tokens_since_admission = max(0, newest_iteration - request.resumed_iteration + 1)
         return tokens_before_pause + tokens_since_admission
 
     def reset_cache(self) -> None:
@@ -523,7 +570,7 @@ class Replica:
         return self._limits.kv_blocks - self.used_block_count
 
     def _is_uneventful(self) -> bool:
-        """Return whether the owner need not know of the end of the current iteration.
+        """Return whether the current iteration may end without notice to the owner.
 
         In an uneventful iteration no request gets its first or last token, and the next iteration
         pauses none.
@@ -536,10 +583,22 @@ class Replica:
             return False  # a request gets its last token
         if self._limits.reserves_output_blocks:
             return True  # no request is ever paused
-        next_phase = (self.iteration + 1) % self._limits.tokens_per_block
-        return self._block_demand_by_phase[next_phase] <= self._count_free_blocks()
+        next_demand = self._block_demand.count_blocks(self.iteration + 1)
+        return next_demand <= self._count_free_blocks()
 
     # Admission and prefill
+
+    def _schedule_work(self, now_ns: int) -> _IterationWork:
+        """Return what the next iteration computes: tokens of decoding requests, and prompts."""
+        # Decoding requests read their whole cache, and the token that is computed now.
+        tokens_read = self._kv_tokens + self.decoding_count
+        work = _IterationWork(self.decoding_count, tokens_read)
+        # A request that was just paused is at the front of the queue. Nothing is admitted in this
+        # iteration, so that it does not take back the memory at once.
+        if not self.recent_pauses:
+            prompt_budget = self._limits.max_num_tokens - self.decoding_count
+            self._schedule_prefill(work, prompt_budget, now_ns)
+        return work
 
     def _schedule_prefill(self, work: _IterationWork, budget: int, now_ns: int) -> None:
         """Add the prefill of at most `budget` prompt tokens to the work of an iteration.
@@ -590,25 +649,28 @@ class Replica:
         rest are private. Cached blocks that no request uses count as free, and are evicted when
         private blocks need their memory.
         """
-        limits = self._limits
-        per_block = limits.tokens_per_block
+        tokens_per_block = self._limits.tokens_per_block
         tokens = request.prefill_tokens
-        if limits.reserves_output_blocks:
+        if self._limits.reserves_output_blocks:
             tokens += request.remaining_output_tokens
 
         shared_blocks = self._find_cached_prefix(request)
-        private_count = _divide_rounding_up(tokens, per_block) - len(shared_blocks)
+        private_count = _divide_rounding_up(tokens, tokens_per_block) - len(shared_blocks)
         # Shared blocks without users are free now, but not once this request uses them.
         needed_count = private_count + self._shared.count_unused(shared_blocks)
         if needed_count > self._count_free_blocks():
             return False
 
+        # The shared blocks are marked as used first, so that they are not evicted. Of the unused
+        # blocks, only as many may stay as there is free memory after this allocation.
         self._shared.use(shared_blocks)
         self._private_block_count += private_count
         self._shared.evict(self._count_free_blocks())
+
+        cached_tokens = len(shared_blocks) * tokens_per_block
         request.shared_blocks = shared_blocks
         request.private_block_count = private_count
-        request.prefill_tokens_left = request.prefill_tokens - len(shared_blocks) * per_block
+        request.prefill_tokens_left = request.prefill_tokens - cached_tokens
         self._count_cache_hits(request)
         return True
 
@@ -638,31 +700,35 @@ class Replica:
 
     # Decoding
 
-    def _start_decoding(self, request: SimRequest, iteration: int) -> None:
-        """Begin to decode a request whose prefill has ended with this iteration.
+    def _end_prefill(self, request: SimRequest, iteration: int) -> None:
+        """Give a request its first token, because its prefill has ended with this iteration.
 
-        The prefill has given it its first token. A request that needs no other token is done. The
-        iteration of the last token is known now, because a decoding request gets one token per
-        iteration.
+        The request begins to decode, or is done if it needs no other token.
         """
-        limits = self._limits
         if request.first_iteration < 0:
             request.first_iteration = iteration
         request.resumed_iteration = iteration
+        # A decoding request gets one token per iteration, so its end is known now.
         request.last_iteration = iteration + request.remaining_output_tokens - 1
-        if limits.block_reuse and request.blocks:
+
+        if self._limits.block_reuse and request.blocks:
             self._share_prompt_blocks(request)
-        if request.remaining_output_tokens <= 1:
+        if request.remaining_output_tokens > 1:
+            self._start_decoding(request)
+        else:
             self._release_blocks(request, request.private_block_count)
             self.active_count -= 1
             request.state = DONE
-            return
+
+    def _start_decoding(self, request: SimRequest) -> None:
+        """Add a request to the decoding ones. It is in the batch already since its admission."""
         request.state = DECODING
         self._kv_tokens += request.prefill_tokens
-        if not limits.reserves_output_blocks:
-            self._block_demand_by_phase[self._block_demand_phase(request)] += 1
+        if not self._limits.reserves_output_blocks:
+            self._block_demand.add(request)
         self._decoding_requests[request] = None
-        self._requests_by_last_iteration.setdefault(request.last_iteration, []).append(request)
+        ending_together = self._requests_by_last_iteration.setdefault(request.last_iteration, [])
+        ending_together.append(request)
 
     def _share_prompt_blocks(self, request: SimRequest) -> None:
         """Share the full blocks of a computed prompt, so that later requests can reuse them.
@@ -670,36 +736,27 @@ class Replica:
         A block that another request has shared in the meantime exists twice: the copy of this
         request stays private.
         """
-        full_blocks = request.input_tokens // self._limits.tokens_per_block
-        already_shared = len(request.shared_blocks)
-        newly_shared = self._shared.create(request.blocks[already_shared:full_blocks])
+        full_block_count = request.input_tokens // self._limits.tokens_per_block
+        already_shared_count = len(request.shared_blocks)
+        newly_shared = self._shared.create(request.blocks[already_shared_count:full_block_count])
         request.shared_blocks = [*request.shared_blocks, *newly_shared]
         request.private_block_count -= len(newly_shared)
         self._private_block_count -= len(newly_shared)
 
-    def _block_demand_phase(self, request: SimRequest) -> int:
-        """Return in which iterations, modulo tokens_per_block, a request needs a new block.
-
-        In iteration `resumed_iteration + 1 + n` it has `prefill_tokens + n` tokens in the cache and
-        adds one. It needs a new block if the cached tokens fill their blocks exactly, so if
-        `prefill_tokens + n` is a multiple of tokens_per_block.
-        """
-        iteration_minus_cached_tokens = request.resumed_iteration + 1 - request.prefill_tokens
-        return iteration_minus_cached_tokens % self._limits.tokens_per_block
-
     def _take_decoding_blocks(self) -> None:
-        """Take the blocks that decoding requests need in this iteration.
+        """Take the new cache blocks that decoding requests need in this iteration.
 
-        If too few blocks are free, the newest requests are paused. Each pause frees the blocks of
-        one request, and may also lower the number of blocks needed.
+        If too few blocks are free, the newest requests are paused until the rest have enough. Each
+        pause frees the blocks of one request, and may also lower the number of blocks needed.
         """
-        demand = self._block_demand_by_phase  # `_pause_newest_request` changes it
-        phase = self.iteration % self._limits.tokens_per_block
-        if demand[phase] > self._count_free_blocks():
-            while demand[phase] > self._count_free_blocks():
-                self._pause_newest_request()
-            self._shared.evict(self._count_free_blocks() - demand[phase])
-        self._private_block_count += demand[phase]
+        needed_count = self._block_demand.count_blocks(self.iteration)
+        while needed_count > self._count_free_blocks():
+            self._pause_newest_request()
+            needed_count = self._block_demand.count_blocks(self.iteration)
+        if self.recent_pauses:
+            # Unused cached blocks count as free, and make room for the blocks that are taken.
+            self._shared.evict(self._count_free_blocks() - needed_count)
+        self._private_block_count += needed_count
 
     def _pause_newest_request(self) -> None:
         """Pause (preempt) the request admitted last, which frees its blocks.
@@ -707,25 +764,42 @@ class Replica:
         It returns to the front of the queue. When it is admitted again, its prompt and the tokens
         generated so far are prefilled again, because their keys and values are lost.
         """
+        # Prompts are prefilled in order of admission. So a request in prefill is newer than all
+        # decoding ones.
         if self._partly_prefilled is not None:
-            # A request in prefill is newer than all decoding ones. It has no token yet, which the
-            # empty range of iterations 0 to -1 says.
             request = self._partly_prefilled
-            self._partly_prefilled = None
-            self._release_blocks(request, request.private_block_count)
-            self.active_count -= 1
-            self.recent_pauses.append((request, 0, -1))
+            self._interrupt_prefill(request)
         else:
             request = next(reversed(self._decoding_requests))
-            generated_tokens = self.count_generated_tokens(request)
-            self.recent_pauses.append((request, request.resumed_iteration, self.iteration - 1))
-            self._cancel_decoding(request)
-            request.prefill_tokens = request.input_tokens + generated_tokens
-            request.remaining_output_tokens = request.output_tokens - generated_tokens
+            self._interrupt_decoding(request)
         request.prefill_tokens_left = request.prefill_tokens
         request.state = WAITING
         self._waiting.appendleft(request)
         self.pause_count += 1
+
+    def _interrupt_prefill(self, request: SimRequest) -> None:
+        """Remove the partly prefilled request from the batch, because it is paused."""
+        self._partly_prefilled = None
+        self._release_blocks(request, request.private_block_count)
+        self.active_count -= 1
+        # It has no token yet. The range of iterations from 0 to -1 is empty.
+        self._record_pause(request, first_iteration=0, last_iteration=-1)
+
+    def _interrupt_decoding(self, request: SimRequest) -> None:
+        """Remove a decoding request from the batch, because it is paused."""
+        generated_tokens = self.count_generated_tokens(request)
+        self._record_pause(
+            request,
+            first_iteration=request.resumed_iteration,
+            last_iteration=self.iteration - 1,
+        )
+        self._cancel_decoding(request)
+        request.prefill_tokens = request.input_tokens + generated_tokens
+        request.remaining_output_tokens = request.output_tokens - generated_tokens
+
+    def _record_pause(self, request: SimRequest, first_iteration: int, last_iteration: int) -> None:
+        """Add a pause to `recent_pauses`, with the iterations in which the request got tokens."""
+        self.recent_pauses.append((request, first_iteration, last_iteration))
 
     def _cancel_decoding(self, request: SimRequest) -> None:
         """Remove a decoding request from the batch before it gets its last token."""
@@ -740,33 +814,49 @@ class Replica:
 
         The caller removes it from `_requests_by_last_iteration`.
         """
-        last_iteration = min(self.iteration - 1, request.last_iteration)
-        # The key and the value of a token enter the cache when the token after it is computed. So
-        # the newest token is not in the cache.
-        decoded_tokens_in_cache = last_iteration - request.resumed_iteration
-        cached_tokens = request.prefill_tokens + decoded_tokens_in_cache
-        if self._limits.reserves_output_blocks:
-            private_count = request.private_block_count
-        else:
-            private_count = self._count_private_blocks(request, cached_tokens)
-            self._block_demand_by_phase[self._block_demand_phase(request)] -= 1
+        cached_tokens = self._count_cached_tokens(request)
+        private_count = self._count_private_blocks(request, cached_tokens)
+        if not self._limits.reserves_output_blocks:
+            self._block_demand.remove(request)
         del self._decoding_requests[request]
         self._kv_tokens -= cached_tokens
         self.decoding_count -= 1
         self.active_count -= 1
         self._release_blocks(request, private_count)
 
-    def _count_private_blocks(self, request: SimRequest, cached_tokens: int) -> int:
-        """Return how many private blocks a decoding request has, if they are taken as needed.
+    def _find_newest_token_iteration(self, request: SimRequest) -> int:
+        """Return the last finished iteration in which a decoding or done request got a token."""
+        last_finished_iteration = self.iteration - 1
+        return min(last_finished_iteration, request.last_iteration)
 
-        The current iteration may already have taken a block for a token that it has not added yet.
+    def _count_cached_tokens(self, request: SimRequest) -> int:
+        """Return how many tokens of a decoding or done request are in the key-value cache.
+
+        These are the prefilled tokens and all output tokens since then but the newest. The key and
+        the value of a token enter the cache only when the token after it is computed.
         """
-        per_block = self._limits.tokens_per_block
-        private_count = _divide_rounding_up(cached_tokens, per_block) - len(request.shared_blocks)
-        is_in_phase = self.iteration % per_block == self._block_demand_phase(request)
-        if self._is_computing and is_in_phase:
-            private_count += 1
-        return private_count
+        newest_iteration = self._find_newest_token_iteration(request)
+        output_tokens = newest_iteration - request.resumed_iteration + 1
+        return request.prefill_tokens + output_tokens - 1
+
+    def _count_private_blocks(self, request: SimRequest, cached_tokens: int) -> int:
+        """Return how many private blocks a decoding request has.
+
+        Args:
+            request: The request.
+            cached_tokens: How many of its tokens are in the cache.
+        """
+        limits = self._limits
+        if limits.reserves_output_blocks:
+            return request.private_block_count  # all were taken at admission
+        block_count = _divide_rounding_up(cached_tokens, limits.tokens_per_block)
+        # The current iteration has taken a block for a token that is not in the cache yet.
+        has_taken_block = self._is_computing and self._block_demand.needs_block(
+            request, self.iteration
+        )
+        if has_taken_block:
+            block_count += 1
+        return block_count - len(request.shared_blocks)
 
     def _release_blocks(self, request: SimRequest, private_count: int) -> None:
         """Free the private blocks of a request, and stop using its shared ones."""
