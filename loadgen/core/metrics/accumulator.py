@@ -197,14 +197,14 @@ class MetricAccumulator:
         """Return the ranges of the statistics of a metric, or None if they are certain."""
         if metric not in self._statistic_ranges:
             bounds = uncertainty.bound_metric(self.columns, metric)
-            self._statistic_ranges[metric] = None if bounds is None else bounds.ranges()
+            self._statistic_ranges[metric] = None if bounds is None else bounds.bound_statistics()
         return self._statistic_ranges[metric]
 
-    def nth_range(self, metric: str, index_in_order: int) -> Range | None:
-        """Return the lower and the upper bound of one value of the ordered sample of a metric.
+    def bound_nth_value(self, metric: str, index_in_order: int) -> Range | None:
+        """Return the bounds of the value of a metric at an index of its ordered sample.
 
-        The timestamps of a value may be wrong by known amounts, so the value lies within bounds.
-        SLO terms ask for the bounds of the value at their quantile. Returns None if all values of
+        An event may have arrived earlier than its timestamp, so a latency lies within bounds. Those
+        of a value are kept, because several SLO terms may need them. Returns None if all values of
         the metric are certain.
         """
         ranges = self.statistic_ranges(metric)
@@ -214,7 +214,7 @@ class MetricAccumulator:
             bounds = uncertainty.bound_metric(self.columns, metric)
             if bounds is None:
                 return None
-            ranges.by_index[index_in_order] = bounds.nth(index_in_order)
+            ranges.by_index[index_in_order] = bounds.bound_nth(index_in_order)
         return ranges.by_index[index_in_order]
 
     def amount(self, name: str) -> Amounts:

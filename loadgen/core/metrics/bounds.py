@@ -24,6 +24,9 @@ FIRST_EVENT_FACTOR = 4
 """Where events carry two tokens or more on average, the first event is taken to have at most so
 many times that average. Without a server's word, only this keeps the bounds of TPOT useful."""
 
+NO_LIMIT = np.iinfo(np.int64).max
+"""More tokens than any event has."""
+
 Ints = NDArray[np.int64]
 
 
@@ -70,11 +73,14 @@ def bound_ttft_from_sent(columns: Columns) -> Bounds:
 
 
 def bound_first_answer(columns: Columns) -> Bounds:
-    """Return the bounds of the first answer, whose error is known where it is the first token."""
+    """Return the bounds of the time to the first answer, which is output other than reasoning.
+
+    It is smaller by the send lag and by the error of the timestamp. That error is known only if the
+    first answer is the first token.
+    """
     is_first_token = columns["first_answer_ns"] == columns["first_token_ns"]
-    errors = np.where(is_first_token, _known_errors(columns, "stamp_error_ns"), 0) + _send_lag(
-        columns
-    )
+    timestamp_errors = np.where(is_first_token, _known_errors(columns, "stamp_error_ns"), 0)
+    errors = timestamp_errors + _send_lag(columns)
     return _bounds_less_errors(columns.measure("first_answer"), errors)
 
 
@@ -128,29 +134,30 @@ def bound_e2e_per_token(columns: Columns) -> Bounds:
 def _bound_per_token(columns: Columns, metric: str, span: Ints, divisor: Bounds) -> Bounds:
     """Return the bounds of a metric that is a time span divided by a number of tokens.
 
-    The span is shorter if the last timestamp is too late by its error, and longer if the first one
-    is. If neither timestamps nor divisors are uncertain, both bounds are the same array.
+    An event may have arrived earlier than its timestamp by at most the error of the timestamp. If
+    the last event did, the span is shorter. If the first event did, the span is longer. Without any
+    uncertainty, both bounds are the same array.
 
     Args:
         columns: The requests.
         metric: The name of the metric.
-        span: The time between the first and the last timestamp.
+        span: The time between the first and the last timestamp, in ns.
         divisor: The fewest and the most tokens that the span may be divided by.
     """
     values = columns.measure(metric)
-    first_errors = _known_errors(columns, "stamp_error_ns")
-    last_errors = _known_errors(columns, "last_token_error_ns")
-    has_errors = first_errors.any() or last_errors.any()
+    first_token_errors = _known_errors(columns, "stamp_error_ns")
+    last_token_errors = _known_errors(columns, "last_token_error_ns")
+    has_errors = first_token_errors.any() or last_token_errors.any()
     if not has_errors and np.array_equal(divisor.lower, divisor.upper):
         return Bounds(values, values)
-    shortest_span = np.maximum(span - last_errors, 0)
-    longest_span = span + first_errors
-    lower = shortest_span // np.maximum(divisor.upper, 1)
-    upper = longest_span // np.maximum(divisor.lower, 1)
-    is_defined = values != UNDEFINED
+    shortest_span = np.maximum(span - last_token_errors, 0)
+    longest_span = span + first_token_errors
+    smallest_value = shortest_span // np.maximum(divisor.upper, 1)
+    largest_value = longest_span // np.maximum(divisor.lower, 1)
+    is_undefined = values == UNDEFINED
     return Bounds(
-        np.where(is_defined, lower, UNDEFINED),
-        np.where(is_defined, upper, UNDEFINED),
+        lower=np.where(is_undefined, UNDEFINED, smallest_value),
+        upper=np.where(is_undefined, UNDEFINED, largest_value),
     )
 
 
@@ -158,27 +165,45 @@ def _most_tokens_of_first_event(columns: Columns, tokens: Ints) -> Ints:
     """Return the most tokens that the first output event of each response may have.
 
     TPOT divides by the tokens after the first event, so this gives its largest possible value. If
-    the server reports the number, it is that one. Otherwise each later event has at least one
-    token, so the first one has at most one token more than the surplus of tokens over events. The
-    surplus does not count if it may be a token without text. Where events carry several tokens, the
-    first event is also taken to have at most FIRST_EVENT_FACTOR times the average.
+    the server reports the tokens of the first event, that number is certain. Otherwise it is
+    estimated from the tokens and the events of the response.
 
     Args:
         columns: The requests.
         tokens: The streamed tokens of each response.
     """
-    reported = columns["first_event_tokens"].astype(np.int64)
+    reported_tokens = columns["first_event_tokens"].astype(np.int64)
+    most_by_surplus = _most_first_tokens_by_surplus(columns, tokens)
+    most_by_average = _most_first_tokens_by_average(columns, tokens)
+    most_tokens = np.minimum(most_by_surplus, most_by_average)
+    return np.where(reported_tokens > 0, reported_tokens, most_tokens)
+
+
+def _most_first_tokens_by_surplus(columns: Columns, tokens: Ints) -> Ints:
+    """Return the most tokens that a first event has if each later event has at least one token.
+
+    If a response has 12 tokens in 10 events, 9 tokens belong to the later events. The first event
+    has at most 3 tokens: the surplus of tokens over events, 2, and its own token. A surplus that
+    may be a token without text, which has no event, does not count.
+    """
     events = columns["output_events"].astype(np.int64)
-    surplus = np.maximum(tokens - events, 0)
-    textless = count_textless_tokens(columns["finish_reason"], tokens)
-    most = np.where(surplus > textless, surplus + 1, 1)
-    mean_per_event = _divide_rounding_up(tokens, np.maximum(events, 1))
+    surplus_tokens = np.maximum(tokens - events, 0)
+    textless_tokens = count_textless_tokens(columns["finish_reason"], tokens)
+    return np.where(surplus_tokens > textless_tokens, surplus_tokens + 1, 1)
+
+
+def _most_first_tokens_by_average(columns: Columns, tokens: Ints) -> Ints:
+    """Return FIRST_EVENT_FACTOR times the average tokens per event of each response.
+
+    It is the limit where events carry two tokens or more on average. No limit is set, as `NO_LIMIT`
+    is returned, where they carry fewer.
+    """
+    events = columns["output_events"].astype(np.int64)
+    tokens_per_event = _divide_rounding_up(tokens, np.maximum(events, 1))
     has_several_per_event = tokens >= 2 * events
-    most_if_several = np.minimum(most, FIRST_EVENT_FACTOR * mean_per_event)
-    most = np.where(has_several_per_event, most_if_several, most)
-    return np.where(reported > 0, reported, most)
+    return np.where(has_several_per_event, FIRST_EVENT_FACTOR * tokens_per_event, NO_LIMIT)
 
 
 def _divide_rounding_up(numerator: Ints, denominator: Ints) -> Ints:
-    """Return the quotient rounded up: floor division rounds its negative down."""
-    return -(-numerator // denominator)
+    """Return each quotient of integers of at least 0, rounded up: 7 / 2 is 4."""
+    return (numerator + denominator - 1) // denominator

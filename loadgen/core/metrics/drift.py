@@ -34,20 +34,25 @@ LATENCIES = ("ttft", "tpot", "e2e")
 
 
 class BlockQuantile(NamedTuple):
-    """A quantile of a latency that is computed for each block."""
+    """A quantile of a latency that is computed for each block of time."""
 
     metric: str
-    quantile: float
+    probability: float
 
     @property
     def statistic(self) -> str:
         """The name of the quantile, for example `p50`."""
-        return f"p{self.quantile * 100:g}"
+        return f"p{self.probability * 100:g}"
 
     @property
     def field(self) -> str:
-        """The field of `Drift`, for example `ttft_p50`."""
+        """The field of `Drift` with its change over the steady state, for example `ttft_p50`."""
         return f"{self.metric}_{self.statistic}"
+
+    @property
+    def block_field(self) -> str:
+        """The field of `Block` with its value, for example `ttft_p50_ms`."""
+        return f"{self.field}_ms"
 
 
 QUANTILES = (
@@ -96,20 +101,23 @@ class Drift(msgspec.Struct, frozen=True, kw_only=True):
 def without_statistics(drift: Drift, metric: str, withheld: Collection[str]) -> Drift:
     """Return the drift without the quantiles of a metric that the run withholds.
 
+    A quantile is in a field of each block, such as `ttft_p99_ms`, and its change is in a field of
+    the drift, such as `ttft_p99`. All of these fields become None.
+
     Args:
         drift: The drift.
         metric: The metric, such as "ttft".
         withheld: The names of the withheld statistics of the metric, such as "p99".
     """
-    fields = [
-        quantile.field
+    withheld_quantiles = [
+        quantile
         for quantile in QUANTILES
         if quantile.metric == metric and quantile.statistic in withheld
     ]
-    no_values = dict.fromkeys(fields)
-    no_block_values = dict.fromkeys(f"{field}_ms" for field in fields)
-    blocks = tuple(msgspec.structs.replace(block, **no_block_values) for block in drift.blocks)
-    return msgspec.structs.replace(drift, blocks=blocks, **no_values)
+    block_changes = dict.fromkeys(quantile.block_field for quantile in withheld_quantiles)
+    drift_changes = dict.fromkeys(quantile.field for quantile in withheld_quantiles)
+    blocks = tuple(msgspec.structs.replace(block, **block_changes) for block in drift.blocks)
+    return msgspec.structs.replace(drift, blocks=blocks, **drift_changes)
 
 
 def without_tokens(drift: Drift) -> Drift:
@@ -136,30 +144,45 @@ class TimeBlocks(NamedTuple):
 def sample_blocks(measured: Sequence[Columns]) -> TimeBlocks:
     """Return the latencies of the measured ok requests, divided into blocks of time by due time.
 
-    The blocks are SHORTEST_BLOCK_NS long, doubled until no more than MAX_BLOCKS are needed.
+    Args:
+        measured: The records of each measured stage.
     """
     due_ns_of_stages = [columns["due_ns"][as_selection(columns.where(OK))] for columns in measured]
     latest_ns = max((int(due_ns.max(initial=0)) for due_ns in due_ns_of_stages), default=0)
+    block_ns = _choose_block_ns(latest_ns)
+    samples: list[BlockSamples] = []
+    for columns, due_ns in zip(measured, due_ns_of_stages, strict=True):
+        _add_to_blocks(samples, columns, _number_blocks(due_ns, block_ns))
+    return TimeBlocks(samples, block_ns)
+
+
+def _choose_block_ns(latest_ns: int) -> int:
+    """Return the length of a block: SHORTEST_BLOCK_NS, doubled until MAX_BLOCKS are enough.
+
+    Args:
+        latest_ns: The latest due time, which has to lie in one of the blocks.
+    """
     block_ns = SHORTEST_BLOCK_NS
     while latest_ns >= block_ns * MAX_BLOCKS:
         block_ns *= 2
-    samples: list[BlockSamples] = []
-    for columns, due_ns in zip(measured, due_ns_of_stages, strict=True):
-        # int8 holds all numbers of blocks, and takes an eighth of the memory of int64.
-        block_of_request = np.floor_divide(
-            due_ns, block_ns, out=np.empty(len(due_ns), np.int8), casting="unsafe"
-        )
-        _add_to_blocks(samples, columns, block_of_request)
-    return TimeBlocks(samples, block_ns)
+    return block_ns
+
+
+def _number_blocks(due_ns: NDArray[np.int64], block_ns: int) -> NDArray[np.int8]:
+    """Return the number of the block in which each request is due, from 0.
+
+    The quotients are written to int8 at once, without an array of int64, which would take eight
+    times the memory. int8 holds all numbers of blocks.
+    """
+    block_of_request = np.empty(len(due_ns), np.int8)
+    np.floor_divide(due_ns, block_ns, out=block_of_request, casting="unsafe")
+    return block_of_request
 
 
 def _add_to_blocks(
     samples: list[BlockSamples], columns: Columns, block_of_request: NDArray[np.int8]
 ) -> None:
     """Add the ok requests of a stage to the blocks that they are due in, with their latencies.
-
-    The requests are ordered by block once, so that the values of each metric only have to be split
-    at the ends of blocks.
 
     Args:
         samples: The samples of each block, to which missing blocks are appended.
@@ -170,19 +193,42 @@ def _add_to_blocks(
         return
     while len(samples) <= int(block_of_request.max()):
         samples.append(BlockSamples())
-    counts = np.bincount(block_of_request, minlength=len(samples))
-    for block, count in zip(samples, counts.tolist(), strict=True):
-        block.requests += count
-    order = np.argsort(block_of_request, kind="stable").astype(np.int32)
-    if len(order) < len(columns):
-        # `order` indexes the ok requests so far; make it index all requests of the stage.
-        ok_rows = np.flatnonzero(columns.where(OK)).astype(np.int32)
-        order = ok_rows[order]
-    block_ends = np.cumsum(counts)[:-1]
+    requests_of_blocks = np.bincount(block_of_request, minlength=len(samples)).tolist()
+    for block, requests in zip(samples, requests_of_blocks, strict=True):
+        block.requests += requests
+    # The rows are ordered by block once. The values of each metric then only have to be split.
+    ordered_rows = _order_ok_rows(columns, block_of_request)
     for metric in LATENCIES:
-        values_of_blocks = np.split(columns.measure(metric)[order], block_ends)
-        for block, values in zip(samples, values_of_blocks, strict=True):
-            block.values[metric].add(drop_undefined(values))
+        ordered_values = columns.measure(metric)[ordered_rows]
+        first = 0
+        for block, requests in zip(samples, requests_of_blocks, strict=True):
+            values_of_block = ordered_values[first : first + requests]
+            block.values[metric].add(drop_undefined(values_of_block))
+            first += requests
+
+
+def _order_ok_rows(columns: Columns, block_of_request: NDArray[np.int8]) -> NDArray[np.int32]:
+    """Return the rows of the ok requests of a stage, in order of their blocks.
+
+    The rows are int32, which holds them and takes half the memory of int64.
+
+    Args:
+        columns: The records of the stage.
+        block_of_request: The number of the block of each ok request.
+    """
+    order_of_requests = np.argsort(block_of_request, kind="stable").astype(np.int32)
+    if len(block_of_request) == len(columns):  # all requests are ok
+        return order_of_requests
+    ok_rows = np.flatnonzero(columns.where(OK)).astype(np.int32)
+    return ok_rows[order_of_requests]
+
+
+class _ListedBlock(NamedTuple):
+    """A block of time that the drift lists, and whether it lies wholly in the steady state."""
+
+    samples: BlockSamples
+    span: Span
+    is_steady: bool
 
 
 def measure_drift(
@@ -190,8 +236,8 @@ def measure_drift(
 ) -> Drift:
     """Return how latencies and throughput change over the steady state.
 
-    The changes are between blocks that lie in the steady state as a whole. All other blocks are
-    listed too, without a token rate, except for those before the load began.
+    The changes are between blocks that lie wholly in the steady state. The other blocks are listed
+    too, without a token rate.
 
     Args:
         time_blocks: The latencies by block of time.
@@ -203,18 +249,29 @@ def measure_drift(
         return Drift()
     blocks: list[Block] = []
     steady_blocks: list[Block] = []
-    block_ns = time_blocks.block_ns
-    for number, samples in enumerate(time_blocks.samples):
-        if not samples.requests and not steady_blocks:
-            continue  # before the load began
-        span = windows.span(number * block_ns, (number + 1) * block_ns)
-        is_steady = _is_inside(span, steady)
-        block = _summarize_block(samples, span, tokens_in(span) if is_steady else None)
+    for listed in _list_blocks(time_blocks, steady):
+        tokens = tokens_in(listed.span) if listed.is_steady else None
+        block = _summarize_block(listed.samples, listed.span, tokens)
         blocks.append(block)
-        if is_steady:
+        if listed.is_steady:
             steady_blocks.append(block)
     changes = _measure_changes(steady_blocks) if len(steady_blocks) >= MIN_BLOCKS else {}
-    return Drift(block_s=block_ns / 1e9, blocks=tuple(blocks), **changes)
+    return Drift(block_s=time_blocks.block_ns / 1e9, blocks=tuple(blocks), **changes)
+
+
+def _list_blocks(time_blocks: TimeBlocks, steady: Span) -> list[_ListedBlock]:
+    """Return the blocks to list: those with requests, and all since the steady state began."""
+    listed: list[_ListedBlock] = []
+    has_steady_state_begun = False
+    for number, samples in enumerate(time_blocks.samples):
+        if not samples.requests and not has_steady_state_begun:
+            continue
+        start_ns = number * time_blocks.block_ns
+        span = windows.span(start_ns, start_ns + time_blocks.block_ns)
+        is_steady = _is_inside(span, steady)
+        has_steady_state_begun = has_steady_state_begun or is_steady
+        listed.append(_ListedBlock(samples, span, is_steady))
+    return listed
 
 
 def _is_inside(inner: Span, outer: Span) -> bool:
@@ -227,13 +284,20 @@ def _is_inside(inner: Span, outer: Span) -> bool:
 
 
 def _summarize_block(samples: BlockSamples, span: Span, tokens: float | None) -> Block:
-    """Return the quantiles of a block and its token rate, None if its tokens are not known."""
+    """Return the quantiles and the token rate of a block of time.
+
+    Args:
+        samples: The latencies of the requests that are due in the block.
+        span: The time of the block.
+        tokens: The output tokens that came in the block. None if they are not known, or if the
+            block has no token rate because it is not in the steady state.
+    """
     quantiles_ms: dict[str, Any] = {}
     for quantile in QUANTILES:
-        values = samples.values[quantile.metric]
-        if values.count:
-            value_ns = values.quantile(quantile.quantile)
-            quantiles_ms[f"{quantile.field}_ms"] = milliseconds(value_ns)
+        values_ns = samples.values[quantile.metric]
+        if values_ns.count:
+            quantile_ns = values_ns.quantile(quantile.probability)
+            quantiles_ms[quantile.block_field] = milliseconds(quantile_ns)
     return Block(
         start_s=span.start_s or 0.0,
         end_s=span.end_s or 0.0,
@@ -246,23 +310,35 @@ def _summarize_block(samples: BlockSamples, span: Span, tokens: float | None) ->
 def _measure_changes(steady_blocks: Sequence[Block]) -> dict[str, float | None]:
     """Return the relative change of each series from the first to the last third of the blocks.
 
-    The result has the fields of `Drift`.
+    A series is a quantile of a latency, or the output rate, in each block. The result has the
+    fields of `Drift`.
     """
     third = len(steady_blocks) // 3
+    first_blocks = steady_blocks[:third]
+    last_blocks = steady_blocks[-third:]
 
     def measure_change(block_field: str) -> float | None:
-        first = [getattr(block, block_field) for block in steady_blocks[:third]]
-        last = [getattr(block, block_field) for block in steady_blocks[-third:]]
-        return _relative_change(first, last)
+        first_values = [getattr(block, block_field) for block in first_blocks]
+        last_values = [getattr(block, block_field) for block in last_blocks]
+        return _relative_change(first_values, last_values)
 
-    changes = {quantile.field: measure_change(f"{quantile.field}_ms") for quantile in QUANTILES}
-    return {**changes, "output_per_s": measure_change("output_per_s")}
+    changes = {quantile.field: measure_change(quantile.block_field) for quantile in QUANTILES}
+    changes["output_per_s"] = measure_change("output_per_s")
+    return changes
 
 
 def _relative_change(first: Sequence[float | None], last: Sequence[float | None]) -> float | None:
-    """Return by how much the median rose, as a share, or None if that is not known."""
+    """Return the relative change of the median: 0.1 if it rose by 10 %, None if not known.
+
+    Args:
+        first: The values before the change, None for those that are not known.
+        last: The values after the change.
+    """
     known_first = [value for value in first if value is not None]
     known_last = [value for value in last if value is not None]
-    if not known_first or not known_last or statistics.median(known_first) <= 0:
+    if not known_first or not known_last:
         return None
-    return statistics.median(known_last) / statistics.median(known_first) - 1
+    first_median = statistics.median(known_first)
+    if first_median <= 0:
+        return None
+    return statistics.median(known_last) / first_median - 1

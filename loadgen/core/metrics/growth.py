@@ -7,8 +7,8 @@ longer, the series are tested again relative to the work of the requests.
 from __future__ import annotations
 
 import math
-from collections import defaultdict
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from itertools import chain
+from typing import TYPE_CHECKING, Literal, NamedTuple, TypeVar
 
 import msgspec
 import numpy as np
@@ -20,7 +20,7 @@ from loadgen.core.stats import trend
 from loadgen.core.stats.quantiles import block_slices, sort_times
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
     from numpy.typing import NDArray
 
@@ -46,6 +46,8 @@ NO_TOKEN_COUNT = -1
 """The value of a column of tokens in a record whose tokens were not counted."""
 
 SeriesName = Literal["requests in flight", "TTFT"]
+
+_Number = TypeVar("_Number", np.int8, np.int32, np.int64)
 
 
 class TestedTime(NamedTuple):
@@ -80,13 +82,34 @@ class ReplicaSeries(msgspec.Struct, frozen=True):
         return ("requests in flight", self.in_flight), ("TTFT", self.ttft_ns)
 
 
+class _TestedRequests(NamedTuple):
+    """The measured requests that are due in the time tested, one value for each in every column.
+
+    Attributes:
+        replica_key: The number of the target and replica (`replica_keys`).
+        block: The block of time in which the request is due, from 0 to BLOCKS - 1.
+        ttft_ns: TTFT, UNDEFINED for a request that is not ok.
+        prompt_tokens: The tokens of the prompt, or NO_TOKEN_COUNT.
+        output_tokens: The requested tokens of the response, or NO_TOKEN_COUNT.
+    """
+
+    replica_key: NDArray[np.int32]
+    block: NDArray[np.int8]
+    ttft_ns: NDArray[np.int64]
+    prompt_tokens: NDArray[np.int64]
+    output_tokens: NDArray[np.int64]
+
+
 def measure_replicas(
     measured: Sequence[Columns],
     warmup: Sequence[Columns],
     time: TestedTime,
     manifest: RunManifest,
 ) -> list[ReplicaSeries]:
-    """Return the series of each target, or of each replica where the records name one.
+    """Return what happened at each replica, or target, in each block of the time tested.
+
+    A replica is one of several servers behind a target, and has series of its own if the records
+    name it. The time tested is cut into BLOCKS blocks. A series has one value for each of them.
 
     Args:
         measured: The records of each measured stage.
@@ -95,46 +118,57 @@ def measure_replicas(
         time: The part of the load that is tested for growth.
         manifest: The manifest of the run.
     """
-    due_ns = join_arrays([columns["due_ns"] for columns in measured])
-    block_of_request = _assign_blocks(due_ns, time)
-    is_tested = block_of_request != NO_BLOCK
-    block_of_request = block_of_request[is_tested]
-
-    def select_tested(columns: list[NDArray[Any]]) -> NDArray[Any]:
-        tested: NDArray[Any] = join_arrays(columns)[is_tested]
-        return tested
-
-    ttft_ns = select_tested([_ok_ttft_ns(columns) for columns in measured])
-    prompt_tokens = select_tested([columns["input_tokens"] for columns in measured])
-    output_tokens = select_tested([requested_output_tokens(columns) for columns in measured])
-    keys = select_tested([replica_keys(columns) for columns in measured])
-    in_flight = _count_in_flight([*measured, *warmup], time)
-    replicas = []
-    for key, rows in group_by_key(keys):
-        blocks = block_of_request[rows]
-        replica = ReplicaSeries(
+    requests = _select_tested_requests(measured, time)
+    in_flight_by_replica = _measure_in_flight([*measured, *warmup], time)
+    nothing_in_flight = np.zeros(BLOCKS)
+    return [
+        ReplicaSeries(
             name=replica_name(key, manifest),
             due_requests=len(rows),
-            in_flight=in_flight[key].reshape(BLOCKS, SAMPLES_PER_BLOCK).mean(axis=1),
-            ttft_ns=_block_means(ttft_ns[rows], blocks, missing=UNDEFINED),
-            prompt_tokens=_block_means(prompt_tokens[rows], blocks, missing=NO_TOKEN_COUNT),
-            output_tokens=_block_means(output_tokens[rows], blocks, missing=NO_TOKEN_COUNT),
+            in_flight=in_flight_by_replica.get(key, nothing_in_flight),
+            ttft_ns=_block_means(requests.ttft_ns, requests.block, rows, UNDEFINED),
+            prompt_tokens=_block_means(
+                requests.prompt_tokens, requests.block, rows, NO_TOKEN_COUNT
+            ),
+            output_tokens=_block_means(
+                requests.output_tokens, requests.block, rows, NO_TOKEN_COUNT
+            ),
         )
-        replicas.append(replica)
-    return replicas
+        for key, rows in group_by_key(requests.replica_key)
+    ]
+
+
+def _select_tested_requests(measured: Sequence[Columns], time: TestedTime) -> _TestedRequests:
+    """Return the columns of the measured requests that are due in the time tested."""
+    blocks = [_assign_blocks(columns["due_ns"], time) for columns in measured]
+    is_tested = [block != NO_BLOCK for block in blocks]
+
+    def join_tested(columns_of_stages: Iterable[NDArray[_Number]]) -> NDArray[_Number]:
+        stages = zip(columns_of_stages, is_tested, strict=True)
+        return join_arrays([column[selected] for column, selected in stages])
+
+    return _TestedRequests(
+        replica_key=join_tested(replica_keys(columns) for columns in measured),
+        block=join_tested(blocks),
+        ttft_ns=join_tested(_ok_ttft_ns(columns) for columns in measured),
+        prompt_tokens=join_tested(columns["input_tokens"] for columns in measured),
+        output_tokens=join_tested(requested_output_tokens(columns) for columns in measured),
+    )
 
 
 def _assign_blocks(due_ns: NDArray[np.int64], time: TestedTime) -> NDArray[np.int8]:
     """Return the block in which each request is due, NO_BLOCK if it is due at another time.
 
-    It is computed in slices of requests, since the temporary arrays of floats take much memory.
+    It is computed for one slice of requests after the other, because the temporary arrays of floats
+    would take much memory for all requests at once.
     """
-    blocks = np.empty(len(due_ns), np.int8)
+    block_of_request = np.empty(len(due_ns), np.int8)
     block_ns = (time.end_ns - time.start_ns) / BLOCKS
     for rows in block_slices(len(due_ns)):
         block = np.floor((due_ns[rows] - time.start_ns) / block_ns)
-        blocks[rows] = np.where((block >= 0) & (block < BLOCKS), block, NO_BLOCK)
-    return blocks
+        is_tested = (block >= 0) & (block < BLOCKS)
+        block_of_request[rows] = np.where(is_tested, block, NO_BLOCK)
+    return block_of_request
 
 
 def _ok_ttft_ns(columns: Columns) -> NDArray[np.int64]:
@@ -142,43 +176,70 @@ def _ok_ttft_ns(columns: Columns) -> NDArray[np.int64]:
     return np.where(columns.where(OK), columns.measure("ttft"), UNDEFINED)
 
 
-def _count_in_flight(
+def _measure_in_flight(
     all_stages: Sequence[Columns], time: TestedTime
-) -> dict[int, NDArray[np.int64]]:
-    """Return how many requests are in flight at evenly spaced times, for each replica.
+) -> dict[int, NDArray[np.float64]]:
+    """Return the mean number of requests in flight in each block, for each replica.
 
-    They are the requests sent until a time less the requests done until then.
+    The requests in flight are counted at SAMPLES_PER_BLOCK evenly spaced times of each block.
 
     Args:
         all_stages: The records of each stage.
         time: The part of the load that is tested for growth.
 
     Returns:
-        The counts by the key of the replica (`replica_keys`). A replica without any requests has
-        counts of 0.
+        The BLOCKS means of each replica, by its key (`replica_keys`), if it has any requests.
     """
-    times_ns = np.linspace(time.start_ns, time.end_ns, BLOCKS * SAMPLES_PER_BLOCK + 1)[:-1]
-    in_flight: dict[int, NDArray[np.int64]] = defaultdict(lambda: np.zeros(len(times_ns), np.int64))
+    sample_count = BLOCKS * SAMPLES_PER_BLOCK
+    sample_times_ns = np.linspace(time.start_ns, time.end_ns, sample_count, endpoint=False)
+    no_counts = np.zeros(sample_count, np.int64)
+    counts_by_replica: dict[int, NDArray[np.int64]] = {}
     for columns in all_stages:
         was_sent = as_selection(columns["sent_ns"] >= 0)
         sent_ns = columns["sent_ns"][was_sent]
         done_ns = columns["done_ns"][was_sent]
         for key, rows in group_by_key(replica_keys(columns)[was_sent]):
-            replica_done_ns = done_ns[rows]
-            known_done_ns = replica_done_ns[replica_done_ns >= 0]
-            in_flight[key] += np.searchsorted(sort_times(sent_ns[rows]), times_ns, "right")
-            in_flight[key] -= np.searchsorted(sort_times(known_done_ns), times_ns, "right")
-    return in_flight
+            counts = _count_in_flight_at(sample_times_ns, sent_ns[rows], done_ns[rows])
+            counts_by_replica[key] = counts_by_replica.get(key, no_counts) + counts
+    # A row of the reshaped counts has the samples of one block.
+    return {
+        key: counts.reshape(BLOCKS, SAMPLES_PER_BLOCK).mean(axis=1)
+        for key, counts in counts_by_replica.items()
+    }
+
+
+def _count_in_flight_at(
+    times_ns: NDArray[np.float64], sent_ns: NDArray[np.int64], done_ns: NDArray[np.int64]
+) -> NDArray[np.int64]:
+    """Return how many requests are in flight at each time: those sent less those done by then.
+
+    A request that was never done, because its worker died, stays in flight (`done_ns` is -1).
+    """
+    sent_by_then = np.searchsorted(sort_times(sent_ns), times_ns, side="right")
+    known_done_ns = done_ns[done_ns >= 0]
+    done_by_then = np.searchsorted(sort_times(known_done_ns), times_ns, side="right")
+    return sent_by_then - done_by_then
 
 
 def _block_means(
-    values: NDArray[np.int64], block_of_value: NDArray[np.int8], missing: int
+    values: NDArray[np.int64],
+    block_of_request: NDArray[np.int8],
+    rows: NDArray[np.int64],
+    missing: int,
 ) -> NDArray[np.float64]:
-    """Return the mean of each block over the values that are not `missing`, NaN without any."""
-    is_known = values != missing
-    blocks = block_of_value[is_known]
+    """Return the mean of the values of some requests in each block, NaN for a block without any.
+
+    Args:
+        values: The value of each request.
+        block_of_request: The block of each request.
+        rows: The indices of the requests that count, such as those of one replica.
+        missing: The value that stands for a missing one, which does not count.
+    """
+    selected_values = values[rows]
+    is_known = selected_values != missing
+    blocks = block_of_request[rows][is_known]
     counts = np.bincount(blocks, minlength=BLOCKS)
-    sums = np.bincount(blocks, weights=values[is_known], minlength=BLOCKS)
+    sums = np.bincount(blocks, weights=selected_values[is_known], minlength=BLOCKS)
     return np.where(counts > 0, sums / np.maximum(counts, 1), math.nan)
 
 
@@ -219,10 +280,11 @@ class GrowthTest(NamedTuple):
 
 
 def find_growth(replicas: Sequence[ReplicaSeries]) -> GrowthTest:
-    """Test the series of all replicas for growth.
+    """Test whether TTFT or the requests in flight grow over time at any replica.
 
-    A server whose requests become longer has a growing latency also if it keeps up. So if prompts
-    or responses became longer, the series are tested again relative to the work of the requests.
+    They also grow at a server that keeps up if its requests become longer. So if prompts or
+    responses became longer, the series are tested a second time, relative to the work of the
+    requests.
     """
     test = _test_series(replicas)
     if not test.certain and not test.possible:
@@ -234,81 +296,123 @@ def find_growth(replicas: Sequence[ReplicaSeries]) -> GrowthTest:
     return relative_test._replace(work_growth_share=work_growth_share)
 
 
+class _SeriesTrend(NamedTuple):
+    """A series of a replica with its trend, the straight line through the means of its blocks."""
+
+    replica_name: str
+    series_name: SeriesName
+    values: NDArray[np.float64]
+    line: trend.Trend
+
+    @property
+    def growth_share(self) -> float:
+        """The growth from the first block to the last one, as a share of the mean."""
+        return self.line.growth / self.line.mean
+
+    @property
+    def detectable_share(self) -> float:
+        """The smallest growth that the test would have found, as a share of the mean."""
+        return self.line.detectable_growth / self.line.mean
+
+    @property
+    def is_growth_possible(self) -> bool:
+        """Whether the growth is large, and improbable by chance in a single series."""
+        is_improbable = self.line.p_value < MAX_POSSIBLE_P_VALUE
+        return is_improbable and self.growth_share > MIN_POSSIBLE_GROWTH_SHARE
+
+    @property
+    def is_growth_certain(self) -> bool:
+        """Whether the growth is beyond chance among all series, and not negligible."""
+        is_large_enough = self.growth_share > MIN_GROWTH_SHARE or self.is_growth_possible
+        return self.line.grows and is_large_enough
+
+    def describe_growth(self) -> Growth:
+        """Return the growth of the series with its first and its last value."""
+        known_values = self.values[np.isfinite(self.values)]
+        return Growth(
+            share=self.growth_share,
+            replica=self.replica_name,
+            series=self.series_name,
+            first=float(known_values[0]),
+            last=float(known_values[-1]),
+        )
+
+
 def _test_series(replicas: Sequence[ReplicaSeries]) -> GrowthTest:
-    """Test all series of all replicas at once, so that Holm's correction covers all of them."""
-    all_series = [series for replica in replicas for _, series in replica.tested]
-    # The trends have the order of `all_series`, in which the loops below take them.
-    trends = iter(trend.find_trends(all_series))
+    """Test whether any series of any replica grows, without regard to the work of the requests.
+
+    A growth is certain if it is beyond chance among all series, and possible if it would be
+    improbable by chance in a single series.
+    """
+    trends_by_replica = _find_trends(replicas)
     certain: list[Growth] = []
     possible: list[Growth] = []
-    visible_shares = []
-    for replica in replicas:
-        visible_share = math.inf
-        for series_name, series in replica.tested:
-            series_trend = next(trends)
-            if series_trend is None or series_trend.mean <= 0:
-                continue
-            visible_share = min(visible_share, series_trend.detectable_growth / series_trend.mean)
-            growth = _describe_growth(replica.name, series_name, series, series_trend)
-            if _is_growth_certain(growth, series_trend):
-                certain.append(growth)
-            elif _is_growth_possible(growth, series_trend):
-                possible.append(growth)
-        # A replica that is overloaded has at least one growing series, so the better one counts.
-        visible_shares.append(visible_share)
-    return GrowthTest(certain, possible, visible_share=max(visible_shares))
+    for series_trend in chain.from_iterable(trends_by_replica):
+        if series_trend.is_growth_certain:
+            certain.append(series_trend.describe_growth())
+        elif series_trend.is_growth_possible:
+            possible.append(series_trend.describe_growth())
+    # Growth has to be visible at every replica, so the one with the noisiest series counts.
+    visible_share = max(_visible_share(series_trends) for series_trends in trends_by_replica)
+    return GrowthTest(certain, possible, visible_share)
 
 
-def _is_growth_possible(growth: Growth, series_trend: trend.Trend) -> bool:
-    """Return True for a large growth that is improbable by chance in a single series."""
-    is_improbable = series_trend.p_value < MAX_POSSIBLE_P_VALUE
-    return is_improbable and growth.share > MIN_POSSIBLE_GROWTH_SHARE
+def _find_trends(replicas: Sequence[ReplicaSeries]) -> list[list[_SeriesTrend]]:
+    """Return the trends of the series of each replica, one list per replica.
+
+    All series are tested in one call, because Holm's correction for multiple tests has to cover all
+    of them. Left out are series with values in too few blocks, and those with a mean of 0, of which
+    a growth is no share.
+    """
+    tested_series = [
+        (replica_index, series_name, values)
+        for replica_index, replica in enumerate(replicas)
+        for series_name, values in replica.tested
+    ]
+    lines = trend.find_trends([values for _, _, values in tested_series])
+    trends_by_replica: list[list[_SeriesTrend]] = [[] for _ in replicas]
+    for (replica_index, series_name, values), line in zip(tested_series, lines, strict=True):
+        if line is not None and line.mean > 0:
+            name = replicas[replica_index].name
+            series_trend = _SeriesTrend(name, series_name, values, line)
+            trends_by_replica[replica_index].append(series_trend)
+    return trends_by_replica
 
 
-def _is_growth_certain(growth: Growth, series_trend: trend.Trend) -> bool:
-    """Return True for a growth that is beyond chance among all series, and not negligible."""
-    is_large_enough = growth.share > MIN_GROWTH_SHARE or _is_growth_possible(growth, series_trend)
-    return series_trend.grows and is_large_enough
+def _visible_share(series_trends: Sequence[_SeriesTrend]) -> float:
+    """Return the smallest growth, as a share of the mean, that would have been seen at a replica.
 
-
-def _describe_growth(
-    replica_name: str,
-    series_name: SeriesName,
-    series: NDArray[np.float64],
-    series_trend: trend.Trend,
-) -> Growth:
-    """Return the growth of a series as a share of its mean, with its first and its last value."""
-    known_values = series[np.isfinite(series)]
-    return Growth(
-        share=series_trend.growth / series_trend.mean,
-        replica=replica_name,
-        series=series_name,
-        first=float(known_values[0]),
-        last=float(known_values[-1]),
-    )
+    At an overloaded replica at least one series grows. So the series in which the smaller growth is
+    visible counts. Returns infinity if no series of the replica could be tested.
+    """
+    return min((series.detectable_share for series in series_trends), default=math.inf)
 
 
 def _relative_to_work(replica: ReplicaSeries) -> ReplicaSeries:
-    """Return the series of a replica divided by the growth of the work of its requests.
+    """Return the series of a replica divided by how much longer its requests became.
 
     Longer prompts take longer to process, so TTFT is divided by the relative length of prompts. At
     the same rate, longer prompts or responses leave more requests in flight, so their number is
     divided by both relative lengths.
     """
-    prompt_work = _relative_tokens(replica.prompt_tokens)
-    output_work = _relative_tokens(replica.output_tokens)
+    relative_prompt_length = _relative_tokens(replica.prompt_tokens)
+    relative_output_length = _relative_tokens(replica.output_tokens)
     return msgspec.structs.replace(
         replica,
-        in_flight=replica.in_flight / (prompt_work * output_work),
-        ttft_ns=replica.ttft_ns / prompt_work,
+        in_flight=replica.in_flight / (relative_prompt_length * relative_output_length),
+        ttft_ns=replica.ttft_ns / relative_prompt_length,
     )
 
 
 def _relative_tokens(tokens: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return the tokens of each block relative to the first, 1 unless they grow beyond chance."""
+    """Return the tokens of each block divided by those of the first block that has any.
+
+    Returns 1 for each block unless the tokens grow beyond chance.
+    """
     if _growth_share_beyond_chance(tokens) == 0:
         return np.ones(BLOCKS)
-    return tokens / float(tokens[np.isfinite(tokens)][0])
+    known_tokens = tokens[np.isfinite(tokens)]
+    return tokens / float(known_tokens[0])
 
 
 def _work_growth_share(replica: ReplicaSeries) -> float:
@@ -324,5 +428,5 @@ def _growth_share_beyond_chance(tokens: NDArray[np.float64]) -> float:
     (tokens_trend,) = trend.find_trends([tokens])
     if tokens_trend is None or not tokens_trend.grows:
         return 0.0
-    is_small = tokens_trend.growth <= MIN_GROWTH_SHARE * tokens_trend.mean
-    return 0.0 if is_small else tokens_trend.growth / tokens_trend.mean
+    growth_share = tokens_trend.growth / tokens_trend.mean
+    return growth_share if growth_share > MIN_GROWTH_SHARE else 0.0

@@ -5,7 +5,7 @@ Pure.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias
 
 import msgspec
 import numpy as np
@@ -24,8 +24,12 @@ if TYPE_CHECKING:
     from loadgen.core.metrics.windows import Span, Window
     from loadgen.core.results.manifest import StagePlan
 
-STARTS_PER_CHUNK = 4096
-"""The maximum of requests in flight is searched in chunks of so many starts."""
+SENDS_PER_SLICE = 65_536
+"""The maximum of requests in flight is searched in slices of so many sends."""
+
+RequestTime: TypeAlias = Literal["sent", "due", "open_due"]
+"""A time of each request, by the name under which accumulators keep its first and last value: when
+it was sent, when it was due, or when it was due in an open loop."""
 
 
 class Load(msgspec.Struct, frozen=True, kw_only=True):
@@ -68,15 +72,16 @@ def summarize_load(
     stages: Sequence[StagePlan],
     run_total: MetricAccumulator | None = None,
 ) -> Load:
-    """Return the load of some requests, such as those of a stage, a target or a class.
+    """Return the request rates and the requests in flight of a stage, target, class or whole run.
 
     Args:
-        accumulator: The requests.
-        all_stages: The requests of all stages, which may be in flight in the window too.
-        window: The intervals that rates are over.
+        accumulator: The requests to summarize.
+        all_stages: The requests of all stages of the same target, class or run. Those of another
+            stage may be in flight in the window too.
+        window: The measurement window and the steady state of the requests.
         stages: The plans of the stages.
-        run_total: All measured requests of the run, if the requests are those of one target, class
-            or other part. The rates of the parts then add up to that of the run.
+        run_total: All measured requests of the run, if the requests are a part of them, such as
+            those of a target. The rates of all parts then add up to that of the run.
 
     Returns:
         The load without the name of its arrival process.
@@ -84,15 +89,11 @@ def summarize_load(
     columns_of_all_stages = [columns for stage in all_stages for columns in stage.columns]
     in_flight = count_in_flight(columns_of_all_stages, window)
     variations = _measure_gap_variations(accumulator.columns, stages)
-    steady = window.steady
-    ok_in_steady_state = accumulator.amount("ok").between(steady.start_s, steady.end_s)
-    # The window of a single request is its own latency, whose inverse says nothing about the load.
-    has_completed_rate = accumulator.sum("recorded") > 1
     return Load(
-        offered_rps=times_per_s(accumulator, "open_due", run_total),
-        achieved_rps=times_per_s(accumulator, "sent", run_total),
-        completed_rps=per_second(accumulator.sum("ok"), window) if has_completed_rate else None,
-        steady_completed_rps=per_second(ok_in_steady_state, steady),
+        offered_rps=_request_rate(accumulator, "open_due", run_total),
+        achieved_rps=_request_rate(accumulator, "sent", run_total),
+        completed_rps=_completed_rate(accumulator, window),
+        steady_completed_rps=_steady_completed_rate(accumulator, window.steady),
         in_flight_mean=in_flight.mean,
         in_flight_max=in_flight.maximum,
         gap_variation=variations.sent,
@@ -100,26 +101,53 @@ def summarize_load(
     )
 
 
-def times_per_s(
-    accumulator: MetricAccumulator, times: str, run_total: MetricAccumulator | None = None
+def _completed_rate(accumulator: MetricAccumulator, window: Window) -> float | None:
+    """Return the ok requests per second of the measurement window, None for a single request.
+
+    The window of a single request is its own latency, whose inverse says nothing about the load.
+    """
+    if accumulator.sum("recorded") < 2:
+        return None
+    return per_second(accumulator.sum("ok"), window)
+
+
+def _steady_completed_rate(accumulator: MetricAccumulator, steady: Span) -> float | None:
+    """Return the ok requests that ended in the steady state, per second of it."""
+    ended = accumulator.amount("ok").between(steady.start_s, steady.end_s)
+    return per_second(ended, steady)
+
+
+def _request_rate(
+    accumulator: MetricAccumulator, time: RequestTime, run_total: MetricAccumulator | None
 ) -> float | None:
-    """Return the rate of n events, (n - 1) / (last - first), or None for fewer than two.
+    """Return the rate at which requests were due or sent, None for too few of them.
 
     Args:
         accumulator: The requests.
-        times: The name of a time of each request, whose events are counted: "sent", "due" or
-            "open_due".
-        run_total: All measured requests of the run, if the requests are those of one part of it.
-            The rate of the part is then its share of the rate of the run, so that the rates of all
-            parts add up.
+        time: Which time of the requests the rate is about.
+        run_total: All measured requests of the run, if the requests are a part of them. The rate
+            of the part is then its share of the rate of the run. None otherwise.
     """
-    count = accumulator.sum(times)
-    if run_total is not None:
-        run_rate = times_per_s(run_total, times) if count else None
-        return None if run_rate is None else run_rate * count / run_total.sum(times)
+    if run_total is None:
+        return times_per_s(accumulator, time)
+    count = accumulator.sum(time)
+    if not count:
+        return None
+    run_rate = times_per_s(run_total, time)
+    return None if run_rate is None else run_rate * count / run_total.sum(time)
+
+
+def times_per_s(accumulator: MetricAccumulator, time: RequestTime) -> float | None:
+    """Return the rate of n times, (n - 1) / (last - first), or None for fewer than two.
+
+    Args:
+        accumulator: The requests.
+        time: Which time of the requests the rate is about.
+    """
+    count = accumulator.sum(time)
     if count < 2:
         return None
-    duration_ns = accumulator.maxima[times] - accumulator.minima[times]
+    duration_ns = accumulator.maxima[time] - accumulator.minima[time]
     return (count - 1) / (duration_ns / 1e9) if duration_ns > 0 else None
 
 
@@ -129,8 +157,8 @@ def times_per_s(
 def count_in_flight(stages: Sequence[Columns], interval: Span | Window) -> InFlight:
     """Return the mean and the maximum number of requests in flight in an interval, both exact.
 
-    A request without an end, whose worker died, counts as in flight until the end of the interval.
-    At the same time, ends are counted before starts.
+    If one request ends at the very time at which another one is sent, the two are not in flight
+    together. A request without an end, whose worker died, is in flight until the interval ends.
     """
     if interval.start_s is None or interval.end_s is None:
         return InFlight(mean=None, maximum=None)
@@ -138,7 +166,7 @@ def count_in_flight(stages: Sequence[Columns], interval: Span | Window) -> InFli
     end_ns = round(interval.end_s * 1e9)
     sent_ns, done_ns = _times_in_flight(stages, start_ns, end_ns)
     total_ns = _time_in_flight_ns(sent_ns, done_ns, start_ns, end_ns)
-    # A replaced array is freed before the next one is sorted.
+    # Sorting copies a large array. The unsorted one is replaced, so that its memory is freed.
     sent_ns = sort_times(sent_ns)
     done_ns = sort_times(done_ns)
     return InFlight(
@@ -147,21 +175,32 @@ def count_in_flight(stages: Sequence[Columns], interval: Span | Window) -> InFli
     )
 
 
-def _times_in_flight(
-    stages: Sequence[Columns], start_ns: int, end_ns: int
-) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Return when the requests that are in flight in an interval were sent and done."""
+class _TimesInFlight(NamedTuple):
+    """When each of some requests was sent and done, in ns."""
+
+    sent_ns: NDArray[np.int64]
+    done_ns: NDArray[np.int64]
+
+
+def _times_in_flight(stages: Sequence[Columns], start_ns: int, end_ns: int) -> _TimesInFlight:
+    """Return the times of the requests that are in flight at some time in an interval.
+
+    A request whose worker died has no end. It is taken to be done when the interval ends.
+    """
     selections = [_select_in_flight(columns, start_ns, end_ns) for columns in stages]
+    sent_ns = _join_selected(stages, selections, "sent_ns")
+    done_ns = _join_selected(stages, selections, "done_ns")
+    done_ns[done_ns < 0] = end_ns
+    return _TimesInFlight(sent_ns, done_ns)
 
-    def join_field(field: str) -> NDArray[np.int64]:
-        selected = zip(stages, selections, strict=True)
-        return np.concatenate([columns[field][rows] for columns, rows in selected])
 
-    sent_ns = join_field("sent_ns")
-    done_ns = join_field("done_ns")
-    has_no_end = done_ns < 0
-    done_ns[has_no_end] = np.maximum(sent_ns[has_no_end], end_ns)
-    return sent_ns, done_ns
+def _join_selected(
+    stages: Sequence[Columns], selections: Sequence[NDArray[np.bool_] | slice], field: str
+) -> NDArray[np.int64]:
+    """Return a copy of a field of the selected requests of all stages, as one array."""
+    return np.concatenate(
+        [columns[field][selected] for columns, selected in zip(stages, selections, strict=True)]
+    )
 
 
 def _select_in_flight(columns: Columns, start_ns: int, end_ns: int) -> NDArray[np.bool_] | slice:
@@ -188,36 +227,30 @@ def _time_in_flight_ns(
 
 
 def _max_in_flight(
-    starts: NDArray[np.int64], ends: NDArray[np.int64], start_ns: int, end_ns: int
+    sent_ns: NDArray[np.int64], done_ns: NDArray[np.int64], start_ns: int, end_ns: int
 ) -> int:
-    """Return the most requests in flight at one time of an interval.
+    """Return the most requests in flight at any time of an interval.
 
-    The requests in flight at a time are those that started until then less those that ended. The
-    number rises only at starts, by one, and can only fall between two starts. So a chunk of starts
-    can hold the maximum only if the number at its first start, plus the length of the chunk,
-    exceeds the largest number known so far. Only such chunks are examined start by start, which is
-    much faster than to look up the ends before every start.
+    The number in flight at a time is the number of requests sent until then less the number done
+    until then. It rises only when a request is sent. So its maximum is at the start of the interval
+    or at one of the sends within it. The sends are examined in slices, which takes little memory.
 
     Args:
-        starts: The times at which requests were sent, in ascending order.
-        ends: The times at which requests were done, in ascending order.
+        sent_ns: The times at which requests were sent, in ascending order.
+        done_ns: The times at which requests were done, in ascending order.
         start_ns: The start of the interval.
         end_ns: The end of the interval.
     """
-    started_before = np.searchsorted(starts, start_ns, "right")
-    ended_before = np.searchsorted(ends, start_ns, "right")
-    first = np.searchsorted(starts, start_ns, "left")
-    last = np.searchsorted(starts, end_ns, "right")
-    chunk_starts = np.arange(first, last, STARTS_PER_CHUNK)
-    ended_until_chunks = np.searchsorted(ends, starts[chunk_starts], "right")
-    in_flight_at_chunks = chunk_starts + 1 - ended_until_chunks
-    maximum = max(int(started_before - ended_before), int(in_flight_at_chunks.max(initial=0)))
-    may_exceed_maximum = in_flight_at_chunks + STARTS_PER_CHUNK > maximum
-    for chunk_start in chunk_starts[may_exceed_maximum].tolist():
-        chunk_end = min(chunk_start + STARTS_PER_CHUNK, last)
-        started_until = np.arange(chunk_start + 1, chunk_end + 1)
-        ended_until = np.searchsorted(ends, starts[chunk_start:chunk_end], "right")
-        maximum = max(maximum, int((started_until - ended_until).max()))
+    sent_until_start = int(np.searchsorted(sent_ns, start_ns, side="right"))
+    done_until_start = int(np.searchsorted(done_ns, start_ns, side="right"))
+    maximum = sent_until_start - done_until_start
+    sent_until_end = int(np.searchsorted(sent_ns, end_ns, side="right"))
+    for first in range(sent_until_start, sent_until_end, SENDS_PER_SLICE):
+        end = min(first + SENDS_PER_SLICE, sent_until_end)
+        # At the send with index i, i + 1 requests have been sent.
+        sent_until_send = np.arange(first + 1, end + 1)
+        done_until_send = np.searchsorted(done_ns, sent_ns[first:end], side="right")
+        maximum = max(maximum, int((sent_until_send - done_until_send).max()))
     return maximum
 
 
@@ -235,15 +268,24 @@ def gap_variation(times_ns: NDArray[np.int64], stages: NDArray[np.int64]) -> flo
         times_ns: The times, in any order.
         stages: The index of the stage of each time.
     """
-    relative_gaps = []
-    for stage in np.flatnonzero(np.bincount(stages)):
-        gaps_ns = np.diff(sort_times(times_ns[as_selection(stages == stage)]))
-        if len(gaps_ns) and gaps_ns.sum() > 0:
-            relative_gaps.append(gaps_ns / gaps_ns.mean())
-        del gaps_ns  # frees as much memory as all relative gaps take
-    if not relative_gaps:
+    relative_gaps_of_stages = []
+    for stage in np.unique(stages).tolist():
+        is_of_stage = as_selection(stages == stage)
+        relative_gaps = _relative_gaps(times_ns[is_of_stage])
+        if relative_gaps is not None:
+            relative_gaps_of_stages.append(relative_gaps)
+    if not relative_gaps_of_stages:
         return None
-    return float(join_arrays(relative_gaps).std())
+    return float(join_arrays(relative_gaps_of_stages).std())
+
+
+def _relative_gaps(times_ns: NDArray[np.int64]) -> NDArray[np.float64] | None:
+    """Return the gaps between times divided by their mean, None if all times are the same."""
+    gaps_ns = np.diff(sort_times(times_ns))
+    if not gaps_ns.any():
+        return None
+    relative_gaps: NDArray[np.float64] = gaps_ns / gaps_ns.mean()
+    return relative_gaps
 
 
 class _GapVariations(NamedTuple):
@@ -258,35 +300,44 @@ def _measure_gap_variations(
 ) -> _GapVariations:
     """Return the variation of the gaps between sends, and that of the gaps between due times.
 
-    If the client kept to the schedule, both are equal. Only requests of open loops that are first
-    turns are compared, because the arrival process plans no others.
+    If the client kept to the schedule, both are equal. Only the first requests of open loops are
+    compared, because the arrival process determines when those are due, and no others.
     """
-    selections = [_select_planned(columns, plans) for columns in columns_of_stages]
-
-    def select_planned(field: str) -> list[NDArray[np.int64]]:
-        selected = zip(columns_of_stages, selections, strict=True)
-        return [columns[field][rows] for columns, rows in selected]
-
-    # The empty array gives `concatenate` a value also if there is no stage.
-    stage_of_request = np.concatenate([np.zeros(0, np.int16), *select_planned("stage")])
-    sent_variation = gap_variation(join_arrays(select_planned("sent_ns")), stage_of_request)
-    # In virtual time, requests are sent exactly when they are due. The second sort is saved then.
-    was_sent_when_due = all(
-        np.array_equal(columns["sent_ns"][rows], columns["due_ns"][rows])
-        for columns, rows in zip(columns_of_stages, selections, strict=True)
-    )
-    if was_sent_when_due:
+    requests = _PlannedRequests(columns_of_stages, plans)
+    stages = requests.join("stage")
+    sent_variation = gap_variation(requests.join("sent_ns"), stages)
+    if requests.were_sent_when_due():
         return _GapVariations(sent_variation, sent_variation)
-    planned_variation = gap_variation(join_arrays(select_planned("due_ns")), stage_of_request)
-    return _GapVariations(sent_variation, planned_variation)
+    return _GapVariations(sent_variation, gap_variation(requests.join("due_ns"), stages))
+
+
+class _PlannedRequests:
+    """The requests of all stages that were sent at a time that the arrival process determines."""
+
+    def __init__(self, columns_of_stages: Sequence[Columns], plans: Sequence[StagePlan]) -> None:
+        """Select the planned requests of each stage."""
+        self._stages = [(columns, _select_planned(columns, plans)) for columns in columns_of_stages]
+
+    def join(self, field: str) -> NDArray[np.int64]:
+        """Return a field of these requests of all stages as one array."""
+        return join_arrays([columns[field][selected] for columns, selected in self._stages])
+
+    def were_sent_when_due(self) -> bool:
+        """Return True if each request was sent exactly when it was due, as in virtual time."""
+        return all(
+            np.array_equal(columns["sent_ns"][selected], columns["due_ns"][selected])
+            for columns, selected in self._stages
+        )
 
 
 def _select_planned(columns: Columns, plans: Sequence[StagePlan]) -> NDArray[np.bool_] | slice:
-    """Return which requests were sent at a time that the arrival process determines."""
-    was_sent = columns["sent_ns"] >= 0
-    is_first_turn = columns["turn"] == 0
-    if not plans:
-        return as_selection(was_sent & is_first_turn)
-    is_closed_stage = np.array([plan.closed for plan in plans])
-    is_open_loop = ~is_closed_stage[columns["stage"]]
-    return as_selection(was_sent & (is_open_loop & is_first_turn))
+    """Return which requests were sent at a time that the arrival process determines.
+
+    They are single requests and the first requests of conversations, in open loops. A run without
+    stages is one open loop.
+    """
+    is_planned = (columns["sent_ns"] >= 0) & (columns["turn"] == 0)
+    if plans:
+        is_open_stage = np.array([not plan.closed for plan in plans])
+        is_planned &= is_open_stage[columns["stage"]]
+    return as_selection(is_planned)

@@ -358,7 +358,7 @@ class _RunMeasurement:
         metrics = self._measure_stage(stage, window, run_metrics)
         return StageSummary(
             window=window,
-            inter_chunk_ms=uncertainty.shown_gap_distribution(
+            inter_chunk_ms=uncertainty.certain_gap_distribution(
                 gaps, gap_bounds, self._manifest.limits
             ),
             **shared_fields(self._data.stage_plans[stage], StageSummary),

@@ -23,7 +23,7 @@ from loadgen.core.metrics.request_counts import Bytes, RequestCounts, count_requ
 from loadgen.core.metrics.slo_sample import SloSample
 from loadgen.core.metrics.task_summary import Sessions, summarize_tasks
 from loadgen.core.metrics.token_usage import Tokens, summarize_tokens
-from loadgen.core.metrics.uncertainty import shown_distribution
+from loadgen.core.metrics.uncertainty import certain_distribution
 from loadgen.core.metrics.windows import Window, measure_window, per_second
 from loadgen.core.results.manifest import TargetFacts
 from loadgen.core.stats.histogram import Histogram
@@ -343,9 +343,9 @@ class PartSummarizer:
                 accumulator, scope.all_stages, scope.window, scope.timeline, scope.gpus
             ),
             goodput=measure_goodput(sample, scope.window),
-            ttft_ms=shown_distribution(accumulator, "ttft", limits),
-            tpot_ms=shown_distribution(accumulator, "tpot", limits),
-            e2e_ms=shown_distribution(accumulator, "e2e", limits),
+            ttft_ms=certain_distribution(accumulator, "ttft", limits),
+            tpot_ms=certain_distribution(accumulator, "tpot", limits),
+            e2e_ms=certain_distribution(accumulator, "e2e", limits),
         )
 
     def _measure_part(

@@ -86,6 +86,21 @@ class _SampleCounts(NamedTuple):
     without_tpot: int = 0
 
 
+class _TermValue(NamedTuple):
+    """The value of a metric at the quantile of a term.
+
+    Attributes:
+        value_ns: The value. None if there is none, or if it is too uncertain to be shown.
+        uncertain_range: The range of a value that is too uncertain to be shown, else None.
+    """
+
+    value_ns: float | None = None
+    uncertain_range: Range | None = None
+
+
+_NO_VALUE = _TermValue()
+
+
 class _TermOutcome(NamedTuple):
     """Whether a term is met, or None with the reason why that is undecided."""
 
@@ -94,14 +109,19 @@ class _TermOutcome(NamedTuple):
 
 
 def judge_terms(sample: SloSample, slo: Slo) -> tuple[TermResult, ...]:
-    """Judge each term of an SLO. Terms on pooled gaps are judged by the gaps of all requests."""
-    names_of_pooled = pooled_metrics()
-    return tuple(
-        _judge_gap_term(sample, term)
-        if term.metric in names_of_pooled
-        else _judge_request_term(sample, term, term_number)
-        for term_number, term in enumerate(slo.terms)
-    )
+    """Judge each term of an SLO: as met, missed or undecided.
+
+    A term limits a quantile of a metric, such as the p99 of TTFT. Most metrics have one value per
+    request. Gaps between output events are pooled instead: those of all requests are one sample.
+    """
+    pooled = pooled_metrics()
+    results = []
+    for term_number, term in enumerate(slo.terms):
+        if term.metric in pooled:
+            results.append(_judge_gap_term(sample, term))
+        else:
+            results.append(_judge_request_term(sample, term, term_number))
+    return tuple(results)
 
 
 def _judge_gap_term(sample: SloSample, term: Term) -> TermResult:
@@ -122,7 +142,7 @@ def _judge_gap_term(sample: SloSample, term: Term) -> TermResult:
         outcome = _TermOutcome(None, _TOO_MANY_UNFINISHED)
     else:
         outcome = _TermOutcome(value_ns <= term.limit_ns)
-    return _term_result(term, counts, outcome, value_ns)
+    return _term_result(term, counts, outcome, _TermValue(value_ns))
 
 
 # -- terms on requests -----------------------------------------------------------------------------
@@ -131,29 +151,34 @@ def _judge_gap_term(sample: SloSample, term: Term) -> TermResult:
 def _judge_request_term(sample: SloSample, term: Term, term_number: int) -> TermResult:
     """Judge a term on a metric that has one value per request, such as the p99 of TTFT.
 
-    Requests without a value come last in the order of values, because they are over the limit. If
-    the quantile falls on one of them, it has no value. A value that is too uncertain to be shown
-    is replaced by its range.
-
     Args:
         sample: The requests.
         term: The term.
         term_number: The index of the term in the SLO, which is in the names of its counts.
     """
     counts = _count_request_values(sample, term, term_number)
-    value_index = _quantile_index(counts, term)
-    value_ns = None
-    value_range = None
-    if value_index < counts.with_value:
-        value_ns = sample.accumulator.nth_value(term.metric, value_index)
-        value_range = _range_if_uncertain(sample, term.metric, value_index, value_ns)
-    reason = _why_not_judged(sample, term, counts)
+    value = _value_at_quantile(sample, term, counts)
+    reason = _reason_not_to_judge(sample, term, counts)
     if reason:
-        return _undecided_term(term, counts, reason, value_range)
-    outcome = _decide_request_term(sample, term, counts, value_range)
-    if value_range is not None:
-        value_ns = None
-    return _term_result(term, counts, outcome, value_ns, value_range)
+        return _undecided_term(term, counts, reason, value.uncertain_range)
+    outcome = _decide_request_term(sample, term, counts, value.uncertain_range)
+    return _term_result(term, counts, outcome, value)
+
+
+def _value_at_quantile(sample: SloSample, term: Term, counts: _SampleCounts) -> _TermValue:
+    """Return the value of a metric at the quantile of a term, or its range if it is uncertain.
+
+    Requests without a value, such as failed ones, come last in the order of values, because they
+    count as over the limit. If the quantile falls on one of them, there is no value.
+    """
+    value_index = _quantile_index(counts, term)
+    if value_index >= counts.with_value:
+        return _NO_VALUE
+    value_ns = sample.accumulator.nth_value(term.metric, value_index)
+    uncertain_range = _find_uncertain_range(sample, term.metric, value_index, value_ns)
+    if uncertain_range is not None:
+        return _TermValue(uncertain_range=uncertain_range)
+    return _TermValue(value_ns)
 
 
 def _quantile_index(counts: _SampleCounts, term: Term) -> int:
@@ -164,8 +189,8 @@ def _quantile_index(counts: _SampleCounts, term: Term) -> int:
 def _count_request_values(sample: SloSample, term: Term, term_number: int) -> _SampleCounts:
     """Count the requests that a term is judged by, with every failed one as over the limit.
 
-    Cancelled requests do not count. An unfinished request counts, as over the limit, only if it was
-    over it already when the drain ended.
+    Cancelled requests do not count. An unfinished request, which the end of the drain cut, counts
+    only if it had exceeded the limit by then. It is undecided otherwise.
 
     Args:
         sample: The requests.
@@ -174,33 +199,36 @@ def _count_request_values(sample: SloSample, term: Term, term_number: int) -> _S
     """
     accumulator = sample.accumulator
     with_value = accumulator.sum(term_sum_name(term_number, "values"))
-    unfinished_over = accumulator.sum(term_sum_name(term_number, "unfinished_over"))
-    undecided_unfinished = accumulator.sum("unfinished") - unfinished_over
-    without_value = sample.not_cancelled - undecided_unfinished - accumulator.sum("ok")
+    values_over_limit = accumulator.sum(term_sum_name(term_number, "over"))
+    unfinished_over_limit = accumulator.sum(term_sum_name(term_number, "unfinished_over"))
+    undecided = accumulator.sum("unfinished") - unfinished_over_limit
+    # Requests that count and are not ok have no value, and are over the limit: failed, dropped and
+    # lost ones, and unfinished ones that had exceeded the limit.
+    counted = sample.not_cancelled - undecided
+    not_ok = counted - accumulator.sum("ok")
     return _SampleCounts(
-        total=with_value + without_value,
+        total=with_value + not_ok,
         with_value=with_value,
-        over_limit=accumulator.sum(term_sum_name(term_number, "over")) + without_value,
-        unfinished=undecided_unfinished,
+        over_limit=values_over_limit + not_ok,
+        unfinished=undecided,
         without_tpot=sample.count_without_tpot(term),
     )
 
 
-def _range_if_uncertain(
+def _find_uncertain_range(
     sample: SloSample, metric: str, value_index: int, value_ns: float
 ) -> Range | None:
-    """Return the lower and upper bound of a value if they are too far apart to show the value.
+    """Return the range of a latency that is too uncertain to be shown, None if it is certain.
 
-    A latency is uncertain by the errors of the two timestamps that it is the difference of. Returns
-    None if it is certain enough.
+    A latency is the difference of two timestamps, so it is uncertain by the errors of both.
 
     Args:
         sample: The requests.
-        metric: The metric.
+        metric: The name of the latency.
         value_index: The index of the value in the ordered sample of the metric.
-        value_ns: The value.
+        value_ns: The value as it was measured.
     """
-    value_range = sample.accumulator.nth_range(metric, value_index)
+    value_range = sample.accumulator.bound_nth_value(metric, value_index)
     if value_range is None:
         return None
     limit = uncertainty_limit(metric, sample.limits)
@@ -208,7 +236,7 @@ def _range_if_uncertain(
 
 
 def _decide_request_term(
-    sample: SloSample, term: Term, counts: _SampleCounts, value_range: Range | None
+    sample: SloSample, term: Term, counts: _SampleCounts, uncertain_range: Range | None
 ) -> _TermOutcome:
     """Return whether a term on requests is met, or why it is undecided.
 
@@ -219,36 +247,49 @@ def _decide_request_term(
         sample: The requests.
         term: The term.
         counts: The requests that the term is judged by.
-        value_range: The range of the value at the quantile, None if the value is certain enough.
+        uncertain_range: The range of an uncertain value at the quantile, None if it is certain.
     """
-    if value_range is not None and value_range.lower <= term.limit_ns < value_range.upper:
-        return _TermOutcome(None, _limit_in_range_reason(term.metric, value_range))
+    if uncertain_range is not None and _is_in_range(term.limit_ns, uncertain_range):
+        return _TermOutcome(None, _limit_in_range_reason(term.metric, uncertain_range))
     is_met = _is_request_term_met(sample, term, counts)
-    if is_met is not None or value_range is not None:
+    if is_met is not None:
         return _TermOutcome(is_met)
+    if uncertain_range is not None:
+        return _TermOutcome(None)  # the range in the result shows the uncertainty
     if counts.without_tpot:
         return _TermOutcome(None, _no_time_span_reason(counts.without_tpot))
     return _TermOutcome(None, _TOO_MANY_UNFINISHED)
 
 
+def _is_in_range(limit_ns: float, value_range: Range) -> bool:
+    """Return True if a value of this range may be within a limit and may be over it."""
+    return value_range.lower <= limit_ns < value_range.upper
+
+
 def _is_request_term_met(sample: SloSample, term: Term, counts: _SampleCounts) -> bool | None:
     """Return whether a term is met, or None if requests that are left out could decide it.
 
-    A term is met if the sample at its quantile is within the limit, in the order of values with the
-    requests without a value last. Many unfinished requests or responses without a TPOT might have
-    changed that. Then the term is missed only if it would be missed with all of them within the
-    limit, and is undecided otherwise.
+    Unfinished requests and responses without a TPOT are left out, because their values are not
+    known. If there are many of them, they could decide the term, unless it is missed in any case.
     """
-    if sample.has_too_many_unfinished or counts.without_tpot:
-        all_requests = counts.total + counts.unfinished + counts.without_tpot
-        if not all_requests:
-            return None
-        # Of n samples, those after the one at the quantile may be over the limit.
-        allowed_over_limit = all_requests - 1 - quantile_index(all_requests, term.quantile)
-        if counts.over_limit <= allowed_over_limit:
-            return None
-    within_limit = min(counts.with_value, counts.total - counts.over_limit)
+    are_many_left_out = sample.has_too_many_unfinished or counts.without_tpot > 0
+    if are_many_left_out and not _is_missed_in_any_case(term, counts):
+        return None
+    within_limit = counts.total - counts.over_limit
     return _quantile_index(counts, term) < within_limit
+
+
+def _is_missed_in_any_case(term: Term, counts: _SampleCounts) -> bool:
+    """Return True if a term is missed even with all left out requests within its limit.
+
+    A quantile allows the requests after it in order of values to be over the limit. The p99 of 200
+    requests is the one with index 198, so one request may be over the limit.
+    """
+    all_requests = counts.total + counts.unfinished + counts.without_tpot
+    if not all_requests:
+        return False
+    allowed_over_limit = all_requests - 1 - quantile_index(all_requests, term.quantile)
+    return counts.over_limit > allowed_over_limit
 
 
 # -- reasons why a term is undecided ---------------------------------------------------------------
@@ -259,7 +300,7 @@ _TOO_MANY_UNFINISHED = (
 )
 
 
-def _why_not_judged(sample: SloSample, term: Term, counts: _SampleCounts) -> str:
+def _reason_not_to_judge(sample: SloSample, term: Term, counts: _SampleCounts) -> str:
     """Return why a term on requests can be neither met nor missed, or "" if it can.
 
     It cannot be judged if the metric cannot be trusted, or if there are ok requests and none of
@@ -267,8 +308,8 @@ def _why_not_judged(sample: SloSample, term: Term, counts: _SampleCounts) -> str
     """
     if term.metric in sample.undecidable_metrics:
         return sample.undecidable_metrics[term.metric]
-    have_all_failed = counts.total > 0 and not sample.accumulator.sum("ok")
-    if counts.with_value or have_all_failed:
+    is_missed_without_value = counts.total > 0 and sample.accumulator.sum("ok") == 0
+    if counts.with_value or is_missed_without_value:
         return ""
     if counts.without_tpot:
         return _no_time_span_reason(counts.without_tpot)
@@ -304,20 +345,16 @@ def _limit_in_range_reason(metric: str, value_range: Range) -> str:
 
 
 def _undecided_term(
-    term: Term, counts: _SampleCounts, reason: str, value_range: Range | None = None
+    term: Term, counts: _SampleCounts, reason: str, uncertain_range: Range | None = None
 ) -> TermResult:
     """Return the result of a term that cannot be judged, without its value or samples over it."""
     outcome = _TermOutcome(None, reason)
-    counts = counts._replace(over_limit=0)
-    return _term_result(term, counts, outcome, value_ns=None, value_range=value_range)
+    value = _TermValue(uncertain_range=uncertain_range)
+    return _term_result(term, counts._replace(over_limit=0), outcome, value)
 
 
 def _term_result(
-    term: Term,
-    counts: _SampleCounts,
-    outcome: _TermOutcome,
-    value_ns: float | None,
-    value_range: Range | None = None,
+    term: Term, counts: _SampleCounts, outcome: _TermOutcome, value: _TermValue
 ) -> TermResult:
     """Return the result of a term for summary.json, with times in ms.
 
@@ -325,10 +362,11 @@ def _term_result(
         term: The term.
         counts: The samples that the term is judged by.
         outcome: Whether the term is met.
-        value_ns: The value at the quantile, None if there is none or if it is not shown.
-        value_range: The range of a value that is too uncertain to be shown.
+        value: The value at the quantile, or its range.
     """
-    needed = SUPPORT.get(quantile_name(term.quantile)) or needed_samples(term.quantile)
+    value_ns = value.value_ns
+    value_range = value.uncertain_range
+    needed_count = _needed_samples(term.quantile)
     return TermResult(
         metric=term.metric,
         quantile=term.quantile,
@@ -338,10 +376,16 @@ def _term_result(
         met=outcome.is_met,
         over=counts.over_limit,
         count=counts.total,
-        needed=needed,
-        supported=counts.total >= needed,
+        needed=needed_count,
+        supported=counts.total >= needed_count,
         undecided=outcome.undecided_reason,
         unfinished=counts.unfinished,
         low_ms=None if value_range is None else milliseconds(value_range.lower),
         high_ms=None if value_range is None else milliseconds(value_range.upper),
     )
+
+
+def _needed_samples(quantile: float) -> int:
+    """Return how many samples support a quantile. Those of common quantiles are in a table."""
+    name = quantile_name(quantile)
+    return SUPPORT[name] if name in SUPPORT else needed_samples(quantile)

@@ -63,19 +63,24 @@ def measure_step_times(measured: Sequence[Columns], manifest: RunManifest) -> li
     """Return, for each step of agentic tasks, the share of the time of the tasks that it took.
 
     A task is a sequence of requests, its turns, by an agent. A step is a named group of its turns.
-    Only tasks that ended ok are measured.
+    The tasks of a request class have the same steps. Only tasks that ended ok are measured.
+
+    Returns:
+        The times of each step of `manifest.steps`, in their order.
     """
     times = [UNKNOWN] * len(manifest.steps)
     if not manifest.steps:
         return times
     requests = JoinedColumns(measured, only_ok=False)
     step_of_request = step_indices(manifest, requests["request"], requests["turn"])
-    for class_name in dict.fromkeys(step.of_class for step in manifest.steps):
-        indices = [i for i, step in enumerate(manifest.steps) if step.of_class == class_name]
-        steps = [manifest.steps[i] for i in indices]
-        is_of_class = np.isin(step_of_request, indices)
-        times_of_steps = _measure_steps_of_class(requests, is_of_class, steps)
-        for step_index, step_time in zip(indices, times_of_steps, strict=True):
+    steps_by_class: dict[str, list[int]] = {}
+    for step_index, step in enumerate(manifest.steps):
+        steps_by_class.setdefault(step.of_class, []).append(step_index)
+    for step_indices_of_class in steps_by_class.values():
+        is_of_class = np.isin(step_of_request, step_indices_of_class)
+        steps = [manifest.steps[step_index] for step_index in step_indices_of_class]
+        step_times = _measure_steps_of_class(requests, is_of_class, steps)
+        for step_index, step_time in zip(step_indices_of_class, step_times, strict=True):
             times[step_index] = step_time
     return times
 
@@ -85,21 +90,27 @@ def _measure_steps_of_class(
 ) -> list[StepTime]:
     """Return the times of the steps of one request class, all of whose tasks have the same turns.
 
+    A task begins with its first turn and ends with its last one. Its time is divided among the
+    requests and pauses on its critical path, which are those that delayed its end.
+
     Args:
         requests: The requests of all classes.
         is_of_class: Which of them belong to the class.
-        steps: The steps of its tasks.
+        steps: The steps of its tasks, which together have all turns.
     """
     # For each turn, the turns that have to end before it is due.
     preceding_turns: dict[int, list[int]] = {}
     for step in steps:
-        for turn, waits_for in zip(step.turns, step.after, strict=True):
-            preceding_turns[turn] = list(waits_for)
-    tasks = _select_ok_tasks(requests, is_of_class, turns=len(preceding_turns))
+        for turn, awaited_turns in zip(step.turns, step.after, strict=True):
+            preceding_turns[turn] = list(awaited_turns)
+    turns = len(preceding_turns)
+    tasks = _select_ok_tasks(requests, is_of_class, turns)
     if not len(tasks.due_ns):
         return [UNKNOWN] * len(steps)
-    turn_times = _follow_critical_paths(tasks, preceding_turns)
-    total_ns = float((tasks.end_ns[:, -1] - tasks.due_ns[:, 0]).sum())
+    turn_times = _measure_turn_times(tasks, preceding_turns)
+    task_start_ns = tasks.due_ns[:, 0]
+    task_end_ns = tasks.end_ns[:, turns - 1]
+    total_ns = float((task_end_ns - task_start_ns).sum())
     return [_step_time(step, turn_times, total_ns) for step in steps]
 
 
@@ -108,63 +119,88 @@ def _select_ok_tasks(
 ) -> _TaskTimes:
     """Return the times of the tasks whose requests are all recorded and ok.
 
-    The requests are ordered by task and turn. Each task then is a run of adjacent rows, and those
-    of complete tasks form a table with a row for each task and a column for each turn.
-
     Args:
         requests: The requests of all classes.
         is_of_class: Which of them belong to the class whose tasks are selected.
         turns: The number of turns of a complete task.
     """
-    session = requests["session"][is_of_class]
-    order = np.lexsort((requests["turn"][is_of_class], session))
-    is_ok = (requests["status"][is_of_class] == OK)[order]
-    _, first_rows, counts = np.unique(session[order], return_index=True, return_counts=True)
-    if not len(first_rows):
-        no_tasks = np.zeros((0, turns), np.int64)
-        return _TaskTimes(no_tasks, no_tasks)
-    is_complete = (counts == turns) & np.logical_and.reduceat(is_ok, first_rows)
-    rows_of_tasks = first_rows[is_complete][:, None] + np.arange(turns)
+    turn_of_request = requests["turn"][is_of_class]
+    task_numbers, task_of_request, request_counts = np.unique(
+        requests["session"][is_of_class], return_inverse=True, return_counts=True
+    )
 
-    def tabulate(field: str) -> NDArray[np.int64]:
-        values: NDArray[np.int64] = requests[field][is_of_class][order][rows_of_tasks]
-        return values
+    def tabulate(values: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return the values of requests as a table with a row per task and a column per turn."""
+        table = np.zeros((len(task_numbers), turns), np.int64)
+        table[task_of_request, turn_of_request] = values
+        return table
 
-    return _TaskTimes(due_ns=tabulate("due_ns"), end_ns=tabulate("end_ns"))
+    is_ok = tabulate(requests["status"][is_of_class] == OK) > 0
+    is_complete = (request_counts == turns) & is_ok.all(axis=1)
+    return _TaskTimes(
+        due_ns=tabulate(requests["due_ns"][is_of_class])[is_complete],
+        end_ns=tabulate(requests["end_ns"][is_of_class])[is_complete],
+    )
 
 
-def _follow_critical_paths(tasks: _TaskTimes, preceding_turns: dict[int, list[int]]) -> _TurnTimes:
-    """Return the time of tasks that each turn, and the pause before it, took on the critical path.
+def _measure_turn_times(tasks: _TaskTimes, preceding_turns: dict[int, list[int]]) -> _TurnTimes:
+    """Return the time of tasks that each turn, and the pause before it, took on critical paths.
 
-    The critical path leads from the last request of a task back to the first: from each request to
-    the one that it waited for, which is the last one to end of those that precede it. Requests
-    beside the path ended earlier and took no time of the task. All tasks are followed at once.
+    Requests that are not on the critical path of their task ended while another one was waited
+    for, and took no time of the task.
 
     Args:
         tasks: The times of the requests of each task.
-        preceding_turns: For each turn, the turns that it waits for. It is due a pause after the
-            last of them has ended.
+        preceding_turns: For each turn, the turns that it waits for.
     """
-    task_count, turns = tasks.due_ns.shape
-    is_on_path = np.zeros((task_count, turns), bool)
-    is_on_path[:, -1] = True
-    request_ns = np.zeros(turns)
-    pause_ns = np.zeros(turns)
-    all_pauses_ns = np.zeros((task_count, turns), np.int64)
+    is_on_path = _find_critical_paths(tasks, preceding_turns)
+    durations_ns = tasks.end_ns - tasks.due_ns
+    pauses_ns = _measure_pauses(tasks, preceding_turns)
+    request_ns = np.where(is_on_path, durations_ns, 0).sum(axis=0)
+    pause_ns = np.where(is_on_path, pauses_ns, 0).sum(axis=0)
+    return _TurnTimes(
+        request_ns=request_ns.astype(np.float64),
+        pause_ns=pause_ns.astype(np.float64),
+        all_pauses_ns=pauses_ns,
+    )
+
+
+def _find_critical_paths(
+    tasks: _TaskTimes, preceding_turns: dict[int, list[int]]
+) -> NDArray[np.bool_]:
+    """Return which requests are on the critical path of their task, one row for each task.
+
+    The critical path leads from the last request of a task back to the first: from each request to
+    the one that it waited for longest. All tasks are followed at once.
+    """
+    turns = tasks.due_ns.shape[1]
+    is_on_path = np.zeros(tasks.due_ns.shape, bool)
+    is_on_path[:, turns - 1] = True
     for turn in reversed(range(turns)):
         # All later turns are done, so it is known by now which tasks have this turn on their path.
-        path_tasks = np.flatnonzero(is_on_path[:, turn])
-        durations_ns = tasks.end_ns[:, turn] - tasks.due_ns[:, turn]
-        request_ns[turn] = durations_ns[path_tasks].sum()
-        preceding = preceding_turns[turn]
-        if not preceding:
+        awaited_turns = preceding_turns[turn]
+        if not awaited_turns:
             continue
-        preceding_ends_ns = tasks.end_ns[:, preceding]
-        all_pauses_ns[:, turn] = tasks.due_ns[:, turn] - preceding_ends_ns.max(axis=1)
-        pause_ns[turn] = all_pauses_ns[path_tasks, turn].sum()
-        latest_turns = np.array(preceding)[preceding_ends_ns.argmax(axis=1)]
-        is_on_path[path_tasks, latest_turns[path_tasks]] = True
-    return _TurnTimes(request_ns, pause_ns, all_pauses_ns)
+        # For each task, the position in `awaited_turns` of the turn that ended last.
+        position_of_last = tasks.end_ns[:, awaited_turns].argmax(axis=1)
+        for position, awaited_turn in enumerate(awaited_turns):
+            is_last_to_end = position_of_last == position
+            is_on_path[:, awaited_turn] |= is_on_path[:, turn] & is_last_to_end
+    return is_on_path
+
+
+def _measure_pauses(tasks: _TaskTimes, preceding_turns: dict[int, list[int]]) -> NDArray[np.int64]:
+    """Return the pause before each request, in ns, one row for each task.
+
+    A request is due a pause after the last of those that it waits for has ended. Before a request
+    that waits for none, there is no pause.
+    """
+    pauses_ns = np.zeros(tasks.due_ns.shape, np.int64)
+    for turn, awaited_turns in preceding_turns.items():
+        if awaited_turns:
+            last_end_ns = tasks.end_ns[:, awaited_turns].max(axis=1)
+            pauses_ns[:, turn] = tasks.due_ns[:, turn] - last_end_ns
+    return pauses_ns
 
 
 def _step_time(step: StepPlan, times: _TurnTimes, total_ns: float) -> StepTime:

@@ -74,7 +74,7 @@ class StatisticRanges(NamedTuple):
 
 
 class ValueBounds:
-    """The bounds of all values of a metric that has one value per request."""
+    """The bounds of all values of a metric that has one value per request, such as TTFT."""
 
     def __init__(self, lower: NDArray[np.int64], upper: NDArray[np.int64]) -> None:
         """Take the bounds of at least one value, and put both arrays in ascending order."""
@@ -83,13 +83,13 @@ class ValueBounds:
         self._lower = lower
         self._upper = upper
 
-    def nth(self, index_in_order: int) -> Range:
+    def bound_nth(self, index_in_order: int) -> Range:
         """Return the bounds of the value at an index of the ordered sample."""
         return Range(float(self._lower[index_in_order]), float(self._upper[index_in_order]))
 
-    def quantile(self, probability: float) -> Range:
+    def bound_quantile(self, probability: float) -> Range:
         """Return the bounds of a quantile."""
-        return self.nth(quantile_index(len(self._lower), probability))
+        return self.bound_nth(quantile_index(len(self._lower), probability))
 
     def count_over(self, limit_ns: int) -> Range:
         """Return the fewest and the most values that may be over a limit."""
@@ -98,126 +98,148 @@ class ValueBounds:
         most = count - int(np.searchsorted(self._upper, limit_ns, side="right"))
         return Range(fewest, most)
 
-    def ranges(self) -> StatisticRanges:
-        """Return the bounds of each statistic."""
+    def bound_statistics(self) -> StatisticRanges:
+        """Return the bounds of the mean, the maximum and each quantile."""
         count = len(self._lower)
         indices = {name: quantile_index(count, p) for name, p in QUANTILES} | {"max": count - 1}
         mean = Range(float(self._lower.mean()), float(self._upper.mean()))
-        by_name = {name: self.nth(index) for name, index in indices.items()}
-        by_index = {index: self.nth(index) for index in indices.values()}
+        by_name = {name: self.bound_nth(index) for name, index in indices.items()}
+        by_index = {index: self.bound_nth(index) for index in indices.values()}
         return StatisticRanges({"mean": mean, **by_name}, by_index)
 
 
 class GapBounds:
-    """The bounds of the gaps between events, from the gaps and the errors of the timestamps.
+    """The bounds of the gaps between output events, which follow from the errors of timestamps.
 
-    Which gap has which error is not known. An event that came earlier than its timestamp makes one
-    gap shorter and the next one longer. So if n events have an error above e, at most n gaps are
-    too long, and at most n too short, by more than e. For each size e of an error, this gives
-    bounds of the distribution of the gaps (as Makarov 1982 for a sum of two variables with an
-    unknown dependence). The best of these bounds is used.
+    An event that came earlier than its timestamp makes one gap shorter and the next one longer. It
+    is not known which gap has which error, but how many events have an error above any threshold.
+    If n events have an error above e, at most n gaps are too long, and at most n too short, by more
+    than e. So each threshold e gives bounds of the distribution of the gaps (as Makarov 1982 for a
+    sum of two variables with an unknown dependence). The tightest of these bounds is used.
     """
 
     def __init__(
-        self, gaps: Histogram, event_errors: Histogram, mean: Range, smallest_maximum: float
+        self, gaps: Histogram, event_errors: Histogram, mean: Range, smallest_maximum_ns: float
     ) -> None:
-        """Take the gaps and the errors of events, and the bounds that are computed otherwise.
+        """Prepare the bounds of quantiles. The bounds of the mean and the maximum are parameters.
 
         Args:
             gaps: The gaps between events of all requests.
             event_errors: The error of the timestamp of each event.
-            mean: The bounds of the mean, which follows from the first and the last token.
-            smallest_maximum: A lower bound of the largest gap: the largest gap of any request
-                less the error of the event at its end.
+            mean: The bounds of the mean gap.
+            smallest_maximum_ns: A lower bound of the largest gap.
         """
+        thresholds = _sample_error_thresholds(event_errors)
         self._gaps = gaps
         self._mean = mean
-        self._smallest_maximum = smallest_maximum
-        self._error_counts = _sample_error_sizes(event_errors)
-        self._errors_ns = np.array([count.error_ns for count in self._error_counts])
-        self._events_above = np.array([count.events_above for count in self._error_counts])
+        self._smallest_maximum_ns = smallest_maximum_ns
+        self._thresholds_ns = np.array([threshold.error_ns for threshold in thresholds])
+        self._events_above = np.array([threshold.events_above for threshold in thresholds])
+        # For each bucket of the histogram, the number of gaps in it and in all smaller ones.
         self._gaps_up_to_bucket = np.cumsum(gaps.counts)
 
+    def bound_quantile(self, probability: float) -> Range:
+        """Return the bounds of a quantile."""
+        return self.bound_nth(quantile_index(self._gaps.count, probability))
+
+    def bound_nth(self, index_in_order: int) -> Range:
+        """Return the bounds of the gap at an index of the ordered sample.
+
+        If n events have an error above e, at most n gaps are wrong by more than e. So the true gap
+        at index i lies between the measured gap at index i - n less e, and the one at index i + n
+        plus e. For example, if 3 events have an error above 2 ms, the gap at index 100 is at least
+        the measured one at index 97 less 2 ms.
+        """
+        lower = self._lower_bound_ns(index_in_order)
+        upper = self._upper_bound_ns(index_in_order)
+        return Range(lower, upper)
+
+    def _lower_bound_ns(self, index_in_order: int) -> float:
+        """Return the largest of the lower bounds that the thresholds give, at least 0.
+
+        A threshold that so many events exceed that the index i - n is negative gives no bound.
+        """
+        indices = index_in_order - self._events_above
+        is_in_sample = indices >= 0
+        bounds_ns = self._gaps_at(indices[is_in_sample]) - self._thresholds_ns[is_in_sample]
+        return float(bounds_ns.max(initial=0.0))
+
+    def _upper_bound_ns(self, index_in_order: int) -> float:
+        """Return the smallest of the upper bounds that the thresholds give.
+
+        A threshold whose index i + n is beyond the sample gives no bound. No event exceeds the
+        largest threshold, so at least one bound remains.
+        """
+        last_index = int(self._gaps_up_to_bucket[-1]) - 1
+        indices = index_in_order + self._events_above
+        is_in_sample = indices <= last_index
+        bounds_ns = self._gaps_at(indices[is_in_sample]) + self._thresholds_ns[is_in_sample]
+        return float(bounds_ns.min())
+
     def _gaps_at(self, indices: NDArray[np.int64]) -> NDArray[np.float64]:
-        """Return the gaps at indices of the ordered sample."""
+        """Return the measured gaps at indices of the ordered sample, in ns.
+
+        A gap lies in the first bucket up to which there are more gaps than its index. With 5 gaps
+        in bucket 0 and 3 in bucket 1, for example, index 5 is in bucket 1.
+        """
         buckets = np.searchsorted(self._gaps_up_to_bucket, indices, side="right")
         return self._gaps.bucket_middles(buckets.astype(np.int64))
 
-    def quantile(self, probability: float) -> Range:
-        """Return the bounds of a quantile."""
-        return self.nth(quantile_index(self._gaps.count, probability))
-
-    def nth(self, index_in_order: int) -> Range:
-        """Return the bounds of the gap at an index of the ordered sample.
-
-        If n events have an error above e, at most n gaps change by more than e. So the gap at the
-        index is at least the one n places below it less e, and at most the one n places above it
-        plus e. The best of these bounds over all sizes e is returned. A size whose n leads out of
-        the sample gives no bound.
-        """
-        last_index = int(self._gaps_up_to_bucket[-1]) - 1
-        lower_indices = index_in_order - self._events_above
-        upper_indices = index_in_order + self._events_above
-        has_lower = lower_indices >= 0
-        has_upper = upper_indices <= last_index
-        lower_bounds = self._gaps_at(lower_indices[has_lower]) - self._errors_ns[has_lower]
-        upper_bounds = self._gaps_at(upper_indices[has_upper]) + self._errors_ns[has_upper]
-        return Range(float(lower_bounds.max(initial=0.0)), float(upper_bounds.min()))
-
-    def ranges(self) -> StatisticRanges:
-        """Return the bounds of each statistic."""
-        by_name = {name: self.quantile(p) for name, p in QUANTILES}
-        largest = Range(self._smallest_maximum, float(self._gaps.largest_ns))
+    def bound_statistics(self) -> StatisticRanges:
+        """Return the bounds of the mean, the maximum and each quantile."""
+        by_name = {name: self.bound_quantile(p) for name, p in QUANTILES}
+        largest = Range(self._smallest_maximum_ns, float(self._gaps.largest_ns))
         return StatisticRanges({"mean": self._mean, **by_name, "max": largest}, by_index={})
 
 
-class ErrorCount(NamedTuple):
+class ErrorThreshold(NamedTuple):
     """A size of timestamp errors, and the number of events whose error is above it."""
 
     error_ns: float
     events_above: int
 
 
-def _sample_error_sizes(event_errors: Histogram) -> list[ErrorCount]:
+def _sample_error_thresholds(event_errors: Histogram) -> list[ErrorThreshold]:
     """Return sizes of errors from 0 to the largest, each with the number of events above it.
 
-    Bounds are computed for each of them, so only about ERROR_SIZES of the buckets of the histogram
-    are taken, evenly. Its bucket 0 has the events without an error.
+    Each of them gives valid bounds of the gaps, and more of them give tighter ones. To limit the
+    work, about ERROR_SIZES of the non-empty buckets of the histogram are taken, evenly.
     """
-    total = event_errors.count
-    events_up_to_bucket = np.cumsum(event_errors.counts)
-    filled_buckets = np.flatnonzero(event_errors.counts[1:]) + 1
-    step = max(len(filled_buckets) // ERROR_SIZES, 1)
-    counts = [ErrorCount(error_ns=0.0, events_above=total - int(events_up_to_bucket[0]))]
-    for bucket in filled_buckets[::step].tolist():
+    events_above_bucket = event_errors.count - np.cumsum(event_errors.counts)
+    # Bucket 0 has the events without an error.
+    thresholds = [ErrorThreshold(error_ns=0.0, events_above=int(events_above_bucket[0]))]
+    error_buckets = np.flatnonzero(event_errors.counts[1:]) + 1
+    step = max(len(error_buckets) // ERROR_SIZES, 1)
+    for bucket in error_buckets[::step].tolist():
         error_ns = event_errors.bucket_middle(bucket)
-        counts.append(ErrorCount(error_ns, total - int(events_up_to_bucket[bucket])))
-    if len(filled_buckets):
-        counts.append(ErrorCount(float(event_errors.largest_ns), events_above=0))
-    return counts
+        thresholds.append(ErrorThreshold(error_ns, int(events_above_bucket[bucket])))
+    if len(error_buckets):
+        thresholds.append(ErrorThreshold(float(event_errors.largest_ns), events_above=0))
+    return thresholds
 
 
 SampleBounds: TypeAlias = ValueBounds | GapBounds
 
 
 def bound_values(
-    stages: Sequence[Columns], bound: Callable[[Columns], Bounds]
+    stages: Sequence[Columns], compute_bounds: Callable[[Columns], Bounds]
 ) -> ValueBounds | None:
     """Return the bounds of a metric of the ok requests, or None if all values are certain.
 
-    Most runs are certain. To recognize them takes little memory, because the bounds of one block of
-    requests at a time are computed and dropped. So those of an uncertain run are computed twice.
+    The values of most runs are certain. That is found out first, from one block of requests after
+    the other, which takes little memory. Only for an uncertain run the bounds are computed a second
+    time and kept.
 
     Args:
         stages: The records of each stage.
-        bound: Computes the bounds of the metric for each of some records.
+        compute_bounds: Returns the bounds of the metric for each of some records.
     """
-    if all(_is_certain(block, bound) for block in _blocks_of(stages)):
+    if all(_is_certain(block, compute_bounds) for block in _blocks_of(stages)):
         return None
     lower_bounds: list[NDArray[np.int64]] = []
     upper_bounds: list[NDArray[np.int64]] = []
     for block in _blocks_of(stages):
-        lower, upper = bound(block)
+        lower, upper = compute_bounds(block)
         is_defined = block.where(OK) & (lower != UNDEFINED)
         lower_bounds.append(lower[is_defined])
         upper_bounds.append(upper[is_defined])
@@ -226,9 +248,9 @@ def bound_values(
     return ValueBounds(all_lower, np.concatenate(upper_bounds))
 
 
-def _is_certain(block: Columns, bound: Callable[[Columns], Bounds]) -> bool:
+def _is_certain(block: Columns, compute_bounds: Callable[[Columns], Bounds]) -> bool:
     """Return True if the lower and the upper bound of each ok request are equal."""
-    lower, upper = bound(block)
+    lower, upper = compute_bounds(block)
     if lower is upper:
         return True
     ok = block.where(OK)
@@ -246,40 +268,59 @@ def bound_metric(stages: Sequence[Columns], metric: str) -> ValueBounds | None:
 def bound_gaps(
     stages: Sequence[Columns], gaps: Histogram, event_errors: Histogram
 ) -> GapBounds | None:
-    """Return the bounds of the gaps between events, or None if all of them are certain.
-
-    The gaps of a request add up to the time from its first to its last token. So the errors of
-    these two tokens bound the mean gap: the sum is smaller by the error of the last token, and
-    larger by the error of the first token. A negative error is not known and counts as 0.
+    """Return the bounds of the gaps between output events, or None if all of them are certain.
 
     Args:
         stages: The records of each stage.
         gaps: The gaps between output events of all stages.
-        event_errors: The timestamp errors of these events.
+        event_errors: How much earlier than its timestamp each of these events may have arrived.
     """
     if not gaps.count or not event_errors.count or event_errors.largest_ns <= 0:
         return None
-    first_errors_ns = 0
-    last_errors_ns = 0
-    smallest_maximum_ns = 0
-    for columns in stages:
-        has_gaps = columns["output_events"] > 1
-        first_errors_ns += int(np.maximum(columns["stamp_error_ns"], 0)[has_gaps].sum())
-        last_errors_ns += int(np.maximum(columns["last_token_error_ns"], 0)[has_gaps].sum())
-        max_gap_errors_ns = np.maximum(columns["max_gap_error_ns"], 0)
-        shortest_max_gaps_ns = (columns["max_gap_ns"] - max_gap_errors_ns)[has_gaps]
-        smallest_maximum_ns = max(smallest_maximum_ns, int(shortest_max_gaps_ns.max(initial=0)))
-    mean = Range(
-        lower=max(gaps.total_ns - last_errors_ns, 0) / gaps.count,
-        upper=(gaps.total_ns + first_errors_ns) / gaps.count,
-    )
+    smallest_maximum_ns = max((_smallest_max_gap_ns(columns) for columns in stages), default=0)
+    mean = _bound_mean_gap(stages, gaps)
     return GapBounds(gaps, event_errors, mean, float(smallest_maximum_ns))
 
 
-def find_withheld_ranges(
+def _bound_mean_gap(stages: Sequence[Columns], gaps: Histogram) -> Range:
+    """Return the bounds of the mean gap between output events.
+
+    The gaps of a response add up to the time from its first to its last event, whatever the errors
+    of the events between them are. If the last event arrived earlier than its timestamp, the sum is
+    smaller by that error. If the first event did, the sum is larger.
+    """
+    first_errors_ns = sum(_sum_errors(columns, "stamp_error_ns") for columns in stages)
+    last_errors_ns = sum(_sum_errors(columns, "last_token_error_ns") for columns in stages)
+    smallest_total_ns = max(gaps.total_ns - last_errors_ns, 0)
+    largest_total_ns = gaps.total_ns + first_errors_ns
+    return Range(smallest_total_ns / gaps.count, largest_total_ns / gaps.count)
+
+
+def _sum_errors(columns: Columns, field: str) -> int:
+    """Return the sum of a timestamp error over the responses with gaps.
+
+    An error that is not known, which is -1, counts as 0.
+    """
+    has_gaps = columns["output_events"] > 1
+    return int(np.maximum(columns[field], 0)[has_gaps].sum())
+
+
+def _smallest_max_gap_ns(columns: Columns) -> int:
+    """Return a lower bound of the largest gap between the events of any of these responses.
+
+    A gap is at least as long as measured less the error of the event at its end. An error that is
+    not known, which is -1, counts as 0.
+    """
+    has_gaps = columns["output_events"] > 1
+    errors_ns = np.maximum(columns["max_gap_error_ns"], 0)
+    shortest_gaps_ns = (columns["max_gap_ns"] - errors_ns)[has_gaps]
+    return int(shortest_gaps_ns.max(initial=0))
+
+
+def find_uncertain_ranges(
     distribution: Distribution, ranges: StatisticRanges | None, limit: float
 ) -> RangesMs:
-    """Return the statistics of a metric that are withheld, with their ranges in ms.
+    """Return the ranges, in ms, of those statistics of a metric that are too uncertain to report.
 
     Args:
         distribution: The distribution of the metric.
@@ -288,7 +329,7 @@ def find_withheld_ranges(
     """
     if ranges is None:
         return {}
-    withheld: RangesMs = {}
+    uncertain_ranges: RangesMs = {}
     for name, statistic_range in ranges.by_name.items():
         value_ms = getattr(distribution, name)
         if value_ms is None:
@@ -296,17 +337,19 @@ def find_withheld_ranges(
         if statistic_range.exceeds(value_ms * 1e6, limit):
             lower_ms = milliseconds(statistic_range.lower)
             upper_ms = milliseconds(statistic_range.upper)
-            withheld[name] = (lower_ms, upper_ms)
-    return withheld
+            uncertain_ranges[name] = (lower_ms, upper_ms)
+    return uncertain_ranges
 
 
-def find_withheld(
+def find_uncertain_statistics(
     distributions: Mapping[str, Distribution],
     measured: MetricAccumulator,
     gap_bounds: GapBounds | None,
     limits: ValidityLimits,
 ) -> dict[str, RangesMs]:
-    """Return, for each metric with any, the withheld statistics with their ranges in ms.
+    """Return the statistics that are too uncertain to report, by metric, with their ranges in ms.
+
+    Metrics of which no statistic is too uncertain are left out.
 
     Args:
         distributions: The distribution of each metric.
@@ -314,39 +357,40 @@ def find_withheld(
         gap_bounds: The bounds of the gaps between events, None if all gaps are certain.
         limits: The shares by which statistics may be off.
     """
-    withheld = {}
+    uncertain_statistics = {}
     for definition in METRICS.available():
-        ranges = measured.statistic_ranges(definition.name)
         if definition.name == "inter_chunk" and gap_bounds is not None:
-            ranges = gap_bounds.ranges()
+            # The gaps of all requests are one sample. They have bounds of their own.
+            ranges: StatisticRanges | None = gap_bounds.bound_statistics()
+        else:
+            ranges = measured.statistic_ranges(definition.name)
         if ranges is None:
             continue
         limit = _uncertainty_limit(definition, limits)
-        metric_ranges = find_withheld_ranges(distributions[definition.name], ranges, limit)
-        if metric_ranges:
-            withheld[definition.name] = metric_ranges
-    return withheld
+        uncertain_ranges = find_uncertain_ranges(distributions[definition.name], ranges, limit)
+        if uncertain_ranges:
+            uncertain_statistics[definition.name] = uncertain_ranges
+    return uncertain_statistics
 
 
-def shown_distribution(
+def certain_distribution(
     accumulator: MetricAccumulator, metric: str, limits: ValidityLimits
 ) -> Distribution:
     """Return the distribution of a metric without the statistics that are too uncertain."""
     distribution = accumulator.distribution(metric)
     ranges = accumulator.statistic_ranges(metric)
-    return distribution.without(
-        find_withheld_ranges(distribution, ranges, uncertainty_limit(metric, limits))
-    )
+    limit = uncertainty_limit(metric, limits)
+    return distribution.without(find_uncertain_ranges(distribution, ranges, limit))
 
 
-def shown_gap_distribution(
+def certain_gap_distribution(
     gaps: Histogram, gap_bounds: GapBounds | None, limits: ValidityLimits
 ) -> Distribution:
-    """Return the distribution of the gaps without the statistics that are too uncertain."""
+    """Return the distribution of the gaps between events, without too uncertain statistics."""
     distribution = gaps.distribution()
-    ranges = None if gap_bounds is None else gap_bounds.ranges()
-    withheld = find_withheld_ranges(distribution, ranges, limits.event_error_share)
-    return distribution.without(withheld)
+    ranges = None if gap_bounds is None else gap_bounds.bound_statistics()
+    uncertain_ranges = find_uncertain_ranges(distribution, ranges, limits.event_error_share)
+    return distribution.without(uncertain_ranges)
 
 
 def certain_quantiles(
@@ -355,13 +399,16 @@ def certain_quantiles(
     definition: MetricDefinition,
     manifest: RunManifest,
 ) -> tuple[float, ...]:
-    """Return those of the percentiles that the user requested that are certain enough to be shown.
+    """Return the percentiles to report of a metric: requested by the user, and certain enough.
 
     Args:
         sample: The sample of the metric.
         sample_bounds: The bounds of its values, None if all of them are certain.
         definition: The metric.
         manifest: The manifest, with the requested percentiles and the limits.
+
+    Returns:
+        The percentiles as probabilities, such as 0.99.
     """
     if sample_bounds is None or not sample.count:
         return manifest.percentiles
@@ -369,7 +416,7 @@ def certain_quantiles(
 
     def is_certain(probability: float) -> bool:
         value_ns = sample.quantile(probability)
-        return not sample_bounds.quantile(probability).exceeds(value_ns, limit)
+        return not sample_bounds.bound_quantile(probability).exceeds(value_ns, limit)
 
     return tuple(filter(is_certain, manifest.percentiles))
 
@@ -387,61 +434,77 @@ def _uncertainty_limit(definition: MetricDefinition, limits: ValidityLimits) -> 
     return float(getattr(limits, definition.uncertainty_limit))
 
 
-def is_tpot_limited_by_first_event(
+def would_first_event_make_tpot_certain(
     measured: MetricAccumulator, tpot: Distribution, limits: ValidityLimits
 ) -> bool:
-    """Return True if TPOT could be shown if the number of tokens of first events were known.
+    """Return True if TPOT were certain enough with a known number of tokens in first events.
 
-    TPOT is divided by the tokens after the first event, so that number is a source of its
-    uncertainty, beside timestamps. It is the only one that matters if the bounds by timestamps
-    alone would withhold nothing.
+    TPOT divides a time by the tokens after the first event. Its uncertainty comes from the
+    timestamps and, unless the server reports it, from the number of tokens in the first event. The
+    latter alone is the cause if the timestamps alone leave TPOT certain enough.
+
+    Args:
+        measured: All measured requests.
+        tpot: The distribution of TPOT.
+        limits: The shares by which statistics may be off.
     """
     bounds_by_times = bound_values(measured.columns, bounds.bound_tpot_times)
     if bounds_by_times is None:
-        return True
-    return not find_withheld_ranges(tpot, bounds_by_times.ranges(), limits.tpot_error_share)
+        return True  # all timestamps are exact
+    ranges_by_times = bounds_by_times.bound_statistics()
+    return not find_uncertain_ranges(tpot, ranges_by_times, limits.tpot_error_share)
 
 
 def are_stalls_uncertain(measured: MetricAccumulator, limits: ValidityLimits) -> bool:
-    """Return True if the number of stalls may be off by more than the limit of the gaps.
+    """Return True if timestamps are too uncertain to tell how many responses stalled.
 
-    A stall is a request whose largest gap is above STALL_NS, so the bounds of the largest gaps give
-    the fewest and the most stalls.
+    A response stalled if its largest gap between output events is above STALL_NS. So the bounds of
+    the largest gaps give the fewest and the most stalls. They are certain enough if these differ
+    from the counted stalls by no more than the share `event_error_share`.
     """
-    if measured.statistic_ranges("max_gap") is None:
-        return False
     max_gap_bounds = bound_metric(measured.columns, "max_gap")
-    if max_gap_bounds is None:
+    if max_gap_bounds is None:  # all gaps are certain
         return False
-    stalls = max_gap_bounds.count_over(STALL_NS)
-    return stalls.exceeds(measured.sum("stalled"), limits.event_error_share)
+    possible_stalls = max_gap_bounds.count_over(STALL_NS)
+    return possible_stalls.exceeds(measured.sum("stalled"), limits.event_error_share)
 
 
 def bound_good_requests(accumulator: MetricAccumulator, slo: Slo) -> Range | None:
-    """Return the fewest and the most requests that may meet every SLO term.
+    """Return the fewest and the most requests that may be good, which is to meet every SLO term.
 
-    They are counted with all uncertain values at their upper bounds, and at their lower bounds.
+    The latencies of requests are uncertain by the errors of timestamps. The fewest requests are
+    good if all latencies are at their upper bounds, and the most if all are at their lower bounds.
     Returns None if no metric that the SLO limits is uncertain.
     """
-    limited_metrics = {term.metric for term in slo.terms}
-    bound_by_metric = {
-        definition.name: definition.bounds
-        for definition in METRICS.available()
-        if definition.name in limited_metrics
-        and definition.bounds
-        and accumulator.statistic_ranges(definition.name) is not None
-    }
-    if not bound_by_metric:
+    bound_functions = _find_bound_functions(accumulator, slo)
+    if not bound_functions:
         return None
     fewest = 0
     most = 0
     for block in _blocks_of(accumulator.columns):
-        bounds_by_metric = {metric: bound(block) for metric, bound in bound_by_metric.items()}
-        upper = {metric: metric_bounds.upper for metric, metric_bounds in bounds_by_metric.items()}
-        lower = {metric: metric_bounds.lower for metric, metric_bounds in bounds_by_metric.items()}
-        fewest += int(outcomes.meets_slo(block, slo, upper).sum())
-        most += int(outcomes.meets_slo(block, slo, lower).sum())
+        largest_values = {}
+        smallest_values = {}
+        for metric, compute_bounds in bound_functions.items():
+            metric_bounds = compute_bounds(block)
+            largest_values[metric] = metric_bounds.upper
+            smallest_values[metric] = metric_bounds.lower
+        fewest += int(outcomes.meets_slo(block, slo, largest_values).sum())
+        most += int(outcomes.meets_slo(block, slo, smallest_values).sum())
     return Range(fewest, most)
+
+
+def _find_bound_functions(
+    accumulator: MetricAccumulator, slo: Slo
+) -> dict[str, Callable[[Columns], Bounds]]:
+    """Return, for each uncertain metric that an SLO limits, the function that bounds its values."""
+    limited_metrics = {term.metric for term in slo.terms}
+    return {
+        definition.name: definition.bounds
+        for definition in METRICS.available()
+        if definition.name in limited_metrics
+        and definition.bounds is not None
+        and accumulator.statistic_ranges(definition.name) is not None
+    }
 
 
 def _blocks_of(stages: Sequence[Columns]) -> Iterator[Columns]:

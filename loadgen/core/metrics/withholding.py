@@ -89,9 +89,11 @@ def select_statistics(
         gap_bounds: The bounds of the gaps between events, None if all gaps are certain.
         evidence: What is known of the cause of uncertain timestamps.
     """
-    ranges = uncertainty.find_withheld(distributions, measured, gap_bounds, manifest.limits)
+    ranges = uncertainty.find_uncertain_statistics(
+        distributions, measured, gap_bounds, manifest.limits
+    )
     # If the size of first events were known, TPOT would be certain enough.
-    is_first_event_to_blame = "tpot" in ranges and uncertainty.is_tpot_limited_by_first_event(
+    is_first_event_to_blame = "tpot" in ranges and uncertainty.would_first_event_make_tpot_certain(
         measured, distributions["tpot"], manifest.limits
     )
     withheld = timing_evidence.explain_withheld(
