@@ -5,7 +5,7 @@ Pure. An SLO is missed if a term is missed; otherwise it is undecided if a term 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import msgspec
 
@@ -21,10 +21,12 @@ if TYPE_CHECKING:
     from loadgen.core.metrics.slo_sample import SloSample
     from loadgen.core.metrics.summary import Summary
     from loadgen.core.metrics.task_summary import Sessions
-    from loadgen.core.metrics.windows import Window
+    from loadgen.core.metrics.windows import Span, Window
     from loadgen.core.slo import Slo
 
 SummaryT = TypeVar("SummaryT", bound="Summary | SummaryWithSlo")
+
+_Number = TypeVar("_Number", int, float)
 
 MAX_UNCERTAIN_GOOD_SHARE = 0.05
 """If a larger share of the good requests is uncertain, their number is withheld."""
@@ -87,33 +89,44 @@ def combine_outcomes(outcomes: Iterable[bool | None]) -> bool | None:
 def combine_class_goodput(classes: Sequence[Goodput]) -> Goodput:
     """Combine the goodput of request classes that each have their own SLO.
 
-    A request counts as good if it meets the SLO of its class. Counts and rates are sums over the
-    classes that have an SLO. The result has no terms of its own, because they belong to the
-    classes.
+    A request counts as good if it meets the SLO of its class. The combined SLO is met if that of
+    every class is. The result has no terms of its own, because they belong to the classes.
     """
-    # A class with an SLO of its tasks alone has an outcome and no counts of requests.
-    with_outcome = [goodput for goodput in classes if goodput.has_slo or goodput.met is not None]
-    is_met = combine_outcomes(goodput.met for goodput in with_outcome) if with_outcome else None
-    with_slo = [goodput for goodput in classes if goodput.has_slo]
-    if not with_slo:
+    is_met = _combine_class_outcomes(classes)
+    # Good requests are counted only in a class with an SLO on requests, not on whole tasks alone.
+    with_counts = [goodput for goodput in classes if goodput.has_slo]
+    if not with_counts:
         return Goodput(met=is_met)
-    good = _sum_field(with_slo, "good")
-    counted = _sum_field(with_slo, "counted")
+    good = _sum_unless_withheld(goodput.good for goodput in with_counts)
+    counted = _sum_unless_withheld(goodput.counted for goodput in with_counts)
     return Goodput(
-        rps=_sum_field(with_slo, "rps"),
-        steady_rps=_sum_field(with_slo, "steady_rps"),
+        rps=_sum_unless_withheld(goodput.rps for goodput in with_counts),
+        steady_rps=_sum_unless_withheld(goodput.steady_rps for goodput in with_counts),
         share=good / counted if counted and good is not None else None,
         good=good,
         counted=counted,
-        unfinished=_sum_field(with_slo, "unfinished"),
+        unfinished=_sum_unless_withheld(goodput.unfinished for goodput in with_counts),
         met=is_met,
     )
 
 
-def _sum_field(parts: Sequence[Goodput], field: str) -> Any:
-    """Return the sum of a field over several classes, or None if it is withheld in any of them."""
-    values = [getattr(goodput, field) for goodput in parts]
-    return None if None in values else sum(values)
+def _combine_class_outcomes(classes: Sequence[Goodput]) -> bool | None:
+    """Return whether every class with an SLO meets it, None if undecided or without any SLO.
+
+    A class with an SLO on whole tasks alone has an outcome, although it has no SLO on requests.
+    """
+    outcomes = [goodput.met for goodput in classes if goodput.has_slo or goodput.met is not None]
+    return combine_outcomes(outcomes) if outcomes else None
+
+
+def _sum_unless_withheld(values: Iterable[_Number | None]) -> _Number | None:
+    """Return the sum of values, or None if one of them is None because it is withheld."""
+    known_values = []
+    for value in values:
+        if value is None:
+            return None
+        known_values.append(value)
+    return sum(known_values)
 
 
 def include_task_outcome(requests: Goodput, tasks: Sessions | None) -> Goodput:
@@ -131,13 +144,13 @@ def include_task_outcome(requests: Goodput, tasks: Sessions | None) -> Goodput:
 
 
 def without_slo_outcomes(summary: SummaryT) -> SummaryT:
-    """Return the summary of an invalid run, or of a part of it, without the outcomes of its SLO.
+    """Return a summary that does not say whether SLOs are met, for a run that is not valid.
 
-    Whether the SLO, its terms and the SLO of whole tasks are met becomes None. The values of the
-    terms stay, since they were measured.
+    The field `met` becomes None everywhere: in the goodput of the requests, in each of its terms,
+    and in the goodput of whole tasks. The measured values stay.
     """
     changes: dict[str, Goodput | Sessions] = {"goodput": _without_outcomes(summary.goodput)}
-    # Only the run and its classes have tasks.
+    # Only the summaries of the run and of its classes have tasks.
     tasks: Sessions | None = getattr(summary, "sessions", None)
     if tasks is not None and tasks.goodput is not None:
         task_goodput = msgspec.structs.replace(tasks.goodput, met=None)
@@ -146,38 +159,42 @@ def without_slo_outcomes(summary: SummaryT) -> SummaryT:
 
 
 def _without_outcomes(goodput: Goodput) -> Goodput:
-    """Return goodput that is not judged, with the reason if there was an SLO to judge it by."""
+    """Return the goodput of an invalid run: the same counts, but no SLO or term is met or missed.
+
+    If there is an SLO, `not_judged` says that it is not judged because the run is not valid.
+    """
     has_any_slo = goodput.has_slo or goodput.met is not None
-    reason = "the run is not valid; verdict.reasons says why"
-    return msgspec.structs.replace(
-        goodput,
-        met=None,
-        slo=tuple(msgspec.structs.replace(term, met=None) for term in goodput.slo),
-        not_judged=reason if has_any_slo else goodput.not_judged,
-    )
+    not_judged = goodput.not_judged
+    if has_any_slo:
+        not_judged = "the run is not valid; verdict.reasons says why"
+    terms = tuple(msgspec.structs.replace(term, met=None) for term in goodput.slo)
+    return msgspec.structs.replace(goodput, met=None, slo=terms, not_judged=not_judged)
 
 
 def measure_goodput(sample: SloSample, window: Window) -> Goodput:
-    """Judge each SLO term at its quantile, and count the requests that meet all terms.
+    """Count the good requests, which meet every SLO term, and judge the SLO.
 
-    Failed, dropped and lost requests are over every limit, and so are those without a record.
-    Cancelled requests are left out, and so are unfinished ones unless they are over a limit already
-    (`is_over_when_cut`). A request too short to have a TPOT is left out of that term and does not
-    miss it. Terms on pooled gaps judge the gaps and not the requests.
+    Requests that failed, were dropped or were lost count as misses. Cancelled requests do not
+    count, and unfinished ones only if they had exceeded a limit by the end (`outcomes.is_counted`).
+
+    Args:
+        sample: The requests, with what is needed to judge their SLO.
+        window: The intervals that rates are over.
     """
     slo = sample.slo
     if slo is None:
         return Goodput()
     terms = judge_terms(sample, slo)
     good = _certain_good_requests(sample, slo)
+    share = None
     good_in_steady_state = None
     if good is not None:
-        good_over_time = sample.accumulator.amount("good")
-        good_in_steady_state = good_over_time.between(window.steady.start_s, window.steady.end_s)
+        share = good / sample.counted if sample.counted else None
+        good_in_steady_state = _good_requests_within(sample, window.steady)
     return Goodput(
         rps=per_second(good, window),
         steady_rps=per_second(good_in_steady_state, window.steady),
-        share=good / sample.counted if sample.counted and good is not None else None,
+        share=share,
         good=good,
         counted=sample.counted,
         unfinished=sample.unfinished,
@@ -187,6 +204,11 @@ def measure_goodput(sample: SloSample, window: Window) -> Goodput:
     )
 
 
+def _good_requests_within(sample: SloSample, interval: Span) -> float:
+    """Return the number of good requests that ended in an interval."""
+    return sample.accumulator.amount("good").between(interval.start_s, interval.end_s)
+
+
 def is_slo_missed(sample: SloSample) -> bool:
     """Return True if these requests miss their SLO for certain."""
     slo = sample.slo
@@ -194,9 +216,10 @@ def is_slo_missed(sample: SloSample) -> bool:
 
 
 def _is_slo_met(sample: SloSample, slo: Slo, terms: Sequence[TermResult]) -> bool | None:
-    """Return whether every term and the required share of good requests are met, None if undecided.
+    """Return whether an SLO is met, or None if that is undecided.
 
-    An SLO limits either quantiles, by its terms, or the share of good requests, or both.
+    Each of its terms limits a quantile of a metric. It may also require a share of good requests.
+    The SLO is met if all of that is.
     """
     outcomes = [term.met for term in terms]
     if slo.goodput_share is not None:
@@ -212,13 +235,13 @@ def _has_undecidable_requests(sample: SloSample, slo: Slo) -> bool:
 
     It is not known then which requests are good. Terms on pooled gaps do not judge requests.
     """
-    names_of_pooled = pooled_metrics()
-    request_terms = [term for term in slo.terms if term.metric not in names_of_pooled]
-    return any(term.metric in sample.undecidable_metrics for term in request_terms)
+    pooled = pooled_metrics()
+    request_metrics = [term.metric for term in slo.terms if term.metric not in pooled]
+    return any(metric in sample.undecidable_metrics for metric in request_metrics)
 
 
 def _lacks_tpot(sample: SloSample, slo: Slo) -> bool:
-    """Return True if a term is on TPOT and many responses lack one."""
+    """Return True if the SLO limits TPOT and many responses have none although they are long."""
     return any(sample.count_without_tpot(term) for term in slo.terms)
 
 
@@ -227,18 +250,15 @@ def _certain_good_requests(sample: SloSample, slo: Slo) -> int | None:
     if _has_undecidable_requests(sample, slo) or _lacks_tpot(sample, slo):
         return None
     good = sample.accumulator.sum("good")
-    good_range = bound_good_requests(sample.accumulator, slo)
-    if good_range is not None and good_range.exceeds(good, MAX_UNCERTAIN_GOOD_SHARE):
-        return None
-    return good
+    possible_range = bound_good_requests(sample.accumulator, slo)
+    is_certain = possible_range is None or not possible_range.exceeds(
+        good, MAX_UNCERTAIN_GOOD_SHARE
+    )
+    return good if is_certain else None
 
 
 def _is_share_met(sample: SloSample, slo: Slo, share_limit: float) -> bool | None:
     """Return whether the required share of requests is good, or None if it is undecided.
-
-    The uncertainty of timestamps leaves a range of possible numbers of good requests. The share is
-    decided if both ends of that range have one outcome. If many responses lack a TPOT that the SLO
-    limits, they count as good, so that the share can be missed for certain, but not met.
 
     Args:
         sample: The requests.
@@ -247,27 +267,40 @@ def _is_share_met(sample: SloSample, slo: Slo, share_limit: float) -> bool | Non
     """
     if _has_undecidable_requests(sample, slo):
         return None
-    good_range = bound_good_requests(sample.accumulator, slo)
-    if good_range is None:
-        possible_counts = [sample.accumulator.sum("good")]
-    else:
-        possible_counts = [int(good_range.lower), int(good_range.upper)]
-    outcomes = {_is_count_enough(sample, good, share_limit) for good in possible_counts}
-    if len(outcomes) > 1:
+    fewest_good, most_good = _possible_good_counts(sample, slo)
+    is_met_by_fewest = _is_share_reached(sample, fewest_good, share_limit)
+    is_met_by_most = _is_share_reached(sample, most_good, share_limit)
+    if is_met_by_fewest is not is_met_by_most:
         return None
-    is_met = outcomes.pop()
-    return None if is_met and _lacks_tpot(sample, slo) else is_met
+    # Responses that lack a TPOT count as good. If they are many, there may be fewer good requests.
+    if is_met_by_fewest and _lacks_tpot(sample, slo):
+        return None
+    return is_met_by_fewest
 
 
-def _is_count_enough(sample: SloSample, good: int, share_limit: float) -> bool | None:
+def _possible_good_counts(sample: SloSample, slo: Slo) -> tuple[int, int]:
+    """Return the fewest and the most requests that may be good, by the errors of timestamps."""
+    good_range = bound_good_requests(sample.accumulator, slo)
+    if good_range is None:  # all timestamps are certain
+        good = sample.accumulator.sum("good")
+        return good, good
+    return int(good_range.lower), int(good_range.upper)
+
+
+def _is_share_reached(sample: SloSample, good: int, share_limit: float) -> bool | None:
     """Return whether a number of good requests is the required share of the counted requests.
 
-    Returns None if many requests were unfinished and it would be enough with all of them as good
-    ones: then they decide.
+    Unfinished requests are not counted. Returns None if there are so many of them that they decide:
+    the share would be reached if all of them were good.
+
+    Args:
+        sample: The requests.
+        good: How many of them are good.
+        share_limit: The required share.
     """
     counted = sample.counted
     unfinished = sample.unfinished
-    could_be_enough = good + unfinished >= share_limit * (counted + unfinished)
-    if sample.has_too_many_unfinished and could_be_enough:
+    could_be_reached = good + unfinished >= share_limit * (counted + unfinished)
+    if sample.has_too_many_unfinished and could_be_reached:
         return None
     return counted > 0 and good / counted >= share_limit

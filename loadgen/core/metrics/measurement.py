@@ -22,14 +22,12 @@ from loadgen.core.metrics.part_summaries import (
     StageSummary,
     SummaryParts,
     combine_targets,
-    shared_fields,
     summarize_rack,
 )
 from loadgen.core.metrics.request_counts import (
     count_repeated_prompts,
     count_requests,
     count_stalls,
-    total_bytes,
 )
 from loadgen.core.metrics.run_evidence import LatenessScale, RunEvidence, VerdictInputs
 from loadgen.core.metrics.step_times import measure_step_times
@@ -69,22 +67,12 @@ if TYPE_CHECKING:
     from loadgen.core.metrics.request_counts import RequestCounts
     from loadgen.core.metrics.run_accumulator import MeasuredAndWarmup, RunAccumulator
     from loadgen.core.metrics.task_summary import Sessions
-    from loadgen.core.metrics.uncertainty import SampleBounds
+    from loadgen.core.metrics.uncertainty import GapBounds, SampleBounds
     from loadgen.core.metrics.windows import Span, Window
-    from loadgen.core.metrics.withholding import ShownStatistics
     from loadgen.core.results.manifest import RunManifest, WorkerSample
     from loadgen.core.server_metrics.series import MetricSample
     from loadgen.core.stats.quantiles import Distribution, Values
     from loadgen.figures import MetricDefinition
-
-_FIELDS_OF_HEADER = (
-    "rtt_ms",
-    "dns_ms",
-    "cache_reset",
-    "chunks",
-    "requested_cache_share",
-    "trace_cache_share",
-)
 
 
 @dataclass(frozen=True)
@@ -167,156 +155,271 @@ def measure_run(data: RunData, accumulator: RunAccumulator, *, explained: bool) 
 def apply_verdict(
     manifest: RunManifest, run: MeasuredRun, summary: Summary, samples: Sequence[WorkerSample]
 ) -> Summary:
-    """Return the summary with the verdict of the run, without outcomes of SLOs if it is not valid.
+    """Judge whether the measurement can be trusted, and return the summary with that verdict.
+
+    If it is not valid, the summary does not say any more whether SLOs are met.
 
     Args:
         manifest: The manifest of the run.
         run: The result of `measure_run`.
-        summary: Its summary with all sections.
+        summary: The summary of `run`, to which the sections of `core.analysis` have been added.
         samples: The samples that each worker took of itself.
     """
-    verdict = validity.judge_run(RunEvidence(manifest, summary, run.verdict_inputs, samples))
-    return without_outcomes_if_invalid(msgspec.structs.replace(summary, verdict=verdict))
+    evidence = RunEvidence(manifest, summary, run.verdict_inputs, samples)
+    judged_summary = msgspec.structs.replace(summary, verdict=validity.judge_run(evidence))
+    return without_outcomes_if_invalid(judged_summary)
+
+
+class _EventData(NamedTuple):
+    """The output events of all measured stages. An output event is a read chunk of a response.
+
+    Attributes:
+        gaps: The gaps between the events of a response.
+        errors: How much earlier than its timestamp each event may have arrived.
+        gap_bounds: The bounds of the gaps that follow from these errors, None if gaps are certain.
+        timeline: For each stage, the number of events in bins of `BIN_NS`.
+    """
+
+    gaps: Histogram
+    errors: Histogram
+    gap_bounds: GapBounds | None
+    timeline: Sequence[NDArray[np.int64]]
+
+    @classmethod
+    def of_stages(
+        cls, data: RunData, stages: Sequence[int], requests: MetricAccumulator
+    ) -> _EventData:
+        """Return the events of some stages.
+
+        Args:
+            data: What is stored of the run beside its records.
+            stages: The indices of the stages.
+            requests: The requests of these stages.
+        """
+        gaps = merge_histograms(data.gaps_of_stage(stage) for stage in stages)
+        errors = merge_histograms(data.event_errors_of_stage(stage) for stage in stages)
+        gap_bounds = uncertainty.bound_gaps(requests.columns, gaps, errors)
+        # A run that was not streamed has no timeline, and one that was cut off has a shorter one.
+        timeline = [data.timeline[stage] for stage in stages if stage < len(data.timeline)]
+        return cls(gaps, errors, gap_bounds, timeline)
+
+    @property
+    def unsure_share(self) -> float | None:
+        """The share of the events with a timestamp error, None if it is not known."""
+        if not self.errors.count:
+            return None
+        exact_events = int(self.errors.counts[0])  # bucket 0 has the errors of 0
+        return 1 - exact_events / self.errors.count
+
+
+def _measure_run_window(
+    stages: Sequence[MetricAccumulator],
+    accumulated: MeasuredAndWarmup,
+    measured_stages: Sequence[int],
+) -> Window:
+    """Return the measurement window and the other intervals that rates of the run are over.
+
+    Args:
+        stages: The requests of each stage.
+        accumulated: The requests of all measured stages, and of all others.
+        measured_stages: The indices of the measured stages.
+    """
+    full_load = find_full_load_time(stages, measured_stages)
+    return measure_window(accumulated.measured, accumulated, full_load)
+
+
+def _measure_distributions(
+    measured: MetricAccumulator, events: _EventData
+) -> dict[str, Distribution]:
+    """Return the distribution of each metric, before anything is withheld."""
+    distributions = {name: measured.distribution(name) for name in sampled_metrics()}
+    distributions["inter_chunk"] = events.gaps.distribution()
+    distributions["event_error"] = events.errors.distribution()
+    return distributions
+
+
+def _collect_timing_evidence(
+    data: RunData,
+    measured: MetricAccumulator,
+    events: _EventData,
+    distributions: Mapping[str, Distribution],
+    window: Window,
+) -> TimingEvidence:
+    """Return what is known of the cause of uncertain timestamps: a busy client, or the network.
+
+    Args:
+        data: What is stored of the run beside its records.
+        measured: All measured requests.
+        events: The output events of these requests.
+        distributions: The distribution of each metric.
+        window: The measurement window.
+    """
+    # Without timestamps of the kernel, the receive delay is 0 and proves nothing.
+    has_kernel_timestamps = measured.sum("kernel_timestamps") > 0
+    are_events_read_promptly = has_kernel_timestamps and is_read_promptly(
+        distributions["client_lag"], distributions["event_error"]
+    )
+    return TimingEvidence(
+        unsure_share=events.unsure_share,
+        is_read_promptly=are_events_read_promptly,
+        is_local=is_local(data.manifest),
+        samples=data.worker_samples,
+        window=window,
+    )
 
 
 class _RunMeasurement:
-    """The measurement of one run, with what several of its sections need."""
+    """The measurement of one run: computes each section of its summary."""
 
     def __init__(self, data: RunData, accumulator: RunAccumulator) -> None:
-        """Compute what several sections of the summary need, step by step.
+        """Compute what several sections of the summary need.
 
-        Each step uses the results of those before it: the measurement window, lost requests, gaps
-        between events, distributions, the statistics that are certain enough to be shown, and the
-        summarizer of stages, targets and classes.
+        Args:
+            data: What is stored of the run beside its records.
+            accumulator: The accumulated records.
         """
+        manifest = data.manifest
+        measured_stages = [i for i, plan in enumerate(data.stage_plans) if plan.measured]
+        accumulated = accumulator.measured_and_warmup()
+        measured = accumulated.measured
+        unrecorded_of_stages = count_unrecorded(data, accumulator.stages)
+        events = _EventData.of_stages(data, measured_stages, measured)
+        window = _measure_run_window(accumulator.stages, accumulated, measured_stages)
+        distributions = _measure_distributions(measured, events)
+        timing_evidence = _collect_timing_evidence(data, measured, events, distributions, window)
+        statistics = select_statistics(
+            manifest, measured, distributions, events.gap_bounds, timing_evidence
+        )
         self._data = data
-        self._manifest = data.manifest
+        self._manifest = manifest
         self._accumulator = accumulator
-        self.accumulated = accumulator.measured_and_warmup()
-        self._measured = self.accumulated.measured
-        self._measured_stages = [i for i, plan in enumerate(data.stage_plans) if plan.measured]
-        self._window = self._measure_window()
-        self._target = combine_targets(self._manifest.targets)
-        self._unrecorded_of_stages = count_unrecorded(data, accumulator.stages)
-        self._unrecorded = sum(self._unrecorded_of_stages[i] for i in self._measured_stages)
-        self._combine_event_data()
-        self._distributions = self._measure_distributions()
-        self._scale = LatenessScale.of_samples(
-            self._distributions["ttft"], self._distributions["e2e"]
-        )
-        self._shown = self._select_statistics()
+        self.accumulated = accumulated
+        self._measured = measured
+        self._measured_stages = measured_stages
+        self._unrecorded_of_stages = unrecorded_of_stages
+        self._unrecorded = sum(unrecorded_of_stages[i] for i in measured_stages)
+        self._events = events
+        self.tokens_in = output_tokens_over_time(measured, events.timeline)
+        self._window = window
+        self._target = combine_targets(manifest.targets)
+        self._scale = LatenessScale.of_samples(distributions["ttft"], distributions["e2e"])
+        self._statistics = statistics
         self._parts = PartSummarizer(
-            self._manifest,
+            manifest,
             accumulator,
-            self._measured,
-            undecidable_metrics=self._shown.undecided_metrics(self._manifest),
-        )
-
-    def _combine_event_data(self) -> None:
-        """Set the attributes about output events, from the data of all measured stages.
-
-        They are the gaps between events, the errors of their timestamps, the bounds of the gaps
-        that follow from these errors, the timeline of events, and the function that tells how many
-        tokens came in an interval.
-        """
-        data = self._data
-        stages = self._measured_stages
-        self._gaps = merge_histograms(data.gaps_of_stage(i) for i in stages)
-        self._event_errors = merge_histograms(data.event_errors_of_stage(i) for i in stages)
-        self._gap_bounds = uncertainty.bound_gaps(
-            self._measured.columns, self._gaps, self._event_errors
-        )
-        self._timeline = [data.timeline[i] for i in stages if i < len(data.timeline)]
-        self.tokens_in = output_tokens_over_time(self._measured, self._timeline)
-
-    def _measure_window(self) -> Window:
-        """Return the intervals that the rates of the measured stages are over."""
-        first_stage = min(self._measured_stages, default=0)
-        last_stage = max(self._measured_stages, default=0)
-        full_load = find_full_load_time(self._accumulator.stages, first_stage, last_stage)
-        return measure_window(self._measured, self.accumulated, full_load)
-
-    def _measure_distributions(self) -> dict[str, Distribution]:
-        """Return the distribution of each metric, before anything is withheld."""
-        distributions = {name: self._measured.distribution(name) for name in sampled_metrics()}
-        distributions["inter_chunk"] = self._gaps.distribution()
-        distributions["event_error"] = self._event_errors.distribution()
-        return distributions
-
-    @property
-    def _unsure_event_share(self) -> float | None:
-        """The share of the output events with a timestamp error, None if it is not known."""
-        errors = self._event_errors
-        return 1 - int(errors.counts[0]) / errors.count if errors.count else None
-
-    def _select_statistics(self) -> ShownStatistics:
-        """Return the statistics that are certain enough to be shown."""
-        evidence = TimingEvidence(
-            unsure_share=self._unsure_event_share,
-            # Without timestamps of the kernel, the receive delay is 0 and proves nothing.
-            is_read_promptly=self._measured.sum("kernel_timestamps") > 0
-            and is_read_promptly(
-                self._distributions["client_lag"], self._distributions["event_error"]
-            ),
-            is_local=is_local(self._manifest),
-            samples=self._data.worker_samples,
-            window=self._window,
-        )
-        return select_statistics(
-            self._manifest, self._measured, self._distributions, self._gap_bounds, evidence
+            measured,
+            undecidable_metrics=statistics.undecided_metrics(manifest),
         )
 
     def summarize(self, *, explained: bool) -> Summary:
         """Return the summary without the sections of `core.analysis`; its verdict is preliminary.
 
-        Metrics that cannot be trusted are withheld from it.
+        It is built in steps, each of which fills some of its fields. Metrics that cannot be trusted
+        are removed in the end.
 
         Args:
             explained: Whether to judge if the load was sustained.
         """
+        metrics = self._measure_all_stages()
+        step_times = measure_step_times(self._measured.columns, self._manifest)
+        parts = self._parts.summarize_all(self._window, step_times, self._target.model)
+        summary = self._summarize_requests(metrics, parts)
+        summary = self._add_run_conditions(summary)
+        summary = self._add_measurement_quality(summary)
+        summary = self._add_parts(summary, parts)
+        summary = self._add_analyses(summary, explained=explained)
+        return withhold_unsound_metrics(summary)
+
+    def _summarize_requests(self, metrics: PartMetrics, parts: SummaryParts) -> Summary:
+        """Return a summary with the metrics of all measured requests and with each stage.
+
+        Args:
+            metrics: The metrics of all measured stages together.
+            parts: The summaries of the targets, classes and other parts.
+        """
         manifest = self._manifest
         measured = self._measured
-        shown = self._shown
-        metrics = self._measure_all_stages()
-        step_times = measure_step_times(measured.columns, manifest)
-        parts = self._parts.summarize_all(self._window, step_times, self._target.model)
-        tasks = summarize_tasks(measured, self._accumulator.count_cut_conversations(), self._window)
-        summary = Summary(
+        statistics = self._statistics
+        cut_conversations = self._accumulator.count_cut_conversations()
+        tasks = summarize_tasks(measured, cut_conversations, self._window)
+        has_itl = not statistics.itl_absent
+        return Summary(
             schema=SCHEMA,
             run=_run_facts(manifest),
             target=self._target,
-            window=self._window,
-            bytes=total_bytes(measured),
+            rtt_ms=manifest.rtt_ms,
             fingerprints=manifest.fingerprints,
             verdict=Verdict(valid=True, limits=manifest.limits),
+            window=self._window,
+            bytes=metrics.bytes,
             requests=metrics.requests,
             warmup=self._count_warmup(),
             load=metrics.load,
             tokens=metrics.tokens,
             goodput=self._combine_goodput(metrics, parts, tasks),
             tpot_undefined=measured.sum("tpot_undefined"),
-            tpot_no_span=measured.sum("tpot_no_span") if manifest.stream else 0,
-            tpot_no_output=measured.sum("tpot_no_output") if manifest.stream else 0,
-            itl_ms=None if shown.itl_absent else shown.distributions["inter_chunk"],
-            itl_absent=shown.itl_absent,
-            unsound=shown.unsound,
-            withheld=shown.withheld,
+            itl_ms=statistics.distributions["inter_chunk"] if has_itl else None,
+            itl_absent=statistics.itl_absent,
             stalls=count_stalls(measured),
-            event_unsure_share=self._unsure_event_share,
             sessions=tasks,
             client=self._summarize_client(),
             stages=self._summarize_stages(metrics),
-            hardware=hardware.find_hardware(self._data.server_samples),
+            targets=parts.targets,
             rack=self._summarize_rack(parts, metrics),
+            **_metric_fields(statistics.distributions),
+        )
+
+    def _add_run_conditions(self, summary: Summary) -> Summary:
+        """Return the summary with the conditions of the run that its manifest has."""
+        manifest = self._manifest
+        return msgspec.structs.replace(
+            summary,
+            dns_ms=manifest.dns_ms,
+            cache_reset=manifest.cache_reset,
+            chunks=manifest.chunks,
+            requested_cache_share=manifest.requested_cache_share,
+            trace_cache_share=manifest.trace_cache_share,
+            hardware=hardware.find_hardware(self._data.server_samples),
+            machines=self._summarize_machines(),
+        )
+
+    def _add_measurement_quality(self, summary: Summary) -> Summary:
+        """Return the summary with the metrics that are withheld, and what made them uncertain."""
+        measured = self._measured
+        is_streamed = self._manifest.stream
+        return msgspec.structs.replace(
+            summary,
+            unsound=self._statistics.unsound,
+            withheld=self._statistics.withheld,
+            event_unsure_share=self._events.unsure_share,
+            tpot_no_span=measured.sum("tpot_no_span") if is_streamed else 0,
+            tpot_no_output=measured.sum("tpot_no_output") if is_streamed else 0,
+        )
+
+    def _add_parts(self, summary: Summary, parts: SummaryParts) -> Summary:
+        """Return the summary with the summaries of the parts that only some runs have."""
+        return msgspec.structs.replace(
+            summary,
+            regions=parts.regions,
+            nodes=parts.nodes,
+            classes=parts.classes,
+            models=parts.models,
+            steps=parts.steps,
+        )
+
+    def _add_analyses(self, summary: Summary, *, explained: bool) -> Summary:
+        """Return the summary with what changed over time, and the requested percentiles.
+
+        Args:
+            summary: The summary.
+            explained: Whether to judge if the load was sustained, which takes time.
+        """
+        return msgspec.structs.replace(
+            summary,
             drift=self._measure_drift(),
             sustainable=self._judge_load() if explained else Sustainable(),
             percentiles=self._requested_percentiles(),
-            machines=self._summarize_machines(),
-            **{field: getattr(manifest, field) for field in _FIELDS_OF_HEADER},
-            **parts._asdict(),
-            **_metric_fields(shown.distributions),
         )
-        return withhold_unsound_metrics(summary)
 
     def _summarize_client(self) -> ClientUse:
         """Return the CPU time and the memory that the workers used."""
@@ -336,47 +439,65 @@ class _RunMeasurement:
             self._window,
             self.accumulated,
             self._target.gpus,
-            timeline=self._timeline,
+            timeline=self._events.timeline,
             arrival=", then ".join(arrival for arrival in arrivals if arrival),
         )
-        return self._parts.measure_stages(self._measured, scope, self._gaps, self._unrecorded)
+        return self._parts.measure_stages(
+            self._measured, scope, self._events.gaps, self._unrecorded
+        )
 
     def _summarize_stage(self, stage: int, run_metrics: PartMetrics) -> StageSummary:
         """Return the summary of a stage over its own window.
+
+        A stage is a part of the run with its own load, for example a warm-up or one request rate.
 
         Args:
             stage: The index of the stage.
             run_metrics: The metrics of all measured stages together.
         """
+        plan = self._data.stage_plans[stage]
         accumulator = self._accumulator.stages[stage]
-        gaps = self._data.gaps_of_stage(stage)
-        full_load = find_full_load_time(self._accumulator.stages, stage, stage)
+        full_load = find_full_load_time(self._accumulator.stages, [stage])
         window = measure_window(accumulator, [accumulator], full_load)
-        gap_bounds = uncertainty.bound_gaps(
-            accumulator.columns, gaps, self._data.event_errors_of_stage(stage)
-        )
         metrics = self._measure_stage(stage, window, run_metrics)
         return StageSummary(
+            name=plan.name,
+            arrival=plan.arrival,
+            measured=plan.measured,
+            concurrency=plan.concurrency,
+            ramp_s=plan.ramp_s,
+            ramp_from=plan.ramp_from,
             window=window,
-            inter_chunk_ms=uncertainty.certain_gap_distribution(
-                gaps, gap_bounds, self._manifest.limits
-            ),
-            **shared_fields(self._data.stage_plans[stage], StageSummary),
-            **metrics._asdict(),
+            requests=metrics.requests,
+            load=metrics.load,
+            tokens=metrics.tokens,
+            ttft_ms=metrics.ttft_ms,
+            tpot_ms=metrics.tpot_ms,
+            inter_chunk_ms=self._gap_distribution_of_stage(stage),
+            e2e_ms=metrics.e2e_ms,
+            goodput=metrics.goodput,
         )
+
+    def _gap_distribution_of_stage(self, stage: int) -> Distribution:
+        """Return the gaps between output events of a stage, without uncertain statistics."""
+        columns = self._accumulator.stages[stage].columns
+        gaps = self._data.gaps_of_stage(stage)
+        event_errors = self._data.event_errors_of_stage(stage)
+        gap_bounds = uncertainty.bound_gaps(columns, gaps, event_errors)
+        return uncertainty.certain_gap_distribution(gaps, gap_bounds, self._manifest.limits)
 
     def _measure_stage(self, stage: int, window: Window, run_metrics: PartMetrics) -> PartMetrics:
         """Return the metrics of a stage over its window.
 
+        Those of the only measured stage are the metrics of the run, and are not computed again.
+
         Args:
             stage: The index of the stage.
             window: The window of the stage.
-            run_metrics: The metrics of all measured stages together. They are those of the stage if
-                it is the only measured one, and are then not computed again.
+            run_metrics: The metrics of all measured stages together.
         """
-        accumulator = self._accumulator.stages[stage]
-        if accumulator is self._measured:
-            # `window.whole` is the time of the whole run there, and that of the stage here.
+        if self._measured_stages == [stage]:
+            # The rate over the whole time differs: that of a stage does not begin with the run.
             output_per_s = whole_output_per_s(self.accumulated, window)
             tokens = msgspec.structs.replace(run_metrics.tokens, whole_output_per_s=output_per_s)
             return run_metrics._replace(tokens=tokens)
@@ -387,9 +508,12 @@ class _RunMeasurement:
             timeline=self._data.timeline[stage : stage + 1],
             arrival=self._data.stage_plans[stage].arrival,
         )
-        gaps = self._data.gaps_of_stage(stage)
-        unrecorded = self._unrecorded_of_stages[stage]
-        return self._parts.measure_stages(accumulator, scope, gaps, unrecorded)
+        return self._parts.measure_stages(
+            self._accumulator.stages[stage],
+            scope,
+            self._data.gaps_of_stage(stage),
+            self._unrecorded_of_stages[stage],
+        )
 
     def _count_warmup(self) -> RequestCounts:
         """Return the requests of all stages that are not measured, by outcome."""
@@ -436,7 +560,7 @@ class _RunMeasurement:
             return {}
         percentiles = {}
         for definition in METRICS.shown_in("latency"):
-            if definition.name == "itl" and self._shown.itl_absent:
+            if definition.name == "itl" and self._statistics.itl_absent:
                 continue
             percentiles[definition.field] = self._certain_percentiles(definition)
         return percentiles
@@ -450,8 +574,8 @@ class _RunMeasurement:
         sample: Values | Histogram
         sample_bounds: SampleBounds | None
         if definition.sample == "gaps":
-            sample = self._gaps
-            sample_bounds = self._gap_bounds
+            sample = self._events.gaps
+            sample_bounds = self._events.gap_bounds
         else:
             sample = self._measured.sample(definition.name)
             sample_bounds = uncertainty.bound_metric(self._measured.columns, definition.name)
@@ -459,18 +583,17 @@ class _RunMeasurement:
         return quantiles_ms(sample, quantiles)
 
     def verdict_inputs(self) -> VerdictInputs:
-        """Return what the verdict on the measurement needs beside the summary."""
+        """Return the numbers that the verdict on the measurement needs and the summary lacks.
+
+        The verdict says whether the measurement can be trusted. It also compares, for example,
+        requested with received tokens, which a summary does not have.
+        """
         measured = self._measured
         # Token counts that are withheld must not be compared with the requested lengths.
-        has_token_counts = "tokens" not in self._shown.unsound
-        dead_workers = {
-            int(worker)
-            for accumulator in self.accumulated
-            for worker in accumulator.sums_with_prefix(DEAD_WORKER_PREFIX)
-        }
+        has_token_counts = "tokens" not in self._statistics.unsound
         return VerdictInputs(
             scale=self._scale,
-            dead_workers=sorted(dead_workers),
+            dead_workers=self._find_dead_workers(),
             sends=measured.sum("sent"),
             prompt_count_difference=prompt_count_difference(
                 measured, self._manifest.template_tokens
@@ -478,49 +601,83 @@ class _RunMeasurement:
             repeated_prompts=count_repeated_prompts(measured),
             requested_tokens=measured.sum("requested_tokens") if has_token_counts else 0,
             received_tokens=measured.sum("received_tokens"),
-            is_slo_missed=self._parts.is_missed_without_dropped(self._gaps, self._unrecorded),
+            is_slo_missed=self._parts.is_slo_missed_by_server(self._events.gaps, self._unrecorded),
             remarks=measured.sums_with_prefix(REMARK_PREFIX),
         )
 
+    def _find_dead_workers(self) -> list[int]:
+        """Return the numbers of the workers that died in any stage, in ascending order."""
+        numbers = {
+            int(number)
+            for accumulator in self.accumulated
+            for number in accumulator.sums_with_prefix(DEAD_WORKER_PREFIX)
+        }
+        return sorted(numbers)
+
 
 def _run_facts(manifest: RunManifest) -> RunFacts:
-    """Return the block `run` of the summary.
+    """Return which run this is and how it was started, from its manifest.
 
     A manifest that still says "running" belongs to a run that ended without writing its end.
     """
-    facts = shared_fields(manifest, RunFacts)
-    facts["state"] = "cut_off" if manifest.state == "running" else manifest.state
-    return RunFacts(id=manifest.run, **facts)
+    return RunFacts(
+        id=manifest.run,
+        name=manifest.name,
+        workload=manifest.workload,
+        started=manifest.started,
+        ended=manifest.ended,
+        state="cut_off" if manifest.state == "running" else manifest.state,
+        version=manifest.version,
+        command=manifest.command,
+        metadata=manifest.metadata,
+        seed=manifest.seed,
+        schedule_seed=manifest.schedule_seed,
+        salt=manifest.salt,
+        client=manifest.client,
+        api=manifest.api,
+        stream=manifest.stream,
+        tokenizer=manifest.tokenizer,
+        tokenizer_tag=manifest.tokenizer_tag,
+        tokenizer_sha256=manifest.tokenizer_sha256,
+        host=manifest.host,
+    )
 
 
 def _metric_fields(distributions: Mapping[str, Distribution]) -> dict[str, Any]:
-    """Return the distributions of all metrics as fields of the summary.
+    """Return the distributions of metrics as fields of `Summary`.
 
-    Some metrics have a field of their own, such as `ttft_ms`. The others are in the dictionary
-    `figures`, by name (`MetricDefinition.block`).
+    Older metrics have a field of their own, such as `ttft_ms`. The others, whose definition names a
+    `block` of the summary, are together in the dictionary `figures`, by name.
     """
     own_fields: dict[str, Distribution] = {}
     figures: dict[str, Distribution] = {}
     for definition in METRICS.available():
-        if definition.name in distributions:
-            destination = figures if definition.block else own_fields
-            destination[definition.field] = distributions[definition.name]
+        if definition.name not in distributions:
+            continue
+        distribution = distributions[definition.name]
+        if definition.block:
+            figures[definition.field] = distribution
+        else:
+            own_fields[definition.field] = distribution
     return {**own_fields, "figures": figures}
 
 
 def count_unrecorded(data: RunData, stages: Sequence[MetricAccumulator]) -> list[int]:
-    """Return, for each stage, the number of requests without a record.
+    """Return, for each stage, the number of requests that were lost and have no record.
 
-    They were lost, for example with a worker that died. Of a complete run, they are the planned
-    requests less the recorded ones. What was due after a run was cut off was never requested, so of
-    such a run only requests that had been sent count.
+    Requests are lost with a worker that died, for example. A run that ended normally has lost the
+    planned requests that have no record. A run that was cut off never sent its later requests, so
+    only requests that had been sent count.
     """
     recorded = [stage.sum("recorded") for stage in stages]
     if data.manifest.state == "running":
         dropped = sum(stage.sum("dropped") for stage in stages)
         return _count_unrecorded_of_cut_run(data.worker_samples, recorded, dropped)
     planned = [plan.slots or 0 for plan in data.stage_plans]
-    return [max(0, planned[i] - recorded[i]) for i in range(len(recorded))]
+    return [
+        max(0, planned_requests - records)
+        for planned_requests, records in zip(planned, recorded, strict=True)
+    ]
 
 
 def _count_unrecorded_of_cut_run(
@@ -536,12 +693,12 @@ def _count_unrecorded_of_cut_run(
         recorded: The number of records of each stage.
         dropped: How many of the recorded requests were dropped and not sent.
     """
-    # A later sample of a worker replaces an earlier one.
-    sent_by_worker = {
-        sample.worker: sample.sent for sample in sorted(samples, key=lambda sample: sample.t_s)
-    }
+    sent_by_worker: dict[int, int] = {}
+    for sample in sorted(samples, key=lambda sample: sample.t_s):
+        sent_by_worker[sample.worker] = sample.sent  # replaces the count of an earlier sample
     expected_records = sum(sent_by_worker.values()) + dropped
-    last_stage = max((stage for stage, count in enumerate(recorded) if count), default=0)
+    stages_with_records = [stage for stage, records in enumerate(recorded) if records]
+    last_stage = max(stages_with_records, default=0)
     unrecorded = [0] * len(recorded)
     unrecorded[last_stage] = max(0, expected_records - sum(recorded))
     return unrecorded

@@ -219,7 +219,7 @@ _NO_GAPS_BY_PART = dict.fromkeys(
 
 
 class Scope(NamedTuple):
-    """The context in which the metrics of some requests are computed.
+    """What the metrics of some requests depend on beside the requests themselves.
 
     Attributes:
         window: The intervals that rates are over.
@@ -242,6 +242,7 @@ class PartMetrics(NamedTuple):
     """The metrics that the run, its stages, its targets and other parts have in common."""
 
     requests: RequestCounts
+    bytes: Bytes
     load: Load
     tokens: Tokens
     goodput: Goodput
@@ -275,38 +276,39 @@ class PartSummarizer:
         measured: MetricAccumulator,
         undecidable_metrics: Mapping[str, str],
     ) -> None:
-        """Take the requests of a run, and what is known about all of its parts.
+        """Prepare to summarize the parts of one run.
 
         Args:
             manifest: The manifest of the run.
-            accumulator: The records of the run, by part.
+            accumulator: The records of the run, added up for each stage, target, class and step.
             measured: All measured requests.
-            undecidable_metrics: Metrics on which no SLO term can be decided, with the reason. In
-                targets, classes and other parts, these are also the gaps between events, which are
-                not recorded by part.
+            undecidable_metrics: Metrics on which no SLO term can be decided, with the reason.
         """
         self._manifest = manifest
         self._accumulator = accumulator
         self._measured = measured
         self._undecidable = undecidable_metrics
+        # Gaps between events are recorded by stage only, so no other part can be judged by them.
         self._undecidable_in_parts = {**_NO_GAPS_BY_PART, **undecidable_metrics}
 
     def measure_stages(
         self, accumulator: MetricAccumulator, scope: Scope, gaps: Histogram, unrecorded: int
     ) -> PartMetrics:
-        """Return the metrics of a stage, or of all measured stages together.
+        """Return the metrics of a stage, or of all measured stages, which are those of the run.
 
-        Unlike other parts, stages have gaps between events and requests without a record.
+        Only stages have gaps between events, and requests that were lost without a record. Both are
+        not known for other parts of a run.
 
         Args:
             accumulator: The requests of the stages.
-            scope: The context of the metrics, such as their window.
+            scope: What the metrics depend on beside the requests, such as their window.
             gaps: The gaps between output events of these requests.
             unrecorded: The number of requests of the stages that have no record.
         """
-        return self._measure(self._sample_of_stages(accumulator, gaps, unrecorded), scope)
+        sample = self._slo_sample_of_stages(accumulator, gaps, unrecorded)
+        return self._measure(sample, scope)
 
-    def _sample_of_stages(
+    def _slo_sample_of_stages(
         self,
         accumulator: MetricAccumulator,
         gaps: Histogram,
@@ -314,7 +316,14 @@ class PartSummarizer:
         *,
         counts_dropped: bool = True,
     ) -> SloSample:
-        """Return the requests of some stages as the sample by which their SLO is judged."""
+        """Return what is needed to judge the SLO of some stages: their requests and their gaps.
+
+        Args:
+            accumulator: The requests of the stages.
+            gaps: The gaps between output events of these requests.
+            unrecorded: The number of requests of the stages that have no record.
+            counts_dropped: Whether requests that the client dropped count as misses.
+        """
         return SloSample(
             accumulator,
             gaps,
@@ -328,8 +337,8 @@ class PartSummarizer:
         """Return the metrics that the run and all of its parts have in common.
 
         Args:
-            sample: The requests, with what decides how their SLO is judged.
-            scope: The context of the metrics, such as their window.
+            sample: The requests, with what is needed to judge their SLO.
+            scope: What the metrics depend on beside the requests, such as their window.
         """
         accumulator = sample.accumulator
         limits = self._manifest.limits
@@ -338,6 +347,7 @@ class PartSummarizer:
         )
         return PartMetrics(
             requests=count_requests(accumulator, sample.unrecorded),
+            bytes=total_bytes(accumulator),
             load=msgspec.structs.replace(load, arrival=scope.arrival),
             tokens=summarize_tokens(
                 accumulator, scope.all_stages, scope.window, scope.timeline, scope.gpus
@@ -350,11 +360,11 @@ class PartSummarizer:
 
     def _measure_part(
         self, part: MeasuredAndWarmup, window: Window, gpus: int | None = None
-    ) -> dict[str, Any]:
-        """Return the metrics of a target, class, model or step, and its bytes, as summary fields.
+    ) -> PartMetrics:
+        """Return the metrics of a target, class, model or step, and free its columns.
 
-        Every type of summary of a part has these fields, with the names of `PartMetrics`. The
-        columns of the part are freed afterwards, because a run may have many parts.
+        A run may have many parts. Their columns would take much memory together, and are read anew
+        from the records if they are needed once more.
 
         Args:
             part: The requests of the part, in measured stages and in others.
@@ -362,17 +372,17 @@ class PartSummarizer:
             gpus: The number of GPUs that served the requests, None if not known.
         """
         scope = Scope(window, part, gpus, run_total=self._measured)
-        metrics = self._measure(self._sample_of_part(part.measured), scope)
+        metrics = self._measure(self._slo_sample_of_part(part.measured), scope)
         for columns in part.measured.columns:
             columns.forget()
-        return {"bytes": total_bytes(part.measured), **metrics._asdict()}
+        return metrics
 
-    def _sample_of_part(
+    def _slo_sample_of_part(
         self, accumulator: MetricAccumulator, *, counts_dropped: bool = True
     ) -> SloSample:
-        """Return the requests of a target, class or other part as the sample to judge its SLO by.
+        """Return what is needed to judge the SLO of a target, class or other part.
 
-        It has no gaps, because gaps between events are recorded by stage only, and no requests
+        It has no gaps, because gaps between events are recorded by stage only. It has no requests
         without a record, because it is not known which part they belonged to.
 
         Args:
@@ -388,21 +398,27 @@ class PartSummarizer:
             counts_dropped=counts_dropped,
         )
 
-    def is_missed_without_dropped(self, gaps: Histogram, unrecorded: int) -> bool:
-        """Return True if an SLO is missed even if requests that the client dropped do not count.
+    def is_slo_missed_by_server(self, gaps: Histogram, unrecorded: int) -> bool:
+        """Return True if the server misses the SLO, or that of a class, whatever the client did.
 
-        Dropped requests make a run invalid if they may have decided its SLO. They have not if the
-        server misses it anyway: the SLO of the run, or that of one of its classes.
+        The client drops requests when too many are in flight, and they count as misses. Without
+        them the SLO may be met. So if it is missed even without them, the server misses it. A run
+        with dropped requests is valid in this case, and invalid otherwise.
 
         Args:
             gaps: The gaps between output events of all measured requests.
             unrecorded: The number of measured requests that have no record.
         """
-        run_sample = self._sample_of_stages(self._measured, gaps, unrecorded, counts_dropped=False)
-        return is_slo_missed(run_sample) or any(
-            is_slo_missed(self._sample_of_part(request_class.measured, counts_dropped=False))
-            for request_class in self._accumulator.classes
+        run_sample = self._slo_sample_of_stages(
+            self._measured, gaps, unrecorded, counts_dropped=False
         )
+        if is_slo_missed(run_sample):
+            return True
+        class_samples = [
+            self._slo_sample_of_part(request_class.measured, counts_dropped=False)
+            for request_class in self._accumulator.classes
+        ]
+        return any(is_slo_missed(sample) for sample in class_samples)
 
     def summarize_all(
         self, window: Window, step_times: Sequence[StepTime], default_model: str
@@ -414,82 +430,148 @@ class PartSummarizer:
             step_times: For each step of tasks, its share of their time.
             default_model: The model of a class whose plan names none.
         """
-        manifest = self._manifest
-        classes = tuple(
-            self._summarize_class(index, window) for index in range(len(manifest.classes))
-        )
-        # The accumulator has no targets if the run has a single one.
-        targets = zip(manifest.targets, self._accumulator.targets, strict=False)
-        steps = zip(manifest.steps, self._accumulator.steps, step_times, strict=True)
+        class_count = len(self._manifest.classes)
+        classes = tuple(self._summarize_class(index, window) for index in range(class_count))
         return SummaryParts(
-            targets=tuple(self._summarize_target(target, part, window) for target, part in targets),
+            targets=self._summarize_targets(window),
             regions=self._summarize_target_groups("region", window),
             nodes=self._summarize_target_groups("node", window),
             classes=classes,
             models=self._summarize_models(classes, window, default_model=default_model),
-            steps=tuple(
-                self._summarize_step(plan, part, window, time) for plan, part, time in steps
-            ),
+            steps=self._summarize_steps(window, step_times),
         )
+
+    def _summarize_targets(self, window: Window) -> tuple[TargetSummary, ...]:
+        """Return the summary of each target; () for a single one, which is the run itself."""
+        # The accumulator has no targets if the run has a single one.
+        targets = zip(self._manifest.targets, self._accumulator.targets, strict=False)
+        return tuple(self._summarize_target(target, part, window) for target, part in targets)
 
     def _summarize_target(
         self, target: TargetFacts, part: MeasuredAndWarmup, window: Window
     ) -> TargetSummary:
-        """Return the summary of one of several targets, or of a group of them."""
+        """Return the summary of one of several targets, or of a group of them.
+
+        Args:
+            target: The target, or what the targets of the group have in common.
+            part: The requests that were sent to it.
+            window: The window of the run.
+        """
         own_window = measure_window(part.measured, part)
-        own_output_per_s = per_second(part.measured.sum_known("output_tokens"), own_window)
+        output_tokens = part.measured.sum_known("output_tokens")
         metrics = self._measure_part(part, window, target.gpus)
-        return TargetSummary(target=target, own_output_per_s=own_output_per_s, **metrics)
+        return TargetSummary(
+            target=target,
+            requests=metrics.requests,
+            bytes=metrics.bytes,
+            load=metrics.load,
+            tokens=metrics.tokens,
+            ttft_ms=metrics.ttft_ms,
+            tpot_ms=metrics.tpot_ms,
+            e2e_ms=metrics.e2e_ms,
+            goodput=metrics.goodput,
+            own_output_per_s=per_second(output_tokens, own_window),
+        )
 
     def _summarize_target_groups(
         self, by: Literal["region", "node"], window: Window
     ) -> tuple[TargetSummary, ...]:
-        """Return a summary of the targets of each region or node."""
-        return tuple(
-            self._summarize_target(facts, self._accumulator.of_targets(indices), window)
-            for facts, indices in _group_targets(self._manifest.targets, by)
-        )
+        """Return a summary of the targets of each region or node; () unless there are several."""
+        summaries = []
+        for target_indices in _group_targets(self._manifest.targets, by):
+            targets = [self._manifest.targets[index] for index in target_indices]
+            part = self._accumulator.of_targets(target_indices)
+            summaries.append(self._summarize_target(combine_targets(targets), part, window))
+        return tuple(summaries)
 
     def _summarize_class(self, index: int, window: Window) -> ClassSummary:
         """Return the summary of a request class with its conversations and tasks.
 
         Its SLO is met only if it is met by single requests and by whole tasks.
+
+        Args:
+            index: The index of the class.
+            window: The window of the run.
         """
         plan = self._manifest.classes[index]
         part = self._accumulator.classes[index]
         metrics = self._measure_part(part, window)
         cut_conversations = self._accumulator.count_cut_conversations(index)
         tasks = summarize_tasks(part.measured, cut_conversations, window)
-        metrics["goodput"] = include_task_outcome(metrics["goodput"], tasks)
         return ClassSummary(
-            **shared_fields(plan, ClassSummary),
+            name=plan.name,
+            share=plan.share,
             starts=part.measured.sum("starts"),
+            model=plan.model,
+            priority=plan.priority,
+            tenant=plan.tenant,
+            requests=metrics.requests,
+            bytes=metrics.bytes,
+            load=metrics.load,
+            tokens=metrics.tokens,
+            ttft_ms=metrics.ttft_ms,
+            tpot_ms=metrics.tpot_ms,
+            e2e_ms=metrics.e2e_ms,
+            goodput=include_task_outcome(metrics.goodput, tasks),
             sessions=tasks,
-            **metrics,
         )
 
     def _summarize_models(
         self, classes: Sequence[ClassSummary], window: Window, *, default_model: str
     ) -> tuple[ModelSummary, ...]:
-        """Return the summary of each model; () if the classes do not request several."""
+        """Return the summary of each model; () if the classes do not request several.
+
+        Args:
+            classes: The summary of each class.
+            window: The window of the run.
+            default_model: The model of a class whose plan names none.
+        """
         classes_of_model: dict[str, list[int]] = {}
         for index, plan in enumerate(self._manifest.classes):
             classes_of_model.setdefault(plan.model or default_model, []).append(index)
         if len(classes_of_model) < 2:
             return ()
         return tuple(
-            self._summarize_model(model, indices, [classes[i] for i in indices], window)
-            for model, indices in classes_of_model.items()
+            self._summarize_model(model, class_indices, classes, window)
+            for model, class_indices in classes_of_model.items()
         )
 
     def _summarize_model(
-        self, model: str, indices: list[int], classes: Sequence[ClassSummary], window: Window
+        self,
+        model: str,
+        class_indices: list[int],
+        all_classes: Sequence[ClassSummary],
+        window: Window,
     ) -> ModelSummary:
-        """Return the summary of a model from the requests of its classes."""
-        metrics = self._measure_part(self._accumulator.of_classes(indices), window)
-        metrics["goodput"] = combine_class_goodput([part.goodput for part in classes])
-        names = tuple(part.name for part in classes)
-        return ModelSummary(model=model, classes=names, **metrics)
+        """Return the summary of a model, from the requests of the classes that request it.
+
+        Args:
+            model: The name of the model.
+            class_indices: The indices of these classes.
+            all_classes: The summary of each class of the run.
+            window: The window of the run.
+        """
+        metrics = self._measure_part(self._accumulator.of_classes(class_indices), window)
+        classes = [all_classes[index] for index in class_indices]
+        return ModelSummary(
+            model=model,
+            classes=tuple(summary.name for summary in classes),
+            requests=metrics.requests,
+            bytes=metrics.bytes,
+            load=metrics.load,
+            tokens=metrics.tokens,
+            ttft_ms=metrics.ttft_ms,
+            tpot_ms=metrics.tpot_ms,
+            e2e_ms=metrics.e2e_ms,
+            goodput=combine_class_goodput([summary.goodput for summary in classes]),
+        )
+
+    def _summarize_steps(
+        self, window: Window, step_times: Sequence[StepTime]
+    ) -> tuple[StepSummary, ...]:
+        """Return the summary of each step of agentic tasks."""
+        steps = zip(self._manifest.steps, self._accumulator.steps, step_times, strict=True)
+        return tuple(self._summarize_step(plan, part, window, time) for plan, part, time in steps)
 
     def _summarize_step(
         self, plan: StepPlan, part: MeasuredAndWarmup, window: Window, time: StepTime
@@ -497,23 +579,38 @@ class PartSummarizer:
         """Return the summary of a step of agentic tasks, such as "plan" or "embed".
 
         It has no goodput, because SLOs are about single requests and about whole tasks.
+
+        Args:
+            plan: The plan of the step.
+            part: The requests of the step.
+            window: The window of the run.
+            time: The share of the time of tasks that the step and the pauses before it took.
         """
         metrics = self._measure_part(part, window)
-        del metrics["goodput"]
-        # Targets that serve certain steps alone have a non-empty `serves`.
-        targets = [self._manifest.targets[number] for number in plan.targets]
-        target_names = tuple(target.name or target.url for target in targets if target.serves)
-        facts = shared_fields(plan, StepSummary) | {"targets": target_names}
-        return StepSummary(**facts, **metrics, **msgspec.structs.asdict(time))
+        return StepSummary(
+            name=plan.name,
+            of_class=plan.of_class,
+            kind=plan.kind,
+            targets=self._targets_of_step(plan),
+            model=plan.model,
+            requests=metrics.requests,
+            bytes=metrics.bytes,
+            load=metrics.load,
+            tokens=metrics.tokens,
+            ttft_ms=metrics.ttft_ms,
+            tpot_ms=metrics.tpot_ms,
+            e2e_ms=metrics.e2e_ms,
+            time_share=time.time_share,
+            pause=plan.pause,
+            pause_ms=time.pause_ms,
+            pause_share=time.pause_share,
+        )
 
-
-def shared_fields(facts: msgspec.Struct, summary: type[msgspec.Struct]) -> dict[str, Any]:
-    """Return the fields of the facts that a type of the summary has under the same name."""
-    return {
-        name: getattr(facts, name)
-        for name in summary.__struct_fields__
-        if name in facts.__struct_fields__
-    }
+    def _targets_of_step(self, plan: StepPlan) -> tuple[str, ...]:
+        """Return the names of the targets that serve a step and nothing else."""
+        targets = [self._manifest.targets[index] for index in plan.targets]
+        # `serves` lists the steps of a target that serves certain steps alone.
+        return tuple(target.name or target.url for target in targets if target.serves)
 
 
 def combine_targets(targets: Sequence[TargetFacts]) -> TargetFacts:
@@ -522,41 +619,46 @@ def combine_targets(targets: Sequence[TargetFacts]) -> TargetFacts:
     A field in which they differ gets its default value. Targets that only serve certain steps of
     tasks are left out, unless all are such targets.
     """
-    targets = [target for target in targets if not target.serves] or targets
-    if not targets:
+    general_targets = [target for target in targets if not target.serves]
+    combined_targets = general_targets or targets
+    if not combined_targets:
         return TargetFacts()
-    if len(targets) == 1:
-        return targets[0]
-    combined = {
-        field: getattr(targets[0], field)
+    if len(combined_targets) == 1:
+        return combined_targets[0]
+    fields = _common_fields(combined_targets)
+    gpus = [target.gpus for target in combined_targets if target.gpus is not None]
+    are_all_gpus_known = len(gpus) == len(combined_targets)
+    fields["name"] = format.counted(len(combined_targets), "target")
+    fields["gpus"] = sum(gpus) if are_all_gpus_known else None
+    fields["simulated"] = any(target.simulated for target in combined_targets)
+    return TargetFacts(**fields)
+
+
+def _common_fields(targets: Sequence[TargetFacts]) -> dict[str, Any]:
+    """Return the fields of targets that have the same value for all of them."""
+    first, *others = targets
+    return {
+        field: getattr(first, field)
         for field in TargetFacts.__struct_fields__
-        if len({getattr(target, field) for target in targets}) == 1
+        if all(getattr(target, field) == getattr(first, field) for target in others)
     }
-    gpus = [target.gpus for target in targets if target.gpus is not None]
-    are_all_gpus_known = len(gpus) == len(targets)
-    combined["name"] = format.counted(len(targets), "target")
-    combined["gpus"] = sum(gpus) if are_all_gpus_known else None
-    combined["simulated"] = any(target.simulated for target in targets)
-    return TargetFacts(**combined)
 
 
 def _group_targets(
     targets: Sequence[TargetFacts], by: Literal["region", "node"]
-) -> list[tuple[TargetFacts, list[int]]]:
-    """Return, for each region or node, the facts of its targets as one and their indices.
+) -> list[list[int]]:
+    """Return the indices of the targets of each region or node, in order of their first targets.
 
-    Returns an empty list unless there are several regions or nodes. A target without one belongs to
-    the one named "".
+    Targets that name no region or node are a group too. Returns an empty list unless there are
+    several groups.
     """
     indices_by_name: dict[str, list[int]] = {}
     for index, target in enumerate(targets):
-        indices_by_name.setdefault(getattr(target, by), []).append(index)
+        name = target.region if by == "region" else target.node
+        indices_by_name.setdefault(name, []).append(index)
     if len(indices_by_name) < 2:
         return []
-    return [
-        (combine_targets([targets[i] for i in indices]), indices)
-        for indices in indices_by_name.values()
-    ]
+    return list(indices_by_name.values())
 
 
 def summarize_rack(

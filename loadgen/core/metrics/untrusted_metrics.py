@@ -14,22 +14,26 @@ if TYPE_CHECKING:
     from loadgen.core.results.manifest import RunManifest
 
 
-def find_token_count_conflicts(accumulator: MetricAccumulator) -> dict[str, str]:
-    """Return the metrics that rest on token counts, with the reason to withhold each.
+def withhold_token_metrics(accumulator: MetricAccumulator) -> dict[str, str]:
+    """Return the metrics to withhold because token counts conflict with the responses.
 
-    They are withheld if the counts of too many responses conflict with their streams: fewer tokens
-    than output events, or more than were requested. Returns an empty dict otherwise.
+    A count conflicts if a response has fewer tokens than output events (understated), or more
+    tokens than were requested (overstated). The metrics are withheld if the counts of too many
+    responses do.
+
+    Returns:
+        Each withheld metric with the reason. Empty if the counts can be trusted.
     """
-    counted = accumulator.sum("exact_counts")
+    counted_responses = accumulator.sum("exact_counts")
     conflicting = accumulator.sum("conflicting_counts")
-    if conflicting <= limits.CONTRADICTING_SHARE * counted:
+    if conflicting <= limits.CONTRADICTING_SHARE * counted_responses:
         return {}
     understated = accumulator.sum("understated_counts")
     reason = make_code(
         "counts_contradict",
         contradicting=conflicting,
-        answers=counted,
-        share=conflicting / counted,
+        answers=counted_responses,
+        share=conflicting / counted_responses,
         understated=understated,
         overstated=conflicting - understated,
         limit=limits.CONTRADICTING_SHARE,
@@ -38,30 +42,37 @@ def find_token_count_conflicts(accumulator: MetricAccumulator) -> dict[str, str]
     return dict.fromkeys(withheld_metrics, format_reason(reason))
 
 
-def find_metrics_of_kernel_times(
+def withhold_kernel_time_metrics(
     accumulator: MetricAccumulator, manifest: RunManifest
 ) -> dict[str, str]:
-    """Return the metrics that need timestamps of the kernel, with the reason to withhold each.
+    """Return the metrics to withhold because the kernel gave no timestamps of received packets.
 
-    They are withheld if a client read the responses from sockets without such timestamps, as on
-    macOS. It then cannot know how late it read a response, nor whether a pause was its own. Returns
-    an empty dict otherwise, and for a load in virtual time, whose times are exact.
+    Without them, as on macOS, a client cannot know how late it read a response, nor whether a pause
+    was its own. A load in virtual time needs none, because its times are exact.
+
+    Returns:
+        Each withheld metric with the reason. Empty if there are timestamps, or none are needed.
     """
+    # The manifest names the code that reads sockets. In virtual time there is none.
     is_read_from_sockets = bool(manifest.host.hot_path)
-    has_kernel_times = bool(accumulator.sum("kernel_timestamps"))
-    if not is_read_from_sockets or has_kernel_times or not accumulator.sum("with_first_token"):
+    has_kernel_times = accumulator.sum("kernel_timestamps") > 0
+    has_first_tokens = accumulator.sum("with_first_token") > 0
+    if has_kernel_times or not is_read_from_sockets or not has_first_tokens:
         return {}
+    reason = format_reason(make_code("no_kernel_times"))
     withheld_metrics = (*guarded("no_kernel_times"), "stalls")
-    return dict.fromkeys(withheld_metrics, format_reason(make_code("no_kernel_times")))
+    return dict.fromkeys(withheld_metrics, reason)
 
 
-def find_missing_first_tokens(accumulator: MetricAccumulator) -> dict[str, str]:
-    """Return the metrics that need the time of the first token, with the reason to withhold each.
+def withhold_first_token_metrics(accumulator: MetricAccumulator) -> dict[str, str]:
+    """Return the metrics to withhold because too many streams did not show the first token.
 
-    They are withheld if too many responses do not show that time. Such a response has several
-    tokens by the server's count, but no output event that could be timed: its output is in fields
-    that are not known, or it came as one JSON object although a stream was requested. Returns an
-    empty dict otherwise.
+    Such a response has several tokens by the server's count, but no output event that could be
+    timed. Its output is in fields that are not known, or it came as one JSON object although a
+    stream was requested.
+
+    Returns:
+        Each withheld metric with the reason. Empty if enough streams showed the first token.
     """
     ok = accumulator.sum("ok")
     without_output_event = accumulator.sum("tpot_no_output")

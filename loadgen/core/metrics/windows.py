@@ -65,7 +65,7 @@ class Window(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class FullLoadTime(NamedTuple):
-    """The time in which the load of some stages runs alone and in full, in ns from the start."""
+    """The time in which the load of some stages is complete and there is no other load, in ns."""
 
     start_ns: int = -1
     end_ns: int = LONGEST_NS
@@ -125,27 +125,28 @@ def _last_issued_end_ns(accumulator: MetricAccumulator) -> int:
 
 
 def find_full_load_time(
-    stages: Sequence[MetricAccumulator], first_stage: int, last_stage: int
+    all_stages: Sequence[MetricAccumulator], stages: Sequence[int]
 ) -> FullLoadTime:
-    """Return the time in which the load of adjacent stages runs alone and in full.
+    """Return the time in which the load of some stages is complete and there is no other load.
 
-    It begins when no request of an earlier stage is in flight and, in a closed loop, every virtual
-    user has sent its first request. It ends, in a closed loop with a number of requests, when
-    ENDED_USERS_SHARE of the virtual users have nothing more to send. The steady state lies within
-    this time.
+    It begins when no request of an earlier stage is in flight any more and, in a closed loop, every
+    virtual user has sent its first request. In a closed loop with a number of requests, it ends
+    when ENDED_USERS_SHARE of the virtual users have sent their last request. The steady state lies
+    within this time.
 
     Args:
-        stages: The requests of each stage of the run.
-        first_stage: The index of the first of the adjacent stages.
-        last_stage: The index of the last one.
+        all_stages: The requests of each stage of the run.
+        stages: The indices of the stages that the time is about. They follow each other.
     """
-    earlier_ends_ns = [stage.maximum("done_ns") for stage in stages[:first_stage]]
-    last_user_start_ns = stages[first_stage].maximum("user_start")
+    first_stage = min(stages, default=0)
+    last_stage = max(stages, default=0)
+    earlier_ends_ns = [stage.maximum("done_ns") for stage in all_stages[:first_stage]]
+    last_user_start_ns = all_stages[first_stage].maximum("user_start")
     start_ns = max([*earlier_ends_ns, last_user_start_ns])
-    user_ends = stages[last_stage].sample("user_end")
-    if not user_ends.count:
+    user_ends_ns = all_stages[last_stage].sample("user_end")
+    if not user_ends_ns.count:  # an open loop, or a closed loop with a duration
         return FullLoadTime(start_ns)
-    return FullLoadTime(start_ns, end_ns=round(user_ends.quantile(ENDED_USERS_SHARE)))
+    return FullLoadTime(start_ns, end_ns=round(user_ends_ns.quantile(ENDED_USERS_SHARE)))
 
 
 def is_first_request_of_user(columns: Columns, plan: StagePlan, turns: int) -> NDArray[np.bool_]:

@@ -7,7 +7,7 @@ valid.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 
@@ -21,7 +21,7 @@ from loadgen.core.stats.quantiles import Distribution
 from loadgen.figures import METRICS, pooled_metrics
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping
 
     from loadgen.core.metrics.accumulator import MetricAccumulator
     from loadgen.core.metrics.drift import Drift
@@ -33,13 +33,13 @@ if TYPE_CHECKING:
     from loadgen.core.slo import Term
 
 
-class ShownStatistics(NamedTuple):
-    """The distributions of a run that are shown, and why others are not.
+class ReportedStatistics(NamedTuple):
+    """The distributions that a run reports, and why other statistics are not reported.
 
     Attributes:
         distributions: The distribution of each metric, without withheld statistics.
         itl_absent: Why there is no ITL, "" if there is one.
-        unsound: Metrics of which no statistic is shown, with the reason.
+        unsound: Metrics of which no statistic is reported, with the reason.
         withheld: The statistics of other metrics that are withheld.
     """
 
@@ -51,17 +51,19 @@ class ShownStatistics(NamedTuple):
     def undecided_metrics(self, manifest: RunManifest) -> dict[str, str]:
         """Return the metrics on which no term of an SLO can be decided, with the reason for each.
 
-        They are ITL if there is none, unsound metrics, and metrics of pooled gaps for which an SLO
-        asks for a quantile that is withheld.
+        - ITL, if this run has none.
+        - Unsound metrics, of which no statistic can be trusted.
+        - Gaps between events, if the quantile that an SLO limits is too uncertain. Terms on metrics
+          of single requests take uncertain values into account themselves.
         """
         undecided = {}
         if self.itl_absent:
             undecided["itl"] = f"ITL is not defined: {self.itl_absent}"
         undecided |= self.unsound
-        for slo in manifest.slos:
-            for term in slo.terms:
-                if term.metric in pooled_metrics() and self._is_withheld(term):
-                    undecided[term.metric] = "it is too uncertain to be reported"
+        terms = [term for slo in manifest.slos for term in slo.terms]
+        for term in terms:
+            if term.metric in pooled_metrics() and self._is_withheld(term):
+                undecided[term.metric] = "it is too uncertain to be reported"
         return undecided
 
     def _is_withheld(self, term: Term) -> bool:
@@ -76,11 +78,12 @@ def select_statistics(
     distributions: Mapping[str, Distribution],
     gap_bounds: GapBounds | None,
     evidence: TimingEvidence,
-) -> ShownStatistics:
-    """Return the distributions without the statistics that are too uncertain, and the reasons.
+) -> ReportedStatistics:
+    """Return the statistics that can be reported, and why others cannot.
 
-    A statistic is too uncertain if its range, by the errors of timestamps and token counts, is wide
-    against its value. A metric is unsound if no statistic of it can be trusted.
+    A single statistic is withheld if it is too uncertain: the errors of timestamps and of token
+    counts may change it by too large a share of its value. A metric is unsound if no statistic of
+    it can be trusted.
 
     Args:
         manifest: The manifest of the run.
@@ -89,27 +92,32 @@ def select_statistics(
         gap_bounds: The bounds of the gaps between events, None if all gaps are certain.
         evidence: What is known of the cause of uncertain timestamps.
     """
-    ranges = uncertainty.find_uncertain_statistics(
+    uncertain_ranges = uncertainty.find_uncertain_statistics(
         distributions, measured, gap_bounds, manifest.limits
     )
-    # If the size of first events were known, TPOT would be certain enough.
-    is_first_event_to_blame = "tpot" in ranges and uncertainty.would_first_event_make_tpot_certain(
-        measured, distributions["tpot"], manifest.limits
+    is_first_event_to_blame = (
+        "tpot" in uncertain_ranges
+        and uncertainty.would_first_event_make_tpot_certain(
+            measured, distributions["tpot"], manifest.limits
+        )
     )
     withheld = timing_evidence.explain_withheld(
-        ranges, evidence, is_first_event_to_blame=is_first_event_to_blame
+        uncertain_ranges, evidence, is_first_event_to_blame=is_first_event_to_blame
     )
-    shown = {
-        metric: distribution.without(withheld[metric].ranges if metric in withheld else ())
-        for metric, distribution in distributions.items()
-    }
     itl_absent = itl_absent_reason(measured, distributions["inter_chunk"])
     if "inter_chunk" in withheld and not itl_absent:
+        # If each event carries one token, the gaps between events are the inter-token latencies.
         withheld["itl"] = withheld["inter_chunk"]
     unsound = _find_unsound_metrics(manifest, measured, evidence)
-    for metric in unsound:
-        withheld.pop(metric, None)  # all of its statistics are withheld, for another reason
-    return ShownStatistics(shown, itl_absent, unsound, withheld)
+    return ReportedStatistics(
+        distributions={
+            metric: distribution.without(uncertain_ranges.get(metric, ()))
+            for metric, distribution in distributions.items()
+        },
+        itl_absent=itl_absent,
+        unsound=unsound,
+        withheld={metric: value for metric, value in withheld.items() if metric not in unsound},
+    )
 
 
 def _find_unsound_metrics(
@@ -117,15 +125,17 @@ def _find_unsound_metrics(
 ) -> dict[str, str]:
     """Return the metrics of which no statistic can be trusted, with the reason for each.
 
-    They rest on token counts that conflict with the responses, are not available in this
-    installation, need first tokens that the stream did not show, need timestamps of the kernel
-    where there are none, or are stalls that the errors of timestamps may have caused.
+    - Metrics of tokens, if the token counts conflict with the responses.
+    - Metrics of a package that is not installed here, which an SLO limits.
+    - Metrics of the first token, if streams did not show when it came.
+    - Metrics of kernel timestamps, if there are none.
+    - Stalls, if the errors of timestamps may have caused them.
     """
-    unsound = untrusted_metrics.find_token_count_conflicts(measured)
+    unsound = untrusted_metrics.withhold_token_metrics(measured)
     unsound |= missing_metrics(manifest.slos)
     if manifest.stream:
-        unsound |= untrusted_metrics.find_missing_first_tokens(measured)
-    without_kernel_times = untrusted_metrics.find_metrics_of_kernel_times(measured, manifest)
+        unsound |= untrusted_metrics.withhold_first_token_metrics(measured)
+    without_kernel_times = untrusted_metrics.withhold_kernel_time_metrics(measured, manifest)
     unsound |= without_kernel_times
     if not without_kernel_times and uncertainty.are_stalls_uncertain(measured, manifest.limits):
         unsound["stalls"] = timing_evidence.explain_uncertain_times(evidence)
@@ -137,12 +147,13 @@ _PARTS_WITH_SLO = ("stages", "targets", "regions", "nodes", "classes", "models")
 
 
 def withhold_unsound_metrics(summary: Summary) -> Summary:
-    """Return the summary without the metrics that it lists as unsound.
+    """Return the summary without the metrics that its field `unsound` lists.
 
-    They are removed from the run, from the drift, and from stages, targets, classes and other
-    parts, which have the same fields as the run. The drift also loses withheld statistics.
+    They are removed from the run and from its stages, targets, classes and other parts, which have
+    the same fields as the run. The drift, which is how latencies change over time, also loses the
+    single statistics that the field `withheld` lists.
     """
-    summary = msgspec.structs.replace(summary, drift=_shown_drift(summary))
+    summary = msgspec.structs.replace(summary, drift=_reported_drift(summary))
     unsound = summary.unsound
     if not unsound:
         return summary
@@ -155,24 +166,22 @@ def withhold_unsound_metrics(summary: Summary) -> Summary:
     return msgspec.structs.replace(summary, **changes)
 
 
-def _withhold_in_run(summary: Summary, unsound: Mapping[str, str]) -> dict[str, Any]:
-    """Return the changes of fields that only the summary of a run has, not that of a part.
+def _withhold_in_run(summary: Summary, unsound: Mapping[str, str]) -> dict[str, object]:
+    """Return the fields without unsound metrics that the summary of a run has and parts do not.
+
+    An unsound metric must not be reported in any form, so everything that is computed from it is
+    removed too.
 
     Args:
         summary: The summary.
         unsound: The unsound metrics, with the reason for each.
 
     Returns:
-        The new value of each changed field, without the unsound metrics.
+        The new value of each changed field.
     """
-    unsound_fields = {f"{metric}_ms" for metric in unsound}
-    changes: dict[str, Any] = {
+    changes: dict[str, object] = {
         "figures": _without_unsound_figures(summary, unsound),
-        "percentiles": {
-            field: percentiles
-            for field, percentiles in summary.percentiles.items()
-            if field not in unsound_fields
-        },
+        "percentiles": _without_unsound_percentiles(summary, unsound),
     }
     if "itl" in unsound:
         changes["itl_ms"] = None
@@ -181,16 +190,31 @@ def _withhold_in_run(summary: Summary, unsound: Mapping[str, str]) -> dict[str, 
         changes["stalls"] = msgspec.structs.replace(summary.stalls, requests=None, share=None)
     if "tokens" in unsound:
         changes["drift"] = drift.without_tokens(summary.drift)
-        changes["rack"] = None
+        changes["rack"] = None  # it has the output rates of all targets, and nothing else
         if summary.sessions is not None:
             changes["sessions"] = msgspec.structs.replace(summary.sessions, output_tokens=None)
     return changes
 
 
+def _without_unsound_percentiles(
+    summary: Summary, unsound: Mapping[str, str]
+) -> dict[str, dict[str, float]]:
+    """Return the percentiles that the user requested, without those of unsound metrics."""
+    unsound_fields = {f"{metric}_ms" for metric in unsound}
+    return {
+        field: percentiles
+        for field, percentiles in summary.percentiles.items()
+        if field not in unsound_fields
+    }
+
+
 def _without_unsound_figures(
     summary: Summary, unsound: Mapping[str, str]
 ) -> dict[str, Distribution]:
-    """Return the block `figures` without the statistics of unsound metrics."""
+    """Return the field `figures` without the statistics of unsound metrics.
+
+    It has the distributions of the metrics that have no field of their own.
+    """
     unsound_fields = {
         definition.field for definition in METRICS.available() if definition.name in unsound
     }
@@ -200,37 +224,53 @@ def _without_unsound_figures(
     }
 
 
-def _withhold_in_part(part: Summary | PartSummary, unsound: Mapping[str, str]) -> dict[str, Any]:
-    """Return the changes of fields that the summaries of a run and of its parts have in common.
+def _withhold_in_part(part: Summary | PartSummary, unsound: Mapping[str, str]) -> dict[str, object]:
+    """Return the fields without unsound metrics that a run and its parts have in common.
+
+    A part is a stage, a target, a class, a model or a step.
 
     Args:
-        part: The summary of the run, or of a stage, target, class or other part.
+        part: The summary of the run or part.
         unsound: The unsound metrics, with the reason for each.
 
     Returns:
-        The new value of each changed field: distributions of unsound metrics without statistics,
-        and tokens without counts if these cannot be trusted.
+        The new value of each changed field.
     """
-    changes: dict[str, Any] = {}
-    for metric in unsound:
-        distribution = getattr(part, f"{metric}_ms", None)
-        if isinstance(distribution, Distribution):
-            changes[f"{metric}_ms"] = distribution.withheld()
+    changes: dict[str, object] = {}
+    for field, distribution in _distributions_of(part, unsound).items():
+        changes[field] = distribution.withheld()
     if "tokens" in unsound:
         changes["tokens"] = without_output_counts(part.tokens)
-        if isinstance(part, TargetSummary):
+        if isinstance(part, TargetSummary):  # only a target has a rate over its own time
             changes["own_output_per_s"] = None
     return changes
 
 
-def _shown_drift(summary: Summary) -> Drift:
-    """Return the drift of a run without the statistics that are withheld."""
-    shown = summary.drift
+def _distributions_of(
+    part: Summary | PartSummary, metrics: Iterable[str]
+) -> dict[str, Distribution]:
+    """Return the distributions of some metrics in a summary, by field.
+
+    The field of a metric is its name with the unit, such as `ttft_ms`. Metrics that the summary
+    does not have are left out.
+    """
+    distributions = {}
+    for metric in metrics:
+        field = f"{metric}_ms"
+        value = getattr(part, field, None)
+        if isinstance(value, Distribution):
+            distributions[field] = value
+    return distributions
+
+
+def _reported_drift(summary: Summary) -> Drift:
+    """Return the drift of a run without withheld statistics and without unsound metrics."""
+    reported = summary.drift
     for metric, withheld in summary.withheld.items():
-        shown = drift.without_statistics(shown, metric, withheld.ranges)
+        reported = drift.without_statistics(reported, metric, withheld.ranges)
     for metric in summary.unsound:
-        shown = drift.without_statistics(shown, metric, uncertainty.STATISTICS)
-    return shown
+        reported = drift.without_statistics(reported, metric, uncertainty.STATISTICS)
+    return reported
 
 
 def without_outcomes_if_invalid(summary: Summary) -> Summary:
