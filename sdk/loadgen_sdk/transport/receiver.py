@@ -3,7 +3,8 @@
 Deferring: once a response has sent its first output, the events that follow are not urgent. The
 kernel timestamps every packet when it arrives, so their measured times stay right if the process
 reads them later. To read them later saves time, because each wake-up of the process costs more than
-a read. There are therefore two epoll instances (the kernel objects that report ready sockets):
+a read (`deferral.py` decides when that is worthwhile). There are therefore two epoll instances (the
+kernel objects that report ready sockets):
 
 - A socket in the first one wakes the process when data arrives.
 - A socket in the second one is called deferred and wakes nobody while there are many events. The
@@ -34,12 +35,16 @@ import struct
 from collections import deque
 from collections.abc import Callable, Sequence
 from time import monotonic_ns, time_ns
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from .deferral import DeferralPolicy
 from .loop_poll import Poll
 from .plain_events import count_plain_events
 from .response_state import EventBatch, PlainRun, Read
 from .timer import Timer
+
+if TYPE_CHECKING:
+    from .exchange import Exchange
 
 READ_BYTES = 32 << 10
 """The largest number of bytes of one read."""
@@ -86,19 +91,6 @@ DEFER_NS = 1_000_000
 EARLY_DEFERRED_POLL_NS = DEFER_NS // 2
 """If something else has woken the process, the deferred sockets are polled so much earlier."""
 
-DECISION_PERIOD_NS = 100_000_000
-"""How often the receiver decides whether to defer sockets."""
-
-DEFER_FROM_READS_PER_S = 4_000
-DEFER_DOWN_TO_READS_PER_S = 2_000
-"""Rates of reads of deferred sockets at which deferring starts and ends."""
-
-READS_PER_MERGED_READ = 100
-"""Deferring pauses if more than one in this many reads holds several events, because the
-timestamps of such events are less certain than those of events that are read at once."""
-
-DEFER_PAUSE_NS = 1_000_000_000
-"""The first pause. It doubles each time that deferring ends in the same way."""
 
 MAX_BATCHED_READS = 64
 """The number of reads that a buffer keeps before its owner is called."""
@@ -108,7 +100,7 @@ MAX_RUN_READS = 512
 
 SMALL_READ_BYTES = 4
 LARGE_READ_BYTES = 2048
-"""A read that is not between these sizes is passed to the owner at once."""
+"""A read of at most the first or at least the second size is passed to the owner at once."""
 
 CHUNKED_BODY_END = b"\r\n\r\n"
 """A read that ends with these bytes may be the end of a chunked body."""
@@ -214,32 +206,35 @@ class SocketBuffer:
     sock: socket.socket  # a field of the subclass
 
     def __init__(self, fd: int, now: int) -> None:
-        """Create the empty buffer of a socket that is opened now (see the attributes above)."""
-        # What was read and not taken yet
+        """Create the empty buffer of a socket that is opened at `now` (monotonic, in ns).
+
+        The class docstring describes each attribute. The receiver fills the first two groups, and
+        the owner of the connection (such as a `Pool`) sets the other two.
+        """
+        # Reads that the owner has not taken yet, and plain events that were only counted
         self.reads: list[Read | PlainRun] = []
-        # Events that differ from an earlier one in their text alone, which are only counted
         self.plain_arrivals: list[int | EventBatch] = []
         self.plain_bytes = 0
         self.plain_read_at = 0
         self.is_queued = False
 
-        # What the receiver knows of the socket
+        # The state of the socket
         self.fd = fd
         self.is_readable = False
         self.emptied_at = now
         self.is_last_read_full = False
-        self.ended_at = 0
-        self.error = 0
+        self.ended_at = 0  # 0: the connection has not ended.
+        self.error = 0  # 0: there is no error.
         self.is_deferred = False
         self.epoll_changed_at = 0
 
-        # How urgent the next reads are, as the owner says
+        # How soon the owner needs the next reads
         self.can_batch_reads = False
         self.template: tuple[bytes, bytes] | None = None
         self.events_until_urgent = 0
 
-        # What belongs to the owner of the connection
-        self.owner: Any = None
+        # What the owner stores with the connection
+        self.owner: object | None = None
         self.exchange: object | None = None
         self.tls: object | None = None
         self.unsent: list[bytes | memoryview] = []
@@ -282,8 +277,10 @@ class Receiver:
         """Create a receiver without sockets.
 
         Args:
-            epoll: The first epoll, in which the caller registers sockets.
-            deferred_epoll: The second epoll, for sockets whose events are not urgent.
+            epoll: The first epoll, in which the caller registers sockets. Data in them wakes the
+                process at once.
+            deferred_epoll: The second epoll, for sockets whose events are not urgent. It is polled
+                about every millisecond under heavy traffic.
             timer: The timer, which the caller registers in the first epoll.
             queue: The queue to which buffers with reads are added.
         """
@@ -292,37 +289,33 @@ class Receiver:
         self._timer = timer
         self._queue = queue
         self._buffers: dict[int, SocketBuffer] = {}  # by descriptor
+
+        # The clocks
         self.now = monotonic_ns()
         self._wall_to_monotonic_ns = self.now - time_ns()
 
-        # Polls and what they found
-        self.last_poll_at = self.now
+        # The latest poll of each epoll
         self.poll_started_at = self.now
+        self.last_poll_at = self.now
+        self._last_deferred_poll_at = self.now
         self.ready_count = 0
+
+        # The counts since the start
         self.queued_reads = 0
         self.poll_count = 0
         self.read_count = 0
+        self._merged_read_count = 0  # reads of deferred sockets that held several events
 
-        # What comes next
+        # What is planned
         self.wake_at = NEVER_NS
         self.timer_armed_for = 0
         self.next_poll_at = 0
-        self._reads_when_planned = 0  # `read_count` when `next_poll_at` was set
+        self._read_count_when_planned = 0
 
-        # Deferring (see the docstring of the module)
+        # Deferring
         self.is_deferring = False
-        self._is_traffic_heavy = False
-        self._deferred_count = 0  # sockets in the second epoll
-        self._last_deferred_poll_at = self.now
-        self._merged_reads = 0  # reads of deferred sockets that held several events
-        self._defer_again_at = 0
-        self._pause_ns = DEFER_PAUSE_NS
-
-        # The decision period, after which it is decided whether to defer, and its counts
-        self._period_start = self.now
-        self._deferred_reads = 0
-        self._timely_reads = 0  # in polls that were not late
-        self._timely_merged_reads = 0
+        self._deferred_socket_count = 0
+        self._deferral_policy = DeferralPolicy(self.now)
 
         epoll.register(deferred_epoll.fileno(), _EPOLLIN)
 
@@ -356,31 +349,41 @@ class Receiver:
         """Note that a socket has moved to the other epoll, and whether any socket is deferred."""
         buffer.is_deferred = is_deferred
         buffer.epoll_changed_at = monotonic_ns()
-        self._deferred_count += 1 if is_deferred else -1
-        self.is_deferring = self._is_traffic_heavy and self._deferred_count > 0
+        self._deferred_socket_count += 1 if is_deferred else -1
+        self._update_is_deferring()
+
+    def _update_is_deferring(self) -> None:
+        """Note whether there are deferred sockets that wake nobody, because traffic is heavy."""
+        is_worthwhile = self._deferral_policy.is_deferring_worthwhile
+        self.is_deferring = is_worthwhile and self._deferred_socket_count > 0
 
     def take_reads(self, buffer: SocketBuffer) -> list[Read | PlainRun]:
-        """Return what was read from a socket and not taken before, and empty its buffer.
+        """Return the reads that wait in the buffer of a socket, oldest first, and empty the buffer.
 
-        Plain events that were only counted are returned as a `PlainRun`. If the buffer is in the
-        queue, it stays there.
+        Plain events, of which only the number and the timestamps were kept, are returned as a
+        `PlainRun`. If the buffer is in the queue, it stays there.
         """
         self._flush_plain_reads(buffer)
         reads = buffer.reads
-        if reads:
-            buffer.reads = []
-            if buffer.is_queued:
-                self.queued_reads -= len(reads)
+        if not reads:
+            return []
+        buffer.reads = []
+        if buffer.is_queued:
+            self.queued_reads -= len(reads)
         return reads
 
     def deliver_queued(self, slice_ns: int, deliver: Callable[[Any], None]) -> int:
-        """Deliver the queued buffers, one after the other, for at most `slice_ns`.
+        """Pass the queued buffers to `deliver`, one after the other, for at most `slice_ns`.
 
-        The compiled receiver passes the reads of a usual response to its exchange itself, and calls
-        `response_completed` of the owner at its end. `deliver` is called with each other buffer.
+        The time is limited, because packets wait in the kernel meanwhile. It is checked after every
+        few buffers. Buffers for which no time is left stay in the queue.
+
+        Args:
+            slice_ns: The longest time to spend, in ns.
+            deliver: Called with each buffer, whose reads it takes and processes.
 
         Returns:
-            The time.
+            The monotonic time at the last check of the clock, in ns.
         """
         queue = self._queue
         now = monotonic_ns()
@@ -389,56 +392,30 @@ class Receiver:
         while queue:
             deliver(queue.popleft())
             delivered += 1
-            if delivered % DELIVERIES_PER_CLOCK_READING == 0:
+            is_clock_check_due = delivered % DELIVERIES_PER_CLOCK_READING == 0
+            if is_clock_check_due:
                 now = monotonic_ns()
                 if now > slice_end:
                     break
         return now
 
-    def try_send_on_idle(
-        self,
-        exchange: Any,  # noqa: ARG002 - for the compiled receiver, as the following ones
-        idle: deque[Any],  # noqa: ARG002
-        max_idle_ns: int,  # noqa: ARG002
-        open_exchanges: set[object],  # noqa: ARG002
-    ) -> int:
-        """Do nothing and return NOT_SENT, so that the pool sends the request itself.
+    def try_send_on_idle(self, *_arguments: object) -> int:
+        """Return NOT_SENT, which tells the pool to send a request by its own Python code.
 
-        This is a shortcut of the compiled receiver. In the usual case, it sends a request on the
-        connection that became idle last, which saves the calls of `Pool` and `Reactor`.
-
-        Args:
-            exchange: The exchange whose request is to be sent.
-            idle: The idle connections.
-            max_idle_ns: For how long a connection may have been idle.
-            open_exchanges: The exchanges in flight, to which this one is added.
-
-        Returns:
-            How many bytes the socket did not accept, or NOT_SENT if nothing was done.
+        The compiled receiver has a faster way to send a request on the connection that became idle
+        last. Its method of this name takes (exchange, idle connections, longest idle time in ns,
+        open exchanges) and returns how many bytes the socket did not accept. This class has no such
+        shortcut.
         """
         return NOT_SENT
 
-    def try_recycle(
-        self,
-        buffer: Any,  # noqa: ARG002 - for the compiled receiver, as the following ones
-        idle: deque[Any],  # noqa: ARG002
-        in_flight: dict[Any, None],  # noqa: ARG002
-        open_exchanges: set[object],  # noqa: ARG002
-    ) -> Any:
-        """Do nothing and return None, so that the pool frees the connection itself.
+    def try_recycle(self, *_arguments: object) -> Exchange | None:
+        """Return None, which tells the pool to make a connection idle by its own Python code.
 
-        This is a shortcut of the compiled receiver. If the server has not limited the use of the
-        connection of a completed response, it makes the connection idle, which saves calls of
-        `Pool`.
-
-        Args:
-            buffer: The connection.
-            idle: The idle connections, to which this one is added.
-            in_flight: The requests of the pool, from which that of the connection is removed.
-            open_exchanges: The exchanges in flight, from which it is removed as well.
-
-        Returns:
-            The exchange, whose completion can be reported, or None if nothing was done.
+        The compiled receiver has a faster way to make the connection of a completed response idle.
+        Its method of this name takes (connection, idle connections, requests in flight, open
+        exchanges) and returns the exchange of the response, or None if the server has limited the
+        use of the connection. This class has no such shortcut.
         """
         return None
 
@@ -459,13 +436,9 @@ class Receiver:
     def receive(self, max_wait_ms: int, return_at: int, timer_limit: int) -> list[tuple[int, int]]:
         """Poll and read repeatedly, until there is work for the caller or the time `return_at`.
 
-        Each pass does this:
-
-        1. Poll the first epoll. If a request is due (`wake_at`) and many sockets are ready, return,
-           so that the caller sends the request before they are read.
-        2. Read the sockets that are ready.
-        3. Poll the deferred sockets, which are not urgent, if it is time for that, and read them.
-        4. Decide whether to defer sockets, and plan the next poll.
+        Each pass of the loop polls the first epoll, reads the ready sockets, and then, if it is
+        time for that, polls and reads the deferred sockets. If a request is due and many sockets
+        are ready, the method returns before it reads them, so that the caller sends on time.
 
         Args:
             max_wait_ms: The longest wait of each poll, or WAIT_FOREVER_MS.
@@ -474,37 +447,27 @@ class Receiver:
                 planned, or NO_TIMER.
 
         Returns:
-            The descriptors and their events that the caller has to handle: those of the timer, of
-            sockets that are not readable, and of sockets that can be written.
+            The (descriptor, events) pairs that the caller has to handle: the timer, sockets that
+            are still connecting, and sockets that can be written.
         """
-        unhandled: list[tuple[int, int]] = []
         while True:
             was_deferring = self.is_deferring
-            ready = self._epoll.poll(self._wait_s(max_wait_ms), MAX_READY)
-            now = self._read_clocks()
-            self.poll_count += 1
-            self.ready_count = len(ready)
-            if now >= self.wake_at and len(ready) > MAX_READY_BEFORE_SENDING:
-                self.now = now
-                return unhandled
-            previous_poll_at = self.last_poll_at
-            if len(ready) < MAX_READY:  # A full list may leave out sockets that are ready too.
-                self.last_poll_at = self.poll_started_at
-            now, has_deferred_data = self._read_ready(ready, previous_poll_at, now, unhandled)
-            # While deferring, the first epoll does not watch the second one, so the time decides.
-            is_deferred_poll_due = (
-                self._is_deferred_poll_due(now) if was_deferring else has_deferred_data
-            )
-            if is_deferred_poll_due:
-                now = self._receive_deferred(now)
+            ready = self._poll_first_epoll(max_wait_ms)
+            is_request_due = self.now >= self.wake_at
+            if is_request_due and len(ready) > MAX_READY_BEFORE_SENDING:
+                return []
+            unhandled = self._read_ready(ready)
+            if self._is_deferred_poll_due(ready, was_deferring):
+                self._poll_and_read_deferred()
             # With unhandled events the caller acts now, and sets the timer afterwards.
-            self._plan_after_pass(now, NO_TIMER if unhandled else timer_limit)
-            if unhandled or self._queue or now >= return_at:
+            self._end_pass(NO_TIMER if unhandled else timer_limit)
+            if unhandled or self._queue or self.now >= return_at:
                 return unhandled
-            # A wait without a limit is cut into waits of DEFER_WAIT_MS while deferring.
-            may_wait_again = was_deferring and max_wait_ms < 0
-            if not self.ready_count and not may_wait_again:
-                return unhandled
+            # While deferring, an unlimited wait consists of many waits of DEFER_WAIT_MS.
+            can_wait_longer = was_deferring and max_wait_ms == WAIT_FOREVER_MS
+            was_anything_ready = self.ready_count > 0
+            if not was_anything_ready and not can_wait_longer:
+                return []
 
     def receive_and_deliver(
         self,
@@ -512,66 +475,84 @@ class Receiver:
         return_at: int,
         tick_at: int,
         open_exchanges: set[object],
-        slice_ns: int,  # noqa: ARG002 - for the compiled receiver, as the following one
-        deliver: Callable[[Any], None],  # noqa: ARG002
+        *_delivery: object,
     ) -> list[tuple[int, int]] | None:
         """Receive until `return_at`, `tick_at` or `wake_at`, whichever comes first.
 
-        The compiled receiver also delivers queued buffers and sets the timer, as `Reactor` does,
-        and goes on for as long as that is all there is to do. This one leaves both to the caller.
+        The compiled receiver also delivers what it has read, in the same call. This one leaves
+        delivering to the caller, and only accepts the same arguments.
 
         Args:
             max_wait_ms: The longest wait of each poll, or WAIT_FOREVER_MS.
-            return_at: When the turn of the caller is over.
-            tick_at: When the next tick of the caller is due.
-            open_exchanges: The requests in flight. The timer is set for the next poll only if there
-                are any.
-            slice_ns: For how long to deliver before the next poll.
-            deliver: Called with each queued buffer that the compiled receiver does not deliver
-                itself.
+            return_at: When the caller wants to return to the event loop, in ns.
+            tick_at: When the caller has periodic work to do, in ns.
+            open_exchanges: The requests in flight. Only while there are any, the timer is set for
+                the next poll.
+            _delivery: How the compiled receiver delivers: for how many ns, and to which function.
 
         Returns:
-            The result of `receive`, or None if all reads have been delivered.
+            The (descriptor, events) pairs that the caller has to handle (see `receive`). The
+            compiled receiver returns None if it has handled and delivered everything.
         """
         caller_due_at = min(self.wake_at, tick_at)
-        if self._queue:
-            max_wait_ms = 0
+        has_reads_to_deliver = len(self._queue) > 0
         timer_limit = caller_due_at if open_exchanges else NO_TIMER
-        return self.receive(max_wait_ms, min(return_at, caller_due_at), timer_limit)
+        return self.receive(
+            max_wait_ms=0 if has_reads_to_deliver else max_wait_ms,
+            return_at=min(return_at, caller_due_at),
+            timer_limit=timer_limit,
+        )
+
+    # -- polling -------------------------------------------------------------------------------
+
+    def _poll_first_epoll(self, max_wait_ms: int) -> list[tuple[int, int]]:
+        """Wait until a socket of the first epoll is ready, and update the clocks.
+
+        Args:
+            max_wait_ms: The longest wait, or WAIT_FOREVER_MS.
+
+        Returns:
+            The ready descriptors with their events, such as `[(7, EPOLLIN)]`.
+        """
+        ready = self._epoll.poll(self._wait_s(max_wait_ms), MAX_READY)
+        self.now = self._read_clocks()
+        self.poll_count += 1
+        self.ready_count = len(ready)
+        return ready
 
     def _wait_s(self, max_wait_ms: int) -> float:
         """Return how long the next poll may wait, in seconds, or a negative number for no limit.
 
-        While deferring, a poll that may wait does so only until the next poll of the deferred
-        sockets. The shortest wait of epoll, DEFER_WAIT_MS, is exact enough for that.
+        While sockets are deferred, a poll waits only until it is time to poll them. DEFER_WAIT_MS,
+        the shortest wait that epoll supports, is exact enough for that.
         """
+        wait_ms = max_wait_ms
         if self.is_deferring and max_wait_ms:
-            max_wait_ms = DEFER_WAIT_MS if self.next_poll_at > self.now else 0
-        return max_wait_ms / 1000 if max_wait_ms > 0 else max_wait_ms
+            is_deferred_poll_later = self.next_poll_at > self.now
+            wait_ms = DEFER_WAIT_MS if is_deferred_poll_later else 0
+        if wait_ms < 0:
+            return wait_ms
+        return wait_ms / 1000
 
-    def _plan_after_pass(self, now: int, timer_limit: int) -> None:
-        """End a pass: decide whether to defer, and plan the next poll, if it is time for that.
+    def _is_deferred_poll_due(self, ready: list[tuple[int, int]], was_deferring: bool) -> bool:
+        """Return True if the deferred sockets are to be polled now.
+
+        Under light traffic, the first epoll watches the second one, and reports it when a deferred
+        socket has data. Under heavy traffic (`was_deferring`) the time decides: the process is
+        awake anyway, so the poll may be EARLY_DEFERRED_POLL_NS earlier than planned. If a request
+        is due, sending it comes first, and the poll may be DEFER_NS late.
 
         Args:
-            now: The time.
-            timer_limit: The latest time for which the timer may be set, or NO_TIMER.
+            ready: The descriptors with their events that the first epoll has just reported.
+            was_deferring: Deferred sockets did not wake the process during that poll.
         """
-        self.now = now
-        self.poll_started_at = now
-        if now - self._period_start > DECISION_PERIOD_NS:
-            self._decide_whether_to_defer(now)
-        if not self.is_deferring and now > self.next_poll_at - PLAN_AHEAD_NS:
-            self._plan_next_poll(now, timer_limit)
-
-    def _is_deferred_poll_due(self, now: int) -> bool:
-        """Return True if the deferred sockets are to be polled now, while deferring.
-
-        The process is awake, so it does this up to EARLY_DEFERRED_POLL_NS before the planned time.
-        If a request is due, it is sent first, and the poll may be up to DEFER_NS late.
-        """
-        if now >= self.wake_at:
-            return now > self.next_poll_at + DEFER_NS
-        return now > self.next_poll_at - EARLY_DEFERRED_POLL_NS
+        if not was_deferring:
+            deferred_fd = self._deferred_epoll.fileno()
+            return any(fd == deferred_fd for fd, _events in ready)
+        is_request_due = self.now >= self.wake_at
+        if is_request_due:
+            return self.now > self.next_poll_at + DEFER_NS
+        return self.now > self.next_poll_at - EARLY_DEFERRED_POLL_NS
 
     def _read_clocks(self) -> int:
         """Return the time and update the offset between the monotonic clock and the wall clock."""
@@ -581,182 +562,168 @@ class Receiver:
             self._wall_to_monotonic_ns = now - wall
         return now
 
-    def _read_ready(
-        self,
-        ready: list[tuple[int, int]],
-        previous_poll_at: int,
-        now: int,
-        unhandled: list[tuple[int, int]],
-    ) -> tuple[int, bool]:
-        """Read the sockets that a poll reported. Add what is not for this receiver to `unhandled`.
+    def _read_ready(self, ready: list[tuple[int, int]]) -> list[tuple[int, int]]:
+        """Read the sockets that the first epoll has just reported.
 
         Args:
-            ready: The descriptors with their events, as epoll reports them.
-            previous_poll_at: When the poll before this one began. A socket in `ready` was empty
-                then, because that poll did not report it.
-            now: The time, which is returned if nothing is read.
-            unhandled: The list for descriptors and events that the caller has to handle.
+            ready: The descriptors with their events, such as `[(7, EPOLLIN)]`.
 
         Returns:
-            The time, and whether the descriptor of the second epoll is ready, which means that a
-            deferred socket has data.
+            The descriptors with their events that the caller has to handle: the timer, sockets that
+            are still connecting, and sockets that can be written.
         """
+        previous_poll_at = self.last_poll_at
+        has_all_ready = len(ready) < MAX_READY  # A full list may leave out ready sockets.
+        if has_all_ready:
+            self.last_poll_at = self.poll_started_at
         deferred_fd = self._deferred_epoll.fileno()
-        has_deferred_data = False
+        unhandled: list[tuple[int, int]] = []
         for fd, events in ready:
-            if fd == deferred_fd:
-                has_deferred_data = True
+            if fd == deferred_fd:  # `_poll_and_read_deferred` handles it.
                 continue
             buffer = self._buffers.get(fd)
-            is_readable = buffer is not None and buffer.is_readable
-            if not is_readable or events & _EPOLLOUT:
+            if buffer is None or not buffer.is_readable:
                 unhandled.append((fd, events))
-            if buffer is None or not is_readable or not events & _READABLE_OR_BROKEN:
                 continue
-            if not buffer.ended_at:
-                now = self._read_socket(buffer, previous_poll_at)
-        return now, has_deferred_data
+            if events & _EPOLLOUT:
+                unhandled.append((fd, events))
+            if events & _READABLE_OR_BROKEN and not buffer.ended_at:
+                self._read_socket(buffer, previous_poll_at)
+        return unhandled
 
-    def _plan_next_poll(self, now: int, timer_limit: int) -> None:
-        """Plan the next poll of a load generator, and set the timer for it.
+    def _poll_and_read_deferred(self) -> None:
+        """Poll the deferred sockets, whose events are not urgent, and read those that are ready.
 
-        Polls at short intervals tell which sockets were empty when. This bounds the uncertainty of
-        the timestamp if two events arrive in one read. Under heavy traffic the interval is longer,
-        because each read is a poll as well.
+        A socket leaves the deferred epoll if data may be left in it after the read, because this
+        epoll is edge-triggered: it reports arriving data only once. It also leaves it if its
+        connection has failed, and if its next events are urgent.
+        """
+        poll_started_at = self.now
+        ready = self._deferred_epoll.poll(0, MAX_DEFERRED_READY)
+        self.ready_count += len(ready)
+        previous_poll_at = self._last_deferred_poll_at
+        has_all_ready = len(ready) < MAX_DEFERRED_READY  # A full list may leave out ready sockets.
+        if has_all_ready:
+            self._last_deferred_poll_at = poll_started_at
+        is_timely = self.is_deferring and poll_started_at < self.next_poll_at + DEFER_NS
+        merged_read_count_before = self._merged_read_count
+
+        for fd, events in ready:
+            buffer = self._buffers[fd]
+            self._read_socket(buffer, previous_poll_at)
+            has_failed = events != _EPOLLIN
+            is_urgent = buffer.events_until_urgent <= 0
+            if buffer.is_last_read_full or has_failed or is_urgent:
+                self.stop_deferring(buffer)
+
+        merged_reads = self._merged_read_count - merged_read_count_before
+        self._deferral_policy.count_reads(len(ready), merged_reads, is_timely=is_timely)
+        if self.is_deferring:
+            self.next_poll_at = self.now + DEFER_NS if has_all_ready else self.now
+
+    def _end_pass(self, timer_limit: int) -> None:
+        """After reading, reconsider whether to defer sockets, and plan the next poll.
+
+        No poll is planned while sockets are deferred, because they are polled about every
+        millisecond anyway. A poll that is planned for soon is put off, because a poll was just
+        made.
 
         Args:
-            now: The time.
             timer_limit: The latest time for which the timer may be set, or NO_TIMER.
         """
-        reads_since_plan = self.read_count - self._reads_when_planned
-        period_ns = BUSY_POLL_EVERY_NS if reads_since_plan > BUSY_READS else POLL_EVERY_NS
-        self.next_poll_at = now + period_ns
-        self._reads_when_planned = self.read_count
+        self.poll_started_at = self.now
+        if self._deferral_policy.is_decision_due(self.now):
+            self._reconsider_deferring()
+        is_next_poll_soon = self.now > self.next_poll_at - PLAN_AHEAD_NS
+        if is_next_poll_soon and not self.is_deferring:
+            self._plan_next_poll(timer_limit)
+
+    def _reconsider_deferring(self) -> None:
+        """Let the policy decide whether to defer sockets, and act if its decision has changed.
+
+        The first epoll watches the second one only while deferring is not worthwhile. Deferred
+        sockets then wake the process like any others.
+        """
+        has_changed = self._deferral_policy.decide(self.now)
+        if not has_changed:
+            return
+        self._update_is_deferring()
+        deferred_fd = self._deferred_epoll.fileno()
+        if self._deferral_policy.is_deferring_worthwhile:
+            self.next_poll_at = self.now
+            self._epoll.unregister(deferred_fd)
+        else:
+            self._epoll.register(deferred_fd, _EPOLLIN)
+
+    def _plan_next_poll(self, timer_limit: int) -> None:
+        """Plan the next poll, and set the timer for it.
+
+        A poll proves that the sockets that it does not report are empty, so what they receive later
+        has arrived after it. Frequent polls therefore bound the uncertainty of a timestamp when two
+        events arrive in one read. Under heavy traffic the planned interval is longer, because each
+        read polls as well.
+
+        Args:
+            timer_limit: The latest time for which the timer may be set, or NO_TIMER.
+        """
+        reads_since_plan = self.read_count - self._read_count_when_planned
+        is_traffic_heavy = reads_since_plan > BUSY_READS
+        interval_ns = BUSY_POLL_EVERY_NS if is_traffic_heavy else POLL_EVERY_NS
+        self.next_poll_at = self.now + interval_ns
+        self._read_count_when_planned = self.read_count
         if timer_limit != NO_TIMER:
             self.timer_armed_for = min(self.next_poll_at, timer_limit)
             self._timer.arm(self.timer_armed_for)
 
-    def _receive_deferred(self, now: int) -> int:
-        """Poll the deferred sockets, whose events are not urgent, and read those that are ready.
+    # -- reading -------------------------------------------------------------------------------
 
-        Counts of these reads decide later whether deferring costs too many exact timestamps. A poll
-        counts only if it is timely, at most DEFER_NS after its planned time: a late poll finds
-        several events in a socket because the process was busy, not because of deferring.
-
-        Returns:
-            The time.
-        """
-        ready = self._deferred_epoll.poll(0, MAX_DEFERRED_READY)
-        self.ready_count += len(ready)
-        previous_poll_at = self._last_deferred_poll_at
-        is_timely = self.is_deferring and now < self.next_poll_at + DEFER_NS
-        merged_reads_before = self._merged_reads
-        has_all_ready = len(ready) < MAX_DEFERRED_READY
-        if has_all_ready:
-            self._last_deferred_poll_at = now
-        for fd, events in ready:
-            buffer = self._buffers[fd]
-            now = self._read_socket(buffer, previous_poll_at)
-            # The deferred epoll is edge-triggered: it reports arriving data once, even if some is
-            # left after this read. The first epoll reports a socket until it is empty.
-            if buffer.is_last_read_full or events != _EPOLLIN or buffer.events_until_urgent <= 0:
-                self.stop_deferring(buffer)
-        self._deferred_reads += len(ready)
-        if is_timely:
-            self._timely_reads += len(ready)
-            self._timely_merged_reads += self._merged_reads - merged_reads_before
-        if self.is_deferring:
-            self.next_poll_at = now + DEFER_NS if has_all_ready else now
-        return now
-
-    def _decide_whether_to_defer(self, now: int) -> None:
-        """End a decision period: begin or end deferring by what was read in it.
-
-        Deferring begins when reads are frequent and ends when they are rare, with a gap between
-        both rates so that it does not toggle. It also ends if too many reads were merged: they held
-        several events, of which only the last has an exact timestamp.
-        """
-        reads_per_s = self._deferred_reads * 1_000_000_000 // (now - self._period_start)
-        has_too_many_merged = self._timely_merged_reads * READS_PER_MERGED_READ > self._timely_reads
-        self._period_start = now
-        self._deferred_reads = 0
-        self._timely_reads = 0
-        self._timely_merged_reads = 0
-        if self._is_traffic_heavy:
-            self._end_deferring_if_needed(now, reads_per_s, has_too_many_merged)
-        elif reads_per_s >= DEFER_FROM_READS_PER_S and now >= self._defer_again_at:
-            self._is_traffic_heavy = True
-            self.is_deferring = self._deferred_count > 0
-            self.next_poll_at = now
-            # From now on a deferred socket wakes the process no more.
-            self._epoll.unregister(self._deferred_epoll.fileno())
-
-    def _end_deferring_if_needed(
-        self, now: int, reads_per_s: int, has_too_many_merged: bool
-    ) -> None:
-        """End deferring if reads became rare, or if too many of them held several events.
-
-        After too many such merged reads, deferring may not begin again before a pause, and the next
-        pause is twice as long, because the traffic probably stays as it is.
-        """
-        if has_too_many_merged:
-            self._defer_again_at = now + self._pause_ns
-            self._pause_ns *= 2
-        else:
-            self._pause_ns = DEFER_PAUSE_NS
-        if has_too_many_merged or reads_per_s < DEFER_DOWN_TO_READS_PER_S:
-            self.is_deferring = False
-            self._is_traffic_heavy = False
-            # A deferred socket wakes the process again.
-            self._epoll.register(self._deferred_epoll.fileno(), _EPOLLIN)
-
-    def _read_socket(self, buffer: SocketBuffer, previous_poll_at: int) -> int:
+    def _read_socket(self, buffer: SocketBuffer, previous_poll_at: int) -> None:
         """Read one socket once, with the kernel's timestamp, and store what was read in its buffer.
 
-        The data has arrived after `empty_at`, the last time at which the socket is known to have
-        been empty: either a read emptied it, or a poll did not report it. Such a poll proves
-        nothing if the last read left bytes in the socket, or if the socket came into its epoll
-        after the poll.
+        An end or an error of the connection is noted in the buffer. `now` becomes the time after
+        the read.
 
         Args:
             buffer: The buffer of the socket.
             previous_poll_at: When the last poll began that did not report the socket.
-
-        Returns:
-            The time after the read.
         """
         try:
             data, ancillary, _, _ = buffer.sock.recvmsg(READ_BYTES, _ANCILLARY_BYTES)
         except BlockingIOError:
-            return monotonic_ns()
+            self.now = monotonic_ns()
+            return
         except OSError as error:
             buffer.error = error.errno or UNKNOWN_ERROR
             data = b""
-        read_at = monotonic_ns()
+        self.now = monotonic_ns()
         self.read_count += 1
         if not data:
-            buffer.ended_at = read_at
+            buffer.ended_at = self.now
             self._enqueue(buffer)
-            return read_at
-        empty_at = buffer.emptied_at
-        poll_saw_empty_socket = (
-            not buffer.is_last_read_full and previous_poll_at > buffer.epoll_changed_at
-        )
-        if poll_saw_empty_socket:
-            empty_at = max(empty_at, previous_poll_at)
+            return
+        empty_at = _last_known_empty_at(buffer, previous_poll_at)
         buffer.is_last_read_full = len(data) == READ_BYTES
         if not buffer.is_last_read_full:
-            buffer.emptied_at = read_at
+            buffer.emptied_at = self.now
+        self._store_read(buffer, self._create_read(data, ancillary, empty_at))
+
+    def _create_read(
+        self, data: bytes, ancillary: list[tuple[int, int, bytes]], empty_at: int
+    ) -> Read:
+        """Return the read of some data, which were received before `now`.
+
+        Args:
+            data: The bytes.
+            ancillary: The ancillary data of `recvmsg`, which may have the kernel's timestamp.
+            empty_at: The last time at which the socket was known to be empty, in ns.
+        """
         kernel_timestamp = self._kernel_timestamp(ancillary)
         if kernel_timestamp is None:
-            read = Read(data, read_at, read_at, empty_at, from_kernel=False)
-        else:
-            # The kernel uses the wall clock, which may be set meanwhile. The timestamp must stay
-            # within the time in which the data can have arrived.
-            timestamp = max(min(kernel_timestamp, read_at), empty_at)
-            read = Read(data, timestamp, read_at, empty_at, from_kernel=True)
-        self._store_read(buffer, read)
-        return read_at
+            return Read(data, self.now, self.now, empty_at, from_kernel=False)
+        # The kernel uses the wall clock, which may be set meanwhile. The timestamp must stay within
+        # the time in which the data can have arrived.
+        timestamp = max(min(kernel_timestamp, self.now), empty_at)
+        return Read(data, timestamp, self.now, empty_at, from_kernel=True)
 
     def _kernel_timestamp(self, ancillary: list[tuple[int, int, bytes]]) -> int | None:
         """Return the kernel's timestamp in the ancillary data of a read, or None without one.
@@ -773,52 +740,54 @@ class Receiver:
         return timestamp
 
     def _store_read(self, buffer: SocketBuffer, read: Read) -> None:
-        """Store a read in the buffer of its socket, and queue the buffer if its owner must act.
+        """Store a read in the buffer of its socket, and queue the buffer if its owner must act now.
 
-        Of a read that holds plain events only, the number of events and the timestamp are stored
-        instead of its bytes. This is done only while no other read waits in the buffer, because the
+        A *plain event* is an event of a stream that differs from an earlier one in its text alone.
+        Of a read that holds only plain events, the number of events and the timestamp are stored
+        instead of the bytes. This is done only while no other read waits in the buffer, because the
         owner has to see all reads in their order.
         """
-        if buffer.template is not None and not buffer.reads:
-            is_plain = self._count_plain_read(buffer, buffer.template, read)
-            if is_plain:
-                if len(buffer.plain_arrivals) >= MAX_RUN_READS:
-                    self._enqueue(buffer)
-                return
-            self._flush_plain_reads(buffer)
+        can_be_counted = not buffer.reads
+        if can_be_counted and self._try_count_plain_events(buffer, read):
+            has_many_counted_reads = len(buffer.plain_arrivals) >= MAX_RUN_READS
+            if has_many_counted_reads:
+                self._enqueue(buffer)
+            return
+        self._flush_plain_reads(buffer)
         buffer.reads.append(read)
         if buffer.is_queued:
             self.queued_reads += 1
         elif _is_urgent(buffer, read):
             self._enqueue(buffer)
 
-    def _count_plain_read(
-        self, buffer: SocketBuffer, template: tuple[bytes, bytes], read: Read
-    ) -> bool:
-        """Add the number of events of a read to its buffer if all of them are plain.
+    def _try_count_plain_events(self, buffer: SocketBuffer, read: Read) -> bool:
+        """Store the timestamp and the number of the events of a read if all of them are plain.
 
-        Plain events differ from an earlier one in their text alone, as the template says. Several
-        events in one chunk are one write of the server, so they have arrived together. Those in
-        several chunks may have arrived one by one since the socket was empty.
+        The template of the buffer says how a plain event looks. Several events in one chunk are one
+        write of the server and have arrived together. Events in several chunks may have arrived one
+        by one since the socket was empty, so their timestamp is uncertain.
 
         Returns:
-            Whether the read holds plain events only. If not, nothing was changed.
+            True if the read was stored in this way. Otherwise nothing was changed.
         """
-        chunks, events = count_plain_events(read.data, *template)
+        if buffer.template is None:
+            return False
+        before_text, after_text = buffer.template
+        chunks, events = count_plain_events(read.data, before_text, after_text)
         if not events:
             return False
-        is_merged = chunks > 1
+        has_several_writes = chunks > 1
         if events == 1:
             buffer.plain_arrivals.append(read.timestamp)
         else:
-            uncertainty_ns = read.timestamp - read.empty_at if is_merged else None
+            uncertainty_ns = read.timestamp - read.empty_at if has_several_writes else None
             buffer.plain_arrivals.append(EventBatch(read.timestamp, events, uncertainty_ns))
         buffer.plain_bytes += len(read.data)
         buffer.plain_read_at = read.read_at
         if buffer.is_deferred:
             buffer.events_until_urgent -= events
-            if is_merged:
-                self._merged_reads += 1
+            if has_several_writes:
+                self._merged_read_count += 1
         return True
 
     def _enqueue(self, buffer: SocketBuffer) -> None:
@@ -841,22 +810,37 @@ class Receiver:
                 self.queued_reads += 1
 
 
+def _last_known_empty_at(buffer: SocketBuffer, previous_poll_at: int) -> int:
+    """Return the last time at which the socket of a buffer is known to have been empty.
+
+    Either a read emptied the socket, or a poll did not report it. Such a poll proves nothing if the
+    last read left bytes in the socket, or if the socket was moved to its epoll after the poll.
+
+    Args:
+        buffer: The buffer, before the next read is noted in it.
+        previous_poll_at: When the last poll began that did not report the socket.
+    """
+    was_in_epoll = previous_poll_at > buffer.epoll_changed_at
+    if was_in_epoll and not buffer.is_last_read_full:
+        return max(buffer.emptied_at, previous_poll_at)
+    return buffer.emptied_at
+
+
 def _is_urgent(buffer: SocketBuffer, read: Read) -> bool:
     r"""Return whether the owner of a buffer must be called for the read that was just stored.
 
-    The owner is called at once in these cases:
-
-    - It wants every read, or the read should hold plain events only and does not.
-    - Many reads are waiting.
-    - The read is large. It has many events, so waiting for more would save nothing.
-    - The read may end the response. The last chunk, `0\r\n\r\n`, is then at its end, or the read
-      is so small that it may be the last 1 to 4 bytes of that chunk.
+    A read is urgent if the owner wants every read, or if it may end the response: it ends like the
+    last chunk, `0\r\n\r\n`, or is so small that it may be the last bytes of that chunk. With a
+    template, plain events are only counted, so a read that was stored is something else and urgent.
+    Waiting for more saves nothing if many reads wait already, or if the read is large.
     """
-    if not buffer.can_batch_reads or buffer.template is not None:
+    wants_every_read = not buffer.can_batch_reads
+    is_no_plain_event = buffer.template is not None
+    if wants_every_read or is_no_plain_event:
         return True
-    has_many_reads = len(buffer.reads) >= MAX_BATCHED_READS
-    is_small_or_large = not SMALL_READ_BYTES < len(read.data) < LARGE_READ_BYTES
-    return has_many_reads or is_small_or_large or read.data.endswith(CHUNKED_BODY_END)
+    if len(buffer.reads) >= MAX_BATCHED_READS or len(read.data) >= LARGE_READ_BYTES:
+        return True
+    return len(read.data) <= SMALL_READ_BYTES or read.data.endswith(CHUNKED_BODY_END)
 
 
 def first_bytes(parts: Sequence[bytes | memoryview], limit: int) -> list[bytes | memoryview]:

@@ -1,0 +1,100 @@
+"""Decide from the recent traffic whether sockets of streams should be read late.
+
+A *deferred* socket does not wake the process when data arrives. It is read about every millisecond,
+together with all other deferred sockets (see `receiver.py`). That saves time only under heavy
+traffic, and it costs exact timestamps if events of one stream arrive faster than it is read. A read
+that holds several events is called *merged*: only the newest of them has an exact timestamp.
+"""
+
+from __future__ import annotations
+
+DECISION_PERIOD_NS = 100_000_000
+"""How often the policy is reconsidered."""
+
+DEFER_FROM_READS_PER_S = 4_000
+DEFER_DOWN_TO_READS_PER_S = 2_000
+"""The rates of reads at which deferring starts and ends. The gap between them avoids toggling."""
+
+READS_PER_MERGED_READ = 100
+"""Deferring ends if more than one in this many reads is merged."""
+
+DEFER_PAUSE_NS = 1_000_000_000
+"""The first pause after too many merged reads. Each further pause in a row is twice as long."""
+
+_NS_PER_S = 1_000_000_000
+
+
+class DeferralPolicy:
+    """Decides whether to defer, from the reads of the last decision period.
+
+    Attributes:
+        is_deferring_worthwhile: The decision: there are many reads, and few of them are merged.
+    """
+
+    def __init__(self, now: int) -> None:
+        """Start without deferring. The first decision period begins at `now`, in ns."""
+        self.is_deferring_worthwhile = False
+
+        # The counts of the current decision period
+        self._period_started_at = now
+        self._reads = 0
+        self._timely_reads = 0  # reads of polls that were not late
+        self._timely_merged_reads = 0
+
+        # The pause after too many merged reads
+        self._paused_until = 0
+        self._next_pause_ns = DEFER_PAUSE_NS
+
+    def count_reads(self, reads: int, merged_reads: int, *, is_timely: bool) -> None:
+        """Count the reads of one poll of the sockets that can be deferred.
+
+        Args:
+            reads: How many sockets were read.
+            merged_reads: How many of these reads held several events.
+            is_timely: The poll was made at its planned time. A late poll finds several events
+                because the process was busy, so its merged reads are no sign against deferring.
+        """
+        self._reads += reads
+        if is_timely:
+            self._timely_reads += reads
+            self._timely_merged_reads += merged_reads
+
+    def is_decision_due(self, now: int) -> bool:
+        """Return True if the current decision period is over."""
+        return now - self._period_started_at > DECISION_PERIOD_NS
+
+    def decide(self, now: int) -> bool:
+        """Decide from the reads of the period that ends now, and begin the next period.
+
+        Returns:
+            Whether the decision (`is_deferring_worthwhile`) has changed.
+        """
+        reads_per_s = self._reads * _NS_PER_S // (now - self._period_started_at)
+        has_too_many_merged = self._timely_merged_reads * READS_PER_MERGED_READ > self._timely_reads
+        self._start_period(now)
+        if self.is_deferring_worthwhile:
+            self._update_pause(now, has_too_many_merged)
+            is_worthwhile = reads_per_s >= DEFER_DOWN_TO_READS_PER_S and not has_too_many_merged
+        else:
+            is_worthwhile = reads_per_s >= DEFER_FROM_READS_PER_S and now >= self._paused_until
+        has_changed = is_worthwhile != self.is_deferring_worthwhile
+        self.is_deferring_worthwhile = is_worthwhile
+        return has_changed
+
+    def _start_period(self, now: int) -> None:
+        """Begin a decision period without reads."""
+        self._period_started_at = now
+        self._reads = 0
+        self._timely_reads = 0
+        self._timely_merged_reads = 0
+
+    def _update_pause(self, now: int, has_too_many_merged: bool) -> None:
+        """Pause deferring after too many merged reads, twice as long each time in a row.
+
+        The traffic probably stays as it is, so trying again soon would merge reads again.
+        """
+        if has_too_many_merged:
+            self._paused_until = now + self._next_pause_ns
+            self._next_pause_ns *= 2
+        else:
+            self._next_pause_ns = DEFER_PAUSE_NS
