@@ -42,12 +42,15 @@ recognises no events, and the compiled one only those that it can decode."""
 MANY_EVENTS = 1 << 40
 """Stands for the number of events of a response whose length was not requested."""
 
+FIRST_ERROR_STATUS = 300
+"""A status of this or more means that the request has failed. Redirects are not followed."""
+
 _ENCODING_CHARS = 40
 _GZIP_OR_ZLIB = 32 + zlib.MAX_WBITS  # zlib detects which of both it is
 
 
 class DecodedRead(NamedTuple):
-    """What a read of a response holds.
+    """What a read of a response, or a part of a read, holds.
 
     Attributes:
         chunks: The number of chunks of the body, of which the first and last may be incomplete.
@@ -56,6 +59,22 @@ class DecodedRead(NamedTuple):
 
     chunks: int
     events: Sequence[EventOrCount]
+
+
+NOTHING_DECODED = DecodedRead(chunks=0, events=())
+"""A read, or a part of one, that completes no event and has no byte of the body."""
+
+
+class EventsByCertainty(NamedTuple):
+    """The events of a read by what is known about the time of their arrival.
+
+    Attributes:
+        uncertain: Events that may have arrived before the newest packet of the read.
+        certain: The events after them, which arrived with the newest packet.
+    """
+
+    uncertain: Sequence[EventOrCount]
+    certain: Sequence[EventOrCount]
 
 
 class Exchange(ExchangeState):
@@ -72,31 +91,32 @@ class Exchange(ExchangeState):
     reader_class = ResponseReader
 
     @property
-    def events_until_urgent(self) -> int:
-        """The number of further events of which none need be read at once.
+    def deferrable_events(self) -> int:
+        """How many of the next events of this response the receiver may read late, 0 for none.
 
-        The receiver reads a socket late while this is above 0 (see `receiver.py`). It is 0 before
-        the first output, while no template for plain events is known, and if the server writes
-        chunks in parts (see `has_split_chunks`). Otherwise it is the rest of the requested output
-        without the last LAST_EVENTS, because the next request may wait for the end of the response.
+        Reading late saves time, and the kernel timestamps packets when they arrive (see
+        `receiver.py`). The last LAST_EVENTS of the requested output are read at once, because the
+        next request may wait for the end of this response. So are all events before the first
+        output, while no template for plain events is known, and of a server that writes chunks in
+        parts.
         """
         if not self.can_batch_reads or self.template is None or self.has_split_chunks:
             return 0
-        if self.requested_output_tokens <= 0:
-            return MANY_EVENTS - LAST_EVENTS
-        return self.requested_output_tokens - self.reader.output_events - LAST_EVENTS
+        is_length_known = self.requested_output_tokens > 0
+        expected_events = self.requested_output_tokens if is_length_known else MANY_EVENTS
+        events_so_far = self.reader.output_events if is_length_known else 0
+        return max(0, expected_events - events_so_far - LAST_EVENTS)
 
     # -- reads ---------------------------------------------------------------------------------
 
     def _feed_plain_run(
         self, arrivals: list[int | EventBatch], size_bytes: int, read_at: int
     ) -> None:
-        """Count the plain events of consecutive reads, which the receiver has not kept.
+        """Count the plain events of consecutive reads, of which the receiver kept only the times.
 
-        A plain event differs from an earlier one in its text alone. Events that came alone are
-        counted together up to the next batch, which saves a call per event. Of the events in a
-        batch, only the last has an exact timestamp, unless all came in one write of the server
-        (its `uncertainty` is None).
+        A *plain event* differs from an earlier event of the response in its text alone. Events that
+        came alone are collected up to the next batch and counted together, which saves a call per
+        event.
 
         Args:
             arrivals: A timestamp for each event that came alone, and an EventBatch for several
@@ -105,7 +125,7 @@ class Exchange(ExchangeState):
             read_at: When the last of them was made.
         """
         self.bytes_received += size_bytes
-        single_timestamps: list[int] = []  # of consecutive events that came alone
+        single_timestamps: list[int] = []
         for arrival in arrivals:
             if isinstance(arrival, int):
                 single_timestamps.append(arrival)
@@ -113,20 +133,30 @@ class Exchange(ExchangeState):
             if single_timestamps:
                 self.reader.count_plain_events_at(single_timestamps)
                 single_timestamps = []
-            timestamp, events, uncertainty = arrival
-            if uncertainty is None:
-                self.reader.count_plain_events(events, timestamp)
-            else:
-                # In these lists, a number stands for that many plain events.
-                self.reader.feed_with_uncertainty(
-                    uncertain=[events - 1],
-                    certain=[1],
-                    timestamp=timestamp,
-                    uncertainty=uncertainty,
-                )
+            self._feed_event_batch(*arrival)
         if single_timestamps:
             self.reader.count_plain_events_at(single_timestamps)
         self.last_event_read_at = read_at
+
+    def _feed_event_batch(
+        self, timestamp: int, event_count: int, uncertainty_ns: int | None
+    ) -> None:
+        """Count several plain events that came in one read. The arguments are an EventBatch.
+
+        Only the last of them arrived at the timestamp for certain. The others may have arrived up
+        to `uncertainty_ns` earlier, or at the same time if that is None.
+        """
+        if uncertainty_ns is None:
+            self.reader.count_plain_events(event_count, timestamp)
+            return
+        # The reader takes a number in place of that many plain events.
+        last_event_count = 1
+        self.reader.feed_with_uncertainty(
+            uncertain=[event_count - last_event_count],
+            certain=[last_event_count],
+            timestamp=timestamp,
+            uncertainty=uncertainty_ns,
+        )
 
     def _feed_read(
         self, data: bytes, timestamp: int, read_at: int, empty_at: int, from_kernel: bool
@@ -159,35 +189,48 @@ class Exchange(ExchangeState):
     ) -> None:
         """Pass the events of a read to the reader, with the uncertainty of their timestamp.
 
-        After the first output, a read that is one write of the server is exact. Before it, the
-        uncertainty is always passed on, because it is a part of the measured time to first token.
+        All events of a read have the timestamp of its newest packet, and those before the last may
+        have arrived earlier. After the first output, the events of one chunk count as exact,
+        because a server writes a chunk at once. Before it, their uncertainty is passed on too,
+        because it is the uncertainty of the measured time to first token.
+
+        Args:
+            decoded: The events of the read.
+            timestamp: When the newest packet of the read arrived.
+            read_at: When the process had read it.
+            empty_at: When the socket was last known to be empty, so that no event arrived earlier.
+        """
+        has_first_output = self.reader.first_token != NEVER
+        if not has_first_output:
+            self._feed_until_first_output(decoded, timestamp, read_at, empty_at)
+        elif self._has_exact_timestamp(decoded):
+            self.reader.feed(decoded.events, timestamp)
+        else:
+            self._feed_with_uncertainty(decoded, timestamp, earliest=empty_at)
+
+    def _has_exact_timestamp(self, decoded: DecodedRead) -> bool:
+        """Return True if all events of a read came in one write of the server.
+
+        A body without chunks does not show the writes, so only a single event is one for certain.
+        """
+        if decoded.chunks != 1:
+            return False
+        return self.response.is_chunked or count_events(decoded.events) == 1
+
+    def _feed_until_first_output(
+        self, decoded: DecodedRead, timestamp: int, read_at: int, empty_at: int
+    ) -> None:
+        """Pass the events of a read to the reader while no output has come before this read.
+
+        If the read has the first output, `on_first_output` is called with its time. `client_lag`
+        becomes the delay from the arrival of that output to its reading. A long delay means that
+        this process was too busy to measure.
 
         Args:
             decoded: The events of the read.
             timestamp: When the newest packet of the read arrived.
             read_at: When the process had read it.
             empty_at: When the socket was last known to be empty.
-        """
-        reader = self.reader
-        if reader.first_token == NEVER:
-            self._feed_before_first_output(decoded, timestamp, read_at, empty_at)
-            return
-        chunks, events = decoded
-        # Without chunks, the data of a read may be several writes, unless it is a single event.
-        is_one_write = chunks == 1 and (self.response.is_chunked or count_events(events) == 1)
-        if is_one_write:
-            reader.feed(events, timestamp)
-        else:
-            self._feed_with_uncertainty(decoded, timestamp, earliest=empty_at)
-
-    def _feed_before_first_output(
-        self, decoded: DecodedRead, timestamp: int, read_at: int, empty_at: int
-    ) -> None:
-        """Pass on the events of a read that may have the first output. Call `on_first_output` then.
-
-        The arguments are those of `_feed_events`. `client_lag` becomes the delay between the
-        arrival of the first output and its reading. If it is long, this process was too busy to
-        measure.
         """
         # The response cannot have begun before the request was sent.
         self._feed_with_uncertainty(decoded, timestamp, earliest=max(empty_at, self.sent_at))
@@ -199,65 +242,82 @@ class Exchange(ExchangeState):
             self.on_first_output(self.reader.first_token)
 
     def _feed_with_uncertainty(self, decoded: DecodedRead, timestamp: int, earliest: int) -> None:
-        """Pass on the events of a read, those that may have arrived before its timestamp apart.
-
-        The timestamp is that of the newest packet in the read. Which events came with it?
-
-        1. Bytes of a further event follow: none is certain to, because the newest packet may hold
-           only those bytes.
-        2. The read is a single chunk: all of them, because a chunk is taken as one write.
-        3. Otherwise, with several chunks or in a body without chunks: only the last event.
+        """Pass the events of a read to the reader, and which of them may have arrived earlier.
 
         Args:
             decoded: The events of the read.
-            timestamp: When the newest packet of the read arrived.
-            earliest: No event can have arrived before this time.
+            timestamp: When the newest packet of the read arrived, in ns.
+            earliest: No event can have arrived before this time, in ns.
         """
-        chunks, events = decoded
-        is_one_write = chunks == 1 and self.response.is_chunked
-        has_bytes_after_events = bool(
-            self.incomplete_chunk or self.decoder.pending or not self.response.between_chunks
-        )
-        uncertain: Sequence[EventOrCount] = []
-        certain: Sequence[EventOrCount] = []
-        if has_bytes_after_events:
-            uncertain = events
-            # The end of the response is not between chunks either, but its last chunk is one write.
-            is_one_write = is_one_write and self.response.is_complete
-        elif is_one_write:
-            certain = events
-        else:
-            uncertain, certain = split_last_event(list(events))
+        by_certainty = self._split_by_certainty(decoded)
+        is_single_chunk = decoded.chunks == 1 and self.response.is_chunked
+        # A read that completes the response ends after the last chunk, which is one write.
+        is_whole_write = self.response.is_complete or not self._has_incomplete_event()
         self.reader.feed_with_uncertainty(
-            uncertain,
-            certain,
+            by_certainty.uncertain,
+            by_certainty.certain,
             timestamp,
             uncertainty=timestamp - earliest,
-            is_one_write=is_one_write,
+            is_one_write=is_single_chunk and is_whole_write,
         )
+
+    def _split_by_certainty(self, decoded: DecodedRead) -> EventsByCertainty:
+        """Split the events of a read by whether they came with its newest packet for certain.
+
+        1. If a further event or chunk has begun, or the response has ended, none did: the newest
+           packet may hold nothing but the bytes after the events.
+        2. If the read is a single chunk, all did, because a server writes a chunk at once.
+        3. Otherwise, with several chunks or in a body without chunks, only the last event did.
+        """
+        if self._has_incomplete_event():
+            return EventsByCertainty(uncertain=decoded.events, certain=())
+        is_single_chunk = decoded.chunks == 1 and self.response.is_chunked
+        if is_single_chunk:
+            return EventsByCertainty(uncertain=(), certain=decoded.events)
+        before_last, last = split_last_event(list(decoded.events))
+        return EventsByCertainty(uncertain=before_last, certain=last)
+
+    def _has_incomplete_event(self) -> bool:
+        """Return True if the bytes so far do not end between two events and two chunks.
+
+        This is also true after the end of the response, which follows the last event.
+        """
+        if self.incomplete_chunk or self.decoder.pending:
+            return True
+        return not self.response.between_chunks
 
     # -- decoding ------------------------------------------------------------------------------
 
     def _decode_read(self, data: bytes, timestamp: int, from_kernel: bool) -> DecodedRead:
-        """Return the events in a read. Keep the body of a response that is not a stream.
+        """Decode a read of the response, from its head on, and return the events in it.
 
-        The head of the response comes first. `timestamp` and `from_kernel`, which belong to the
-        read, are stored when the head is complete.
+        A body that is not a stream of events has none. It is stored in `response_body_parts`.
+
+        Args:
+            data: The bytes of the read.
+            timestamp: When its newest packet arrived. It is noted with the head of the response.
+            from_kernel: The kernel made the timestamp. This is noted with the head, too.
 
         Raises:
             MalformedResponseError: The bytes are not a response that this client accepts.
             EventTooLargeError: An event exceeds the limit of the decoder.
         """
-        if not self.response.status:
-            data = self._feed_head(data, timestamp, from_kernel)
-            if not self.response.status:
-                return DecodedRead(0, [])
+        body_data = data
+        if not self._is_head_complete:
+            body_data = self._feed_head(data, timestamp, from_kernel)
+            if not self._is_head_complete:
+                return NOTHING_DECODED
         if self.is_event_stream and self.response.is_chunked:
-            return self._decode_chunked_stream(data)
-        return self._decode_body(data)
+            return self._decode_chunked_stream(body_data)
+        return self._decode_body(body_data)
+
+    @property
+    def _is_head_complete(self) -> bool:
+        """Whether the head of the response was parsed. Its status is 0 before that."""
+        return self.response.status != 0
 
     def _feed_head(self, data: bytes, timestamp: int, from_kernel: bool) -> bytes:
-        """Parse the head of the response, or a part of it, and return what follows it.
+        """Parse the head of the response, or a part of it, and return the bytes of the body.
 
         When the head is complete, note its timestamp and whether the body is a stream of events.
 
@@ -271,96 +331,92 @@ class Exchange(ExchangeState):
         """
         response = self.response
         body_start = response.feed_head(data)
-        is_head_complete = response.status != 0
-        if not is_head_complete:
+        if not self._is_head_complete:
             return b""
         self.head_received_at = timestamp
         self.has_kernel_timestamp = from_kernel
         self.is_event_stream = is_event_stream(response.status, response.headers)
-        is_success = response.status < 300
-        encoding = unsupported_encoding(response.headers) if is_success else ""
-        if encoding:
-            raise MalformedResponseError(compression_error_text(encoding))
         self.is_at_chunk_start = response.is_chunked
+        if response.status < FIRST_ERROR_STATUS:
+            _refuse_compression(response.headers)
         return body_start
 
     def _decode_chunked_stream(self, data: bytes) -> DecodedRead:
-        """Return the events in a part of a stream of events in chunks.
+        """Return the events in a part of the body, which is a stream of events in chunks.
 
-        Most data are whole chunks of whole events. They are recognised in one pass, in which plain
-        events (which differ from an earlier one in their text alone) are counted without being
-        decoded. Only the rest is decoded as HTTP and server-sent events are defined.
+        Most data are whole chunks of whole events. `_recognise_whole_chunks` recognises them in one
+        pass, if the data begin with a chunk. Only the bytes before and after them are decoded
+        step by step, as HTTP and server-sent events are defined. The first bytes of a chunk without
+        a complete event are kept until the rest arrives, so that it can be recognised as a whole.
         """
-        chunks = 0
-        events: list[EventOrCount] = []
-
-        # Step 1: make the data begin with a chunk, if that is possible.
+        decoded_parts: list[DecodedRead] = []
+        rest = data
         if self.incomplete_chunk:
-            data = self.incomplete_chunk + data
+            rest = self.incomplete_chunk + data
             self.incomplete_chunk = b""
             self.is_at_chunk_start = True
-        elif not self.is_at_chunk_start:
-            missing_bytes = self.response.missing_chunk_bytes
-            has_end_of_chunk = 0 < missing_bytes < len(data)
-            if has_end_of_chunk:
-                chunks, first_events = self._decode_body(data[:missing_bytes])
-                events.extend(first_events)
-                data = data[missing_bytes:]
 
-        # Step 2: recognise whole chunks, and keep the beginning of an event for the next read.
+        bytes_to_chunk_end = 0 if self.is_at_chunk_start else self.response.missing_chunk_bytes
+        if 0 < bytes_to_chunk_end < len(rest):
+            decoded_parts.append(self._decode_body(rest[:bytes_to_chunk_end]))
+            rest = rest[bytes_to_chunk_end:]
+
         if self.is_at_chunk_start:
-            before_text, after_text = self.reader.template or NO_TEMPLATE
-            whole_chunks, whole_events, size_bytes = parse_whole_chunks(
-                data, before_text, after_text
-            )
-            if whole_chunks:
-                self.decoder.has_started = (
-                    True  # A byte order mark is looked for at the start only.
-                )
-                chunks += whole_chunks
-                events += whole_events
-                data = data[size_bytes:]
-            if is_incomplete_event(data):
-                self.incomplete_chunk = data
+            decoded_chunks, rest = self._recognise_whole_chunks(rest)
+            decoded_parts.append(decoded_chunks)
+            if is_incomplete_event(rest):
+                decoded_parts.append(DecodedRead(chunks=1, events=()))
+                self.incomplete_chunk = rest
                 self.is_at_chunk_start = False
-                return DecodedRead(chunks + 1, events)
+                rest = b""
 
-        # Step 3: decode the rest.
-        if data:
-            more_chunks, more_events = self._decode_body(data)
-            chunks += more_chunks
-            events += more_events
-        return DecodedRead(chunks, events)
+        if rest:
+            decoded_parts.append(self._decode_body(rest))
+        return _join_decoded(decoded_parts)
+
+    def _recognise_whole_chunks(self, data: bytes) -> tuple[DecodedRead, bytes]:
+        """Recognise whole chunks of whole events at the beginning of `data`.
+
+        Plain events, which differ from an earlier event of the response in their text alone, are
+        counted without being decoded.
+
+        Returns:
+            What the recognised chunks hold, and the bytes after them.
+        """
+        before_text, after_text = self.reader.template or NO_TEMPLATE
+        chunks, events, size_bytes = parse_whole_chunks(data, before_text, after_text)
+        if chunks:
+            # A byte order mark is possible at the start of the body only, which is now past.
+            self.decoder.has_started = True
+        return DecodedRead(chunks, events), data[size_bytes:]
 
     def _decode_body(self, data: bytes) -> DecodedRead:
-        """Return the events in a part of the body, decoded chunk by chunk and event by event.
+        """Decode a part of the body chunk by chunk, and return the events in it.
 
-        Of a stream of events, note whether the part ends with a whole chunk and a whole event, so
-        that the next read may be recognised without decoding. The body of any other response has no
-        events. It is kept until it is complete.
+        If the body is a stream of events, `is_at_chunk_start` becomes true if the part ends with a
+        whole chunk and a whole event. The next read may then be recognised without decoding. Any
+        other body has no events, and is stored until it is complete.
         """
-        response = self.response
-        body_parts = response.feed(data) if data else []
+        body_parts = self.response.feed(data) if data else []
         chunks = len(body_parts)
         # The usual read has one chunk, which need not be copied.
         content = body_parts[0] if chunks == 1 else b"".join(body_parts)
         if not self.is_event_stream:
             if chunks:
-                self._keep_body(content)
-            return DecodedRead(chunks, [])
+                self._store_body_part(content)
+            return DecodedRead(chunks, events=())
         events = self.decoder.feed(content) if chunks else []
-        self.is_at_chunk_start = (
-            response.is_chunked and response.between_chunks and self.decoder.between_events
-        )
+        is_between_chunks = self.response.is_chunked and self.response.between_chunks
+        self.is_at_chunk_start = is_between_chunks and self.decoder.between_events
         return DecodedRead(chunks, events)
 
-    def _keep_body(self, body_part: bytes) -> None:
-        """Keep a part of a body that is not a stream. Of an error body, the beginning is enough.
+    def _store_body_part(self, body_part: bytes) -> None:
+        """Store a part of a body that is not a stream. Of an error body, the beginning is enough.
 
         Raises:
             MalformedResponseError: The body is too large.
         """
-        is_error = self.response.status >= 300
+        is_error = self.response.status >= FIRST_ERROR_STATUS
         max_bytes = MAX_ERROR_BYTES if is_error else MAX_WHOLE_BYTES
         self.response_body_bytes += len(body_part)
         if self.response_body_bytes <= max_bytes:
@@ -418,32 +474,43 @@ class Exchange(ExchangeState):
     def _finish_response(self, timestamp: int, read_at: int) -> None:
         """End the exchange after a complete response, with or without a failure.
 
-        What can be read only when nothing follows is read first: the last event of a stream, or a
-        whole body.
-
         Args:
             timestamp: When the end of the response arrived.
             read_at: When the process had read it.
         """
-        reader = self.reader
-        if self.response.status >= 300:
+        if self.response.status >= FIRST_ERROR_STATUS:
             self._finish(timestamp, self._http_failure())
             return
         if self.is_event_stream:
-            last_events = self.decoder.end()
-            if last_events:
-                reader.feed(last_events, timestamp)
-        elif self.response_body_parts:
-            body = b"".join(self.response_body_parts)
-            feed_whole_body(reader, body, timestamp, self.is_stream_requested)
-            if reader.first_token != NEVER:
-                self.client_lag = read_at - timestamp
-        failure = reader.find_failure(
+            self._feed_last_events(timestamp)
+        else:
+            self._feed_stored_body(timestamp, read_at)
+        failure = self.reader.find_failure(
             is_framing_complete=True,
             ends_with_connection=self.response.ends_with_connection,
             is_stream=self.is_event_stream,
         )
         self._finish(timestamp, failure)
+
+    def _feed_last_events(self, timestamp: int) -> None:
+        """Pass on the last event of a stream if no blank line ended it before the body ended."""
+        last_events = self.decoder.end()
+        if last_events:
+            self.reader.feed(last_events, timestamp)
+
+    def _feed_stored_body(self, timestamp: int, read_at: int) -> None:
+        """Pass on a body that is not a stream, now that it is complete.
+
+        If the end of the body counts as the first output, `client_lag` becomes the delay from the
+        arrival of the body to its reading, as for the first event of a stream.
+        """
+        if not self.response_body_parts:
+            return
+        body = b"".join(self.response_body_parts)
+        feed_whole_body(self.reader, body, timestamp, self.is_stream_requested)
+        has_first_output = self.reader.first_token != NEVER
+        if has_first_output:
+            self.client_lag = read_at - timestamp
 
     def _http_failure(self) -> Failure:
         """Return the failure that a status of 300 or more means."""
@@ -462,23 +529,32 @@ class Exchange(ExchangeState):
             self.on_done(self.completion())
 
     def completion(self) -> Completion:
-        """Return what was observed of the request and its response.
+        """Return what was observed of the request and its response. Times are monotonic, in ns.
 
-        The time of the first token is left out if several events before it had a text in an unknown
-        field, because one of them was probably the first output.
+        `first_token` is NEVER if several events before the first known output had a text in a field
+        that this client does not know. One of them was probably the first output, for example
+        reasoning under a server's own name, so that the time to first token is not known.
         """
         reader = self.reader
         response = self.response
-        texts = reader.text_pieces
-        reasoning_texts = reader.reasoning_pieces
+        first_token = reader.first_token
+        has_unknown_output = reader.unknown_output_events >= UNKNOWN_OUTPUTS
+        if has_unknown_output:
+            first_token = NEVER
         # The server's own timing is in events, in the head of the response, or in both.
         server_timing = reader.server_timing
         if HEADER in response.headers:
             server_timing = {HEADER: response.headers[HEADER], **(server_timing or {})}
-        is_first_token_known = reader.unknown_output_events < UNKNOWN_OUTPUTS
+        # The texts are None unless the caller asked for them.
+        text = None
+        reasoning_text = None
+        if reader.text_pieces is not None and reader.reasoning_pieces is not None:
+            text = "".join(reader.text_pieces)
+            reasoning_text = "".join(reader.reasoning_pieces)
         return Completion(
             request=self.request,
-            # The request on its connection
+            failure=self.failure,
+            # The connection and the sending of the request
             due=self.due_at,
             ready=self.ready_at,
             tcp=self.tcp_connect_ns,
@@ -488,18 +564,19 @@ class Exchange(ExchangeState):
             resent=self.resend_count,
             bytes_sent=self.bytes_sent,
             bytes_received=self.bytes_received,
-            # The times of the response and their uncertainties
+            # The times of the response
             first_byte=self.head_received_at,
             first_event=reader.first_event,
-            first_token=reader.first_token if is_first_token_known else NEVER,
+            first_token=first_token,
             first_answer=reader.first_answer,
             last_token=reader.last_token,
             end=reader.end,
             done=self.done_at,
             max_gap=reader.max_gap,
-            max_gap_error=reader.max_gap_uncertainty,
+            # How wrong these times may be: an "error" is an uncertainty in ns
             stamp_error=reader.first_token_uncertainty,
             last_token_error=reader.last_token_uncertainty,
+            max_gap_error=reader.max_gap_uncertainty,
             kernel_stamp=self.has_kernel_timestamp,
             client_lag=self.client_lag,
             # What the response says
@@ -510,35 +587,45 @@ class Exchange(ExchangeState):
             finish_reason=reader.finish_reason,
             usage=reader.usage(),
             server_timing=server_timing,
-            text="".join(texts) if texts is not None else None,
-            reasoning_text="".join(reasoning_texts) if reasoning_texts is not None else None,
+            text=text,
+            reasoning_text=reasoning_text,
             tool_calls=reader.tool_calls() if reader.tool_deltas else (),
             response_id=reader.response_id,
             remark=reader.remark,
-            failure=self.failure,
         )
 
 
 def is_incomplete_event(data: bytes) -> bool:
-    """Return True if the data begin with a chunk whose first event has not ended yet.
+    """Return True if the data are the beginning of a chunk whose first event has not ended yet.
 
-    Such data are kept until the rest of the chunk arrives, so that the whole chunk can be
-    recognised in one pass. An example is `3c CRLF data: {"id":` of a chunk of 60 (hexadecimal 3c)
-    bytes. Return False as well if that is not certain, or if the data are too many to keep.
+    An example is `3c CRLF data: {"id":`, of a chunk of 60 (hexadecimal 3c) bytes. Such data are
+    kept until the rest of the chunk arrives, so that the whole chunk can be recognised in one pass.
+    Data with another line end than LF, and data of MAX_INCOMPLETE_CHUNK_BYTES or more, are decoded
+    at once instead: for them, the result is False.
 
     Raises:
         MalformedResponseError: The size of the chunk is invalid.
     """
-    if not 0 < len(data) < MAX_INCOMPLETE_CHUNK_BYTES:
+    if not data or len(data) >= MAX_INCOMPLETE_CHUNK_BYTES:
         return False
     size_line, _, content = data.partition(b"\r\n")
-    has_event_end = b"\n\n" in content or b"\r" in content
-    if not content or has_event_end:
+    has_event_end = b"\n\n" in content
+    has_unusual_line_end = b"\r" in content
+    if not content or has_event_end or has_unusual_line_end:
         return False
     chunk_bytes = CHUNK_SIZES.get(size_line)
     if chunk_bytes is None:
         chunk_bytes = parse_chunk_size(size_line)
     return len(content) < chunk_bytes
+
+
+def _join_decoded(parts: list[DecodedRead]) -> DecodedRead:
+    """Return what consecutive parts of a read hold together."""
+    if len(parts) == 1:
+        return parts[0]
+    chunks = sum(part.chunks for part in parts)
+    events = [event for part in parts for event in part.events]
+    return DecodedRead(chunks, events)
 
 
 def is_event_stream(status: int, headers: Mapping[str, str]) -> bool:
@@ -550,15 +637,23 @@ def is_event_stream(status: int, headers: Mapping[str, str]) -> bool:
 def unsupported_encoding(headers: Mapping[str, str]) -> str:
     """Return the name of the compression of a body, or "" if it is not compressed.
 
-    The client requests no compression and reads no compressed body. The name is in
-    Content-Encoding, or before `chunked` in Transfer-Encoding, as in `gzip, chunked`. "identity"
-    means no compression.
+    The client requests no compression, and reads no compressed body of a successful response. The
+    name is in Content-Encoding, or before `chunked` in Transfer-Encoding, as in `gzip, chunked`.
+    "identity" means no compression.
     """
     transfer = headers.get("transfer-encoding", "").lower().removesuffix("chunked").strip(" ,")
     for encoding in (headers.get("content-encoding", ""), transfer):
-        if encoding.lower() not in ("", "identity"):
+        is_compression = encoding.lower() not in ("", "identity")
+        if is_compression:
             return encoding[:_ENCODING_CHARS]
     return ""
+
+
+def _refuse_compression(headers: Mapping[str, str]) -> None:
+    """Raise MalformedResponseError if the headers of a response announce a compressed body."""
+    encoding = unsupported_encoding(headers)
+    if encoding:
+        raise MalformedResponseError(compression_error_text(encoding))
 
 
 def compression_error_text(encoding: str) -> str:
@@ -569,11 +664,11 @@ def compression_error_text(encoding: str) -> str:
 def feed_whole_body(
     reader: ResponseReader, body: bytes, timestamp: int, stream_requested: bool
 ) -> None:
-    """Read the body of a successful response that is not a stream of events.
+    """Pass the body of a successful response that is not a stream of events to its reader.
 
-    Without a requested stream, the time of the first token is that of the whole response, and all
-    output tokens come with its first event, which is the only one. If a stream was requested, the
-    time of the first token is not known.
+    The whole body counts as one event. If no stream was requested, the body is the first output,
+    and all output tokens belong to it. If a stream was requested, the server has generated the
+    output earlier, at a time that is not known, so there is no time to first token.
 
     Args:
         reader: The reader of the response.
@@ -581,14 +676,16 @@ def feed_whole_body(
         timestamp: When its end arrived.
         stream_requested: The request asked for a stream.
     """
-    if stream_requested and body.lstrip().startswith((b"data:", b"event:")):
+    is_mislabelled_stream = stream_requested and body.lstrip().startswith((b"data:", b"event:"))
+    if is_mislabelled_stream:
         reader.parse_error = (
             "the response is a stream of events, but its Content-Type is not text/event-stream"
         )
         reader.first_event = timestamp
         return
     reader.feed([body], timestamp)
-    if reader.first_token == NEVER:
+    has_output = reader.first_token != NEVER
+    if not has_output:
         return
     reader.first_event_tokens = reader.usage().output or 0
     if stream_requested:
@@ -601,7 +698,8 @@ def http_failure(status: int, headers: Mapping[str, str], body: bytes) -> Failur
 
     A redirect is not followed, because the requests would then load another server.
     """
-    if 300 <= status < 400:
+    is_redirect = 300 <= status < 400
+    if is_redirect:
         text = f"HTTP {status}, a redirect, which a load test does not follow"
         return Failure("malformed", text, status)
     text = _error_body_text(status, headers, body)
@@ -611,19 +709,20 @@ def http_failure(status: int, headers: Mapping[str, str], body: bytes) -> Failur
 
 
 def _error_body_text(status: int, headers: Mapping[str, str], body: bytes) -> str:
-    """Return what the body of an error response says, or a text that states only the status.
+    """Return the error message in the body of an error response, for the user.
 
-    A compressed body is decompressed, because the text of an error is worth it.
+    The client requests no compression, but some servers compress their errors all the same. Such a
+    body is decompressed, because it says why the request failed. If there is no message, the text
+    states only the status.
     """
-    encoding = unsupported_encoding(headers)
-    if encoding:
-        body = _decompress(body)
-        if not body:
-            return (
-                f"HTTP {status}, with a body in the Content-Encoding {encoding}, "
-                "which was not requested"
-            )
-    return error_text(body) or f"HTTP {status} without a body"
+    compression = unsupported_encoding(headers)
+    plain_body = _decompress(body) if compression else body
+    if compression and not plain_body:
+        return (
+            f"HTTP {status}, with a body in the Content-Encoding {compression}, "
+            "which was not requested"
+        )
+    return error_text(plain_body) or f"HTTP {status} without a body"
 
 
 def _decompress(body: bytes) -> bytes:

@@ -11,7 +11,8 @@ import asyncio
 import errno
 import ssl
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from time import monotonic_ns
 from typing import TYPE_CHECKING, Any, TypedDict
 
@@ -27,7 +28,7 @@ from .http1 import ResponseParser, build_request_head, merge_headers
 from .proxy import Proxy
 from .reactor import TICK_NS, Reactor
 from .receiver import NOT_SENT
-from .response_state import OnDone, PlainRun, Read
+from .response_state import OnDone, PlainRun, Read, is_plain_run
 from .target import Target
 from .tls import Tls
 
@@ -57,6 +58,8 @@ STALL_CHECK_PERIOD_NS = 1_000_000_000
 
 STALL_CHECKS_PER_TIMEOUT = 4
 """How often a request is checked within the stall timeout if that is short."""
+
+NS_PER_S = 1_000_000_000
 
 FIRST_OPENS = 4 * OPEN_PER_TICK
 """How many connections `Pool.open` begins at once. Each one that succeeds begins another."""
@@ -270,12 +273,13 @@ class Pool:
     def _init_connection_state(self) -> None:
         """Start without addresses, connections and requests.
 
-        A spare connection is one that is opened before a request needs it.
+        A *spare* connection, which some fields count, is one that is opened before a request needs
+        it.
         """
         # Addresses and connections
         self._addresses = AddressList()  # filled by `open`
         self._idle: deque[ClientConnection] = deque()  # the one that became idle last is at the end
-        self._connecting: deque[ClientConnection] = deque()  # in the order of their beginning
+        self._connecting: deque[ClientConnection] = deque()  # the oldest attempt is first
         self._spares_being_opened = 0
         self.connections_opened = 0
 
@@ -287,7 +291,7 @@ class Pool:
         self._recent_max_requests_per_tick = 0  # decides how many spares are opened
 
         # While `open` runs
-        self._all_opened: asyncio.Future[None] | None = None
+        self._all_opened: asyncio.Future[None] | None = None  # done when every connection is ready
         self._connections_left_to_open = 0
         self._max_spares_while_opening = SPARE_CONNECTIONS
 
@@ -354,25 +358,23 @@ class Pool:
     async def _open_connections(self, connections: int) -> None:
         """Open this many connections and wait until all of them are ready.
 
-        Only the first FIRST_OPENS begin here. `connection_made` counts those that are ready and
-        begins the further ones. The ticks of the reactor end attempts that take too long. A shared
-        reactor has no `on_tick` before its owner runs, so this pool receives the ticks until then.
+        Only the first FIRST_OPENS begin here. Each one that becomes ready begins another (see
+        `connection_made`), so that the server is not flooded.
 
         Raises:
             TargetUnusable: The connections cannot be opened, or not within OPEN_TIMEOUT_S.
         """
+        all_opened = asyncio.get_running_loop().create_future()
+        self._all_opened = all_opened
+        self._connections_left_to_open = connections
         self._max_spares_while_opening = connections
         self._addresses.forget_refusals()
-        self._connections_left_to_open = connections
-        self._all_opened = asyncio.get_running_loop().create_future()
         for _ in range(min(connections, FIRST_OPENS)):
             self._open_spare_connection()
-        needs_tick = self.reactor.on_tick is None
-        if needs_tick:
-            self.reactor.on_tick = self.tick
         try:
-            async with asyncio.timeout(OPEN_TIMEOUT_S):
-                await self._all_opened
+            with self._receiving_ticks():
+                async with asyncio.timeout(OPEN_TIMEOUT_S):
+                    await all_opened
         except TimeoutError:
             raise TargetUnusable(
                 "timeout",
@@ -380,10 +382,24 @@ class Pool:
                 "check that the server is running",
             ) from None
         finally:
-            if needs_tick:
-                self.reactor.on_tick = None
             self._all_opened = None
             self._max_spares_while_opening = SPARE_CONNECTIONS
+
+    @contextmanager
+    def _receiving_ticks(self) -> Iterator[None]:
+        """Make sure that this pool gets the ticks of the reactor inside the context.
+
+        The periodic ticks end attempts to connect that take too long. The owner of a shared reactor
+        sets `on_tick` only when it begins to send. Until then, this pool receives the ticks itself.
+        """
+        if self.reactor.on_tick is not None:
+            yield
+            return
+        self.reactor.on_tick = self.tick
+        try:
+            yield
+        finally:
+            self.reactor.on_tick = None
 
     @property
     def is_open(self) -> bool:
@@ -437,10 +453,15 @@ class Pool:
             The request and its response, for `cancel`.
         """
         request_id = name or (request.id if request else "")
+        head = b"%sX-Request-Id: %s\r\n%sContent-Length: %d\r\n\r\n" % (
+            self._head,
+            request_id.encode("latin-1", "replace"),
+            header_lines,
+            len(body),
+        )
         exchange = Exchange(
             request,
-            b"%sX-Request-Id: %s\r\n%sContent-Length: %d\r\n\r\n"
-            % (self._head, request_id.encode("latin-1", "replace"), header_lines, len(body)),
+            head,
             body,
             due,
             on_done,
@@ -455,13 +476,13 @@ class Pool:
         exchange.deadline = due + self._timeout_ns
         self._in_flight[exchange] = None
         self._requests_this_tick += 1
-        # The compiled receiver sends on an idle connection without further calls.
+        # In the usual case, the compiled receiver sends the request by this one call.
         unsent_bytes = self._try_send_on_idle(
             exchange, self._idle, self._max_idle_ns, self._open_exchanges
         )
         if unsent_bytes == NOT_SENT:
             self._dispatch(exchange)
-        elif unsent_bytes:
+        elif unsent_bytes > 0:
             self._send_rest(exchange, unsent_bytes)
         return exchange
 
@@ -600,51 +621,68 @@ class Pool:
     # -- calls from the reactor ----------------------------------------------------------------
 
     def connection_made(self, connection: ClientConnection, at: int) -> None:
-        """Send the request that waits for this connection, or keep the connection for a later one.
+        """Use a connection that has just become ready. The reactor calls this.
 
-        The reactor calls this when a connection is ready. A connection without a request was opened
-        ahead of need. While `open` runs, it is one of those that `open` waits for.
+        Either a request waits for the connection and is sent, or it is a spare connection, which
+        was opened before a request needs it and becomes idle.
+
+        Args:
+            connection: The connection.
+            at: When it became ready, monotonic in ns.
         """
         self._addresses.note_success(connection.address_index)
-        exchange = connection.exchange
-        if isinstance(exchange, Exchange):
-            exchange.ready_at = at
-            self._send_on_connection(connection, exchange)
-            return
+        waiting_exchange = connection.exchange
+        if isinstance(waiting_exchange, Exchange):
+            waiting_exchange.ready_at = at
+            self._send_on_connection(connection, waiting_exchange)
+        else:
+            self._add_spare_connection(connection, at)
+
+    def _add_spare_connection(self, connection: ClientConnection, at: int) -> None:
+        """Add a connection without a request, which became ready at `at`, to the idle ones.
+
+        While `open` waits for connections, this is one of them: it ends the wait if it is the last
+        one, and otherwise begins another.
+        """
         self._spares_being_opened -= 1
         connection.idle_since = at
         self._idle.append(connection)
-        if self._all_opened is not None:
-            self._count_opened(self._all_opened)
-
-    def _count_opened(self, opening: asyncio.Future[None]) -> None:
-        """Count a spare connection for `open`. End its wait after the last, else begin another."""
+        if self._all_opened is None:
+            return
         self._connections_left_to_open -= 1
-        if self._connections_left_to_open <= 0 and not opening.done():
-            opening.set_result(None)
-        elif self._spares_being_opened + len(self._idle) < self._max_spares_while_opening:
+        is_last = self._connections_left_to_open <= 0
+        has_room_for_another = (
+            self._spares_being_opened + len(self._idle) < self._max_spares_while_opening
+        )
+        if is_last and not self._all_opened.done():
+            self._all_opened.set_result(None)
+        elif has_room_for_another:
             self._open_spare_connection()
 
     def connection_failed(self, connection: ClientConnection, kind: str, text: str) -> None:
-        """Try the next address for the request that waits for this connection, or fail the request.
+        """Handle a connection that could not be opened. The reactor calls this.
 
-        The reactor calls this when a connection could not be opened. After a failure of TLS no
-        other address is tried, because all of them are the same server.
+        If a request waits for the connection, the next address of the server is tried, or the
+        request fails. After a failure of TLS no other address is tried, because all of them are the
+        same server. A spare connection, which no request waits for, is handled by
+        `_handle_spare_failure`.
 
         Args:
             connection: The connection.
             kind: "connect" or "tls".
             text: The text of the error.
         """
-        exchange = connection.exchange
+        waiting_exchange = connection.exchange
         connection.exchange = None
-        if not isinstance(exchange, Exchange):
+        if not isinstance(waiting_exchange, Exchange):
             self._spares_being_opened -= 1
             self._handle_spare_failure(connection.address_index, kind, text)
-        elif kind == "connect" and exchange.connect_attempts < len(self._addresses):
-            self._connect_for_request(exchange)
+            return
+        has_untried_address = waiting_exchange.connect_attempts < len(self._addresses)
+        if kind == "connect" and has_untried_address:
+            self._connect_for_request(waiting_exchange)
         else:
-            self._fail_request(exchange, Failure(kind, text))
+            self._fail_request(waiting_exchange, Failure(kind, text))
 
     def _handle_spare_failure(self, address_index: int, kind: str, text: str) -> None:
         """Prefer another address after a spare connection, one without a request, has failed.
@@ -695,57 +733,56 @@ class Pool:
     def _update_read_urgency(
         self, connection: ClientConnection, exchange: Exchange, last_read: Read | PlainRun
     ) -> None:
-        """Let the receiver read the rest of a response later, if its events are not urgent.
+        """Let the receiver read the rest of a response late, if its events are not urgent.
 
-        A deferred socket is read about every millisecond together with others, instead of waking
-        the process for each event (see `receiver.py`). That pays off for a stream of many small
-        reads. A socket that is deferred already is updated in any case, since it must be read at
-        once again near the end of the response.
+        A *deferred* socket does not wake the process, and is read about every millisecond together
+        with others (see `receiver.py`). That pays off for a stream of many small reads. A socket
+        that is deferred already is updated in any case, because it must be read at once again near
+        the end of the response.
         """
         connection.can_batch_reads = exchange.can_batch_reads
         connection.template = exchange.template
-        events_until_urgent = 0
-        if exchange.template is not None:
-            events_until_urgent = exchange.events_until_urgent
-        # The first item is the bytes of a Read, or the arrivals of a PlainRun, which are few.
-        is_small_read = len(last_read[0]) < LARGE_READ_BYTES
-        is_worth_deferring = is_small_read and events_until_urgent >= MIN_DEFERRED_EVENTS
+        deferrable_events = exchange.deferrable_events
+        is_worth_deferring = deferrable_events >= MIN_DEFERRED_EVENTS and _is_small_read(last_read)
         if connection.is_deferred or is_worth_deferring:
-            self.reactor.defer(connection, events_until_urgent)
+            self.reactor.defer(connection, deferrable_events)
 
     def response_completed(self, connection: ClientConnection) -> None:
         """Make the connection idle or close it, and report the completion of its request.
 
         The connection is free before the report, because `on_done` may send the next request of the
-        virtual user. The compiled receiver does all but the report by itself if the server has not
-        limited the use of the connection.
+        virtual user. In the usual case, the compiled receiver makes the connection idle by a single
+        call. It leaves this to Python (None) if the server has limited the use of the connection,
+        and so does the Python receiver always.
         """
-        recycled_exchange = self._try_recycle(
+        completed_exchange = self._try_recycle(
             connection, self._idle, self._in_flight, self._open_exchanges
         )
-        if recycled_exchange is not None:
-            recycled_exchange.report_completion()
+        if completed_exchange is not None:
+            completed_exchange.report_completion()
             return
         exchange = connection.exchange
         assert isinstance(exchange, Exchange)
         if _can_reuse(connection, exchange.response):
             self._note_idle_limit(exchange.response)
-            self._keep_idle(connection)
+            self._make_idle(connection)
         else:
             self.reactor.close(connection)
         self._report_completion(exchange)
 
     def _note_idle_limit(self, response: ResponseParser) -> None:
-        """Reuse connections until shortly before the idle limit that the server states only.
+        """Shorten the time for which connections are reused to the idle limit of the server.
 
-        The limit is in a Keep-Alive header. It holds for all connections of the pool.
+        A Keep-Alive header states after how many seconds the server closes an idle connection. The
+        pool stops using its connections KEEP_ALIVE_MARGIN_S earlier, so that no request is sent on
+        a connection that is about to be closed.
         """
         if response.idle_limit_s is not None:
             reuse_s = max(MIN_REUSE_S, response.idle_limit_s - KEEP_ALIVE_MARGIN_S)
-            self._max_idle_ns = min(self._max_idle_ns, int(reuse_s * 1e9))
+            self._max_idle_ns = min(self._max_idle_ns, int(reuse_s * NS_PER_S))
 
-    def _keep_idle(self, connection: ClientConnection) -> None:
-        """Keep a connection for a later request."""
+    def _make_idle(self, connection: ClientConnection) -> None:
+        """Keep the connection of a completed response for a later request."""
         connection.exchange = None
         connection.responses_served += 1
         self.reactor.stop_deferring(connection)
@@ -757,12 +794,19 @@ class Pool:
 
         The reactor calls this. The request is sent again, once, if the server closed the connection
         while it was idle, so that the request reached nobody.
+
+        Args:
+            connection: The connection.
+            timestamp: When it ended, monotonic in ns.
+            error: The text of the error, or "" after a regular close.
         """
         exchange = connection.exchange
         connection.exchange = None
-        if not isinstance(exchange, Exchange):
+        if not isinstance(exchange, Exchange):  # The connection was idle.
             return
-        if _was_idle(connection) and not exchange.bytes_received and not exchange.resend_count:
+        has_no_response = not exchange.bytes_received
+        is_first_send = not exchange.resend_count
+        if _was_idle(connection) and has_no_response and is_first_send:
             self._resend(exchange)
             return
         exchange.end_with_connection(timestamp, error)
@@ -793,11 +837,9 @@ class Pool:
         faded_maximum = self._recent_max_requests_per_tick * 7 // 8
         self._recent_max_requests_per_tick = max(self._requests_this_tick, faded_maximum)
         self._requests_this_tick = 0
-        if (
-            self._opens_spares_ahead
-            and self._all_opened is None
-            and self._recent_max_requests_per_tick
-        ):
+        is_open_running = self._all_opened is not None
+        has_recent_requests = self._recent_max_requests_per_tick > 0
+        if self._opens_spares_ahead and has_recent_requests and not is_open_running:
             self._open_ahead()
 
     def _cancel_overdue(self, now: int) -> None:
@@ -811,16 +853,16 @@ class Pool:
             if exchange.deadline > now:
                 break
             overdue.append(exchange)
-        text = f"not finished within {self._timeout_ns / 1000000000.0:g} s of its scheduled time"
+        text = f"not finished within {self._timeout_ns / NS_PER_S:g} s of its scheduled time"
         for exchange in overdue:
             self.cancel(exchange, Failure("timeout_total", text))
 
     def _cancel_stalled(self, now: int) -> None:
         """End requests that have stalled: no event has come for the stall timeout.
 
-        To spread the work, each tick checks some of the requests in flight: as many as needed to
-        check all of them within a period. A request that is sent meanwhile is checked in the next
-        period. A request without any event so far is left to the total timeout.
+        To spread the work, each tick checks only some of the requests in flight, so that all of
+        them are checked once within a period. `_stall_checks` has those that are still to be
+        checked in this period. It is a copy, because ended requests leave `_in_flight` meanwhile.
         """
         if not self._stall_checks:
             self._stall_checks = deque(self._in_flight)
@@ -831,22 +873,31 @@ class Pool:
             if not isinstance(connection, ClientConnection):
                 continue  # The request has ended, or its connection has just failed.
             checks_left -= 1
-            self.reactor.deliver(connection)  # The events that wait for delivery count too.
-            last_event_at = exchange.last_event_read_at  # 0 before the first event
-            has_stalled = last_event_at and now - last_event_at >= self._stall_timeout_ns
-            if has_stalled and not exchange.is_reported:
-                text = f"no event for {self._stall_timeout_ns / 1000000000.0:g} s"
+            # An event may have been read and not processed yet.
+            self.reactor.deliver(connection)
+            if self._has_stalled(exchange, now) and not exchange.is_reported:
+                text = f"no event for {self._stall_timeout_ns / NS_PER_S:g} s"
                 self.cancel(exchange, Failure("timeout_stall", text))
 
-    def _stall_checks_per_tick(self) -> int:
-        """Return how many requests to check per tick, at least one.
+    def _has_stalled(self, exchange: Exchange, now: int) -> bool:
+        """Return True if the last event of a response came longer ago than the stall timeout.
 
-        Within a period of STALL_CHECK_PERIOD_NS each request is checked once. The period is shorter
-        if the stall timeout is, so that there are STALL_CHECKS_PER_TIMEOUT checks within it.
+        A request without any event so far has not stalled. The total timeout ends it.
         """
-        # Adding 1 keeps a tiny timeout from making the period 0.
-        shortened_period_ns = self._stall_timeout_ns // STALL_CHECKS_PER_TIMEOUT + 1
-        period_ns = min(STALL_CHECK_PERIOD_NS, shortened_period_ns)
+        last_event_at = exchange.last_event_read_at
+        has_event = last_event_at != 0
+        return has_event and now - last_event_at >= self._stall_timeout_ns
+
+    def _stall_checks_per_tick(self) -> int:
+        """Return how many requests to check for a stall in each tick, at least one.
+
+        All requests in flight are checked once per period. The period is STALL_CHECK_PERIOD_NS, or
+        a fraction of the stall timeout if that is less, so that a stall is noticed soon after the
+        timeout.
+        """
+        timeout_fraction_ns = self._stall_timeout_ns // STALL_CHECKS_PER_TIMEOUT
+        # The period must not be 0, which a timeout of a few nanoseconds would make it.
+        period_ns = min(STALL_CHECK_PERIOD_NS, timeout_fraction_ns + 1)
         return len(self._in_flight) * TICK_NS // period_ns + 1
 
     def _fail_slow_connections(self, now: int) -> None:
@@ -866,13 +917,18 @@ class Pool:
                 self.reactor.fail(connection, "connect", text)
 
     def _close_old_idle(self, now: int) -> None:
-        """Close connections before the server does because they have been idle for long.
+        """Close connections that were idle for longer than the limit, before the server does.
 
-        The connections are in the order in which they became idle.
+        The connections are in the order in which they became idle, so the first one that is young
+        enough ends the loop. Connections that are closed already are dropped.
         """
-        idle = self._idle
-        while idle and (idle[0].is_closed or now - idle[0].idle_since > self._max_idle_ns):
-            self.reactor.close(idle.popleft())
+        while self._idle:
+            connection = self._idle[0]
+            is_too_old = now - connection.idle_since > self._max_idle_ns
+            if not connection.is_closed and not is_too_old:
+                return
+            self._idle.popleft()
+            self.reactor.close(connection)
 
     def _open_ahead(self) -> None:
         """Open spare connections, so that as many are idle as the busiest recent tick needed."""
@@ -919,6 +975,17 @@ def _was_idle(connection: ClientConnection) -> bool:
     return connection.idle_since > connection.connecting_since
 
 
+def _is_small_read(read: Read | PlainRun) -> bool:
+    """Return True if a read has few events, so that waiting for more of them saves work.
+
+    The reads of a `PlainRun` are small, because the receiver makes no run of large ones.
+    """
+    if is_plain_run(read):
+        return True
+    data = read[0]
+    return len(data) < LARGE_READ_BYTES
+
+
 def _is_idle_timeout(
     connection: ClientConnection, exchange: Exchange, first_read: Read | PlainRun
 ) -> bool:
@@ -934,6 +1001,7 @@ def _is_idle_timeout(
         return False
     data = first_read[0]
     timestamp = first_read[1]
-    if not isinstance(data, bytes):  # It is a run of plain events, which never has a head.
+    if not isinstance(data, bytes):  # It is a `PlainRun`, which has no head of a response.
         return False
-    return timestamp < exchange.sent_at + STALE_NS and data.startswith(IDLE_TIMEOUT_STARTS)
+    is_soon_after_sending = timestamp < exchange.sent_at + STALE_NS
+    return is_soon_after_sending and data.startswith(IDLE_TIMEOUT_STARTS)

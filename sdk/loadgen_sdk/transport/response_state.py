@@ -8,7 +8,7 @@ chooses between them. This module must not import that one.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, TypeGuard
 
 from ..request import NEVER, Completion, Failure, Request
 
@@ -73,9 +73,12 @@ class PlainRun(NamedTuple):
     read_at: int
 
 
-PLAIN_RUN_FIELDS = len(PlainRun._fields)
-"""Distinguishes a PlainRun (3 fields) from a Read (5 fields). The compiled receiver makes plain
-tuples of both, so their types are the same."""
+def is_plain_run(read: Read | PlainRun) -> TypeGuard[PlainRun]:
+    """Return True for a PlainRun, which has 3 fields, and False for a Read, which has 5.
+
+    The compiled receiver makes plain tuples of both, so their types do not tell them apart.
+    """
+    return len(read) == len(PlainRun._fields)
 
 
 class ResponseState:
@@ -333,11 +336,12 @@ class ExchangeState:
     def feed_reads(self, reads: Sequence[Read | PlainRun]) -> bool:
         """Process reads in their order. Return True when the response is over.
 
-        Otherwise, note how the receiver may treat the next reads. A `PlainRun` among them stands
-        for reads of plain events only, which end no response.
+        A `PlainRun` among them stands for consecutive reads that held nothing but plain events,
+        which never end a response. Bytes after the end of the response make the connection
+        unusable for another request.
         """
         for index, read in enumerate(reads):
-            if len(read) == PLAIN_RUN_FIELDS:
+            if is_plain_run(read):
                 self._feed_plain_run(*read)
                 continue
             is_over = self._feed_read(*read)
@@ -346,15 +350,7 @@ class ExchangeState:
                 if has_bytes_after_end:
                     self.response.is_reusable = False
                 return True
-
-        # The response goes on. After the first output, reads may be batched, because nothing waits
-        # for the rest, unless `on_output` wants each event at once.
-        has_first_output = self.reader.first_token != NEVER
-        is_chunked_stream = self.is_event_stream and self.response.is_chunked
-        self.can_batch_reads = is_chunked_stream and has_first_output and self.on_output is None
-        self.template = self.reader.template if self.is_at_chunk_start else None
-        if self.can_batch_reads and not self.is_at_chunk_start:
-            self.has_split_chunks = True  # The server writes its chunks in parts.
+        update_read_urgency(self)
         return False
 
     def _feed_read(
@@ -368,3 +364,19 @@ class ExchangeState:
     ) -> None:
         """Process consecutive reads of plain events, given by the fields of their `PlainRun`."""
         raise NotImplementedError
+
+
+def update_read_urgency(exchange: ExchangeState) -> None:
+    """Note how the receiver may treat the next reads of a response that goes on.
+
+    After the first output, it may collect reads before it passes them on, because nothing waits
+    for them, unless `on_output` wants each event at once. It may also count plain events by the
+    template of the reader, if the next byte begins a chunk.
+    """
+    has_first_output = exchange.reader.first_token != NEVER
+    is_chunked_stream = exchange.is_event_stream and exchange.response.is_chunked
+    exchange.can_batch_reads = is_chunked_stream and has_first_output and exchange.on_output is None
+    exchange.template = exchange.reader.template if exchange.is_at_chunk_start else None
+    is_within_chunk = not exchange.is_at_chunk_start
+    if exchange.can_batch_reads and is_within_chunk:
+        exchange.has_split_chunks = True
