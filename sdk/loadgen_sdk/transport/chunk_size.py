@@ -7,7 +7,7 @@ MAX_DIGITS = 15
 """
 
 CHUNK_SIZES: dict[bytes, int] = {}
-"""A cache of sizes by their line. A stream repeats a few dozen of them."""
+"""The cache of `chunk_size_of_line`: the sizes by their line."""
 
 _MAX_CACHED_SIZES = 4096
 _MAX_CACHED_LINE_BYTES = 32
@@ -18,19 +18,27 @@ class MalformedResponseError(ValueError):
     """The bytes are not HTTP/1.1 as this client accepts it."""
 
 
-def parse_chunk_size(line: bytes) -> int:
-    """Return the size in the line before a chunk, which may have extensions.
+def chunk_size_of_line(line: bytes) -> int:
+    """Return the size in the line before a chunk, in bytes, from a cache if possible.
 
-    The size is in hexadecimal: `1a` and `1a;name=value` both mean 26 bytes. It is added to
-    CHUNK_SIZES, where callers look first, unless the cache is full or the line is long.
+    The size is in hexadecimal, and extensions may follow it: `1a` and `1a;name=value` both mean 26
+    bytes. The cache, CHUNK_SIZES, is there because a stream repeats a few dozen sizes.
 
     Raises:
         MalformedResponseError: The line has no valid size.
     """
-    digits = line.partition(b";")[0].strip(b" \t")
-    if not digits or len(digits) > MAX_DIGITS or not _HEX_DIGITS.issuperset(digits):
-        raise MalformedResponseError(f"chunk size {line[:40]!r}")
-    size = int(digits, 16)
+    size = CHUNK_SIZES.get(line)
+    if size is not None:
+        return size
+    size = _parse_chunk_size(line)
     if len(CHUNK_SIZES) < _MAX_CACHED_SIZES and len(line) < _MAX_CACHED_LINE_BYTES:
         CHUNK_SIZES[line] = size
     return size
+
+
+def _parse_chunk_size(line: bytes) -> int:
+    """Parse the line before a chunk (see `chunk_size_of_line`)."""
+    digits = line.partition(b";")[0].strip(b" \t")
+    if not digits or len(digits) > MAX_DIGITS or not _HEX_DIGITS.issuperset(digits):
+        raise MalformedResponseError(f"chunk size {line[:40]!r}")
+    return int(digits, 16)

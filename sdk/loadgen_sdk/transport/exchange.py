@@ -19,7 +19,7 @@ from ..wire_formats.event_timeline import EventOrCount, count_events, split_last
 from ..wire_formats.response_reader import ENDINGS, NOT_STREAMED, UNKNOWN_OUTPUTS, ResponseReader
 from ..wire_formats.server_timing import HEADER
 from ..wire_formats.sse import EventTooLargeError, SseDecoder
-from .chunk_size import CHUNK_SIZES, MalformedResponseError, parse_chunk_size
+from .chunk_size import MalformedResponseError, chunk_size_of_line
 from .http1 import PARSED_HEADS, ResponseParser
 from .implementation import ExchangeState, parse_whole_chunks
 from .response_state import LAST_EVENTS, EventBatch
@@ -613,10 +613,7 @@ def is_incomplete_event(data: bytes) -> bool:
     has_unusual_line_end = b"\r" in content
     if not content or has_event_end or has_unusual_line_end:
         return False
-    chunk_bytes = CHUNK_SIZES.get(size_line)
-    if chunk_bytes is None:
-        chunk_bytes = parse_chunk_size(size_line)
-    return len(content) < chunk_bytes
+    return len(content) < chunk_size_of_line(size_line)
 
 
 def _join_decoded(parts: list[DecodedRead]) -> DecodedRead:

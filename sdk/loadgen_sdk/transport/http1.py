@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from .chunk_size import CHUNK_SIZES, MAX_DIGITS, MalformedResponseError, parse_chunk_size
+from .chunk_size import CHUNK_SIZES, MAX_DIGITS, MalformedResponseError, chunk_size_of_line
 from .implementation import ResponseState
 
 CREDENTIALS = frozenset(("authorization", "api-key", "x-api-key"))
@@ -47,34 +47,54 @@ def build_request_head(method: str, path: str, headers: list[tuple[str, str]]) -
 def merge_headers(
     own_headers: Iterable[tuple[str, str]], user_headers: Iterable[tuple[str, str]]
 ) -> list[tuple[str, str]]:
-    """Return the headers of a request, in which the user's replace ours of the same name.
+    """Return the headers of a request: those of this client, then those of the user.
 
-    Credentials of the user (any header of CREDENTIALS) replace our API keys, because a key from
-    the environment is not meant for a server for which the user specifies another one. User and
-    password of the URL are meant for this server, so only the user's own `Authorization` replaces
-    them.
+    A header of the user replaces the one of the same name. If the user sets a credential (any
+    header of CREDENTIALS), all our API keys are left out, because a key from the environment is not
+    meant for a server for which the user specifies another one. User and password of the URL are
+    meant for this server, so only the user's own `Authorization` replaces them.
     """
     own_headers = list(own_headers)
     user_headers = list(user_headers)
-    replaced = {name.lower() for name, _ in user_headers}
-    if replaced & CREDENTIALS:
-        api_keys = {name.lower() for name, value in own_headers if not value.startswith("Basic ")}
-        replaced |= CREDENTIALS & api_keys
-    remaining = [(name, value) for name, value in own_headers if name.lower() not in replaced]
-    return remaining + user_headers
+    replaced_names = {name.lower() for name, _ in user_headers}
+    sets_credential = not replaced_names.isdisjoint(CREDENTIALS)
+    merged: list[tuple[str, str]] = []
+    for name, value in own_headers:
+        is_replaced = name.lower() in replaced_names
+        is_obsolete_key = sets_credential and _is_api_key(name, value)
+        if not is_replaced and not is_obsolete_key:
+            merged.append((name, value))
+    return merged + user_headers
+
+
+def _is_api_key(name: str, value: str) -> bool:
+    """Return True for a header that carries an API key.
+
+    User and password of a URL are in a credential header as well, as `Authorization: Basic ...`,
+    but they are no API key.
+    """
+    is_user_and_password = value.startswith("Basic ")
+    return name.lower() in CREDENTIALS and not is_user_and_password
 
 
 class ResponseHead(NamedTuple):
     """The parsed head of a response (see `ResponseParser`).
 
-    `mode` says how the body is framed: "chunked", "length", "close" (it ends with the connection)
-    or "end" (there is none).
+    Attributes:
+        status: The status code.
+        headers: The headers, with names in lower case.
+        mode: How the body is framed: "chunked", "length", "close" (it ends with the connection) or
+            "end" (there is no body).
+        length: The number of bytes of the body if `mode` is "length", else 0.
+        is_reusable: The connection can carry another request after the response.
+        uses_left: How many more requests the connection accepts, or None if that is not stated.
+        idle_limit_s: For how many seconds the connection may be idle, or None if not stated.
     """
 
     status: int
     headers: dict[str, str]
     mode: str
-    length: int  # of the body, if `mode` is "length"
+    length: int
     is_reusable: bool
     uses_left: int | None
     idle_limit_s: float | None
@@ -85,35 +105,53 @@ PARSED_HEADS: dict[bytes, ResponseHead] = {}
 
 
 def _parse_head(data: bytes) -> ResponseHead:
-    """Parse the head of a final response, without the blank line.
-
-    A final response has a status of 200 or more. The connection can be reused unless the response
-    ends with it, a `Connection: close` forbids it, or HTTP/1.0 does not offer it.
+    """Parse the head of a final response, without the blank line after it.
 
     Raises:
         MalformedResponseError: The head is invalid.
     """
     status_line, *header_lines = data.decode("latin-1").split("\r\n")
-    version, _, code_and_reason = status_line.partition(" ")
-    code = code_and_reason.partition(" ")[0]
-    # Codes of three digits are in the same order as their numbers.
-    is_final_status = len(code) == 3 and _is_decimal(code) and code >= "200"
-    if not version.startswith("HTTP/1.") or not is_final_status:
-        raise MalformedResponseError(f"status line {status_line[:80]!r}")
+    version, status = _parse_status_line(status_line)
     headers = _parse_headers(header_lines)
-    connection = headers.get("connection", "").lower()
-    is_kept_alive = version != "HTTP/1.0" or "keep-alive" in connection
     uses_left, idle_limit_s = _parse_keep_alive(headers.get("keep-alive", ""))
-    mode, length = _body_framing(int(code), headers)
+    framing = _body_framing(status, headers)
+    ends_with_connection = framing.mode == "close"
     return ResponseHead(
-        status=int(code),
+        status=status,
         headers=headers,
-        mode=mode,
-        length=length,
-        is_reusable=is_kept_alive and "close" not in connection and mode != "close",
+        mode=framing.mode,
+        length=framing.length,
+        is_reusable=_is_kept_alive(version, headers) and not ends_with_connection,
         uses_left=uses_left,
         idle_limit_s=idle_limit_s,
     )
+
+
+def _parse_status_line(status_line: str) -> tuple[str, int]:
+    """Return the version and the status of a line such as `HTTP/1.1 200 OK`.
+
+    Raises:
+        MalformedResponseError: It is not HTTP/1.x, or the status is not that of a final response,
+            which is 200 or more.
+    """
+    version, _, code_and_reason = status_line.partition(" ")
+    code = code_and_reason.partition(" ")[0]
+    is_final_status = len(code) == 3 and _is_decimal(code) and int(code) >= 200
+    if not version.startswith("HTTP/1.") or not is_final_status:
+        raise MalformedResponseError(f"status line {status_line[:80]!r}")
+    return version, int(code)
+
+
+def _is_kept_alive(version: str, headers: dict[str, str]) -> bool:
+    """Return True if the server keeps the connection open after the response.
+
+    HTTP/1.1 does so unless it sends `Connection: close`. HTTP/1.0 does so only if it sends
+    `Connection: keep-alive`.
+    """
+    connection = headers.get("connection", "").lower()
+    if "close" in connection:
+        return False
+    return version != "HTTP/1.0" or "keep-alive" in connection
 
 
 def _parse_headers(lines: list[str]) -> dict[str, str]:
@@ -154,28 +192,49 @@ def _parse_keep_alive(value: str) -> tuple[int | None, float | None]:
     return uses_left, idle_limit_s
 
 
-def _body_framing(status: int, headers: dict[str, str]) -> tuple[str, int]:
-    """Return how the body is framed (see `ResponseHead`), and its length if that is known, else 0.
+class _BodyFraming(NamedTuple):
+    """How the end of a body is found.
 
-    The rules and their order are those of RFC 9112, section 6.3. A Content-Length may be repeated,
-    but only with the same number.
+    Attributes:
+        mode: As in `ResponseHead`.
+        length: The number of bytes of the body if `mode` is "length", else 0.
+    """
+
+    mode: str
+    length: int = 0
+
+
+def _body_framing(status: int, headers: dict[str, str]) -> _BodyFraming:
+    """Return how the body of a response is framed.
+
+    The rules and their order are those of RFC 9112, section 6.3.
 
     Raises:
         MalformedResponseError: The Content-Length is invalid.
     """
     if status in _STATUSES_WITHOUT_BODY:
-        return "end", 0
+        return _BodyFraming("end")
     if headers.get("transfer-encoding", "").lower().endswith("chunked"):
-        return "chunked", 0
+        return _BodyFraming("chunked")
     if "content-length" not in headers:
-        return "close", 0
-    # Equal lengths become one element of the set.
-    different_lengths = {length.strip() for length in headers["content-length"].split(",")}
-    length_text = different_lengths.pop()
-    if different_lengths or not _is_decimal(length_text):
-        raise MalformedResponseError(f"Content-Length {headers['content-length']!r}")
-    length = int(length_text)
-    return "length" if length else "end", length
+        return _BodyFraming("close")
+    length = _parse_content_length(headers["content-length"])
+    return _BodyFraming("length", length) if length else _BodyFraming("end")
+
+
+def _parse_content_length(value: str) -> int:
+    """Return the number of bytes that a Content-Length states.
+
+    The header may be repeated, as in `12, 12`, but only with the same number.
+
+    Raises:
+        MalformedResponseError: The value is no number, or repeated with another number.
+    """
+    lengths = [length.strip() for length in value.split(",")]
+    is_same_length = all(length == lengths[0] for length in lengths)
+    if not is_same_length or not _is_decimal(lengths[0]):
+        raise MalformedResponseError(f"Content-Length {value!r}")
+    return int(lengths[0])
 
 
 def _is_decimal(text: str) -> bool:
@@ -328,31 +387,47 @@ class ResponseParser(ResponseState):
     def _feed_content(self, data: bytes, position: int, pieces: list[bytes]) -> int:
         """Parse the content of a chunk from `position`, and return the position after it.
 
-        `_bytes_left` counts the bytes of the chunk that are still to come, with the line end after
-        it. Of an incomplete chunk, the content so far is added, and a part of the line end is kept
-        in `_unparsed`.
+        `_bytes_left` counts the bytes of the chunk that are still to come, with the CRLF after its
+        content. A read may end anywhere in the chunk, and the next read then continues here.
 
         Args:
             data: The bytes to parse.
             position: Where the content, or the rest of it, begins.
             pieces: The list to which the content is added.
+
+        Raises:
+            MalformedResponseError: There is no line end after the content.
         """
-        end = position + self._bytes_left
-        content_end = end - len(_LINE_END)
-        is_incomplete = end > len(data)
+        chunk_end = position + self._bytes_left
+        content_end = chunk_end - len(_LINE_END)
+        is_incomplete = chunk_end > len(data)
         if is_incomplete:
-            available_end = min(len(data), content_end)
-            if available_end > position:
-                pieces.append(data[position:available_end])
-                self._bytes_left -= available_end - position
-            self._unparsed = data[available_end:]
+            self._feed_incomplete_content(data, position, content_end, pieces)
             return len(data)
-        if data[content_end:end] != _LINE_END:
+        if data[content_end:chunk_end] != _LINE_END:
             raise MalformedResponseError("a chunk is longer than its stated size")
         if content_end > position:
             pieces.append(data[position:content_end])
         self._bytes_left = 0
-        return end
+        return chunk_end
+
+    def _feed_incomplete_content(
+        self, data: bytes, position: int, content_end: int, pieces: list[bytes]
+    ) -> None:
+        """Add the content of a chunk as far as it has come, and keep a part of its line end.
+
+        Args:
+            data: The bytes to parse, which end within the chunk.
+            position: Where the content, or the rest of it, begins.
+            content_end: Where the content will end, at or after the end of `data`, or up to one
+                byte before it if only the LF is missing.
+            pieces: The list to which the content is added.
+        """
+        available_end = min(len(data), content_end)
+        if available_end > position:
+            pieces.append(data[position:available_end])
+            self._bytes_left -= available_end - position
+        self._unparsed = data[available_end:]
 
     def _feed_size_line(self, data: bytes, position: int) -> int:
         """Parse the size line of a chunk at `position`, and return the position after it.
@@ -367,16 +442,15 @@ class ResponseParser(ResponseState):
             self._unparsed = data[position:]
             return len(data)
         line = data[position:line_end]
-        size = CHUNK_SIZES.get(line)
-        if size is None:
-            size = parse_chunk_size(line)
+        size = chunk_size_of_line(line)
         position = line_end + len(_LINE_END)
-        if size:
-            self._bytes_left = size + len(_LINE_END)
-            return position
-        self._mode = "trailer"
-        self._feed_trailer(data[position:])
-        return len(data)
+        is_last_chunk = size == 0
+        if is_last_chunk:
+            self._mode = "trailer"
+            self._feed_trailer(data[position:])
+            return len(data)
+        self._bytes_left = size + len(_LINE_END)
+        return position
 
     def _feed_trailer(self, data: bytes) -> None:
         """Skip the lines after the last chunk, up to the blank line that ends the response.
@@ -443,10 +517,16 @@ def _cached_head(lines: bytes) -> ResponseHead:
 
 
 def _content_of_single_chunk(data: bytes) -> bytes | None:
-    """Return the content if the data is exactly one chunk with a known size line, else None."""
+    r"""Return the content if the data is exactly one chunk, such as `5\r\nhello\r\n`, else None.
+
+    The usual read of a stream is such a chunk, with a size that came before and is in the cache.
+    Data with another size line are left to the general parsing.
+    """
     line_end = data.find(_LINE_END)
     size = CHUNK_SIZES.get(data[:line_end])
+    if not size:
+        return None
     content_start = line_end + len(_LINE_END)
-    if size and len(data) == content_start + size + len(_LINE_END) and data.endswith(_LINE_END):
-        return data[content_start : -len(_LINE_END)]
-    return None
+    content_end = content_start + size
+    is_single_chunk = len(data) == content_end + len(_LINE_END) and data.endswith(_LINE_END)
+    return data[content_start:content_end] if is_single_chunk else None

@@ -29,7 +29,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple
 
 from ..wire_formats.reference import is_plain_text
-from .chunk_size import CHUNK_SIZES, MalformedResponseError, parse_chunk_size
+from .chunk_size import MalformedResponseError, chunk_size_of_line
 
 if TYPE_CHECKING:
     from ..wire_formats.event_timeline import EventOrCount
@@ -46,8 +46,11 @@ _EVENT_START = b"data: "
 _EVENT_END = b"\n\n"
 _CHUNK_END = b"\r\n"
 
-_beginnings_by_read_bytes: dict[int, bytes] = {}
-"""A cache of the results of `_beginning_of_single_event_read`."""
+_SINGLE_EVENT_SUFFIX = _EVENT_END + _CHUNK_END
+"""How a read ends that is one chunk of whole events."""
+
+_single_event_prefixes: dict[int, bytes | None] = {}
+"""A cache of the results of `_single_event_prefix` by the size of the read."""
 
 _plain_texts: set[bytes] = set()
 """A cache of plain texts that were seen before. The vocabulary of a model repeats itself."""
@@ -61,8 +64,18 @@ class PlainChunks(NamedTuple):
     size_bytes: int
 
 
+class _ChunkBounds(NamedTuple):
+    """The positions at which the content of a chunk begins and ends, and that after the chunk."""
+
+    content_start: int
+    content_end: int
+    chunk_end: int
+
+
 def count_plain_events(data: bytes, before_text: bytes, after_text: bytes) -> tuple[int, int]:
-    """Count the chunks and events of a read that holds plain events only.
+    """Count the chunks and events of a read, if it holds plain events only.
+
+    A plain event differs from an earlier event of the response in its text alone.
 
     Args:
         data: The bytes of the read, which begin with a chunk.
@@ -70,73 +83,81 @@ def count_plain_events(data: bytes, before_text: bytes, after_text: bytes) -> tu
         after_text: The bytes after its text.
 
     Returns:
-        The number of chunks and the number of events, such as (1, 1) for the usual read of one
-        event. The number of events is 0 if the read holds anything else, or if it is large and has
-        several chunks.
+        The number of chunks and of events, such as (1, 1) for the usual read of one event. If the
+        read holds anything else, or is large and has several chunks, the number of events is 0, and
+        that of chunks has no meaning.
     """
     if _is_one_plain_event(data, before_text, after_text):
         return 1, 1
     plain = scan_plain_chunks(data, before_text, after_text)
     is_all_plain = plain.size_bytes == len(data)
-    if is_all_plain and (plain.chunks == 1 or len(data) < _LARGE_READ_BYTES):
+    is_single_chunk = plain.chunks == 1
+    is_small = len(data) < _LARGE_READ_BYTES
+    if is_all_plain and (is_single_chunk or is_small):
         return plain.chunks, plain.events
     return plain.chunks, 0
 
 
 def _is_one_plain_event(data: bytes, before_text: bytes, after_text: bytes) -> bool:
-    """Return True if the data is one chunk that holds one plain event.
+    r"""Return True if the data is one chunk that holds one plain event.
 
-    This is the usual read of a stream, so it is recognised with four comparisons, without parsing
-    the size of the chunk: the size of the read alone says with which bytes it must begin.
+    This is the usual read of a stream, so it is recognised by comparing bytes, without parsing the
+    size of the chunk. For the template (`{"text":"`, `"}`), such a read is
+
+        14 CRLF  data: {"text":"Hello"}  LF LF  CRLF
+
+    Args:
+        data: The bytes of the read.
+        before_text: The bytes of a plain event before its text, from the template.
+        after_text: The bytes after its text.
     """
-    read_bytes = len(data)
-    beginning = _beginnings_by_read_bytes.get(read_bytes)
-    if beginning is None:
-        beginning = _beginning_of_single_event_read(read_bytes)
-    text_start = len(beginning) + len(before_text)
-    end_bytes = len(_EVENT_END) + len(_CHUNK_END)
-    if not (
-        data.startswith(beginning)
-        and data.startswith(before_text, len(beginning))
-        and data.endswith(_EVENT_END + _CHUNK_END)
-        and data.endswith(after_text, text_start, -end_bytes)
-    ):
+    prefix = _single_event_prefix(len(data))
+    if prefix is None:
         return False
-    text = data[text_start : -end_bytes - len(after_text)]
+    text_start = len(prefix) + len(before_text)
+    text_end = len(data) - len(_SINGLE_EVENT_SUFFIX) - len(after_text)
+    if text_end <= text_start:
+        return False
+    has_prefix = data.startswith(prefix) and data.startswith(before_text, len(prefix))
+    has_suffix = data.endswith(_SINGLE_EVENT_SUFFIX) and data.startswith(after_text, text_end)
+    if not has_prefix or not has_suffix:
+        return False
+    text = data[text_start:text_end]
     return text in _plain_texts or _is_new_plain_text(text)
 
 
-def _beginning_of_single_event_read(read_bytes: int) -> bytes:
+def _single_event_prefix(read_bytes: int) -> bytes | None:
     """Return the bytes with which a read of this size begins if it is one chunk of one event.
 
-    They are the size line of the chunk and `data: `. A read of 66 bytes, for instance, begins with
-    `3c CRLF data: `: the size line and both line ends take 6 bytes and leave 60 (hexadecimal 3c).
-    The result is cached.
+    They are the size line of the chunk and `data: `. A read of 66 bytes, for example, begins with
+    `3c CRLF data: `: the size line and both line ends take 6 bytes, which leaves a chunk of 60
+    (hexadecimal 3c) bytes. Return None if no chunk makes a read of this size. The results are
+    cached, because the reads of a stream have a few dozen sizes.
     """
-    size_line = _size_line_of_single_chunk_read(read_bytes)
-    if size_line is not None:
-        beginning = size_line + _CHUNK_END + _EVENT_START
-    else:
-        beginning = bytes(read_bytes + 1)  # It is longer than the read, so that it never matches.
-    if len(_beginnings_by_read_bytes) < _MAX_CACHED_ITEMS:
-        _beginnings_by_read_bytes[read_bytes] = beginning
-    return beginning
+    if read_bytes in _single_event_prefixes:
+        return _single_event_prefixes[read_bytes]
+    size_line = _size_line_of_chunk_read(read_bytes)
+    prefix = None if size_line is None else size_line + _CHUNK_END + _EVENT_START
+    if len(_single_event_prefixes) < _MAX_CACHED_ITEMS:
+        _single_event_prefixes[read_bytes] = prefix
+    return prefix
 
 
-def _size_line_of_single_chunk_read(read_bytes: int) -> bytes | None:
-    """Return the size line, without its line end, of a read of this size that is one chunk.
+def _size_line_of_chunk_read(read_bytes: int) -> bytes | None:
+    """Return the size line, without its line end, of a read of this size that is a whole chunk.
 
-    The digits of the size take some bytes of the read themselves, so each possible number of digits
-    is tried. Return None if no chunk fits: one of 15 bytes (`f`) makes a read of 20 bytes and one
-    of 16 bytes (`10`) one of 22, so that a read of 21 bytes is no single chunk.
+    Such a read is the size line, CRLF, the content and CRLF. For 20 bytes the size line is `f`: it
+    takes 1 byte, and CRLF twice 4, which leaves 15 (hexadecimal f) for the content. The digits
+    themselves take bytes, so each number of digits is tried. No number fits 21 bytes, for example:
+    one digit leaves 16, which is `10`, and two digits leave 15, which is `f`. Return None then.
     """
     line_ends_bytes = 2 * len(_CHUNK_END)
-    for digits in range(1, _MAX_SIZE_DIGITS):
-        chunk_bytes = read_bytes - digits - line_ends_bytes
-        if chunk_bytes <= 0:
+    for digit_count in range(1, _MAX_SIZE_DIGITS):
+        content_bytes = read_bytes - digit_count - line_ends_bytes
+        if content_bytes <= 0:
             return None
-        size_line = b"%x" % chunk_bytes
-        if len(size_line) == digits:
+        size_line = b"%x" % content_bytes
+        if len(size_line) == digit_count:
             return size_line
     return None
 
@@ -153,8 +174,9 @@ def _is_new_plain_text(text: bytes) -> bool:
 def scan_plain_chunks(data: bytes, before_text: bytes, after_text: bytes) -> PlainChunks:
     """Find the whole chunks at the beginning of `data` that hold plain events only.
 
-    The scan ends at the first chunk that is incomplete, has an invalid or very long size line, is
-    the last one (of size 0), or holds anything but plain events.
+    A plain event differs from an earlier event of the response in its text alone. The scan ends at
+    the first chunk that is incomplete or invalid, is the last one of the body (of size 0), or holds
+    anything but plain events.
 
     Args:
         data: Bytes that begin with a chunk.
@@ -165,32 +187,44 @@ def scan_plain_chunks(data: bytes, before_text: bytes, after_text: bytes) -> Pla
     events = 0
     position = 0
     while position < len(data):
-        max_line_end = position + _MAX_SIZE_DIGITS + len(_CHUNK_END)
-        line_end = data.find(_CHUNK_END, position, max_line_end)
-        if line_end <= position:
+        bounds = _find_chunk(data, position)
+        if bounds is None:
             break
-        chunk_bytes = _size_in_line(data[position:line_end])
-        content_start = line_end + len(_CHUNK_END)
-        content_end = content_start + chunk_bytes
-        chunk_end = content_end + len(_CHUNK_END)
-        if not chunk_bytes or data[content_end:chunk_end] != _CHUNK_END:
-            break
-        events_in_chunk = _count_events(data[content_start:content_end], before_text, after_text)
+        content = data[bounds.content_start : bounds.content_end]
+        events_in_chunk = _count_events(content, before_text, after_text)
         if not events_in_chunk:
             break
         chunks += 1
         events += events_in_chunk
-        position = chunk_end
+        position = bounds.chunk_end
     return PlainChunks(chunks, events, position)
 
 
+def _find_chunk(data: bytes, position: int) -> _ChunkBounds | None:
+    r"""Return where the content of the chunk at `position` is, or None if it is not a whole chunk.
+
+    Of the data `5\r\nhello\r\n`, the content is from 3 to 8, and the chunk ends at 10. The last
+    chunk of a body, of size 0, has no content and is not returned.
+    """
+    max_line_end = position + _MAX_SIZE_DIGITS + len(_CHUNK_END)
+    line_end = data.find(_CHUNK_END, position, max_line_end)
+    has_size_line = line_end > position
+    if not has_size_line:
+        return None
+    content_bytes = _size_in_line(data[position:line_end])
+    if not content_bytes:
+        return None
+    content_start = line_end + len(_CHUNK_END)
+    content_end = content_start + content_bytes
+    chunk_end = content_end + len(_CHUNK_END)
+    is_complete = data[content_end:chunk_end] == _CHUNK_END
+    return _ChunkBounds(content_start, content_end, chunk_end) if is_complete else None
+
+
 def _size_in_line(line: bytes) -> int:
-    """Return the size in the line before a chunk, or 0 if it has none or is the last one."""
-    size = CHUNK_SIZES.get(line)
-    if size is not None:
-        return size
+    """Return the size in the line before a chunk, or 0 if it is invalid or that of the last one."""
     try:
-        return parse_chunk_size(line)
+        return chunk_size_of_line(line)
     except MalformedResponseError:
         return 0
 
@@ -200,6 +234,11 @@ def _count_events(content: bytes, before_text: bytes, after_text: bytes) -> int:
 
     The text of an event ends at the first quote: one that belongs to the text would be escaped with
     a backslash, and a text with a backslash is not plain.
+
+    Args:
+        content: The content of the chunk.
+        before_text: The bytes of a plain event before its text, from the template.
+        after_text: The bytes after its text.
     """
     event_start = _EVENT_START + before_text
     event_end = after_text + _EVENT_END
@@ -208,12 +247,9 @@ def _count_events(content: bytes, before_text: bytes, after_text: bytes) -> int:
     while position < len(content):
         text_start = position + len(event_start)
         text_end = content.find(b'"', text_start)
-        if (
-            text_end < 0
-            or not content.startswith(event_start, position)
-            or not content.startswith(event_end, text_end)
-            or not is_plain_text(content[text_start:text_end])
-        ):
+        has_start = content.startswith(event_start, position)
+        has_end = text_end >= 0 and content.startswith(event_end, text_end)
+        if not has_start or not has_end or not is_plain_text(content[text_start:text_end]):
             return 0
         position = text_end + len(event_end)
         events += 1
@@ -223,10 +259,11 @@ def _count_events(content: bytes, before_text: bytes, after_text: bytes) -> int:
 def parse_whole_chunks(
     data: bytes, before_text: bytes, after_text: bytes
 ) -> tuple[int, list[EventOrCount], int]:
-    """Recognise events in whole chunks at the beginning of `data`.
+    """Recognise the events in whole chunks at the beginning of `data`.
 
-    Without a template (`before_text` is empty) nothing is recognised. The compiled version
-    recognises more than this one, namely all chunks whose events are one line of data each.
+    How many chunks are recognised is left to the implementation, because the caller decodes the
+    rest. This one recognises plain events only, and nothing without a template (`before_text` is
+    empty). The compiled one also recognises other events that are one line of data each.
 
     Args:
         data: A part of a chunked body that begins with a chunk and an event.
@@ -237,7 +274,8 @@ def parse_whole_chunks(
         The number of chunks, their events (a number stands for that many plain events), and the
         number of bytes. For two chunks of one plain event each this is `(2, [2], size)`.
     """
-    if not before_text:
+    has_template = before_text != b""
+    if not has_template:
         return 0, [], 0
     plain = scan_plain_chunks(data, before_text, after_text)
     events: list[EventOrCount] = [plain.events] if plain.events else []

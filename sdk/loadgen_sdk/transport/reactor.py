@@ -24,8 +24,8 @@ import socket
 import ssl
 from collections import deque
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from time import monotonic_ns
-from typing import NamedTuple
 
 from .connection import ClientConnection, ConnectionOwner, Receiver, Route, connect_socket
 from .host_resources import Address
@@ -69,18 +69,21 @@ AFTER_ONE_PASS = 0
 """As the `return_at` of `Receiver.receive`: a time in the past, so that it returns at once."""
 
 
-class _DecryptedReads(NamedTuple):
+@dataclass
+class _DecryptedReads:
     """Reads whose bytes were decrypted.
 
     Attributes:
-        reads: The reads.
-        ended_at: When the server ended the TLS stream after them, or 0 if it goes on.
+        reads: The reads, without those that hold only a part of the handshake.
+        last_timestamp: The timestamp of the last read that was looked at, in ns.
+        has_ended: The server has ended the TLS stream with that read.
         error: The error that ended the decryption, or None.
     """
 
-    reads: list[Read | PlainRun]
-    ended_at: int
-    error: ssl.SSLError | None
+    reads: list[Read | PlainRun] = field(default_factory=list)
+    last_timestamp: int = 0
+    has_ended: bool = False
+    error: ssl.SSLError | None = None
 
 
 class Reactor:
@@ -105,21 +108,23 @@ class Reactor:
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Start to watch the sockets that are opened later, inside this event loop."""
-        # What the owner of the reactor may set (see the attributes of the class)
+        """Create a reactor without connections, which the event loop calls from now on.
+
+        A *turn* is one call from the event loop, and a *tick* is the periodic call of `on_tick`.
+        """
+        # The callbacks and settings of the owner, described in the class docstring
         self.on_wake: Callable[[int], None] | None = None
         self.on_tick: Callable[[int], None] | None = None
         self.on_idle: Callable[[], bool] | None = None
         self.turn_ns = 0
         self.delivery_slice_ns = DELIVERY_SLICE_NS
         self.open_exchanges: set[object] = set()
-        self.turn_count = 0
 
-        # The sockets and who reads them
+        # The sockets, and the receiver that reads them
         self._loop = loop
         self._has_epoll = hasattr(select, "epoll")
         self._poll = self._create_poll()
-        self._deferred_poll = self._create_poll()
+        self._deferred_poll = self._create_poll()  # for sockets that may be read late
         self._timer: Timer = create_timer(loop)
         self._connections: dict[int, ClientConnection] = {}  # by descriptor
         self._queue: deque[ClientConnection] = deque()  # connections with reads to deliver
@@ -129,15 +134,19 @@ class Reactor:
         self.try_send_on_idle = self._receiver.try_send_on_idle
         self.try_recycle = self._receiver.try_recycle
 
-        # The state of the current turn
+        # The state of the current turn, which is one call from the event loop
+        self.turn_count = 0
         self._next_tick_at = monotonic_ns()
         self._is_turn_running = False
         self._is_resume_scheduled = False
 
-        # From now on, the event loop calls `_run_turn` when a socket or the timer is ready.
+        self._watch_sockets_and_timer()
+
+    def _watch_sockets_and_timer(self) -> None:
+        """Let the event loop call `_run_turn` when a socket or the timer is ready."""
         self._poll.register(self._timer.fileno(), READABLE)
         if self._has_epoll:
-            loop.add_reader(self._poll.fileno(), self._run_turn)
+            self._loop.add_reader(self._poll.fileno(), self._run_turn)
         self._arm_timer()
 
     def _create_poll(self) -> Poll:
@@ -281,22 +290,30 @@ class Reactor:
             self._receiver.defer(connection, events)
 
     def _arm_timer(self) -> None:
-        """Set the timer that wakes the reactor for the first of three times.
+        """Set the timer for the next time at which the reactor must run without traffic.
 
-        These are the time for `on_wake`, the next tick, and the next poll that bounds the
-        uncertainty of timestamps. Such polls are needed only by a load generator (`turn_ns` is set)
-        that awaits responses. Within a turn in which sockets are deferred, no timer is needed for
-        them, because the receiver waits for at most a millisecond then.
+        This is the time for `on_wake`, the next tick, or the planned poll, whichever comes first.
         """
         receiver = self._receiver
         timer_at = min(receiver.wake_at, self._next_tick_at)
-        must_poll_often = self.turn_ns and self.open_exchanges
-        has_short_waits = self._is_turn_running and receiver.is_deferring
-        if must_poll_often and not has_short_waits:
+        if self._needs_timer_for_poll():
             timer_at = min(timer_at, receiver.next_poll_at)
         if timer_at != receiver.timer_armed_for:
             receiver.timer_armed_for = timer_at
             self._timer.arm(timer_at)
+
+    def _needs_timer_for_poll(self) -> bool:
+        """Return True if the timer must end a wait for the next planned poll.
+
+        Frequent polls bound the uncertainty of timestamps. Only a load generator that awaits
+        responses needs them. While it reads sockets late ("deferred", see `receiver.py`), it waits
+        for a millisecond at most, so that no timer is needed within a turn.
+        """
+        is_load_generator = self.turn_ns > 0
+        if not is_load_generator or not self.open_exchanges:
+            return False
+        has_short_waits = self._is_turn_running and self._receiver.is_deferring
+        return not has_short_waits
 
     # -- one turn ------------------------------------------------------------------------------
 
@@ -336,61 +353,89 @@ class Reactor:
     def _run_pass(self, turn_ends_at: int) -> bool:
         """Read what is ready, call `on_wake` and `on_tick` when they are due, and deliver.
 
-        Nothing is read while too many reads wait for delivery, so that memory stays bounded.
+        A pass is one step of a turn, which is one call from the event loop. Nothing is read while
+        too many reads wait for delivery, so that memory stays bounded.
+
+        Args:
+            turn_ends_at: When to return to the event loop, monotonic in ns.
 
         Returns:
-            Whether the turn goes on: it is not over, and there is traffic or `on_idle` has more to
-            do.
+            Whether another pass is to follow in this turn.
         """
         self.turn_count += 1
-        if self._receiver.queued_reads < BACKLOG_LIMIT:
-            now = self._receive(turn_ends_at)
-        else:
-            now = self._wake_and_deliver(monotonic_ns())
+        has_backlog = self._receiver.queued_reads >= BACKLOG_LIMIT
+        now = self._wake_and_deliver(monotonic_ns()) if has_backlog else self._receive(turn_ends_at)
         if now >= self._next_tick_at:
-            self._receiver.timer_armed_for = 0
-            self._next_tick_at = now + TICK_NS
-            if self.on_tick is not None:
-                self.on_tick(now)
-        if now >= turn_ends_at or not self.turn_ns:
+            self._run_tick(now)
+        has_single_pass = self.turn_ns == 0
+        if has_single_pass or now >= turn_ends_at:
             return False
-        if self._receiver.ready_count or self._queue:
+        has_traffic = self._receiver.ready_count > 0 or len(self._queue) > 0
+        if has_traffic:
             return True
         return self.on_idle is not None and self.on_idle()
 
+    def _run_tick(self, now: int) -> None:
+        """Call `on_tick`, and plan the next tick."""
+        self._forget_armed_timer()
+        self._next_tick_at = now + TICK_NS
+        if self.on_tick is not None:
+            self.on_tick(now)
+
+    def _forget_armed_timer(self) -> None:
+        """Make the next `_arm_timer` set the timer in any case, because it may have fired."""
+        self._receiver.timer_armed_for = 0
+
     def _receive(self, turn_ends_at: int) -> int:
-        """Read what is ready, handle all other events, and deliver for a slice. Return the time.
+        """Read what is ready, handle all other events, and deliver for a limited time.
 
         A load generator waits for traffic in the receiver's own poll for as long as the turn lasts.
         Any other client only looks what is ready, and the event loop does the waiting.
+
+        Args:
+            turn_ends_at: When to return to the event loop, monotonic in ns.
+
+        Returns:
+            The time after that, monotonic in ns.
         """
-        receiver = self._receiver
-        if self.turn_ns:
-            max_wait_ms = IDLE_WAIT_MS if self.on_idle is not None else WAIT_FOREVER_MS
-            unhandled = receiver.receive_and_deliver(
-                max_wait_ms,
-                turn_ends_at,
-                self._next_tick_at,
-                self.open_exchanges,
-                self.delivery_slice_ns,
-                self._deliver_queued,
-            )
-            if (
-                unhandled is None
-            ):  # The compiled receiver has handled and delivered everything itself.
-                return receiver.now
+        is_load_generator = self.turn_ns > 0
+        if is_load_generator:
+            unhandled = self._wait_and_receive(turn_ends_at)
         else:
-            unhandled = receiver.receive(NO_WAIT_MS, AFTER_ONE_PASS, NO_TIMER)
-        now = receiver.now
-        for fd, _ in unhandled:
+            unhandled = self._receiver.receive(NO_WAIT_MS, AFTER_ONE_PASS, NO_TIMER)
+        now = self._receiver.now
+        if unhandled is None:  # Everything was handled and delivered already.
+            return now
+        for fd, _events in unhandled:
             self._handle_event(fd)
         return self._wake_and_deliver(now)
 
+    def _wait_and_receive(self, turn_ends_at: int) -> list[tuple[int, int]] | None:
+        """Wait for traffic until the turn ends, and read it.
+
+        Returns:
+            The (descriptor, events) pairs that are left to handle, or None if the compiled receiver
+            has already handled and delivered everything.
+        """
+        max_wait_ms = IDLE_WAIT_MS if self.on_idle is not None else WAIT_FOREVER_MS
+        return self._receiver.receive_and_deliver(
+            max_wait_ms,
+            turn_ends_at,
+            self._next_tick_at,
+            self.open_exchanges,
+            self.delivery_slice_ns,
+            self._deliver_queued,
+        )
+
     def _wake_and_deliver(self, now: int) -> int:
-        """Call `on_wake` if it is time, deliver queued reads for a slice, and return the time."""
+        """Call `on_wake` if it is time, then deliver queued reads for `delivery_slice_ns`.
+
+        Returns:
+            The time after that, monotonic in ns. It is `now` if nothing was delivered.
+        """
         receiver = self._receiver
         if now >= receiver.wake_at and self.on_wake is not None:
-            receiver.timer_armed_for = 0
+            self._forget_armed_timer()
             self.on_wake(now)
         if self._queue:
             return receiver.deliver_queued(self.delivery_slice_ns, self._deliver_queued)
@@ -411,11 +456,14 @@ class Reactor:
             self._send_unsent(connection)
 
     def _clear_timer(self) -> None:
-        """Clear the timer that fired, and note that every socket not reported was empty then."""
-        # The poll returned after the timer fired: a socket that it did not report was empty then.
+        """Clear the timer after it has fired.
+
+        The poll that reported the timer returned after it fired. So every socket that this poll did
+        not report was empty at the time for which the timer was set.
+        """
         receiver = self._receiver
         receiver.last_poll_at = max(receiver.last_poll_at, receiver.timer_armed_for)
-        receiver.timer_armed_for = 0
+        self._forget_armed_timer()
         self._timer.clear()
 
     # -- making a connection -------------------------------------------------------------------
@@ -561,7 +609,7 @@ class Reactor:
     ) -> None:
         """Decrypt the reads of a connection, pass them to its owner, and report its end.
 
-        Each step may close the connection: decrypting, if the handshake fails, or the owner.
+        Two steps may close the connection: decryption if the handshake fails, and the owner.
         """
         decrypted = self._decrypt_reads(connection, tls, reads)
         if connection.is_closed:
@@ -570,13 +618,20 @@ class Reactor:
             self._send_tls_output(connection, tls)  # for example the answer to a key update
         if decrypted.reads:
             connection.owner.receive_reads(connection, decrypted.reads)
-        if connection.is_closed:
-            return
-        ended_at = connection.ended_at or decrypted.ended_at
+        if not connection.is_closed:
+            self._report_encrypted_end(connection, decrypted)
+
+    def _report_encrypted_end(
+        self, connection: ClientConnection, decrypted: _DecryptedReads
+    ) -> None:
+        """Report the end of an encrypted connection, if an error, TLS or TCP has ended it."""
         if decrypted.error is not None:
-            last_timestamp = reads[-1][1]  # The reads are plain tuples in the compiled receiver.
-            self._handle_tls_error(connection, decrypted.error, last_timestamp)
-        elif ended_at:
+            self._handle_tls_error(connection, decrypted.error, decrypted.last_timestamp)
+            return
+        tcp_ended_at = connection.ended_at
+        tls_ended_at = decrypted.last_timestamp if decrypted.has_ended else 0
+        ended_at = tcp_ended_at or tls_ended_at
+        if ended_at:
             error_text = socket_error_text(connection.error)
             self._report_connection_end(connection, ended_at, error_text)
 
@@ -587,38 +642,44 @@ class Reactor:
 
         Reads of the handshake hold nothing for the owner. They may open the connection, or close it
         after an error. Decryption ends at the end of the TLS stream or at an error.
+
+        Args:
+            connection: The connection.
+            tls: Its TLS layer.
+            reads: The encrypted reads. A `PlainRun` is never among them, because the receiver only
+                counts events of connections without TLS.
         """
-        decrypted_reads: list[Read | PlainRun] = []
+        result = _DecryptedReads()
         for encrypted_read in reads:
-            # There are no runs, because there is no template for encrypted bytes.
             data, timestamp, read_at, empty_at, from_kernel = encrypted_read  # type: ignore[misc]
-            is_open = self._receive_encrypted(connection, tls, data)
+            result.last_timestamp = timestamp
+            self._receive_encrypted(connection, tls, data)
             if connection.is_closed:
                 break
-            if not is_open:
+            if connection.state != "open":
                 continue
             decrypted = tls.decrypt()
             if decrypted.data:
                 read = Read(decrypted.data, timestamp, read_at, empty_at, from_kernel)
-                decrypted_reads.append(read)
-            if decrypted.has_ended or decrypted.error is not None:
-                ended_at = timestamp if decrypted.has_ended else 0
-                return _DecryptedReads(decrypted_reads, ended_at, decrypted.error)
-        return _DecryptedReads(decrypted_reads, 0, None)
+                result.reads.append(read)
+            result.has_ended = decrypted.has_ended
+            result.error = decrypted.error
+            if result.has_ended or result.error is not None:
+                break
+        return result
 
-    def _receive_encrypted(self, connection: ClientConnection, tls: TlsStream, data: bytes) -> bool:
-        """Pass the bytes of a read to TLS, or, before TLS begins, on as the response of a proxy.
+    def _receive_encrypted(self, connection: ClientConnection, tls: TlsStream, data: bytes) -> None:
+        """Process the bytes of a read as far as the state of the connection allows.
 
-        Returns:
-            Whether the connection is open, so that the read may hold a part of a response.
+        While a proxy opens the tunnel, they are its response. After that they are TLS records,
+        which may complete the handshake.
         """
         if connection.state == "tunnel":
             self._receive_from_proxy(connection, data)
-            return False
+            return
         tls.receive(data)
         if connection.state == "handshake":
             self._continue_handshake(connection, tls)
-        return connection.state == "open"
 
     def _handle_tls_error(
         self, connection: ClientConnection, error: ssl.SSLError, timestamp: int
