@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import functools
 import socket
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, TypeVar
 
 from ..errors import TargetUnusable
 
 T = TypeVar("T")
+
+_AddressInfo = tuple[int, int, int, str, tuple[Any, ...]]
+"""An item of the result of `getaddrinfo`: family, type, protocol, canonical name and address."""
 
 
 class Address(NamedTuple):
@@ -25,25 +27,46 @@ class Address(NamedTuple):
 async def resolve_host(host: str, port: int) -> list[Address]:
     """Return all addresses of a host, in the order of the resolver.
 
-    Under uvloop, a name is looked up in a thread of its own, which ends with the lookup. The
-    threads of uvloop's lookup never end, and a process with several threads cannot be forked.
+    An address such as "127.0.0.1" or "::1" needs no lookup. A name is looked up in a thread.
 
     Raises:
         OSError: The name cannot be resolved (socket.gaierror).
     """
-    loop = asyncio.get_running_loop()
-    # For a name of type str, the tables of IDNA would be imported.
-    name = host.encode() if host.isascii() else host
-    look_up = functools.partial(socket.getaddrinfo, name, port, type=socket.SOCK_STREAM)
+    infos: Sequence[_AddressInfo]
     try:
-        infos = look_up(flags=socket.AI_NUMERICHOST)  # Nothing is looked up for an address.
-    except OSError:
-        if type(loop).__module__.startswith("uvloop"):
-            infos = await _run_in_thread(look_up)
-        else:
-            infos = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+        infos = socket.getaddrinfo(
+            _resolver_name(host), port, type=socket.SOCK_STREAM, flags=socket.AI_NUMERICHOST
+        )
+    except OSError:  # It is a name.
+        infos = await _look_up_name(host, port)
     addresses = (Address(family, sockaddr) for family, _, _, _, sockaddr in infos)
     return list(dict.fromkeys(addresses))
+
+
+async def _look_up_name(host: str, port: int) -> Sequence[_AddressInfo]:
+    """Return what the resolver says about a name, without blocking the event loop.
+
+    Under uvloop, the lookup gets a thread of its own, which ends with it. The threads of uvloop's
+    own lookup never end, and a process with several threads cannot be forked safely.
+    """
+
+    def look_up() -> Sequence[_AddressInfo]:
+        return socket.getaddrinfo(_resolver_name(host), port, type=socket.SOCK_STREAM)
+
+    loop = asyncio.get_running_loop()
+    is_uvloop = type(loop).__module__.startswith("uvloop")
+    if is_uvloop:
+        return await _run_in_thread(look_up)
+    return await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+
+
+def _resolver_name(host: str) -> str | bytes:
+    """Return a host as `socket.getaddrinfo` takes it.
+
+    It is bytes if possible, because for a str Python imports the module `encodings.idna` with its
+    large tables.
+    """
+    return host.encode() if host.isascii() else host
 
 
 async def _run_in_thread(function: Callable[[], T]) -> T:

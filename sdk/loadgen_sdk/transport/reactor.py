@@ -370,8 +370,7 @@ class Reactor:
         has_single_pass = self.turn_ns == 0
         if has_single_pass or now >= turn_ends_at:
             return False
-        has_traffic = self._receiver.ready_count > 0 or len(self._queue) > 0
-        if has_traffic:
+        if self._receiver.ready_count or self._queue:  # There is traffic.
             return True
         return self.on_idle is not None and self.on_idle()
 

@@ -20,36 +20,39 @@ MOVE_PERIOD_NS = 1_000_000_000
 class _OpenRequest:
     """The events of a request that is in flight.
 
-    Args:
-        stage_timeline: The timeline of the stage of the load, which collects the events of all its
-            requests.
+    Attributes:
+        timeline: The timeline into which the client writes the events of the request.
     """
 
     def __init__(self, stage_timeline: EventTimeline) -> None:
+        """Start without events.
+
+        Args:
+            stage_timeline: The timeline of all requests of a stage, which is one part of the load.
+        """
         self.timeline = EventTimeline()
         self._stage_timeline = stage_timeline
-        self._timestamps = array("q")
+        self._timestamps = array("q")  # of the events that were moved already
 
-    def move_events(self) -> array[int]:
-        """Move the events so far to the timeline of the stage.
+    def move_events(self) -> None:
+        """Move the events so far to the timeline of the stage, and note their timestamps."""
+        if not self.timeline.timestamps:
+            return
+        self._timestamps.extend(self._new_timestamps())
+        self.timeline.move_events_to(self._stage_timeline)
 
-        Before that, their timestamps are added to those of the request. Events that came together
-        are stored as a count, and `all_timestamps` repeats their timestamp.
-
-        Returns:
-            The timestamps of all output events of the request so far, in ns.
-        """
-        timeline = self.timeline
-        if timeline.timestamps:
-            has_bundles = bool(timeline.simultaneous_counts)
-            self._timestamps.extend(
-                timeline.all_timestamps() if has_bundles else timeline.timestamps
-            )
-            for field in EventTimeline.__slots__:
-                items: list[Any] = getattr(timeline, field)
-                getattr(self._stage_timeline, field).extend(items)
-                items.clear()
+    def all_timestamps(self) -> array[int]:
+        """Return the timestamps of all output events of the request, in ns, after the last move."""
         return self._timestamps
+
+    def _new_timestamps(self) -> list[int]:
+        """Return the timestamps of the events that were not moved yet, in ns.
+
+        Events that came together are in the timeline as a count. Only then it has to be expanded.
+        """
+        if self.timeline.simultaneous_counts:
+            return self.timeline.all_timestamps()
+        return self.timeline.timestamps
 
 
 class RequestTimelines:
@@ -78,17 +81,27 @@ class RequestTimelines:
         name: str,
         **options: Any,
     ) -> object:
-        """Send a request as `Pool.send` does. Each name is used once.
+        """Send a request as `Pool.send` does, and record the timestamps of its events at its end.
 
-        The request gets a timeline of its own, whose events are moved to `timeline` from time to
-        time and at its end.
+        The client writes the events to a timeline of this request alone. `tick` moves them to
+        `timeline` about every second, and the rest is moved when the request ends.
+
+        Args:
+            request: The request, for the completion.
+            body: Its body.
+            due: The planned start of the request, monotonic in ns.
+            on_done: A function that is called once, with the completion.
+            timeline: The timeline of all requests of a stage, which is one part of the load.
+            name: The name under which the timestamps are recorded. Each name is used once.
+            options: Further arguments of `Pool.send`.
         """
         open_request = _OpenRequest(timeline)
         self._open_requests[name] = open_request
 
         def record_and_report(completion: Completion) -> None:
             del self._open_requests[name]
-            self._record(name, open_request.move_events())
+            open_request.move_events()
+            self._record(name, open_request.all_timestamps())
             on_done(completion)
 
         return self._client.send(
@@ -100,9 +113,14 @@ class RequestTimelines:
         self._client.cancel(exchange, failure)
 
     def tick(self, now: int) -> None:
-        """Do the housekeeping of the client, and move events when it is time."""
+        """Do the housekeeping of the client, and move events to their stages about every second.
+
+        `now` is the monotonic time, in ns. Events are moved while requests run, so that a page that
+        shows the stages is up to date.
+        """
         self._client.tick(now)
-        if now >= self._moved_at_ns + MOVE_PERIOD_NS:
+        is_move_due = now >= self._moved_at_ns + MOVE_PERIOD_NS
+        if is_move_due:
             self._moved_at_ns = now
             for open_request in self._open_requests.values():
                 open_request.move_events()

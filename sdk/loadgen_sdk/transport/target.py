@@ -89,36 +89,26 @@ class Target(msgspec.Struct, frozen=True, kw_only=True):
         url = url.strip()
         _check_url(url)
         parts = _split_url(url)
-        tls = parts.scheme == "https"
-        default_port = _default_port(tls)
-        port = default_port if parts.port is None else parts.port
-        if not port:
-            raise TargetUnusable(
-                "invalid_url",
-                "port 0 cannot be connected to",
-                "use the port that the server listens on",
-            )
+        port = _port_of(parts)
         host = _to_idna(parts.hostname or "")  # _split_url has made sure that there is one.
-        is_azure = server == "azure" or (server in (None, "auto") and host.endswith(_AZURE_HOSTS))
+        is_azure_host = host.endswith(_AZURE_HOSTS)
+        is_azure = server == "azure" or (server in (None, "auto") and is_azure_host)
         prefixes = _find_prefixes(_path_of_api(parts.path), is_azure, deployment, parts.query)
-        user_info = parse_userinfo(parts.netloc)
-        query = _redact_query(parts.query)
-        authority = _authority(host, None if port == default_port else port)
-        redacted_user = f"{HIDDEN}@" if user_info.authorization else ""
-        redacted_query = f"?{query.text}" if query.text else ""
+        userinfo = parse_userinfo(parts.netloc)
+        redacted_query = _redact_query(parts.query)
         return cls(
             host=host,
             port=port,
-            tls=tls,
+            tls=_uses_tls(parts),
             api=api,
             root=prefixes.root,
             base=prefixes.base,
             query=f"?{parts.query}" if parts.query else "",
-            azure=is_azure or bool(prefixes.deployment),
+            azure=is_azure or prefixes.deployment != "",
             deployment=unquote(prefixes.deployment),
-            basic=user_info.authorization,
-            secrets=_spellings((*user_info.secrets, *query.secrets)),
-            redacted=f"{parts.scheme}://{redacted_user}{authority}{prefixes.base}{redacted_query}",
+            basic=userinfo.authorization,
+            secrets=_spellings((*userinfo.secrets, *redacted_query.secrets)),
+            redacted=_redacted_form(parts, host, prefixes.base, redacted_query.text),
         )
 
     def __repr__(self) -> str:
@@ -172,47 +162,57 @@ class Target(msgspec.Struct, frozen=True, kw_only=True):
         return f"{'https' if self.tls else 'http'}://{self.host_header}{self.base}"
 
     def auth_headers(self, api_key: str | None) -> tuple[tuple[str, str], ...]:
-        """Return the headers that authenticate a request.
+        """Return the headers that authenticate a request, as (name, value) pairs.
 
-        The key is sent as `api-key` on Azure and else as a bearer token. The messages API also
-        gets the version of the API and the key as `x-api-key`. User and password in the URL take
-        precedence over a bearer token, because they are more specific. A key that begins with
-        `Bearer ` is sent as a bearer token everywhere, as Entra tokens of Azure are.
+        The key is sent as `api-key` on Azure and else as `Authorization: Bearer KEY`. User and
+        password in the URL replace a bearer token, because they are more specific. The messages API
+        also gets its version, and the key as `x-api-key`.
+
+        Args:
+            api_key: The API key, or None. One that begins with `Bearer ` is sent as a bearer token
+                everywhere, as Entra tokens of Azure are.
 
         Raises:
             TargetUnusable: The key has characters that a header cannot carry.
         """
-        key = (api_key or "").strip()
-        if not (key.isascii() and key.isprintable()):
-            raise TargetUnusable(
-                "invalid_value",
-                "the API key has characters that an HTTP header cannot contain",
-                "check the file or the environment variable of the key",
-            )
-        is_bearer_token = key.lower().startswith(_BEARER_PREFIX)
-        if is_bearer_token:
-            key = key[len(_BEARER_PREFIX) :].strip()
-        headers = [("Authorization", self.basic)] if self.basic else []
-        is_complete = not key
+        key = _parse_api_key(api_key)
+        headers: list[tuple[str, str]] = []
+        if self.basic:
+            headers.append(("Authorization", self.basic))
         if self.api == "messages":
             headers.append(("anthropic-version", MESSAGES_VERSION))
-            if key and not is_bearer_token:
-                headers.append(("x-api-key", key))
-                # Other servers with this API may expect the key as a bearer token too.
-                is_complete = self.host == MESSAGES_HOST
-        if is_complete:
-            return tuple(headers)
-        if self.azure and not is_bearer_token:
-            headers.append(("api-key", key))
-        elif not self.basic:
-            headers.append(("Authorization", f"Bearer {key}"))
+            if self._sends_x_api_key(key):
+                headers.append(("x-api-key", key.text))
+        key_header = self._key_header(key)
+        if key_header is not None:
+            headers.append(key_header)
         return tuple(headers)
 
-    def redact(self, text: str, *secrets: str | None) -> str:
-        """Return the text of a server as it may be shown.
+    def _sends_x_api_key(self, key: _ApiKey) -> bool:
+        """Return True if a key is sent in the header `x-api-key` of the messages API."""
+        return self.api == "messages" and key.text != "" and not key.is_bearer_token
 
-        It is one line without anything that a terminal would obey. The secrets of this URL, the
-        given ones and everything that looks like a key are hidden.
+    def _key_header(self, key: _ApiKey) -> tuple[str, str] | None:
+        """Return the header with a key as every API but that of Anthropic itself expects it.
+
+        Return None if there is no key, if Anthropic gets it as `x-api-key` already, or if user and
+        password in the URL take its place.
+        """
+        is_anthropic = self.host == MESSAGES_HOST
+        if not key.text or (is_anthropic and self._sends_x_api_key(key)):
+            return None
+        if self.azure and not key.is_bearer_token:
+            return ("api-key", key.text)
+        if self.basic:
+            return None
+        return ("Authorization", f"Bearer {key.text}")
+
+    def redact(self, text: str, *secrets: str | None) -> str:
+        """Return the text of a server as it may be shown to users.
+
+        The secrets of this URL, those in `secrets`, and everything that looks like a key are
+        hidden. Control characters are escaped, so that the text is one line and harmless to a
+        terminal.
         """
         spellings = _spellings(secret for secret in secrets if secret)
         return escape_controls(redact(text, (*self.secrets, *spellings)))
@@ -221,15 +221,59 @@ class Target(msgspec.Struct, frozen=True, kw_only=True):
 # -- checking and splitting a URL --------------------------------------------------------------
 
 
-def _check_url(url: str) -> None:
-    """Raise TargetUnusable if a URL has a common mistake.
+class _ApiKey(NamedTuple):
+    """An API key without white space and without `Bearer `.
 
-    The URL is quoted in the message only if no part of it can be a secret.
+    Attributes:
+        text: The key, or "" for none.
+        is_bearer_token: The user has written `Bearer ` before the key, so it is sent like that.
+    """
+
+    text: str
+    is_bearer_token: bool
+
+
+def _parse_api_key(api_key: str | None) -> _ApiKey:
+    """Parse an API key as the user specifies it, such as `sk-123` or `Bearer sk-123`.
+
+    Raises:
+        TargetUnusable: The key has characters that a header cannot carry.
+    """
+    key = (api_key or "").strip()
+    can_be_header = key.isascii() and key.isprintable()
+    if not can_be_header:
+        raise TargetUnusable(
+            "invalid_value",
+            "the API key has characters that an HTTP header cannot contain",
+            "check the file or the environment variable of the key",
+        )
+    if key.lower().startswith(_BEARER_PREFIX):
+        return _ApiKey(key[len(_BEARER_PREFIX) :].strip(), is_bearer_token=True)
+    return _ApiKey(key, is_bearer_token=False)
+
+
+def _check_url(url: str) -> None:
+    """Raise TargetUnusable if a URL has a common mistake, so that the user gets a precise hint.
+
+    The URL is quoted in a message only if no part of it can be a secret.
     """
     if not url:
         raise TargetUnusable(
             "invalid_url", "the URL is empty", "use a URL such as http://localhost:8000"
         )
+    _check_characters(url)
+    _check_scheme(url)
+    if "#" in url:
+        raise TargetUnusable(
+            "invalid_url",
+            "the URL contains a #",
+            "write it as %23 if it belongs to a password; otherwise remove it",
+        )
+    _check_at_sign(url)
+
+
+def _check_characters(url: str) -> None:
+    """Raise TargetUnusable if a URL contains white space, a control character or a backslash."""
     bad_character = re.search(r"[\s\x00-\x1f\x7f\\]", url)
     if bad_character:
         name = _character_name(bad_character.group())
@@ -238,15 +282,15 @@ def _check_url(url: str) -> None:
             f"{_redact_url(url)} contains {name}",
             "write it percent-encoded, or remove it",
         )
-    _check_scheme(url)
-    if "#" in url:
-        raise TargetUnusable(
-            "invalid_url",
-            "the URL contains a #",
-            "write it as %23 if it belongs to a password; otherwise remove it",
-        )
-    # A "/" or "?" within a password ends the host too early, so that a part of the password would
-    # be shown as the host.
+
+
+def _check_at_sign(url: str) -> None:
+    """Raise TargetUnusable if a URL has an @ in its path or query.
+
+    A `/` or `?` within a password ends the host too early: `http://user:pa/ss@host` has the host
+    `user` and a path with an @. Such a URL is refused, because a part of the password would be
+    shown as the host.
+    """
     after_scheme = url.partition("://")[2]
     path_and_query = re.sub(r"^[^/?]*", "", after_scheme)
     if "@" in path_and_query:
@@ -316,8 +360,50 @@ def _split_url(url: str) -> SplitResult:
     return parts
 
 
+def _uses_tls(parts: SplitResult) -> bool:
+    """Return True for a URL with https."""
+    return parts.scheme == "https"
+
+
+def _port_of(parts: SplitResult) -> int:
+    """Return the port of a URL, or the default port of its scheme.
+
+    Raises:
+        TargetUnusable: The port is 0.
+    """
+    if parts.port is None:
+        return _default_port(_uses_tls(parts))
+    if parts.port == 0:
+        raise TargetUnusable(
+            "invalid_url",
+            "port 0 cannot be connected to",
+            "use the port that the server listens on",
+        )
+    return parts.port
+
+
+def _redacted_form(parts: SplitResult, host: str, base: str, redacted_query: str) -> str:
+    """Return the URL as it may be shown, such as `https://***@host/v1?key=***`.
+
+    Args:
+        parts: The parts of the URL.
+        host: Its host in ASCII.
+        base: The path of the API.
+        redacted_query: Its query without secrets, or "".
+    """
+    user = f"{HIDDEN}@" if parse_userinfo(parts.netloc).authorization else ""
+    port = _port_of(parts)
+    is_default_port = port == _default_port(_uses_tls(parts))
+    authority = _authority(host, None if is_default_port else port)
+    query = f"?{redacted_query}" if redacted_query else ""
+    return f"{parts.scheme}://{user}{authority}{base}{query}"
+
+
 def _path_of_api(path: str) -> str:
-    """Return the path of a URL, percent-encoded and without the name of an endpoint at its end."""
+    """Return the path of a URL, percent-encoded and without the name of an endpoint at its end.
+
+    For example, `/v1/chat/completions` becomes `/v1`.
+    """
     path = quote(path, safe=_CHARACTERS_OF_PATHS).rstrip("/")
     for endpoint in _ENDPOINTS:
         if path.endswith(endpoint):
@@ -342,8 +428,11 @@ class _Prefixes(NamedTuple):
 def _find_prefixes(path: str, is_azure: bool, deployment: str, query: str) -> _Prefixes:
     """Return the prefixes of the request paths for the path of a URL.
 
-    A path that ends with a version, such as `/x/v1`, is the path of the API. A deployment of Azure
-    is looked for first. Without both, `/v1` is added, on Azure `/openai/v1`.
+    The first of these rules that applies decides:
+
+    1. `/openai/deployments/NAME`, or `deployment` and an api-version on Azure: a deployment.
+    2. A path that ends with a version, such as `/x/v1`: the path of the API.
+    3. Any other path: the path of the server, to which `/v1` is added, or `/openai/v1` on Azure.
 
     Args:
         path: The path of the URL without the name of an endpoint.
@@ -354,29 +443,37 @@ def _find_prefixes(path: str, is_azure: bool, deployment: str, query: str) -> _P
     Raises:
         TargetUnusable: A URL of a deployment of Azure lacks the api-version.
     """
-    has_api_version = bool(re.search(r"(?:^|&)api-version=[^&]", query))
-    deployment_match = _AZURE_DEPLOYMENT.match(path)
     version_match = _API_VERSION.search(path)
-    names_neither = not deployment_match and not version_match
-    if is_azure and deployment and has_api_version and names_neither:
-        path = f"{path.removesuffix('/openai')}/openai/deployments/{quote(deployment, safe='')}"
-        deployment_match = _AZURE_DEPLOYMENT.match(path)
-    if deployment_match:
-        if not has_api_version:
-            raise TargetUnusable(
-                "invalid_url",
-                "the deployment URL of Azure needs an api-version",
-                "add ?api-version=2024-10-21, or use https://NAME.openai.azure.com/openai/v1/",
-            )
-        return _Prefixes(
-            root=deployment_match["root"], base=path, deployment=deployment_match["name"]
-        )
-    if version_match:
+    deployment_path = path
+    has_plain_path = version_match is None and _AZURE_DEPLOYMENT.match(path) is None
+    if is_azure and deployment and has_plain_path and _has_api_version(query):
+        root = path.removesuffix("/openai")
+        deployment_path = f"{root}/openai/deployments/{quote(deployment, safe='')}"
+    deployment_match = _AZURE_DEPLOYMENT.match(deployment_path)
+    if deployment_match is not None:
+        _require_api_version(query)
+        return _Prefixes(deployment_match["root"], deployment_path, deployment_match["name"])
+    if version_match is not None:
         return _Prefixes(root=path[: version_match.start()], base=path, deployment="")
     if is_azure:
         root = path.removesuffix("/openai")
         return _Prefixes(root, base=f"{root}/openai/v1", deployment="")
     return _Prefixes(root=path, base=f"{path}/v1", deployment="")
+
+
+def _has_api_version(query: str) -> bool:
+    """Return True if a query has a value for `api-version`."""
+    return bool(re.search(r"(?:^|&)api-version=[^&]", query))
+
+
+def _require_api_version(query: str) -> None:
+    """Raise TargetUnusable if a query lacks the api-version that Azure's deployments need."""
+    if not _has_api_version(query):
+        raise TargetUnusable(
+            "invalid_url",
+            "the deployment URL of Azure needs an api-version",
+            "add ?api-version=2024-10-21, or use https://NAME.openai.azure.com/openai/v1/",
+        )
 
 
 def _default_port(tls: bool) -> int:
@@ -448,18 +545,18 @@ def _spellings(secrets: Iterable[str]) -> tuple[str, ...]:
 
     A server may echo a secret in any of these forms. None is repeated, and the order stays.
     """
-    spellings: dict[str, None] = {}  # a set that keeps the order
+    spellings: list[str] = []
     for secret in secrets:
-        for spelling in (
+        json_string = json.dumps(secret)
+        spellings += (
             secret,
             secret.strip(),
             unquote(secret),
             quote(secret, safe=""),
-            json.dumps(secret)[1:-1],
-        ):
-            if spelling:
-                spellings[spelling] = None
-    return tuple(spellings)
+            json_string[1:-1],  # without its quotes
+        )
+    unique_spellings = dict.fromkeys(spellings)
+    return tuple(spelling for spelling in unique_spellings if spelling)
 
 
 class UserInfo(NamedTuple):
@@ -467,7 +564,7 @@ class UserInfo(NamedTuple):
 
     Attributes:
         authorization: The value of an Authorization header, or "" without a user.
-        secrets: What of it must not be shown.
+        secrets: The texts that must not be shown, because they contain the user or the password.
     """
 
     authorization: str
@@ -475,17 +572,26 @@ class UserInfo(NamedTuple):
 
 
 def parse_userinfo(netloc: str) -> UserInfo:
-    """Parse the user and password before the host of a URL.
+    """Parse the user and password before the host of a URL, for HTTP's Basic authentication.
 
     Args:
         netloc: The part between `://` and the path, such as `user:password@host:8000`.
+
+    Returns:
+        The header value `Basic BASE64`, and the texts to hide in messages and files. Both are empty
+        if there is no user.
     """
     userinfo, separator, _ = netloc.rpartition("@")
     if not separator or not userinfo:
-        return UserInfo("", ())
+        return UserInfo(authorization="", secrets=())
     user, _, password = userinfo.partition(":")
-    token = base64.b64encode(f"{unquote(user)}:{unquote(password)}".encode()).decode()
-    return UserInfo(f"Basic {token}", (userinfo, user, password, token))
+    user_and_password = f"{unquote(user)}:{unquote(password)}"
+    token = base64.b64encode(user_and_password.encode()).decode()
+    return UserInfo(
+        authorization=f"Basic {token}",
+        # A server may echo any of them.
+        secrets=(userinfo, user, password, token),
+    )
 
 
 class _RedactedQuery(NamedTuple):

@@ -44,11 +44,26 @@ class EventTimeline:
         self.uncertainties: list[tuple[int, int]] = []
 
     def all_timestamps(self) -> list[int]:
-        """Return the timestamp of every output event, in order."""
+        """Return the timestamp of every output event, in order.
+
+        For example, the timestamps [10, 30] with the simultaneous count (10, 2) give
+        [10, 10, 10, 30]: three events came at 10.
+        """
         timestamps = [*self.timestamps]
         for timestamp, count in self.simultaneous_counts:
             timestamps.extend([timestamp] * count)
         return sorted(timestamps)
+
+    def move_events_to(self, destination: EventTimeline) -> None:
+        """Append all events to another timeline, and remove them from this one."""
+        destination.gaps.extend(self.gaps)
+        destination.timestamps.extend(self.timestamps)
+        destination.simultaneous_counts.extend(self.simultaneous_counts)
+        destination.uncertainties.extend(self.uncertainties)
+        self.gaps.clear()
+        self.timestamps.clear()
+        self.simultaneous_counts.clear()
+        self.uncertainties.clear()
 
 
 def count_events(events: Sequence[EventOrCount]) -> int:
@@ -57,7 +72,11 @@ def count_events(events: Sequence[EventOrCount]) -> int:
 
 
 def split_last_event(events: list[EventOrCount]) -> SplitEvents:
-    """Split the events of a read before the last one. A count of several events is split, too."""
+    """Split the last event of a read off the events before it.
+
+    A number stands for that many plain events, so it is split, too: the last event of [b"{}", 3] is
+    a plain event, and those before it are [b"{}", 2].
+    """
     last_item = events[-1]
     if isinstance(last_item, int) and last_item > 1:
         return SplitEvents(before_last=[*events[:-1], last_item - 1], last=[1])
