@@ -59,6 +59,9 @@ class CountDetails(msgspec.Struct, gc=False):
     reasoning_tokens: int | None = None
 
 
+_NO_DETAILS = CountDetails()
+
+
 class UsageFields(msgspec.Struct, gc=False):
     """A usage object as a server sends it."""
 
@@ -82,7 +85,11 @@ class UsageFields(msgspec.Struct, gc=False):
     total_tokens: int | None = None
 
     def output(self) -> int | None:
-        """Return the output tokens, or None if there is no such count or an absurd one."""
+        """Return the output tokens, or None if the server sends no count or an impossible one.
+
+        The name `completion_tokens` takes precedence over `output_tokens`, even if its value is
+        null. `token_count` says which counts are possible.
+        """
         return token_count(
             self.output_tokens
             if self.completion_tokens is msgspec.UNSET
@@ -90,45 +97,37 @@ class UsageFields(msgspec.Struct, gc=False):
         )
 
     def usage(self) -> Usage:
-        """Return the counts under one name each, checked against each other.
+        """Return the token counts, checked against each other, by the names of `Usage`.
 
-        Each server sends a few of the fields. The names of a chat take precedence over the others.
+        Each server sends only a few of the fields. If a count comes under two names, that of the
+        chat API takes precedence over that of the other APIs, and details of a count over fields
+        beside it. `token_count` replaces an impossible count by None.
         """
         prompt_tokens = self.prompt_tokens
         if prompt_tokens is msgspec.UNSET:
             prompt_tokens = self.input_tokens
-        prompt_details = self.prompt_tokens_details or self.input_tokens_details
-        cache_written_tokens = self.cache_creation_input_tokens
-        if prompt_details is not None and prompt_details.cache_write_tokens is not None:
-            cache_written_tokens = prompt_details.cache_write_tokens
-        output_details = self.completion_tokens_details or self.output_tokens_details
-        reasoning_tokens = None if output_details is None else output_details.reasoning_tokens
-        usage = Usage(
-            input=token_count(prompt_tokens),
-            output=self.output(),
-            cached=token_count(self._cached_tokens()),
-            reasoning=token_count(reasoning_tokens),
-            cache_written=token_count(cache_written_tokens),
-        )
-        return check_usage(usage, total=self.total_tokens)
-
-    def _cached_tokens(self) -> int | None:
-        """Return the prompt tokens that came from a cache, or None if they are not stated.
-
-        Their count is in the details of the prompt tokens, or beside them under one of the names
-        of Anthropic, DeepSeek and Moonshot.
-        """
-        prompt_details = self.prompt_tokens_details or self.input_tokens_details
-        if prompt_details is not None and prompt_details.cached_tokens is not None:
-            return prompt_details.cached_tokens
-        for count in (
+        output_tokens = self.completion_tokens
+        if output_tokens is msgspec.UNSET:
+            output_tokens = self.output_tokens
+        prompt_details = self.prompt_tokens_details or self.input_tokens_details or _NO_DETAILS
+        output_details = self.completion_tokens_details or self.output_tokens_details or _NO_DETAILS
+        cached_tokens = _first_known(
+            prompt_details.cached_tokens,
             self.cache_read_input_tokens,
             self.prompt_cache_hit_tokens,
             self.cached_tokens,
-        ):
-            if count is not None:
-                return count
-        return None
+        )
+        cache_written_tokens = prompt_details.cache_write_tokens
+        if cache_written_tokens is None:
+            cache_written_tokens = self.cache_creation_input_tokens
+        usage = Usage(
+            input=token_count(prompt_tokens),
+            output=token_count(output_tokens),
+            cached=token_count(cached_tokens),
+            reasoning=token_count(output_details.reasoning_tokens),
+            cache_written=token_count(cache_written_tokens),
+        )
+        return check_usage(usage, total=self.total_tokens)
 
 
 class EventFields(msgspec.Struct, gc=False):
@@ -234,24 +233,39 @@ def nested_value(value: dict[str, Any], outer: str, name: str) -> Any:
 
 
 def error_text(body: bytes) -> str:
-    """Return the message in an error body of any server, else the beginning of the body.
+    """Return the error message in the body of an error response, as a text for the user.
 
-    The error is the field `error` of the body or the body itself. A message that is not a text,
-    such as FastAPI's list of validation errors, is returned as JSON.
+    Servers send `{"error": {"message": "..."}}`, `{"detail": "..."}` and other forms. The error is
+    the field `error` of the body, or else the body itself. A message of another type than text,
+    such as FastAPI's list of validation errors, is returned as JSON. Of a body that is not JSON,
+    the beginning is returned.
     """
     try:
         value = decode_any(body)
     except NOT_JSON:
         return body[:ERROR_TEXT_CHARS].decode("utf-8", "replace").strip()
-    error = value.get("error", value) if isinstance(value, dict) else value
+    error = value
+    if isinstance(value, dict) and "error" in value:
+        error = value["error"]
     message = _message_of(error)
     if not isinstance(message, str):
         message = msgspec.json.encode(message).decode()
     return message[:ERROR_TEXT_CHARS]
 
 
+def _first_known(*counts: int | None) -> int | None:
+    """Return the first count that is not None, or None if there is none."""
+    for count in counts:
+        if count is not None:
+            return count
+    return None
+
+
 def _message_of(error: Any) -> Any:
-    """Return the message of an error object, or the error itself if it has none."""
+    """Return the message of an error object, or the error itself if it has none.
+
+    The message of `{"message": "overloaded", "code": 3}` is "overloaded".
+    """
     if isinstance(error, dict):
         for name in ("message", "detail", "msg"):
             if error.get(name):

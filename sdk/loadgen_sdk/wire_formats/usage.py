@@ -31,24 +31,42 @@ def without_doubtful_counts(usage: Usage) -> Usage:
 
 
 def check_usage(usage: Usage, total: int | None = None) -> Usage:
-    """Return the usage with its contradiction named if its counts cannot all be true.
+    """Return the usage of a response, with `contradiction` set if its counts cannot all be true.
 
-    `total` is the sum of prompt and output tokens by the server's count, if it sends one. xAI and
-    Gemini count reasoning tokens beside the output tokens and not among them, which the total
-    shows. The returned output then includes the reasoning, as it does for every other server.
+    xAI and Gemini count reasoning tokens beside the output tokens and not among them. The total
+    shows that. The output of the returned usage then includes the reasoning, as it does for every
+    other server.
+
+    Args:
+        usage: The token counts of the server.
+        total: The sum of prompt and output tokens by the server's own count, if it sends one.
     """
-    prompt_tokens = usage.input or 0
-    has_details = usage.cached or usage.cache_written or usage.reasoning
-    if not has_details and (not total or total == prompt_tokens + (usage.output or 0)):
-        return usage  # The usual case: nothing that could contradict anything else.
-    if usage.output is not None and usage.reasoning:
-        output_and_reasoning = usage.output + usage.reasoning
-        if total == prompt_tokens + output_and_reasoning:
-            usage = msgspec.structs.replace(usage, output=output_and_reasoning)
+    has_parts = bool(usage.cached or usage.cache_written or usage.reasoning)
+    if not has_parts:
+        expected_total = (usage.input or 0) + (usage.output or 0)
+        can_total_be_right = not total or total == expected_total
+        if can_total_be_right:  # The usual case: nothing could contradict anything else.
+            return usage
+    usage = _with_reasoning_in_output(usage, total)
     contradiction = _input_contradiction(usage) or _output_contradiction(usage, total or 0)
     if not contradiction:
         return usage
     return msgspec.structs.replace(usage, contradiction=contradiction)
+
+
+def _with_reasoning_in_output(usage: Usage, total: int | None) -> Usage:
+    """Return the usage with its reasoning tokens added to the output, if they are not part of it.
+
+    They are not if the total is the sum of all three: with 10 prompt, 20 output and 5 reasoning
+    tokens, a total of 35 means that 25 tokens were generated.
+    """
+    if usage.output is None or not usage.reasoning:
+        return usage
+    output_and_reasoning = usage.output + usage.reasoning
+    prompt_tokens = usage.input or 0
+    if total != prompt_tokens + output_and_reasoning:
+        return usage
+    return msgspec.structs.replace(usage, output=output_and_reasoning)
 
 
 def _input_contradiction(usage: Usage) -> str:
