@@ -29,7 +29,7 @@ from loadgen.core.errors import Code, CombinedError, LoadgenError, UserError, co
 from loadgen.core.execution.plan import Endpoint
 from loadgen.core.units import InvalidValueError
 from loadgen.core.workload.diagnostics import locate, sort_errors, validate_document
-from loadgen.core.workload.fields import Whole
+from loadgen.core.workload.fields import Count
 from loadgen.core.workload.file_models import FileContext, Part
 from loadgen.core.workload.tasks import TARGET_NAME
 from loadgen.core.workload.workload_files import read_yaml_text
@@ -71,7 +71,7 @@ class WrittenTarget(Part):
     name: str = ""  # the default is the address
     api_key_env: str | None = None
     api_key_file: str | None = None  # relative to the targets file
-    gpus: Whole | None = None
+    gpus: Count | None = None
     shape: str | None = None
     region: str | None = None
     node: str = ""

@@ -20,7 +20,7 @@ from loadgen.contracts.terms import ContractTerm
 from loadgen.core.errors import CombinedError, LoadgenError, UserError
 from loadgen.core.units import InvalidValueError
 from loadgen.core.workload.diagnostics import sort_errors, validate_document
-from loadgen.core.workload.fields import Duration, FiniteRate, Share, Whole
+from loadgen.core.workload.fields import Count, Duration, FiniteRate, Share
 from loadgen.core.workload.file_models import FileContext, Part
 from loadgen.core.workload.slo_fields import SloField
 from loadgen.core.workload.stages import Concurrency
@@ -102,7 +102,7 @@ class ContractLevel(Part):
     rate: FiniteRate | None = None
     concurrency: Concurrency | None = None
     duration_ns: AutoDuration = Field(None, validation_alias="duration")
-    requests: Whole | None = None
+    requests: Count | None = None
     warmup_ns: Duration | None = Field(None, validation_alias="warmup")
     grace_ns: Duration | None = Field(None, validation_alias="grace")
     repeats: Annotated[int, Strict(), Field(ge=1, le=100)] = 1
@@ -125,8 +125,8 @@ class AnswerCheck(Part):
 
     synonyms: ClassVar[dict[str, str]] = {"output_tokens": "max_tokens", "terms": "must"}
     dataset: Annotated[str, Field(min_length=1)]  # a JSONL file, relative to the contract
-    rows: Whole | None = None  # use only this many rows from the start of the file
-    max_tokens: Whole | None = None
+    rows: Count | None = None  # use only this many rows from the start of the file
+    max_tokens: Count | None = None
     # The URL of the other endpoint. The option --against overrides it.
     against: Annotated[str, Field(min_length=1)] | None = None
     against_model: str | None = None
@@ -154,7 +154,7 @@ class Contract(Part):
     description: str = ""
     confidence: Annotated[Share, Field(ge=0.5, le=0.999)] = 0.95
     horizon_ns: Annotated[Duration, Field(gt=0)] = Field(HORIZON_NS, validation_alias="horizon")
-    gpus: Whole | None = None
+    gpus: Count | None = None
     prices: str | None = None
     slo: SloField = None
     levels: Annotated[tuple[ContractLevel, ...], BeforeValidator(_refuse_no_levels)]

@@ -16,7 +16,7 @@ from pydantic import AfterValidator, BeforeValidator, Field, WithJsonSchema
 from loadgen.core import format
 from loadgen.core.stats.quantiles import quantile_name
 from loadgen.core.units import InvalidValueError
-from loadgen.core.workload.fields import Duration, FiniteRate, Share, Whole
+from loadgen.core.workload.fields import Count, Duration, FiniteRate, Share
 from loadgen.figures import METRICS, pooled_metrics
 
 NS_PER_S = 1e9
@@ -334,7 +334,7 @@ MIN_RATE = LimitKind(
 )
 MIN_TOKENS = LimitKind(
     key="tokens",
-    type=Whole,
+    type=Count,
     is_upper_bound=False,
     unit="tokens",
     to_unit=float,

@@ -18,7 +18,7 @@ from loadgen.core.errors import CombinedError
 from loadgen.core.format import SYSTEM as SYSTEM_PREFIX
 from loadgen.core.results.manifest import TargetFacts
 from loadgen.core.workload.diagnostics import sort_errors, validate_document
-from loadgen.core.workload.fields import Whole
+from loadgen.core.workload.fields import Count
 from loadgen.core.workload.file_models import FileContext, Part
 from loadgen.core.workload.workload_files import read_yaml_text
 from loadgen.core.workload.yaml_marks import read_yaml
@@ -33,8 +33,8 @@ class HostsOfServers(Part):
     """The hosts of the servers, and the network between them."""
 
     processor: Text | None = None  # "Intel Xeon Platinum 8480C"
-    sockets: Whole | None = None
-    cores: Whole | None = None  # of all sockets of a node
+    sockets: Count | None = None
+    cores: Count | None = None  # of all sockets of a node
     memory: Text | None = None  # of a node: "2 TB"
     storage: Text | None = None
     network: Text | None = None
@@ -45,11 +45,11 @@ class Accelerator(Part):
     """The accelerators of a node."""
 
     model: Text | None = None  # "NVIDIA H200-SXM-141GB"
-    per_node: Whole | None = None
+    per_node: Count | None = None
     memory: Text | None = None  # of one accelerator
     interconnect: Text | None = None  # "18x 4th-gen NVLink, 900 GB/s"
     driver: Text | None = None
-    power_limit_w: Whole | None = None  # of one accelerator
+    power_limit_w: Count | None = None  # of one accelerator
     cooling: Text | None = None
 
 
@@ -74,13 +74,13 @@ class ServedModel(Part):
 class Parallelism(Part):
     """How one copy of the model is distributed over accelerators."""
 
-    tensor: Whole | None = None
-    pipeline: Whole | None = None
-    expert: Whole | None = None
-    data: Whole | None = None  # number of copies
+    tensor: Count | None = None
+    pipeline: Count | None = None
+    expert: Count | None = None
+    data: Count | None = None  # number of copies
     data_attention: bool | None = None
-    prefill_accelerators: Whole | None = None  # if prefill and decode are on separate ones
-    decode_accelerators: Whole | None = None
+    prefill_accelerators: Count | None = None  # if prefill and decode are on separate ones
+    decode_accelerators: Count | None = None
 
 
 class SystemUnderTest(Part):
@@ -88,8 +88,8 @@ class SystemUnderTest(Part):
 
     name: Text | None = None
     status: Literal["available", "preview", "research"] | None = None  # as MLPerf defines
-    nodes: Whole | None = None
-    gpus: Whole | None = None  # as --gpus: all GPUs behind the endpoint
+    nodes: Count | None = None
+    gpus: Count | None = None  # as --gpus: all GPUs behind the endpoint
     shape: Text | None = None  # type of machine, as price lists name it
     region: Text | None = None
     metadata: dict[str, Text] = Field(default_factory=dict)  # as --metadata

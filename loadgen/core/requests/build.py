@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from loadgen_sdk.wire_formats.server_profiles import NON_GENERATIVE_APIS
 
@@ -16,6 +16,7 @@ from loadgen.core.requests.task_prompts import TaskPrompts
 from loadgen.core.requests.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
+    from loadgen.core.workload.request_classes import Mix
     from loadgen.core.workload.request_kinds import FromTrace
     from loadgen.core.workload.trace import Trace
     from loadgen.core.workload.trace_sessions import TraceSessions
@@ -32,10 +33,6 @@ def build_prompts(
 ) -> Prompts:
     """Return an object that builds the requests of a workload, of the class for their kind.
 
-    The kinds are a mix of classes, a trace, the rows of a file, tasks, and synthetic prompts. A
-    trace has no documents to rank, so for a ranking it is refused with the same error as synthetic
-    prompts without documents.
-
     Args:
         workload: The workload, or one class of a mix. Only its `requests` are used.
         seed: Decides lengths and choices.
@@ -47,28 +44,53 @@ def build_prompts(
         UserError: The API cannot serve such requests, or a file of the workload cannot be read.
     """
     requests = workload.requests
-    # The kind of requests is recognized by a field that only it has. Testing for its class would
-    # import pydantic, which workers do not need.
-    if hasattr(requests, "classes"):
-        class_prompts = [
-            build_prompts(
-                request_class, seed, seeds.derived(salt, "class", index), tokenizer, target
-            )
-            for index, request_class in enumerate(requests.classes.values())
-        ]
-        return MixPrompts(requests.classes, seed, class_prompts)
-    _refuse_turns_without_text(requests, target.api)
-    if hasattr(requests, "trace") and target.api != "rerank":
-        from loadgen.core.requests.trace_prompts import TracePrompts
+    kind = _kind_of(requests)
+    if kind != "mix":
+        _check_api_returns_text(requests, kind, target.api)
+    if kind in ("trace", "synthetic"):
+        _check_documents(requests, target.api)
+    match kind:
+        case "mix":
+            return _build_mix(requests, seed, salt, tokenizer, target)
+        case "trace":
+            from loadgen.core.requests.trace_prompts import TracePrompts
 
-        return TracePrompts(_read_trace(requests), seed, salt, tokenizer, target)
+            return TracePrompts(_read_trace(requests), seed, salt, tokenizer, target)
+        case "file":
+            return FilePrompts(requests, seed, tokenizer, target.api)
+        case "task":
+            return TaskPrompts(requests, seed, salt, tokenizer, target)
+        case "synthetic":
+            _check_images(requests, target.api)
+            return SyntheticPrompts(requests, seed, salt, tokenizer, target)
+
+
+def _kind_of(requests: Any) -> Literal["mix", "trace", "file", "task", "synthetic"]:
+    """Return the kind of the requests of a workload.
+
+    It is recognized by a field that only this kind has. Testing for the class would import
+    pydantic, which workers do not need.
+    """
+    if hasattr(requests, "classes"):
+        return "mix"
+    if hasattr(requests, "trace"):
+        return "trace"
     if hasattr(requests, "path"):
-        return FilePrompts(requests, seed, tokenizer, target.api)
+        return "file"
     if hasattr(requests, "steps"):
-        return TaskPrompts(requests, seed, salt, tokenizer, target)
-    _check_documents(requests, target.api)
-    _check_images(requests, target.api)
-    return SyntheticPrompts(requests, seed, salt, tokenizer, target)
+        return "task"
+    return "synthetic"
+
+
+def _build_mix(
+    requests: Mix, seed: int, salt: int, tokenizer: Tokenizer, target: PromptTarget
+) -> MixPrompts:
+    """Return the requests of a mix of classes. The texts of each class have another salt."""
+    class_prompts = [
+        build_prompts(request_class, seed, seeds.derived(salt, "class", index), tokenizer, target)
+        for index, request_class in enumerate(requests.classes.values())
+    ]
+    return MixPrompts(requests.classes, seed, class_prompts)
 
 
 def _read_trace(requests: FromTrace) -> Trace | TraceSessions:
@@ -82,13 +104,17 @@ def _read_trace(requests: FromTrace) -> Trace | TraceSessions:
     return trace
 
 
-def _refuse_turns_without_text(requests: Any, api: str) -> None:
-    """Raise UserError if requests continue responses of an API that does not return text."""
+def _check_api_returns_text(requests: Any, kind: str, api: str) -> None:
+    """Raise UserError if requests continue earlier responses, but the API does not return text.
+
+    The responses to embeddings and rankings are numbers, which no later message can contain.
+    """
     if api not in NON_GENERATIVE_APIS:
         return
-    if hasattr(requests, "steps"):
+    is_conversation = kind == "synthetic" and requests.turns is not None
+    if kind == "task":
         hint = "use kind: embed or kind: rerank in a step of a task"
-    elif getattr(requests, "turns", None) is not None:
+    elif is_conversation:
         hint = "leave out turns"
     else:
         return
@@ -97,7 +123,7 @@ def _refuse_turns_without_text(requests: Any, api: str) -> None:
 
 
 def _check_documents(requests: Any, api: str) -> None:
-    """Raise UserError if a ranking has no documents."""
+    """Raise UserError if a ranking has no documents, as with requests of a trace."""
     if api == "rerank" and getattr(requests, "chunks", None) is None:
         hint = (
             "add chunks: {count: 20, tokens: 300} to requests, or use rows of a file "

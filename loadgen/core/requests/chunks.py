@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from loadgen.core.requests.sampling import UNIT_OF_53_BITS, random_bytes
+from loadgen.core.requests.sampling import UNIT_OF_53_BITS, UNUSED_BITS, random_bytes
 
 MAX_DRAWS = 100  # of `count` chunks each, before the most popular missing chunks are taken
 PROMPTS_CACHED = 4096
@@ -49,6 +49,12 @@ class Corpus:
     """
 
     def __init__(self, spec: ChunkSpec, key: bytes) -> None:
+        """Compute the popularity of each chunk of the corpus.
+
+        Args:
+            spec: The size of the corpus, its chunks and their popularity.
+            key: Decides the random draws; see `sampling.derive_key`.
+        """
         self.tokens = spec.tokens
         self._count = spec.count
         self._key = key
@@ -77,20 +83,22 @@ class Corpus:
     def _draw_with_repeats(self, number: int, attempt: int) -> list[int]:
         """Draw as many chunks as a prompt has, by their popularity. A chunk may be drawn twice.
 
-        This is inverse transform sampling: chunk k is drawn if a uniform random number is between
-        the cumulative shares of chunk k - 1 and chunk k. `attempt` makes repeated draws for prompt
-        `number` differ.
+        This is inverse transform sampling: with the cumulative shares 0.5, 0.8 and 1, the uniform
+        random number 0.6 draws chunk 1, because it is at or above 0.5 and below 0.8.
+
+        Args:
+            number: The number of the prompt, from 0.
+            attempt: Makes repeated draws for the same prompt differ.
         """
         integers = np.frombuffer(
             random_bytes(self._key, f"chunks {attempt}", number, 8 * self._count), "<u8"
         )
-        # The upper 53 bits of an integer give a uniform number from 0 to below 1.
-        uniform_numbers = (integers >> 11) * UNIT_OF_53_BITS
+        uniform_numbers = (integers >> UNUSED_BITS) * UNIT_OF_53_BITS
         chunks = np.searchsorted(self._cumulative_shares, uniform_numbers, side="right")
         # The last cumulative share may be rounded to less than 1.
         last_chunk = len(self._cumulative_shares) - 1
-        drawn_chunks: list[int] = np.minimum(chunks, last_chunk).tolist()
-        return drawn_chunks
+        chunks_with_repeats: list[int] = np.minimum(chunks, last_chunk).tolist()
+        return chunks_with_repeats
 
     def measure_reuse(self, prompt_count: int) -> CorpusReuse:
         """Return which shares of the chunks in the first prompts occur in an earlier prompt.

@@ -50,17 +50,18 @@ class Digest:
 
     def add(self, requests: Iterable[tuple[int, Request]]) -> None:
         """Add requests, each with its id."""
-        added = list(requests)
-        self.add_sum(len(added), self.hashes(added))
+        added_requests = list(requests)
+        self.add_sum(len(added_requests), self._sum_hashes(added_requests))
 
-    def hashes(self, requests: Iterable[tuple[int, Request]]) -> bytes:
-        """Return the sum of the hashes of requests, least significant byte first.
+    def _sum_hashes(self, requests: Iterable[tuple[int, Request]]) -> bytes:
+        """Return the sum of the hashes of requests, as a little-endian number.
 
         The hash of a request covers its id and what the workload decides: the length of the
         response, the messages or the prompt, and further body fields. Real replies of a server are
-        left out.
+        left out. A sum does not depend on the order, in which workers send the requests.
         """
-        salted_texts = []
+        no_salt = 0  # The id in the hashed text makes all texts different.
+        hashed_texts = []
         for request_id, request in requests:
             messages = request.messages
             if messages is not None and not self.includes_replies:
@@ -73,14 +74,13 @@ class Digest:
                 request.prompt,
                 request.extra,
             )
-            # The id in the content makes all texts different, so they need no salt.
-            salted_texts.append((0, _encode_json(content)))
-        return sum_of_hashes(salted_texts)
+            hashed_texts.append((no_salt, _encode_json(content)))
+        return sum_of_hashes(hashed_texts)
 
-    def add_sum(self, count: int, hashes: bytes) -> None:
-        """Add so many requests, or their bodies, by the sum of their hashes."""
+    def add_sum(self, count: int, hash_sum: bytes) -> None:
+        """Add `count` requests, or their bodies, by the sum of their hashes (little-endian)."""
         self.count += count
-        self.total = (self.total + int.from_bytes(hashes, "little")) % DIGEST_MODULUS
+        self.total = (self.total + int.from_bytes(hash_sum, "little")) % DIGEST_MODULUS
 
     def hexdigest(self) -> str:
         """Return 32 hex digits that are equal for equal sets of numbered requests."""
@@ -90,11 +90,12 @@ class Digest:
 def fingerprint(prompts: Prompts, count: int | None) -> str:
     """Return the fingerprint of the first `count` requests, by building each of them.
 
-    Two runs with equal fingerprints have sent the same prompts with the same ids. A run adds
-    the requests that it builds anyway to a `Digest`, with the same result. If `count` is None, the
-    load has no fixed number of requests. Its first requests represent it then, and the fingerprint
-    begins with "first".
+    Two runs with equal fingerprints have sent the same prompts with the same ids. If `count` is
+    None, the load has no fixed number of requests. The fingerprint then covers its first requests
+    and begins with "first". During a run the same value is computed with a `Digest`, to which each
+    request is added when it is built.
     """
+    # With history "server", messages of the assistant are real replies, which differ in every run.
     digest = Digest(includes_replies=prompts.history == "scripted")
     request_ids = iter(prompts.request_ids(ENDLESS_SAMPLE if count is None else count))
     while batch := list(itertools.islice(request_ids, REQUESTS_HASHED_TOGETHER)):

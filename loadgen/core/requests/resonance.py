@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 SMALL_FACTOR = 4
 """A common factor up to this one is reported only if the shares are known to differ."""
 UNEQUAL_SHARE = 0.01
-"""The excess of the heaviest share over the mean from which shares count as different."""
+"""If the largest share is above the mean by less than this fraction, all shares count as equal."""
 
 
 def find_resonance(
@@ -36,9 +36,9 @@ def find_resonance(
     """Return the values of the warning "resonance", or None if there is nothing to warn of.
 
     Resonance means that round robin sends each server the same samples in every pass over a data
-    set. It happens if the numbers of samples and servers have a common factor. It is harmless if
-    all servers get equally many output tokens. If these are not known, a warning is given only for
-    a large factor, with which a server gets few different samples.
+    set, because the numbers of samples and servers have a common factor. It is harmless if all
+    servers get equally many output tokens. If these are not known, a warning is given only for a
+    large factor, with which a server gets few different samples.
 
     Args:
         requests: The requests as the workload describes them.
@@ -51,14 +51,13 @@ def find_resonance(
     if server_count < 2 or sample_count is None:
         return None
     repeats_data_set = planned_requests is None or planned_requests > sample_count
-    # Sample i goes to server i modulo the common factor in every pass. Without a common factor,
-    # each server gets every sample in turn.
+    # With a common factor, a server only gets every `factor`-th sample, the same ones in each pass.
+    # Without one, each server gets every sample in turn.
     factor = math.gcd(sample_count, server_count)
     if not repeats_data_set or factor == 1:
         return None
-    excess = _relative_excess_of_busiest_server(requests, sample_count, factor)
-    is_likely_harmless = factor <= SMALL_FACTOR if excess is None else excess < UNEQUAL_SHARE
-    if is_likely_harmless:
+    excess = _excess_of_largest_group(requests, sample_count, factor)
+    if _is_likely_harmless(factor, excess):
         return None
     return {
         "samples": sample_count,
@@ -68,6 +67,18 @@ def find_resonance(
         "each": sample_count // factor,
         "heaviest": excess or 0.0,
     }
+
+
+def _is_likely_harmless(factor: int, excess: float | None) -> bool:
+    """Return True if the servers have similar loads although each always gets the same samples.
+
+    Args:
+        factor: The common factor of the numbers of samples and servers.
+        excess: By which fraction the largest load is above the mean, or None if it is not known.
+    """
+    if excess is None:
+        return factor <= SMALL_FACTOR
+    return excess < UNEQUAL_SHARE
 
 
 def _sample_count(requests: Requests, prompts: Prompts) -> int | None:
@@ -85,22 +96,21 @@ def _sample_count(requests: Requests, prompts: Prompts) -> int | None:
     return math.lcm(len(input_tokens), len(output_tokens))
 
 
-def _relative_excess_of_busiest_server(
-    requests: Requests, sample_count: int, factor: int
-) -> float | None:
-    """Return by which fraction the server with the most output tokens exceeds the mean of servers.
+def _excess_of_largest_group(requests: Requests, sample_count: int, factor: int) -> float | None:
+    """Return how much more output the largest group of samples has than the mean, as a fraction.
 
-    Return None if the output tokens of the samples are not known.
+    A group is what a server gets in each pass: every `factor`-th sample. There are `factor` groups,
+    and if there are more servers, several of them get the same group. With the output tokens 300,
+    100, 300, 100 and the factor 2, the groups have 600 and 200 tokens, so the result is 0.5. Return
+    None if the output tokens of the samples are not known.
     """
     output_tokens = _listed_values(requests, "output_tokens")
     if output_tokens is None or sample_count % len(output_tokens) != 0:
         return None
     # The listed lengths repeat until each sample has one.
     tokens_of_samples = np.resize(output_tokens, sample_count)
-    # Column i of the matrix has the samples whose number modulo `factor` is i, which go to the same
-    # server.
-    mean_tokens_of_servers = tokens_of_samples.reshape(-1, factor).mean(axis=0)
-    return float(mean_tokens_of_servers.max() / tokens_of_samples.mean() - 1)
+    tokens_of_groups = [tokens_of_samples[group::factor].mean() for group in range(factor)]
+    return float(max(tokens_of_groups) / tokens_of_samples.mean() - 1)
 
 
 def _listed_values(requests: Requests, field: str) -> NDArray[np.int64] | None:

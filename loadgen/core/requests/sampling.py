@@ -26,7 +26,10 @@ KEY_BYTES = 32
 
 MAX_REDRAWS = 100  # attempts to draw a value inside [min, max] before it is clamped
 MAX_EXPONENT = 700.0  # exp() of a larger number overflows
-UNIT_OF_53_BITS = 2.0**-53  # turns an integer of 53 bits into a fraction from 0 to below 1
+# A float has 53 significant bits. Of a random 64-bit integer, `(integer >> UNUSED_BITS) *
+# UNIT_OF_53_BITS` is a uniform number from 0 to below 1.
+UNUSED_BITS = 64 - 53
+UNIT_OF_53_BITS = 2.0**-53
 LOW_64_BITS = (1 << 64) - 1
 
 ROUNDING_MARGIN = 1e-6
@@ -114,16 +117,19 @@ def _sample_truncated_lengths(
 
     The first attempt for each index is computed as one NumPy array, which is faster. Two kinds of
     values are drawn with the sampler instead: those that it rejects and draws again, and those so
-    close to the middle between two integers that it might round them differently.
+    close to the middle between two integers that NumPy might round them differently.
     """
-    unrounded = _unrounded_lengths(length, _standard_normal_values(key, purpose, indices))
+    normal_values = _standard_normal_values(key, purpose, indices)
+    unrounded = _transform_normal_values(length, normal_values)
     rounded = np.rint(unrounded)
     low, high = _bounds(length)
     is_rejected = (rounded < low) | (rounded > high)
-    distance_from_middle = np.abs(np.abs(unrounded - rounded) - 0.5)
-    may_round_differently = distance_from_middle < ROUNDING_MARGIN
+    # A value is in the middle between two integers if its fraction is 0.5.
+    fraction = unrounded - np.floor(unrounded)
+    may_round_differently = np.abs(fraction - 0.5) < ROUNDING_MARGIN
     needs_sampler = is_rejected | may_round_differently
-    # The 0 is a placeholder: a rejected value may be too large for 64 bits. The loop replaces it.
+
+    # The 0 is a placeholder, because a rejected value may be too large for 64 bits.
     lengths: list[int] = np.where(needs_sampler, 0, rounded).astype(np.int64).tolist()
     sampler = length_sampler(length)
     for position in np.flatnonzero(needs_sampler).tolist():
@@ -131,16 +137,20 @@ def _sample_truncated_lengths(
     return lengths
 
 
-def _unrounded_lengths(
+def _transform_normal_values(
     length: LengthDistribution, normal_values: NDArray[np.float64]
 ) -> NDArray[np.float64]:
-    """Return the lengths that belong to values of the standard normal distribution."""
+    """Turn standard normal values z into values of a normal or log-normal distribution.
+
+    They are mean + stddev * z and exp(mu + sigma * z), before they are rounded to lengths.
+    """
+    transformed: NDArray[np.float64]
     if length.tag == "normal":
-        normal_lengths: NDArray[np.float64] = length.mean + length.stddev * normal_values
-        return normal_lengths
-    exponents = np.minimum(lognormal_mu(length) + length.sigma * normal_values, MAX_EXPONENT)
-    lognormal_lengths: NDArray[np.float64] = np.exp(exponents)
-    return lognormal_lengths
+        transformed = length.mean + length.stddev * normal_values
+    else:
+        exponents = lognormal_mu(length) + length.sigma * normal_values
+        transformed = np.exp(np.minimum(exponents, MAX_EXPONENT))
+    return transformed
 
 
 def lognormal_mu(length: LengthDistribution) -> float:
@@ -158,26 +168,32 @@ def lognormal_mu(length: LengthDistribution) -> float:
 def _standard_normal_values(
     key: bytes, purpose: str, indices: Sequence[int]
 ) -> NDArray[np.float64]:
-    """Return a standard normal value for each index, as `_truncated_sampler` first draws it.
+    """Return a standard normal value for each index: what `_truncated_sampler` draws first.
 
-    The sampler repeats a draw that is out of bounds; these are the values of attempt 0. So the
-    random bytes must be those of `random_bytes(key, f"{purpose} 0", index, 16)`. The hash of the
-    key is computed once and copied, because it is the same for all indices.
+    This is `_standard_normal_value` of the random bytes of its attempt 0, for many indices at once.
     """
-    copy_hash_of_key = hashlib.shake_128(key).copy
-    purpose_of_first_attempt = f"{purpose} 0".encode()
-    drawn_bytes = bytearray()
-    for index in indices:
-        hasher = copy_hash_of_key()
-        hasher.update(index.to_bytes(8, "little") + purpose_of_first_attempt)
-        drawn_bytes += hasher.digest(16)
-    # Two 64-bit integers for each index, of which the upper 53 bits are used, as a float has 53.
-    integers = np.frombuffer(drawn_bytes, "<u8").reshape(-1, 2) >> 11
-    # u and v are uniform between 0 and 1. The 0.5 keeps u above 0, where its logarithm is finite.
-    u, v = (integers + 0.5).T * UNIT_OF_53_BITS
-    # Box-Muller transform
+    random_words = np.frombuffer(_first_attempt_bytes(key, purpose, indices), "<u8")
+    low_words = random_words[0::2]  # Each index has two 64-bit integers, the lower one first.
+    high_words = random_words[1::2]
+    u = ((low_words >> UNUSED_BITS) + 0.5) * UNIT_OF_53_BITS
+    v = ((high_words >> UNUSED_BITS) + 0.5) * UNIT_OF_53_BITS
     normal: NDArray[np.float64] = np.sqrt(-2.0 * np.log(u)) * np.cos(2.0 * math.pi * v)
     return normal
+
+
+def _first_attempt_bytes(key: bytes, purpose: str, indices: Sequence[int]) -> bytes:
+    """Return `random_bytes(key, f"{purpose} 0", index, 16)` of all indices, one after the other.
+
+    The hash of the key, with which all of these hashes begin, is computed once and copied.
+    """
+    hash_of_key = hashlib.shake_128(key)
+    purpose_of_attempt = f"{purpose} 0".encode()
+    joined_bytes = bytearray()
+    for index in indices:
+        hasher = hash_of_key.copy()
+        hasher.update(index.to_bytes(8, "little") + purpose_of_attempt)
+        joined_bytes += hasher.digest(16)
+    return bytes(joined_bytes)
 
 
 def _bounds(length: LengthDistribution) -> tuple[int, int]:
@@ -192,6 +208,8 @@ def _bounds(length: LengthDistribution) -> tuple[int, int]:
 
 
 def _fixed_sampler(value: int) -> LengthSampler:
+    """Return a sampler whose every draw is `value`."""
+
     def sample(key: bytes, purpose: str, index: int) -> int:  # noqa: ARG001
         return value
 
@@ -199,9 +217,11 @@ def _fixed_sampler(value: int) -> LengthSampler:
 
 
 def _uniform_sampler(low: int, high: int) -> LengthSampler:
+    """Return a sampler that draws an integer from `low` to `high`, each equally often."""
     value_count = high - low + 1
 
     def sample(key: bytes, purpose: str, index: int) -> int:
+        # With 128 random bits, the remainder favours no value noticeably.
         return low + random_integer(key, purpose, index, 16) % value_count
 
     return sample
@@ -221,23 +241,20 @@ def _truncated_sampler(
 ) -> LengthSampler:
     """Return a sampler of a normal or log-normal distribution that is truncated to its bounds.
 
-    `transform` turns a value z of the standard normal distribution into one of `length`. It is
-    rounded to an integer. A value outside the bounds is drawn again (rejection sampling), and after
-    MAX_REDRAWS attempts it is set to the nearer bound.
+    A value is rounded to an integer. If it is outside the bounds, it is drawn again (rejection
+    sampling), and after MAX_REDRAWS attempts it is set to the nearer bound.
+
+    Args:
+        length: The distribution, for its bounds.
+        transform: Turns a value of the standard normal distribution into one of `length`.
     """
     low, high = _bounds(length)
 
     def sample(key: bytes, purpose: str, index: int) -> int:
         value = 0
         for attempt in range(MAX_REDRAWS):
-            bits = random_integer(key, f"{purpose} {attempt}", index, 16)
-            # Two uniform numbers between 0 and 1, from the upper 53 bits of the lower and of the
-            # upper 64 bits. The 0.5 keeps u above 0, where its logarithm is finite.
-            u = (((bits & LOW_64_BITS) >> 11) + 0.5) * UNIT_OF_53_BITS
-            v = ((bits >> (64 + 11)) + 0.5) * UNIT_OF_53_BITS
-            # Box-Muller transform.
-            z = math.sqrt(-2.0 * math.log(u)) * math.cos(2.0 * math.pi * v)
-            value = round(transform(z))
+            random_bits = random_integer(key, f"{purpose} {attempt}", index, 16)
+            value = round(transform(_standard_normal_value(random_bits)))
             if low <= value <= high:
                 return value
         return int(min(max(value, low), high))
@@ -245,17 +262,36 @@ def _truncated_sampler(
     return sample
 
 
+def _standard_normal_value(random_bits: int) -> float:
+    """Turn 128 random bits into a value of the standard normal distribution.
+
+    This is the Box-Muller transform of two uniform numbers u and v between 0 and 1, which are made
+    of the lower and the upper 64 bits.
+    """
+    low_word = random_bits & LOW_64_BITS
+    high_word = random_bits >> 64
+    # The 0.5 keeps u above 0, where its logarithm is finite.
+    u = ((low_word >> UNUSED_BITS) + 0.5) * UNIT_OF_53_BITS
+    v = ((high_word >> UNUSED_BITS) + 0.5) * UNIT_OF_53_BITS
+    return math.sqrt(-2.0 * math.log(u)) * math.cos(2.0 * math.pi * v)
+
+
 def _weighted_sampler(values: Sequence[int], weights: Iterable[float]) -> LengthSampler:
-    """Return a sampler that draws each value with a probability in proportion to its weight."""
+    """Return a sampler that draws each value with a probability in proportion to its weight.
+
+    With the weights 2, 1 and 0, a random number from 0 to below 2 draws the first value and one
+    from 2 to below 3 the second. The third is never drawn.
+    """
     cumulative_weights = list(accumulate(weights))
     total_weight = cumulative_weights[-1]
-    # `drawn_weight` can be rounded up to the total. The last value of a weight above 0 is drawn
-    # then, and not one behind it whose weight is 0.
+    # The product below can be rounded up to the total weight, which is no longer "below" the last
+    # bound. It then draws the last value with a weight above 0.
     last_index = bisect_left(cumulative_weights, total_weight)
 
     def sample(key: bytes, purpose: str, index: int) -> int:
-        drawn_weight = (random_integer(key, purpose, index, 8) >> 11) * UNIT_OF_53_BITS
-        drawn_weight *= total_weight
-        return values[min(bisect_right(cumulative_weights, drawn_weight), last_index)]
+        random_bits = random_integer(key, purpose, index, 8)
+        uniform_number = (random_bits >> UNUSED_BITS) * UNIT_OF_53_BITS
+        drawn_index = bisect_right(cumulative_weights, uniform_number * total_weight)
+        return values[min(drawn_index, last_index)]
 
     return sample

@@ -85,7 +85,9 @@ class SyntheticPrompts(GeneratedPrompts):
             or requests.cache is not None
         )
         # Texts of random words only are built in a faster way, see `_first_message`.
-        self._has_random_words_only = tokenizer.additive and not is_natural and not shares_prefixes
+        self._has_random_words_only = (
+            tokenizer.is_additive and not is_natural and not shares_prefixes
+        )
         has_several_messages_or_parts = (
             requests.system_tokens > 0
             or self.turns > 1
@@ -232,7 +234,7 @@ class SyntheticPrompts(GeneratedPrompts):
     def warnings(self, request_count: int) -> list[str]:
         """Return warnings about prompts that are too alike, or not as long as requested."""
         messages = [self._describe_repeated_prompts(request_count)]
-        if not self._tokenizer.additive:
+        if not self._tokenizer.is_additive:
             messages.append(self._describe_inexact_lengths(min(request_count, PROMPTS_CHECKED)))
         return [message for message in messages if message]
 

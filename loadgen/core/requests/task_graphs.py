@@ -125,15 +125,17 @@ class TaskGraphs:
         self._order = task.order
         self._cached_graph = functools.lru_cache(GRAPHS_CACHED)(self._draw_graph)
 
-    def __getitem__(self, task: int) -> tuple[TaskRequest, ...]:
-        return self._cached_graph(task)
+    def __getitem__(self, task_index: int) -> tuple[TaskRequest, ...]:
+        return self._cached_graph(task_index)
 
-    def output_tokens(self, task: int, turn: int) -> int:
+    def output_tokens(self, task_index: int, turn: int) -> int:
         """Return the requested output tokens, 0 for embeddings and rankings."""
-        sample = self._samplers[self[task][turn].step].output_tokens
-        return 0 if sample is None else sample(self._key, "output", self._draw_index(task, turn))
+        sample = self._samplers[self[task_index][turn].step].output_tokens
+        return (
+            0 if sample is None else sample(self._key, "output", self._draw_index(task_index, turn))
+        )
 
-    def abandonment(self, task: int) -> Abandonment | None:
+    def abandonment(self, task_index: int) -> Abandonment | None:
         """Return where the user of a task leaves, or None if the user stays to the end.
 
         The workload says which share of tasks is abandoned. The user leaves during the response to
@@ -143,52 +145,54 @@ class TaskGraphs:
         abandoned_share = self.task.abandoned
         if not abandoned_share:
             return None
-        uniform_number = random_integer(self._key, "leaves", task, 8) / 2**64
+        uniform_number = random_integer(self._key, "leaves", task_index, 8) / 2**64
         if uniform_number >= abandoned_share:
             return None
 
         # Only chats have output tokens.
-        chat_turns = [turn for turn in range(len(self[task])) if self.output_tokens(task, turn)]
+        chat_turns = [
+            turn for turn in range(len(self[task_index])) if self.output_tokens(task_index, turn)
+        ]
         # One large random number gives two choices: its remainder the chat, its quotient the token.
-        random_number = random_integer(self._key, "leaves at", task, 16)
+        random_number = random_integer(self._key, "leaves at", task_index, 16)
         quotient, chat_index = divmod(random_number, len(chat_turns))
         turn = chat_turns[chat_index]
-        possible_token_counts = max(1, self.output_tokens(task, turn) - 1)
+        possible_token_counts = max(1, self.output_tokens(task_index, turn) - 1)
         return Abandonment(turn, tokens=1 + quotient % possible_token_counts)
 
-    def draw_turns_and_copies(self, step: str, task: int) -> tuple[int, int]:
+    def draw_turns_and_copies(self, step: str, task_index: int) -> tuple[int, int]:
         """Return how many turns a step has in a task, and how many copies of it run in parallel."""
         samplers = self._samplers[step]
-        turns = samplers.turns(self._key, f"turns {step}", task)
-        copies = samplers.parallel(self._key, f"parallel {step}", task)
+        turns = samplers.turns(self._key, f"turns {step}", task_index)
+        copies = samplers.parallel(self._key, f"parallel {step}", task_index)
         return turns, copies
 
-    def draw_tool(self, step: str, task: int, turn: int) -> str:
+    def draw_tool(self, step: str, task_index: int, turn: int) -> str:
         """Return the name of the tool that runs before a request, or "" if there is none."""
         tools = self.task.steps[step].tool
         sample = self._samplers[step].tool_index
         if tools is None or sample is None:
             return ""
-        return list(tools)[sample(self._key, "tool", self._draw_index(task, turn))]
+        return list(tools)[sample(self._key, "tool", self._draw_index(task_index, turn))]
 
-    def draw_tool_time_ns(self, tool: str, task: int, turn: int) -> int:
+    def draw_tool_time_ns(self, tool: str, task_index: int, turn: int) -> int:
         """Return how long a tool works before a request, 0 if there is no tool."""
         if not tool:
             return 0
-        return self._tool_times[tool](self._key, "tool time", self._draw_index(task, turn))
+        return self._tool_times[tool](self._key, "tool time", self._draw_index(task_index, turn))
 
-    def draw_think_time_ns(self, step: str, task: int, turn: int) -> int:
+    def draw_think_time_ns(self, step: str, task_index: int, turn: int) -> int:
         """Return how long the user thinks before a request."""
         sample = self._samplers[step].think_time_ns
-        return sample(self._key, "think time", self._draw_index(task, turn))
+        return sample(self._key, "think time", self._draw_index(task_index, turn))
 
-    def _draw_index(self, task: int, turn: int) -> int:
+    def _draw_index(self, task_index: int, turn: int) -> int:
         """Return the index under which the values of a request are drawn from the seed."""
-        return task * self.width + turn
+        return task_index * self.width + turn
 
-    def _draw_graph(self, task: int) -> tuple[TaskRequest, ...]:
+    def _draw_graph(self, task_index: int) -> tuple[TaskRequest, ...]:
         """Return the requests of a task, each after those that it waits for."""
-        builder = _GraphBuilder(self, task)
+        builder = _GraphBuilder(self, task_index)
         for step in self._order:
             builder.add_step(step)
         return tuple(builder.requests)
@@ -201,10 +205,10 @@ class _GraphBuilder:
         requests: The requests so far.
     """
 
-    def __init__(self, graphs: TaskGraphs, task: int) -> None:
+    def __init__(self, graphs: TaskGraphs, task_index: int) -> None:
         self.requests: list[TaskRequest] = []
         self._graphs = graphs
-        self._task = task
+        self._task_index = task_index
         self._steps = graphs.task.steps
         # The last request of each copy of a step.
         self._last_turns: dict[str, list[int]] = {}
@@ -215,7 +219,7 @@ class _GraphBuilder:
         The first turn of each copy waits for the last turns of all copies of the steps that the
         step comes after. So these steps must have been added before.
         """
-        turn_count, copy_count = self._graphs.draw_turns_and_copies(name, self._task)
+        turn_count, copy_count = self._graphs.draw_turns_and_copies(name, self._task_index)
         predecessors: list[int] = []
         for previous_step in self._steps[name].after:
             predecessors += self._last_turns[previous_step]
@@ -345,14 +349,14 @@ class _GraphBuilder:
         return self._steps[self.requests[turn].step].kind == "chat"
 
     def _draw_tool(self, step_name: str) -> str:
-        return self._graphs.draw_tool(step_name, self._task, len(self.requests))
+        return self._graphs.draw_tool(step_name, self._task_index, len(self.requests))
 
     def _draw_pause_ns(self, step_name: str, tool: str, *, has_think_time: bool) -> int:
         """Return the time that a tool works and that the user thinks before the next request."""
         turn = len(self.requests)
-        pause_ns = self._graphs.draw_tool_time_ns(tool, self._task, turn)
+        pause_ns = self._graphs.draw_tool_time_ns(tool, self._task_index, turn)
         if has_think_time:
-            pause_ns += self._graphs.draw_think_time_ns(step_name, self._task, turn)
+            pause_ns += self._graphs.draw_think_time_ns(step_name, self._task_index, turn)
         return pause_ns
 
 

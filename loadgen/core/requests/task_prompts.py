@@ -166,27 +166,27 @@ class TaskPrompts(GeneratedPrompts):
 
     def with_replies(self, request_id: int, replies: Mapping[int, AssistantTurn]) -> Request:
         """Return a request with real responses of earlier turns. Others come from the seed."""
-        task, turn = self.task_and_turn(request_id)
-        if self._is_non_generative(task, turn):
-            return self._build_non_generative(request_id, task, turn)
-        return self._build_chat(request_id, task, turn, replies)
+        task_index, turn = self.task_and_turn(request_id)
+        if self._is_non_generative(task_index, turn):
+            return self._build_non_generative(request_id, task_index, turn)
+        return self._build_chat(request_id, task_index, turn, replies)
 
     def needs_replies(self, request_id: int) -> bool:
         """Return True if a request contains real responses of earlier requests."""
-        task, turn = self.task_and_turn(request_id)
-        request = self.graphs[task][turn]
+        task_index, turn = self.task_and_turn(request_id)
+        request = self.graphs[task_index][turn]
         has_earlier_responses = request.continued_turn is not None or len(request.branch_turns) > 0
         return self.history == "server" and has_earlier_responses
 
     def request_ids(self, count: int) -> Iterator[int]:
         """Return the ids of the first requests."""
-        ids_by_task = (self.ids_of_task(task) for task in itertools.count())
+        ids_by_task = (self.ids_of_task(task_index) for task_index in itertools.count())
         return itertools.islice(itertools.chain.from_iterable(ids_by_task), count)
 
-    def ids_of_task(self, task: int) -> Iterator[int]:
+    def ids_of_task(self, task_index: int) -> Iterator[int]:
         """Yield the ids of the requests of a task."""
-        first_id = task * self.turns
-        last_turn = len(self.graphs[task]) - 1
+        first_id = task_index * self.turns
+        last_turn = len(self.graphs[task_index]) - 1
         yield from range(first_id, first_id + last_turn)
         yield first_id + self.turns - 1
 
@@ -196,13 +196,13 @@ class TaskPrompts(GeneratedPrompts):
         The last request of a task has the last of its ids, however many turns come before it.
         Raises IndexError for an id that the task does not use.
         """
-        task, position = divmod(request_id, self.turns)
-        last_turn = len(self.graphs[task]) - 1
+        task_index, position = divmod(request_id, self.turns)
+        last_turn = len(self.graphs[task_index]) - 1
         if position == self.turns - 1:
-            return task, last_turn
+            return task_index, last_turn
         if position >= last_turn:
             raise IndexError(request_id)
-        return task, position
+        return task_index, position
 
     def warnings(self, request_count: int) -> list[str]:  # noqa: ARG002 - part of the protocol
         """Return no warnings."""
@@ -216,10 +216,10 @@ class TaskPrompts(GeneratedPrompts):
 
     def requested_input_tokens(self, request_id: int) -> int:
         """Return the requested content tokens of a prompt, tool definitions included."""
-        task, turn = self.task_and_turn(request_id)
-        if self._is_non_generative(task, turn):
+        task_index, turn = self.task_and_turn(request_id)
+        if self._is_non_generative(task_index, turn):
             return sum(self.sequence_lengths(request_id))
-        return self._tools_tokens + self._context_tokens(task, turn)
+        return self._tools_tokens + self._context_tokens(task_index, turn)
 
     def requested_output_tokens(self, request_id: int) -> int:
         """Return the requested output tokens, 0 for embeddings and rankings."""
@@ -230,11 +230,11 @@ class TaskPrompts(GeneratedPrompts):
 
         An embedding is one sequence. A ranking has one for each document, together with the query.
         """
-        task, turn = self.task_and_turn(request_id)
-        if not self._is_non_generative(task, turn):
+        task_index, turn = self.task_and_turn(request_id)
+        if not self._is_non_generative(task_index, turn):
             return ()
-        text_tokens = self._message_tokens(task, turn)
-        documents = self._documents(task, turn)
+        text_tokens = self._message_tokens(task_index, turn)
+        documents = self._documents(task_index, turn)
         if not documents.chunks:
             return (text_tokens,)
         return (text_tokens + documents.tokens_each,) * len(documents.chunks)
@@ -247,14 +247,14 @@ class TaskPrompts(GeneratedPrompts):
         each request of the conversation (context) adds a segment for each of its documents, and one
         for its other messages and its response.
         """
-        task, turn = self.task_and_turn(request_id)
-        context_turns = self._context_turns(task, turn)
-        first_step = self.graphs[task][context_turns[0]].step
+        task_index, turn = self.task_and_turn(request_id)
+        context_turns = self._context_turns(task_index, turn)
+        first_step = self.graphs[task_index][context_turns[0]].step
         system_tokens = self._task.steps[first_step].system_tokens
         segments = [PromptSegment(first_step, self._tools_tokens + system_tokens)]
-        first_id = task * self.turns
+        first_id = task_index * self.turns
         for context_turn in context_turns:
-            lengths = self._cached_added_lengths(task, context_turn)
+            lengths = self._cached_added_lengths(task_index, context_turn)
             # The condition saves a call for the many turns without documents.
             if lengths.documents.chunks:
                 segments += _document_segments(lengths.documents)
@@ -264,13 +264,13 @@ class TaskPrompts(GeneratedPrompts):
             segments.append(PromptSegment(first_id + context_turn, tokens))
         return segments
 
-    def _context_turns(self, task: int, turn: int) -> list[int]:
+    def _context_turns(self, task_index: int, turn: int) -> list[int]:
         """Return the turns whose messages are in a request, from the first to the request itself.
 
         A request contains all messages of the request that it continues, which may in turn continue
         an earlier one. The first of them began the conversation (context).
         """
-        graph = self.graphs[task]
+        graph = self.graphs[task_index]
         newest_first = [turn]
         continued_turn = graph[turn].continued_turn
         while continued_turn is not None:
@@ -278,143 +278,143 @@ class TaskPrompts(GeneratedPrompts):
             continued_turn = graph[continued_turn].continued_turn
         return newest_first[::-1]
 
-    def _context_tokens(self, task: int, turn: int) -> int:
+    def _context_tokens(self, task_index: int, turn: int) -> int:
         """Return the requested content tokens of all messages of a request.
 
         A request that begins a new conversation has a system message and its new messages. Any
         other request has all messages of the request that it continues, the response to that
         request, and its new messages.
         """
-        request = self.graphs[task][turn]
-        new_tokens = self._new_tokens(task, turn)
+        request = self.graphs[task_index][turn]
+        new_tokens = self._new_tokens(task_index, turn)
         if request.continued_turn is None:
             return self._task.steps[request.step].system_tokens + new_tokens
-        continued_tokens = self._context_tokens(task, request.continued_turn)
-        response_tokens = self.graphs.output_tokens(task, request.continued_turn)
+        continued_tokens = self._context_tokens(task_index, request.continued_turn)
+        response_tokens = self.graphs.output_tokens(task_index, request.continued_turn)
         return continued_tokens + response_tokens + new_tokens
 
-    def _added_lengths(self, task: int, turn: int) -> _AddedLengths:
+    def _added_lengths(self, task_index: int, turn: int) -> _AddedLengths:
         """Return the lengths of what a request, and then its response, add to the conversation."""
-        documents = self._documents(task, turn)
+        documents = self._documents(task_index, turn)
         return _AddedLengths(
             documents,
-            other_tokens=self._new_tokens(task, turn) - documents.tokens,
-            output_tokens=self.graphs.output_tokens(task, turn),
+            other_tokens=self._new_tokens(task_index, turn) - documents.tokens,
+            output_tokens=self.graphs.output_tokens(task_index, turn),
         )
 
-    def _new_tokens(self, task: int, turn: int) -> int:
+    def _new_tokens(self, task_index: int, turn: int) -> int:
         """Return the content tokens that a request adds to the conversation that it continues.
 
         They are those of its documents, of the responses of parallel branches, of the result of a
         tool and of its user message. The system message of a new conversation is not included.
         """
-        request = self.graphs[task][turn]
-        tokens = self._documents(task, turn).tokens
+        request = self.graphs[task_index][turn]
+        tokens = self._documents(task_index, turn).tokens
         for branch_turn in request.branch_turns:
-            tokens += self.graphs.output_tokens(task, branch_turn)
+            tokens += self.graphs.output_tokens(task_index, branch_turn)
         if request.tool_of_result:
-            tokens += self._result_tokens(task, turn)
+            tokens += self._result_tokens(task_index, turn)
         if _sends_message(request):
-            tokens += self._message_tokens(task, turn)
+            tokens += self._message_tokens(task_index, turn)
         return tokens
 
-    def _result_tokens(self, task: int, turn: int) -> int:
+    def _result_tokens(self, task_index: int, turn: int) -> int:
         """Return the tokens of the tool result that a request sends."""
-        sample_length = self._result_length_samplers[self.graphs[task][turn].tool_of_result]
-        return sample_length(self._lengths_key, "tool", self._draw_index(task, turn))
+        sample_length = self._result_length_samplers[self.graphs[task_index][turn].tool_of_result]
+        return sample_length(self._lengths_key, "tool", self._draw_index(task_index, turn))
 
-    def _message_tokens(self, task: int, turn: int) -> int:
+    def _message_tokens(self, task_index: int, turn: int) -> int:
         """Return the content tokens of the user message that a request sends.
 
         A request without a message of its own repeats the message of an earlier request, with the
         same length. The workload sets the length of a prompt as the server counts it, with the
         tokens of the chat template. So the first message of a chat is shorter by these.
         """
-        original_turn = self._original_turn_of_message(task, turn)
-        original_request = self.graphs[task][original_turn]
+        original_turn = self._original_turn_of_message(task_index, turn)
+        original_request = self.graphs[task_index][original_turn]
         sample_length = self._message_length_samplers[original_request.step]
-        draw_index = self._draw_index(task, original_turn)
+        draw_index = self._draw_index(task_index, original_turn)
         tokens = sample_length(self._lengths_key, "input", draw_index)
 
         begins_context = original_request.continued_turn is None
-        if begins_context and not self._is_non_generative(task, original_turn):
+        if begins_context and not self._is_non_generative(task_index, original_turn):
             return self._subtract_template(tokens)
         return tokens
 
-    def _original_turn_of_message(self, task: int, turn: int) -> int:
+    def _original_turn_of_message(self, task_index: int, turn: int) -> int:
         """Return the first request that sends the user message of a request, maybe itself."""
-        repeated_turn = self.graphs[task][turn].repeated_message_turn
+        repeated_turn = self.graphs[task_index][turn].repeated_message_turn
         return turn if repeated_turn is None else repeated_turn
 
-    def _documents(self, task: int, turn: int) -> _Documents:
+    def _documents(self, task_index: int, turn: int) -> _Documents:
         """Return the documents that a request sends, as chunks of a corpus.
 
         Only the first request of a step sends any. A step with `best` sends the best documents of
         the ranking before it. A step with `documents` sends some that are drawn from its corpus.
         """
-        request = self.graphs[task][turn]
+        request = self.graphs[task_index][turn]
         step = self._task.steps[request.step]
         if not request.is_first_of_step:
             return NO_DOCUMENTS
         if step.best is not None:
-            return self._best_documents(task, request, step.best)
+            return self._best_documents(task_index, request, step.best)
         if step.documents is None:
             return NO_DOCUMENTS
-        draw_index = self._draw_index(task, turn)
+        draw_index = self._draw_index(task_index, turn)
         sample_count = self._document_count_samplers[request.step]
         count = sample_count(self._lengths_key, "documents", draw_index)
         chunks = self._corpora[request.step].chunks_of(draw_index)[:count]
         return _Documents(chunks, step.documents.tokens)
 
-    def _best_documents(self, task: int, request: TaskRequest, count: int) -> _Documents:
+    def _best_documents(self, task_index: int, request: TaskRequest, count: int) -> _Documents:
         """Return `count` documents of the ranking that a request waits for.
 
         The response of the server to the ranking is not read, because the texts are random and have
         no relevance. The first documents that were drawn for the ranking count as the best.
         """
         ranking_turn = next(
-            turn for turn in request.predecessors if self._step(task, turn).kind == "rerank"
+            turn for turn in request.predecessors if self._step(task_index, turn).kind == "rerank"
         )
-        ranked_documents = self._documents(task, ranking_turn)
+        ranked_documents = self._documents(task_index, ranking_turn)
         return _Documents(ranked_documents.chunks[:count], ranked_documents.tokens_each)
 
-    def _draw_index(self, task: int, turn: int) -> int:
+    def _draw_index(self, task_index: int, turn: int) -> int:
         """Return the index under which the values of a request are drawn from the seed."""
-        return task * self.turns + turn
+        return task_index * self.turns + turn
 
-    def _is_non_generative(self, task: int, turn: int) -> bool:
+    def _is_non_generative(self, task_index: int, turn: int) -> bool:
         """Return True for a request for embeddings or a ranking."""
-        return self._step(task, turn).kind != "chat"
+        return self._step(task_index, turn).kind != "chat"
 
-    def _step(self, task: int, turn: int) -> TaskStep:
-        return self._task.steps[self.graphs[task][turn].step]
+    def _step(self, task_index: int, turn: int) -> TaskStep:
+        return self._task.steps[self.graphs[task_index][turn].step]
 
     # -- texts -----------------------------------------------------------------------------------
 
-    def _message_text(self, task: int, turn: int) -> Text:
+    def _message_text(self, task_index: int, turn: int) -> Text:
         """Return the user message that a request sends, its own or a repeated one."""
-        draw_index = self._draw_index(task, self._original_turn_of_message(task, turn))
-        return self._texts.history_text("user", draw_index, self._message_tokens(task, turn))
+        draw_index = self._draw_index(task_index, self._original_turn_of_message(task_index, turn))
+        return self._texts.history_text("user", draw_index, self._message_tokens(task_index, turn))
 
-    def _document_texts(self, task: int, turn: int) -> list[Text]:
+    def _document_texts(self, task_index: int, turn: int) -> list[Text]:
         """Return the texts of the documents of a request, which other tasks may have as well."""
-        documents = self._documents(task, turn)
+        documents = self._documents(task_index, turn)
         return [
             self._texts.shared_text("chunk", chunk, documents.tokens_each)
             for chunk in documents.chunks
         ]
 
-    def _scripted_response(self, task: int, turn: int) -> Text:
+    def _scripted_response(self, task_index: int, turn: int) -> Text:
         """Return the response to a request as it is drawn from the seed."""
-        tokens = self.graphs.output_tokens(task, turn)
-        return self._texts.history_text("reply", self._draw_index(task, turn), tokens)
+        tokens = self.graphs.output_tokens(task_index, turn)
+        return self._texts.history_text("reply", self._draw_index(task_index, turn), tokens)
 
     # -- requests --------------------------------------------------------------------------------
 
-    def _build_non_generative(self, request_id: int, task: int, turn: int) -> Request:
+    def _build_non_generative(self, request_id: int, task_index: int, turn: int) -> Request:
         """Build a text to embed, or a query with the documents to rank."""
-        text = self._message_text(task, turn)
-        documents = self._document_texts(task, turn)
+        text = self._message_text(task_index, turn)
+        documents = self._document_texts(task_index, turn)
         tokens = text.tokens
         if documents:
             # The query is read together with each document.
@@ -426,29 +426,29 @@ class TaskPrompts(GeneratedPrompts):
             input_tokens=tokens,
             input_source=self._tokenizer.tag,
             extra={"documents": [document.text for document in documents]} if documents else {},
-            session=task,
+            session=task_index,
             turn=turn,
         )
 
     def _build_chat(
-        self, request_id: int, task: int, turn: int, replies: Mapping[int, AssistantTurn]
+        self, request_id: int, task_index: int, turn: int, replies: Mapping[int, AssistantTurn]
     ) -> Request:
         """Build a chat with all messages of its context and the definitions of the tools."""
-        context = self._context(task, turn, replies)
+        context = self._context(task_index, turn, replies)
         # Only the server knows how many tokens its real responses have.
         has_known_length = not replies
         return Request(
             id=self._wire_id(request_id),
             messages=context.messages,
-            max_tokens=self.graphs.output_tokens(task, turn),
+            max_tokens=self.graphs.output_tokens(task_index, turn),
             input_tokens=context.tokens + self._tools_tokens if has_known_length else None,
             input_source=self._tokenizer.tag if has_known_length else "",
-            extra=self._tool_fields(task, turn),
-            session=task,
+            extra=self._tool_fields(task_index, turn),
+            session=task_index,
             turn=turn,
         )
 
-    def _tool_fields(self, task: int, turn: int) -> dict[str, Any]:
+    def _tool_fields(self, task_index: int, turn: int) -> dict[str, Any]:
         """Return the body fields `tools` and `tool_choice` of a request.
 
         `tool_choice` can force the model to call a tool. It is only sent if the response should
@@ -459,23 +459,25 @@ class TaskPrompts(GeneratedPrompts):
             fields["tools"] = self._tools
         should_call_tool = any(
             later_request.continued_turn == turn and later_request.tool_of_result
-            for later_request in self.graphs[task]
+            for later_request in self.graphs[task_index]
         )
         if self._task.tool_choice is not None and should_call_tool:
             fields["tool_choice"] = self._task.tool_choice
         return fields
 
-    def _context(self, task: int, turn: int, replies: Mapping[int, AssistantTurn]) -> _Context:
+    def _context(
+        self, task_index: int, turn: int, replies: Mapping[int, AssistantTurn]
+    ) -> _Context:
         """Return all messages of a request.
 
         Contexts without real responses are cached, because each turn begins with the last one.
         """
         if replies:
-            return self._build_context(task, turn, replies)
-        return self._cached_scripted_context(task, turn)
+            return self._build_context(task_index, turn, replies)
+        return self._cached_scripted_context(task_index, turn)
 
     def _build_context(
-        self, task: int, turn: int, replies: Mapping[int, AssistantTurn]
+        self, task_index: int, turn: int, replies: Mapping[int, AssistantTurn]
     ) -> _Context:
         """Build all messages of a request.
 
@@ -485,24 +487,26 @@ class TaskPrompts(GeneratedPrompts):
         document, and its own user message.
 
         Args:
-            task: The number of the task.
+            task_index: The number of the task.
             turn: The request of the task.
             replies: The real responses of earlier turns. Other responses come from the seed.
         """
-        request = self.graphs[task][turn]
-        results = self._tool_results(task, turn, replies)
-        user_texts = self._document_texts(task, turn)
+        request = self.graphs[task_index][turn]
+        results = self._tool_results(task_index, turn, replies)
+        user_texts = self._document_texts(task_index, turn)
         if _sends_message(request):
-            user_texts.append(self._message_text(task, turn))
+            user_texts.append(self._message_text(task_index, turn))
         if request.continued_turn is None:
             system_tokens = self._task.steps[request.step].system_tokens
             texts = user_texts + [result.text for result in results]
             return self._build_new_context(request.step, system_tokens, texts)
 
-        continued = self._context(task, request.continued_turn, replies)
-        response = self._response(task, request.continued_turn, replies)
+        continued = self._context(task_index, request.continued_turn, replies)
+        response = self._response(task_index, request.continued_turn, replies)
         messages = list(continued.messages)
-        messages += self._response_messages(self._draw_index(task, turn), response.turn, results)
+        messages += self._response_messages(
+            self._draw_index(task_index, turn), response.turn, results
+        )
         messages += [{"role": "user", "content": text.text} for text in user_texts]
         tokens = continued.tokens + response.tokens
         tokens += sum(result.text.tokens for result in results)
@@ -524,30 +528,34 @@ class TaskPrompts(GeneratedPrompts):
         return _Context(messages, tokens)
 
     def _tool_results(
-        self, task: int, turn: int, replies: Mapping[int, AssistantTurn]
+        self, task_index: int, turn: int, replies: Mapping[int, AssistantTurn]
     ) -> list[_ToolResult]:
         """Return the tool results that a request sends.
 
         The responses of parallel branches come first. Each is sent as if its step were a tool that
         returned the response. Last comes the result of the tool that ran before the request.
         """
-        request = self.graphs[task][turn]
+        request = self.graphs[task_index][turn]
         results: list[_ToolResult] = []
         for branch_turn in request.branch_turns:
-            response = self._response(task, branch_turn, replies)
+            response = self._response(task_index, branch_turn, replies)
             text = Text(response.turn.text, response.tokens)
-            results.append(_ToolResult(self.graphs[task][branch_turn].step, text))
+            results.append(_ToolResult(self.graphs[task_index][branch_turn].step, text))
         if request.tool_of_result:
-            draw_index = self._draw_index(task, turn)
-            text = self._texts.history_text("tool", draw_index, self._result_tokens(task, turn))
+            draw_index = self._draw_index(task_index, turn)
+            text = self._texts.history_text(
+                "tool", draw_index, self._result_tokens(task_index, turn)
+            )
             results.append(_ToolResult(request.tool_of_result, text))
         return results
 
-    def _response(self, task: int, turn: int, replies: Mapping[int, AssistantTurn]) -> _Response:
+    def _response(
+        self, task_index: int, turn: int, replies: Mapping[int, AssistantTurn]
+    ) -> _Response:
         """Return the response to an earlier request, the real one if there is one."""
         if turn in replies:
             return _Response(replies[turn], 0)
-        scripted = self._scripted_response(task, turn)
+        scripted = self._scripted_response(task_index, turn)
         return _Response(AssistantTurn(scripted.text), scripted.tokens)
 
     def _response_messages(

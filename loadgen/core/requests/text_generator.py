@@ -10,10 +10,11 @@ from __future__ import annotations
 
 import functools
 import math
+from bisect import bisect_right
 from collections.abc import Sequence
+from itertools import accumulate
 from typing import NamedTuple
 
-import numpy as np
 from loadgen_sdk.words import TextWriter, create_text_writer
 
 from loadgen.core.requests.sampling import random_bytes, random_integer
@@ -27,6 +28,9 @@ With thousands of words to choose from, four words give more heads than any run 
 
 BYTES_PER_CHOICE = 2
 """The random bytes from which `create_text_writer` chooses one word."""
+
+INDEX_BYTES = 4
+"""The random bytes from which one of many words, or a position in the book, is chosen."""
 
 MAX_FITTING_ATTEMPTS = 8
 SHARED_TEXTS_CACHED = 256
@@ -60,48 +64,54 @@ class TextGenerator:
     def __init__(self, tokenizer: Tokenizer, key: bytes, *, is_natural: bool = False) -> None:
         """Create a generator whose texts depend on `key`.
 
-        If `is_natural`, a text is its head followed by a passage of a book. Otherwise all words
-        are random.
+        The first words of a text, its head, make it differ from all other texts (`unique_head`). If
+        `is_natural`, a passage of a book follows. Otherwise all other words are random.
         """
         self._tokenizer = tokenizer
         self._key = key
         # Words for the beginning of a text have no space before them, all others have one.
-        self._start_words = tokenizer.starts
-        self._words = tokenizer.words
+        self._start_words = tokenizer.start_words
+        self._inner_words = tokenizer.inner_words
         self._book = Book(tokenizer) if is_natural else None
-        # A head is one start word followed by HEAD_TOKENS - 1 other words. Indices are mapped to
-        # heads in a random order that depends on the key. In the order of the words, prompts with
-        # successive indices would look alike, and every run would begin with the same heads.
-        head_count = len(self._start_words) * len(self._words) ** (HEAD_TOKENS - 1)
-        self._head_order = _Permutation(head_count, key)
+        self._head_order = self._draw_head_order()
         self.shared_text = functools.lru_cache(SHARED_TEXTS_CACHED)(self.exact_text)
         self.history_text = functools.lru_cache(HISTORY_TEXTS_CACHED)(self.exact_text)
 
+    def _draw_head_order(self) -> _Permutation:
+        """Return the random order in which the possible heads are used.
+
+        A head is one start word followed by HEAD_TOKENS - 1 other words. In the order of the words,
+        prompts with successive indices would look alike, and every run would begin with the same
+        heads.
+        """
+        head_count = len(self._start_words) * len(self._inner_words) ** (HEAD_TOKENS - 1)
+        return _Permutation(head_count, self._key)
+
     @functools.cached_property
     def _write_words(self) -> TextWriter:
-        return create_text_writer(self._words)
+        """Return the function that appends random words to a text."""
+        return create_text_writer(self._inner_words)
 
     def start_word(self, index: int) -> str:
         """Return a word that can stand at the beginning of a text, one for each index in turn."""
         return self._start_words[index % len(self._start_words)]
 
     def unique_head(self, index: int, tokens: int) -> list[str]:
-        """Return the first words of text number `index`, with which no other text begins.
+        """Return the first words of text number `index`, which no other number has.
 
-        They make a prompt unknown to a prefix cache. There are HEAD_TOKENS of them, or `tokens` if
-        that is less; then another text may begin with the same words.
+        With them a prompt is unknown to a prefix cache. There are HEAD_TOKENS words. If the text
+        has fewer `tokens`, only so many are returned, and another text may begin with them too.
 
-        All possible heads are numbered. A head is its number written with words as digits (a mixed
-        radix numeral), so different numbers have different words. Each index has one of the numbers
-        in a random order.
+        Each index has its own head number. The words are the digits of that number: the first word
+        is a digit to the base of all start words, the others are digits to the base of all inner
+        words. Different numbers therefore have different words.
         """
-        word_count = len(self._words)
         head_number = self._head_order.position_of(index)
         remaining_number, digit = divmod(head_number, len(self._start_words))
         head = [self._start_words[digit]]
         for _ in range(HEAD_TOKENS - 1):
-            remaining_number, digit = divmod(remaining_number, word_count)
-            head.append(self._words[digit])
+            remaining_number, digit = divmod(remaining_number, len(self._inner_words))
+            head.append(self._inner_words[digit])
         return head[:tokens]
 
     def exact_text(
@@ -114,8 +124,8 @@ class TextGenerator:
     ) -> Text:
         """Return `prefix` followed by a text of `tokens` tokens that begins with `head`.
 
-        If the tokenizer is not additive, the length of a text is not the sum of the lengths of its
-        words, and the returned number of tokens can differ from the requested number.
+        A tokenizer that merges words with their neighbours (not `is_additive`) may have no text of
+        exactly that length. The closest text is returned then, with its true number of tokens.
 
         Args:
             purpose: What the text is for, such as "user". Texts for different purposes differ.
@@ -125,14 +135,14 @@ class TextGenerator:
             prefix: A text before it, with its number of tokens.
 
         Returns:
-            The whole text with its number of tokens, the prefix included.
+            The text with its number of tokens, the prefix included.
         """
         if tokens <= 0:
             return prefix
         if not head:
-            random_index = random_integer(self._key, purpose + " start", index, 4)
+            random_index = random_integer(self._key, purpose + " start", index, INDEX_BYTES)
             head = (self.start_word(random_index),)
-        if not self._tokenizer.additive:
+        if not self._tokenizer.is_additive:
             return self._fitted_text(purpose, index, tokens, head, prefix)
         text = self.random_text(purpose, index, tokens, head, prefix.text)
         return Text(text, prefix.tokens + tokens)
@@ -163,16 +173,25 @@ class TextGenerator:
     def random_text(
         self, purpose: str, index: int, word_count: int, head: Sequence[str], prefix: str = ""
     ) -> str:
-        """Return `prefix` and after it `word_count` words, of which the first are `head`.
+        """Return a prefix and `word_count` words after it, without counting tokens.
 
-        The words after the head are a passage of the book, if there is one, and random words.
+        The words are the head, then a passage of the book if texts are natural, and then random
+        words. After a passage these are only the few for which the next word of the book is too
+        long.
+
+        Args:
+            purpose: What the text is for. Texts for different purposes differ.
+            index: The number of the text among those for its purpose.
+            word_count: The number of words, the head included.
+            head: The first words.
+            prefix: A text before them, which is not counted.
         """
         remaining_words = word_count - len(head)
         if remaining_words <= 0:
             return prefix + "".join(head[:word_count])
         passage = ""
         if self._book is not None:
-            position = random_integer(self._key, purpose + " passage", index, 4)
+            position = random_integer(self._key, purpose + " passage", index, INDEX_BYTES)
             passage, remaining_words = self._book.passage(position, remaining_words)
         beginning = "".join((prefix, *head, passage))
         choices = random_bytes(self._key, purpose, index, BYTES_PER_CHOICE * remaining_words)
@@ -187,10 +206,15 @@ class _Permutation:
     """
 
     def __init__(self, size: int, key: bytes) -> None:
-        """Draw the step and the offset from the key, as 128-bit numbers."""
+        """Draw the step and the offset of the mapping from the key.
+
+        Number n is mapped to (step * n + offset) mod size. If step and size have a common factor,
+        some integers are never reached, so the step is increased until they have none.
+        """
         offset = random_integer(key, "offset", 0, 16)
-        # A step is odd, as it must have no common factor with an even size.
-        step = random_integer(key, "step", 0, 16) | 1
+        step = random_integer(key, "step", 0, 16)
+        if step % 2 == 0:
+            step += 1  # The loop then only tries odd numbers, of which more qualify.
         while math.gcd(step, size) != 1:
             step += 2
         self._size = size
@@ -206,9 +230,17 @@ class Book:
     """The words of "Alice's Adventures in Wonderland" (L. Carroll, 1865), with token counts."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
+        """Read the packaged book and count the tokens of its words."""
         text = read_packaged_data(DATA / BOOK_FILE, BOOK_SHA256).decode("ascii")
-        self._words = [f" {word}" for word in text.split(" ")]
-        self._tokens = np.array([tokenizer.count(word) for word in self._words])
+        book_words = [f" {word}" for word in text.split(" ")]
+        token_counts = [tokenizer.count(word) for word in book_words]
+        self._word_count = len(book_words)
+        self._tokens = sum(token_counts)
+        # In two copies of the book, a passage that begins anywhere can be read to the same place of
+        # the next copy without a break.
+        self._words_of_two_copies = book_words * 2
+        # The tokens of all words before word i, for each i up to the end of the two copies.
+        self._tokens_before = list(accumulate(token_counts * 2, initial=0))
 
     def passage(self, position: int, max_tokens: int) -> tuple[str, int]:
         """Return a passage of at most `max_tokens`, and how many tokens it has less than that.
@@ -217,13 +249,13 @@ class Book:
         the book begins again. The tokens of words are added up, which is right for tokenizers that
         split texts at spaces.
         """
-        start = position % len(self._words)
-        words = self._words[start:] + self._words[:start]
-        token_counts = np.roll(self._tokens, -start)
-        # One repetition more than needed leaves a word after the passage in any case.
-        repetitions = max_tokens // int(self._tokens.sum()) + 2
-        cumulative_tokens = np.cumsum(np.tile(token_counts, repetitions))
-        word_count = int(np.searchsorted(cumulative_tokens, max_tokens, side="right"))
-        passage_tokens = int(cumulative_tokens[word_count - 1]) if word_count else 0
-        passage_words = (words * repetitions)[:word_count]
-        return "".join(passage_words), max_tokens - passage_tokens
+        start = position % self._word_count
+        book_repetitions, last_tokens = divmod(max_tokens, self._tokens)
+        # The last part ends before the first word with which it would have too many tokens.
+        token_limit = self._tokens_before[start] + last_tokens
+        end = bisect_right(self._tokens_before, token_limit) - 1
+        missing_tokens = token_limit - self._tokens_before[end]
+
+        book_from_start = self._words_of_two_copies[start : start + self._word_count]
+        last_part = self._words_of_two_copies[start:end]
+        return "".join(book_from_start * book_repetitions + last_part), missing_tokens

@@ -70,19 +70,20 @@ class Tokenizer(Struct, frozen=True, kw_only=True):
             are estimates.
         name: The name that reports show.
         sha256: The hash of the vocabulary. Two runs can be compared only if it is equal.
-        starts: Words without a space that are one token at the start of a text and after a space.
-        words: Words that begin with a space and are one token inside a text.
-        additive: Whether a start followed by n - 1 words always has n tokens. Otherwise such a text
-            must be counted.
+        start_words: Words without a space that are one token at the start of a text and after a
+            space.
+        inner_words: Words that begin with a space and are one token inside a text.
+        is_additive: Whether a start word followed by n - 1 inner words always has n tokens.
+            Otherwise such a text must be counted.
         load_encode: Returns the function that encodes a text. Its first call may take a while.
     """
 
     tag: Literal["estimate", "tokenizer"]
     name: str
     sha256: str
-    starts: Sequence[str]
-    words: Sequence[str]
-    additive: bool
+    start_words: Sequence[str]
+    inner_words: Sequence[str]
+    is_additive: bool
     load_encode: Callable[[], Encode]
 
     @property
@@ -123,11 +124,12 @@ def load_tokenizer(spec: str | None = None) -> Tokenizer:
     return replace(read_tokenizer_file(snapshot), name=f"{spec}@{snapshot.name}")
 
 
-def random_text(tokenizer: Tokenizer, words: int, random: np.random.Generator) -> str:
-    """Return a text of `words` random words of a tokenizer, at least one."""
-    start = tokenizer.starts[int(random.integers(len(tokenizer.starts)))]
-    numbers = random.integers(len(tokenizer.words), size=words - 1)
-    return start + "".join(tokenizer.words[int(number)] for number in numbers)
+def random_text(tokenizer: Tokenizer, word_count: int, random: np.random.Generator) -> str:
+    """Return a text of `word_count` random words of a tokenizer, at least one."""
+    start_index = int(random.integers(len(tokenizer.start_words)))
+    inner_indexes = random.integers(len(tokenizer.inner_words), size=word_count - 1)
+    inner_words = [tokenizer.inner_words[int(index)] for index in inner_indexes]
+    return tokenizer.start_words[start_index] + "".join(inner_words)
 
 
 # -- the packaged vocabulary ----------------------------------------------------------------------
@@ -135,20 +137,21 @@ def random_text(tokenizer: Tokenizer, words: int, random: np.random.Generator) -
 
 @functools.cache
 def packaged_tokenizer(folder: Path = DATA) -> Tokenizer:
-    """Return the packaged cl100k tokenizer, an estimate for models whose tokenizer is not given.
+    """Return the packaged cl100k tokenizer, an estimate for models whose tokenizer is not known.
 
-    `folder` contains its data. On English and code its counts are within 0.1 % of Llama 3 and
-    within 2 % of Qwen 3.
+    Its counts of English and code are within 0.1 % of those of Llama 3 and within 2 % of Qwen 3.
+    `folder` contains its data: a file with a word in each line, all of which are one token after a
+    space. The first PACKAGED_STARTS of them are also one token at the start of a text.
     """
-    text = read_packaged_data(folder / WORDS_FILE, WORDS_SHA256).decode("ascii")
+    content = read_packaged_data(folder / WORDS_FILE, WORDS_SHA256).decode("ascii")
+    packaged_words = content.split("\n")
     return Tokenizer(
         tag="estimate",
         name=PACKAGED_NAME,
         sha256=RANKS_SHA256,
-        starts=text.split("\n", PACKAGED_STARTS)[:PACKAGED_STARTS],
-        # One replacement in the whole text is faster than an operation for each word.
-        words=(" " + text.replace("\n", "\n ")).split("\n"),
-        additive=True,
+        start_words=packaged_words[:PACKAGED_STARTS],
+        inner_words=[" " + word for word in packaged_words],
+        is_additive=True,
         # Building prompts from the packaged words needs no counting.
         load_encode=functools.partial(_load_packaged_encode, folder),
     )
@@ -156,19 +159,23 @@ def packaged_tokenizer(folder: Path = DATA) -> Tokenizer:
 
 @functools.cache
 def _load_packaged_encode(folder: Path) -> Encode:
-    """Build the encoding from the packaged ranks, which takes about 0.15 s.
+    """Return the function that encodes a text with the packaged cl100k vocabulary.
 
-    `tiktoken.get_encoding` would use the network.
+    Building it takes about 0.15 s. The public way to get this encoding, `tiktoken.get_encoding`,
+    would download the vocabulary.
     """
     import tiktoken
 
     packed_tokens = read_packaged_data(folder / RANKS_FILE, RANKS_SHA256)
+    # The id (rank) of a token is its position in the file. Each token has its length before it, in
+    # one byte.
     ranks: dict[bytes, int] = {}
     offset = 0
     while offset < len(packed_tokens):
-        # Each token has its length before it, in one byte.
-        end = offset + 1 + packed_tokens[offset]
-        ranks[packed_tokens[offset + 1 : end]] = len(ranks)
+        token_length = packed_tokens[offset]
+        start = offset + 1
+        end = start + token_length
+        ranks[packed_tokens[start:end]] = len(ranks)
         offset = end
     return tiktoken.Encoding(
         PACKAGED_NAME, pat_str=PATTERN, mergeable_ranks=ranks, special_tokens=SPECIAL
@@ -196,9 +203,9 @@ def read_packaged_data(path: Path, sha256: str) -> bytes:
 
 
 def read_tokenizer_file(path: Path) -> Tokenizer:
-    """Read a `tokenizer.json`, or the folder that contains one, and find its one-token words.
+    """Read the tokenizer of a model from a `tokenizer.json`, or the folder that contains one.
 
-    Raises UserError if there is no tokenizer, or none with such words.
+    Raises UserError if there is no tokenizer, or none with single-token words to build prompts of.
     """
     file = path / TOKENIZER_FILE if path.is_dir() else path
     content = _read_file(file)
@@ -208,8 +215,11 @@ def read_tokenizer_file(path: Path) -> Tokenizer:
         ids: list[int] = model.encode(text, add_special_tokens=False).ids
         return ids
 
+    def load_encode() -> Encode:
+        return encode
+
     vocabulary = _find_one_token_words(_candidate_words(model.get_vocab()), encode)
-    if not vocabulary.words or not vocabulary.starts:
+    if not vocabulary.inner_words or not vocabulary.start_words:
         problem = (
             "this tokenizer has no single-token word of two or more letters, "
             "so no prompts can be generated with it"
@@ -219,10 +229,10 @@ def read_tokenizer_file(path: Path) -> Tokenizer:
         tag="tokenizer",
         name=file.name if path.is_file() else path.name,
         sha256=hashlib.sha256(content).hexdigest(),
-        starts=vocabulary.starts,
-        words=vocabulary.words,
-        additive=False,
-        load_encode=lambda: encode,
+        start_words=vocabulary.start_words,
+        inner_words=vocabulary.inner_words,
+        is_additive=False,  # It may merge words with their neighbours.
+        load_encode=load_encode,
     )
 
 
@@ -253,47 +263,51 @@ def _parse_model(content: bytes, file: Path) -> Any:
 def _candidate_words(vocabulary: dict[str, int]) -> list[str]:
     """Return words of a vocabulary that may be one token, those with the lowest ids first.
 
-    In most vocabularies, low ids are frequent words.
+    In most vocabularies, low ids are frequent words. `vocabulary` has the id of each token.
     """
     # A word may have the mark for a space before it: "Ġ" in byte-level vocabularies, "▁" in those
     # of SentencePiece. Older BPE vocabularies mark the end of a word with "</w>".
-    pattern = re.compile(r"[Ġ▁ ]?([a-z]{2,})(?:</w>)?")
+    pattern = re.compile(r"[Ġ▁ ]?(?P<word>[a-z]{2,})(?:</w>)?")
     tokens_by_id = sorted(vocabulary, key=vocabulary.__getitem__)
     matches = (pattern.fullmatch(token) for token in tokens_by_id)
-    words = dict.fromkeys(match[1] for match in matches if match)
-    return list(words)[:MAX_WORDS]
+    candidates = dict.fromkeys(match["word"] for match in matches if match)
+    return list(candidates)[:MAX_WORDS]
 
 
 class _OneTokenWords(NamedTuple):
     """Words that are one token at the start of a text, and words that are one token inside it."""
 
-    starts: list[str]
-    words: list[str]
+    start_words: list[str]
+    inner_words: list[str]
 
 
 def _find_one_token_words(candidates: list[str], encode: Encode) -> _OneTokenWords:
-    """Return the candidates that are exactly one token at the start of a text, and those inside it.
+    """Return the candidates that are one token at the start of a text, and those inside a text.
 
     Texts of such words have a known number of tokens. The token count of a word alone does not show
     this, because a tokenizer may merge a word with the text around it. So there are two tests:
 
     - Inside: two copies of the word after another word (the anchor) add two tokens.
     - Start: the word and an accepted word after it are two tokens.
-
-    The anchor is the candidate with the fewest tokens, because it should not merge with others.
     """
+    if not candidates:
+        return _OneTokenWords([], [])
 
     # Not the batch method of the library: it would start threads, and this process could then not
     # be forked for building bodies.
     def count(text: str) -> int:
         return len(encode(text))
 
-    if not candidates:
-        return _OneTokenWords([], [])
+    # The candidate with the fewest tokens is the least likely to merge with other words.
     anchor = min(candidates, key=count)
     anchor_tokens = count(anchor)
-    words = [word for word in candidates if count(f"{anchor} {word} {word}") == anchor_tokens + 2]
-    if not words:
+
+    def is_one_token_inside(word: str) -> bool:
+        return count(f"{anchor} {word} {word}") == anchor_tokens + 2
+
+    accepted_words = [word for word in candidates if is_one_token_inside(word)]
+    if not accepted_words:
         return _OneTokenWords([], [])
-    starts = [word for word in words if count(f"{word} {words[0]}") == 2]
-    return _OneTokenWords(starts, [" " + word for word in words])
+    next_word = accepted_words[0]
+    start_words = [word for word in accepted_words if count(f"{word} {next_word}") == 2]
+    return _OneTokenWords(start_words, [" " + word for word in accepted_words])

@@ -219,7 +219,7 @@ class TracePrompts(GeneratedPrompts):
             unique_text = self._texts.random_text("own", request_id, unique_tokens, head)
         text = "".join([*block_texts.texts, unique_text])
         # Without an additive tokenizer, the tokens of the blocks do not add up exactly.
-        is_exact = self._tokenizer.additive
+        is_exact = self._tokenizer.is_additive
         return Text(text, prompt_tokens if is_exact else self._tokenizer.count(text))
 
     def _shared_block_texts(self, request: TraceRequest, prompt_tokens: int) -> _BlockTexts:

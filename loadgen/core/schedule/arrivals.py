@@ -267,11 +267,13 @@ class LoadGenGaps:
     def _draw_canonical(self, n: int) -> NDArray[np.float64]:
         """Return `n` numbers in [0, 1] as libstdc++'s std::generate_canonical does.
 
-        It makes each from two 32-bit words of the generator: (low + high * 2^32) / 2^64.
+        It makes each from two 32-bit numbers of the generator: (low + high * 2^32) / 2^64.
         """
         random_bytes = self._twister.bytes(8 * n)
-        words = np.frombuffer(random_bytes, "<u4").reshape(n, 2).astype(np.float64)
-        canonical: NDArray[np.float64] = (words[:, 0] + words[:, 1] * 2.0**32) / 2.0**64
+        random_numbers = np.frombuffer(random_bytes, "<u4").astype(np.float64)
+        low = random_numbers[0::2]
+        high = random_numbers[1::2]
+        canonical: NDArray[np.float64] = (low + high * 2.0**32) / 2.0**64
         return canonical
 
 

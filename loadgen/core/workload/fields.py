@@ -102,7 +102,7 @@ Tokens = Annotated[int, Strict(), Field(ge=0, le=units.MOST_TOKENS)]
 OneTokenOrMore = Annotated[Tokens, Field(ge=1)]
 MeanTokens = Annotated[float, Strict(), Field(ge=0, le=units.MOST_TOKENS, allow_inf_nan=False)]
 """The mean or the standard deviation of a number of tokens."""
-Whole = Annotated[int, Strict(), Field(ge=1, le=2**40)]
+Count = Annotated[int, Strict(), Field(ge=1, le=2**40)]
 """A number of things, at least 1."""
 Positive = Annotated[float, Strict(), Field(gt=0, le=1e6)]
 Seed = Annotated[int, Strict(), Field(ge=0, lt=2**64)]

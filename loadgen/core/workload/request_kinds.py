@@ -29,7 +29,7 @@ from loadgen.core.workload.distributions import (
     Length,
     Listed,
 )
-from loadgen.core.workload.fields import OneTokenOrMore, Tokens, Whole
+from loadgen.core.workload.fields import Count, OneTokenOrMore, Tokens
 from loadgen.core.workload.file_models import FileContext, Part
 
 # ---------------------------------------------------------------------------------------------
@@ -151,7 +151,7 @@ class Synthetic(Part):
     # The tokens at the start of a prompt that all prompts of a prefix group have in common.
     shared_prefix_tokens: Tokens = 0
     # The number of prefix groups, that is, of different shared prefixes.
-    prefixes: Whole = 1
+    prefixes: Count = 1
     # The tokens of a system message, which is the same for all requests. They come on top of
     # `input_tokens`.
     system_tokens: Tokens = 0

@@ -17,7 +17,7 @@ from pydantic.json_schema import SkipJsonSchema
 from loadgen.core import units
 from loadgen.core.limits import ValidityLimits
 from loadgen.core.workload import spikes
-from loadgen.core.workload.fields import Duration, Salt, Seed, Share, Whole
+from loadgen.core.workload.fields import Count, Duration, Salt, Seed, Share
 from loadgen.core.workload.file_models import FileContext, Part
 from loadgen.core.workload.request_classes import Mix, RequestsOfOneKind, select_request_model
 from loadgen.core.workload.request_kinds import Synthetic
@@ -100,11 +100,11 @@ class WorkloadFile(Part):
     # The largest number of requests in flight in an open loop. A request whose scheduled time
     # comes when so many are in flight is `dropped` and never sent late. If more than 5 % are
     # dropped, the run is INVALID, unless the other requests miss the SLO as well.
-    max_in_flight: Whole | None = None
+    max_in_flight: Count | None = None
     # The largest number of streamed requests that were sent and have no output yet. A virtual user
     # of a closed loop waits until there is room, and its request is scheduled then. An open loop
     # drops a request for which there is no room.
-    max_in_prefill: Whole | None = None
+    max_in_prefill: Count | None = None
     # Rules that end the run early.
     stop_when: tuple[StopRuleField, ...] = ()
     # A number below 2^64 that decides all random choices. Without it, each run draws a new one.

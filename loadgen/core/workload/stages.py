@@ -13,12 +13,12 @@ from pydantic.json_schema import JsonSchemaValue
 from loadgen.core import units
 from loadgen.core.workload import spikes
 from loadgen.core.workload.fields import (
+    Count,
     Duration,
     FiniteRate,
     FiniteRateOrZero,
     Positive,
     Rate,
-    Whole,
 )
 from loadgen.core.workload.file_models import Part, Tagged, TaggedUnion
 from loadgen.core.workload.request_kinds import ExistingFile, OnBadRow, TimeSlice, TraceReplay
@@ -146,8 +146,8 @@ class AtLeast(Part):
         "time": "duration",
     }
     duration_ns: Duration = Field(default=0, validation_alias="duration")
-    count: Whole = 1
-    passes_of: Whole = 1
+    count: Count = 1
+    passes_of: Count = 1
 
 
 class Stage(Part):
@@ -176,7 +176,7 @@ class Stage(Part):
     )
     # The number of requests, conversations or tasks after which the stage ends, if its duration has
     # not ended it before.
-    count: Whole | None = None
+    count: Count | None = None
     # Minimums in place of `duration` and `count`, for Poisson arrivals only. As in MLPerf, the
     # stage goes on until the duration is over and there are `count` requests, and then up to a
     # multiple of `passes_of` requests.

@@ -368,9 +368,9 @@ def test_lengths_that_cannot_be_met_cause_a_warning():
         tag="tokenizer",
         name="odd",
         sha256="",
-        starts=CL100K.starts,
-        words=CL100K.words,
-        additive=False,
+        start_words=CL100K.start_words,
+        inner_words=CL100K.inner_words,
+        is_additive=False,
         load_encode=lambda: encode,
     )
     even, uneven = (built(tokenizer=odd, input_tokens=FixedTokens(value=n)) for n in (40, 41))

@@ -38,8 +38,8 @@ def test_the_packaged_ranks_are_the_published_file():
 
 def test_the_packaged_words_equal_those_of_the_pack_script():
     words = pack.select_words(list(_unpacked_ranks()))
-    assert [" " + word for word in words] == list(CL100K.words)
-    assert words[: pack.FIRST_WORD_COUNT] == list(CL100K.starts)
+    assert [" " + word for word in words] == list(CL100K.inner_words)
+    assert words[: pack.FIRST_WORD_COUNT] == list(CL100K.start_words)
 
 
 def test_pattern_and_special_tokens_are_tiktokens_own(monkeypatch):
@@ -71,15 +71,15 @@ def test_encodes_as_cl100k_does(text, ids):
 
 def test_every_word_and_every_start_is_one_token():
     encode = CL100K.load_encode()
-    assert all(len(encode(word)) == 1 for word in CL100K.words)
-    assert all(len(encode(word)) == len(encode(" " + word)) == 1 for word in CL100K.starts)
+    assert all(len(encode(word)) == 1 for word in CL100K.inner_words)
+    assert all(len(encode(word)) == len(encode(" " + word)) == 1 for word in CL100K.start_words)
 
 
 def test_random_joins_are_exact_by_construction():
     rng = random.Random(7)
     for _ in range(500):
         n = rng.choice((1, 2, 3, 4, 5, rng.randint(6, 400)))
-        text = rng.choice(CL100K.starts) + "".join(rng.choices(CL100K.words, k=n - 1))
+        text = rng.choice(CL100K.start_words) + "".join(rng.choices(CL100K.inner_words, k=n - 1))
         assert CL100K.count(text) == n
         assert CL100K.count(f"\n\n{text}") - CL100K.count("\n\n") == n  # as chat templates put it
 
@@ -141,10 +141,10 @@ def test_a_directory_can_be_given_instead_of_its_tokenizer_json(tiny):
 
 def test_words_of_a_local_tokenizer_are_one_token_each(tiny):
     local = tokenizer.load_tokenizer(str(tiny))
-    assert len(local.words) > 100
-    anchor = local.starts[0]
-    assert {local.count(anchor + word) for word in local.words} == {2}
-    assert {local.count(start) for start in local.starts} == {1}
+    assert len(local.inner_words) > 100
+    anchor = local.start_words[0]
+    assert {local.count(anchor + word) for word in local.inner_words} == {2}
+    assert {local.count(start) for start in local.start_words} == {1}
 
 
 @pytest.mark.parametrize(

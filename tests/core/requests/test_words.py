@@ -8,7 +8,7 @@ from loadgen_sdk.words import create_text_writer
 from loadgen.core.requests.tokenizer import packaged_tokenizer
 
 WORDS = {
-    "the packaged": packaged_tokenizer().words,
+    "the packaged": packaged_tokenizer().inner_words,
     "one": [" a"],
     "not a power of two": [" a", " bc", " def"],
     "not ASCII": [" \u00fc", " \u6f22\u5b57", " " + "x" * 300],
