@@ -106,10 +106,14 @@ class TaskGraphs:
     """
 
     def __init__(self, task: Task, seed: int) -> None:
-        """Prepare the samplers of the lengths, delays and choices that all tasks draw.
+        """Prepare the random draws that decide what each task of a run looks like.
 
-        `task` describes all tasks of the workload: the steps, and the tools that run between them.
-        Each task is drawn from it and the seed when it is needed, because a run may have very many.
+        Each task is drawn from the seed when it is needed, because a run may have very many.
+
+        Args:
+            task: The description of all tasks of the workload: the steps of a task, their lengths
+                and delays, and the tools that run between them.
+            seed: The seed of the run.
         """
         self.task = task
         self.width = task.width
@@ -122,25 +126,25 @@ class TaskGraphs:
             for name, step in task.steps.items()
             if step.tool and all(tool in known_tools for tool in step.tool)
         }
-        self._order = task.order
+        self._step_order = task.order
+        # Each instance has a cache of its own, which is freed with it.
         self._cached_graph = functools.lru_cache(GRAPHS_CACHED)(self._draw_graph)
 
     def __getitem__(self, task_index: int) -> tuple[TaskRequest, ...]:
         return self._cached_graph(task_index)
 
     def output_tokens(self, task_index: int, turn: int) -> int:
-        """Return the requested output tokens, 0 for embeddings and rankings."""
+        """Return the requested output tokens of a request, 0 for embeddings and rankings."""
         sample = self._samplers[self[task_index][turn].step].output_tokens
-        return (
-            0 if sample is None else sample(self._key, "output", self._draw_index(task_index, turn))
-        )
+        if sample is None:
+            return 0
+        return sample(self._key, "output", self._draw_index(task_index, turn))
 
     def abandonment(self, task_index: int) -> Abandonment | None:
         """Return where the user of a task leaves, or None if the user stays to the end.
 
         The workload says which share of tasks is abandoned. The user leaves during the response to
-        a chat, after its first and before its last token. The chat and the token are drawn
-        uniformly.
+        a chat, after its first and before its last token.
         """
         abandoned_share = self.task.abandoned
         if not abandoned_share:
@@ -148,17 +152,21 @@ class TaskGraphs:
         uniform_number = random_integer(self._key, "leaves", task_index, 8) / 2**64
         if uniform_number >= abandoned_share:
             return None
+        return self._draw_abandonment(task_index)
 
+    def _draw_abandonment(self, task_index: int) -> Abandonment:
+        """Draw the response during which a user leaves, and the token after which, uniformly."""
         # Only chats have output tokens.
         chat_turns = [
             turn for turn in range(len(self[task_index])) if self.output_tokens(task_index, turn)
         ]
-        # One large random number gives two choices: its remainder the chat, its quotient the token.
+        # A number of 128 bits is large enough for two choices. Its remainder chooses the chat. Its
+        # quotient, which does not depend on the remainder, chooses the token.
         random_number = random_integer(self._key, "leaves at", task_index, 16)
         quotient, chat_index = divmod(random_number, len(chat_turns))
         turn = chat_turns[chat_index]
-        possible_token_counts = max(1, self.output_tokens(task_index, turn) - 1)
-        return Abandonment(turn, tokens=1 + quotient % possible_token_counts)
+        tokens_before_last = max(1, self.output_tokens(task_index, turn) - 1)
+        return Abandonment(turn, tokens=1 + quotient % tokens_before_last)
 
     def draw_turns_and_copies(self, step: str, task_index: int) -> tuple[int, int]:
         """Return how many turns a step has in a task, and how many copies of it run in parallel."""
@@ -193,7 +201,7 @@ class TaskGraphs:
     def _draw_graph(self, task_index: int) -> tuple[TaskRequest, ...]:
         """Return the requests of a task, each after those that it waits for."""
         builder = _GraphBuilder(self, task_index)
-        for step in self._order:
+        for step in self._step_order:
             builder.add_step(step)
         return tuple(builder.requests)
 
@@ -206,11 +214,12 @@ class _GraphBuilder:
     """
 
     def __init__(self, graphs: TaskGraphs, task_index: int) -> None:
+        """Begin the graph of the task with this number, which has no requests yet."""
         self.requests: list[TaskRequest] = []
         self._graphs = graphs
         self._task_index = task_index
         self._steps = graphs.task.steps
-        # The last request of each copy of a step.
+        # For each step, the last request of each of its copies.
         self._last_turns: dict[str, list[int]] = {}
 
     def add_step(self, name: str) -> None:
@@ -231,10 +240,14 @@ class _GraphBuilder:
             self._last_turns[name].append(len(self.requests) - 1)
 
     def _build_first_request(self, step_name: str, predecessors: tuple[int, ...]) -> TaskRequest:
-        """Return the first request (turn) of a step, which starts after its predecessors.
+        """Return the first request (turn) of a step.
 
-        `predecessors` are the turns of earlier steps that must have ended. The request continues
-        the conversation of one of them, or it begins a new conversation (context).
+        It may begin a new conversation or continue one, send the responses of parallel branches,
+        and send the result of a tool that ran before it. See `TaskRequest` for its fields.
+
+        Args:
+            step_name: The name of the step.
+            predecessors: The requests of earlier steps that must have ended before.
         """
         step = self._steps[step_name]
         continued_turn = self._find_continued_turn(step, predecessors)
@@ -259,27 +272,27 @@ class _GraphBuilder:
     ) -> str:
         """Return the tool that runs before the first request of a step, or "" if none runs.
 
-        A tool whose result the model never sees only takes time, so it always runs. A tool whose
-        result is sent to the model runs only if the request can send the result. It cannot in two
-        cases: it begins a new context, in which no response calls the tool, or it sends a user
-        message in place of the result.
+        A tool whose result the model never sees only takes time, and always runs. A tool whose
+        result the model sees runs only if the request can send the result: the request continues a
+        conversation, in which a response can call the tool, and sends no user message instead.
         """
-        is_result_sent = step_name in self._graphs.steps_with_tool_results
+        does_model_see_result = step_name in self._graphs.steps_with_tool_results
+        if not does_model_see_result:
+            return self._draw_tool(step_name)
         can_send_result = continued_turn is not None and not has_message
-        if is_result_sent and not can_send_result:
-            return ""
-        return self._draw_tool(step_name)
+        return self._draw_tool(step_name) if can_send_result else ""
 
     def _build_later_request(self, step_name: str) -> TaskRequest:
         """Return a later request (turn) of a step, which continues the request before it.
 
-        Its new content is the result of a tool if the step has tools whose results the model sees.
-        Otherwise it is a message of the user.
+        A later request adds one thing to the conversation: the result of a tool if the step has
+        tools whose results the model sees, and else a message of the user. Only the first request
+        of a step collects the responses of branches or repeats a message.
         """
         step = self._steps[step_name]
         previous_turn = len(self.requests) - 1
-        is_result_sent = step_name in self._graphs.steps_with_tool_results
-        has_message = step.input_tokens is not None and not is_result_sent
+        does_model_see_result = step_name in self._graphs.steps_with_tool_results
+        has_message = step.input_tokens is not None and not does_model_see_result
         tool = self._draw_tool(step_name)
         return TaskRequest(
             step=step_name,
@@ -300,28 +313,33 @@ class _GraphBuilder:
     def _find_continued_turn(self, step: TaskStep, predecessors: tuple[int, ...]) -> int | None:
         """Return the request whose conversation (context) the first request of a step continues.
 
-        It is the last request of the first step that the step comes after, if both are chats.
-        Return None if the step begins a new context.
+        A step lists the steps that it comes after, and a chat continues the first of them if that
+        is a chat too. If that step ran in several copies, the conversation of the first copy is
+        continued. Return None if the step begins a new conversation.
         """
-        if not predecessors or step.context == "new" or step.kind != "chat":
+        is_first_of_task = not predecessors
+        if is_first_of_task or step.context == "new" or step.kind != "chat":
             return None
         continued_step = step.after[0]
         if self._steps[continued_step].kind != "chat":
             return None
-        return self._last_turns[continued_step][0]
+        last_turns_of_copies = self._last_turns[continued_step]
+        return last_turns_of_copies[0]
 
     def _find_branch_turns(
         self, step: TaskStep, predecessors: tuple[int, ...], continued_turn: int | None
     ) -> tuple[int, ...]:
         """Return the requests whose responses the first request of a step sends as tool results.
 
-        In this way a chat receives the results of parallel branches, such as sub-agents. The
-        branches are all chats among its predecessors, apart from the one whose conversation it
-        continues. There are no branches in two cases: for an embedding or ranking, whose input is
-        only a text, and for a new conversation with a user message, which is sent alone.
+        After parallel branches, such as sub-agents, a chat continues the conversation of one of
+        them (`continued_turn`) and receives the responses of the others. An embedding or ranking
+        receives none, because its input is only a text. Neither does a chat that begins a new
+        conversation with a user message, because such a message is sent alone.
         """
+        if step.kind != "chat":
+            return ()
         begins_with_message = continued_turn is None and step.input_tokens is not None
-        if step.kind != "chat" or begins_with_message:
+        if begins_with_message:
             return ()
         return tuple(
             turn for turn in predecessors if self._is_chat(turn) and turn != continued_turn
@@ -330,11 +348,9 @@ class _GraphBuilder:
     def _find_repeated_message(self, step: TaskStep, predecessors: tuple[int, ...]) -> int | None:
         """Return the earlier turn whose user message the first request of a step sends again.
 
-        Return None if it repeats no message. Only a step without a message of its own repeats one,
-        in two cases. An embedding or ranking needs a text. And a chat after an embedding or ranking
-        needs the question, because these have no response that the chat could send in its place.
-        The message is that of the first embedding or ranking among the predecessors, or else of the
-        first predecessor.
+        Return None if the step has a message of its own or needs none. A step without one repeats
+        a message in two cases: it is an embedding or ranking, which needs a text, or it comes after
+        an embedding or ranking, whose response is no text to continue.
         """
         if not predecessors or step.input_tokens is not None:
             return None
@@ -346,9 +362,11 @@ class _GraphBuilder:
         return _find_turn_of_message(self.requests, predecessors[0])
 
     def _is_chat(self, turn: int) -> bool:
+        """Return True if a request is a chat, not an embedding or ranking."""
         return self._steps[self.requests[turn].step].kind == "chat"
 
     def _draw_tool(self, step_name: str) -> str:
+        """Return the tool that runs before the next request, or "" if the step has no tool."""
         return self._graphs.draw_tool(step_name, self._task_index, len(self.requests))
 
     def _draw_pause_ns(self, step_name: str, tool: str, *, has_think_time: bool) -> int:
@@ -361,15 +379,18 @@ class _GraphBuilder:
 
 
 def _find_turn_of_message(requests: list[TaskRequest], turn: int) -> int:
-    """Return the turn that sends the latest user message before or at `turn` for the first time.
+    """Return the turn that first sent the latest user message before or at `turn`.
 
     A request without a user message of its own either repeats the message of an earlier turn, or
     only sends tool results and responses. In the second case the search goes on at the first of the
     turns that it waits for. It ends, because the first request of a task always has a message.
     """
     while not requests[turn].has_message:
-        repeated_turn = requests[turn].repeated_message_turn
-        turn = requests[turn].predecessors[0] if repeated_turn is None else repeated_turn
+        request = requests[turn]
+        if request.repeated_message_turn is not None:
+            turn = request.repeated_message_turn
+        else:
+            turn = request.predecessors[0]
     return turn
 
 
@@ -387,9 +408,9 @@ def _step_samplers(step: TaskStep) -> _StepSamplers:
 def _delay_sampler(delay: DelayDistribution) -> DelaySampler:
     """Return a sampler of delays in ns, such as the time of a tool or the think time of a user.
 
-    Delays are drawn with the samplers of token lengths, which truncate normal and log-normal
-    distributions. Their default bounds are those of lengths, from 1 token on. So the defaults for
-    delays, from 0 to LONGEST_NS, are set here.
+    `length_sampler` draws any whole numbers, so it draws delays too. It only limits normal and
+    log-normal values to the lengths that a prompt may have, unless the distribution has bounds.
+    The bounds of delays, 0 and LONGEST_NS, are therefore set explicitly.
     """
     if delay.tag in ("normal", "lognormal"):
         min_ns = 0 if delay.min is None else delay.min

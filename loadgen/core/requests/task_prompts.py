@@ -18,7 +18,7 @@ from loadgen_sdk.request import Request
 from loadgen.core.requests.chunks import ChunkSpec, Corpus
 from loadgen.core.requests.generated_prompts import GeneratedPrompts
 from loadgen.core.requests.prompts import ANY_TARGET, AssistantTurn, PromptTarget
-from loadgen.core.requests.sampling import LengthSampler, length_sampler, random_bytes
+from loadgen.core.requests.sampling import length_sampler, random_bytes
 from loadgen.core.requests.task_graphs import TaskGraphs, TaskRequest
 from loadgen.core.requests.text_generator import Text
 from loadgen.core.requests.tokenizer import Tokenizer
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 CONTEXTS_CACHED = 64  # Contexts are long. The next turn of a task begins with the last one.
 LENGTHS_CACHED = 1 << 14
 CALL_ID_CHARACTERS = 9  # Some chat templates require this length.
+CALL_ID_BYTES = 5  # Each byte gives two hexadecimal characters.
 
 
 class _Context(NamedTuple):
@@ -52,7 +53,7 @@ class _ToolResult(NamedTuple):
     """The result of a tool call: the name of the tool, and the text that it returned."""
 
     tool: str
-    text: Text
+    output: Text
 
 
 class _Documents(NamedTuple):
@@ -63,6 +64,7 @@ class _Documents(NamedTuple):
 
     @property
     def tokens(self) -> int:
+        """Return the tokens of all documents together."""
         return len(self.chunks) * self.tokens_each
 
 
@@ -81,15 +83,16 @@ class _AddedLengths(NamedTuple):
 
 
 SegmentOwner = str | int | tuple[int, ...]
-"""Where a part of a prompt comes from.
+"""What identifies the text of a part of a prompt. Two parts with equal owners have equal texts.
 
-A step for its system message and tool definitions, the id of the request that sent or generated
-a part, or a document and all documents before it.
+- a step name, for its system message and the tool definitions
+- a request id, for the messages that the request added and the response to it
+- the numbers of a document and all documents before it, for a document
 """
 
 
 class PromptSegment(NamedTuple):
-    """A part of a prompt: where it comes from, and its content tokens."""
+    """A part of a prompt: what identifies its text, and its content tokens."""
 
     owner: SegmentOwner
     tokens: int
@@ -129,34 +132,37 @@ class TaskPrompts(GeneratedPrompts):
         self.history: str = task.history
         self._task = task
 
-        # Samplers of the token counts of user messages, by step, and of tool results, by tool.
-        # Only the results of known tools, which have a length, are sent to the model.
-        self._message_length_samplers = {
-            name: length_sampler(step.input_tokens)
-            for name, step in task.steps.items()
-            if step.input_tokens
-        }
+        # Only the results of known tools are sent to the model, so only these have a length.
         known_tools = task.known_tools
-        self._result_length_samplers = {
-            name: length_sampler(tool.result_tokens) for name, tool in known_tools.items()
-        }
         self._tools = [
             build_tool_definition(name, tool.schema_tokens, tokenizer, self._texts)
             for name, tool in known_tools.items()
         ]
         self._tools_tokens = sum(tool.schema_tokens for tool in known_tools.values())
+        self._result_length_samplers = {
+            name: length_sampler(tool.result_tokens) for name, tool in known_tools.items()
+        }
+        self._message_length_samplers = {
+            name: length_sampler(step.input_tokens)
+            for name, step in task.steps.items()
+            if step.input_tokens
+        }
 
-        # The document collection of each step that sends documents, and how many a request sends.
-        self._corpora: dict[str, Corpus] = {}
-        self._document_count_samplers: dict[str, LengthSampler] = {}
-        for name, step in task.steps.items():
-            if step.documents is not None:
-                self._corpora[name] = _build_corpus(step.documents, self._lengths_key)
-                self._document_count_samplers[name] = length_sampler(step.documents.count)
+        documents_by_step = {
+            name: step.documents for name, step in task.steps.items() if step.documents is not None
+        }
+        self._corpora = {
+            name: _build_corpus(documents, self._lengths_key)
+            for name, documents in documents_by_step.items()
+        }
+        self._document_count_samplers = {
+            name: length_sampler(documents.count) for name, documents in documents_by_step.items()
+        }
 
+        # Each instance has caches of its own, which are freed with it.
         self._cached_added_lengths = functools.lru_cache(LENGTHS_CACHED)(self._added_lengths)
         self._cached_scripted_context = functools.lru_cache(CONTEXTS_CACHED)(
-            functools.partial(self._build_context, replies={})
+            self._build_scripted_context
         )
 
     # -- the protocol of prompts -----------------------------------------------------------------
@@ -168,7 +174,7 @@ class TaskPrompts(GeneratedPrompts):
         """Return a request with real responses of earlier turns. Others come from the seed."""
         task_index, turn = self.task_and_turn(request_id)
         if self._is_non_generative(task_index, turn):
-            return self._build_non_generative(request_id, task_index, turn)
+            return self._build_embedding_or_ranking(request_id, task_index, turn)
         return self._build_chat(request_id, task_index, turn, replies)
 
     def needs_replies(self, request_id: int) -> bool:
@@ -191,10 +197,11 @@ class TaskPrompts(GeneratedPrompts):
         yield first_id + self.turns - 1
 
     def task_and_turn(self, request_id: int) -> tuple[int, int]:
-        """Return the task of a request and its turn in that task.
+        """Return the number of the task of a request, and the turn (position) in that task.
 
-        The last request of a task has the last of its ids, however many turns come before it.
-        Raises IndexError for an id that the task does not use.
+        Each task has `self.turns` ids, as many as the largest task needs. The last request of a
+        task always has the last of them. With 5 ids, a task of 3 requests uses the ids 0, 1 and 4
+        of its block. Raises IndexError for an id that the task does not use.
         """
         task_index, position = divmod(request_id, self.turns)
         last_turn = len(self.graphs[task_index]) - 1
@@ -242,10 +249,11 @@ class TaskPrompts(GeneratedPrompts):
     def prompt_segments(self, request_id: int) -> list[PromptSegment]:
         """Return the segments of a prompt in order, for the prefix cache of the simulated server.
 
-        Prompts that begin with equal segments share that beginning, so the cache compares segments
-        in place of texts. The first segment is the tool definitions and the system message. Then
-        each request of the conversation (context) adds a segment for each of its documents, and one
-        for its other messages and its response.
+        A segment is a part of the prompt with an identity and a length. Prompts that begin with
+        equal segments share that beginning, so the cache compares segments in place of texts. The
+        first one is the tool definitions and the system message. Then each request of the
+        conversation (context) adds one for each of its documents, and one for its other messages
+        and its response.
         """
         task_index, turn = self.task_and_turn(request_id)
         context_turns = self._context_turns(task_index, turn)
@@ -259,8 +267,9 @@ class TaskPrompts(GeneratedPrompts):
             if lengths.documents.chunks:
                 segments += _document_segments(lengths.documents)
             tokens = lengths.other_tokens
-            if context_turn != turn:
-                tokens += lengths.output_tokens  # The response is a part of later prompts only.
+            has_response = context_turn != turn  # The request itself has no response yet.
+            if has_response:
+                tokens += lengths.output_tokens
             segments.append(PromptSegment(first_id + context_turn, tokens))
         return segments
 
@@ -281,17 +290,17 @@ class TaskPrompts(GeneratedPrompts):
     def _context_tokens(self, task_index: int, turn: int) -> int:
         """Return the requested content tokens of all messages of a request.
 
-        A request that begins a new conversation has a system message and its new messages. Any
-        other request has all messages of the request that it continues, the response to that
-        request, and its new messages.
+        They are those of the system message that begins its conversation (context), of what each
+        request of the conversation adds, and of the responses to all requests before the last.
         """
-        request = self.graphs[task_index][turn]
-        new_tokens = self._new_tokens(task_index, turn)
-        if request.continued_turn is None:
-            return self._task.steps[request.step].system_tokens + new_tokens
-        continued_tokens = self._context_tokens(task_index, request.continued_turn)
-        response_tokens = self.graphs.output_tokens(task_index, request.continued_turn)
-        return continued_tokens + response_tokens + new_tokens
+        context_turns = self._context_turns(task_index, turn)
+        first_step = self._step(task_index, context_turns[0])
+        tokens = first_step.system_tokens
+        for context_turn in context_turns:
+            tokens += self._new_tokens(task_index, context_turn)
+            if context_turn != turn:
+                tokens += self.graphs.output_tokens(task_index, context_turn)
+        return tokens
 
     def _added_lengths(self, task_index: int, turn: int) -> _AddedLengths:
         """Return the lengths of what a request, and then its response, add to the conversation."""
@@ -326,9 +335,9 @@ class TaskPrompts(GeneratedPrompts):
     def _message_tokens(self, task_index: int, turn: int) -> int:
         """Return the content tokens of the user message that a request sends.
 
-        A request without a message of its own repeats the message of an earlier request, with the
-        same length. The workload sets the length of a prompt as the server counts it, with the
-        tokens of the chat template. So the first message of a chat is shorter by these.
+        The message may be a repeated one. Its length is then that of the request that sent it
+        first. A chat template adds tokens to a prompt, and the workload requests the length of the
+        whole prompt. The first message of a conversation is therefore shorter by these tokens.
         """
         original_turn = self._original_turn_of_message(task_index, turn)
         original_request = self.graphs[task_index][original_turn]
@@ -336,10 +345,9 @@ class TaskPrompts(GeneratedPrompts):
         draw_index = self._draw_index(task_index, original_turn)
         tokens = sample_length(self._lengths_key, "input", draw_index)
 
-        begins_context = original_request.continued_turn is None
-        if begins_context and not self._is_non_generative(task_index, original_turn):
-            return self._subtract_template(tokens)
-        return tokens
+        is_chat = not self._is_non_generative(task_index, original_turn)
+        begins_conversation = is_chat and original_request.continued_turn is None
+        return self._subtract_template(tokens) if begins_conversation else tokens
 
     def _original_turn_of_message(self, task_index: int, turn: int) -> int:
         """Return the first request that sends the user message of a request, maybe itself."""
@@ -349,8 +357,9 @@ class TaskPrompts(GeneratedPrompts):
     def _documents(self, task_index: int, turn: int) -> _Documents:
         """Return the documents that a request sends, as chunks of a corpus.
 
-        Only the first request of a step sends any. A step with `best` sends the best documents of
-        the ranking before it. A step with `documents` sends some that are drawn from its corpus.
+        Only the first request of a step sends any. A step with `documents` sends some that are
+        drawn from its corpus. A step with `best: n` comes after a ranking, and sends the n best
+        documents of it.
         """
         request = self.graphs[task_index][turn]
         step = self._task.steps[request.step]
@@ -361,9 +370,9 @@ class TaskPrompts(GeneratedPrompts):
         if step.documents is None:
             return NO_DOCUMENTS
         draw_index = self._draw_index(task_index, turn)
-        sample_count = self._document_count_samplers[request.step]
-        count = sample_count(self._lengths_key, "documents", draw_index)
-        chunks = self._corpora[request.step].chunks_of(draw_index)[:count]
+        sample_document_count = self._document_count_samplers[request.step]
+        document_count = sample_document_count(self._lengths_key, "documents", draw_index)
+        chunks = self._corpora[request.step].chunks_of(draw_index)[:document_count]
         return _Documents(chunks, step.documents.tokens)
 
     def _best_documents(self, task_index: int, request: TaskRequest, count: int) -> _Documents:
@@ -379,7 +388,10 @@ class TaskPrompts(GeneratedPrompts):
         return _Documents(ranked_documents.chunks[:count], ranked_documents.tokens_each)
 
     def _draw_index(self, task_index: int, turn: int) -> int:
-        """Return the index under which the values of a request are drawn from the seed."""
+        """Return the index under which the values of a request are drawn from the seed.
+
+        It is another one for each request of a run, and depends on no other request.
+        """
         return task_index * self.turns + turn
 
     def _is_non_generative(self, task_index: int, turn: int) -> bool:
@@ -387,6 +399,7 @@ class TaskPrompts(GeneratedPrompts):
         return self._step(task_index, turn).kind != "chat"
 
     def _step(self, task_index: int, turn: int) -> TaskStep:
+        """Return the step that a request belongs to."""
         return self._task.steps[self.graphs[task_index][turn].step]
 
     # -- texts -----------------------------------------------------------------------------------
@@ -411,12 +424,14 @@ class TaskPrompts(GeneratedPrompts):
 
     # -- requests --------------------------------------------------------------------------------
 
-    def _build_non_generative(self, request_id: int, task_index: int, turn: int) -> Request:
-        """Build a text to embed, or a query with the documents to rank."""
+    def _build_embedding_or_ranking(self, request_id: int, task_index: int, turn: int) -> Request:
+        """Build a request with a text to embed, or with a query and the documents to rank by it."""
         text = self._message_text(task_index, turn)
         documents = self._document_texts(task_index, turn)
+        extra_fields: dict[str, Any] = {}
         tokens = text.tokens
         if documents:
+            extra_fields["documents"] = [document.text for document in documents]
             # The query is read together with each document.
             tokens = sum(text.tokens + document.tokens for document in documents)
         return Request(
@@ -425,7 +440,7 @@ class TaskPrompts(GeneratedPrompts):
             max_tokens=0,
             input_tokens=tokens,
             input_source=self._tokenizer.tag,
-            extra={"documents": [document.text for document in documents]} if documents else {},
+            extra=extra_fields,
             session=task_index,
             turn=turn,
         )
@@ -433,16 +448,27 @@ class TaskPrompts(GeneratedPrompts):
     def _build_chat(
         self, request_id: int, task_index: int, turn: int, replies: Mapping[int, AssistantTurn]
     ) -> Request:
-        """Build a chat with all messages of its context and the definitions of the tools."""
+        """Build a chat with all messages of its conversation and the definitions of the tools.
+
+        Args:
+            request_id: The id of the request.
+            task_index: The number of the task.
+            turn: The position of the request in the task.
+            replies: Real responses of earlier turns. Others come from the seed.
+        """
         context = self._context(task_index, turn, replies)
-        # Only the server knows how many tokens its real responses have.
-        has_known_length = not replies
+        input_tokens: int | None = context.tokens + self._tools_tokens
+        counted_by: str = self._tokenizer.tag
+        if replies:
+            # Only the server knows how many tokens its real responses have.
+            input_tokens = None
+            counted_by = ""
         return Request(
             id=self._wire_id(request_id),
             messages=context.messages,
             max_tokens=self.graphs.output_tokens(task_index, turn),
-            input_tokens=context.tokens + self._tools_tokens if has_known_length else None,
-            input_source=self._tokenizer.tag if has_known_length else "",
+            input_tokens=input_tokens,
+            input_source=counted_by,
             extra=self._tool_fields(task_index, turn),
             session=task_index,
             turn=turn,
@@ -476,10 +502,14 @@ class TaskPrompts(GeneratedPrompts):
             return self._build_context(task_index, turn, replies)
         return self._cached_scripted_context(task_index, turn)
 
+    def _build_scripted_context(self, task_index: int, turn: int) -> _Context:
+        """Build all messages of a request whose earlier responses come from the seed."""
+        return self._build_context(task_index, turn, replies={})
+
     def _build_context(
         self, task_index: int, turn: int, replies: Mapping[int, AssistantTurn]
     ) -> _Context:
-        """Build all messages of a request.
+        """Build all messages of a request, with their tokens.
 
         A request that begins a new conversation (context) has a system message and one user
         message. Any other request has, in this order: the messages of the request that it
@@ -488,7 +518,7 @@ class TaskPrompts(GeneratedPrompts):
 
         Args:
             task_index: The number of the task.
-            turn: The request of the task.
+            turn: The position of the request in the task.
             replies: The real responses of earlier turns. Other responses come from the seed.
         """
         request = self.graphs[task_index][turn]
@@ -496,32 +526,31 @@ class TaskPrompts(GeneratedPrompts):
         user_texts = self._document_texts(task_index, turn)
         if _sends_message(request):
             user_texts.append(self._message_text(task_index, turn))
+        new_texts = user_texts + [result.output for result in results]
         if request.continued_turn is None:
-            system_tokens = self._task.steps[request.step].system_tokens
-            texts = user_texts + [result.text for result in results]
-            return self._build_new_context(request.step, system_tokens, texts)
+            return self._build_new_context(request.step, new_texts)
 
         continued = self._context(task_index, request.continued_turn, replies)
         response = self._response(task_index, request.continued_turn, replies)
-        messages = list(continued.messages)
-        messages += self._response_messages(
-            self._draw_index(task_index, turn), response.turn, results
-        )
-        messages += [{"role": "user", "content": text.text} for text in user_texts]
-        tokens = continued.tokens + response.tokens
-        tokens += sum(result.text.tokens for result in results)
-        tokens += sum(text.tokens for text in user_texts)
-        return _Context(messages, tokens)
+        draw_index = self._draw_index(task_index, turn)
+        messages: list[dict[str, Any]] = [
+            *continued.messages,
+            *self._response_messages(draw_index, response.turn, results),
+            *({"role": "user", "content": text.text} for text in user_texts),
+        ]
+        new_tokens = sum(text.tokens for text in new_texts)
+        return _Context(messages, continued.tokens + response.tokens + new_tokens)
 
-    def _build_new_context(self, step: str, system_tokens: int, texts: list[Text]) -> _Context:
+    def _build_new_context(self, step_name: str, texts: list[Text]) -> _Context:
         """Return a system message, if the step has one, and one user message with all texts.
 
         It is one message, because chat templates may require that roles alternate.
         """
         messages: list[dict[str, Any]] = []
         tokens = sum(text.tokens for text in texts)
+        system_tokens = self._task.steps[step_name].system_tokens
         if system_tokens:
-            system = self._texts.shared_text(f"system {step}", 0, system_tokens)
+            system = self._texts.shared_text(f"system {step_name}", 0, system_tokens)
             messages.append({"role": "system", "content": system.text})
             tokens += system.tokens
         messages.append({"role": "user", "content": "\n\n".join(text.text for text in texts)})
@@ -539,14 +568,13 @@ class TaskPrompts(GeneratedPrompts):
         results: list[_ToolResult] = []
         for branch_turn in request.branch_turns:
             response = self._response(task_index, branch_turn, replies)
-            text = Text(response.turn.text, response.tokens)
-            results.append(_ToolResult(self.graphs[task_index][branch_turn].step, text))
+            output = Text(response.turn.text, response.tokens)
+            results.append(_ToolResult(self.graphs[task_index][branch_turn].step, output))
         if request.tool_of_result:
             draw_index = self._draw_index(task_index, turn)
-            text = self._texts.history_text(
-                "tool", draw_index, self._result_tokens(task_index, turn)
-            )
-            results.append(_ToolResult(request.tool_of_result, text))
+            tokens = self._result_tokens(task_index, turn)
+            output = self._texts.history_text("tool", draw_index, tokens)
+            results.append(_ToolResult(request.tool_of_result, output))
         return results
 
     def _response(
@@ -559,57 +587,72 @@ class TaskPrompts(GeneratedPrompts):
         return _Response(AssistantTurn(scripted.text), scripted.tokens)
 
     def _response_messages(
-        self, request_id: int, response: AssistantTurn, results: list[_ToolResult]
+        self, draw_index: int, response: AssistantTurn, results: list[_ToolResult]
     ) -> list[dict[str, Any]]:
         """Return the message of the assistant and a message for each tool result after it.
 
-        Each result must answer a tool call in the message of the assistant. The first calls are
-        those that the response really has, and calls for the other results are added.
+        Chat APIs require that each tool result answers a call in the message of the assistant. The
+        calls of the response come first, and calls for the other results are invented.
+
+        Args:
+            draw_index: The number of the request, from which the ids of invented calls are drawn.
+            response: The response of the assistant, real or drawn from the seed.
+            results: The tool results that follow it, maybe none.
         """
         if not results:
             return [{"role": "assistant", "content": response.text}]
-        calls = list(response.calls[: len(results)])
-        calls += [
-            self._make_tool_call(request_id, index, results[index].tool, response)
-            for index in range(len(calls), len(results))
+        real_calls = response.calls[: len(results)]
+        invented_calls = [
+            self._invent_tool_call(draw_index, index, results[index].tool, response)
+            for index in range(len(real_calls), len(results))
         ]
-        # The text of a response without calls is the argument of the first call.
-        content = response.text if response.calls and response.text else None
+        calls = [*real_calls, *invented_calls]
+        # The text of a response without calls is not lost: it is the argument of an invented call.
+        has_text_beside_calls = response.calls and response.text
+        content = response.text if has_text_beside_calls else None
         messages: list[dict[str, Any]] = [
             {"role": "assistant", "content": content, "tool_calls": calls}
         ]
         for call, result in zip(calls, results, strict=True):
             messages.append(
-                {"role": "tool", "tool_call_id": call["id"], "content": result.text.text}
+                {"role": "tool", "tool_call_id": call["id"], "content": result.output.text}
             )
         return messages
 
-    def _make_tool_call(
-        self, request_id: int, index: int, tool: str, response: AssistantTurn
+    def _invent_tool_call(
+        self, draw_index: int, call_index: int, tool: str, response: AssistantTurn
     ) -> dict[str, Any]:
-        """Return a tool call that a response lacks, so that a tool result can answer it.
+        """Return a tool call for a tool result that no call of the response asks for.
 
-        If the response has no call at all, its text becomes the argument of the first call. `index`
-        is the position of the call among all calls of the response.
+        If the response has no call at all, its text becomes the argument of the first call. The
+        tokens of a generated response are then in the call, where a real one has them too.
+
+        Args:
+            draw_index: The number of the request, from which the id of the call is drawn.
+            call_index: The position of the call among all calls of the message.
+            tool: The name of the tool.
+            response: The response that the call is added to.
         """
-        is_argument = not response.calls and index == 0
-        arguments = {"input": response.text} if is_argument else {}
-        call_id = random_bytes(self._texts_key, f"call {index}", request_id, 5).hex()
+        arguments = {}
+        if not response.calls and call_index == 0:
+            arguments["input"] = response.text
+        id_bytes = random_bytes(self._texts_key, f"call {call_index}", draw_index, CALL_ID_BYTES)
         return {
-            "id": call_id[:CALL_ID_CHARACTERS],
+            "id": id_bytes.hex()[:CALL_ID_CHARACTERS],
             "type": "function",
             "function": {"name": tool, "arguments": json.dumps(arguments)},
         }
 
 
 def _document_segments(documents: _Documents) -> list[PromptSegment]:
-    """Return a segment for each document of a request.
+    """Return a segment for each document of a request, to compare with other prompts.
 
-    A prefix cache can reuse a document only after the same documents. So the owner of a segment is
-    the document together with all documents before it.
+    A prefix cache can reuse a document only if all documents before it are the same too. A segment
+    is therefore identified by the numbers of its document and all documents before it: documents 7
+    and 3 give segments with the identities (7,) and (7, 3).
     """
     return [
-        PromptSegment(documents.chunks[:count], documents.tokens_each)
+        PromptSegment(owner=documents.chunks[:count], tokens=documents.tokens_each)
         for count in range(1, len(documents.chunks) + 1)
     ]
 
