@@ -155,7 +155,7 @@ def _length_lines(workload: Workload, prompts: Prompts, count: int | None) -> It
     if isinstance(prompts, MixPrompts):
         for share in lengths.class_shares(prompts, first_requests):
             yield (
-                f"class {share.name}: {format.percent(share.starts)} of all sessions, "
+                f"class {share.name}: {format.percent(share.sessions)} of all sessions, "
                 f"{format.percent(share.requests)} of these requests, "
                 f"{format.percent(share.tokens)} of their tokens"
             )

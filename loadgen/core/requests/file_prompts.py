@@ -158,20 +158,21 @@ class FilePrompts:
         return self[request_id].max_tokens
 
     def sequence_lengths(self, request_id: int) -> tuple[int, ...]:
-        """Return the tokens of each sequence of a request for embeddings or a ranking.
+        """Return the number of tokens of each sequence that the model reads for a request.
 
-        The sequences are the text of the row, or each of its documents together with that text. A
-        text that cannot be counted, or that is empty, counts as one token.
+        An embedding has one sequence, the text of the row. A ranking has one for each document of
+        the row: the query (the text of the row) together with the document. A text that cannot be
+        counted, or that is empty, counts as one token.
         """
         text_tokens = self.input_tokens(request_id) or 1
         documents = self[request_id].extra.get("documents")
         if not documents:
             return (text_tokens,)
-        texts = [
+        document_texts = [
             document if isinstance(document, str) else str(document.get("text", ""))
             for document in documents
         ]
-        return tuple(text_tokens + self._tokenizer.count(text) for text in texts)
+        return tuple(text_tokens + self._tokenizer.count(text) for text in document_texts)
 
     def warnings(
         self,

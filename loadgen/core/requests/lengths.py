@@ -34,13 +34,13 @@ class ClassShare(NamedTuple):
 
     Attributes:
         name: The name of the class.
-        starts: The requested share of all starts (requests, conversations or tasks).
+        sessions: The requested share of all sessions (single requests, conversations and tasks).
         requests: The share of the first requests.
         tokens: The share of the tokens of the first requests.
     """
 
     name: str
-    starts: float
+    sessions: float
     requests: float
     tokens: float
 
@@ -79,39 +79,49 @@ def context_lengths(
     template_tokens: int | None = None,
     token_ratio: float | None = None,
 ) -> list[int]:
-    """Return the tokens of prompt and response together, for each request that generates text.
+    """Return the sum of prompt and output tokens of each request that generates text.
 
-    They must fit into the context window of the model, which is checked before a run.
+    It must fit into the context window of the model, which is checked before a run. Embeddings and
+    rankings are left out, because their sequences are read one by one.
 
     Args:
-        first_requests: The lengths of requests by id.
+        first_requests: The lengths of the first requests, by request id.
         template_tokens: The tokens that the server adds to a prompt, if they are known.
         token_ratio: How many tokens the server counts for one token of the workload, if known.
     """
     ratio = token_ratio or 1.0
+    generative_requests = [
+        lengths for lengths in first_requests.values() if lengths.non_generative_requests == 0
+    ]
     return [
         round(lengths.input_tokens * ratio) + (template_tokens or 0) + lengths.output_tokens
-        for lengths in first_requests.values()
-        if not lengths.non_generative_requests
+        for lengths in generative_requests
     ]
 
 
 def task_lengths(
     prompts: Prompts, first_requests: dict[int, RequestedLengths]
 ) -> list[RequestedLengths]:
-    """Return the lengths of the tasks and conversations among the first requests.
+    """Return the total lengths of each task or conversation among the first requests.
 
-    The last one is left out, because some of its requests may be missing.
+    The last one is left out if there are several, because some of its requests may be missing. A
+    single one is returned although it may be incomplete, because it is all that is known. Without
+    tasks and conversations the list is empty.
+
+    Args:
+        prompts: The requests of the workload.
+        first_requests: The lengths of the first requests, by request id.
     """
     if prompts.turns == 1:
         return []
     requests_of_task: dict[int, list[RequestedLengths]] = {}
     for request_id, lengths in first_requests.items():
         if isinstance(prompts, MixPrompts) and prompts.is_single_request(request_id):
-            continue
-        requests_of_task.setdefault(request_id // prompts.turns, []).append(lengths)
+            continue  # Some classes of a mix may have single requests.
+        # Each task has a block of `turns` ids.
+        task_index = request_id // prompts.turns
+        requests_of_task.setdefault(task_index, []).append(lengths)
     tasks = [_sum_lengths(requests) for requests in requests_of_task.values()]
-    # A single task is kept although it may be incomplete, because it is all that is known.
     return tasks[:-1] if len(tasks) > 1 else tasks
 
 
@@ -123,10 +133,15 @@ def _sum_lengths(requests: Iterable[RequestedLengths]) -> RequestedLengths:
 def class_shares(
     prompts: MixPrompts, first_requests: dict[int, RequestedLengths]
 ) -> Iterator[ClassShare]:
-    """Yield the share of each class in the first requests and in their tokens.
+    """Yield how much of the load each request class is: of the sessions, requests and tokens.
 
-    The share of tokens can differ much from the share of starts (single requests, conversations and
-    tasks), which the workload requests: a class of a few long tasks may be most of the load.
+    A session is a single request, a conversation or a task. The workload only requests the share of
+    sessions. The share of tokens can be very different: a class of a few long tasks may be most of
+    the load.
+
+    Args:
+        prompts: The requests of the workload, which is a mix of classes.
+        first_requests: The lengths of the first requests, by request id.
     """
     tokens_of_class = dict.fromkeys(range(len(prompts.names)), 0)
     requests_of_class = dict.fromkeys(range(len(prompts.names)), 0)
@@ -139,7 +154,7 @@ def class_shares(
     for class_index, name in enumerate(prompts.names):
         yield ClassShare(
             name,
-            starts=prompts.session_shares[class_index],
+            sessions=prompts.session_shares[class_index],
             requests=requests_of_class[class_index] / len(first_requests),
             tokens=tokens_of_class[class_index] / all_tokens,
         )

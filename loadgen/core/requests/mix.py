@@ -66,7 +66,9 @@ class MixPrompts:
         self.names = tuple(classes)
         self.class_prompts = class_prompts
         self.turns = max(prompts.turns for prompts in class_prompts)
-        # "scripted" conversations repeat responses that are generated, and need no real ones.
+        # Later turns of a conversation repeat the responses to earlier ones: the real responses of
+        # the server, or ("scripted") responses that are generated. One class that needs the real
+        # ones is enough to record them.
         needs_real_responses = any(prompts.history == "server" for prompts in class_prompts)
         self.history = "server" if needs_real_responses else "scripted"
         # Validation has scaled the weights so that they add up to 1.
@@ -90,27 +92,24 @@ class MixPrompts:
     def class_and_id(self, request_id: int) -> ClassRequest:
         """Return the class of a request and its id in that class.
 
-        Each session has a block of `self.turns` ids, as many as the longest session of any class
-        needs. It uses the first ids for its turns, but always the last id for its last turn, so
-        that the schedule recognizes the end of a session by the id alone. A single request uses
-        only the first id. In a class, a block has only the ids that its own sessions need.
+        Each session of the mix has a block of `turns` ids, as many as the longest session of any
+        class needs. Its last turn always has the last id of the block, so that the schedule
+        recognizes the end of a session by the id alone. With 5 ids per session, the turns 0, 1 and
+        2 of session 2 have the ids 10, 11 and 14. If its class needs 3 ids per session, they are
+        the requests 6, 7 and 8 of the class.
 
         Raises IndexError for an id that is not used.
         """
-        session, id_in_block = divmod(request_id, self.turns)
+        session, position = divmod(request_id, self.turns)
         class_index = self.class_of(session)
         class_turns = self.class_prompts[class_index].turns
-        last_turn = class_turns - 1
-        has_several_turns = class_turns > 1
-        if has_several_turns and id_in_block == self.turns - 1:
-            turn = last_turn
-        elif id_in_block < last_turn or id_in_block == 0:
-            turn = id_in_block
-        else:
+        position_in_class = _position_in_class(position, self.turns, class_turns)
+        if position_in_class is None:
             raise IndexError(request_id)
-        return ClassRequest(class_index, session * class_turns + turn)
+        return ClassRequest(class_index, session * class_turns + position_in_class)
 
     def __getitem__(self, request_id: int) -> Request:
+        """Build a request, with the model and the priority of its class."""
         class_index, id_in_class = self.class_and_id(request_id)
         request = self.class_prompts[class_index][id_in_class]
         return self._with_extra_fields(class_index, request)
@@ -143,18 +142,16 @@ class MixPrompts:
     def _ids_of_session(self, session: int) -> Iterator[int]:
         """Yield the ids of the requests of a session: a single request, conversation or task.
 
-        Each session has a block of `self.turns` ids, of which it uses the first ones and, for its
-        last request, the last one. See `class_and_id` for the reason.
+        Each session has a block of `self.turns` ids. Its last request always has the last of them,
+        so that the schedule recognizes the end of a session by the id alone, and the others have
+        the first ones. A single request has the first id.
         """
         prompts = self.class_prompts[self.class_of(session)]
         first_id = session * self.turns
         if prompts.turns == 1:
             yield first_id
             return
-        # Conversations of a class have equally many requests. Each task may have another number.
-        request_count = prompts.turns
-        if isinstance(prompts, TaskPrompts):
-            request_count = len(prompts.graphs[session])
+        request_count = _count_session_requests(prompts, session)
         yield from range(first_id, first_id + request_count - 1)
         last_id = first_id + self.turns - 1
         yield last_id
@@ -187,6 +184,37 @@ class MixPrompts:
             warnings = prompts.warnings(round(request_count * share))
             messages += [f"class {name}: {warning}" for warning in warnings]
         return messages
+
+
+def _position_in_class(position: int, mix_turns: int, class_turns: int) -> int | None:
+    """Return the position of a request among the ids of its session in its class.
+
+    The last ids of the two blocks correspond, and so do the first ones.
+
+    Args:
+        position: The position among the ids of the session in the mix, from 0.
+        mix_turns: How many ids each session of the mix has.
+        class_turns: How many ids each session of the class has, 1 for single requests.
+
+    Returns:
+        The position, or None for an id that the session does not use.
+    """
+    if class_turns == 1:
+        return 0 if position == 0 else None
+    last_position = class_turns - 1
+    if position == mix_turns - 1:
+        return last_position
+    return position if position < last_position else None
+
+
+def _count_session_requests(prompts: Prompts, session: int) -> int:
+    """Return how many requests a conversation or task has.
+
+    All conversations of a class have equally many. The number of a task is drawn.
+    """
+    if isinstance(prompts, TaskPrompts):
+        return len(prompts.graphs[session])
+    return prompts.turns
 
 
 def _extra_fields(request_class: RequestClass) -> dict[str, Any]:

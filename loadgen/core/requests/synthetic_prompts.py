@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from loadgen_sdk.request import Request
 from loadgen_sdk.wire_formats.server_profiles import NON_GENERATIVE_APIS
@@ -30,10 +31,19 @@ if TYPE_CHECKING:
 CONVERSATIONS_CHECKED = 256
 """The number of conversations whose lengths are checked for warnings."""
 PROMPTS_CHECKED = 16
-"""The number of requests that are built for warnings, with tokenizers that are not additive."""
+"""The number of requests that are built for warnings, to compare their true and their requested
+lengths."""
 
 SINGLE_REQUEST_SESSION = -1
 """The session of a request that is no part of a conversation."""
+
+
+class _Message(NamedTuple):
+    """A message of a chat, with the tokens of its text. Real replies count as 0 tokens."""
+
+    role: str
+    content: str | list[dict[str, Any]]
+    tokens: int
 
 
 class SyntheticPrompts(GeneratedPrompts):
@@ -58,7 +68,8 @@ class SyntheticPrompts(GeneratedPrompts):
         Args:
             requests: The requests as the workload describes them.
             seed: Decides lengths and choices.
-            salt: Decides the texts, together with the seed.
+            salt: Decides the words of the texts, together with the seed. Another salt gives
+                prompts of the same lengths that a prefix cache does not know.
             tokenizer: Counts tokens and supplies the words of the texts.
             target: What is known of the server that the requests are sent to.
         """
@@ -69,6 +80,10 @@ class SyntheticPrompts(GeneratedPrompts):
         self._sample_input = length_sampler(requests.input_tokens)
         self._sample_output = length_sampler(requests.output_tokens)
         self._corpus = _build_corpus(requests.chunks, self._lengths_key)
+        # Texts that consist of random words alone are built in a faster way, see `_first_message`.
+        self._has_random_words_only = (
+            tokenizer.is_additive and not is_natural and not _shares_prefixes(requests)
+        )
 
         # Without `turns`, each conversation is a single request.
         self.turns: int = 1
@@ -79,22 +94,19 @@ class SyntheticPrompts(GeneratedPrompts):
             self.history = requests.turns.history
             self._sample_tool_result = length_sampler(requests.turns.tool_result_tokens)
 
-        shares_prefixes = (
-            requests.chunks is not None
-            or requests.shared_prefix_tokens > 0
-            or requests.cache is not None
-        )
-        # Texts of random words only are built in a faster way, see `_first_message`.
-        self._has_random_words_only = (
-            tokenizer.is_additive and not is_natural and not shares_prefixes
-        )
-        has_several_messages_or_parts = (
-            requests.system_tokens > 0
-            or self.turns > 1
-            or requests.images is not None
-            or self._api == "rerank"
-        )
-        self.has_single_text = self._api == "embeddings" or not has_several_messages_or_parts
+    @functools.cached_property
+    def has_single_text(self) -> bool:
+        """Return True if each request is one text, without further messages, images or documents.
+
+        Embeddings are always one text.
+        """
+        if self._api == "embeddings":
+            return True
+        has_system_message = self._workload_requests.system_tokens > 0
+        has_images = self._workload_requests.images is not None
+        has_documents = self._api == "rerank"
+        is_conversation = self.turns > 1
+        return not (has_system_message or has_images or has_documents or is_conversation)
 
     def __getitem__(self, request_id: int) -> Request:
         if self.has_single_text:
@@ -153,15 +165,17 @@ class SyntheticPrompts(GeneratedPrompts):
         """Return the content tokens that the workload requests for a prompt.
 
         A later turn of a conversation contains the first message, and the response and tool result
-        of each turn before it. With a tokenizer that is not additive, the prompt as it is built may
-        only be close to this length.
+        of each turn before it. If the tokenizer merges words with their neighbours, the prompt as
+        it is built may only be close to this length.
         """
         conversation, turn = divmod(request_id, self.turns)
         first_id = request_id - turn
         tokens = self._workload_requests.system_tokens + self._first_message_tokens(conversation)
         for earlier_id in range(first_id, request_id):
             tokens += self.requested_output_tokens(earlier_id)
-            tokens += self._tool_result_tokens(earlier_id + 1)
+        # Every turn but the first begins with the result of a tool.
+        for later_id in range(first_id + 1, request_id + 1):
+            tokens += self._tool_result_tokens(later_id)
         return tokens
 
     def requested_output_tokens(self, request_id: int) -> int:
@@ -171,7 +185,7 @@ class SyntheticPrompts(GeneratedPrompts):
         return self._sample_output(self._lengths_key, "output", request_id)
 
     def sample_lengths(
-        self, purpose: Literal["input", "output", "tool"], request_ids: Sequence[int]
+        self, purpose: Literal["input", "output", "tool"], indices: Sequence[int]
     ) -> list[int]:
         """Return the token counts of one kind of text for many requests.
 
@@ -180,21 +194,21 @@ class SyntheticPrompts(GeneratedPrompts):
 
         Args:
             purpose: The kind of text: "input" for the first messages of conversations, "output" for
-                the responses to requests, "tool" for the tool results before requests
-                (conversations only). It is the purpose under which the lengths are drawn.
-            request_ids: The numbers of conversations for "input", else the ids of requests.
+                the responses to requests, "tool" for the tool results that requests of a
+                conversation begin with.
+            indices: The numbers of conversations for "input", else the ids of requests.
         """
         requests = self._workload_requests
         if purpose == "input":
             prompt_lengths = sample_lengths(
-                requests.input_tokens, self._lengths_key, purpose, request_ids
+                requests.input_tokens, self._lengths_key, purpose, indices
             )
             return [self._subtract_template(tokens) for tokens in prompt_lengths]
         if purpose == "output":
-            return sample_lengths(requests.output_tokens, self._lengths_key, purpose, request_ids)
+            return sample_lengths(requests.output_tokens, self._lengths_key, purpose, indices)
         assert requests.turns is not None, "only conversations have tool results"
         return sample_lengths(
-            requests.turns.tool_result_tokens, self._lengths_key, purpose, request_ids
+            requests.turns.tool_result_tokens, self._lengths_key, purpose, indices
         )
 
     def prefix_group(self, conversation: int) -> int:
@@ -239,10 +253,10 @@ class SyntheticPrompts(GeneratedPrompts):
         return [message for message in messages if message]
 
     def _describe_repeated_prompts(self, request_count: int) -> str:
-        """Return a warning if some prompts may be equal because they are too short, or "".
+        """Return a warning if prompts are so short that some may be equal, or "".
 
-        A prompt differs from all others by its first HEAD_TOKENS words after the prefix that it
-        shares with some of them. If it has fewer words there, two prompts can be equal, and the
+        The first HEAD_TOKENS words of a prompt, or those after its shared prefix, differ from
+        prompt to prompt. If a prompt is shorter than that, another one can be equal to it, and the
         server then takes more tokens from its prefix cache than the workload intends.
         """
         conversation_count = math.ceil(request_count / self.turns)
@@ -321,17 +335,23 @@ class SyntheticPrompts(GeneratedPrompts):
         """
         tokens = self._first_message_tokens(conversation)
         if self._has_random_words_only:
-            # This gives the same text as the general case below and is faster.
+            # This is `_unique_text` without the steps that nothing is left to do for. It runs once
+            # per request.
             head = self._texts.unique_head(conversation, tokens)
             return Text(self._texts.random_text("user", conversation, tokens, head), tokens)
         if self._corpus is not None:
             return self._message_with_chunks(conversation, tokens, self._corpus)
         shared_tokens = self._shared_prefix_tokens(tokens)
-        if not shared_tokens:
+        if shared_tokens == 0:
             return self._unique_text(conversation, tokens)
+        return self._message_with_prefix(conversation, tokens, shared_tokens)
+
+    def _message_with_prefix(self, conversation: int, tokens: int, shared_tokens: int) -> Text:
+        """Return a message of `tokens` tokens that begins with the prefix of its prefix group."""
         prefix = self._texts.shared_text("prefix", self.prefix_group(conversation), shared_tokens)
         if shared_tokens == tokens:
             return prefix
+        # The space separates the prefix from the unique text, and is no token of its own.
         prefix = Text(prefix.text + " ", prefix.tokens)
         return self._unique_text(conversation, tokens - shared_tokens, prefix)
 
@@ -359,44 +379,51 @@ class SyntheticPrompts(GeneratedPrompts):
     def _build_turn(self, request_id: int, replies: Mapping[int, AssistantTurn] | None) -> Request:
         """Build a request with all earlier messages of its conversation.
 
-        The messages are an optional system message, the first user message, and for each earlier
-        turn the response of the assistant and the result of a tool, sent as a user message.
-
         Args:
             request_id: The id of the request, which determines its conversation and its turn.
             replies: The real response to each earlier turn, by turn. If None, generated responses
                 take their place.
         """
         conversation, turn = divmod(request_id, self.turns)
-        messages: list[dict[str, Any]] = []
-        tokens = 0
-        if self._workload_requests.system_tokens:
-            system = self._texts.shared_text("system", 0, self._workload_requests.system_tokens)
-            messages.append({"role": "system", "content": system.text})
-            tokens += system.tokens
-        first_message = self._first_message(conversation)
-        messages.append(
-            {"role": "user", "content": self._first_message_content(request_id, first_message.text)}
-        )
-        tokens += first_message.tokens
-        first_id = request_id - turn
-        for earlier_id in range(first_id, request_id):
-            reply = self._reply_to(earlier_id, replies)
-            tool_result = self._tool_result_before(earlier_id + 1)
-            messages.append({"role": "assistant", "content": reply.text})
-            messages.append({"role": "user", "content": tool_result.text})
-            tokens += reply.tokens + tool_result.tokens
-        # Only the server knows how many tokens an image or one of its own replies has.
-        has_known_length = replies is None and self._workload_requests.images is None
+        messages = list(self._messages(request_id, replies))
+        input_tokens: int | None = sum(message.tokens for message in messages)
+        counted_by: str = self._tokenizer.tag
+        if replies is not None or self._workload_requests.images is not None:
+            # Only the server knows how many tokens an image or one of its own replies has.
+            input_tokens = None
+            counted_by = ""
         return Request(
             id=self._wire_id(request_id),
-            messages=messages,
+            messages=[{"role": message.role, "content": message.content} for message in messages],
             max_tokens=self.requested_output_tokens(request_id),
-            input_tokens=tokens if has_known_length else None,
-            input_source=self._tokenizer.tag if has_known_length else "",
+            input_tokens=input_tokens,
+            input_source=counted_by,
             session=conversation if self.turns > 1 else SINGLE_REQUEST_SESSION,
             turn=turn,
         )
+
+    def _messages(
+        self, request_id: int, replies: Mapping[int, AssistantTurn] | None
+    ) -> Iterator[_Message]:
+        """Yield the messages of a request.
+
+        They are an optional system message, the first user message, and for each earlier turn the
+        response of the assistant and the result of a tool, sent as a user message. `replies` are
+        the real responses by turn, or None to generate them.
+        """
+        conversation, turn = divmod(request_id, self.turns)
+        if self._workload_requests.system_tokens:
+            system = self._texts.shared_text("system", 0, self._workload_requests.system_tokens)
+            yield _Message("system", system.text, system.tokens)
+        first_message = self._first_message(conversation)
+        content = self._first_message_content(request_id, first_message.text)
+        yield _Message("user", content, first_message.tokens)
+        first_id = request_id - turn
+        for earlier_id in range(first_id, request_id):
+            reply = self._reply_to(earlier_id, replies)
+            yield _Message("assistant", reply.text, reply.tokens)
+            tool_result = self._tool_result_before(earlier_id + 1)
+            yield _Message("user", tool_result.text, tool_result.tokens)
 
     def _reply_to(self, request_id: int, replies: Mapping[int, AssistantTurn] | None) -> Text:
         """Return the response to an earlier request. The tokens of a real one count as 0."""
@@ -442,6 +469,15 @@ class SyntheticPrompts(GeneratedPrompts):
             input_source=self._tokenizer.tag,
             extra={"documents": [document.text for document in documents]},
         )
+
+
+def _shares_prefixes(requests: Synthetic) -> bool:
+    """Return True if different prompts may begin with the same text."""
+    return (
+        requests.chunks is not None
+        or requests.shared_prefix_tokens > 0
+        or requests.cache is not None
+    )
 
 
 def _build_corpus(chunks: Chunks | None, key: bytes) -> Corpus | None:

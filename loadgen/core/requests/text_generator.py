@@ -106,11 +106,12 @@ class TextGenerator:
         is a digit to the base of all start words, the others are digits to the base of all inner
         words. Different numbers therefore have different words.
         """
+        inner_word_count = len(self._inner_words)
         head_number = self._head_order.position_of(index)
         remaining_number, digit = divmod(head_number, len(self._start_words))
         head = [self._start_words[digit]]
         for _ in range(HEAD_TOKENS - 1):
-            remaining_number, digit = divmod(remaining_number, len(self._inner_words))
+            remaining_number, digit = divmod(remaining_number, inner_word_count)
             head.append(self._inner_words[digit])
         return head[:tokens]
 

@@ -75,11 +75,14 @@ class TracePrompts(GeneratedPrompts):
         Args:
             source: The trace, or its sessions if the conversations in it are replayed as such.
             seed: Decides choices. The lengths are those of the trace.
-            salt: Decides the texts, together with the seed.
+            salt: Decides the words of the texts, together with the seed. Another salt gives
+                prompts that a prefix cache does not know.
             tokenizer: Counts tokens and supplies the words of the texts.
-            target: What is known of the server that the requests are sent to.
+            target: What is known of the server that the requests are sent to: which models it
+                lists, and whether its API generates text.
         """
         super().__init__(seed, salt, tokenizer, target.template_tokens)
+        # `turns` is the number of request ids of each session, as many as the longest one needs.
         if isinstance(source, TraceSessions):
             self.trace = source.trace
             self.turns = source.max_turns
@@ -110,40 +113,54 @@ class TracePrompts(GeneratedPrompts):
     def locate(self, request_id: int) -> TraceRequest:
         """Return the row of the trace, and the session and turn, that a request id stands for.
 
-        The trace is replayed in cycles: after its last request or session it begins again. In a
-        replay of sessions, each session has a block of `turns` ids, as many as the longest session
-        needs, and a shorter session does not use all of them. Raises IndexError for an unused id.
+        The trace is replayed in cycles: after its last row it begins again. Raises IndexError for
+        an id that a session does not use.
         """
-        if self._sessions is None:
-            cycle, row = divmod(request_id, len(self.trace))
-            return TraceRequest(cycle, row)
-        # Sessions are numbered through all cycles.
-        session_number, id_in_block = divmod(request_id, self.turns)
-        cycle, session_index = divmod(session_number, len(self._sessions))
-        turn = self._turn_of_id(self._sessions, session_index, id_in_block)
+        if self._sessions is not None:
+            return self._locate_in_sessions(self._sessions, request_id)
+        cycle, row = divmod(request_id, len(self.trace))
+        return TraceRequest(cycle, row)
+
+    def _locate_in_sessions(self, sessions: TraceSessions, request_id: int) -> TraceRequest:
+        """Return the row, session and turn of a request id in a replay of sessions.
+
+        Session n of the run has the `turns` ids from n * turns on. It repeats the recorded session
+        n modulo their number. Raises IndexError for an id that the session does not use.
+        """
+        session_number, id_in_session = divmod(request_id, self.turns)
+        cycle, recorded_index = divmod(session_number, len(sessions))
+        turn = self._turn_of_id(sessions, recorded_index, id_in_session)
         if turn is None:
             raise IndexError(request_id)
-        row = int(self._sessions.rows(session_index)[turn])
-        if not self._sessions.is_session[session_index]:
-            return TraceRequest(cycle, row, SINGLE_REQUEST_SESSION, turn)
-        return TraceRequest(cycle, row, session_number, turn)
+        row = int(sessions.rows(recorded_index)[turn])
+        is_single_request = not sessions.is_session[recorded_index]
+        session = SINGLE_REQUEST_SESSION if is_single_request else session_number
+        return TraceRequest(cycle, row, session, turn)
 
     def _turn_of_id(
-        self, sessions: TraceSessions, session_index: int, id_in_block: int
+        self, sessions: TraceSessions, recorded_index: int, id_in_session: int
     ) -> int | None:
-        """Return the turn (from 0) that an id in the block of a session stands for.
+        """Return the turn (from 0) that an id of a session stands for.
 
-        Return None for an id that the session does not use. Each block has `self.turns` ids. The
-        last turn of a session always has the last id, so that the schedule recognizes the end of a
-        session by the id alone. The other turns have the first ids. For example, with 5 ids a
-        session of 3 turns uses the ids 0, 1 and 4. A row that belongs to no session uses id 0.
+        Each session has `self.turns` ids. Its last turn always has the last of them, so that the
+        schedule recognizes the end of a session by the id alone. The other turns have the first
+        ids. With 5 ids, a session of 3 turns uses the ids 0, 1 and 4. A row that belongs to no
+        session uses id 0.
+
+        Args:
+            sessions: The recorded sessions.
+            recorded_index: Which of them it is.
+            id_in_session: The position of the id among those of the session, from 0.
+
+        Returns:
+            The turn, or None for an id that the session does not use.
         """
-        if not sessions.is_session[session_index]:
-            return 0 if id_in_block == 0 else None
-        last_turn = int(sessions.turn_counts[session_index]) - 1
-        if id_in_block == self.turns - 1:
+        if not sessions.is_session[recorded_index]:
+            return 0 if id_in_session == 0 else None
+        last_turn = int(sessions.turn_counts[recorded_index]) - 1
+        if id_in_session == self.turns - 1:
             return last_turn
-        return id_in_block if id_in_block < last_turn else None
+        return id_in_session if id_in_session < last_turn else None
 
     def request_ids(self, count: int) -> Iterable[int]:
         """Return the ids of the first requests."""
@@ -154,17 +171,18 @@ class TracePrompts(GeneratedPrompts):
     def _ids_by_session(self, sessions: TraceSessions) -> Iterator[int]:
         """Yield the ids of all requests, one session after the other, without end.
 
-        Each session has a block of `self.turns` ids, of which it uses the first ones and, for its
-        last turn, the last one. A row that belongs to no session uses only the first one. See
-        `_turn_of_id` for the reason.
+        Each session has `self.turns` ids, of which a shorter session does not use all. Its last
+        turn always has the last id, so that the schedule recognizes the end of a session by the id
+        alone. With 5 ids, session 2 uses 10, 11 and 14 for its 3 turns. A row that belongs to no
+        session uses the first id of its own.
         """
         for session_number in itertools.count():
-            session_index = session_number % len(sessions)
+            recorded_index = session_number % len(sessions)
             first_id = session_number * self.turns
-            if not sessions.is_session[session_index]:
+            if not sessions.is_session[recorded_index]:
                 yield first_id
                 continue
-            turn_count = int(sessions.turn_counts[session_index])
+            turn_count = int(sessions.turn_counts[recorded_index])
             yield from range(first_id, first_id + turn_count - 1)
             last_id = first_id + self.turns - 1
             yield last_id
@@ -212,43 +230,58 @@ class TracePrompts(GeneratedPrompts):
             head = self._texts.unique_head(request_id, prompt_tokens)
             return self._texts.exact_text("user", request_id, prompt_tokens, head)
 
-        unique_text = ""
         unique_tokens = prompt_tokens - block_texts.tokens
-        if unique_tokens:
-            head = [" " + self._texts.start_word(request_id)]
-            unique_text = self._texts.random_text("own", request_id, unique_tokens, head)
-        text = "".join([*block_texts.texts, unique_text])
-        # Without an additive tokenizer, the tokens of the blocks do not add up exactly.
-        is_exact = self._tokenizer.is_additive
-        return Text(text, prompt_tokens if is_exact else self._tokenizer.count(text))
+        text = "".join(block_texts.texts) + self._text_after_blocks(request_id, unique_tokens)
+        if self._tokenizer.is_additive:
+            return Text(text, prompt_tokens)
+        # The tokens of the blocks may not add up, so the whole prompt is counted.
+        return Text(text, self._tokenizer.count(text))
+
+    def _text_after_blocks(self, request_id: int, tokens: int) -> str:
+        """Return the part of a prompt that no other prompt has, after its shared blocks.
+
+        It need not begin with a whole unique head, because the server can compare it only with
+        prompts that have the same blocks. It begins with a space, as words inside a text do.
+        """
+        if tokens == 0:
+            return ""
+        first_word = " " + self._texts.start_word(request_id)
+        return self._texts.random_text("own", request_id, tokens, [first_word])
 
     def _shared_block_texts(self, request: TraceRequest, prompt_tokens: int) -> _BlockTexts:
         """Return the texts of the blocks of a prompt that have a hash, in their order.
 
-        A trace may have more hashes than fit into a prompt of `prompt_tokens`. The last block is
-        then cut, and the blocks after it are left out.
+        A hash of a trace identifies a block of a prompt, and every prompt with this hash gets the
+        same text there. A trace may have more hashes than fit into a prompt of `prompt_tokens`. The
+        last block is then cut, and the blocks after it are left out.
         """
         texts: list[str] = []
         remaining_tokens = prompt_tokens
         for position, block_hash in enumerate(self.trace.block_hashes(request.row)):
-            tokens = min(remaining_tokens, self.trace.tokens_by_hash[block_hash])
-            if tokens:
-                is_first = position == 0
-                texts.append(
-                    self._cached_block_text(request.cycle, block_hash, tokens, is_first=is_first)
-                )
-                remaining_tokens -= tokens
+            block_tokens = min(remaining_tokens, self.trace.tokens_by_hash[block_hash])
+            if block_tokens == 0:
+                continue  # The prompt is full, or the block is empty.
+            text = self._cached_block_text(
+                request.cycle, block_hash, block_tokens, is_first=position == 0
+            )
+            texts.append(text)
+            remaining_tokens -= block_tokens
         return _BlockTexts(texts, prompt_tokens - remaining_tokens)
 
     def _block_text(self, cycle: int, block_hash: int, tokens: int, *, is_first: bool) -> str:
-        """Return the text of the block with a hash, which is another one in each cycle.
+        """Return the text of the block that a hash of the trace stands for.
 
-        Words inside a prompt begin with a space, so only the first block begins without one.
+        Args:
+            cycle: How often the trace was replayed before. Each replay has other texts, so that a
+                prefix cache does not know them from the one before.
+            block_hash: The hash, as a number.
+            tokens: The length of the block.
+            is_first: Whether the prompt begins with it. Words inside a prompt begin with a space.
         """
-        head = self._texts.start_word(block_hash)
+        first_word = self._texts.start_word(block_hash)
         if not is_first:
-            head = " " + head
-        return self._texts.random_text(f"block {cycle}", block_hash, tokens, (head,))
+            first_word = " " + first_word
+        return self._texts.random_text(f"block {cycle}", block_hash, tokens, (first_word,))
 
     def _extra_fields(self, row: int) -> dict[str, Any]:
         """Return the body fields that a row requests, without a model that the server lacks."""
@@ -329,10 +362,10 @@ class TracePrompts(GeneratedPrompts):
             yield f"{subject} left out. The first: {self.trace.first_error}"
 
     def _describe_extra_fields(self) -> Iterator[str]:
-        """Yield warnings about the extra body fields in rows of the trace, and about their models.
+        """Yield warnings about the body fields that rows of the trace add to their requests.
 
-        The user should know that such fields are sent, and that the field `model` is not if the
-        server does not list that model.
+        Such fields are sent as they are, which the user may not expect. There is one exception: a
+        `model` that the server does not list is replaced by the model of the run.
         """
         names = sorted({name for fields in self.trace.fields for name in fields})
         if names:
