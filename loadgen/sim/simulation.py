@@ -124,61 +124,65 @@ class Simulation:
         self.iteration_ends_ns: list[Ints] = []
         self.is_ended_by_check = False
 
+        # The source of requests.
         self._schedule = schedule
         self._request_sizer = request_sizer
         self._dispatcher = Dispatcher(
-            schedule,
-            max_in_flight=bounds.max_in_flight,
-            max_in_prefill=bounds.max_in_prefill,
+            schedule, max_in_flight=bounds.max_in_flight, max_in_prefill=bounds.max_in_prefill
         )
         self._is_prefill_limited = bounds.max_in_prefill is not None
 
-        # Replicas. Only the first `_serving_count` ones get requests.
+        # The replicas. All have the same class, which has a static method for all of them.
+        replica_class = type(self.replicas[0])
+        self._advance_to_next_event = replica_class.advance_to_next_event
         self._choose_replica = choose_replica
-        self._advance_to_next_event = type(self.replicas[0]).advance_to_next_event
-        self._serving_count = len(replicas)
+        self._serving_count = len(replicas)  # only so many replicas, the first ones, get requests
         self._busy_count = 0  # replicas with an iteration in progress
 
-        # Requests in flight, in order of due time. Those that have ended stay in the queue until
-        # all before them have ended, because only its ends can be changed quickly.
+        # The requests in flight, in order of due time. A request that has ended stays here until
+        # all requests before it have ended, too: it is slow to remove one from the middle.
         self._in_flight: deque[SimRequest] = deque()
-        self._timeout_ns = bounds.timeout_ns
-        # The sequences of each non-generative request that are not finished, by its key.
-        self._unfinished_sequences: dict[int, list[SimRequest]] = {}
+        self._unfinished_sequences: dict[int, list[SimRequest]] = {}  # by non-generative request
         self._abandonments = _Abandonments(schedule)
 
-        # Scheduled actions: changes of the number of replicas, checks and the stop of the load.
+        # The scheduled actions.
         self._changes = deque(changes)
         self._checks = [_ScheduledCheck(check, next_ns=check.every_ns) for check in checks]
         self._stop_ns = bounds.stop_ns
-        self._drain_after_stop_ns = bounds.drain_after_stop_ns
         self._next_action_ns = self._find_next_action_ns()
 
-        # At this time, requests in flight are cancelled. They fail with this name of `record.KIND`.
+        # Limits of time. At the end of the run, requests in flight fail with this name of
+        # `record.KIND`.
+        self._timeout_ns = bounds.timeout_ns
+        self._drain_after_stop_ns = bounds.drain_after_stop_ns
         self._end_of_run_ns = bounds.end_ns(schedule.horizon_ns)
         self._failure_at_end_of_run = "unfinished"
 
     def run(self) -> None:
         """Simulate until every slot of the schedule has its record.
 
-        Each turn of the loop handles what comes next: a scheduled action, requests that are due, or
-        the end of an iteration. At the same time, requests start before an iteration ends.
+        Each turn of the loop handles the next event: a scheduled action, requests that are due, or
+        the end of an iteration. If requests are due exactly when an iteration ends, they are sent
+        before it ends.
         """
         while True:
             next_due_ns = self._dispatcher.next_due_ns()
             due_ns = NEVER if next_due_ns is None else next_due_ns
-            until_ns = self._uneventful_until_ns(due_ns)
-            end_ns, replica_index = self._advance_to_next_event(self.replicas, until_ns)
+            # Skip the iterations in which nothing happens. `end_ns` is the end of the next one that
+            # has to be handled here, NEVER if all replicas are idle.
+            quiet_until_ns = self._find_quiet_until_ns(due_ns)
+            end_ns, replica_index = self._advance_to_next_event(self.replicas, quiet_until_ns)
             next_event_ns = due_ns if due_ns <= end_ns else end_ns
 
             if self._next_action_ns <= next_event_ns:
                 has_acted = self._apply_scheduled_action(next_event_ns)
                 if has_acted:
                     continue
-            if next_event_ns >= NEVER or next_event_ns > self._end_of_run_ns:
+            has_event = next_event_ns < NEVER
+            if not has_event or next_event_ns > self._end_of_run_ns:
                 break
             if due_ns <= end_ns:
-                self._start_requests(due_ns, end_ns)
+                self._send_due_requests(due_ns, end_ns)
             else:
                 self._end_iteration(end_ns, replica_index)
         self._end_run()
@@ -186,42 +190,49 @@ class Simulation:
             np.asarray(replica.iteration_ends_ns, np.int64) for replica in self.replicas
         ]
 
-    def _uneventful_until_ns(self, due_ns: int) -> int:
-        """Return until when iterations may pass without this class if they are uneventful.
+    def _find_quiet_until_ns(self, due_ns: int) -> int:
+        """Return until when nothing can happen but ends of iterations.
 
-        An iteration is uneventful if no request starts or ends with it. Until the returned time, no
-        request is due (the next one is at `due_ns`) or times out, no scheduled action takes place,
-        and the run does not end.
+        Until then no request is due or times out, no scheduled action takes place, and the run does
+        not end. So iterations may end without notice to this class if no request starts or ends
+        with them.
 
         A planned abandonment depends on the number of generated tokens. As long as there is one,
         every iteration has to be handled, so the result is 0.
+
+        Args:
+            due_ns: When the next request is due.
         """
         if self._abandonments.planned:
             return 0
         # Comparisons instead of `min`, because this runs once per event.
-        until_ns = self._next_action_ns
-        if due_ns < until_ns:
-            until_ns = due_ns
-        if self._end_of_run_ns < until_ns:
-            until_ns = self._end_of_run_ns
+        quiet_until_ns = self._next_action_ns
+        if due_ns < quiet_until_ns:
+            quiet_until_ns = due_ns
+        if self._end_of_run_ns < quiet_until_ns:
+            quiet_until_ns = self._end_of_run_ns
         if self._in_flight:
             timeout_ns = self._in_flight[0].due_ns + self._timeout_ns
-            if timeout_ns < until_ns:
-                until_ns = timeout_ns
-        return until_ns
+            if timeout_ns < quiet_until_ns:
+                quiet_until_ns = timeout_ns
+        return quiet_until_ns
 
     # Starts of requests
 
-    def _start_requests(self, due_ns: int, end_ns: int) -> None:
-        """Start the requests that are due before anything else happens.
+    def _send_due_requests(self, due_ns: int, end_ns: int) -> None:
+        """Send the requests that are due before the next other event.
 
-        The next request is due at `due_ns`, and the next iteration ends at `end_ns`. As long as all
-        replicas are busy, requests only join their queues, so all that are due up to `end_ns` can
-        be started at once.
+        A request at a busy replica only joins its queue, which changes nothing before the next
+        iteration ends. So if all replicas are busy, all requests that are due until then are sent
+        at once. A request at an idle replica begins an iteration, which may end before the next
+        request is due. So if a replica is idle, only the requests that are due now are sent.
+
+        Args:
+            due_ns: When the next request is due. No other event comes before.
+            end_ns: The end of the first iteration in progress.
         """
-        if self._busy_count < len(self.replicas):
-            # The request may wake an idle replica, whose iteration may end before the next request
-            # is due.
+        has_idle_replica = self._busy_count < len(self.replicas)
+        if has_idle_replica:
             until_ns = due_ns
         else:
             until_ns = min(end_ns, self._end_of_run_ns, self._next_action_ns)
@@ -232,13 +243,14 @@ class Simulation:
                 self._send_request(slot)
 
     def _send_request(self, slot: DispatchedSlot) -> None:
-        """Send the request of a slot to the next serving replica.
+        """Send the request of a slot of the schedule to the next serving replica.
 
-        An idle replica begins an iteration at once. The router chooses from all replicas, so it is
-        asked again if its choice does not serve now.
+        An idle replica begins an iteration at once.
         """
         size = self._request_sizer(slot.slot_id)
         replica_index = self._choose_replica()
+        # The router goes through all replicas in a fixed order, so those that do not serve now are
+        # skipped. The first one always serves, so the loop ends.
         while replica_index >= self._serving_count:
             replica_index = self._choose_replica()
 
@@ -246,7 +258,7 @@ class Simulation:
             request = self._submit_request(slot, size, replica_index)
         else:
             request = self._submit_non_generative(slot, size, replica_index)
-        if request is None:
+        if request is None:  # the replica has refused it, which is recorded already
             return
         if slot.session is not None:
             self._abandonments.plan(slot, slot.session, request)
@@ -314,9 +326,10 @@ class Simulation:
     def _end_iteration(self, end_ns: int, replica_index: int) -> None:
         """End the current iteration of a replica at `end_ns`, and begin its next one.
 
-        Requests that are done with it are recorded, and those that end at the same time for another
-        reason (a timeout, or a user who leaves) are cancelled. The replica becomes idle if it has
-        nothing left to compute.
+        First come the effects of the tokens that requests got: first tokens are reported, complete
+        requests are recorded, and users may leave. Then requests time out. The next iteration comes
+        last, so that it computes nothing for requests that ended in one of these ways. The replica
+        becomes idle if it has nothing left to compute.
         """
         replica = self.replicas[replica_index]
         done_requests = replica.end_iteration()
@@ -332,6 +345,7 @@ class Simulation:
         has_work = replica.begin_iteration(end_ns)
         if not has_work:
             self._busy_count -= 1
+        # The beginning of an iteration pauses requests if the memory of the replica is full.
         if replica.recent_pauses:
             self.requests.add_pauses(replica.recent_pauses)
 
@@ -342,30 +356,36 @@ class Simulation:
         request follows it.
         """
         if self._unfinished_sequences:
-            done_requests = self._merge_sequences(done_requests)
+            done_requests = self._select_complete_requests(done_requests)
         report_finished = self._dispatcher.report_finished
         for request in done_requests:
             report_finished(request.key, end_ns, ok=True)
         self.requests.add_sent(done_requests)
 
-    def _merge_sequences(self, done_requests: list[SimRequest]) -> list[SimRequest]:
-        """Return the requests that are complete, each once.
+    def _select_complete_requests(self, done_requests: list[SimRequest]) -> list[SimRequest]:
+        """Return those of the requests that are complete, because all of their sequences are.
 
-        Of a non-generative request, each sequence is done for itself. The last one that is done
-        completes the request, and stands for all of them with the sum of their tokens.
+        The replicas serve each sequence of a non-generative request by itself. The last one of them
+        that is done stands for the whole request.
         """
         complete_requests = []
         for request in done_requests:
-            if request.requested_tokens:  # no non-generative request
+            is_non_generative = request.requested_tokens == 0  # it asks for no output tokens
+            if not is_non_generative:
                 complete_requests.append(request)
-                continue
-            unfinished = self._unfinished_sequences[request.key]
-            unfinished.remove(request)
-            if not unfinished:
-                del self._unfinished_sequences[request.key]
+            elif self._remove_unfinished_sequence(request):
                 request.input_tokens = self._request_sizer(request.key).input_tokens
                 complete_requests.append(request)
         return complete_requests
+
+    def _remove_unfinished_sequence(self, sequence: SimRequest) -> bool:
+        """Remove a sequence that is done, and return whether it was the last one of its request."""
+        unfinished_sequences = self._unfinished_sequences[sequence.key]
+        unfinished_sequences.remove(sequence)
+        if unfinished_sequences:
+            return False
+        del self._unfinished_sequences[sequence.key]
+        return True
 
     def _cancel_timed_out(self, now_ns: int) -> None:
         """Cancel the requests whose timeout is over.
@@ -392,12 +412,13 @@ class Simulation:
             failure: Why it fails, a name of `record.KIND`.
         """
         replica = self.replicas[request.replica_index]
+        # Counted first, because a cancelled request does not know its tokens any more.
         generated_tokens = replica.count_generated_tokens(request)
-        replica.cancel(request)
-        if not request.requested_tokens:  # a non-generative request
-            for sequence in self._unfinished_sequences.pop(request.key):
-                replica.cancel(sequence)
-            request.input_tokens = self._request_sizer(request.key).input_tokens
+        is_non_generative = request.requested_tokens == 0  # it asks for no output tokens
+        if is_non_generative:
+            self._cancel_sequences(request)
+        else:
+            replica.cancel(request)
 
         _shorten_output(request, generated_tokens)
         request.failure = KIND[failure]
@@ -406,26 +427,45 @@ class Simulation:
         drop_reason = "abandoned" if failure == "abandoned" else "previous_turn_failed"
         self._dispatcher.report_finished(request.key, now_ns, ok=False, drop_reason=drop_reason)
 
-    def _apply_abandonments(self, replica_index: int, now_ns: int) -> None:
-        """Cancel the requests of a replica whose users leave at the end of this iteration.
+    def _cancel_sequences(self, request: SimRequest) -> None:
+        """Cancel all unfinished sequences of a non-generative request.
 
-        A user leaves when the request has enough output tokens. The user takes part in one session
-        (a task may have several requests in flight), so all its requests are cancelled.
+        `request` is one of them. It stands for the whole request in the records, so it gets the
+        number of its input tokens.
+        """
+        replica = self.replicas[request.replica_index]
+        for sequence in self._unfinished_sequences.pop(request.key):
+            replica.cancel(sequence)
+        request.input_tokens = self._request_sizer(request.key).input_tokens
+
+    def _apply_abandonments(self, replica_index: int, now_ns: int) -> None:
+        """Cancel the requests of users who leave at the end of this iteration of a replica.
+
+        An abandonment is planned for one request: its user leaves as soon as the request has a
+        certain number of output tokens.
         """
         replica = self.replicas[replica_index]
         self._abandonments.remove_done()
-        for entry in self._abandonments.planned:
-            request = entry.request
+        for abandonment in self._abandonments.planned:
+            request = abandonment.request
+            is_on_replica = request.replica_index == replica_index
             # A request may be done by now, because another one of its session was abandoned.
-            if request.replica_index != replica_index or request.state == DONE:
+            if not is_on_replica or request.state == DONE:
                 continue
-            if replica.count_generated_tokens(request) < entry.after_tokens:
-                continue
-            slots_of_session = set(self._dispatcher.other_slots_in_flight(request.key))
-            self._cancel_request(request, now_ns, "abandoned")
-            for in_flight in self._in_flight:
-                if in_flight.key in slots_of_session and in_flight.state != DONE:
-                    self._cancel_request(in_flight, now_ns, "abandoned")
+            if replica.count_generated_tokens(request) >= abandonment.after_tokens:
+                self._cancel_session(request, now_ns)
+
+    def _cancel_session(self, request: SimRequest, now_ns: int) -> None:
+        """Cancel a request and all others of its session, because the user of the session leaves.
+
+        A task, which is a session, may have several requests in flight. The key of a request is its
+        slot in the schedule.
+        """
+        other_slots = set(self._dispatcher.other_slots_in_flight(request.key))
+        self._cancel_request(request, now_ns, "abandoned")
+        for other_request in self._in_flight:
+            if other_request.key in other_slots and other_request.state != DONE:
+                self._cancel_request(other_request, now_ns, "abandoned")
 
     # Scheduled actions: changes of replicas, checks and the stop of the load
 
@@ -452,7 +492,7 @@ class Simulation:
         4. a check of the load
 
         Args:
-            next_event_ns: The time of the next event, or NEVER.
+            next_event_ns: The time of the next event, or NEVER, which is later than any time.
 
         Returns:
             Whether an action was applied.
@@ -460,15 +500,18 @@ class Simulation:
         change_ns = self._next_change_ns()
         check_ns = self._next_check_ns()
         stop_ns = self._stop_ns
-        latest_change_ns = min(next_event_ns, check_ns, stop_ns, self._end_of_run_ns)
-        if change_ns < NEVER and change_ns <= latest_change_ns:
+        has_change = change_ns < NEVER and change_ns <= self._end_of_run_ns
+        is_change_first = has_change and change_ns <= min(next_event_ns, stop_ns, check_ns)
+        is_check_first = check_ns < min(next_event_ns, stop_ns)
+        is_stop_first = stop_ns < next_event_ns
+
+        if is_change_first:
             self._change_replicas()
-        elif check_ns < min(next_event_ns, stop_ns):
-            if next_event_ns == NEVER:
-                self._checks.clear()  # all requests have ended, and nothing is left to check
-            else:
-                self._run_checks(check_ns)
-        elif stop_ns < next_event_ns:
+        elif is_check_first and next_event_ns == NEVER:
+            self._checks.clear()  # all requests have ended, and nothing is left to check
+        elif is_check_first:
+            self._run_checks(check_ns)
+        elif is_stop_first:
             self._stop_load()
         else:
             return False
@@ -517,11 +560,15 @@ class Simulation:
             self._checks.clear()
 
     def _build_records_since(self, seen_count: int) -> NDArray[np.void]:
-        """Return the records of all ended requests but the first `seen_count`, for a check.
+        """Return the records of the ended requests that a check has not seen yet.
 
-        They are built while the simulation goes on, and lack the gaps and events of whole runs.
+        The simulation goes on after the check, so the records are built from a copy. Their fields
+        about gaps and events are 0, because these are only counted after the run.
+
+        Args:
+            seen_count: How many of the ended requests the check has seen before. They come first.
         """
-        sent = self.requests.copy_sent_columns(seen_count)
+        sent = self.requests.copy_sent_columns(skip_count=seen_count)
         return records_of_ended_requests(
             sent,
             first_ns=self._look_up_ends_ns(sent, sent.first_iteration),
@@ -530,10 +577,11 @@ class Simulation:
         )
 
     def _look_up_ends_ns(self, sent: SentColumns, iterations: Ints) -> Ints:
-        """Return when one iteration ended for each sent request, such as that of its first token.
+        """Return when one iteration ended for each of a few requests, while the simulation runs.
 
-        After the run, `virtual_records` looks up all requests at once. Here the requests are few,
-        and the replicas go on with their iterations.
+        Each request is looked up at its replica. For all requests of a run, that would be too slow:
+        `virtual_records` copies the end times of all iterations to one array then. Here such a
+        copy would cost more than it saves.
 
         Args:
             sent: The requests, each with the index of its replica.
@@ -551,18 +599,19 @@ class Simulation:
     # The end of the run
 
     def _end_run(self) -> None:
-        """Cancel what is in flight at the end of the run, and record what was never sent.
+        """Cancel the requests in flight at the end of the run, and record those never sent.
 
-        Without a limit of the drain the run has no end time. Then all requests have ended by now,
-        and only slots that were never started are left.
+        A run whose drain (the time for requests in flight after the load) has no limit has no end
+        time. Then all requests have ended by now, and only unsent ones are left.
         """
         if self._end_of_run_ns < NEVER:
             self._cancel_timed_out(self._end_of_run_ns)
             self._cancel_all_in_flight()
         self._dispatcher.stop()
         for slot in self._dispatcher.unsent_slots():
-            # The dispatcher calls the slots interrupted that it could not start before it was
-            # stopped. In virtual time nobody interrupts a run: its drain has ended.
+            # To the dispatcher, a slot that was not started before the stop is interrupted. Here
+            # the stop is the end of the run, so the slot has the same reason as the requests in
+            # flight at that time.
             is_interrupted = slot.drop_reason == "interrupted"
             reason = self._failure_at_end_of_run if is_interrupted else slot.drop_reason
             self.requests.add_unsent(slot.slot_id, slot.due_ns, reason)
@@ -582,10 +631,16 @@ class Simulation:
 def _shorten_output(request: SimRequest, generated_tokens: int) -> None:
     """Reduce the output of a cancelled request to the tokens that it really got.
 
-    Its `last_iteration` was planned for the whole output when its prefill ended, and is moved to
-    the iteration of the last generated token. Iterations before a pause are recorded apart, so only
-    the tokens since the last admission count for it. Without such tokens, the iterations become -1.
+    When its prefill ended, `last_iteration` was planned for the whole output. It becomes the
+    iteration of the last generated token. A request that was paused has recorded the iterations
+    before the pause already, so its own iterations are those since its last admission. Without a
+    token since then, it has none (-1).
+
+    Args:
+        request: The request, which gets one token per iteration from `resumed_iteration` on.
+        generated_tokens: How many tokens it got, those before a pause included.
     """
+    # A pause sets `remaining_output_tokens` to the tokens that are missing then.
     tokens_before_pause = request.output_tokens - request.remaining_output_tokens
     tokens_since_admission = generated_tokens - tokens_before_pause
     request.output_tokens = generated_tokens
@@ -593,5 +648,5 @@ def _shorten_output(request: SimRequest, generated_tokens: int) -> None:
         request.last_iteration = -1
         return
     request.last_iteration = request.resumed_iteration + tokens_since_admission - 1
-    if not tokens_since_admission:
+    if tokens_since_admission == 0:
         request.resumed_iteration = -1
