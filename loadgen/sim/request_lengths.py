@@ -12,29 +12,37 @@ import functools
 import math
 from array import array
 from collections.abc import Callable, Hashable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from msgspec import Struct
 
 from loadgen.core.requests.file_prompts import FilePrompts
+from loadgen.core.requests.mix import MixPrompts
 from loadgen.core.requests.synthetic_prompts import SyntheticPrompts
+from loadgen.core.requests.task_prompts import TaskPrompts
+from loadgen.core.requests.trace_prompts import TracePrompts
+from loadgen.core.workload.request_classes import Mix
+from loadgen.core.workload.request_kinds import Synthetic
 from loadgen.sim.server.request_parser import NATURAL_TOKENS
 
 if TYPE_CHECKING:
-    from loadgen.core.requests.mix import MixPrompts
-    from loadgen.core.requests.task_prompts import SegmentOwner, TaskPrompts
-    from loadgen.core.requests.trace_prompts import TracePrompts
-    from loadgen.core.workload.request_kinds import Synthetic
+    from loadgen.core.requests.prompts import Prompts
+    from loadgen.core.requests.task_prompts import SegmentOwner
+    from loadgen.core.workload.request_classes import Requests
 
 DRAWS_PER_BATCH = 1024  # requests whose lengths are drawn together
 MAX_BATCHES = 1024  # in memory, because virtual users of a closed loop ask out of order
 
-# The numbers that identify blocks are `range start + position in the prompt`. Each owner of blocks
-# has a range for itself: first the blocks of all requests, then one range per prefix group (or step
-# of a task), then one range per conversation (or request of a task).
-POSITION_BITS = 24  # a prompt has fewer than 2^24 blocks
-GROUP_STRIDE = 1 << 40  # distance between the ranges of two prefix groups
-CONVERSATION_BASE = 1 << 60  # start of the range of the first conversation
+# The hash of a block is a number: the start of the range of its owner, plus the position of the
+# block in the prompt. For example, block 3 of a prompt in group 2 has the hash
+# `GROUPS_START + 2 * GROUP_RANGE + 3`. The order of the ranges is: the blocks that all requests
+# share, from 0 on, then one range per group (requests with the same prefix, or a step of all
+# tasks), then one range per conversation (or request of a task). A prompt has fewer blocks than any
+# range has numbers, so hashes of different owners never meet.
+GROUPS_START = 1 << 40
+GROUP_RANGE = 1 << 40
+CONVERSATIONS_START = 1 << 60
+CONVERSATION_RANGE = 1 << 24
 
 
 class RequestSize(Struct, frozen=True, gc=False):
@@ -60,13 +68,12 @@ RequestSizer = Callable[[int], RequestSize]
 
 
 def create_request_sizer(
-    spec: Any, prompts: Any, tokens_per_block: int, *, is_non_generative: bool = False
+    spec: Requests, prompts: Prompts, tokens_per_block: int, *, is_non_generative: bool = False
 ) -> RequestSizer:
-    """Return the sizer for the requests of a workload.
+    """Return the sizer for the requests of a workload, by their kind.
 
     A sizer computes the lengths of a request and the blocks of its prompt without building its
-    text, if the workload allows it. The kind of requests is recognized by its fields, as in
-    `build_prompts`, because a test for its class would import pydantic.
+    text, if the workload allows it.
 
     Args:
         spec: The field `requests` of the workload.
@@ -74,28 +81,45 @@ def create_request_sizer(
         tokens_per_block: The block size of the prefix cache, or 0 if prompts share nothing.
         is_non_generative: Whether the API returns values (embeddings, rerank) instead of tokens.
     """
-    if hasattr(spec, "classes"):
-        sizer_of_class = [
-            create_request_sizer(
-                request_class.requests,
-                class_prompts,
-                tokens_per_block,
-                is_non_generative=is_non_generative,
-            )
-            for request_class, class_prompts in zip(
-                spec.classes.values(), prompts.class_prompts, strict=True
-            )
-        ]
-        return MixSizer(prompts, sizer_of_class)
-    if hasattr(spec, "steps"):
+    if isinstance(prompts, MixPrompts):
+        return _create_mix_sizer(
+            spec, prompts, tokens_per_block, is_non_generative=is_non_generative
+        )
+    if isinstance(prompts, TaskPrompts):
+        # A task may have both generative and non-generative requests.
         return TaskSizer(prompts, tokens_per_block)
     if is_non_generative:
+        assert isinstance(prompts, FilePrompts | SyntheticPrompts | TracePrompts)
         return SequencesSizer(prompts)
-    if hasattr(spec, "trace"):
+    if isinstance(prompts, TracePrompts):
         return TraceSizer(prompts, tokens_per_block)
-    if hasattr(spec, "path"):
+    if isinstance(prompts, FilePrompts):
         return FileSizer(prompts, tokens_per_block)
+    assert isinstance(prompts, SyntheticPrompts)
+    assert isinstance(spec, Synthetic)
     return create_synthetic_sizer(spec, prompts, tokens_per_block)
+
+
+def _create_mix_sizer(
+    spec: Requests, prompts: MixPrompts, tokens_per_block: int, *, is_non_generative: bool
+) -> RequestSizer:
+    """Return the sizer for requests of several classes, which has one sizer per class.
+
+    `create_request_sizer` describes the arguments.
+    """
+    assert isinstance(spec, Mix)
+    sizer_of_class = [
+        create_request_sizer(
+            request_class.requests,
+            class_prompts,
+            tokens_per_block,
+            is_non_generative=is_non_generative,
+        )
+        for request_class, class_prompts in zip(
+            spec.classes.values(), prompts.class_prompts, strict=True
+        )
+    ]
+    return MixSizer(prompts, sizer_of_class)
 
 
 def create_synthetic_sizer(
@@ -121,7 +145,7 @@ def create_synthetic_sizer(
 class SequencesSizer:
     """Sizes of non-generative requests: of texts to embed, or of documents to rank."""
 
-    def __init__(self, prompts: SyntheticPrompts | FilePrompts) -> None:
+    def __init__(self, prompts: SyntheticPrompts | FilePrompts | TracePrompts) -> None:
         self._prompts = prompts
 
     def __call__(self, request_index: int) -> RequestSize:
@@ -193,32 +217,38 @@ class PrefixSizer:
         if not self._tokens_per_block:
             return RequestSize(input_tokens, output_tokens)
         conversation = request_index // prompts.turns
-        return RequestSize(input_tokens, output_tokens, self._blocks(conversation, input_tokens))
+        blocks = self._hash_shared_blocks(conversation, input_tokens)
+        return RequestSize(input_tokens, output_tokens, blocks)
 
-    def _blocks(self, conversation: int, input_tokens: int) -> list[int]:
+    def _hash_shared_blocks(self, conversation: int, input_tokens: int) -> list[int]:
         """Return the hashes of the blocks of a prompt that other requests may share.
 
-        A prompt begins with the system prompt, which all prompts share. The prefix of its group
-        follows, then the conversation so far. A block belongs to the owner of its last token: all
-        requests, the prefix group or the conversation. Its hash is the start of the owner's range
-        of numbers plus the position of the block in the prompt.
+        A prompt has three parts: the system prompt, which all prompts share, the prefix of its
+        group, and the conversation so far. A block belongs to the part that its last token is in.
+        With 32 tokens per block and a system prompt of 80 tokens, blocks 0 and 1 are shared by all
+        prompts, and block 2 (tokens 64 to 95) by the prompts of the group.
+
+        Args:
+            conversation: The number of the conversation. A single request is one with one turn.
+            input_tokens: The length of the prompt.
         """
         prompts = self._prompts
-        per_block = self._tokens_per_block
+        tokens_per_block = self._tokens_per_block
         prefix_tokens = self._system_tokens + prompts.shared_tokens(conversation)
-        # The positions at which the blocks of each owner end.
-        full_blocks = input_tokens // per_block
-        system_end = min(self._system_tokens // per_block, full_blocks)
-        prefix_end = min(prefix_tokens // per_block, full_blocks)
+        block_count = input_tokens // tokens_per_block  # full blocks only
+        # How many blocks end in the system prompt, and in the system prompt or the prefix.
+        system_blocks = min(self._system_tokens // tokens_per_block, block_count)
+        prefix_blocks = min(prefix_tokens // tokens_per_block, block_count)
 
-        blocks = list(range(system_end))
-        if prefix_end > system_end:
-            range_start = GROUP_STRIDE * (1 + prompts.prefix_group(conversation))
-            blocks += range(range_start + system_end, range_start + prefix_end)
-        if prompts.turns > 1 and full_blocks > prefix_end:
-            range_start = CONVERSATION_BASE + (conversation << POSITION_BITS)
-            blocks += range(range_start + prefix_end, range_start + full_blocks)
-        return blocks
+        hashes = list(range(system_blocks))
+        if prefix_blocks > system_blocks:
+            start = GROUPS_START + prompts.prefix_group(conversation) * GROUP_RANGE
+            hashes += range(start + system_blocks, start + prefix_blocks)
+        has_later_turns = prompts.turns > 1
+        if has_later_turns and block_count > prefix_blocks:
+            start = CONVERSATIONS_START + conversation * CONVERSATION_RANGE
+            hashes += range(start + prefix_blocks, start + block_count)
+        return hashes
 
 
 class ChunkSizer:
@@ -235,51 +265,58 @@ class ChunkSizer:
         self._chunk_tokens = spec.chunks.tokens
 
     def __call__(self, request_index: int) -> RequestSize:
-        """Return the size of the request at this index.
-
-        The prompt is the system prompt, the chunks, and a rest such as the question. The rest
-        differs between requests, so its blocks are left out. The hash of a block is its position
-        together with all chunks that begin before its end.
-        """
+        """Return the size of the request at this index."""
         prompts = self._prompts
-        chunks = prompts.chunks_of(request_index)
-        shared_tokens = self._system_tokens + self._chunk_tokens * len(chunks)
-        blocks: list[Hashable] = []
-        for position in range(shared_tokens // self._tokens_per_block):
-            end_of_block = (position + 1) * self._tokens_per_block
-            end_in_chunks = end_of_block - self._system_tokens
-            if end_in_chunks > 0:
-                chunk_count = math.ceil(end_in_chunks / self._chunk_tokens)
-            else:
-                chunk_count = 0  # the block is a part of the system prompt
-            blocks.append((position, *chunks[:chunk_count]))
         return RequestSize(
             prompts.requested_input_tokens(request_index),
             prompts.requested_output_tokens(request_index),
-            blocks,
+            self._hash_shared_blocks(prompts.chunks_of(request_index)),
         )
+
+    def _hash_shared_blocks(self, chunks: tuple[int, ...]) -> list[Hashable]:
+        """Return the hashes of the blocks of a prompt that other requests may share.
+
+        The prompt is the system prompt, the chunks, and a rest such as the question. The rest
+        differs between requests, so its blocks are left out. The hash of a block is its position
+        together with all chunks that begin before its end. With 32 tokens per block, no system
+        prompt and chunks of 40 tokens, block 1 (tokens 32 to 63) depends on the first two chunks.
+
+        Args:
+            chunks: The numbers of the chunks that the prompt contains, in order.
+        """
+        shared_tokens = self._system_tokens + self._chunk_tokens * len(chunks)
+        hashes: list[Hashable] = []
+        for position in range(shared_tokens // self._tokens_per_block):
+            block_end = (position + 1) * self._tokens_per_block  # in tokens of the prompt
+            tokens_after_system_prompt = max(0, block_end - self._system_tokens)
+            chunk_count = math.ceil(tokens_after_system_prompt / self._chunk_tokens)
+            hashes.append((position, *chunks[:chunk_count]))
+        return hashes
 
 
 class TaskSizer:
     """Sizes of the requests of tasks.
 
-    A block depends on the segment of its last token. That is the instructions of a step, which are
-    the same in all tasks, the output of a request, or a sequence of documents.
+    The prompt of a request consists of segments. Each has an owner, which decides its text: the
+    instructions of a step are the same in all tasks, the output of an earlier request exists once,
+    and a sequence of documents may occur in several requests.
     """
 
     def __init__(self, prompts: TaskPrompts, tokens_per_block: int) -> None:
         self._prompts = prompts
         self._tokens_per_block = tokens_per_block
         self._range_start_of_step = {
-            step: GROUP_STRIDE * (1 + index) for index, step in enumerate(prompts.graphs.task.steps)
+            step: GROUPS_START + step_number * GROUP_RANGE
+            for step_number, step in enumerate(prompts.graphs.task.steps)
         }
 
     def __call__(self, request_index: int) -> RequestSize:
         """Return the size of the request at this index.
 
-        The prompt consists of segments, such as the instructions of a step and the results of
-        earlier requests. A block belongs to the segment of its last token, so the segment that
-        completes a block identifies it.
+        A request for embeddings or a ranking has the lengths of its sequences, and no blocks. Any
+        other request has a prompt of segments, and a block belongs to the owner of its last token.
+        With 32 tokens per block and segments of 40 and 30 tokens, block 0 belongs to the first
+        segment, and block 1 (tokens 32 to 63) to the second one.
         """
         sequence_lengths = self._prompts.sequence_lengths(request_index)
         is_non_generative = bool(sequence_lengths)
@@ -287,19 +324,19 @@ class TaskSizer:
             return _size_of_sequences(sequence_lengths)
         blocks: list[Hashable] = []
         input_tokens = 0
-        for owner, segment_tokens in self._prompts.prompt_segments(request_index):
-            input_tokens += segment_tokens
+        for segment in self._prompts.prompt_segments(request_index):
+            input_tokens += segment.tokens
             if not self._tokens_per_block:
                 continue
-            completed_positions = range(len(blocks), input_tokens // self._tokens_per_block)
-            if completed_positions:
-                blocks += self._block_hashes(owner, completed_positions)
-        return RequestSize(
-            input_tokens, self._prompts.requested_output_tokens(request_index), blocks
-        )
+            first_block = len(blocks)
+            end_block = input_tokens // self._tokens_per_block
+            if end_block > first_block:
+                blocks += self._hash_blocks_of_owner(segment.owner, range(first_block, end_block))
+        output_tokens = self._prompts.requested_output_tokens(request_index)
+        return RequestSize(input_tokens, output_tokens, blocks)
 
-    def _block_hashes(self, owner: SegmentOwner, positions: range) -> Sequence[Hashable]:
-        """Return the hashes of blocks at these positions of a prompt.
+    def _hash_blocks_of_owner(self, owner: SegmentOwner, positions: range) -> Sequence[Hashable]:
+        """Return the hashes of the blocks of one owner, which are consecutive.
 
         Args:
             owner: What the tokens of the blocks depend on: the name of a step, the index of a
@@ -311,7 +348,7 @@ class TaskSizer:
         if isinstance(owner, str):
             range_start = self._range_start_of_step[owner]
         else:
-            range_start = CONVERSATION_BASE + (owner << POSITION_BITS)
+            range_start = CONVERSATIONS_START + owner * CONVERSATION_RANGE
         return range(range_start + positions.start, range_start + positions.stop)
 
 
@@ -332,26 +369,34 @@ class TraceSizer:
         output_tokens = max(1, self._prompts.requested_output_tokens(request_index))
         if not self._tokens_per_block:
             return RequestSize(input_tokens, output_tokens)
-        return RequestSize(input_tokens, output_tokens, self._blocks(request_index, input_tokens))
+        blocks = self._hash_shared_blocks(request_index, input_tokens)
+        return RequestSize(input_tokens, output_tokens, blocks)
 
-    def _blocks(self, request_index: int, input_tokens: int) -> list[Hashable]:
+    def _hash_shared_blocks(self, request_index: int, input_tokens: int) -> list[Hashable]:
         """Return the hashes of the blocks of a prompt that other requests may share.
 
         The blocks of the trace may have another size than those of the simulated server. A block of
         the server is identified by the block of the trace in which it ends, and by its position.
+        With 512 tokens per block in the trace and 64 at the server, server blocks 0 to 7 belong to
+        the first block of the trace.
+
         When a run repeats the trace, the requests of a new cycle share nothing with those of the
         cycle before it.
         """
         trace = self._prompts.trace
         request = self._prompts.locate(request_index)
-        blocks: list[Hashable] = []
-        end_of_trace_block = 0  # in tokens
+        hashes: list[Hashable] = []
+        trace_block_end = 0  # in tokens of the prompt
         for trace_hash in trace.block_hashes(request.row):
-            end_of_trace_block += trace.tokens_by_hash[trace_hash]
-            covered_tokens = min(end_of_trace_block, input_tokens)
-            positions = range(len(blocks), covered_tokens // self._tokens_per_block)
-            blocks += [(request.cycle, trace_hash, position) for position in positions]
-        return blocks
+            trace_block_end += trace.tokens_by_hash[trace_hash]
+            covered_tokens = min(trace_block_end, input_tokens)
+            first_position = len(hashes)
+            end_position = covered_tokens // self._tokens_per_block
+            hashes += [
+                (request.cycle, trace_hash, position)
+                for position in range(first_position, end_position)
+            ]
+        return hashes
 
 
 class MixSizer:
@@ -404,5 +449,6 @@ class FileSizer:
         input_tokens = self._prompts.input_tokens(row) or 1
         if not self._tokens_per_block:
             return _RowSize(input_tokens, ())
-        first = row << POSITION_BITS
-        return _RowSize(input_tokens, range(first, first + input_tokens // self._tokens_per_block))
+        block_count = input_tokens // self._tokens_per_block
+        first_hash = row * CONVERSATION_RANGE
+        return _RowSize(input_tokens, range(first_hash, first_hash + block_count))
