@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Annotated, Literal
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
 from loadgen.cli import completion, signals
 from loadgen.cli.options import add_options
 from loadgen.core.errors import UserError, of_reading
+
+if TYPE_CHECKING:
+    from loadgen.sim.server.options import Options
 
 
 def _failure_names() -> list[str]:
@@ -147,29 +150,46 @@ def sim(options: SimOptions) -> int:
 
     Example: loadgen sim --preset gb300-vm --port 8000
     """
-    from loadgen.sim.server.options import Options
     from loadgen.sim.server.process import serve
 
-    values = vars(options).copy()
-    failures = [options.faults, _read_failures_file(values.pop("faults_file"))]
-    values["faults"] = ",".join(text for text in failures if text)
-    values["log_events"] = options.log_events or ("ends" if options.log else "none")
-    exit_code = serve(Options(**values))
+    exit_code = serve(_build_server_options(options))
     signals.ignore_signals()  # the server has stopped, and one more Ctrl-C changes nothing
     return exit_code
 
 
-def _read_failures_file(path: str) -> str:
-    """Return the mapping in a YAML file as --fault would be written, or "" without a file.
+def _build_server_options(options: SimOptions) -> Options:
+    """Return the options of the server for the options of the command.
 
-    Both are then parsed in the same way. The mapping is checked here, so that an error names the
-    file and not the option.
+    They have the same fields, with two exceptions: the server has no `faults_file`, whose failures
+    are added to `faults`, and `log_events` depends on whether there is a log file.
 
     Raises:
-        UserError: The file is not such a mapping.
+        UserError: The file of failures cannot be used.
     """
-    if not path:
-        return ""
+    from loadgen.sim.server.options import Options
+
+    server_values = asdict(options)
+    del server_values["faults_file"]
+    failures = [options.faults] if options.faults else []
+    if options.faults_file:
+        fractions = _read_failures_file(options.faults_file)
+        failures += [f"{name}:{fraction}" for name, fraction in fractions.items()]
+    server_values["faults"] = ",".join(failures)
+    if options.log_events is None:
+        server_values["log_events"] = "ends" if options.log else "none"
+    return Options(**server_values)
+
+
+def _read_failures_file(path: str) -> dict[str, Any]:
+    """Return the mapping from failures to their fractions in a YAML file.
+
+    The failures are checked here, although the server checks its options, too, so that an error
+    names the file and not the option.
+
+    Raises:
+        UserError: The file cannot be read, or is not such a mapping.
+        CombinedError: Some of the failures or fractions are not valid.
+    """
     from loadgen.core.workload.yaml_marks import plain_yaml
     from loadgen.sim.server.fault_injection import parse_failure_fractions
 
@@ -177,10 +197,9 @@ def _read_failures_file(path: str) -> str:
         with open(path, encoding="utf-8") as file:
             fractions = plain_yaml(file.read(), path)
     except (OSError, UnicodeDecodeError) as error:
+        error_code = of_reading(error, "invalid_syntax")
         hint = "write a YAML mapping, for example {truncate: 0.05}"
-        raise UserError(
-            of_reading(error, "invalid_syntax"), f"cannot be read: {error}", path, hint
-        ) from None
+        raise UserError(error_code, f"cannot be read: {error}", path, hint) from None
     if not isinstance(fractions, dict):
         raise UserError(
             "wrong_type",
@@ -189,4 +208,4 @@ def _read_failures_file(path: str) -> str:
             "for example {truncate: 0.05, http_429@2s: 0.1}",
         )
     parse_failure_fractions(fractions, where=path)
-    return ",".join(f"{name}:{fraction}" for name, fraction in fractions.items())
+    return fractions

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from loadgen.core.execution.context import Context, KnownTarget
 from loadgen.core.execution.plan import Settings
-from loadgen.sim.presets.preset import load_preset
+from loadgen.sim.presets.preset import Preset, load_preset
 from loadgen.sim.server import embedded
 from loadgen.sim.server.options import PHYSICAL, Options
 
@@ -31,26 +31,36 @@ def serve(settings: Settings) -> Iterator[Settings]:
 def describe_target(settings: Settings) -> KnownTarget:
     """Return what is known of the simulated server from its options, without a request.
 
-    A server with drawn latencies has only a name. Raises UserError if the options name a preset
-    that does not exist.
+    Of a server with a preset, the machine, the model and the context length are known. A server
+    without a preset only draws latencies at random, and describes no machine.
+
+    Raises:
+        UserError: The preset does not exist or cannot be read.
+        CombinedError: There are errors in the file of the preset.
     """
-    name = _server_options(settings).get("preset")
-    if not name:
+    preset_name = _server_options(settings).get("preset")
+    if not preset_name:
         return KnownTarget("embedded simulation")
-    preset = load_preset(name)
-    note = (
-        f"simulated in real time: {preset.description}; context length "
-        f"{preset.limits.max_seq_len:,} tokens; with fewer than "
-        f"{preset.valid_from_sequences.value:,.0f} sequences per replica the model extrapolates"
-    )
+    preset = load_preset(preset_name)
     return KnownTarget(
-        name=f"embedded simulation: {name}",
+        name=f"embedded simulation: {preset_name}",
         description=preset.description,
         context=Context(preset.model.name, preset.limits.max_seq_len),
-        notes=(note,),
-        virtual_url=f"sim:{name}",
+        notes=(_describe_simulation(preset),),
+        virtual_url=f"sim:{preset_name}",
+    )
+
+
+def _describe_simulation(preset: Preset) -> str:
+    """Return the note for the manifest about what is simulated, and where the model is valid."""
+    max_tokens = preset.limits.max_seq_len
+    min_sequences = preset.valid_from_sequences.value
+    return (
+        f"simulated in real time: {preset.description}; context length {max_tokens:,} tokens; "
+        f"with fewer than {min_sequences:,.0f} sequences per replica the model extrapolates"
     )
 
 
 def _server_options(settings: Settings) -> dict[str, Any]:
+    """Return the options of the simulated server, or those of a whole machine by default."""
     return PHYSICAL if settings.embedded is None else settings.embedded

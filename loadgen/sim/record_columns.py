@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Any, overload
+from typing import Any, cast, overload
 
 import numpy as np
 from numpy.typing import NDArray
@@ -64,6 +64,15 @@ class RecordColumns:
         span_records._columns = {name: column[span] for name, column in self._columns.items()}
         span_records._length = len(range(*span.indices(self._length)))
         return span_records
+
+
+def as_record_array(records: RecordColumns) -> NDArray[np.void]:
+    """Return records by column as the type that readers of records declare: a structured array.
+
+    Only the declared type changes. `RecordColumns` has all operations that these readers use: a
+    column by its name, a part by a slice or a mask, the length and iteration.
+    """
+    return cast("NDArray[np.void]", records)
 
 
 class _ColumnConverter:

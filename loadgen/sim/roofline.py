@@ -10,14 +10,14 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Hashable, Iterator, Sequence, Set
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
 from loadgen.core import seeds
 from loadgen.core.requests.build import build_prompts
-from loadgen.core.requests.prompts import PromptTarget
+from loadgen.core.requests.prompts import Prompts, PromptTarget
 from loadgen.core.requests.tokenizer import load_tokenizer
 from loadgen.core.schedule.sessions import build_sessions
 from loadgen.sim.request_lengths import RequestSize, create_request_sizer
@@ -29,10 +29,10 @@ if TYPE_CHECKING:
     from loadgen.core.slo import Slo
     from loadgen.core.workload import Workload
     from loadgen.sim.engine.replica import Costs, ServerLimits
-    from loadgen.sim.presets.preset import Preset
 
 SAMPLED_REQUESTS = 1_000  # the first half of them only fills the caches
 BISECTION_STEPS = 20  # narrow an interval to a millionth of its width
+NS_PER_S = 1e9
 HASH_MULTIPLIER = 2_654_435_761  # 2^32 divided by the golden ratio: Knuth's multiplicative hash
 HASH_SHIFT = 16  # only the upper bits of the product look random
 
@@ -60,10 +60,10 @@ SessionWork = dict[int, Work]
 
 
 def estimate_saturation_rate(workload: Workload, settings: Settings) -> float | None:
-    """Return the rate in sessions per second that fills the simulated machine.
+    """Return the rate in sessions per second that fills the simulated system.
 
     A session is a single request, a conversation or a task. The rate is the highest one at which
-    the machine still meets the limits of the SLO for TPOT and for the duration of tasks. A search
+    the system still meets the limits of the SLO for TPOT and for the duration of tasks. A search
     begins at this rate. Return None if no request can be served.
     """
     preset = load_target_preset(settings)
@@ -71,29 +71,39 @@ def estimate_saturation_rate(workload: Workload, settings: Settings) -> float | 
     mean_work = _average_session_work(sample)
     if mean_work is None:
         return None
-    max_iteration_ns = _limit_iteration_ns(workload, sample, preset.costs)
-    rate_per_s = _saturation_rate_of_replica(
+    max_iteration_ns = _find_slo_iteration_limit_ns(workload, sample, preset.costs)
+    replica_rate_per_s = _saturation_rate_of_replica(
         mean_work, preset.costs, preset.limits, max_iteration_ns
     )
-    return rate_per_s * sum(preset.speeds) if rate_per_s else None
+    is_servable = replica_rate_per_s > 0  # not if the SLO is violated without any load
+    if not is_servable:
+        return None
+    # The rate is that of a replica with speed 1, and other replicas serve in proportion.
+    return replica_rate_per_s * sum(preset.speeds)
 
 
-def _limit_iteration_ns(workload: Workload, sample: dict[int, SessionWork], costs: Costs) -> float:
-    """Return how long an iteration may take at most under the SLO of a workload.
+def _find_slo_iteration_limit_ns(
+    workload: Workload, sample: dict[int, SessionWork], costs: Costs
+) -> float:
+    """Return how long an iteration may take at most so that the SLO of a workload is met, in ns.
 
-    A decoding request gets one token per iteration. So an iteration may take as long as the lowest
-    limit for TPOT, and the SLO for the duration of tasks also limits it. The result is infinite
-    without such limits.
+    A decoding request gets one token per iteration. So no iteration may take longer than the lowest
+    limit for TPOT, the time per output token. If the SLO also limits the duration of tasks, no
+    iteration may take longer than that allows. The result is infinite without such limits.
+
+    Args:
+        workload: The workload with its SLO.
+        sample: The work of sampled requests, by session. Tasks are taken from it.
+        costs: The costs of an iteration of a replica.
     """
-    iteration_limits_ns: list[float] = [
+    limits_ns: list[float] = [
         term.limit_ns for slo in _all_slos(workload) for term in slo.terms if term.metric == "tpot"
     ]
     task_slo = workload.slo.task if workload.slo is not None else None
     if task_slo is not None and task_slo.within_ns is not None:
         tasks = _select_complete_tasks(workload, sample, costs)
-        max_iteration_ns = _find_max_iteration_ns(tasks, task_slo.within_ns, task_slo.share)
-        iteration_limits_ns.append(max_iteration_ns)
-    return min(iteration_limits_ns, default=math.inf)
+        limits_ns.append(_find_task_iteration_limit_ns(tasks, task_slo.within_ns, task_slo.share))
+    return min(limits_ns, default=math.inf)
 
 
 def _all_slos(workload: Workload) -> Iterator[Slo]:
@@ -105,39 +115,50 @@ def _all_slos(workload: Workload) -> Iterator[Slo]:
 
 
 def _saturation_rate_of_replica(
-    work: Work, costs: Costs, limits: ServerLimits, max_iteration_ns: float
+    mean_work: Work, costs: Costs, limits: ServerLimits, max_iteration_ns: float
 ) -> float:
     """Return the sessions per second that fill one replica.
 
-    An iteration does a part of the work of many sessions. Expressed in whole sessions, it does the
-    work of `sessions` of them, a fraction. That number is limited by four things:
-
-    - the tokens that an iteration may compute
-    - the size of a batch: each sequence in it generates one token per iteration
-    - the cache: a generated token reads all tokens of its sequence, which have to be in the cache
-    - the time that an iteration may take
+    A session takes many iterations, so an iteration does the work of a fraction of a session. The
+    rate is this fraction divided by the duration of the iteration.
 
     Args:
-        work: The mean work of a session.
+        mean_work: The mean work of a session.
         costs: The costs of an iteration of the replica.
         limits: The limits of the replica.
         max_iteration_ns: The time that an iteration may take.
     """
-    sessions = limits.max_num_tokens / (work.computed_tokens + work.generated_tokens)
-    if work.generated_tokens:
-        cache_tokens = limits.kv_blocks * limits.tokens_per_block
-        sessions = min(
-            sessions,
-            limits.max_batch_size / work.generated_tokens,
-            cache_tokens / max(work.read_tokens, 1.0),  # 1.0 avoids a division by 0
-        )
-    if _iteration_ns(sessions, work, costs) > max_iteration_ns:
-        sessions = _max_sessions_for_duration(max_iteration_ns, sessions, work, costs)
-    return sessions * 1e9 / _iteration_ns(sessions, work, costs)
+    sessions = _max_sessions_for_limits(mean_work, limits)
+    if _iteration_ns(sessions, mean_work, costs) > max_iteration_ns:
+        sessions = _max_sessions_for_duration(max_iteration_ns, sessions, mean_work, costs)
+    iteration_ns = _iteration_ns(sessions, mean_work, costs)
+    return sessions * NS_PER_S / iteration_ns
+
+
+def _max_sessions_for_limits(mean_work: Work, limits: ServerLimits) -> float:
+    """Return the most sessions, a fraction, whose work fits into one iteration of a replica.
+
+    There are three limits:
+
+    - The tokens that an iteration may compute. A session needs its prompt and output tokens.
+    - The size of a batch. Each sequence in it generates one token, so an iteration generates at
+      most as many tokens as the batch has sequences.
+    - The cache. To generate a token, all tokens of its sequence are read, and they have to be in
+      the cache. So an iteration reads at most as many tokens as the cache holds.
+    """
+    computed_tokens_per_session = mean_work.computed_tokens + mean_work.generated_tokens
+    sessions_by_compute = limits.max_num_tokens / computed_tokens_per_session
+    if not mean_work.generated_tokens:
+        return sessions_by_compute
+    sessions_by_batch = limits.max_batch_size / mean_work.generated_tokens
+    cache_tokens = limits.kv_blocks * limits.tokens_per_block
+    read_tokens_per_session = max(mean_work.read_tokens, 1.0)  # at least 1, for the division
+    sessions_by_cache = cache_tokens / read_tokens_per_session
+    return min(sessions_by_compute, sessions_by_batch, sessions_by_cache)
 
 
 def _max_sessions_for_duration(
-    max_iteration_ns: float, max_sessions: float, work: Work, costs: Costs
+    max_iteration_ns: float, max_sessions: float, mean_work: Work, costs: Costs
 ) -> float:
     """Return the most sessions per iteration with which it takes at most `max_iteration_ns`.
 
@@ -148,44 +169,44 @@ def _max_sessions_for_duration(
     high = max_sessions
     for _ in range(BISECTION_STEPS):
         middle = (low + high) / 2
-        if _iteration_ns(middle, work, costs) > max_iteration_ns:
+        if _iteration_ns(middle, mean_work, costs) > max_iteration_ns:
             high = middle
         else:
             low = middle
     return low
 
 
-def _iteration_ns(sessions: float, work: Work, costs: Costs) -> float:
+def _iteration_ns(sessions: float, mean_work: Work, costs: Costs) -> float:
     """Return the mean duration of an iteration that does the work of `sessions` sessions.
 
     By the roofline model, an iteration takes as long as its memory traffic or its computation,
-    whichever is longer. This is computed for two kinds of iterations: those that compute prompts
-    together with outputs, and those that compute outputs only. Prompts arrive at random, so their
-    number in an iteration has a Poisson distribution, and a fraction of 1 - exp(-mean) of the
-    iterations has at least one prompt.
+    whichever is longer. There are two kinds of iterations: some compute prompts and outputs, the
+    others only outputs. Prompts arrive at random, so their number in an iteration has a Poisson
+    distribution: an iteration has no prompt with the probability exp(-mean).
 
     Args:
         sessions: The work of an iteration in sessions. A fraction, because a session takes many
             iterations.
-        work: The mean work of a session.
+        mean_work: The mean work of a session.
         costs: The costs of an iteration.
     """
-    memory_ns = costs.weights_ns + sessions * costs.kv_token_ns * work.read_tokens
+    # Means over all iterations.
+    memory_ns = costs.weights_ns + sessions * costs.kv_token_ns * mean_work.read_tokens
     output_ns = sessions * (
-        costs.token_ns * work.generated_tokens + costs.attended_ns * work.read_tokens
+        costs.token_ns * mean_work.generated_tokens + costs.attended_ns * mean_work.read_tokens
     )
     prompt_ns = sessions * (
-        costs.token_ns * work.computed_tokens + costs.attended_ns * work.attended_tokens
+        costs.token_ns * mean_work.computed_tokens + costs.attended_ns * mean_work.attended_tokens
     )
-    prompts_per_iteration = sessions * work.requests
-    fraction_with_prompts = -math.expm1(-prompts_per_iteration)  # 1 - exp(-mean), but exact near 0
+    prompts_per_iteration = sessions * mean_work.requests
+    with_prompts = -math.expm1(-prompts_per_iteration)  # 1 - exp(-mean), but exact near 0
+    without_prompts = 1 - with_prompts
 
-    # Each kind contributes its duration times its fraction of the iterations. `prompt_ns` is a mean
-    # over all iterations, and all of it falls on those with prompts, so it is not multiplied.
-    with_prompts_ns = max(
-        fraction_with_prompts * memory_ns, fraction_with_prompts * output_ns + prompt_ns
-    )
-    without_prompts_ns = (1 - fraction_with_prompts) * max(memory_ns, output_ns)
+    # The fraction `without_prompts` of the iterations computes outputs only.
+    without_prompts_ns = without_prompts * max(memory_ns, output_ns)
+    # The fraction `with_prompts` computes outputs and all the prompts. The time for prompts,
+    # `prompt_ns`, is already a mean over all iterations, so it is not multiplied by the fraction.
+    with_prompts_ns = max(with_prompts * memory_ns, with_prompts * output_ns + prompt_ns)
     return costs.overhead_ns + without_prompts_ns + with_prompts_ns
 
 
@@ -219,10 +240,10 @@ class _TimedTask:
 def _select_complete_tasks(
     workload: Workload, sample: dict[int, SessionWork], costs: Costs
 ) -> list[_TimedTask]:
-    """Return the tasks of which all requests are in the sample.
+    """Return the tasks (sessions of several requests) of which all requests are in the sample.
 
-    Only their duration can be estimated, because it follows from all of their requests. Single
-    requests are no tasks.
+    The duration of a task follows from all of its requests. So tasks at the beginning or the end of
+    the sample are left out if some of their requests are outside.
     """
     sessions = build_sessions(workload.requests, workload.seed or 0)
     tasks = []
@@ -234,7 +255,7 @@ def _select_complete_tasks(
     return tasks
 
 
-def _find_max_iteration_ns(
+def _find_task_iteration_limit_ns(
     tasks: Sequence[_TimedTask], max_duration_ns: int, required_fraction: float
 ) -> float:
     """Return the longest time of an iteration with which enough tasks end in time.
@@ -272,47 +293,62 @@ def _average_session_work(sample: dict[int, SessionWork]) -> Work | None:
 def _sample_work(workload: Workload, settings: Settings) -> dict[int, SessionWork]:
     """Return the work of the requests of some sessions, by the number of the session.
 
-    Each request finds in the cache of its replica what the requests before it have left there.
-    Replicas are chosen by a hash of the request's index, so that consecutive turns of a
-    conversation are spread over them as if at random. The first half of the sample only fills the
-    caches, as the start of a run does, and is left out.
+    Requests find in the cache of their replica what earlier requests have left there. The first
+    half of the sample only fills the caches, as the start of a run does, and is left out.
     """
     preset = load_target_preset(settings)
-    prompts = build_prompts(
-        workload,
-        workload.seed or 0,
-        seeds.salt_number(""),
-        load_tokenizer(settings.tokenizer),
-        PromptTarget(api=settings.api),
-    )
     limits = preset.limits
-    tokens_per_block = limits.tokens_per_block if limits.block_reuse else 0
+    prompts = _build_sample_prompts(workload, settings)
     request_sizer = create_request_sizer(
-        workload.requests, prompts, tokens_per_block, is_non_generative=settings.values
+        workload.requests,
+        prompts,
+        tokens_per_block=limits.tokens_per_block if limits.block_reuse else 0,
+        is_non_generative=settings.values,
     )
-    caches: dict[int, set[Hashable]] = defaultdict(set)  # the cached blocks of each replica
+    cached_blocks_of_replica: dict[int, set[Hashable]] = defaultdict(set)
     sample: dict[int, SessionWork] = defaultdict(dict)
     for index, request_id in enumerate(prompts.request_ids(SAMPLED_REQUESTS)):
-        replica_index = (index * HASH_MULTIPLIER >> HASH_SHIFT) % preset.replicas
-        work = _add_request(request_sizer(request_id), caches[replica_index], preset)
+        size = request_sizer(request_id)
+        cached_blocks = cached_blocks_of_replica[_scatter(index, preset.replicas)]
         if index >= SAMPLED_REQUESTS // 2:
             session_number = request_id // prompts.turns
-            sample[session_number][request_id] = work
+            sample[session_number][request_id] = _estimate_work(size, cached_blocks, limits)
+        cached_blocks.update(size.blocks)
     return sample
 
 
-def _add_request(size: RequestSize, cache: set[Hashable], preset: Preset) -> Work:
-    """Add the blocks of a request to the cache of its replica, and return its work.
+def _build_sample_prompts(workload: Workload, settings: Settings) -> Prompts:
+    """Return the requests of a workload. Only lengths matter, so any salt of the texts will do."""
+    return build_prompts(
+        workload,
+        seed=workload.seed or 0,
+        salt=seeds.salt_number(""),
+        tokenizer=load_tokenizer(settings.tokenizer),
+        target=PromptTarget(api=settings.api),
+    )
+
+
+def _scatter(index: int, replica_count: int) -> int:
+    """Return the replica of a request in the sample: as if at random, but always the same one.
+
+    The consecutive turns of a conversation are spread over the replicas in this way. Knuth's
+    multiplicative hash is used: the upper bits of the product look random.
+    """
+    product = index * HASH_MULTIPLIER
+    upper_bits = product >> HASH_SHIFT
+    return upper_bits % replica_count
+
+
+def _estimate_work(size: RequestSize, cached_blocks: Set[Hashable], limits: ServerLimits) -> Work:
+    """Return the work of a request whose replica has these blocks in its cache.
 
     An output that would exceed the longest sequence is shortened, as in the engine.
     """
-    limits = preset.limits
     is_non_generative = not size.output_tokens
     if is_non_generative:
         # A request for embeddings or ranks shares no blocks and is computed as a whole.
         return _work_of_lengths(size.input_tokens, size.input_tokens, output_tokens=0)
-    cached_tokens = _count_cached_blocks(size.blocks, cache) * limits.tokens_per_block
-    cache.update(size.blocks)
+    cached_tokens = _count_cached_blocks(size.blocks, cached_blocks) * limits.tokens_per_block
     # At least the last token of a prompt is computed, because the first output follows from it.
     computed_tokens = max(1, size.input_tokens - cached_tokens)
     output_tokens = max(0, min(size.output_tokens, limits.max_seq_len - size.input_tokens))
@@ -344,9 +380,9 @@ def _work_of_lengths(input_tokens: int, computed_tokens: int, output_tokens: int
     )
 
 
-def _count_cached_blocks(blocks: Sequence[Hashable], cache: set[Hashable]) -> int:
+def _count_cached_blocks(blocks: Sequence[Hashable], cached_blocks: Set[Hashable]) -> int:
     """Return how many blocks at the beginning of a prompt are in the cache."""
     for index, block in enumerate(blocks):
-        if block not in cache:
+        if block not in cached_blocks:
             return index
     return len(blocks)

@@ -14,7 +14,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from time import process_time
-from typing import Any, cast
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -51,6 +51,7 @@ from loadgen.core.workload import Workload
 from loadgen.sim.engine.system import SimulatedSystem
 from loadgen.sim.load_bounds import UNBOUNDED, LoadBounds
 from loadgen.sim.presets.preset import Preset, load_preset
+from loadgen.sim.record_columns import as_record_array
 from loadgen.sim.request_lengths import RequestSizer, create_request_sizer
 from loadgen.sim.simulation import Simulation
 from loadgen.sim.virtual_records import (
@@ -142,28 +143,34 @@ def run(workload: Workload, settings: Settings, run_dir: Path, emit: Emit) -> Su
     start_cpu_s = process_time()
     plan, run_manifest = _plan_run(workload, settings, preset, run_dir)
     emit(RunPlanned(plan, run_manifest))
+
     load = _simulate_load(plan, preset, emit)
-    run_manifest = _add_outcome(run_manifest, preset, load, plan)
     contents = RunContents(
-        run_manifest=run_manifest,
+        run_manifest=_describe_outcome(run_manifest, preset, load, plan),
         results=load.results,
         worker_samples=[_measure_worker(load, process_time() - start_cpu_s)],
         replica_counts=build_replica_count_samples(preset),
     )
-    summary = summarize(
-        run_manifest,
-        cast(Any, load.results.records),
-        load.results.gaps,
-        load.results.timeline,
-        contents.worker_samples,
-        ERROR_TEXTS,
-        build_timestamp_uncertainties(load.results),
-        contents.replica_counts,
-    )
+    summary = _summarize_run(contents)
     write_run(run_dir, contents)
     store.replace(run_dir / "summary.json", dump_summary(summary))
     checksums.write(run_dir)
     return summary
+
+
+def _summarize_run(contents: RunContents) -> Summary:
+    """Return the summary of a run from the contents of its files."""
+    results = contents.results
+    return summarize(
+        contents.run_manifest,
+        as_record_array(results.records),
+        gaps=results.gaps,
+        timeline=results.timeline,
+        seconds=contents.worker_samples,
+        texts=ERROR_TEXTS,
+        event_errors=build_timestamp_uncertainties(results),
+        server_samples=contents.replica_counts,
+    )
 
 
 def _plan_run(
@@ -171,8 +178,9 @@ def _plan_run(
 ) -> tuple[Plan, RunManifest]:
     """Return the plan of a run, and its manifest before the start. Raises CombinedError.
 
-    A simulation is one process, so the plan has one worker. The plan is that of a run over HTTP,
-    with the results of a probe that never took place.
+    The plan is made as for a run over HTTP, which first probes its target. There is nothing to
+    probe here, so the result of the probe is derived from the preset. A simulation is one process,
+    so the plan has one worker.
     """
     settings = msgspec.structs.replace(settings, workers=1)
     context = PreparationContext(
@@ -185,7 +193,7 @@ def _plan_run(
     plan, user_starts = prepare_plan(workload, settings, probe_results, context)
     check_plan(plan, is_local=True)
     run_manifest = create_manifest(plan, workload, user_starts)
-    return plan, _add_target(run_manifest, preset, settings)
+    return plan, _describe_target_in_manifest(run_manifest, preset, settings)
 
 
 @dataclass(frozen=True)
@@ -206,31 +214,37 @@ class _SimulatedLoad:
 
 
 def _simulate_load(plan: Plan, preset: Preset, emit: Emit) -> _SimulatedLoad:
-    """Simulate the load of a plan.
+    """Simulate the load of a plan, which listeners of events can end early.
 
-    Listeners of events can end the load early in two ways. On `SimulationStarted` they may add
-    checks, which run during the simulation. On `Simulated` they may add times at which the load
-    should have stopped. Then it is simulated again up to the first of these times, and `Simulated`
-    is emitted again.
+    A listener can do so in two ways. When it gets `SimulationStarted`, it can add checks, which run
+    during the simulation. When it gets `Simulated`, it can add times at which the load should have
+    stopped. Then the load is simulated again up to the first of these times, and `Simulated` is
+    emitted again.
     """
     workload = plan.job.workload
     checks: list[InterimCheck] = []
-    emit(SimulationStarted(checks))
+    emit(SimulationStarted(checks))  # listeners append to the list
     monitor = StopRuleMonitor(workload.stop_when)
     if workload.stop_when:
         checks.append(_create_stop_rule_check(monitor, plan.schedule.horizon_ns))
 
     bounds = _create_load_bounds(workload)
     results, simulation = _simulate_plan(plan, preset, bounds, checks)
-    requested_stops_ns: list[int] = []  # filled by the listeners
-    emit(Simulated(cast(Any, results.records), requested_stops_ns))
+    requested_stops_ns = _emit_results(results, emit)
     if requested_stops_ns:
-        bounds = msgspec.structs.replace(bounds, stop_ns=min(requested_stops_ns))
-        results, simulation = _simulate_plan(plan, preset, bounds, checks=[])
-        emit(Simulated(cast(Any, results.records), []))
+        shorter_bounds = msgspec.structs.replace(bounds, stop_ns=min(requested_stops_ns))
+        results, simulation = _simulate_plan(plan, preset, shorter_bounds, checks=[])
+        _emit_results(results, emit)
 
     is_ended_early = simulation.is_ended_by_check or bool(requested_stops_ns)
     return _SimulatedLoad(results, simulation, monitor.breach, is_ended_early)
+
+
+def _emit_results(results: VirtualRecords, emit: Emit) -> list[int]:
+    """Emit the event `Simulated`, and return the times in ns at which listeners want to stop."""
+    requested_stops_ns: list[int] = []
+    emit(Simulated(as_record_array(results.records), requested_stops_ns))  # listeners append
+    return requested_stops_ns
 
 
 def _simulate_plan(
@@ -344,77 +358,101 @@ def _create_probe_result(preset: Preset, settings: Settings) -> ProbeResult:
     )
 
 
-def _add_target(run_manifest: RunManifest, preset: Preset, settings: Settings) -> RunManifest:
-    """Return the manifest with the simulated target and the notes about it.
+def _describe_target_in_manifest(
+    run_manifest: RunManifest, preset: Preset, settings: Settings
+) -> RunManifest:
+    """Return the manifest with the simulated target as its only target, and a note about it.
 
-    The target has no URL, because nothing is sent. There is no round trip, so its time is None.
+    Nothing is sent, so the target has no URL, and there is no round-trip time.
     """
     gpus = settings.gpus or preset.gpus
     target = msgspec.structs.replace(run_manifest.targets[0], url="", gpus=gpus)
-    notes = reasons.make_note("virtual_time", {"preset": preset.description})
+    # A note is a sentence for the reader (the key) and the code and values that it consists of.
+    code_of_note = reasons.make_note("virtual_time", {"preset": preset.description})
     return msgspec.structs.replace(
         run_manifest,
         targets=(target,),
         client="virtual",
         rtt_ms=None,
-        warnings=(*notes, *run_manifest.warnings),
-        warning_codes=notes | run_manifest.warning_codes,
+        warnings=(*code_of_note.keys(), *run_manifest.warnings),
+        warning_codes={**code_of_note, **run_manifest.warning_codes},
     )
 
 
-def _add_outcome(
+def _describe_outcome(
     run_manifest: RunManifest, preset: Preset, load: _SimulatedLoad, plan: Plan
 ) -> RunManifest:
-    """Return the manifest with the end of the run, and with notes about what was simulated.
+    """Return the manifest after the end of the run: its end, its state, and notes about the load.
 
-    The state of the run is, in this order: `stopped` if a rule of `--stop-when` was broken,
-    `decided` if an interim check or a listener ended the load early, or else `finished`.
+    The state is, in this order: `stopped` if a rule of `--stop-when` was broken, `decided` if an
+    interim check or a listener ended the load early, or else `finished`.
     """
     for code, values in _collect_notes(preset, load, plan).items():
         run_manifest = add_notes(run_manifest, reasons.make_note(code, values))
-    prompts_digest = digest.fingerprint(plan.requests, None)
-    run_manifest = msgspec.structs.replace(
+    if load.broken_rule is not None:
+        state = "stopped"
+    elif load.is_ended_early:
+        state = "decided"
+    else:
+        state = "finished"
+    # None: the fingerprint covers a fixed number of requests, whatever the length of the load.
+    prompts_fingerprint = digest.fingerprint(plan.requests, None)
+    return msgspec.structs.replace(
         run_manifest,
         ended=current_time(),
-        state="finished",
-        fingerprints=msgspec.structs.replace(run_manifest.fingerprints, prompts=prompts_digest),
+        state=state,
+        stopped_by=load.broken_rule,
+        fingerprints=msgspec.structs.replace(
+            run_manifest.fingerprints, prompts=prompts_fingerprint
+        ),
     )
-    if load.broken_rule is not None:
-        return msgspec.structs.replace(run_manifest, state="stopped", stopped_by=load.broken_rule)
-    if load.is_ended_early:
-        return msgspec.structs.replace(run_manifest, state="decided")
-    return run_manifest
 
 
 def _collect_notes(
     preset: Preset, load: _SimulatedLoad, plan: Plan
 ) -> dict[str, dict[str, Any] | None]:
-    """Return the values of the notes about a simulation by their code, or None for no note.
+    """Return the values of the notes about a simulation, by the code of the note.
 
-    The notes are about three things:
+    A note with the value None is left out of the manifest.
 
     - `extrapolated`: the batches were smaller than those that the preset was fitted on
     - `paused`: requests were paused because the cache was full
     - `resonance`: the order of the requests and round-robin routing have a common period, so that
       replicas get different requests
     """
-    simulation = load.simulation
-    notes: dict[str, dict[str, Any] | None] = {}
+    return {
+        "extrapolated": _note_extrapolation(preset, load.simulation),
+        "paused": _note_pauses(load.simulation),
+        "resonance": _note_resonance(preset, load, plan),
+    }
+
+
+def _note_extrapolation(preset: Preset, simulation: Simulation) -> dict[str, Any] | None:
+    """Return the values of the note about batches for which the preset has no measurements."""
     min_sequences = preset.valid_from_sequences.value
-    mean_batch = _mean_batch_size(simulation)
-    if mean_batch < min_sequences:
-        notes["extrapolated"] = {"sequences": mean_batch, "limit": min_sequences}
-    pauses = sum(replica.pause_count for replica in simulation.replicas)
-    notes["paused"] = {"times": pauses} if pauses else None
-    if preset.routing == "round_robin":
-        notes["resonance"] = resonance.find_resonance(
-            plan.job.workload.requests,
-            plan.requests,
-            len(simulation.replicas),
-            "replica",
-            len(load.results.records),
-        )
-    return notes
+    mean_batch_size = _mean_batch_size(simulation)
+    if mean_batch_size >= min_sequences:
+        return None
+    return {"sequences": mean_batch_size, "limit": min_sequences}
+
+
+def _note_pauses(simulation: Simulation) -> dict[str, Any] | None:
+    """Return the values of the note about pauses, or None if no request was paused."""
+    pause_count = sum(replica.pause_count for replica in simulation.replicas)
+    return {"times": pause_count} if pause_count else None
+
+
+def _note_resonance(preset: Preset, load: _SimulatedLoad, plan: Plan) -> dict[str, Any] | None:
+    """Return the values of the note about resonance, which only round-robin routing can have."""
+    if preset.routing != "round_robin":
+        return None
+    return resonance.find_resonance(
+        plan.job.workload.requests,
+        plan.requests,
+        server_count=len(load.simulation.replicas),
+        kind="replica",
+        planned_requests=len(load.results.records),
+    )
 
 
 def _mean_batch_size(simulation: Simulation) -> float:
@@ -428,16 +466,19 @@ def _mean_batch_size(simulation: Simulation) -> float:
 def _measure_worker(load: _SimulatedLoad, cpu_s: float) -> WorkerSample:
     """Return the CPU time and the memory of the simulation, as a sample of its only worker.
 
-    `span_s` is 0, so that the CPU time is not taken for the load of a client in real time.
+    In a run over HTTP, the CPU time of a worker is compared with the length `span_s` of its sample,
+    to find out whether the client was too slow. In virtual time that comparison has no meaning. The
+    length is 0, so that it is left out. There is one sample at the end, when all requests that were
+    sent are also done.
     """
-    end_ns = max(
-        (int(ends[-1]) for ends in load.simulation.iteration_ends_ns if len(ends)), default=0
-    )
+    last_ends_ns = [int(ends[-1]) for ends in load.simulation.iteration_ends_ns if len(ends)]
+    end_ns = max(last_ends_ns, default=0)
+    request_count = len(load.results.records)
     return WorkerSample(
         t_s=end_ns / 1e9,
         span_s=0.0,
         cpu_s=round(cpu_s, 4),
         peak_rss_bytes=peak_memory_bytes(),
-        sent=len(load.results.records),
-        done=len(load.results.records),
+        sent=request_count,
+        done=request_count,
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, cast
+from typing import NamedTuple
 
 import msgspec
 
@@ -16,6 +16,7 @@ from loadgen.core.server_metrics.series import MetricSample
 from loadgen.core.stats.histogram import Histogram
 from loadgen.sim.event_gaps import iterate_gaps
 from loadgen.sim.presets.preset import Preset
+from loadgen.sim.record_columns import as_record_array
 from loadgen.sim.virtual_records import ERROR_TEXTS, VirtualRecords
 
 # Records per row group of the Parquet file. So the conversion needs no second copy of all records.
@@ -109,5 +110,5 @@ def _write_records(directory: Path, results: VirtualRecords) -> None:
     records = results.records
     starts = range(0, max(len(records), 1), RECORDS_PER_GROUP)
     groups = (records.slice_records(slice(start, start + RECORDS_PER_GROUP)) for start in starts)
-    tables = (parquet.to_table(cast(Any, group), list(ERROR_TEXTS)) for group in groups)
+    tables = (parquet.to_table(as_record_array(group), list(ERROR_TEXTS)) for group in groups)
     parquet.write_tables(directory / store.MERGED, tables)

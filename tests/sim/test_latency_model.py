@@ -20,7 +20,10 @@ from loadgen.sim.engine.latency_model import (
 )
 
 MS = 1_000_000
-FIXED = {"ttft": DurationDistribution(at_ns=100 * MS), "itl": DurationDistribution(at_ns=10 * MS)}
+FIXED = {
+    "ttft": DurationDistribution(center_ns=100 * MS),
+    "itl": DurationDistribution(center_ns=10 * MS),
+}
 
 
 def drain(pace: LatencyModel) -> list[tuple[Any, int, bool, int]]:
@@ -33,13 +36,13 @@ def drain(pace: LatencyModel) -> list[tuple[Any, int, bool, int]]:
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
-        ("5ms", DurationDistribution(at_ns=5 * MS)),
-        ("0.02", DurationDistribution(at_ns=20 * MS)),  # flags without a unit are seconds
-        ("fixed:50us", DurationDistribution(at_ns=50_000)),
-        ("normal:5ms,1ms", DurationDistribution(kind="normal", at_ns=5 * MS, spread=MS)),
+        ("5ms", DurationDistribution(center_ns=5 * MS)),
+        ("0.02", DurationDistribution(center_ns=20 * MS)),  # flags without a unit are seconds
+        ("fixed:50us", DurationDistribution(center_ns=50_000)),
+        ("normal:5ms,1ms", DurationDistribution(kind="normal", center_ns=5 * MS, spread=MS)),
         (
             "lognormal:120ms,0.25",
-            DurationDistribution(kind="lognormal", at_ns=120 * MS, spread=0.25),
+            DurationDistribution(kind="lognormal", center_ns=120 * MS, spread=0.25),
         ),
     ],
 )
@@ -139,7 +142,7 @@ def test_flooding_streams_take_turns() -> None:
     pace = LatencyModel(
         LatencyOptions(
             ttft=DurationDistribution(),
-            itl=DurationDistribution(at_ns=MS),
+            itl=DurationDistribution(center_ns=MS),
             tokens_per_emission=50,
             flood=True,
         )
@@ -154,13 +157,13 @@ def test_flooding_streams_take_turns() -> None:
 
 def test_draws_follow_their_distribution_and_depend_on_the_seed_only() -> None:
     normal = [
-        DurationDistribution(kind="normal", at_ns=20 * MS, spread=2 * MS).draw(1, 2, i)
+        DurationDistribution(kind="normal", center_ns=20 * MS, spread=2 * MS).draw(1, 2, i)
         for i in range(4000)
     ]
     assert statistics.mean(normal) == pytest.approx(20 * MS, rel=0.01)
     assert statistics.stdev(normal) == pytest.approx(2 * MS, rel=0.05)
     lognormal = [
-        DurationDistribution(kind="lognormal", at_ns=120 * MS, spread=0.25).draw(1, 2, i)
+        DurationDistribution(kind="lognormal", center_ns=120 * MS, spread=0.25).draw(1, 2, i)
         for i in range(4000)
     ]
     assert statistics.median(lognormal) == pytest.approx(120 * MS, rel=0.02)
@@ -171,8 +174,8 @@ def test_drawn_gaps_differ_between_streams_and_repeat_with_the_seed() -> None:
     def dues(seed: int) -> list[int]:
         pace = LatencyModel(
             LatencyOptions(
-                ttft=DurationDistribution(at_ns=MS),
-                itl=DurationDistribution(kind="normal", at_ns=5 * MS, spread=MS),
+                ttft=DurationDistribution(center_ns=MS),
+                itl=DurationDistribution(kind="normal", center_ns=5 * MS, spread=MS),
                 seed=seed,
             )
         )

@@ -31,6 +31,7 @@ class Emission(Struct, gc=False):
 DistributionKind = Literal["fixed", "normal", "lognormal"]
 
 _MASK_64_BITS = (1 << 64) - 1
+_SPLITMIX_STEP = 0x9E3779B97F4A7C15  # 2^64 divided by the golden ratio
 _DRAWN_GAPS = 4096  # number of times between tokens that are drawn in advance
 _GAP_STRIDE = 977  # a prime: requests that arrive together begin far apart among the drawn gaps
 _MAX_SIGMA = 10.0  # exp(10) is 22,000: no latency spreads that much, so it is a mistake
@@ -55,8 +56,7 @@ def draw_uniform(seed: int, *stream_path: int) -> float:
     """Return a uniform random number in [0, 1) that depends on the arguments only.
 
     A hash instead of a random generator gives each request the same number in whatever order the
-    draws take place. The state is updated by splitmix64 once for each number of the path (Steele,
-    Lea and Flood, "Fast Splittable Pseudorandom Number Generators", 2014, which has the constants).
+    draws take place. The state is updated by splitmix64 once for each number of the path.
 
     Args:
         seed: The seed of the server.
@@ -65,68 +65,91 @@ def draw_uniform(seed: int, *stream_path: int) -> float:
     """
     state = seed & _MASK_64_BITS
     for number in stream_path:
-        state = (state + 0x9E3779B97F4A7C15 * (number + 1)) & _MASK_64_BITS
-        state = ((state ^ (state >> 30)) * 0xBF58476D1CE4E5B9) & _MASK_64_BITS
-        state = ((state ^ (state >> 27)) * 0x94D049BB133111EB) & _MASK_64_BITS
-        state ^= state >> 31
+        # Number n takes n + 1 steps at once, so that a number of 0 also changes the state.
+        state = (state + _SPLITMIX_STEP * (number + 1)) & _MASK_64_BITS
+        state = _mix_bits(state)
     upper_53_bits = state >> 11  # as many as the significand of a float has
     return upper_53_bits * 2.0**-53
+
+
+def _mix_bits(state: int) -> int:
+    """Return 64 bits that each depend on all bits of the state.
+
+    This is the output function of splitmix64 (Steele, Lea and Flood, "Fast Splittable Pseudorandom
+    Number Generators", 2014). The shifts and factors are from its reference implementation.
+    """
+    state = ((state ^ (state >> 30)) * 0xBF58476D1CE4E5B9) & _MASK_64_BITS
+    state = ((state ^ (state >> 27)) * 0x94D049BB133111EB) & _MASK_64_BITS
+    return state ^ (state >> 31)
 
 
 class DurationDistribution(Struct, frozen=True, kw_only=True):
     """A distribution of durations.
 
-    `fixed` is always `at_ns`. `normal` has the mean `at_ns` and the standard deviation `spread` in
-    ns; negative values become 0. `lognormal` has the median `at_ns`, and `spread` is the standard
-    deviation of the logarithm.
+    Attributes:
+        kind: `fixed` is always the same duration. A `normal` value below 0 becomes 0.
+        center_ns: The duration of `fixed`, the mean of `normal`, the median of `lognormal`.
+        spread: The standard deviation of `normal` in ns. For `lognormal`, the standard deviation of
+            the natural logarithm, which has no unit.
     """
 
     kind: DistributionKind = "fixed"
-    at_ns: int = 0
+    center_ns: int = 0
     spread: float = 0.0
 
     def draw(self, seed: int, *stream_path: int) -> int:
         """Return one duration in ns that depends on the arguments only.
-
-        The Box-Muller transform converts two uniform numbers to a normal one.
 
         Args:
             seed: The seed of the server.
             stream_path: Numbers that tell draws apart. See `draw_uniform`.
         """
         if self.kind == "fixed":
-            return self.at_ns
-        # The first uniform number may be 0, which has no logarithm; 1 minus it never is.
-        radius = math.sqrt(-2.0 * math.log(1.0 - draw_uniform(seed, *stream_path, 0)))
-        standard_normal = radius * math.cos(2.0 * math.pi * draw_uniform(seed, *stream_path, 1))
+            return self.center_ns
+        deviation = self.spread * _draw_standard_normal(seed, *stream_path)
         if self.kind == "normal":
-            return max(0, round(self.at_ns + self.spread * standard_normal))
-        return round(self.at_ns * math.exp(self.spread * standard_normal))
+            return max(0, round(self.center_ns + deviation))
+        return round(self.center_ns * math.exp(deviation))
+
+
+def _draw_standard_normal(seed: int, *stream_path: int) -> float:
+    """Return a random number of the standard normal distribution. See `draw_uniform`.
+
+    The Box-Muller transform converts two uniform numbers to a normal one.
+    """
+    first_uniform = draw_uniform(seed, *stream_path, 0)
+    second_uniform = draw_uniform(seed, *stream_path, 1)
+    # The first uniform number may be 0, which has no logarithm; 1 minus it never is.
+    radius = math.sqrt(-2.0 * math.log(1.0 - first_uniform))
+    return radius * math.cos(2.0 * math.pi * second_uniform)
 
 
 def parse_distribution(text: str, where: str = "") -> DurationDistribution:
-    """Parse `5ms`, `normal:5ms,1ms` or `lognormal:120ms,0.25`.
+    """Parse a distribution of durations: `5ms`, `normal:5ms,1ms` or `lognormal:120ms,0.25`.
 
     The parameters are mean and standard deviation of a normal distribution, and median and standard
-    deviation of the logarithm of a lognormal one. Raises UserError.
+    deviation of the logarithm of a lognormal one.
+
+    Raises:
+        UserError: The text has another format. The error names the option, `where`.
     """
     kind, colon, parameters = text.partition(":")
     kind = kind.strip()
     if not colon:
-        return DurationDistribution(at_ns=parse_duration_ns(text, where))
+        return DurationDistribution(center_ns=parse_duration_ns(text, where))
     center, _, spread = parameters.partition(",")
     if kind == "fixed":
-        return DurationDistribution(at_ns=parse_duration_ns(parameters, where))
+        return DurationDistribution(center_ns=parse_duration_ns(parameters, where))
     if kind == "normal":
         return DurationDistribution(
             kind="normal",
-            at_ns=parse_duration_ns(center, where),
+            center_ns=parse_duration_ns(center, where),
             spread=parse_duration_ns(spread, where),
         )
     if kind == "lognormal":
         sigma = _parse_sigma(spread, where)
-        at_ns = parse_duration_ns(center, where)
-        return DurationDistribution(kind="lognormal", at_ns=at_ns, spread=sigma)
+        center_ns = parse_duration_ns(center, where)
+        return DurationDistribution(kind="lognormal", center_ns=center_ns, spread=sigma)
     hint = "use fixed, normal or lognormal"
     raise UserError("unknown_name", f'unknown distribution "{kind}"', where, hint)
 
@@ -209,16 +232,18 @@ class LatencyOptions(Struct, frozen=True, kw_only=True):
     seed: int = 0
 
     def check(self) -> None:
-        """Raise UserError if the options contradict each other.
+        """Raise UserError if an option is out of range, or if options contradict each other.
 
         With `lockstep`, all streams emit at the ticks of a clock. Its period is the time between
         tokens, which therefore has to be fixed and above 0.
         """
-        has_fixed_gap = self.itl.kind == "fixed" and self.itl.at_ns > 0
-        if self.lockstep and not has_fixed_gap:
+        has_fixed_period = self.itl.kind == "fixed" and self.itl.center_ns > 0
+        if self.lockstep and not has_fixed_period:
             problem = "needs a fixed time between tokens above 0"
             raise UserError("conflict", problem, "--lockstep", "for example --itl 20ms")
-        if self.tokens_per_emission < 1 or (self.slots is not None and self.slots < 1):
+        # `tokens_per_emission` is set by --stream-interval.
+        has_no_slot = self.slots is not None and self.slots < 1
+        if self.tokens_per_emission < 1 or has_no_slot:
             problem = "must be integers >= 1"
             raise UserError("out_of_range", problem, "--stream-interval, --slots")
 
@@ -254,7 +279,7 @@ class LatencyModel:
         # Copies of options that are read once per emission.
         self._tokens_per_emission = options.tokens_per_emission
         self._flood = options.flood
-        self._fixed_gap_ns = options.itl.at_ns
+        self._fixed_gap_ns = options.itl.center_ns
         self._drawn_gaps_ns = _draw_gaps_ns(options)  # empty with a fixed time between tokens
         self._max_active = options.slots
 
@@ -351,33 +376,35 @@ class LatencyModel:
         if stream.has_started:
             self._free_slot(self._now_ns)
 
-    def _plan_next_emission(self, stream: _TokenStream, due_ns: int, remaining_tokens: int) -> int:
+    def _plan_next_emission(self, stream: _TokenStream, due_ns: int, tokens_left: int) -> int:
         """Set how many tokens a stream emits next, and return when they are due.
 
         Args:
-            stream: The stream, whose field `next_tokens` is set.
+            stream: The stream, whose field `next_tokens` is set. Its `remaining_tokens` still count
+                the current emission.
             due_ns: When its current emission is due.
-            remaining_tokens: How many tokens it has left after its current emission.
+            tokens_left: How many tokens it has left after its current emission.
         """
         tokens = self._tokens_per_emission
-        if tokens > remaining_tokens:  # instead of `min`, because this runs once per emission
-            tokens = remaining_tokens
+        if tokens > tokens_left:  # instead of `min`, because this runs once per emission
+            tokens = tokens_left
         stream.next_tokens = tokens
         if self._flood:
-            # Due in the next call of `advance` and not in this one, so that streams take turns.
+            # Without time between emissions, this one is due in the next call of `advance`, and not
+            # in the current one, so that streams take turns.
             return self._now_ns + 1
         gaps_ns = self._drawn_gaps_ns
         if not gaps_ns:
             return due_ns + self._fixed_gap_ns * tokens
-        # The list of drawn gaps is used as a ring. Where a stream begins in it depends on its
-        # arrival, and it moves on with each token. The number of the remaining tokens does that.
-        first_gap = stream.arrival_index * _GAP_STRIDE + stream.remaining_tokens
-        for index in range(first_gap, first_gap + tokens):
+        # The list of drawn gaps is a ring. A stream reads it from a position that depends on its
+        # arrival, and that changes with each emission because fewer tokens remain.
+        position = stream.arrival_index * _GAP_STRIDE + stream.remaining_tokens
+        for index in range(position, position + tokens):
             due_ns += gaps_ns[index % _DRAWN_GAPS]
         return due_ns
 
     def _start(self, stream: _TokenStream, start_ns: int) -> None:
-        """Give a slot to a request, and plan its first token.
+        """Start a request: it takes one of the slots, and its first token is planned.
 
         With the option `lockstep`, the first token is delayed to the next multiple of the time
         between tokens, so that all streams emit at the same times.
@@ -385,22 +412,27 @@ class LatencyModel:
         stream.has_started = True
         self.active_count += 1
         options = self._options
-        due_ns = start_ns + options.ttft.draw(options.seed, _TTFT_STREAM, stream.arrival_index)
-        due_ns += round(options.per_input_token_ns * stream.input_tokens)
+        ttft_ns = options.ttft.draw(options.seed, _TTFT_STREAM, stream.arrival_index)
+        ttft_ns += round(options.per_input_token_ns * stream.input_tokens)
+        due_ns = start_ns + ttft_ns
         if options.lockstep:
-            period_ns = options.itl.at_ns
-            periods = -(-due_ns // period_ns)  # rounded up
-            due_ns = periods * period_ns
+            period_ns = options.itl.center_ns
+            period_count = -(-due_ns // period_ns)  # rounded up
+            due_ns = period_count * period_ns
         heapq.heappush(self._heap, (due_ns, stream.arrival_index, stream))
 
     def _free_slot(self, now_ns: int) -> None:
-        """Free the slot of a request that ends, and start the requests that waited for it.
+        """Free the slot of a request that ends, and start the next requests that wait for one.
 
-        Requests that were cancelled while they waited are skipped.
+        Args:
+            now_ns: When the request ends. If `advance` is called late, this is in the past, and a
+                waiting request may have arrived after it. Such a request starts at its arrival.
         """
         self.active_count -= 1
-        queue = self._queue
-        while queue and self._max_active is not None and self.active_count < self._max_active:
-            stream = queue.popleft()
-            if stream.key is not None:
+        if self._max_active is None:
+            return  # without a limit, no request waits
+        while self._queue and self.active_count < self._max_active:
+            stream = self._queue.popleft()
+            is_cancelled = stream.key is None
+            if not is_cancelled:
                 self._start(stream, max(now_ns, stream.arrival_ns))

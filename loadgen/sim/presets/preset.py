@@ -28,7 +28,9 @@ FOLDER = Path(__file__).parent
 GIB = 1 << 30
 HEAD_BYTES_PER_NUMBER = 2.0  # the output head and the embedding are kept in 16 bits
 FLOPS_PER_WEIGHT = 2.0  # a multiplication and an addition
-PER_NS = 1e3  # factor from TB/s to bytes per ns, and from TFLOP/s to FLOPs per ns
+BYTES_PER_NS_OF_1_TB_PER_S = 1e3
+FLOPS_PER_NS_OF_1_TFLOPS = 1e3
+NS_PER_MS = 1e6
 BITS = {"nvfp4": 4.5, "fp8": 8.0, "fp16": 16.0, "bf16": 16.0, "int8": 8.0, "int4": 4.5}
 """Bits per number, including shared scales: NVFP4 has one 8-bit scale per 16 numbers of 4 bits."""
 
@@ -255,21 +257,21 @@ class Preset(Part):
 
     @property
     def costs(self) -> Costs:
-        """The costs of an iteration of one replica.
+        """The costs of an iteration of one replica: see `Costs` for each of them.
 
-        With tensor parallelism, every matrix is split among the GPUs of a replica, so it has the
-        sum of their bandwidths and peak rates. Only a fraction of the values in the data sheet is
-        effective (`bandwidth_share` and `compute_share`).
+        With tensor parallelism, the GPUs of a replica share the work of every matrix. So a replica
+        has the sum of their memory bandwidths and of their peak rates. Only a fraction of the
+        values in the data sheet is effective (`bandwidth_share` and `compute_share`).
         """
         hardware = self.hardware
         model = self.model
         gpus = self.gpus_per_replica
-        bandwidth_tb_s = hardware.bandwidth_tb_s.value * hardware.bandwidth_share.value
-        tflops = hardware.peak_tflops.value * hardware.compute_share.value
-        bytes_per_ns = bandwidth_tb_s * PER_NS * gpus
-        flops_per_ns = tflops * PER_NS * gpus
+        effective_tb_per_s = hardware.bandwidth_tb_s.value * hardware.bandwidth_share.value
+        effective_tflops = hardware.peak_tflops.value * hardware.compute_share.value
+        bytes_per_ns = effective_tb_per_s * BYTES_PER_NS_OF_1_TB_PER_S * gpus
+        flops_per_ns = effective_tflops * FLOPS_PER_NS_OF_1_TFLOPS * gpus
         return Costs(
-            overhead_ns=hardware.overhead_ms.value * 1e6,
+            overhead_ns=hardware.overhead_ms.value * NS_PER_MS,
             weights_ns=model.weight_bytes / bytes_per_ns,
             kv_token_ns=model.kv_token_bytes / bytes_per_ns,
             token_ns=model.token_flops / flops_per_ns,
@@ -279,10 +281,9 @@ class Preset(Part):
     def response_ns(self, concurrency: int, input_tokens: float, output_tokens: float) -> float:
         """Return an estimate in ns of how long a response takes.
 
-        A response takes one iteration per token. While it is generated, every sequence of its
-        replica ends once and is replaced by a new one, whose prompt has to be computed. So the time
-        for one prompt per sequence is added. The duration of an iteration is that of the roofline
-        model in `Costs`, for sequences of mean length: the prompt and half of the output.
+        While it is generated, the other sequences of its replica end and are replaced by new ones,
+        whose prompts are computed in between. A response therefore takes as long as its own tokens
+        and one prompt per sequence of the replica.
 
         Args:
             concurrency: The number of requests in flight, over all replicas.
@@ -291,12 +292,18 @@ class Preset(Part):
         """
         costs = self.costs
         sequences = min(max(1.0, concurrency / self.replicas), self.server.max_batch_size)
-        mean_context_tokens = input_tokens + output_tokens / 2
-        memory_ns = costs.weights_ns + costs.kv_token_ns * sequences * mean_context_tokens
-        compute_ns = sequences * (costs.token_ns + costs.attended_ns * mean_context_tokens)
+
+        # The duration of an iteration without prompts, by the roofline model. A sequence has, on
+        # average over its output, its prompt and half of the output in the cache.
+        mean_cached_tokens = input_tokens + output_tokens / 2
+        memory_ns = costs.weights_ns + costs.kv_token_ns * sequences * mean_cached_tokens
+        compute_ns = sequences * (costs.token_ns + costs.attended_ns * mean_cached_tokens)
         iteration_ns = costs.overhead_ns + max(memory_ns, compute_ns)
-        mean_attended_tokens = input_tokens / 2  # a token of a prompt attends to those before it
+
+        # The computation of one prompt. On average, a token attends to half of the prompt.
+        mean_attended_tokens = input_tokens / 2
         prompt_ns = input_tokens * (costs.token_ns + costs.attended_ns * mean_attended_tokens)
+
         return output_tokens * iteration_ns + sequences * prompt_ns
 
     @property
@@ -339,7 +346,7 @@ def load_preset(name: str, where: str = "--preset ") -> Preset:
         UserError: The preset does not exist or cannot be read.
         CombinedError: There are errors in the file. All of them are reported.
     """
-    return _load(name, f"{where}{name}", extending=()).preset
+    return _load(name, f"{where}{name}", extended_by=()).preset
 
 
 class _LoadedPreset(NamedTuple):
@@ -349,38 +356,51 @@ class _LoadedPreset(NamedTuple):
     preset: Preset
 
 
-def _load(name: str, where: str, extending: tuple[str, ...]) -> _LoadedPreset:
-    """Read and check a preset.
+def _load(name: str, where: str, extended_by: tuple[str, ...]) -> _LoadedPreset:
+    """Read and check a preset, together with the presets that it extends.
 
     Args:
         name: The name of a packaged preset, or the path of a user's file.
         where: The place that an error about the file as a whole names.
-        extending: The names of the presets that extend it, directly or not, to find cycles.
+        extended_by: The names of the presets that extend it, directly or not, to find cycles.
 
     Raises:
         UserError: The preset does not exist, cannot be read, or extends itself.
         CombinedError: There are errors in the file.
     """
-    if name in extending:
+    if name in extended_by:
         raise UserError("cycle", "the preset extends itself", where)
     is_user_file = name.endswith((".yaml", ".yml")) or "/" in name
     path = Path(name) if is_user_file else _path_of_packaged(name, where)
-    document, errors = _read_document(path)
-    context = FileContext(file=str(path), directory=path.parent, errors=errors)
-
-    # The document together with the values of the presets that it extends.
+    document, syntax_errors = _read_document(path)
     full_document = document
     if "extends" in document:
-        full_document = _extend(document, path, (*extending, name))
+        full_document = _complete_document(document, path, (*extended_by, name))
     if is_user_file and "name" not in document:
         full_document["name"] = path.stem
-
-    preset = validate_document(Preset, full_document, context)
-    if preset is not None:
-        context.errors.extend(_find_conflicts(preset, document, context.file))
-    if preset is None or context.errors:
-        raise CombinedError(sort_errors(context.errors))
+    preset = _validate_preset(document, full_document, path, syntax_errors)
     return _LoadedPreset(full_document, preset)
+
+
+def _validate_preset(
+    document: Map, full_document: Map, path: Path, syntax_errors: list[LoadgenError]
+) -> Preset:
+    """Return the preset in a document. Raises CombinedError with all errors of the file.
+
+    Args:
+        document: The content of the file itself, which has the positions for errors.
+        full_document: The same, completed by the values of the presets that it extends.
+        path: The path of the file.
+        syntax_errors: The errors that were found when the file was read.
+    """
+    context = FileContext(file=str(path), directory=path.parent, errors=syntax_errors)
+    preset = validate_document(Preset, full_document, context)
+    errors = context.errors  # those of the syntax and, from now on, those of the values
+    if preset is not None:
+        errors += _find_conflicts(preset, document, context.file)
+    if preset is None or errors:
+        raise CombinedError(sort_errors(errors))
+    return preset
 
 
 def _path_of_packaged(name: str, where: str) -> Path:
@@ -398,36 +418,45 @@ def _read_document(path: Path) -> tuple[Map, list[LoadgenError]]:
     return read_yaml(text, str(path), os.environ, kind="preset", smallest="extends: gb300-vm")
 
 
-def _extend(document: Map, path: Path, extending: tuple[str, ...]) -> Map:
-    """Return the document of the preset that `document` extends, overlaid with its own values.
+def _complete_document(document: Map, path: Path, extended_by: tuple[str, ...]) -> Map:
+    """Return a document that extends a preset, completed by the values of that preset.
 
-    A preset that changes a constant of the model or the hardware no longer agrees with the
-    measurements that the extended one was fitted on, so `fitted_on` says so.
+    If it changes a constant of the model or the hardware, the result no longer agrees with the
+    measurements that the extended preset was fitted on. Its field `fitted_on` states this.
 
     Args:
         document: A document with the key `extends`.
         path: The path of its file.
-        extending: The names of this preset and of those that extend it, to find cycles.
+        extended_by: The names of this preset and of those that extend it, to find cycles.
     """
     base_name = document["extends"]
     if not isinstance(base_name, str):
         place = locate(document, ("extends",)).place(str(path))
         hint = f"known: {', '.join(names())}"
         raise UserError("wrong_type", "extends must be the name of a preset", place, hint)
-    base = _load(base_name, f"{path} (extends)", extending)
-    own_values = document.with_renamed_keys({})  # a copy
-    del own_values["extends"]
-    full_document = overlay(base.document, own_values)
-    changed_keys = _changed_keys(own_values)
-    if changed_keys and "fitted_on" not in own_values:
-        full_document["fitted_on"] = (
-            f"nothing: the user changed {', '.join(changed_keys)} of {base_name}, "
+    base = _load(base_name, f"{path} (extends)", extended_by)
+    changes = _copy_without(document, "extends")
+    completed_document = overlay(base.document, changes)
+    changed_constants = _list_constants(changes)
+    if changed_constants and "fitted_on" not in changes:
+        completed_document["fitted_on"] = (
+            f"nothing: the user changed {', '.join(changed_constants)} of {base_name}, "
             f"which was fitted on {base.preset.fitted_on}"
         )
-    return full_document
+    return completed_document
 
 
-def _changed_keys(document: Map) -> list[str]:
+def _copy_without(document: Map, removed_key: str) -> Map:
+    """Return a copy of a document without one of its keys. Other keys keep their positions."""
+    copy = Map(document.at)
+    copy.path = document.path
+    for key, value in document.items():
+        if key != removed_key:
+            copy.add(key, value, document.keys_at[key], document.values_at[key])
+    return copy
+
+
+def _list_constants(document: Map) -> list[str]:
     """Return the constants of the model and the hardware that a document sets: `model.layers`."""
     keys = []
     for section in ("model", "hardware"):
@@ -440,15 +469,18 @@ def _changed_keys(document: Map) -> list[str]:
 def _find_conflicts(preset: Preset, document: Map, file: str) -> Iterator[LoadgenError]:
     """Yield an error for each combination of values that is impossible.
 
-    A model or a number of GPUs that cannot be divided ends the search, because the other checks
-    divide by these numbers.
+    The size of an attention head and the number of replicas per VM are computed by division, and
+    must be integers. If one of them is not, only this error is reported, because the other checks
+    use these numbers.
     """
     model = preset.model
-    if model.hidden % model.heads or model.heads % model.kv_heads:
+    has_integer_heads = model.hidden % model.heads == 0 and model.heads % model.kv_heads == 0
+    if not has_integer_heads:
         problem = "model.hidden must be a multiple of model.heads, and heads of model.kv_heads"
         yield _conflict(problem, ("model", "heads"), document, file)
         return
-    if preset.gpus_per_vm % preset.gpus_per_replica:
+    has_integer_replicas = preset.gpus_per_vm % preset.gpus_per_replica == 0
+    if not has_integer_replicas:
         problem = "gpus_per_vm must be a multiple of gpus_per_replica"
         yield _conflict(problem, ("gpus_per_replica",), document, file)
         return
