@@ -124,7 +124,7 @@ class PooledGaps:
         statistics_ns = {
             "mean": mean,
             "std": float(np.sqrt(variance)),
-            "min": self.histogram.least_ns,
+            "min": self.histogram.smallest_ns,
             "max": self.histogram.largest_ns,
         }
         statistics_ns |= {name: self.histogram.quantile(p) for name, p in PERCENTILES.items()}

@@ -59,24 +59,28 @@ class Amounts:
     def between(
         self, start_s: float | None, end_s: float | None, *, includes_start: bool = False
     ) -> float:
-        """Return the amount that came in an interval; 0 if an end is None.
+        """Return the amount that came after `start_s` and up to `end_s`; 0 if either is None.
 
-        What came at the start of the interval belongs to the interval before it, unless
-        `includes_start`. So virtual users in step, which all start and end together, are counted
-        once a round.
+        An amount that came exactly at `start_s` belongs to the interval that ends there, so that
+        neighbouring intervals count it once.
+
+        Args:
+            start_s: The start of the interval, in seconds since the start of the run.
+            end_s: The end of the interval.
+            includes_start: Whether what came exactly at `start_s` counts as well.
         """
         if start_s is None or end_s is None:
             return 0.0
-        low_ns = round(start_s * 1e9)
-        high_ns = round(end_s * 1e9)
-        if includes_start:
-            low_ns -= 1
+        start_ns = round(start_s * 1e9)
+        end_ns = round(end_s * 1e9)
+        # Times are whole nanoseconds: "after start_ns - 1" is the same as "from start_ns on".
+        after_ns = start_ns - 1 if includes_start else start_ns
         total = 0.0
         for part in self._parts:
             if part.are_at_instants:
-                total += _sum_at_instants(part, low_ns, high_ns)
+                total += _sum_at_instants(part, after_ns, end_ns)
             else:
-                total += _sum_spread(part, low_ns, high_ns)
+                total += _sum_overlapping(part, after_ns, end_ns)
         return total
 
     def curve(self) -> TimeCurve:
@@ -87,52 +91,61 @@ class Amounts:
         return curve
 
 
-def _sum_at_instants(part: TimedAmounts, low_ns: int, high_ns: int) -> float:
-    """Return the sum of the amounts that came after `low_ns` and up to `high_ns`."""
+def _sum_at_instants(part: TimedAmounts, after_ns: int, until_ns: int) -> float:
+    """Return the sum of the amounts that came after `after_ns` and up to `until_ns`.
+
+    Each of these amounts came at one instant. They are processed in slices, which takes little
+    memory.
+    """
     total = 0
     for rows in block_slices(len(part.end_ns)):
-        end_ns = part.end_ns[rows]
-        is_inside = (end_ns > low_ns) & (end_ns <= high_ns)
+        instant_ns = part.end_ns[rows]
+        is_inside = (instant_ns > after_ns) & (instant_ns <= until_ns)
         total += int(part.amounts[rows][is_inside].sum(dtype=np.int64))
     return float(total)
 
 
-def _sum_spread(part: TimedAmounts, low_ns: int, high_ns: int) -> float:
-    """Return the sum of amounts, each in proportion to its time between `low_ns` and `high_ns`.
+def _sum_overlapping(part: TimedAmounts, after_ns: int, until_ns: int) -> float:
+    """Return how much of amounts that each came evenly over a time falls into an interval.
 
-    An amount whose start is its end counts in full if that instant is after `low_ns` and up to
-    `high_ns`, and else not at all. The amounts are processed in slices, which takes little memory.
+    If 10 tokens came from second 0 to second 4, the interval from 1 s to 3 s has 5 of them. An
+    amount that started and ended at the same instant counts in full if that instant is inside, and
+    not at all otherwise. The amounts are processed in slices, which takes little memory.
+
+    Args:
+        part: The amounts with their times.
+        after_ns: The start of the interval, which is not part of it.
+        until_ns: The end of the interval, which is part of it.
     """
-    counted_amounts = np.empty(len(part.end_ns))
+    amounts_inside = np.empty(len(part.end_ns))
     for rows in block_slices(len(part.end_ns)):
         start_ns = part.start_ns[rows]
         end_ns = part.end_ns[rows]
-        length_ns = end_ns - start_ns
-        overlap_ns = np.minimum(end_ns, high_ns) - np.maximum(start_ns, low_ns)
-        overlap_share = np.maximum(overlap_ns, 0) / np.maximum(length_ns, 1)
-        is_instant_inside = (end_ns > low_ns) & (end_ns <= high_ns)
-        share = np.where(length_ns > 0, overlap_share, is_instant_inside)
-        counted_amounts[rows] = share * part.amounts[rows]
-    return float(counted_amounts.sum())
+        duration_ns = end_ns - start_ns
+        overlap_ns = np.minimum(end_ns, until_ns) - np.maximum(start_ns, after_ns)
+        overlap_fraction = np.maximum(overlap_ns, 0) / np.maximum(duration_ns, 1)
+        is_instant_inside = (end_ns > after_ns) & (end_ns <= until_ns)
+        fraction_inside = np.where(duration_ns > 0, overlap_fraction, is_instant_inside)
+        amounts_inside[rows] = fraction_inside * part.amounts[rows]
+    return float(amounts_inside.sum())
 
 
 class TimeCurve:
-    """The cumulative amount up to any time, if each amount is spread evenly over an interval.
+    """The amount that came up to any time, if each amount came evenly over an interval.
 
-    It answers for many intervals without looking at all amounts again. It is exact at the edges of
-    its bins and linear between them. The bins are as long as needed for BINS of them to reach the
-    latest time: 0.1 s for a run of minutes, 9 s for one of ten hours.
+    It answers for many intervals without looking at all amounts again, in fixed memory. It is exact
+    at the edges of its bins and linear between them. The bins are as long as needed for BINS of
+    them to reach the latest time: 0.1 s for a run of minutes, 9 s for one of ten hours.
 
-    The slope of the curve rises by the rate of each amount where the amount starts, and falls by it
-    where the amount ends. A change of slope c at time s adds c * (t - s) to the curve at a later
-    time t. So two sums are kept for each bin, from which the curve at any edge t follows as
-    t * (sum of c) - (sum of c * s), over all earlier bins.
+    What is kept is how the rate, in amount per second, changes. An amount of 6 tokens from second 1
+    to second 3 raises the rate by 3 per second at second 1 and lowers it by 3 at second 3.
     """
 
     def __init__(self, bin_s: float = 0.1) -> None:
         self.bin_s = bin_s
-        self._slope_changes = np.zeros(BINS)  # the sum of c in each bin
-        self._slope_change_moments = np.zeros(BINS)  # the sum of c * s in each bin
+        # Of the changes of the rate in each bin: the sum, and the sum of change * time.
+        self._rate_changes = np.zeros(BINS)
+        self._rate_change_moments = np.zeros(BINS)
         self._instant_amounts = np.zeros(BINS)
 
     def add(
@@ -140,53 +153,79 @@ class TimeCurve:
     ) -> None:
         """Add amounts. The parameters are the fields of `TimedAmounts`.
 
-        An amount over an interval shorter than INSTANT_S counts at its end, because its rate would
-        be too high for exact sums.
+        An amount over an interval shorter than INSTANT_S is added at its end, as if it had come
+        all at once. Its rate would be so high that rounding errors would show. Times before the
+        start of the run count as the start, and an end before its start as that start.
         """
         if len(start_ns) == 0:
             return
         start_s = np.maximum(start_ns, 0) / 1e9
         end_s = np.maximum(end_ns / 1e9, start_s)
-        while float(end_s.max()) >= self.bin_s * BINS:
-            self._double_bins()
+        self._extend_to(float(end_s.max()))
         is_instant = end_s - start_s < INSTANT_S
-        instant_bins = self._bin_numbers(end_s[is_instant])
-        self._instant_amounts += np.bincount(instant_bins, amounts[is_instant], BINS)
-        start_s = start_s[~is_instant]
-        end_s = end_s[~is_instant]
-        rates = amounts[~is_instant] / (end_s - start_s)
-        self._change_slope(start_s, rates)
-        self._change_slope(end_s, -rates)
+        self._add_at_instants(end_s[is_instant], amounts[is_instant])
+        self._add_over_time(start_s[~is_instant], end_s[~is_instant], amounts[~is_instant])
 
-    def _change_slope(self, times_s: NDArray[np.float64], changes: NDArray[np.float64]) -> None:
-        """Record that the slope of the curve changes at these times by these amounts per second."""
+    def _add_at_instants(self, times_s: NDArray[np.float64], amounts: NDArray[Any]) -> None:
+        """Add amounts that came all at once at these times."""
+        self._instant_amounts += np.bincount(self._bin_numbers(times_s), amounts, BINS)
+
+    def _add_over_time(
+        self, start_s: NDArray[np.float64], end_s: NDArray[np.float64], amounts: NDArray[Any]
+    ) -> None:
+        """Add amounts that came evenly: each raises the rate at its start until its end."""
+        rates_per_s = amounts / (end_s - start_s)
+        self._change_rate(start_s, rates_per_s)
+        self._change_rate(end_s, -rates_per_s)
+
+    def _change_rate(
+        self, times_s: NDArray[np.float64], changes_per_s: NDArray[np.float64]
+    ) -> None:
+        """Record that the rate changes at these times by these amounts per second."""
         bins = self._bin_numbers(times_s)
-        self._slope_changes += np.bincount(bins, changes, BINS)
-        self._slope_change_moments += np.bincount(bins, changes * times_s, BINS)
+        self._rate_changes += np.bincount(bins, changes_per_s, BINS)
+        self._rate_change_moments += np.bincount(bins, changes_per_s * times_s, BINS)
 
     def _bin_numbers(self, times_s: NDArray[np.float64]) -> NDArray[np.int64]:
-        """Return the bin of each time."""
+        """Return the number of the bin of each time. Bin 0 begins at the start of the run."""
         return (times_s / self.bin_s).astype(np.int64)
 
-    def _double_bins(self) -> None:
-        """Join each two neighbouring bins, so that the bins reach twice as far."""
-        self.bin_s *= 2
-        for values in (self._slope_changes, self._slope_change_moments, self._instant_amounts):
-            values[: BINS // 2] = values.reshape(-1, 2).sum(axis=1)
-            values[BINS // 2 :] = 0
+    def _extend_to(self, time_s: float) -> None:
+        """Make the bins longer, if necessary, so that the last of the BINS bins reaches a time.
+
+        Each step joins neighbouring bins, so that half as many bins with twice the length hold the
+        same sums. The other half becomes empty.
+        """
+        while time_s >= self.bin_s * BINS:
+            self.bin_s *= 2
+            for sums in (self._rate_changes, self._rate_change_moments, self._instant_amounts):
+                sums[: BINS // 2] = sums.reshape(-1, 2).sum(axis=1)
+                sums[BINS // 2 :] = 0
 
     def between(self, start_s: float | None, end_s: float | None) -> float:
         """Return the amount that came in an interval, ends included; 0 if an end is None."""
         if start_s is None or end_s is None:
             return 0.0
         edges_s = np.arange(BINS + 1) * self.bin_s
-        slopes = _cumulative(self._slope_changes)
-        moments = _cumulative(self._slope_change_moments)
-        amounts_until_edges = edges_s * slopes - moments + _cumulative(self._instant_amounts)
-        low, high = np.interp([start_s, end_s], edges_s, amounts_until_edges)
-        return float(high - low)
+        amounts_until_edges = self._amounts_until_edges(edges_s)
+        until_start, until_end = np.interp([start_s, end_s], edges_s, amounts_until_edges)
+        return float(until_end - until_start)
+
+    def _amounts_until_edges(self, edges_s: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Return the amount that came from the start of the run up to each edge of the bins.
+
+        If the rate changes by c at time s, the amount up to a later time t changes by c * (t - s).
+        Over all changes before t, that adds up to t * (sum of c) - (sum of c * s). For example,
+        6 tokens from second 1 to second 3 change the rate by 3 at s = 1 and by -3 at s = 3. Up to
+        t = 2 that makes 2 * 3 - 3 * 1 = 3 tokens, and up to t = 4 it makes
+        4 * (3 - 3) - (3 * 1 - 3 * 3) = 6 tokens.
+        """
+        sums_of_changes = _sums_before_edges(self._rate_changes)
+        sums_of_moments = _sums_before_edges(self._rate_change_moments)
+        instant_amounts = _sums_before_edges(self._instant_amounts)
+        return edges_s * sums_of_changes - sums_of_moments + instant_amounts
 
 
-def _cumulative(values: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return the sum of the values before each edge of the bins, from 0 to the sum of all."""
+def _sums_before_edges(values: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return the sum of the values of all bins before each edge: [1, 2, 3] gives [0, 1, 3, 6]."""
     return np.concatenate(([0.0], np.cumsum(values)))

@@ -15,82 +15,105 @@ NEGLIGIBLE_TERM = 1e-17
 """Terms of a sum smaller than this share of it do not change the sum."""
 
 
-def binomial_cdf(n: int, t: int, q: float) -> float:
-    """Return P[Binomial(n, q) <= t], for t < n: the probability of at most t events in n trials.
+def binomial_cdf(trials: int, max_events: int, probability: float) -> float:
+    """Return the probability of at most `max_events` events in independent trials.
 
-    The largest term P[Binomial(n, q) = t] is computed by logarithms, because its factors overflow.
-    The smaller terms follow from their ratios. They fall fast where the result is small, so the sum
-    ends when a term does not change it any more.
+    It is the sum of P[Binomial = k] for k from 0 to `max_events`. The term of `max_events` is
+    computed by logarithms, because its factors overflow. Each other term follows from the one
+    above it: P[k - 1] / P[k] = k / (trials - k + 1) * (1 - probability) / probability. The terms
+    fall fast where the sum is small, so it ends when a term does not change it any more.
+
+    Args:
+        trials: The number of trials.
+        max_events: The largest number of events, less than `trials`.
+        probability: The probability of an event in one trial.
     """
-    log_of_term_t = (
-        math.lgamma(n + 1)
-        - math.lgamma(t + 1)
-        - math.lgamma(n - t + 1)
-        + t * math.log(q)
-        + (n - t) * math.log1p(-q)
+    log_of_top_term = (
+        math.lgamma(trials + 1)
+        - math.lgamma(max_events + 1)
+        - math.lgamma(trials - max_events + 1)
+        + max_events * math.log(probability)
+        + (trials - max_events) * math.log1p(-probability)
     )
-    relative_term = 1.0  # the term divided by the term t
-    relative_sum = 1.0
-    for k in range(t, 0, -1):
-        relative_term *= k / (n - k + 1) * (1 - q) / q
-        relative_sum += relative_term
-        if relative_term < relative_sum * NEGLIGIBLE_TERM:
+    # Terms are relative to the top one, so that they neither overflow nor underflow.
+    term = 1.0
+    sum_of_terms = 1.0
+    for k in range(max_events, 0, -1):
+        term *= k / (trials - k + 1) * (1 - probability) / probability
+        sum_of_terms += term
+        if term < sum_of_terms * NEGLIGIBLE_TERM:
             break
-    return min(1.0, math.exp(log_of_term_t) * relative_sum)
+    return min(1.0, math.exp(log_of_top_term) * sum_of_terms)
 
 
 @functools.lru_cache(maxsize=4096)
-def needed_queries(over: int, p: float = 0.99, confidence: float = 0.99) -> int:
-    """Return the smallest number of queries of which `over` may be over the limit.
+def needed_queries(over_limit: int, quantile: float = 0.99, confidence: float = 0.99) -> int:
+    """Return the smallest number of queries in a test that passes with `over_limit` slow ones.
 
-    This is early stopping of MLPerf LoadGen (`MinPassingQueriesFinder`). A test passes if so few
-    queries over the limit would be improbable for a server that exceeds it just too often: h
-    queries within the limit are enough if P[Binomial(h + over, 1 - p) <= over] < 1 - confidence.
-    The smallest such h is found by doubling and bisection.
+    This is early stopping of MLPerf LoadGen (`MinPassingQueriesFinder`). Suppose that a server is
+    barely too slow: each query is over the limit with probability 1 - quantile. A test passes if
+    so few queries over the limit have a probability below 1 - confidence at that server. The
+    smallest such test is found by doubling and bisection of the number of queries within the limit.
 
     Args:
-        over: The number of queries over the limit.
-        p: The share of all queries that must be within the limit.
-        confidence: The confidence with which the sample must show it.
+        over_limit: The number of queries over the latency limit.
+        quantile: The fraction of all queries that must be within the limit, 0.99 for a p99.
+        confidence: The confidence with which the test must show it.
     """
-
-    def is_improbable(within: int) -> bool:
-        return binomial_cdf(within + over, over, 1 - p) < 1 - confidence
-
-    # With fewer queries within the limit, `over` is not even below its expected value.
-    low = math.ceil(over * p / (1 - p)) if over else 0
-    high = max(1, low)
-    while not is_improbable(high):
-        low = high + 1
-        high = 2 * high
-    while low < high:
-        middle = (low + high) // 2
-        if is_improbable(middle):
-            high = middle
+    smallest = _expected_within_limit(over_limit, quantile)
+    largest = max(1, smallest)
+    while not _is_enough(largest, over_limit, quantile, confidence):
+        smallest = largest + 1
+        largest = 2 * largest
+    while smallest < largest:
+        middle = (smallest + largest) // 2
+        if _is_enough(middle, over_limit, quantile, confidence):
+            largest = middle
         else:
-            low = middle + 1
-    return low + over
+            smallest = middle + 1
+    return smallest + over_limit
 
 
-def allowed_over(queries: int, p: float = 0.99) -> int:
+def _is_enough(within_limit: int, over_limit: int, quantile: float, confidence: float) -> bool:
+    """Return True if a test with so many queries within and over the limit passes.
+
+    A server that exceeds the limit in a fraction 1 - quantile of its queries would then show so few
+    queries over the limit with a probability below 1 - confidence.
+    """
+    queries = within_limit + over_limit
+    return binomial_cdf(queries, over_limit, 1 - quantile) < 1 - confidence
+
+
+def _expected_within_limit(over_limit: int, quantile: float) -> int:
+    """Return how many queries are within the limit on average when `over_limit` are over it.
+
+    A test with fewer cannot pass, because it has more queries over the limit than expected.
+    """
+    if not over_limit:
+        return 0
+    return math.ceil(over_limit * quantile / (1 - quantile))
+
+
+def allowed_over(queries: int, quantile: float = 0.99) -> int:
     """Return how many of the queries may be over the limit in a test that passes by early stopping.
 
-    Returns TOO_FEW_QUERIES if the test cannot pass with so few. It bisects `needed_queries`, which
-    grows with the number over the limit. That number is at most the expected one, which is
-    queries * (1 - p).
+    Returns TOO_FEW_QUERIES if a test with so few queries cannot pass, even without a query over the
+    limit. The result is found by bisection of `needed_queries`, which grows with the number of
+    queries over the limit. It is at most queries * (1 - quantile), the number that a server at the
+    limit has on average.
 
     Args:
-        queries: The number of all queries.
-        p: The share of all queries that must be within the limit.
+        queries: The number of all queries of the test.
+        quantile: The fraction of all queries that must be within the limit, 0.99 for a p99.
     """
-    if needed_queries(0, p) > queries:
+    if needed_queries(0, quantile) > queries:
         return TOO_FEW_QUERIES
-    low = 0
-    high = max(1, int(queries * (1 - p)) + 1)
-    while low < high:
-        middle = (low + high + 1) // 2
-        if needed_queries(middle, p) <= queries:
-            low = middle
+    smallest = 0
+    largest = max(1, int(queries * (1 - quantile)) + 1)
+    while smallest < largest:
+        middle = (smallest + largest + 1) // 2
+        if needed_queries(middle, quantile) <= queries:
+            smallest = middle
         else:
-            high = middle - 1
-    return low
+            largest = middle - 1
+    return smallest

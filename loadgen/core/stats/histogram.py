@@ -62,41 +62,41 @@ class Histogram:
     MAX_RELATIVE_ERROR, for values up to LARGEST_NS.
     """
 
-    __slots__ = ("counts", "largest_ns", "least_ns", "total_ns")
+    __slots__ = ("counts", "largest_ns", "smallest_ns", "total_ns")
 
     def __init__(self) -> None:
         self.counts: NDArray[np.int64] = np.zeros(BUCKETS, np.int64)
         self.total_ns = 0
-        self.least_ns = _NO_VALUE
+        self.smallest_ns = _NO_VALUE
         self.largest_ns = -_NO_VALUE
 
     def add(
         self, values_ns: NDArray[np.int64], repetitions: NDArray[np.int64] | None = None
     ) -> None:
-        """Count values. Each counts once, or as often as the same entry of `repetitions` says."""
+        """Count values, each of them once or as often as `repetitions` has at the same index."""
         if repetitions is not None:
-            occurs = repetitions > 0
-            values_ns = values_ns[occurs]
-            repetitions = repetitions[occurs]
+            is_counted = repetitions > 0
+            values_ns = values_ns[is_counted]
+            repetitions = repetitions[is_counted]
         if len(values_ns) == 0:
             return
-        self.least_ns = min(self.least_ns, int(values_ns.min()))
+        self.smallest_ns = min(self.smallest_ns, int(values_ns.min()))
         self.largest_ns = max(self.largest_ns, int(values_ns.max()))
-        total_ns = values_ns.sum() if repetitions is None else (values_ns * repetitions).sum()
-        self.total_ns += int(total_ns)
+        sum_ns = values_ns.sum() if repetitions is None else (values_ns * repetitions).sum()
+        self.total_ns += int(sum_ns)
         counts = np.bincount(bucket_numbers(values_ns), weights=repetitions).astype(np.int64)
         self.counts[: len(counts)] += counts
 
     def add_zeros(self, count: int) -> None:
         """Count the value 0 `count` times, without an array of them."""
         if count > 0:
-            self.least_ns = min(self.least_ns, 0)
+            self.smallest_ns = min(self.smallest_ns, 0)
             self.largest_ns = max(self.largest_ns, 0)
             self.counts[0] += count
 
     def merge(self, other: Histogram) -> None:
         """Add the counts of another histogram. The order of merging does not matter."""
-        self.least_ns = min(self.least_ns, other.least_ns)
+        self.smallest_ns = min(self.smallest_ns, other.smallest_ns)
         self.largest_ns = max(self.largest_ns, other.largest_ns)
         self.total_ns += other.total_ns
         self.counts += other.counts
@@ -111,74 +111,82 @@ class Histogram:
         return self.nth(quantile_index(self.count, p))
 
     def nth(self, index: int) -> float:
-        """Return the value at an index of the ordered sample, as the middle of its bucket."""
-        bucket = int(np.searchsorted(np.cumsum(self.counts), index, side="right"))
+        """Return the value at an index of the ordered sample, as the middle of its bucket.
+
+        That bucket is the first one up to which there are more than `index` values.
+        """
+        counts_up_to_bucket = np.cumsum(self.counts)
+        bucket = int(np.searchsorted(counts_up_to_bucket, index, side="right"))
         return self.bucket_middle(bucket)
 
     def bucket_middle(self, bucket: int) -> float:
-        """Return the value that all values of a bucket are reported as.
+        """Return the value in ns that stands for all values of a bucket.
 
-        It is the harmonic mean of the edges of the bucket, which has the same relative distance
-        from both edges, so that the relative error is as small as it can be. It is never outside of
-        the smallest and the largest value that were counted. Bucket 0 has the values up to 0.
+        It is the harmonic mean of the edges of the bucket: its distance to either edge is the same
+        fraction of that edge, so the largest relative error is as small as it can be. It is never
+        below the smallest value that was counted or above the largest one. Bucket 0 holds the
+        values up to 0, for which 0 stands, or the largest value if all are negative.
         """
         if bucket == 0:
             return float(min(0, self.largest_ns))
         lower_edge = BUCKET_RATIO ** (bucket - 1)
-        middle = 2 * lower_edge * BUCKET_RATIO / (1 + BUCKET_RATIO)
-        return float(min(max(middle, self.least_ns), self.largest_ns))
+        harmonic_mean = 2 * lower_edge * BUCKET_RATIO / (1 + BUCKET_RATIO)
+        return float(min(max(harmonic_mean, self.smallest_ns), self.largest_ns))
 
     def bucket_middles(self, buckets: NDArray[np.int64]) -> NDArray[np.float64]:
         """Return `bucket_middle` of many buckets, in one operation on arrays."""
         lower_edges = BUCKET_RATIO ** (buckets - 1.0)
-        middles = 2 * lower_edges * BUCKET_RATIO / (1 + BUCKET_RATIO)
-        values: NDArray[np.float64] = np.clip(middles, self.least_ns, self.largest_ns)
-        return np.where(buckets == 0, float(min(0, self.largest_ns)), values)
+        harmonic_means = 2 * lower_edges * BUCKET_RATIO / (1 + BUCKET_RATIO)
+        middles: NDArray[np.float64] = np.clip(harmonic_means, self.smallest_ns, self.largest_ns)
+        middle_of_bucket_0 = float(min(0, self.largest_ns))
+        return np.where(buckets == 0, middle_of_bucket_0, middles)
 
     def count_over(self, limit_ns: int) -> int:
         """Return the number of values over a limit.
 
-        Values in the bucket of the limit count as not over, so the limit is met within
-        MAX_RELATIVE_ERROR.
+        Values in the bucket of the limit count as not over it, so a value up to MAX_RELATIVE_ERROR
+        above the middle of that bucket is not counted.
         """
-        bucket = int(bucket_numbers(np.array([limit_ns], np.int64))[0])
-        return int(self.counts[bucket + 1 :].sum())
+        bucket_of_limit = int(bucket_numbers(np.array([limit_ns], np.int64))[0])
+        return int(self.counts[bucket_of_limit + 1 :].sum())
 
     def distribution(self) -> Distribution:
         """Return the distribution. Count, mean, min and max are exact."""
         count = self.count
         if not count:
             return Distribution()
-        return describe_sample(self, self.total_ns / count, self.least_ns, self.largest_ns)
+        return describe_sample(self, self.total_ns / count, self.smallest_ns, self.largest_ns)
 
     def to_bytes(self) -> bytes:
-        """Return the histogram as little-endian int64.
+        """Return the histogram as little-endian int64 numbers.
 
         They are the format, the sum, the minimum and the maximum, then the counts up to the last
         one that is not zero.
         """
-        used = int(np.flatnonzero(self.counts)[-1]) + 1 if self.counts.any() else 0
-        head = np.array([_FORMAT, self.total_ns, self.least_ns, self.largest_ns], "<i8")
-        return head.tobytes() + self.counts[:used].astype("<i8").tobytes()
+        used_buckets = np.flatnonzero(self.counts)
+        used_length = int(used_buckets[-1]) + 1 if len(used_buckets) else 0
+        head = np.array([_FORMAT, self.total_ns, self.smallest_ns, self.largest_ns], "<i8")
+        return head.tobytes() + self.counts[:used_length].astype("<i8").tobytes()
 
     @classmethod
     def from_bytes(cls, data: bytes) -> Histogram:
-        """Return the histogram in the result of `to_bytes`, which also describes the format.
+        """Return the histogram that `to_bytes` stored, whose docstring describes the format.
 
         Raises:
             ValueError: The bytes are not a histogram, or have another format.
         """
-        number_count, rest = divmod(len(data), _BYTES_PER_NUMBER)
-        if rest or not _HEAD_NUMBERS <= number_count <= _HEAD_NUMBERS + BUCKETS:
+        number_count, trailing_bytes = divmod(len(data), _BYTES_PER_NUMBER)
+        has_valid_length = _HEAD_NUMBERS <= number_count <= _HEAD_NUMBERS + BUCKETS
+        if trailing_bytes or not has_valid_length:
             raise ValueError(f"{len(data)} bytes are no histogram")
         numbers = np.frombuffer(data, "<i8")
-        file_format, total_ns, least_ns, largest_ns = map(int, numbers[:_HEAD_NUMBERS])
+        file_format, total_ns, smallest_ns, largest_ns = map(int, numbers[:_HEAD_NUMBERS])
         counts = numbers[_HEAD_NUMBERS:]
         if file_format != _FORMAT or (counts < 0).any():
             raise ValueError(f"no histogram of format {_FORMAT}")
         histogram = cls()
         histogram.total_ns = total_ns
-        histogram.least_ns = least_ns
+        histogram.smallest_ns = smallest_ns
         histogram.largest_ns = largest_ns
         histogram.counts[: len(counts)] = counts
         return histogram

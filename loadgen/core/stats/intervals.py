@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from statistics import NormalDist
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 import numpy as np
@@ -37,7 +37,7 @@ MIN_VALUES_OF_TREND = 4
 """Fewer values leave no residual to estimate the error of a straight line from."""
 
 MAX_EXPONENT = 700.0
-"""The exponential of a larger number is treated as infinite."""
+"""`math.exp` of a number above 709 raises OverflowError, so larger exponents are cut off here."""
 
 
 class Interval(msgspec.Struct, frozen=True):
@@ -80,9 +80,10 @@ class Interval(msgspec.Struct, frozen=True):
 
 
 def _symmetric(value: float, half_width: float, count: int, method: str, level: float) -> Interval:
-    """Return the interval with as much on either side of a value.
+    """Return the interval that reaches as far below a value as above it.
 
-    An infinite half width is no bound, also around a value that is not known.
+    With an infinite half width the interval has no bounds, even if the value is NaN, which means
+    that it is not known.
     """
     if half_width == math.inf:
         return Interval(value, -math.inf, math.inf, level, count, method)
@@ -113,10 +114,9 @@ def batch_means(values: ArrayLike, *, batches: int = BATCHES, level: float = LEV
     """Return the mean of the values of one run, with an interval by the method of batch means.
 
     Values in order of time are correlated; the means of equal batches of them hardly are, so they
-    are treated as independent (Law and Kelton, Simulation Modeling and Analysis). The lag-1
-    correlation r of the batch means that remains widens the interval by sqrt((1 + r) / (1 - r)),
-    with r at least 0. Values that do not fill a batch are left out at the start, where a transient
-    would be. With fewer than two batches the interval is unbounded.
+    are treated as independent (Law and Kelton, Simulation Modeling and Analysis). The correlation
+    of neighbouring batches that remains widens the interval, see `variance_inflation`. With fewer
+    than two batches the interval is unbounded.
 
     Args:
         values: The values, in order of time.
@@ -128,21 +128,32 @@ def batch_means(values: ArrayLike, *, batches: int = BATCHES, level: float = LEV
     if count < 2:
         mean = float(data.mean()) if len(data) else math.nan
         return _symmetric(mean, math.inf, count, "batch means", level)
-    size = len(data) // count
-    means = data[len(data) - size * count :].reshape(count, size).mean(axis=1)
+    means = _means_of_batches(data, count)
     of_independent_means = replications(means, level)
     half_width = of_independent_means.half_width * math.sqrt(variance_inflation(means))
     return _symmetric(of_independent_means.value, half_width, count, "batch means", level)
 
 
-def upper_tolerance_limit(values: ArrayLike, p: float, level: float = LEVEL) -> float:
-    """Return a one-sided upper tolerance limit of normally distributed values in order of time.
+def _means_of_batches(values: NDArray[np.float64], count: int) -> NDArray[np.float64]:
+    """Return the means of `count` batches of equal size.
 
-    At least the fraction `p` of all such values is below it, with this confidence. It is the mean
-    plus k standard deviations, where k is the approximation of Natrella (1963, Experimental
-    Statistics, section 2-2). Because neighbouring values are correlated, n is the number of
-    independent values that would tell as much of the mean, and the variance, which correlated
-    values underestimate, is increased. The limit is infinite with too few values.
+    Values that do not fill a batch are left out at the start, where a transient would be. Three
+    batches of 1, 2, 3, 4, 5, 6, 7 have the means 2.5, 4.5 and 6.5.
+    """
+    batch_size = len(values) // count
+    left_out = len(values) - batch_size * count
+    batches = values[left_out:].reshape(count, batch_size)
+    means: NDArray[np.float64] = batches.mean(axis=1)
+    return means
+
+
+def upper_tolerance_limit(values: ArrayLike, p: float, level: float = LEVEL) -> float:
+    """Return a limit that at least the fraction `p` of normally distributed values stays below.
+
+    This is a one-sided tolerance limit: the mean plus k standard deviations (Natrella 1963,
+    Experimental Statistics, section 2-2). Neighbouring values are correlated, so `count` of them
+    show the mean only as well as `count / inflation` independent ones would. The limit is infinite
+    with too few values.
 
     Args:
         values: The values in order of time.
@@ -154,26 +165,32 @@ def upper_tolerance_limit(values: ArrayLike, p: float, level: float = LEVEL) -> 
     if count < 3 or not np.isfinite(data).all():
         return math.inf
     inflation = variance_inflation(data)
-    effective_count = count / inflation
-    if effective_count <= 1:
+    independent_count = count / inflation
+    if independent_count <= 1:
         return math.inf
-    k = _tolerance_factor(effective_count, p, level)
+    k = _tolerance_factor(independent_count, p, level)
+    # The mean follows the values, so their mean squared distance from it is too small, by the
+    # variance of the mean. The expected distance is variance * (1 - inflation / count).
     variance = data.var() * count / (count - inflation)
     return float(data.mean() + k * math.sqrt(variance))
 
 
-def _tolerance_factor(n: float, p: float, level: float) -> float:
-    """Return k of Natrella (1963, section 2-2) for n independent values, with her names a and b.
+def _tolerance_factor(count: float, p: float, level: float) -> float:
+    """Return k such that the mean plus k standard deviations is an upper tolerance limit.
 
-    It is infinite if n is too small for the confidence.
+    The approximation of Natrella (1963, section 2-2) for n independent values is
+        k = (z_p + sqrt(z_p^2 - a b)) / a,
+        a = 1 - z^2 / (2 (n - 1)),  b = z_p^2 - z^2 / n.
+    There z_p is the normal quantile of the fraction `p`, and z that of the confidence. With n too
+    small for the confidence, a is not positive, and k is infinite.
     """
-    z_level = z_quantile(level)
     z_p = NormalDist().inv_cdf(p)
-    a = 1 - z_level**2 / (2 * (n - 1))
+    z = z_quantile(level)
+    a = 1 - z**2 / (2 * (count - 1))
     if a <= 0:
         return math.inf
-    b = z_p**2 - z_level**2 / n
-    return (z_p + math.sqrt(max(z_p**2 - a * b, 0.0))) / a
+    b = z_p**2 - z**2 / count
+    return (z_p + math.sqrt(z_p**2 - a * b)) / a
 
 
 def variance_inflation(values: NDArray[np.float64]) -> float:
@@ -201,6 +218,26 @@ def neighbour_correlation(values: NDArray[np.float64]) -> float:
 # -- ratios ----------------------------------------------------------------------------------------
 
 
+class _TwoMeans(NamedTuple):
+    """The means x of the numerators and y of the denominators, with the errors of both.
+
+    Attributes:
+        x: The mean of the numerators.
+        y: The mean of the denominators.
+        x_variance: The variance of x, which is that of one value divided by their number.
+        y_variance: The variance of y.
+        covariance: The covariance of x and y, 0 for independent samples.
+        degrees_of_freedom: The degrees of freedom of these variances.
+    """
+
+    x: float
+    y: float
+    x_variance: float
+    y_variance: float
+    covariance: float
+    degrees_of_freedom: float
+
+
 def ratio_of_means(
     numerators: ArrayLike,
     denominators: ArrayLike,
@@ -226,67 +263,116 @@ def ratio_of_means(
     y = np.asarray(denominators, float)
     count = min(len(x), len(y))
     if count < 2:
-        has_value = count and y.mean()
-        value = float(x.mean() / y.mean()) if has_value else math.nan
+        has_ratio = count and y.mean()
+        value = float(x.mean() / y.mean()) if has_ratio else math.nan
         return _symmetric(value, math.inf, count, "ratio", level)
     if paired and len(x) != len(y):
         raise ValueError(f"{len(x)} values cannot be paired with {len(y)}")
+    means = _means_of_pairs(x, y) if paired else _means_of_independent_samples(x, y)
+    value = means.x / means.y if means.y else math.nan
+    t = t_quantile(0.5 + level / 2, means.degrees_of_freedom)
+    ends = _fieller_ends(means, t)
+    if ends is None:
+        return _symmetric(value, math.inf, count, "ratio", level)
+    low, high = ends
+    return Interval(value, low, high, level, count, "ratio")
+
+
+def _means_of_pairs(x: NDArray[np.float64], y: NDArray[np.float64]) -> _TwoMeans:
+    """Return the means of two samples of pairs, such as the scores of two servers by task."""
+    count = len(x)
+    x_mean = float(x.mean())
+    y_mean = float(y.mean())
+    covariance_of_pair = float(((x - x_mean) * (y - y_mean)).sum()) / (count - 1)
+    return _TwoMeans(
+        x=x_mean,
+        y=y_mean,
+        x_variance=float(x.var(ddof=1)) / count,
+        y_variance=float(y.var(ddof=1)) / count,
+        covariance=covariance_of_pair / count,
+        degrees_of_freedom=float(count - 1),
+    )
+
+
+def _means_of_independent_samples(x: NDArray[np.float64], y: NDArray[np.float64]) -> _TwoMeans:
+    """Return the means of two independent samples, which may differ in length and variance.
+
+    Fieller's theorem needs the variance of x - r y, where r is the ratio of the means. It is
+    x_variance + r^2 y_variance, and its degrees of freedom are Welch's for the two summands.
+    """
     x_mean = float(x.mean())
     y_mean = float(y.mean())
     x_variance = float(x.var(ddof=1)) / len(x)
     y_variance = float(y.var(ddof=1)) / len(y)
-    covariance = 0.0
-    if paired:
-        covariance = float(((x - x_mean) * (y - y_mean)).sum()) / (count - 1) / count
-        degrees_of_freedom = float(count - 1)
-    else:
-        # The variance of x_mean - r y_mean is x_variance + r^2 y_variance, here at the estimated r.
-        r_squared = (x_mean / y_mean) ** 2 if y_mean else 1.0
-        degrees_of_freedom = welch_degrees_of_freedom(
-            x_variance, len(x) - 1, r_squared * y_variance, len(y) - 1
-        )
-    t = t_quantile(0.5 + level / 2, degrees_of_freedom)
-    # The interval holds all r with
-    #     (x_mean - r y_mean)^2 <= t^2 (x_variance - 2 r covariance + r^2 y_variance),
-    # which is the quadratic inequality q2 r^2 - 2 q1 r + q0 <= 0.
-    q2 = y_mean * y_mean - t * t * y_variance
-    q1 = x_mean * y_mean - t * t * covariance
-    q0 = x_mean * x_mean - t * t * x_variance
-    discriminant = q1 * q1 - q2 * q0
-    value = x_mean / y_mean if y_mean else math.nan
-    if q2 <= 0 or discriminant < 0:
-        return _symmetric(value, math.inf, count, "ratio", level)
-    low = (q1 - math.sqrt(discriminant)) / q2
-    high = (q1 + math.sqrt(discriminant)) / q2
-    return Interval(value, low, high, level, count, "ratio")
+    r_squared = (x_mean / y_mean) ** 2 if y_mean else 1.0
+    degrees_of_freedom = welch_degrees_of_freedom(
+        x_variance, len(x) - 1, r_squared * y_variance, len(y) - 1
+    )
+    return _TwoMeans(
+        x=x_mean,
+        y=y_mean,
+        x_variance=x_variance,
+        y_variance=y_variance,
+        covariance=0.0,
+        degrees_of_freedom=degrees_of_freedom,
+    )
+
+
+def _fieller_ends(means: _TwoMeans, t: float) -> tuple[float, float] | None:
+    """Return the ends of Fieller's interval of the ratio x / y, None if it has no bounds.
+
+    The interval holds every ratio r for which x - r y may be 0, judged by Student's t:
+        (x - r y)^2 <= t^2 (x_variance - 2 r covariance + r^2 y_variance).
+    Sorted by powers of r, this is a r^2 - 2 b r + c <= 0. It has no bounds unless a > 0, that is,
+    unless y differs significantly from 0.
+
+    Args:
+        means: The two means, with their variances.
+        t: Student's quantile for the confidence of the interval.
+    """
+    a = means.y * means.y - t * t * means.y_variance
+    b = means.x * means.y - t * t * means.covariance
+    c = means.x * means.x - t * t * means.x_variance
+    discriminant = b * b - a * c
+    if a <= 0 or discriminant < 0:
+        return None
+    low = (b - math.sqrt(discriminant)) / a
+    high = (b + math.sqrt(discriminant)) / a
+    return low, high
 
 
 def divide_intervals(numerator: Interval, denominator: Interval) -> Interval:
     """Return the ratio of two independent positive values, from the interval of each.
 
     This is MOVER, the method of variance estimates recovery, on logarithms (Zou and Donner 2008).
-    It needs no symmetric intervals. The distance from the ratio to its lower end is the root of the
-    sum of two squares: the distance of the numerator to its lower end, and that of the denominator
-    to its upper end. The other distance is computed likewise.
+    It needs no symmetric intervals. On the logarithmic scale, the distance from the ratio to an end
+    of its interval is the root of the sum of two squared distances. Those of the low end are from
+    the numerator to its low end, and from the denominator to its high end. The high end has the
+    opposite ones. If a value is not positive and finite, the ratio is NaN, from 0 to infinity.
     """
-    value, low, high = numerator
-    base, base_low, base_high = denominator
-    if not (0 < base < math.inf and 0 < value < math.inf):
+    has_ratio = 0 < numerator.value < math.inf and 0 < denominator.value < math.inf
+    if not has_ratio:
         return Interval(math.nan, 0.0, math.inf, numerator.level)
-    log_value = _log(value)
-    log_base = _log(base)
-    distance_below = math.hypot(log_value - _log(low), _log(base_high) - log_base)
-    distance_above = math.hypot(_log(high) - log_value, log_base - _log(base_low))
-    log_ratio = math.log(value / base)
-    ratio_low = math.exp(log_ratio - distance_below)
-    is_bounded = distance_above < MAX_EXPONENT
-    ratio_high = math.exp(log_ratio + distance_above) if is_bounded else math.inf
-    return Interval(math.exp(log_ratio), ratio_low, ratio_high, numerator.level)
+    log_numerator = math.log(numerator.value)
+    log_denominator = math.log(denominator.value)
+    log_ratio = math.log(numerator.value / denominator.value)
+    distance_to_low = math.hypot(
+        log_numerator - _log_of_bound(numerator.low),
+        _log_of_bound(denominator.high) - log_denominator,
+    )
+    distance_to_high = math.hypot(
+        _log_of_bound(numerator.high) - log_numerator,
+        log_denominator - _log_of_bound(denominator.low),
+    )
+    low = math.exp(log_ratio - distance_to_low)
+    is_bounded = distance_to_high < MAX_EXPONENT
+    high = math.exp(log_ratio + distance_to_high) if is_bounded else math.inf
+    return Interval(math.exp(log_ratio), low, high, numerator.level)
 
 
-def _log(x: float) -> float:
-    """Return the logarithm of a number, -inf for 0 and below."""
-    return math.log(x) if x > 0 else -math.inf
+def _log_of_bound(bound: float) -> float:
+    """Return the logarithm of a bound of a positive value: -inf for a bound of 0 or below."""
+    return math.log(bound) if bound > 0 else -math.inf
 
 
 # -- shares and rare states ------------------------------------------------------------------------
@@ -345,7 +431,8 @@ def widen_by_runs(
 
     Blocks of time within runs do not show what differs from run to run, such as a restart of the
     server. So the interval is extended to Student's interval of the values of the runs, placed
-    around the value of `interval`. It is unchanged with one run, or if a run has no finite value.
+    around the value of `interval`. It stays as it is with one run, or if a value is not finite or
+    has no logarithm although one is needed.
 
     Args:
         interval: The interval by blocks of time within runs.
@@ -356,16 +443,16 @@ def widen_by_runs(
     data = np.asarray(value_of_runs, float)
     if len(data) < 2 or not np.isfinite(data).all() or not math.isfinite(value):
         return interval
-    if not on_log_scale:
-        half_width = replications(data, interval.level).half_width
-        low = value - half_width
-        high = value + half_width
-    elif min(*data, value) <= 0:
+    if on_log_scale and min(*data, value) <= 0:
         return interval
-    else:
+    if on_log_scale:
         half_width = replications(np.log(data), interval.level).half_width
         low = value * math.exp(-half_width)
         high = value * math.exp(min(half_width, MAX_EXPONENT))
+    else:
+        half_width = replications(data, interval.level).half_width
+        low = value - half_width
+        high = value + half_width
     return replace(interval, low=min(interval.low, low), high=max(interval.high, high))
 
 
@@ -376,37 +463,42 @@ def startup_length(values: ArrayLike) -> int | None:
     """Return how many values at the start are a transient, by MSER (White 1997).
 
     MSER, the marginal standard error rule, cuts off the values at the start such that the standard
-    error of the mean of the others is smallest. Only the first half is examined. Returns None if
-    the best cut is the end of that half: then no steady state is in sight. Also returns None for
-    fewer than four values.
+    error of the mean of the remaining ones is smallest. Only cuts in the first half are examined.
+    Returns None if the best cut is the end of that half, because then no steady state is in sight,
+    and for fewer than four values.
     """
     data = np.asarray(values, float)
     count = len(data)
     if count < 4:
         return None
-    # At index i, each array describes the values from i to the end.
-    remaining_sums = np.cumsum(data[::-1])[::-1]
-    remaining_squares = np.cumsum((data * data)[::-1])[::-1]
+    # Entry i of each array describes the values that remain if the first i are cut off.
     remaining_counts = np.arange(count, 0, -1)
+    remaining_sums = _sums_to_end(data)
+    remaining_squares = _sums_to_end(data * data)
     squared_deviations = remaining_squares - remaining_sums * remaining_sums / remaining_counts
+    squared_standard_errors = squared_deviations / remaining_counts**2
     half = count // 2
-    squared_standard_errors = (squared_deviations / (remaining_counts**2))[: half + 1]
-    cut = int(np.argmin(squared_standard_errors))
-    return cut if cut < half else None
+    best_cut = int(np.argmin(squared_standard_errors[: half + 1]))
+    return best_cut if best_cut < half else None
+
+
+def _sums_to_end(values: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return the sum of the values from each index to the end: [1, 2, 3] gives [6, 5, 3]."""
+    return np.cumsum(values[::-1])[::-1]
 
 
 def extrapolate_growth(
-    values: Sequence[float] | NDArray[np.float64], ahead: float, level: float = 0.99
+    values: Sequence[float] | NDArray[np.float64], steps_ahead: float, level: float = 0.99
 ) -> tuple[float, float]:
-    """Return how far evenly spaced values will grow in the next steps, and an upper bound of it.
+    """Return by how much evenly spaced values will grow in the next steps, and an upper bound.
 
     A straight line is fitted by least squares. The standard error of its slope is widened for the
     correlation of neighbouring residuals, and the bound follows from Student's t. With fewer than
-    MIN_VALUES_OF_TREND values the bound is infinite.
+    MIN_VALUES_OF_TREND values the growth counts as 0 and the bound is infinite.
 
     Args:
         values: The values, in order of time.
-        ahead: The number of steps after the last value.
+        steps_ahead: The number of steps after the last value.
         level: The one-sided confidence of the bound.
     """
     data = np.asarray(values, float)
@@ -421,4 +513,4 @@ def extrapolate_growth(
     slope_variance = float((residuals * residuals).sum()) / degrees_of_freedom / time_squares
     standard_error = math.sqrt(slope_variance * variance_inflation(residuals))
     highest_slope = slope + t_quantile(level, degrees_of_freedom) * standard_error
-    return slope * ahead, highest_slope * ahead
+    return slope * steps_ahead, highest_slope * steps_ahead

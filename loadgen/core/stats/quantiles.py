@@ -190,7 +190,7 @@ class Values:
         return values
 
     def _sort(self) -> None:
-        """Join all values in one sorted array, so that any number of quantiles are mere look-ups.
+        """Join all values in one sorted array, in which each quantile is a look-up.
 
         One sort is faster than a partition of the values for each quantile.
         """
@@ -199,19 +199,18 @@ class Values:
         if len(self._parts) != 1:
             self._parts = [np.concatenate(self._parts)]
         values = self._parts[0]
-        # All values may be equal, as the lags of a simulated run are. To see that is faster than to
-        # sort them.
+        # The lags of a simulated run are all equal. To see that is faster than to sort them.
         is_ascending = bool((values[1:] >= values[:-1]).all())
         if not is_ascending:
             values.sort()
         self._is_sorted = True
 
     def add(self, values_ns: NDArray[np.int64]) -> None:
-        """Add the values of an int64 array."""
-        are_small = (
+        """Add values, which are kept as int32 if all of them fit."""
+        fit_into_int32 = (
             len(values_ns) > 0 and values_ns.min() >= 0 and values_ns.max() < SMALL_VALUE_LIMIT
         )
-        self._parts.append(values_ns.astype(np.int32) if are_small else values_ns)
+        self._parts.append(values_ns.astype(np.int32) if fit_into_int32 else values_ns)
         self._is_sorted = False
 
     def merge(self, other: Values) -> None:
@@ -273,28 +272,25 @@ def ks_distance(
 ) -> float:
     """Return the Kolmogorov-Smirnov distance of sorted values from a distribution.
 
-    It is the largest difference between the cumulative distribution function of the values (the
-    share of values up to x) and that of the distribution. At each value both sides of the step are
-    compared. Many values are compared in blocks, which takes little memory.
+    It is the largest difference between the share of the values up to x and the probability of the
+    distribution up to x. The share jumps at each value, so both sides of each jump are compared.
+    Many values are compared in blocks, which takes little memory.
 
     Args:
-        ordered: The values in ascending order.
+        ordered: At least one value, in ascending order.
         cdf: P(X <= x) of the distribution, for an array of x.
         cdf_below: P(X < x). It is the same function for a continuous distribution.
     """
-    is_last_of_equals = ordered[1:] != ordered[:-1]
-    last_indices = np.append(np.flatnonzero(is_last_of_equals), len(ordered) - 1)
-    block_count = 1 + len(last_indices) // BLOCK_ROWS
+    # Equal values are one jump. Each jump is at `ordered[start:end]`.
+    differs_from_previous = np.append(True, ordered[1:] != ordered[:-1])
+    starts = np.flatnonzero(differs_from_previous)
+    ends = np.append(starts[1:], len(ordered))
     distance = 0.0
-    share_before_block = 0.0
-    for indices in np.array_split(last_indices, block_count):
-        values = ordered[indices]
-        share_up_to = (indices + 1) / len(ordered)
-        share_below = np.append(share_before_block, share_up_to[:-1])
-        distance = max(
-            distance,
-            np.abs(share_up_to - cdf(values)).max(),
-            np.abs(share_below - cdf_below(values)).max(),
-        )
-        share_before_block = float(share_up_to[-1])
-    return float(distance)
+    for rows in block_slices(len(starts)):
+        values = ordered[starts[rows]]
+        share_below = starts[rows] / len(ordered)
+        share_up_to = ends[rows] / len(ordered)
+        distance_below = np.abs(share_below - cdf_below(values)).max()
+        distance_up_to = np.abs(share_up_to - cdf(values)).max()
+        distance = max(distance, float(distance_below), float(distance_up_to))
+    return distance

@@ -52,7 +52,10 @@ MIN_DEGREES_OF_FREEDOM = 3.0
 """A slope has at least so many degrees of freedom, however correlated its noise is."""
 
 MANY_SERIES = 20
-"""The mean correlation of so many series is taken as known."""
+"""From so many series on, their mean correlation is known well enough to bound that of each one."""
+
+_TESTS_PER_SERIES = 2
+"""The test of the slope and the test of the steps, see `_TrendTests`."""
 
 ROUNDING = 1e-9
 """Relative differences below this are rounding and no noise."""
@@ -127,7 +130,8 @@ class _TrendTests(NamedTuple):
 
         It is the smaller p-value times the number of tests, which is Bonferroni's correction.
         """
-        return min(1.0, len(self) * min(self.slope.p_value, self.steps.p_value))
+        smaller_p_value = min(self.slope.p_value, self.steps.p_value)
+        return min(1.0, _TESTS_PER_SERIES * smaller_p_value)
 
     def detectable_growth(self, significance_level: float) -> float:
         """Return the smallest growth that the better test finds at this significance level."""
@@ -140,21 +144,25 @@ class _TrendTests(NamedTuple):
 def find_trends(
     series: Sequence[NDArray[np.float64]], significance_level: float = SIGNIFICANCE_LEVEL
 ) -> list[Trend | None]:
-    """Return the trend of each series, None for one with fewer than MIN_BLOCKS values.
+    """Return how much each series grows over time, and whether that growth is significant.
 
-    Blocks without a value are NaN. The significance level holds for all series together: it is the
-    probability of calling any of them growing when none of them grows.
+    A series holds the means of equal blocks of time, NaN for a block without a value. Its trend is
+    None if fewer than MIN_BLOCKS blocks have a value. If no series grows, the probability that at
+    least one is reported as growing is `significance_level`, however many series there are.
+
+    Holm's correction decides which series grow, because it finds more growth than Bonferroni's. The
+    detectable growth uses Bonferroni's level: Holm's depends on the p-values of the other series,
+    so it is not known in advance.
     """
     tests_by_index = _test_all_series(series)
     p_values = {index: tests.p_value for index, tests in tests_by_index.items()}
     growing_indices = _reject_by_holm(p_values, significance_level)
+    test_count = _TESTS_PER_SERIES * len(tests_by_index)
     trends: list[Trend | None] = [None] * len(series)
     for index, tests in tests_by_index.items():
-        # Bonferroni: the significance level is shared equally by the tests of all series.
-        level_per_test = significance_level / (len(tests) * len(tests_by_index))
         trends[index] = Trend(
             growth=tests.slope.growth,
-            detectable_growth=tests.detectable_growth(level_per_test),
+            detectable_growth=tests.detectable_growth(significance_level / test_count),
             mean=float(series[index][np.isfinite(series[index])].mean()),
             p_value=p_values[index],
             grows=index in growing_indices,
@@ -163,18 +171,21 @@ def find_trends(
 
 
 def _test_all_series(series: Sequence[NDArray[np.float64]]) -> dict[int, _TrendTests]:
-    """Return both tests of each series, by its index, without series of too few values."""
+    """Test the growth of each series. Return both tests of a series by the index of the series.
+
+    Series with too few values are left out. From MANY_SERIES series on, the correlation of their
+    noise is bounded by its mean over all of them, see `_mean_correlation`.
+    """
     fitted_lines = [_fit_line(values) for values in series]
     common_correlation = None
     if len(series) >= MANY_SERIES:
         common_correlation = _mean_correlation(fitted_lines)
-    return {
-        index: _TrendTests(
-            slope=_test_slope(line, common_correlation), steps=_test_steps(line.values)
-        )
-        for index, line in enumerate(fitted_lines)
-        if line is not None
-    }
+    tests_by_index = {}
+    for index, line in enumerate(fitted_lines):
+        if line is not None:
+            slope_test = _test_slope(line, common_correlation)
+            tests_by_index[index] = _TrendTests(slope_test, _test_steps(line.values))
+    return tests_by_index
 
 
 def _reject_by_holm(p_values: dict[int, float], significance_level: float) -> set[int]:
@@ -194,159 +205,196 @@ def _reject_by_holm(p_values: dict[int, float], significance_level: float) -> se
     return rejected
 
 
+class _Noise(NamedTuple):
+    """What a smooth curve through a series leaves over.
+
+    Attributes:
+        sum_of_squares: The sum of squares of the noise of all blocks.
+        correlation: The correlation of the noise of neighbouring blocks, from 0 to MAX_CORRELATION.
+    """
+
+    sum_of_squares: float
+    correlation: float
+
+
 class _FittedLine(Struct, frozen=True):
     """A straight line by least squares through the blocks of a series, and the noise around it.
-
-    The times of the blocks are scaled to a length of 1, from the first block to the last one, and
-    their mean is 0. The noise is the residuals of a parabola and not of the line, because growth
-    may bend.
 
     Attributes:
         values: The values of the blocks that have one.
         slope: The growth from the first block to the last one.
-        time_squares: The sum of squares of the scaled times.
-        noise_squares: The sum of squares of the noise.
-        correlation: The correlation of neighbours in the noise, None if there is no noise.
+        time_squares: The sum of squares of the times of the blocks, see `_scale_times`.
+        noise: The noise of the series, None if there is none.
     """
 
     values: NDArray[np.float64]
     slope: float
     time_squares: float
-    noise_squares: float
-    correlation: float | None
+    noise: _Noise | None
 
 
 def _fit_line(series: NDArray[np.float64]) -> _FittedLine | None:
-    """Return the line by least squares through a series, None if too few blocks have a value.
+    """Fit a straight line to a series by least squares, None if too few blocks have a value.
 
-    A block without a value is NaN. The noise around the line is the residuals of a parabola, and is
-    0 if it is not larger than the rounding of the values.
+    A block without a value is NaN. The noise is measured around a parabola instead of the line,
+    because growth that becomes faster or slower is no noise.
     """
     blocks = np.flatnonzero(np.isfinite(series))
     if len(blocks) < MIN_BLOCKS:
         return None
     values = _without_rounding(series[blocks].astype(float))
-    times = (blocks - blocks.mean()) / float(blocks[-1] - blocks[0])
+    times = _scale_times(blocks)
     time_squares = float((times * times).sum())
     slope = float((times * values).sum()) / time_squares
-    bend = _fit_bend(values, times, time_squares)
-    residuals = values - values.mean() - slope * times - bend
-    noise_squares = float((residuals * residuals).sum())
+    residuals = values - values.mean() - slope * times - _fit_bend(values, times)
     largest_rounding_error = ROUNDING * float(np.abs(values).max())
-    if noise_squares <= largest_rounding_error**2:
-        return _FittedLine(values, slope, time_squares, noise_squares=0.0, correlation=None)
-    correlation = _neighbour_correlation(residuals, noise_squares)
-    return _FittedLine(values, slope, time_squares, noise_squares, correlation)
+    noise = _measure_noise(residuals, largest_rounding_error)
+    return _FittedLine(values, slope, time_squares, noise)
 
 
-def _neighbour_correlation(residuals: NDArray[np.float64], noise_squares: float) -> float:
-    """Return the lag-1 autocorrelation of residuals, from 0 to MAX_CORRELATION.
+def _scale_times(blocks: NDArray[np.int64]) -> NDArray[np.float64]:
+    """Return the times of blocks with a mean of 0 and a distance of 1 from the first to the last.
 
-    The fit of a curve makes residuals look less correlated than the noise is, by about 1 / count
-    for each of its parameters. That bias is removed. A negative correlation counts as none, because
-    it would make the growth look more certain than independent noise does.
+    For example, the blocks 0, 1 and 4 have the times -5/12, -2/12 and 7/12.
+    """
+    times: NDArray[np.float64] = (blocks - blocks.mean()) / float(blocks[-1] - blocks[0])
+    return times
+
+
+def _measure_noise(residuals: NDArray[np.float64], largest_rounding_error: float) -> _Noise | None:
+    """Return the size and the correlation of residuals, None if they are mere rounding errors."""
+    sum_of_squares = float((residuals * residuals).sum())
+    if sum_of_squares <= largest_rounding_error**2:
+        return None
+    return _Noise(sum_of_squares, _neighbour_correlation(residuals, sum_of_squares))
+
+
+def _neighbour_correlation(residuals: NDArray[np.float64], sum_of_squares: float) -> float:
+    """Return the correlation of neighbours in the noise, estimated from the residuals of a curve.
+
+    A curve follows the noise, so its residuals look less correlated. If the noise has a correlation
+    of r, that of n residuals of a curve with k parameters is about r - k * (1 + 2 * r) / n. Solved
+    for r, that gives the estimate. It is at least 0, because a negative correlation would make
+    growth look more certain than independent noise does.
 
     Args:
         residuals: The residuals of the blocks, in order of time.
-        noise_squares: The sum of their squares.
+        sum_of_squares: The sum of their squares.
     """
     count = len(residuals)
-    observed = float((residuals[1:] * residuals[:-1]).sum()) / noise_squares
     parameters = CURVE_DEGREE + 1
-    unbiased = (observed * count + parameters) / max(count - 2 * parameters, 1)
-    return min(max(unbiased, 0.0), MAX_CORRELATION)
+    correlation_of_residuals = float((residuals[1:] * residuals[:-1]).sum()) / sum_of_squares
+    # MIN_BLOCKS makes the divisor at least 2; the 1 only protects against smaller settings.
+    correlation = (correlation_of_residuals * count + parameters) / max(count - 2 * parameters, 1)
+    return min(max(correlation, 0.0), MAX_CORRELATION)
 
 
 def _without_rounding(values: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return the values, with those that differ from the mean by rounding alone made equal."""
+    """Return the values, with those that differ from the mean by rounding alone made equal.
+
+    A constant series would otherwise have noise and a slope from its rounding errors.
+    """
     mean = float(values.mean())
-    is_mean = np.abs(values - values.mean()) <= ROUNDING * max(abs(mean), ROUNDING)
+    rounding_error = ROUNDING * max(abs(mean), ROUNDING)
+    is_mean = np.abs(values - values.mean()) <= rounding_error
     return np.where(is_mean, values[0], values)
 
 
-def _fit_bend(
-    values: NDArray[np.float64], times: NDArray[np.float64], time_squares: float
-) -> NDArray[np.float64]:
+def _fit_bend(values: NDArray[np.float64], times: NDArray[np.float64]) -> NDArray[np.float64]:
     """Return what a parabola by least squares adds to the straight line, at each time.
 
-    The square of the times is made orthogonal to the mean and to the straight line (Gram-Schmidt),
-    so that its coefficient can be fitted alone. It is computed from sums, because the results of
-    `np.polyfit` (LAPACK) differ in their last digits from one processor to the next.
+    The squares of the times are made orthogonal to the mean and to the straight line by the
+    Gram-Schmidt process, so that the coefficient of the resulting curve can be fitted alone. This
+    is computed from sums, because the results of `np.polyfit` (LAPACK) differ in their last digits
+    from one processor to the next.
 
     Args:
         values: The values of the blocks.
         times: The times of the blocks, whose mean is 0.
-        time_squares: The sum of the squares of the times.
     """
     squares = times * times
-    centred = squares - squares.mean()
-    curve = centred - times * (float((centred * times).sum()) / time_squares)
+    without_mean = squares - squares.mean()
+    slope_of_squares = float((without_mean * times).sum()) / float(squares.sum())
+    curve = without_mean - times * slope_of_squares
     coefficient = float((curve * values).sum()) / float((curve * curve).sum())
     bend: NDArray[np.float64] = curve * coefficient
     return bend
 
 
 def _mean_correlation(fitted_lines: Sequence[_FittedLine | None]) -> float:
-    """Return the mean correlation of neighbours over all series, 0 if none has noise.
+    """Return the mean correlation of neighbouring blocks over all series, 0 if none has noise.
 
-    Replicas of one server share their kind of noise. The least correlated of many series looks so
-    by chance, and its own correlation would call it growing too often.
+    The series are those of replicas of one server, whose noise is of the same kind. Estimates from
+    a few blocks vary, so that by chance the noise of some series looks less correlated than it is.
+    Their slope would then be called significant too often. The mean over many series varies little,
+    so it serves as a lower bound of the correlation of each.
     """
     correlations = [
-        line.correlation
+        line.noise.correlation
         for line in fitted_lines
-        if line is not None and line.correlation is not None
+        if line is not None and line.noise is not None
     ]
     return float(np.mean(correlations)) if correlations else 0.0
 
 
 def _test_slope(line: _FittedLine, common_correlation: float | None) -> _TrendTest:
-    """Test the slope of a line by Student's t, with a standard error widened for correlated noise.
+    """Test whether the slope of a line is above 0, by Student's t with correlated noise.
 
-    Noise in which neighbours have a correlation of r (an autoregressive process of order 1) carries
-    as much information as (1 - r) / (1 + r) times as many independent blocks. So the variance of
-    the slope is divided by that factor, and the degrees of freedom are those of fewer blocks.
+    The noise is modelled as an autoregressive process of order 1, in which neighbouring blocks have
+    a correlation of r. The variance of the slope is then (1 + r) / (1 - r) times that of
+    independent noise.
 
     Args:
         line: The fitted line.
-        common_correlation: The mean correlation of many series, below which the correlation is not
-            taken to be. None if there are too few series for one.
+        common_correlation: The mean correlation of many series, a lower bound of r, or None if
+            there are too few series for one.
     """
     count = len(line.values)
     noise_degrees_of_freedom = count - CURVE_DEGREE - 1
-    if line.correlation is None:
+    if line.noise is None:
         return _TrendTest(line.slope, 0.0, noise_degrees_of_freedom)
-    correlation = _upper_correlation(line.correlation, count, common_correlation)
-    inflation = (1 + correlation) / (1 - correlation)
-    noise_variance = line.noise_squares / noise_degrees_of_freedom
-    standard_error = math.sqrt(noise_variance / line.time_squares * inflation)
-    # If the correlation is that of many series, only the size of the noise is estimated from this
-    # one, which leaves more degrees of freedom.
+    correlation = _upper_correlation(line.noise.correlation, count, common_correlation)
+    variance_inflation = (1 + correlation) / (1 - correlation)
+    noise_variance = line.noise.sum_of_squares / noise_degrees_of_freedom
+    slope_variance = noise_variance / line.time_squares * variance_inflation
     if common_correlation is None:
-        effective_count = count / inflation
+        # r was estimated from few blocks, too. The smaller count, that of a mean, allows for it.
+        independent_blocks = count / variance_inflation
     else:
-        effective_count = count * (1 - correlation * correlation) / (1 + correlation * correlation)
-    degrees_of_freedom = max(effective_count - CURVE_DEGREE - 1, MIN_DEGREES_OF_FREEDOM)
-    return _TrendTest(line.slope, standard_error, degrees_of_freedom)
+        independent_blocks = _independent_blocks_of_variance(count, correlation)
+    degrees_of_freedom = max(independent_blocks - CURVE_DEGREE - 1, MIN_DEGREES_OF_FREEDOM)
+    return _TrendTest(line.slope, math.sqrt(slope_variance), degrees_of_freedom)
+
+
+def _independent_blocks_of_variance(count: int, correlation: float) -> float:
+    """Return how many independent blocks would show the variance as well as correlated ones do.
+
+    In an autoregressive process of order 1, squares of neighbours have a correlation of r^2, so
+    that n blocks count as n (1 - r^2) / (1 + r^2) for a variance (Bayley and Hammersley 1946).
+    """
+    correlation_of_squares = correlation * correlation
+    return count * (1 - correlation_of_squares) / (1 + correlation_of_squares)
 
 
 def _upper_correlation(correlation: float, count: int, common_correlation: float | None) -> float:
-    """Return how large the correlation of neighbours may be, given its estimate from few blocks.
+    """Return how large the correlation of neighbours may be, if it was estimated from few blocks.
 
-    The estimate is raised by CORRELATION_ERRORS of its standard error, which is 1 / sqrt(count - 3)
-    for Fisher's z = atanh(correlation). The result is between the common correlation of many
-    series, if it is known, and MAX_CORRELATION.
+    The estimate is raised by CORRELATION_ERRORS standard errors. They are added to Fisher's
+    z = atanh(correlation), whose standard error is 1 / sqrt(count - 3). The result is at least the
+    common correlation of many series, if that is known, and at most MAX_CORRELATION.
     """
-    raised_z = math.atanh(correlation) + CORRELATION_ERRORS / math.sqrt(count - 3)
-    lowest_correlation = 0.0 if common_correlation is None else common_correlation
-    return min(max(math.tanh(raised_z), lowest_correlation), MAX_CORRELATION)
+    z = math.atanh(correlation)
+    standard_error_of_z = 1 / math.sqrt(count - 3)
+    raised_correlation = math.tanh(z + CORRELATION_ERRORS * standard_error_of_z)
+    lower_bound = 0.0 if common_correlation is None else common_correlation
+    return min(max(raised_correlation, lower_bound), MAX_CORRELATION)
 
 
 def _test_steps(values: NDArray[np.float64]) -> _TrendTest:
-    """Test the mean change from block to block, whose standard error is that of a random walk.
+    """Test whether the changes from one block to the next have a mean above 0 (a random walk).
 
-    The growth is the sum of the steps. Steps that are independent of each other have a sum whose
-    standard error is that of one step times the square root of their number.
+    The growth is the sum of these steps. If the steps are independent of each other, the standard
+    error of their sum is the standard deviation of one step times the square root of their number.
     """
     steps = np.diff(values)
     standard_error = float(steps.std(ddof=1)) * math.sqrt(len(steps))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import NamedTuple
 
 import numpy as np
 from msgspec import Struct
@@ -18,28 +19,39 @@ MIN_VALUES = 3
 class VarianceComponents(Struct, frozen=True):
     """Variances that add up to that of one value. Negative estimates are 0.
 
+    The values come from several parts, such as replicas, that are measured at the same time.
+
     Attributes:
         mean: The mean of all values.
-        between: The variance between the parts.
-        time: The variance over time that all parts share.
-        own_time: The variance of a part's own course over time.
-        within: The variance of values of one part and time.
+        between_parts: The variance between the means of the parts.
+        over_time: The variance over time that all parts share, for example due to a rising load.
+        interaction: The variance over time that each part has on its own, for example because a
+            single replica was busy for a while.
+        within_cells: The variance of values of one part in one block of time.
     """
 
     mean: float
-    between: float
-    time: float
-    own_time: float
-    within: float
+    between_parts: float
+    over_time: float
+    interaction: float
+    within_cells: float
 
     @property
     def total(self) -> float:
         """The variance of one value."""
-        return self.between + self.time + self.own_time + self.within
+        return self.between_parts + self.over_time + self.interaction + self.within_cells
+
+
+class _MeanSquares(NamedTuple):
+    """The mean squares of the analysis of variance of a table of cell means."""
+
+    parts: float
+    blocks: float
+    residuals: float
 
 
 def estimate_components(
-    means: NDArray[np.float64], counts: NDArray[np.int64], within: float
+    cell_means: NDArray[np.float64], cell_counts: NDArray[np.int64], within_cells: float
 ) -> VarianceComponents:
     """Estimate variance components by the two-way analysis of variance of cell means.
 
@@ -50,31 +62,40 @@ def estimate_components(
     between parts.
 
     Args:
-        means: The mean of each cell, parts x blocks of time, two or more of each.
-        counts: The number of values of each cell, 1 or more.
-        within: The variance of the values inside of cells.
+        cell_means: The mean of each cell, parts x blocks of time, two or more of each.
+        cell_counts: The number of values of each cell, 1 or more.
+        within_cells: The variance of the values inside of cells.
     """
-    part_count, block_count = means.shape
-    grand_mean = float(means.mean())
-    part_means = means.mean(axis=1)
-    block_means = means.mean(axis=0)
-    residuals = means - part_means[:, None] - block_means[None, :] + grand_mean
+    part_count, block_count = cell_means.shape
+    mean_squares = _compute_mean_squares(cell_means)
+    between_parts = (mean_squares.parts - mean_squares.residuals) / block_count
+    over_time = (mean_squares.blocks - mean_squares.residuals) / part_count
+    # The mean of a cell varies by chance because it has few values. That is no interaction.
+    chance_variance_of_means = within_cells * float((1 / cell_counts).mean())
+    interaction = mean_squares.residuals - chance_variance_of_means
+    return VarianceComponents(
+        mean=float(cell_means.mean()),
+        between_parts=max(between_parts, 0.0),
+        over_time=max(over_time, 0.0),
+        interaction=max(interaction, 0.0),
+        within_cells=within_cells,
+    )
 
+
+def _compute_mean_squares(cell_means: NDArray[np.float64]) -> _MeanSquares:
+    """Return the mean squares of the parts, of the blocks of time, and of what neither explains."""
+    part_count, block_count = cell_means.shape
+    grand_mean = float(cell_means.mean())
+    part_means = cell_means.mean(axis=1)
+    block_means = cell_means.mean(axis=0)
+    residuals = cell_means - part_means[:, None] - block_means[None, :] + grand_mean
     part_squares = float(((part_means - grand_mean) ** 2).sum())
     block_squares = float(((block_means - grand_mean) ** 2).sum())
     residual_squares = float((residuals**2).sum())
-    mean_square_of_parts = block_count * part_squares / (part_count - 1)
-    mean_square_of_blocks = part_count * block_squares / (block_count - 1)
-    mean_square_of_residuals = residual_squares / ((part_count - 1) * (block_count - 1))
-
-    # A cell mean of few values varies by chance, which is not part of the course over time.
-    variance_of_cell_means = within * float((1 / counts).mean())
-    return VarianceComponents(
-        mean=grand_mean,
-        between=max((mean_square_of_parts - mean_square_of_residuals) / block_count, 0.0),
-        time=max((mean_square_of_blocks - mean_square_of_residuals) / part_count, 0.0),
-        own_time=max(mean_square_of_residuals - variance_of_cell_means, 0.0),
-        within=within,
+    return _MeanSquares(
+        parts=block_count * part_squares / (part_count - 1),
+        blocks=part_count * block_squares / (block_count - 1),
+        residuals=residual_squares / ((part_count - 1) * (block_count - 1)),
     )
 
 
@@ -88,8 +109,8 @@ def find_outliers(values: ArrayLike, max_outliers: int, level: float = LEVEL) ->
     Args:
         values: The values.
         max_outliers: The most outliers to return. The farthest comes first.
-        level: The confidence level: the probability of no outlier if there is none, however many
-            values there are.
+        level: The confidence level: if there is no outlier, none is returned with this probability,
+            however many values there are.
     """
     data = np.asarray(values, float)
     remaining_indices = list(range(len(data)))
@@ -100,7 +121,7 @@ def find_outliers(values: ArrayLike, max_outliers: int, level: float = LEVEL) ->
         if len(remaining) < MIN_VALUES:
             break
         standard_deviation = float(remaining.std(ddof=1))
-        if not standard_deviation:
+        if standard_deviation == 0:
             break
         distances = np.abs(remaining - remaining.mean()) / standard_deviation
         farthest = int(distances.argmax())
@@ -110,11 +131,13 @@ def find_outliers(values: ArrayLike, max_outliers: int, level: float = LEVEL) ->
     return removed_indices[:outlier_count]
 
 
-def _critical_distance(n: int, level: float) -> float:
-    """Return the distance from the mean, in standard deviations, that makes one of n an outlier.
+def _critical_distance(count: int, level: float) -> float:
+    """Return the distance from the mean, in standard deviations, that makes a value an outlier.
 
-    It is lambda of Rosner 1983, from the t quantile that Bonferroni's correction leaves to each of
-    the n values and both directions.
+    It is lambda of the generalized ESD test (Rosner 1983) for one of `count` values. Bonferroni's
+    correction divides the error probability 1 - level by the number of values and by 2, because a
+    value may be too small or too large.
     """
-    t = t_quantile(1 - (1 - level) / (2 * n), n - 2)
-    return (n - 1) * t / math.sqrt((n - 2 + t * t) * n)
+    error_probability = (1 - level) / (2 * count)
+    t = t_quantile(1 - error_probability, count - 2)
+    return (count - 1) * t / math.sqrt((count - 2 + t * t) * count)

@@ -18,7 +18,7 @@ def test_curves_of_all_lengths_take_the_same_memory(hours: float) -> None:
     amount = draw.integers(1, 9, 5000)
     curve = TimeCurve()
     curve.add(start, end, amount)
-    assert len(curve._slope_changes) == BINS
+    assert len(curve._rate_changes) == BINS
     span_s = hours * 3600
     low, high = span_s * 0.2, span_s * 0.8
     length = np.maximum(end - start, 1)

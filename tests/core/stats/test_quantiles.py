@@ -101,7 +101,7 @@ def test_merged_histograms_equal_the_whole_in_any_order(
     assert merged.count == len(numbers)
     if numbers:
         expected = (sum(numbers), min(numbers), max(numbers))
-        assert (merged.total_ns, merged.least_ns, merged.largest_ns) == expected
+        assert (merged.total_ns, merged.smallest_ns, merged.largest_ns) == expected
 
 
 @given(values, st.integers(1, LARGEST_NS))
