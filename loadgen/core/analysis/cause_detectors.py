@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 import msgspec
 import numpy as np
@@ -61,11 +61,12 @@ _MAX_INTERVAL_CV = 0.2
 _MAX_BURST_SHARE = 0.4
 """The largest share of the time that bursts may take."""
 _MIN_SEPARATION = 0.9
-"""The share of requests on either side of a TPOT step that must be on their side of its middle."""
+"""The share of the requests before a TPOT step that must be below its middle, and of those after it
+that must be above."""
 _STEP_MARGIN = 0.03
 """Requests this close to a step, as a share of the time, ran partly before and partly after it."""
 _STEP_TIMES = np.arange(0.15, 0.9, 0.05)
-"""The times, as a share of the load, at which a step of TPOT is looked for."""
+"""The relative times at which a step of TPOT is looked for: 0.15, 0.2 and so on up to 0.85."""
 _SHORTEST_TIME = 0.01
 """The shortest share of the load for which a rate of requests is computed."""
 _FULL_CACHE = 0.9
@@ -74,12 +75,14 @@ _LONG_PROMPT = 4.0
 """A prompt is long from this multiple of the median on."""
 _MIN_LONG_SHARE = 0.005
 _MAX_LONG_SHARE = 0.3
-_SAMPLED_NEIGHBOURS = 300
-"""The number of slow requests, and of fast ones, whose neighbours are examined."""
+_MIN_AFFECTED_FACTOR = 2
+"""Long prompts affect at least so many times the share of the slow requests as of the fast ones."""
+_AFFECTED_SAMPLE = 300
+"""About so many slow requests, and fast ones, are examined for long prompts that affect them."""
 _MIN_CAP_INCREASE = 0.5
 """The increase of the share of readings in which the hardware reports lower clocks."""
 _BATCH_FRACTION = 0.2
-"""The fraction of requests whose batches count as small, and as large."""
+"""The fifth of the requests with the smallest batches is compared with that with the largest."""
 _SIMILAR_LENGTH = 1.1
 """Prompts are no longer than others if their mean length is within this factor."""
 
@@ -92,7 +95,7 @@ class Case(msgspec.Struct, frozen=True):
         ttft_ns: The TTFT without the client's send delay.
         is_slow: Which requests are slow. A request that was sent late is not.
         is_fast: Which requests are fast.
-        time: The scheduled times, from 0 at the first request to 1 at the last.
+        relative_time: The scheduled times, from 0 at the first request to 1 at the last.
         span_s: The time from the first to the last scheduled time.
         replica_keys: The target and replica of each request as one number.
         stride: See `requests`.
@@ -107,7 +110,7 @@ class Case(msgspec.Struct, frozen=True):
     ttft_ns: Ints
     is_slow: Mask
     is_fast: Mask
-    time: NDArray[np.float64]
+    relative_time: NDArray[np.float64]
     span_s: float
     replica_keys: Ints
     stride: int
@@ -143,12 +146,28 @@ Detector: TypeAlias = Callable[[Case], Cause | None]
 
 
 def make_cause(code: str, share: float, evidence: str, sure: str = "likely") -> Cause:
-    """Return a cause. A share above 1, which is due to noise, becomes 1."""
+    """Return a cause of slow requests.
+
+    Args:
+        code: The name of the cause in summary.json.
+        share: The share of the slow requests that show the cause, or of their excess latency that
+            it explains. A share above 1, which is due to noise, becomes 1.
+        evidence: What shows the cause, as a sentence without a full stop.
+        sure: "likely" or "possible".
+    """
     return Cause(code=code, share=min(share, 1.0), sure=sure, evidence=evidence)
 
 
+def _percent_of_slow(share: float) -> str:
+    """Return a share of the slow requests, such as "80% of them".
+
+    The sentence that the evidence completes begins with the number of slow requests.
+    """
+    return f"{share:.0%} of them"
+
+
 def client_cause(share: float, evidence: str, sure: str = "likely") -> Cause:
-    """Return the load generator as a cause."""
+    """Return the load generator as a cause, with advice. The parameters are as of `make_cause`."""
     advice = "use more --workers or a dedicated host"
     return make_cause("client", share, f"{evidence}; {advice}", sure)
 
@@ -195,74 +214,122 @@ def detect_buffering(case: Case) -> Cause | None:
 
 def detect_startup(case: Case) -> Cause | None:
     """Detect slow requests that were all scheduled at the start of the load."""
-    is_early = case.time < STARTUP_SHARE
+    is_early = case.relative_time < STARTUP_SHARE
     share = float(is_early[case.is_slow].mean())
     if share < CLEAR_SHARE:
         return None
-    until_s = float(case.time[case.is_slow & is_early].max()) * case.span_s
+    last_early_slow = float(case.relative_time[case.is_slow & is_early].max())
     evidence = (
-        f"{share:.0%} of them were sent in the first {until_s:.0f} s, while the server was "
-        "starting up; use a longer --warmup"
+        f"{_percent_of_slow(share)} were sent in the first {last_early_slow * case.span_s:.0f} s, "
+        "while the server was starting up; use a longer --warmup"
     )
     return make_cause("startup", share, evidence)
+
+
+class _Bursts(NamedTuple):
+    """Groups of slow requests that were scheduled close to each other, in order of time.
+
+    Attributes:
+        start_s: The time of the first request of each burst.
+        end_s: The time of its last request.
+        sizes: The number of its requests.
+    """
+
+    start_s: NDArray[np.float64]
+    end_s: NDArray[np.float64]
+    sizes: Ints
 
 
 def detect_periodic_stalls(case: Case) -> Cause | None:
     """Detect short bursts of slow requests at regular intervals.
 
     A server that stops from time to time, for example for a checkpoint, delays all requests of that
-    time. Slow requests belong to one burst unless _BURST_PAUSE_S pass between them. Bursts much
-    smaller than the others are single slow requests and do not count.
+    time. Bursts much smaller than the others are single slow requests and do not count.
     """
-    times_s = case.time[case.is_slow] * case.span_s
-    is_start = np.diff(times_s, prepend=-math.inf) > _BURST_PAUSE_S
-    starts = np.flatnonzero(is_start)
-    ends = np.append(starts[1:], len(times_s))
-    sizes = ends - starts
-    is_burst = sizes >= max(_MIN_BURST_SIZE, _MIN_BURST_FRACTION * float(np.median(sizes)))
-    burst_starts_s = times_s[starts[is_burst]]
-    burst_lengths_s = times_s[ends[is_burst] - 1] - burst_starts_s
-    share = float(sizes[is_burst].sum() / len(times_s))
-    if len(burst_starts_s) < _MIN_BURSTS or share < CLEAR_SHARE:
-        return None
-    if burst_lengths_s.sum() > _MAX_BURST_SHARE * case.span_s:
-        return None
-    intervals_s = np.diff(burst_starts_s)
-    if intervals_s.std() > _MAX_INTERVAL_CV * intervals_s.mean():
+    slow_times_s = case.relative_time[case.is_slow] * case.span_s
+    bursts = _drop_small_bursts(_find_bursts(slow_times_s))
+    share = float(bursts.sizes.sum() / len(slow_times_s))
+    if share < CLEAR_SHARE or not _are_short_and_periodic(bursts, case.span_s):
         return None
     evidence = (
-        f"{share:.0%} of them came in {len(burst_starts_s)} bursts, one every "
-        f"{intervals_s.mean():.0f} s; the server stalls periodically"
+        f"{_percent_of_slow(share)} came in {len(bursts.sizes)} bursts, one every "
+        f"{np.diff(bursts.start_s).mean():.0f} s; the server stalls periodically"
     )
     return make_cause("stalls", share, evidence)
 
 
+def _find_bursts(times_s: NDArray[np.float64]) -> _Bursts:
+    """Return the bursts of requests, which are separated by pauses of more than _BURST_PAUSE_S.
+
+    For example, the times 1, 2, 10, 11 and 12 are two bursts, from 1 to 2 and from 10 to 12.
+
+    Args:
+        times_s: The times of at least one request, in ascending order.
+    """
+    is_first = np.diff(times_s, prepend=-math.inf) > _BURST_PAUSE_S
+    first_indexes = np.flatnonzero(is_first)
+    last_indexes = np.append(first_indexes[1:], len(times_s)) - 1
+    return _Bursts(
+        start_s=times_s[first_indexes],
+        end_s=times_s[last_indexes],
+        sizes=last_indexes - first_indexes + 1,
+    )
+
+
+def _drop_small_bursts(bursts: _Bursts) -> _Bursts:
+    """Return the bursts that are not much smaller than the median burst."""
+    min_size = max(_MIN_BURST_SIZE, _MIN_BURST_FRACTION * float(np.median(bursts.sizes)))
+    is_large = bursts.sizes >= min_size
+    return _Bursts(bursts.start_s[is_large], bursts.end_s[is_large], bursts.sizes[is_large])
+
+
+def _are_short_and_periodic(bursts: _Bursts, span_s: float) -> bool:
+    """Return True if there are several bursts, in regular intervals, with most of the time between.
+
+    Intervals are regular if their coefficient of variation (standard deviation divided by mean) is
+    small.
+    """
+    if len(bursts.sizes) < _MIN_BURSTS:
+        return False
+    lengths_s = bursts.end_s - bursts.start_s
+    if lengths_s.sum() > _MAX_BURST_SHARE * span_s:
+        return False
+    intervals_s = np.diff(bursts.start_s)
+    return bool(intervals_s.std() <= _MAX_INTERVAL_CV * intervals_s.mean())
+
+
 def detect_slow_target(case: Case) -> Cause | None:
-    """Detect a target or replica that has many more slow requests than its share of all."""
+    """Detect a target or replica that served most of the slow requests, but not most of all.
+
+    Its share of the slow requests must be at least CLEAR_SHARE, and _MIN_TARGET_FACTOR times its
+    share of all requests.
+    """
     keys, key_index, counts = np.unique(case.replica_keys, return_inverse=True, return_counts=True)
     slow_counts = np.bincount(key_index[case.is_slow], minlength=len(keys))
     slow_shares = slow_counts / case.is_slow.sum()
     worst = int(np.argmax(slow_shares))
-    share = float(slow_shares[worst])
-    expected_share = float(counts[worst] / len(case.replica_keys))
-    if share < CLEAR_SHARE or share < _MIN_TARGET_FACTOR * expected_share:
+    slow_share = float(slow_shares[worst])
+    share_of_all = float(counts[worst] / len(case.replica_keys))
+    if slow_share < CLEAR_SHARE or slow_share < _MIN_TARGET_FACTOR * share_of_all:
         return None
     name = replica_name(int(keys[worst]), case.manifest)
-    evidence = f"{share:.0%} of them were at {name}, which serves {expected_share:.0%} of all"
-    return make_cause("target", share, evidence)
+    evidence = (
+        f"{_percent_of_slow(slow_share)} were at {name}, which serves {share_of_all:.0%} of all"
+    )
+    return make_cause("target", slow_share, evidence)
 
 
 class _TpotStep(msgspec.Struct, frozen=True):
     """A time at which TPOT rises and stays higher.
 
     Attributes:
-        time: When it is, from 0 to 1.
+        relative_time: When it is, from 0 at the start of the load to 1 at its end.
         factor: The median TPOT after it, divided by the one before it.
-        separation: The share of the requests that are on their side of the middle, on the side
-            where it is smaller.
+        separation: How clear the step is. A threshold lies between both medians. This is the share
+            of the earlier requests below it, or of the later ones above it, whichever is smaller.
     """
 
-    time: float
+    relative_time: float
     factor: float
     separation: float
 
@@ -275,52 +342,73 @@ def detect_slower_hardware(case: Case) -> Cause | None:
     """
     tpot_ns = case.requests.measure("tpot")
     is_known = tpot_ns != UNDEFINED
-    step = _find_tpot_step(tpot_ns[is_known].astype(float), case.time[is_known])
-    if step is None or step.separation < _MIN_SEPARATION or _has_load_risen(case, step.time):
+    step = _find_tpot_step(tpot_ns[is_known].astype(float), case.relative_time[is_known])
+    if step is None or step.separation < _MIN_SEPARATION:
         return None
-    reason = _reported_throttling(case, step.time)
+    if _has_load_risen(case, step.relative_time):
+        return None
+    reason = _describe_throttling(case, step.relative_time)
     if not reason:
         reason = "the machine became slower (a power or thermal cap, or another workload)"
     evidence = (
-        f"from t={step.time * case.span_s:.0f} s on, each token took {step.factor - 1:.0%} longer "
-        f"although the load did not increase: {reason}"
+        f"from t={step.relative_time * case.span_s:.0f} s on, each token took "
+        f"{step.factor - 1:.0%} longer although the load did not increase: {reason}"
     )
     return make_cause("power", step.separation, evidence)
 
 
-def _has_load_risen(case: Case, time: float) -> bool:
-    """Return True if more requests per time were scheduled after a time than before it."""
-    rate_before = (case.time < time).mean() / max(time, _SHORTEST_TIME)
-    rate_after = (case.time >= time).mean() / max(1 - time, _SHORTEST_TIME)
+def _has_load_risen(case: Case, relative_time: float) -> bool:
+    """Return True if requests were scheduled at a higher rate after a relative time than before."""
+    share_before = (case.relative_time < relative_time).mean()
+    share_after = (case.relative_time >= relative_time).mean()
+    rate_before = share_before / max(relative_time, _SHORTEST_TIME)
+    rate_after = share_after / max(1 - relative_time, _SHORTEST_TIME)
     return bool(rate_after > STEADY_FACTOR * rate_before)
 
 
-def _find_tpot_step(tpot_ns: NDArray[np.float64], time: NDArray[np.float64]) -> _TpotStep | None:
-    """Return the step that separates the TPOT before it from the TPOT after it best, or None.
-
-    Steps are tried at the times _STEP_TIMES. The middle between both medians is their geometric
-    mean, because TPOT changes by a factor. A TPOT that rises before or after the step has no step
-    but a trend.
+def _find_tpot_step(
+    tpot_ns: NDArray[np.float64], relative_time: NDArray[np.float64]
+) -> _TpotStep | None:
+    """Return the clearest step of TPOT at one of _STEP_TIMES, or None if there is none.
 
     Args:
         tpot_ns: The TPOT of each request.
-        time: The scheduled time of each request, from 0 to 1.
+        relative_time: The scheduled time of each request, from 0 to 1.
     """
-    best: _TpotStep | None = None
-    for step_time in _STEP_TIMES:
-        before = tpot_ns[time < step_time - _STEP_MARGIN]
-        after = tpot_ns[time >= step_time + _STEP_MARGIN]
-        if min(len(before), len(after)) < MIN_SLOW_REQUESTS:
-            continue
-        median_before = float(np.median(before))
-        factor = float(np.median(after)) / max(median_before, 1.0)
-        if factor < SIGNIFICANT_CHANGE or _is_rising(before) or _is_rising(after):
-            continue
-        middle = median_before * factor**0.5
-        separation = min(float((before < middle).mean()), float((after > middle).mean()))
-        if best is None or separation > best.separation:
-            best = _TpotStep(float(step_time), factor, separation)
-    return best
+    steps = []
+    for step_time in _STEP_TIMES.tolist():
+        before_ns = tpot_ns[relative_time < step_time - _STEP_MARGIN]
+        after_ns = tpot_ns[relative_time >= step_time + _STEP_MARGIN]
+        step = _measure_tpot_step(step_time, before_ns, after_ns)
+        if step is not None:
+            steps.append(step)
+    return max(steps, key=lambda step: step.separation, default=None)
+
+
+def _measure_tpot_step(
+    step_time: float, before_ns: NDArray[np.float64], after_ns: NDArray[np.float64]
+) -> _TpotStep | None:
+    """Return the step of TPOT at a relative time, or None if TPOT does not rise there.
+
+    If TPOT also rises within the time before or after it, that is a trend and not a step. The
+    threshold between both medians is their geometric mean, because TPOT changes by a factor.
+
+    Args:
+        step_time: The relative time of the step, from 0 to 1.
+        before_ns: The TPOT of the requests before it, in order of time.
+        after_ns: The TPOT of the requests after it, in order of time.
+    """
+    if min(len(before_ns), len(after_ns)) < MIN_SLOW_REQUESTS:
+        return None
+    median_before_ns = float(np.median(before_ns))
+    # The divisor is at least 1 ns, because the median of simulated requests can be 0.
+    factor = float(np.median(after_ns)) / max(median_before_ns, 1.0)
+    if factor < SIGNIFICANT_CHANGE or _is_rising(before_ns) or _is_rising(after_ns):
+        return None
+    threshold_ns = median_before_ns * factor**0.5
+    share_below = float((before_ns < threshold_ns).mean())
+    share_above = float((after_ns > threshold_ns).mean())
+    return _TpotStep(step_time, factor, min(share_below, share_above))
 
 
 def _is_rising(values: NDArray[np.float64]) -> bool:
@@ -329,150 +417,191 @@ def _is_rising(values: NDArray[np.float64]) -> bool:
     return bool(np.median(values[-third:]) > STEADY_FACTOR * np.median(values[:third]))
 
 
-def _reported_throttling(case: Case, step_time: float) -> str:
-    """Return the reason for lower clocks that the GPUs report since a step, or ""."""
+def _describe_throttling(case: Case, step_time: float) -> str:
+    """Return the reason that GPUs report for lower clocks from a time on, or "" if they do not.
+
+    A reason counts if its share of the readings of the GPUs is larger after the time than before
+    it, by at least _MIN_CAP_INCREASE. The first such reason is returned, for example "the GPUs
+    report a power cap in 90% of the readings, 2% before".
+
+    Args:
+        case: The requests, with the samples of the hardware.
+        step_time: The relative time, from 0 to 1, at which the requests became slower.
+    """
     start_s = float(case.requests["due_ns"][0]) / 1e9
     step_s = start_s + step_time * case.span_s
-    before = energy.throttled_fractions(case.samples, start_s, step_s)
-    after = energy.throttled_fractions(case.samples, step_s, start_s + case.span_s)
-    for reason, share in after.items():
-        share_before = before.get(reason, 0.0)
-        if share - share_before >= _MIN_CAP_INCREASE:
+    end_s = start_s + case.span_s
+    shares_before = energy.throttled_fractions(case.samples, start_s, step_s)
+    shares_after = energy.throttled_fractions(case.samples, step_s, end_s)
+    for reason, share_after in shares_after.items():
+        share_before = shares_before.get(reason, 0.0)
+        if share_after - share_before >= _MIN_CAP_INCREASE:
             return (
-                f"the GPUs report a {reason} in {share:.0%} of the readings, "
+                f"the GPUs report a {reason} in {share_after:.0%} of the readings, "
                 f"{share_before:.0%} before"
             )
     return ""
 
 
 def detect_preemptions(case: Case) -> Cause | None:
-    """Detect a server that took requests out of its batch because the KV cache was full."""
+    """Detect a server that took requests out of its batch because the KV cache was full.
+
+    A preempted request waits in the queue again and repeats its prefill. The cause explains the
+    share of the excess TTFT that these parts have. If the server does not report its queueing time,
+    the share is not known and counts as all of it.
+    """
     values = [*case.server_values(series.PREEMPTED), *case.server_values(series.PAUSED)]
-    reads = sum(value > 0 for value in values)
-    if reads < MIN_READS:
+    reads_with_preemptions = sum(value > 0 for value in values)
+    if reads_with_preemptions < MIN_READS:
         return None
-    share = 1.0
+    explained_share = 1.0
     if "queue" in case.excess:
-        share = case.excess["queue"] + case.excess.get("prefill", 0.0)
+        explained_share = case.excess["queue"] + case.excess.get("prefill", 0.0)
     evidence = (
-        f"the server's metrics page reports preempted requests in {reads} reads, because the KV "
-        "cache was full"
+        f"the server's metrics page reports preempted requests in {reads_with_preemptions} reads, "
+        "because the KV cache was full"
     )
-    return make_cause("preemptions", share, evidence)
+    return make_cause("preemptions", explained_share, evidence)
 
 
 def detect_full_kv_cache(case: Case) -> Cause | None:
-    """Detect requests that waited for room in the KV cache."""
+    """Detect requests that waited in the server's queue for room in the KV cache.
+
+    Waiting must explain most of the excess TTFT of the slow requests. If the server does not report
+    its queueing time, that is part of the rest, which no reported part of TTFT explains.
+    """
     usage = case.server_values(series.KV_USE)
     full_reads = sum(value >= _FULL_CACHE for value in usage)
-    share = case.excess.get("queue", case.excess["rest"])
-    if full_reads < MIN_READS or share < MOST_OF_EXCESS:
+    waiting_share = case.excess["queue"] if "queue" in case.excess else case.excess["rest"]
+    if full_reads < MIN_READS or waiting_share < MOST_OF_EXCESS:
         return None
     evidence = (
         f"the KV cache was at least {_FULL_CACHE:.0%} full in {full_reads} of {len(usage)} reads "
         "of the metrics page, and requests waited for room in it"
     )
-    return make_cause("kv_cache", share, evidence)
+    return make_cause("kv_cache", waiting_share, evidence)
 
 
 def detect_long_prompts(case: Case) -> Cause | None:
-    """Detect requests that have an unusually long prompt, or waited while one was processed."""
+    """Detect requests that have an unusually long prompt, or waited while one was processed.
+
+    A few prompts must be much longer than the median. They must affect most slow requests, and at
+    least _MIN_AFFECTED_FACTOR times as large a share of the slow requests as of the fast ones.
+    """
     prompt_tokens = case.requests["input_tokens"]
-    limit = _LONG_PROMPT * float(np.median(prompt_tokens))
-    long_indexes = np.flatnonzero(prompt_tokens > limit)
+    limit_tokens = _LONG_PROMPT * float(np.median(prompt_tokens))
+    long_indexes = np.flatnonzero(prompt_tokens > limit_tokens)
     min_count = _MIN_LONG_SHARE * len(prompt_tokens)
     max_count = _MAX_LONG_SHARE * len(prompt_tokens)
     if not min_count <= len(long_indexes) <= max_count:
         return None
     slow_share = _share_affected(case, np.flatnonzero(case.is_slow), long_indexes)
     fast_share = _share_affected(case, np.flatnonzero(case.is_fast), long_indexes)
-    if slow_share < CLEAR_SHARE or slow_share < 2 * fast_share:
+    if slow_share < CLEAR_SHARE or slow_share < _MIN_AFFECTED_FACTOR * fast_share:
         return None
     evidence = (
-        f"{slow_share:.0%} of them (and {fast_share:.0%} of the fast ones) have a prompt of more "
-        f"than {limit:,.0f} tokens, or waited while the server processed one"
+        f"{_percent_of_slow(slow_share)} (and {fast_share:.0%} of the fast ones) have a prompt of "
+        f"more than {limit_tokens:,.0f} tokens, or waited while the server processed one"
     )
     return make_cause("long_prompts", slow_share, evidence)
 
 
 def _share_affected(case: Case, indexes: Ints, long_indexes: Ints) -> float:
-    """Return the share of some requests that long prompts affect.
+    """Return the share of the requests at `indexes` that a long prompt slows down.
 
-    A request is affected if its own prompt is long, or if one at the same replica was processed
-    while it waited for its first token. Only about _SAMPLED_NEIGHBOURS requests are examined, since
-    each is compared with all long prompts.
+    That is so if the prompt of the request is long, or if the same replica processed a long prompt
+    while the request waited for its first token. A sample of about _AFFECTED_SAMPLE requests stands
+    for all, since each is compared with every long prompt.
 
     Args:
-        case: The requests.
-        indexes: The indexes of the requests whose share is returned.
+        case: All requests.
+        indexes: The indexes of the requests that may be affected.
         long_indexes: The indexes of all requests with a long prompt.
     """
+    stride = max(len(indexes) // _AFFECTED_SAMPLE, 1)
+    sample = indexes[::stride].tolist()
+    affected = sum(_is_affected(case, index, long_indexes) for index in sample)
+    return affected / len(sample)
+
+
+def _is_affected(case: Case, index: int, long_indexes: Ints) -> bool:
+    """Return True if a request has a long prompt, or waited for its first token beside one.
+
+    Args:
+        case: All requests.
+        index: The index of the request.
+        long_indexes: The indexes of all requests with a long prompt.
+    """
+    if (long_indexes == index).any():
+        return True
     sent_ns = case.requests["sent_ns"]
     first_token_ns = case.requests["first_token_ns"]
-    is_long = np.zeros(len(sent_ns), bool)
-    is_long[long_indexes] = True
-    stride = max(len(indexes) // _SAMPLED_NEIGHBOURS, 1)
-    sampled_indexes = indexes[::stride].tolist()
-    affected = 0
-    for index in sampled_indexes:
-        is_same_replica = case.replica_keys[long_indexes] == case.replica_keys[index]
-        neighbours = long_indexes[is_same_replica]
-        begins_before = sent_ns[neighbours] < first_token_ns[index]
-        ends_after = first_token_ns[neighbours] > sent_ns[index]
-        affected += bool(is_long[index] or (begins_before & ends_after).any())
-    return affected / len(sampled_indexes)
+    is_same_replica = case.replica_keys[long_indexes] == case.replica_keys[index]
+    long_at_replica = long_indexes[is_same_replica]
+    begins_before = sent_ns[long_at_replica] < first_token_ns[index]
+    ends_after = first_token_ns[long_at_replica] > sent_ns[index]
+    return bool((begins_before & ends_after).any())
 
 
 def detect_growing_queue(case: Case) -> Cause | None:
     """Detect a queue in which the slow requests waited, and which grew during the load.
 
-    It is likely if the server reports the time that requests waited in its queue. It is possible if
-    the server reports waiting as prefill, or nothing at all.
+    Waiting must explain most of the excess TTFT of the slow requests. The queue is a likely cause
+    if the server reports that they waited in it. It is a possible cause if the server does not
+    report its queueing time, or probably counts waiting as prefill.
     """
-    is_reported = "queue" in case.excess
-    share = case.excess["queue"] if is_reported else case.excess["rest"]
-    is_counted_as_prefill = is_reported and share < MOST_OF_EXCESS and _prefill_hides_queue(case)
-    if is_counted_as_prefill:
-        share += case.excess["prefill"]
     growth = _describe_ttft_growth(case)
-    if share < MOST_OF_EXCESS or not growth:
+    if not growth:
         return None
-    certainty = "possible"
-    if is_counted_as_prefill:
+    if "queue" not in case.excess:
+        share = case.excess["rest"]
+        certainty = "possible"
+        location = "in the server, probably in its queue"
+    elif case.excess["queue"] >= MOST_OF_EXCESS:
+        share = case.excess["queue"]
+        certainty = "likely"
+        location = "in the server's queue"
+    elif _may_count_waiting_as_prefill(case):
+        share = case.excess["queue"] + case.excess["prefill"]
+        certainty = "possible"
         location = (
             "in the server: it reports the time as prefill, although these prompts "
             "are not longer than others"
         )
-    elif is_reported:
-        location = "in the server's queue"
-        certainty = "likely"
     else:
-        location = "in the server, probably in its queue"
+        return None
+    if share < MOST_OF_EXCESS:
+        return None
     return make_cause("queue", share, f"they waited {location}; {growth}", certainty)
 
 
-def _prefill_hides_queue(case: Case) -> bool:
-    """Return True if the server probably reports waiting as prefill.
+def _may_count_waiting_as_prefill(case: Case) -> bool:
+    """Return True if a longer prefill of the slow requests must be due to waiting.
 
-    The slow requests then have a longer prefill than the fast ones, although their prompts are not
-    longer. Dynamo's timing, for example, starts when a worker has received the request.
+    That is so if their prompts are not longer than those of the fast requests. Dynamo's timing of
+    prefill, for example, starts when a worker has received the request, which then still waits.
+    Returns False if the server does not report prefill, or if prompt lengths are not known.
     """
     prompt_tokens = case.requests["input_tokens"]
     slow_tokens = prompt_tokens[case.is_slow]
     fast_tokens = prompt_tokens[case.is_fast]
-    if "prefill" not in case.excess or int(min(slow_tokens.min(), fast_tokens.min())) < 0:
+    are_lengths_known = bool((slow_tokens >= 0).all() and (fast_tokens >= 0).all())
+    if "prefill" not in case.excess or not are_lengths_known:
         return False
     return float(slow_tokens.mean()) <= _SIMILAR_LENGTH * float(fast_tokens.mean())
 
 
 def _describe_ttft_growth(case: Case) -> str:
-    """Return how the median TTFT grew over the load, or "" if it did not."""
-    first_third = case.ttft_ns[case.time < 1 / 3]
-    last_third = case.ttft_ns[case.time >= 2 / 3]
-    if not len(first_third) or not len(last_third):
+    """Return the clause that says how the median TTFT grew over the load, or "" if it did not.
+
+    The first third of the time of the load is compared with the last third.
+    """
+    first_third_ns = case.ttft_ns[case.relative_time < 1 / 3]
+    last_third_ns = case.ttft_ns[case.relative_time >= 2 / 3]
+    if not len(first_third_ns) or not len(last_third_ns):
         return ""
-    early_ms = float(np.median(first_third)) / 1e6
-    late_ms = float(np.median(last_third)) / 1e6
+    early_ms = float(np.median(first_third_ns)) / 1e6
+    late_ms = float(np.median(last_third_ns)) / 1e6
     if late_ms < GROWTH_FACTOR * early_ms:
         return ""
     return f"the median TTFT grew from {early_ms:,.0f} ms (first third) to {late_ms:,.0f} ms (last)"
@@ -481,21 +610,30 @@ def _describe_ttft_growth(case: Case) -> str:
 def detect_queue_of_all(case: Case) -> Cause | None:
     """Detect a queue in which all requests waited alike, so that none is slower than the others.
 
-    It grew during the load, or it was there from the start and violates a TTFT objective. If the
-    server does not report the time in its queue, the queue is a possible cause, and only if both
-    hold.
+    A queue shows in a TTFT that grows during the load, or, if it was there from the start, in a
+    missed TTFT objective. One of both is enough if the server reports how long requests waited.
+    Without such a report, both are needed, and the queue is only a possible cause.
     """
     growth = _describe_ttft_growth(case)
     is_ttft_missed = case.missed_limit_ms("ttft", case.ttft_ns) is not None
     queue_ns = case.requests["server_queue_ns"]
-    is_queue_reported = not (queue_ns < 0).any()
-    if not is_queue_reported:
-        if not growth or not is_ttft_missed:
-            return None
+    is_queue_reported = bool((queue_ns >= 0).all())
+    if is_queue_reported and (growth or is_ttft_missed):
+        return _reported_queue_of_all(case, queue_ns, growth)
+    if not is_queue_reported and growth and is_ttft_missed:
         evidence = f"all requests waited in the server, probably in its queue; {growth}"
         return make_cause("queue", 1.0, evidence, "possible")
-    if not growth and not is_ttft_missed:
-        return None
+    return None
+
+
+def _reported_queue_of_all(case: Case, queue_ns: Ints, growth: str) -> Cause | None:
+    """Return the queue as a cause if the server reports that it took most of the mean TTFT.
+
+    Args:
+        case: The requests.
+        queue_ns: How long each of them waited in the server's queue.
+        growth: How the median TTFT grew, "" if it did not.
+    """
     queue_ms = float(queue_ns.mean()) / 1e6
     ttft_ms = float(case.ttft_ns.mean()) / 1e6
     if queue_ms < MOST_OF_EXCESS * ttft_ms:
@@ -508,108 +646,129 @@ def detect_queue_of_all(case: Case) -> Cause | None:
     return make_cause("queue", queue_ms / ttft_ms, evidence)
 
 
-class _BatchSizes(msgspec.Struct, frozen=True):
-    """The requests that were decoded in small and in large batches, and their TPOT.
+class _BatchGroup(NamedTuple):
+    """Requests that were decoded in batches of a similar size.
 
     Attributes:
-        is_small: Which requests were decoded in the smallest fifth of the batch sizes.
-        is_large: Which were decoded in the largest fifth.
-        small: The median batch size of the former.
-        large: The median batch size of the latter.
-        small_tpot_ms: The median TPOT of the former.
-        large_tpot_ms: The median TPOT of the latter.
+        tpot_ns: Their TPOT.
+        median_size: The median size of their batches.
+        median_tpot_ms: The median of their TPOT.
     """
 
-    is_small: Mask
-    is_large: Mask
-    small: int
-    large: int
-    small_tpot_ms: float
-    large_tpot_ms: float
+    tpot_ns: Ints
+    median_size: int
+    median_tpot_ms: float
+
+
+class _BatchComparison(NamedTuple):
+    """The fifth of the requests with the smallest batches, and the one with the largest."""
+
+    small: _BatchGroup
+    large: _BatchGroup
 
 
 def detect_large_batches(case: Case) -> Cause | None:
     """Detect a missed TPOT objective that is due to many requests being decoded together.
 
-    The cause is likely if TPOT was higher while more requests were decoded. It is possible if TPOT
-    was nearly the same for all requests.
+    The cause is likely if TPOT was clearly higher in large batches than in small ones. Otherwise it
+    is possible if TPOT was about the same for most requests, so that a smaller load may not help.
     """
     tpot_ns = case.requests.measure("tpot")
-    is_known = tpot_ns != UNDEFINED
-    tpot_ns = tpot_ns[is_known]
-    if len(tpot_ns) < MIN_REQUESTS:
+    has_tpot = tpot_ns != UNDEFINED
+    known_tpot_ns = tpot_ns[has_tpot]
+    if len(known_tpot_ns) < MIN_REQUESTS:
         return None
-    limit_ms = case.missed_limit_ms("tpot", tpot_ns)
+    limit_ms = case.missed_limit_ms("tpot", known_tpot_ns)
     if limit_ms is None:
         return None
-    batches = _compare_batch_sizes(case, tpot_ns, is_known)
-    if batches.large_tpot_ms >= SIGNIFICANT_CHANGE * batches.small_tpot_ms:
-        cause = _likely_batch_cause(tpot_ns, batches, limit_ms)
+    batches = _compare_batch_sizes(case, known_tpot_ns, has_tpot)
+    if batches.large.median_tpot_ms >= SIGNIFICANT_CHANGE * batches.small.median_tpot_ms:
+        cause = _cause_by_batch_size(batches, limit_ms)
     else:
-        cause = _possible_batch_cause(tpot_ns, batches, limit_ms)
+        cause = _cause_at_any_batch_size(known_tpot_ns, batches, limit_ms)
     return cause if cause.share >= CLEAR_SHARE else None
 
 
-def _compare_batch_sizes(case: Case, tpot_ns: Ints, is_known: Mask) -> _BatchSizes:
+def _compare_batch_sizes(case: Case, tpot_ns: Ints, has_tpot: Mask) -> _BatchComparison:
     """Compare the requests with the smallest and with the largest fifth of the batch sizes.
 
-    The size of a batch is the number of requests in decode at the middle of a request's decode.
+    The batch size of a request is the number of requests that the server was decoding in the middle
+    of its decode.
 
     Args:
-        case: The requests.
+        case: All requests.
         tpot_ns: The TPOT of those that have one.
-        is_known: Which requests have one.
+        has_tpot: Which requests have one.
     """
-    first_token_ns = case.requests["first_token_ns"][is_known]
-    done_ns = case.requests["done_ns"][is_known]
+    first_token_ns = case.requests["first_token_ns"][has_tpot]
+    done_ns = case.requests["done_ns"][has_tpot]
     middle_ns = first_token_ns + (done_ns - first_token_ns) // 2
-    decodes_begun = np.searchsorted(np.sort(first_token_ns), middle_ns, side="right")
-    decodes_ended = np.searchsorted(np.sort(done_ns), middle_ns, side="right")
     # Each examined request stands for `stride` requests of the run.
-    sizes = (decodes_begun - decodes_ended) * case.stride
+    sizes = _count_open_spans(first_token_ns, done_ns, middle_ns) * case.stride
     is_small = sizes <= np.quantile(sizes, _BATCH_FRACTION)
     is_large = sizes >= np.quantile(sizes, 1 - _BATCH_FRACTION)
-    return _BatchSizes(
-        is_small=is_small,
-        is_large=is_large,
-        small=int(np.median(sizes[is_small])),
-        large=int(np.median(sizes[is_large])),
-        small_tpot_ms=float(np.median(tpot_ns[is_small])) / 1e6,
-        large_tpot_ms=float(np.median(tpot_ns[is_large])) / 1e6,
+    return _BatchComparison(
+        small=_summarize_batches(sizes[is_small], tpot_ns[is_small]),
+        large=_summarize_batches(sizes[is_large], tpot_ns[is_large]),
     )
 
 
-def _likely_batch_cause(tpot_ns: Ints, batches: _BatchSizes, limit_ms: float) -> Cause:
-    """Return the cause if TPOT rises with the size of the batch.
+def _count_open_spans(start_ns: Ints, end_ns: Ints, at_ns: Ints) -> Ints:
+    """Return how many spans of time have started and not ended at each of some times.
 
-    Its share is that of the requests that a threshold between both medians separates: those in
-    small batches below it, or those in large ones above it, whichever is fewer.
+    It is the number of starts up to that time minus the number of ends. With spans from 1 to 5 and
+    from 2 to 3, there are 2 - 0 open spans at 2, and 2 - 1 at 4.
     """
-    threshold_ns = (batches.small_tpot_ms * batches.large_tpot_ms) ** 0.5 * 1e6
-    share = min(
-        float((tpot_ns[batches.is_small] < threshold_ns).mean()),
-        float((tpot_ns[batches.is_large] > threshold_ns).mean()),
+    started = np.searchsorted(np.sort(start_ns), at_ns, side="right")
+    ended = np.searchsorted(np.sort(end_ns), at_ns, side="right")
+    return started - ended
+
+
+def _summarize_batches(sizes: Ints, tpot_ns: Ints) -> _BatchGroup:
+    """Return the medians of requests with these batch sizes and this TPOT."""
+    return _BatchGroup(
+        tpot_ns=tpot_ns,
+        median_size=int(np.median(sizes)),
+        median_tpot_ms=float(np.median(tpot_ns)) / 1e6,
     )
+
+
+def _cause_by_batch_size(batches: _BatchComparison, limit_ms: float) -> Cause:
+    """Return large batches as the likely cause of a missed TPOT limit: TPOT rises with their size.
+
+    The threshold between the TPOT of small and of large batches is the geometric mean of both
+    medians. The share of the cause is that of the small batches below it, or of the large ones
+    above it, whichever is smaller.
+    """
+    small_ms = batches.small.median_tpot_ms
+    large_ms = batches.large.median_tpot_ms
+    threshold_ms = (small_ms * large_ms) ** 0.5
+    threshold_ns = threshold_ms * 1e6
+    share_below = float((batches.small.tpot_ns < threshold_ns).mean())
+    share_above = float((batches.large.tpot_ns > threshold_ns).mean())
     evidence = (
-        f"TPOT was {batches.small_tpot_ms:,.4g} ms with {batches.small:,} requests in decode and "
-        f"{batches.large_tpot_ms:,.4g} ms with {batches.large:,} (limit {limit_ms:,.4g} ms); "
+        f"TPOT was {small_ms:,.4g} ms with {batches.small.median_size:,} requests in decode and "
+        f"{large_ms:,.4g} ms with {batches.large.median_size:,} (limit {limit_ms:,.4g} ms); "
         "lower the load or add replicas"
     )
-    return make_cause("batch", share, evidence)
+    return make_cause("batch", min(share_below, share_above), evidence)
 
 
-def _possible_batch_cause(tpot_ns: Ints, batches: _BatchSizes, limit_ms: float) -> Cause:
-    """Return the cause if nearly all requests have the same TPOT, whatever the batch size was.
+def _cause_at_any_batch_size(tpot_ns: Ints, batches: _BatchComparison, limit_ms: float) -> Cause:
+    """Return batches as a possible cause of a missed TPOT limit if TPOT is about equal at any size.
 
-    Its share is that of the requests whose TPOT is about the median.
+    The load may be too high all the time, or the server may decode no faster. The share of the
+    cause is that of the requests whose TPOT is near the median. SIGNIFICANT_CHANGE, a factor of
+    1.2, sets how near: within 20 %.
     """
     median_ns = float(np.median(tpot_ns))
-    is_near_median = abs(tpot_ns / median_ns - 1) < SIGNIFICANT_CHANGE - 1
+    max_relative_difference = SIGNIFICANT_CHANGE - 1
+    is_near_median = abs(tpot_ns / median_ns - 1) < max_relative_difference
     share = float(is_near_median.mean())
     evidence = (
-        f"TPOT was about {median_ns / 1e6:,.4g} ms for nearly all requests, with {batches.small:,} "
-        f"to {batches.large:,} in decode (limit {limit_ms:,.4g} ms); the load or the server's "
-        "own speed"
+        f"TPOT was about {median_ns / 1e6:,.4g} ms for nearly all requests, with "
+        f"{batches.small.median_size:,} to {batches.large.median_size:,} in decode "
+        f"(limit {limit_ms:,.4g} ms); the load or the server's own speed"
     )
     return make_cause("batch", share, evidence, "possible")
 

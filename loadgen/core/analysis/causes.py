@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from loadgen.core.analysis import queue_of_few
+from loadgen.core.analysis import queue_evidence
 from loadgen.core.analysis.cause_detectors import (
     DETECTORS,
     DETECTORS_OF_ALL,
@@ -38,7 +38,8 @@ if TYPE_CHECKING:
     from loadgen.core.server_metrics.series import MetricSample
 
 MAX_REQUESTS = 200_000
-"""The largest number of requests that are examined. Of more, every second, third and so on is."""
+"""The largest number of requests that are examined. Of more, every second or third one is, and so
+on."""
 FAST_QUANTILE = 0.2
 """The quantile of TTFT that stands for a request without any delay."""
 SLOW_FACTOR = 3.0
@@ -50,156 +51,202 @@ _CODES_ABOUT_ALL = ("held_back", "power", "batch")
 
 
 class _Speed(NamedTuple):
-    """Which requests are slow and which are fast, and whether the slow ones need an explanation."""
+    """Which requests are slow, and which are fast. Some are neither.
+
+    `is_comparable` says whether enough of them are slow, and any fast, to compare both.
+    """
 
     is_slow: Mask
     is_fast: Mask
-    is_explainable: bool
+    is_comparable: bool
+
+
+class _Sample(NamedTuple):
+    """The ok requests with a TTFT that are examined, ordered by scheduled time.
+
+    Of a long run it holds only every `stride`-th request: the first, the third, the fifth and so on
+    for a stride of 2.
+    """
+
+    requests: JoinedColumns
+    stride: int
 
 
 def explain(
     measured: Sequence[Columns],
     manifest: RunManifest,
     samples: Sequence[MetricSample] = (),
-    unsound: Collection[str] = (),
+    unreported_metrics: Collection[str] = (),
 ) -> Explanation:
     """Return the causes of the slow requests among the measured records.
 
-    Of a long run, only every k-th request is examined, so that it takes little time and memory.
+    Slow requests are compared with fast ones if there are enough of them. With fewer requests, only
+    a queue is looked for.
 
     Args:
         measured: The measured records.
         manifest: The manifest of the run.
         samples: The samples of the servers' metrics pages.
-        unsound: Metrics that are not reported, so that they are no evidence.
+        unreported_metrics: Metrics that the run does not report because their values cannot be
+            trusted. Nothing is concluded from them.
+    """
+    sample = _sample_requests(measured)
+    if sample is None:
+        return _explain_few(measured, manifest, samples)
+    send_delay_ns = _measure_send_delay(sample.requests)
+    case = _build_case(sample, send_delay_ns, manifest, samples)
+    causes = _detect_causes(case, unreported_metrics)
+    return _explain_many(case, causes, send_delay_ns)
+
+
+def _sample_requests(measured: Sequence[Columns]) -> _Sample | None:
+    """Return the requests to examine, or None if there are fewer than MIN_REQUESTS.
+
+    The columns of all requests of the run, of which there may be millions, are freed on return.
     """
     ok_requests = JoinedColumns(measured, only_ok=True, keeps_columns=False)
     has_ttft = ok_requests.measure("ttft") != UNDEFINED
     request_count = int(np.count_nonzero(has_ttft))
     if request_count < MIN_REQUESTS:
-        return _explain_few(measured, request_count, manifest, samples)
-    order = _order_by_scheduled_time(ok_requests, has_ttft)
-    stride = _choose_stride(len(order))
-    requests = JoinedColumns(measured, only_ok=True, order=order[::stride])
-    del ok_requests, has_ttft, order  # They are large in a run of millions of requests.
-    send_delay_ns = _measure_send_delay(requests)
-    case = _build_case(requests, send_delay_ns, stride, manifest, samples)
-    return _describe(case, _detect_causes(case, unsound), send_delay_ns)
+        return None
+    stride = _choose_stride(request_count)
+    order = _order_by_scheduled_time(ok_requests, has_ttft)[::stride]
+    return _Sample(JoinedColumns(measured, only_ok=True, order=order), stride)
 
 
 def _order_by_scheduled_time(requests: JoinedColumns, has_ttft: Mask) -> Ints:
-    """Return the indexes of the requests with a TTFT, ordered by scheduled time."""
+    """Return the indexes of the requests with a TTFT, ordered by scheduled time.
+
+    Requests with the same scheduled time are ordered by their position in the schedule.
+    """
     due_ns = requests["due_ns"]
     slot = requests["slot"]
     if has_ttft.all():
         return order_by_time(due_ns, slot)
-    order: Ints = np.flatnonzero(has_ttft)[order_by_time(due_ns[has_ttft], slot[has_ttft])]
+    indexes = np.flatnonzero(has_ttft)
+    order: Ints = indexes[order_by_time(due_ns[has_ttft], slot[has_ttft])]
     return order
 
 
 def _build_case(
-    requests: JoinedColumns,
-    send_delay_ns: Ints,
-    stride: int,
-    manifest: RunManifest,
-    samples: Sequence[MetricSample],
+    sample: _Sample, send_delay_ns: Ints, manifest: RunManifest, samples: Sequence[MetricSample]
 ) -> Case:
     """Return what the detectors of causes examine.
 
     Args:
-        requests: The ok requests with a TTFT, ordered by scheduled time.
+        sample: The requests that are examined.
         send_delay_ns: How late the client itself sent each of them.
-        stride: Every how many-th request of the run is among them.
         manifest: The manifest of the run.
         samples: The samples of the servers' metrics pages.
     """
+    requests = sample.requests
     server_ttft_ns = requests.measure("ttft") - send_delay_ns
-    speed = _classify(server_ttft_ns, send_delay_ns)
+    speed = _classify_speed(server_ttft_ns, send_delay_ns)
     due_ns = requests["due_ns"]
     span_ns = max(int(due_ns[-1] - due_ns[0]), 1)
-    excess: dict[str, float] = {}
-    if speed.is_explainable:
-        excess = _divide_excess(requests, server_ttft_ns, send_delay_ns, speed)
     return Case(
         requests=requests,
         ttft_ns=server_ttft_ns,
         is_slow=speed.is_slow,
         is_fast=speed.is_fast,
-        time=(due_ns - due_ns[0]) / span_ns,
+        relative_time=(due_ns - due_ns[0]) / span_ns,
         span_s=span_ns / 1e9,
         replica_keys=replica_keys(requests).astype(np.int64),
-        stride=stride,
-        excess=excess,
+        stride=sample.stride,
+        excess=_divide_excess(requests, server_ttft_ns, send_delay_ns, speed),
         server_curves=series.compute_curves(samples),
         manifest=manifest,
         samples=samples,
     )
 
 
-def _detect_causes(case: Case, unsound: Collection[str]) -> list[Cause]:
-    """Return the causes that the detectors find, in their order.
+def _detect_causes(case: Case, unreported_metrics: Collection[str]) -> list[Cause]:
+    """Return the causes that the detectors find, the most specific first.
 
-    If too few requests are slow to be compared with fast ones, only detectors that look at all
-    requests are called.
+    Most detectors compare slow requests with fast ones. If too few requests are slow for that, only
+    the detectors that look at all requests alike are called. If TPOT is among the unreported
+    metrics, detectors that need it are not called.
     """
-    skipped = TPOT_DETECTORS if "tpot" in unsound else ()
     detectors = DETECTORS if case.is_explainable else DETECTORS_OF_ALL
-    causes = [detect(case) for detect in detectors if detect not in skipped]
+    if "tpot" in unreported_metrics:
+        detectors = tuple(detect for detect in detectors if detect not in TPOT_DETECTORS)
+    causes = [detect(case) for detect in detectors]
     return [cause for cause in causes if cause is not None]
 
 
-def _describe(case: Case, causes: list[Cause], send_delay_ns: Ints) -> Explanation:
-    """Return the explanation with its paragraph, and with the client as a cause if it is one.
+def _explain_many(case: Case, detected: list[Cause], send_delay_ns: Ints) -> Explanation:
+    """Return the explanation of a run with enough requests, from the causes that were detected.
 
-    - If the client's send delay explains most of the excess TTFT, it is the first cause.
-    - If no cause was detected, a queue that explains a missed TTFT objective is the only one.
-    - If the send delay is a smaller part of TTFT, it is a possible cause after the others.
+    The load generator itself, here called the client, is added to them if it sent requests late. It
+    comes first if it explains most of the excess TTFT, and last if it explains a smaller part of
+    the mean TTFT. If there is no cause, a queue that explains a missed TTFT objective becomes one.
 
     Args:
         case: The requests.
-        causes: The causes that the detectors found.
-        send_delay_ns: How late the client itself sent each request.
+        detected: The causes that the detectors found.
+        send_delay_ns: How late the client sent each request.
     """
     ttft_ns = case.requests.measure("ttft")
-    # With the send delay in TTFT, other requests may be slow than without it.
-    speed = _classify(ttft_ns, np.zeros_like(ttft_ns))
+    # TTFT includes the send delay here, so other requests may be slow than in `case`.
+    speed = _classify_speed(ttft_ns)
     slow_count = int(speed.is_slow.sum())
-    client_share = _client_share_of_excess(ttft_ns, send_delay_ns, speed)
-    if client_share >= MOST_OF_EXCESS:
-        evidence = (
-            f"the client sent them late, which explains {client_share:.0%} of their excess TTFT"
-        )
-        causes = [client_cause(client_share, evidence), *causes]
+    main_client = _client_as_main_cause(ttft_ns, send_delay_ns, speed)
+    if main_client is not None:
+        causes = [main_client, *detected]
         text = _compose_text(causes, _describe_slow(slow_count, len(ttft_ns)))
-        return Explanation(text=text, slow=slow_count, causes=tuple(causes))
-    if not causes:
-        queue = _find_queue(case.requests, ttft_ns, send_delay_ns, case.manifest, case.samples)
-        if queue is None:
-            return Explanation(slow=slow_count)
-        return Explanation(slow=slow_count, text=_compose_text([queue]), causes=(queue,))
-    share_of_mean = float(send_delay_ns.mean() / ttft_ns.mean())
-    if share_of_mean >= MIN_CLIENT_SHARE:
-        evidence = (
-            f"the client sent requests late, which explains {share_of_mean:.0%} of the mean TTFT"
-        )
-        causes = [*causes, client_cause(share_of_mean, evidence, "possible")]
-    subject = ""
-    if case.is_explainable and causes[0].code not in _CODES_ABOUT_ALL:
-        subject = _describe_slow(int(case.is_slow.sum()), len(ttft_ns))
-    text = _compose_text(causes, subject)
+    elif detected:
+        minor_client = _client_as_minor_cause(ttft_ns, send_delay_ns)
+        causes = detected if minor_client is None else [*detected, minor_client]
+        text = _compose_text(causes, _subject_of_evidence(causes[0], case))
+    else:
+        queue = _find_queue(case.requests, send_delay_ns, case.manifest, case.samples)
+        causes = [] if queue is None else [queue]
+        text = _compose_text(causes)
     return Explanation(text=text, slow=slow_count, causes=tuple(causes))
 
 
-def _client_share_of_excess(ttft_ns: Ints, send_delay_ns: Ints, speed: _Speed) -> float:
-    """Return the share of the excess TTFT of the slow requests that the client caused, else 0."""
-    if not speed.is_explainable:
-        return 0.0
+def _client_as_main_cause(ttft_ns: Ints, send_delay_ns: Ints, speed: _Speed) -> Cause | None:
+    """Return the client as a cause if its send delay explains most of the excess TTFT, else None.
+
+    The excess is by how much the mean TTFT of the slow requests is above that of the fast ones.
+    """
+    if not speed.is_comparable:
+        return None
     delay_excess_ns = excess_of_slow(send_delay_ns, speed.is_slow, speed.is_fast)
-    return delay_excess_ns / excess_of_slow(ttft_ns, speed.is_slow, speed.is_fast)
+    ttft_excess_ns = excess_of_slow(ttft_ns, speed.is_slow, speed.is_fast)
+    share = delay_excess_ns / ttft_excess_ns
+    if share < MOST_OF_EXCESS:
+        return None
+    evidence = f"the client sent them late, which explains {share:.0%} of their excess TTFT"
+    return client_cause(share, evidence)
+
+
+def _client_as_minor_cause(ttft_ns: Ints, send_delay_ns: Ints) -> Cause | None:
+    """Return the client as a possible cause if its send delay is a notable part of the mean TTFT.
+
+    That is from MIN_CLIENT_SHARE on. Returns None if the part is smaller.
+    """
+    share = float(send_delay_ns.mean() / ttft_ns.mean())
+    if share < MIN_CLIENT_SHARE:
+        return None
+    evidence = f"the client sent requests late, which explains {share:.0%} of the mean TTFT"
+    return client_cause(share, evidence, "possible")
+
+
+def _subject_of_evidence(cause: Cause, case: Case) -> str:
+    """Return how many requests were slow, as the beginning of the sentence about a cause.
+
+    Returns "" if the evidence of the cause is about all requests, and not about the slow ones.
+    """
+    is_about_slow = case.is_explainable and cause.code not in _CODES_ABOUT_ALL
+    return _describe_slow(int(case.is_slow.sum()), len(case.is_slow)) if is_about_slow else ""
 
 
 def _describe_slow(slow_count: int, request_count: int) -> str:
-    """Return how many requests were slow, as the beginning of a sentence about them."""
+    """Return how many requests were slow, as the beginning of a sentence about them.
+
+    An example is "120 of 5,000 requests exceeded 3x the TTFT of fast requests: ".
+    """
     return (
         f"{slow_count:,} of {request_count:,} requests exceeded {SLOW_FACTOR:g}x the TTFT of fast "
         "requests: "
@@ -207,42 +254,41 @@ def _describe_slow(slow_count: int, request_count: int) -> str:
 
 
 def _compose_text(causes: Sequence[Cause], subject: str = "") -> str:
-    """Return the paragraph that explains slow requests: the first cause, and then the others.
+    """Return the paragraph that explains slow requests: the first cause, and then the further ones.
 
     Args:
-        causes: The causes, at least one.
+        causes: The causes. Without any, the paragraph is "".
         subject: What the evidence of the first cause is about, "" if it says so itself.
     """
-    text = f"{causes[0].sure.capitalize()}: {subject}{causes[0].evidence}."
-    if len(causes) > 1:
-        text += f" Also: {'; '.join(cause.evidence for cause in causes[1:])}."
+    if not causes:
+        return ""
+    first, *further_causes = causes
+    text = f"{first.sure.capitalize()}: {subject}{first.evidence}."
+    if further_causes:
+        text += f" Also: {'; '.join(cause.evidence for cause in further_causes)}."
     return text
 
 
 def _explain_few(
-    measured: Sequence[Columns],
-    request_count: int,
-    manifest: RunManifest,
-    samples: Sequence[MetricSample],
+    measured: Sequence[Columns], manifest: RunManifest, samples: Sequence[MetricSample]
 ) -> Explanation:
     """Return what is known if there are too few requests to compare slow ones with fast ones.
 
-    A queue that explains most of a missed TTFT objective is named. Other causes are not examined,
-    and the explanation says so.
+    A queue that explains most of a missed TTFT objective is named, which needs fewer requests.
+    Other causes are not examined, and the explanation says so.
     """
-    if not request_count:
+    ok_requests = JoinedColumns(measured, only_ok=True, keeps_columns=False)
+    order = queue_evidence.order_by_scheduled_time(ok_requests)
+    if not len(order):
         return Explanation()
     too_few = (
-        f"{request_count:,} requests are too few to compare slow requests with fast "
+        f"{len(order):,} requests are too few to compare slow requests with fast "
         f"ones ({MIN_REQUESTS} needed)"
     )
-    if request_count < queue_of_few.MIN_REQUESTS:
+    if len(order) < queue_evidence.MIN_REQUESTS_FOR_QUEUE:
         return Explanation(not_examined=too_few)
-    ok_requests = JoinedColumns(measured, only_ok=True, keeps_columns=False)
-    order = queue_of_few.order_by_scheduled_time(ok_requests)
     requests = JoinedColumns(measured, only_ok=True, order=order)
-    send_delay_ns = _measure_send_delay(requests)
-    queue = _find_queue(requests, requests.measure("ttft"), send_delay_ns, manifest, samples)
+    queue = _find_queue(requests, _measure_send_delay(requests), manifest, samples)
     if queue is None:
         return Explanation(not_examined=too_few)
     not_examined = f"other causes, since {too_few}"
@@ -251,58 +297,86 @@ def _explain_few(
 
 def _find_queue(
     requests: JoinedColumns,
-    ttft_ns: Ints,
     send_delay_ns: Ints,
     manifest: RunManifest,
     samples: Sequence[MetricSample],
 ) -> Cause | None:
-    """Return the queue if the run missed a TTFT objective and a queue explains most of it."""
-    limit_ns = queue_of_few.missed_ttft_limit(ttft_ns, manifest.slo)
+    """Return a queue at the server as the cause, if it explains most of a missed TTFT objective.
+
+    Args:
+        requests: The requests with a TTFT, ordered by scheduled time.
+        send_delay_ns: How late the client sent each of them.
+        manifest: The manifest of the run, with its SLO.
+        samples: The samples of the servers' metrics pages.
+    """
+    ttft_ns = requests.measure("ttft")
+    limit_ns = queue_evidence.missed_ttft_limit(ttft_ns, manifest.slo)
     if limit_ns is None:
         return None
-    missed = queue_of_few.MissedTtft(requests, ttft_ns, send_delay_ns, limit_ns, samples)
-    return queue_of_few.find_queue(missed)
+    missed = queue_evidence.MissedTtft(requests, ttft_ns, send_delay_ns, limit_ns, samples)
+    return queue_evidence.find_queue_cause(missed)
 
 
 def _measure_send_delay(requests: JoinedColumns) -> Ints:
     """Return how late the client itself sent each request, in ns.
 
-    It is the time from when the request could be sent until it was sent. A client that was stopped,
-    for example by the operating system, also opens its connections late. It was stopped at least
-    until it sent the latest earlier request on a connection that was open already. Until then, the
-    wait for a new connection therefore counts as the client's delay too.
+    The delay is the time from when a request could be sent until it was sent. A request that needs
+    a new connection can only be sent when that is open. So the wait for it is not the client's
+    delay, except for the part in which the client was stopped, see `_measure_stop`.
 
     Args:
         requests: The requests, ordered by scheduled time.
     """
-    sendable = sendable_ns(requests)
-    due_ns = requests["due_ns"]
-    sent_ns = requests["sent_ns"]
-    sent_on_open_connection_ns = np.where(requests["reused"] > 0, sent_ns, 0)
-    stopped_until_ns = np.maximum.accumulate(sent_on_open_connection_ns)
-    connect_wait_ns = sendable - due_ns
-    stopped_ns = np.clip(stopped_until_ns - due_ns, 0, connect_wait_ns)
-    delay_ns: Ints = sent_ns - sendable + stopped_ns
+    could_send_ns = sendable_ns(requests)
+    connect_wait_ns = could_send_ns - requests["due_ns"]
+    delay_ns: Ints = requests["sent_ns"] - could_send_ns + _measure_stop(requests, connect_wait_ns)
     return delay_ns
 
 
-def _classify(ttft_ns: Ints, send_delay_ns: Ints) -> _Speed:
+def _measure_stop(requests: JoinedColumns, connect_wait_ns: Ints) -> Ints:
+    """Return how long the client was stopped while each request waited for a new connection, in ns.
+
+    A client that is stopped, for example by the operating system, sends late on open connections
+    too. Suppose that A is due at 1 s and sent at 5 s on an open connection. The client was stopped
+    until 5 s. If B is due at 2 s and has to wait for a new connection until 6 s, the stop is 3 s
+    of its wait.
+
+    Args:
+        requests: The requests, ordered by scheduled time.
+        connect_wait_ns: How long each of them waited for its connection, 0 on an open one.
+    """
+    sent_on_open_connection_ns = np.where(requests["reused"] > 0, requests["sent_ns"], 0)
+    # For each request the latest such send among it and all requests that were due before it.
+    stopped_until_ns = np.maximum.accumulate(sent_on_open_connection_ns)
+    stop_ns: Ints = np.clip(stopped_until_ns - requests["due_ns"], 0, connect_wait_ns)
+    return stop_ns
+
+
+def _classify_speed(ttft_ns: Ints, send_delay_ns: Ints | None = None) -> _Speed:
     """Return which requests are slow and which are fast.
 
-    A request is slow if it takes SLOW_FACTOR times as long as one without any delay, which the
-    FAST_QUANTILE of TTFT stands for. It is fast up to the median. Requests that the client sent
-    later than a fast response takes are neither, because the server is not to blame.
+    A request is slow if its TTFT is more than SLOW_FACTOR times that of a request without any
+    delay, which the FAST_QUANTILE of TTFT stands for. It is fast up to the median.
+
+    Args:
+        ttft_ns: The TTFT of each request.
+        send_delay_ns: How late the client sent each request, if `ttft_ns` excludes that. Requests
+            sent later than a fast response takes are then neither slow nor fast, because their
+            TTFT does not show what the server does under the scheduled load.
     """
     undelayed_ttft_ns = np.quantile(ttft_ns, FAST_QUANTILE, method="lower")
-    is_on_time = send_delay_ns <= undelayed_ttft_ns
-    is_slow = (ttft_ns > SLOW_FACTOR * undelayed_ttft_ns) & is_on_time
-    is_fast = (ttft_ns <= np.median(ttft_ns)) & ~is_slow & is_on_time
-    is_explainable = has_enough_slow(int(is_slow.sum()), len(ttft_ns)) and bool(is_fast.any())
-    return _Speed(is_slow, is_fast, is_explainable)
+    is_slow = ttft_ns > SLOW_FACTOR * undelayed_ttft_ns
+    is_fast = (ttft_ns <= np.median(ttft_ns)) & ~is_slow
+    if send_delay_ns is not None:
+        is_on_time = send_delay_ns <= undelayed_ttft_ns
+        is_slow &= is_on_time
+        is_fast &= is_on_time
+    is_comparable = has_enough_slow(int(is_slow.sum()), len(ttft_ns)) and bool(is_fast.any())
+    return _Speed(is_slow, is_fast, is_comparable)
 
 
 def _choose_stride(request_count: int) -> int:
-    """Return every how many-th request is examined, so that at most MAX_REQUESTS are."""
+    """Return n such that every n-th request makes at most MAX_REQUESTS requests."""
     return request_count // MAX_REQUESTS + 1
 
 
@@ -315,7 +389,10 @@ def examined_count(request_count: int) -> int:
 
 
 def has_enough_slow(slow_count: int, request_count: int) -> bool:
-    """Return True if the slow requests among those examined are enough to explain: 1 %."""
+    """Return True if at least 1 % of the examined requests, and MIN_SLOW_REQUESTS, are slow.
+
+    Fewer slow requests are not compared with fast ones.
+    """
     return slow_count >= max(MIN_SLOW_REQUESTS, request_count // 100)
 
 
@@ -324,10 +401,19 @@ def _divide_excess(
 ) -> dict[str, float]:
     """Return which fraction of the excess TTFT of the slow requests each part of TTFT explains.
 
-    The excess is the difference of the means of slow and of fast requests. The parts are the time
-    to connect, the durations that the server reports for all requests, and the rest. The client's
-    send delay belongs to none of them.
+    The excess is by how much the mean of the slow requests is above that of the fast ones. The
+    parts are the time to connect, the durations that the server reports for all requests, and the
+    rest. An example is {"connect": 0.1, "queue": 0.7, "rest": 0.2}. The result is empty if too few
+    requests are slow.
+
+    Args:
+        requests: The requests.
+        ttft_ns: Their TTFT without the client's send delay.
+        send_delay_ns: That delay.
+        speed: Which requests are slow, and which are fast.
     """
+    if not speed.is_comparable:
+        return {}
     parts_ns = {"connect": requests["sent_ns"] - requests["due_ns"] - send_delay_ns}
     for name in ("queue", "prefill", "transfer"):
         duration_ns = requests[f"server_{name}_ns"]

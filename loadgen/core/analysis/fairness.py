@@ -70,7 +70,7 @@ def measure_fairness(classes: Sequence[ClassSummary]) -> Fairness | None:
 
 
 def _known_values(values: Sequence[float | None]) -> list[float] | None:
-    """Return the values, or None if at least one is not known."""
+    """Return the values, or None if at least one of them is None, which means not known."""
     known = [value for value in values if value is not None]
     return known if len(known) == len(values) else None
 
@@ -83,9 +83,10 @@ def _worst_tenant(tenants: Sequence[TenantShare], shares: Sequence[float] | None
 
 
 def _summarize_tenant(name: str, classes: Sequence[ClassSummary]) -> TenantShare:
-    """Return what a tenant received, over all of its classes.
+    """Return what a tenant received, added up over its request classes.
 
-    A value is None if it is not known for one of the classes.
+    The share of good requests and the output rate are None if one of the classes has none, for
+    example because it has no SLO.
 
     Args:
         name: The name of the tenant.
@@ -93,15 +94,18 @@ def _summarize_tenant(name: str, classes: Sequence[ClassSummary]) -> TenantShare
     """
     decided = sum(request_class.requests.decided for request_class in classes)
     ok = sum(request_class.requests.ok for request_class in classes)
+    good_share = None
+    good_counts = _known_values([request_class.goodput.good for request_class in classes])
     counted = sum(request_class.goodput.counted or 0 for request_class in classes)
-    good = _known_values([request_class.goodput.good for request_class in classes])
+    if good_counts is not None and counted:
+        good_share = sum(good_counts) / counted
     output_rates = _known_values([_output_per_s(request_class) for request_class in classes])
     return TenantShare(
         name=name,
         classes=tuple(request_class.name for request_class in classes),
         decided=decided,
         ok_share=ok / decided if decided else None,
-        good_share=sum(good) / counted if counted and good is not None else None,
+        good_share=good_share,
         output_per_s=None if output_rates is None else sum(output_rates),
     )
 

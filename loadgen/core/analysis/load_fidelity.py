@@ -28,15 +28,16 @@ if TYPE_CHECKING:
     from loadgen.core.metrics.part_summaries import ClassSummary
     from loadgen.core.metrics.run_evidence import VerdictInputs
     from loadgen.core.metrics.summary import Summary
-    from loadgen.core.results.manifest import RunManifest
+    from loadgen.core.results.manifest import RunManifest, StagePlan
 
 FALSE_ALARM_RATE = 0.001
 """The probability that a check of a correct run fails by chance."""
 SIGMAS = 3.29
 """The two-sided quantile of the normal distribution for FALSE_ALARM_RATE."""
 KS_SERIES_START = 0.2
-"""Below this, the series of the Kolmogorov distribution converges slowly, and its sum is 1."""
+"""For a smaller x, the series of the Kolmogorov distribution converges slowly, and its sum is 1."""
 KS_SERIES_TERMS = 100
+"""So many terms of that series are added. The later ones are too small to change the sum."""
 MIN_GAPS = 30
 """Fewer gaps do not show their distribution."""
 RATE_TOLERANCE = 0.01
@@ -54,9 +55,11 @@ def check_load(
         return ()
     return (
         *_check_arrival_process(manifest, measured),
-        *_check_rate(manifest, summary),
+        *_check_gap_variation(summary),
+        *_check_concurrency_or_rate(manifest, summary),
         *_check_classes(summary),
-        *_check_lengths(summary, inputs),
+        *_check_output_tokens(summary, inputs),
+        *_check_prompt_tokens(summary, inputs),
         *_check_cache(manifest, summary, inputs),
     )
 
@@ -64,11 +67,16 @@ def check_load(
 def _check_arrival_process(
     manifest: RunManifest, measured: Sequence[Columns]
 ) -> Iterator[StimulusCheck]:
-    """Check that the gaps between Poisson arrivals are exponentially distributed."""
+    """Check that the gaps between Poisson arrivals are exponentially distributed.
+
+    Yields nothing if there are too few gaps, or none of a Poisson stage.
+    """
     gaps = join_arrays([_scaled_gaps(columns, manifest) for columns in measured])
     if len(gaps) < MIN_GAPS:
         return
-    distance, p_value = _compare_with_exponential(gaps)
+    gaps.sort()
+    distance = ks_distance(gaps, cdf=_exponential_cdf, cdf_below=_exponential_cdf)
+    p_value = _kolmogorov_p_value(distance, len(gaps))
     is_ok = p_value >= FALSE_ALARM_RATE
     yield StimulusCheck(code="arrivals", seen=distance, ok=is_ok, n=len(gaps), p=p_value)
 
@@ -76,7 +84,8 @@ def _check_arrival_process(
 def _scaled_gaps(columns: Columns, manifest: RunManifest) -> NDArray[np.float64]:
     """Return the gaps between sends in Poisson stages, divided by the mean gap of their rate.
 
-    Only first turns count, because later turns wait for a response.
+    These gaps have a mean of 1 if the load is as requested, whatever the rates of the stages are.
+    Only first turns of conversations count, because later turns wait for a response.
     """
     gaps_of_stages = []
     for index, stage in enumerate(manifest.stages):
@@ -89,72 +98,115 @@ def _scaled_gaps(columns: Columns, manifest: RunManifest) -> NDArray[np.float64]
     return join_arrays(gaps_of_stages)
 
 
-def _compare_with_exponential(gaps: NDArray[np.float64]) -> tuple[float, float]:
-    """Test by Kolmogorov and Smirnov whether gaps are exponential with mean 1, as of Poisson.
+def _kolmogorov_p_value(distance: float, count: int) -> float:
+    """Return the p-value of a Kolmogorov-Smirnov test, from the distance of `count` values.
 
-    The p-value is that of the asymptotic distribution, Q(x) = 2 * sum((-1)^(k-1) exp(-2 k^2 x^2)),
-    with x from the distance by the approximation of Stephens (1970). Both formulas are in
+    It is Q(x) = 2 * sum over k of (-1)^(k-1) * exp(-2 k^2 x^2), the asymptotic distribution. For
+    few values, x is corrected by the approximation of Stephens (1970). Both formulas are in
     Numerical Recipes, section 14.3.
-
-    Args:
-        gaps: The gaps, which are sorted in place.
-
-    Returns:
-        The Kolmogorov-Smirnov distance and its p-value.
     """
-    count = len(gaps)
-    gaps.sort()
-    distance = ks_distance(gaps, _exponential_cdf, _exponential_cdf)
-    x = (math.sqrt(count) + 0.12 + 0.11 / math.sqrt(count)) * distance
+    root = math.sqrt(count)
+    x = (root + 0.12 + 0.11 / root) * distance  # the constants of Stephens
     if x < KS_SERIES_START:
-        return distance, 1.0
-    terms = range(1, KS_SERIES_TERMS + 1)
-    p_value = 2 * sum((-1) ** (k - 1) * math.exp(-2 * (k * x) ** 2) for k in terms)
-    return distance, min(max(p_value, 0.0), 1.0)
+        return 1.0
+    terms = [(-1) ** (k - 1) * math.exp(-2 * (k * x) ** 2) for k in range(1, KS_SERIES_TERMS + 1)]
+    return min(max(2 * sum(terms), 0.0), 1.0)
 
 
 def _exponential_cdf(gaps: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return 1 - exp(-gap), the exponential distribution function with a mean of 1.
+
+    It is continuous, so P(X < x) and P(X <= x) are the same.
+    """
     probabilities: NDArray[np.float64] = -np.expm1(-gaps)
     return probabilities
 
 
-def _check_rate(manifest: RunManifest, summary: Summary) -> Iterator[StimulusCheck]:
-    """Check the variation of gaps, and the concurrency or the rate of a load of one stage.
+def _check_gap_variation(summary: Summary) -> Iterator[StimulusCheck]:
+    """Check the coefficient of variation of the gaps between sends, against the planned one.
 
-    The number of arrivals has a relative standard error of cv / sqrt(n), where cv is the
-    coefficient of variation of the gaps, so that a rate of few requests has a wide tolerance.
+    It is 1 for Poisson arrivals and 0 for evenly spaced ones.
     """
-    load = summary.load
-    sent = summary.requests.scheduled - summary.requests.dropped
-    planned_cv = load.gap_variation_planned
-    if load.gap_variation is not None and planned_cv is not None:
-        is_ok = abs(load.gap_variation - planned_cv) <= GAP_VARIATION
-        yield StimulusCheck(
-            code="spacing", asked=planned_cv, seen=load.gap_variation, ok=is_ok, n=sent
-        )
+    planned_cv = summary.load.gap_variation_planned
+    measured_cv = summary.load.gap_variation
+    if planned_cv is None or measured_cv is None:
+        return
+    yield StimulusCheck(
+        code="spacing",
+        asked=planned_cv,
+        seen=measured_cv,
+        ok=abs(measured_cv - planned_cv) <= GAP_VARIATION,
+        n=_count_sent(summary),
+    )
+
+
+def _count_sent(summary: Summary) -> int:
+    """Return how many of the scheduled requests were sent, and not dropped by the client."""
+    return summary.requests.scheduled - summary.requests.dropped
+
+
+def _check_concurrency_or_rate(manifest: RunManifest, summary: Summary) -> Iterator[StimulusCheck]:
+    """Check the load of a run with a single measured stage.
+
+    In a closed loop, where each virtual user sends its next request after a response, the load is
+    the concurrency. Otherwise it is the request rate. Conversations are not checked, because their
+    later turns wait for responses.
+    """
     measured_stages = [stage for stage in manifest.stages if stage.measured]
     if len(measured_stages) != 1 or summary.sessions is not None:
         return
     stage = measured_stages[0]
-    if stage.closed and stage.concurrency and load.in_flight_max is not None:
-        yield StimulusCheck(
-            code="lanes",
-            asked=float(stage.concurrency),
-            seen=float(load.in_flight_max),
-            ok=load.in_flight_max >= stage.concurrency,
-            n=sent,
-        )
-    elif not stage.closed and stage.rate and load.achieved_rps is not None and sent > 0:
-        cv = 1.0 if planned_cv is None else planned_cv
-        tolerance = max(RATE_TOLERANCE, SIGMAS * cv / math.sqrt(sent))
-        is_ok = abs(load.achieved_rps / stage.rate - 1) <= tolerance
-        yield StimulusCheck(code="rate", asked=stage.rate, seen=load.achieved_rps, ok=is_ok, n=sent)
+    if stage.closed:
+        yield from _check_concurrency(stage, summary)
+    else:
+        yield from _check_rate(stage, summary)
+
+
+def _check_concurrency(stage: StagePlan, summary: Summary) -> Iterator[StimulusCheck]:
+    """Check that so many requests as there are virtual users were in flight at some time."""
+    in_flight_max = summary.load.in_flight_max
+    if not stage.concurrency or in_flight_max is None:
+        return
+    yield StimulusCheck(
+        code="lanes",
+        asked=float(stage.concurrency),
+        seen=float(in_flight_max),
+        ok=in_flight_max >= stage.concurrency,
+        n=_count_sent(summary),
+    )
+
+
+def _check_rate(stage: StagePlan, summary: Summary) -> Iterator[StimulusCheck]:
+    """Check the rate of requests against that of the stage.
+
+    The number of n random arrivals has a relative standard error of cv / sqrt(n), where cv is the
+    coefficient of variation of the gaps between them. So a rate of few requests has a wide
+    tolerance, of SIGMAS standard errors.
+    """
+    achieved_rps = summary.load.achieved_rps
+    sent = _count_sent(summary)
+    if not stage.rate or achieved_rps is None or sent <= 0:
+        return
+    planned_cv = summary.load.gap_variation_planned
+    cv = 1.0 if planned_cv is None else planned_cv
+    relative_standard_error = cv / math.sqrt(sent)
+    tolerance = max(RATE_TOLERANCE, SIGMAS * relative_standard_error)
+    relative_difference = abs(achieved_rps / stage.rate - 1)
+    yield StimulusCheck(
+        code="rate",
+        asked=stage.rate,
+        seen=achieved_rps,
+        ok=relative_difference <= tolerance,
+        n=sent,
+    )
 
 
 def _check_classes(summary: Summary) -> Iterator[StimulusCheck]:
-    """Check the request class whose fraction of the starts differs most from the requested one.
+    """Check the request class whose share of the starts differs most from the requested share.
 
-    The tolerance is SIGMAS standard deviations of a binomial fraction, and one request.
+    A start is a single request, a conversation or a task. The class of each is drawn at random, so
+    the number of starts of a class may differ by SIGMAS standard deviations of the binomial
+    distribution. One more start is allowed, because a number of starts is an integer.
     """
     starts = sum(request_class.starts for request_class in summary.classes)
     if not starts:
@@ -166,44 +218,87 @@ def _check_classes(summary: Summary) -> Iterator[StimulusCheck]:
     worst = max(summary.classes, key=difference)
     standard_deviation = math.sqrt(worst.share * (1 - worst.share) / starts)
     tolerance = SIGMAS * standard_deviation + 1 / starts
-    is_ok = difference(worst) <= tolerance
-    delivered = worst.starts / starts
-    yield StimulusCheck(code="classes", asked=worst.share, seen=delivered, ok=is_ok, n=starts)
+    yield StimulusCheck(
+        code="classes",
+        asked=worst.share,
+        seen=worst.starts / starts,
+        ok=difference(worst) <= tolerance,
+        n=starts,
+    )
 
 
-def _check_lengths(summary: Summary, inputs: VerdictInputs) -> Iterator[StimulusCheck]:
-    """Check the output tokens and the prompt tokens."""
-    ok_count = summary.requests.ok
+def _check_output_tokens(summary: Summary, inputs: VerdictInputs) -> Iterator[StimulusCheck]:
+    """Check that responses have as many output tokens as the requests asked for.
+
+    In total at most a share of SHORTENED may be missing, and at most a share of LENGTH_MISMATCH of
+    the responses may have another length. Yields nothing if no request asked for a length.
+    """
     requested = float(inputs.requested_tokens)
     received = float(inputs.received_tokens)
-    if requested:
-        mismatch = summary.tokens.length_mismatch_share
-        is_long_enough = received >= requested * (1 - SHORTENED)
-        is_ok = is_long_enough and (mismatch is None or mismatch <= LENGTH_MISMATCH)
-        yield StimulusCheck(code="outputs", asked=requested, seen=received, ok=is_ok, n=ok_count)
+    if not requested:
+        return
+    mismatch_share = summary.tokens.length_mismatch_share
+    has_enough_tokens = received >= requested * (1 - SHORTENED)
+    have_requested_length = mismatch_share is None or mismatch_share <= LENGTH_MISMATCH
+    yield StimulusCheck(
+        code="outputs",
+        asked=requested,
+        seen=received,
+        ok=has_enough_tokens and have_requested_length,
+        n=summary.requests.ok,
+    )
+
+
+def _check_prompt_tokens(summary: Summary, inputs: VerdictInputs) -> Iterator[StimulusCheck]:
+    """Check that the server counts as many prompt tokens as the client does.
+
+    The value is the relative difference, which should be 0 and may be COUNT_DISAGREEMENT. Yields
+    nothing if it is not known.
+    """
     difference = inputs.prompt_count_difference
-    if difference is not None:
-        is_ok = abs(difference) <= COUNT_DISAGREEMENT
-        yield StimulusCheck(code="prompts", asked=0.0, seen=difference, ok=is_ok, n=ok_count)
+    if difference is None:
+        return
+    yield StimulusCheck(
+        code="prompts",
+        asked=0.0,
+        seen=difference,
+        ok=abs(difference) <= COUNT_DISAGREEMENT,
+        n=summary.requests.ok,
+    )
 
 
 def _check_cache(
     manifest: RunManifest, summary: Summary, inputs: VerdictInputs
 ) -> Iterator[StimulusCheck]:
-    """Check the fraction of cached prompt tokens, and that prompts do not repeat."""
+    """Check the share of the prompt tokens that the servers had in their caches.
+
+    - If the workload requests a share, it is compared with that.
+    - If prompts share prefixes, any share is right, so it is only reported.
+    - Otherwise all prompts are new: none may repeat, and the share must be about 0.
+
+    A share that servers do not report is None, and so is then the outcome of its check.
+    """
     ok_count = summary.requests.ok
-    cached = summary.tokens.cached_share
-    requested = manifest.requested_cache_share
-    if requested is not None:
-        is_ok = None if cached is None else abs(cached - requested) <= CACHED_SHARE
-        yield StimulusCheck(code="cache", asked=requested, seen=cached, ok=is_ok, n=ok_count)
-        return
-    if manifest.shares_prompts:
-        yield StimulusCheck(code="cache", seen=cached, ok=None, n=ok_count)
-        return
-    repeated = inputs.repeated_prompts
-    yield StimulusCheck(
-        code="repeats", asked=0.0, seen=float(repeated), ok=not repeated, n=inputs.sends
-    )
-    is_cold = None if cached is None else cached <= CACHED_SHARE
-    yield StimulusCheck(code="cache", asked=0.0, seen=cached, ok=is_cold, n=ok_count)
+    cached_share = summary.tokens.cached_share
+    requested_share = manifest.requested_cache_share
+    if requested_share is not None:
+        is_ok = _is_near(cached_share, requested_share)
+        yield StimulusCheck(
+            code="cache", asked=requested_share, seen=cached_share, ok=is_ok, n=ok_count
+        )
+    elif manifest.shares_prompts:
+        yield StimulusCheck(code="cache", seen=cached_share, ok=None, n=ok_count)
+    else:
+        repeated = inputs.repeated_prompts
+        yield StimulusCheck(
+            code="repeats", asked=0.0, seen=float(repeated), ok=not repeated, n=inputs.sends
+        )
+        is_ok = _is_near(cached_share, 0.0)
+        yield StimulusCheck(code="cache", asked=0.0, seen=cached_share, ok=is_ok, n=ok_count)
+
+
+def _is_near(cached_share: float | None, requested_share: float) -> bool | None:
+    """Return True if a share of cached tokens is near the requested one, None if not known."""
+    if cached_share is None:
+        return None
+    return abs(cached_share - requested_share) <= CACHED_SHARE

@@ -14,13 +14,14 @@ late miss counts.
 from __future__ import annotations
 
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 import numpy as np
 
 from loadgen.core import format
 from loadgen.core.metrics import outcomes
+from loadgen.core.metrics.columns import join_arrays
 from loadgen.core.metrics.sections import Event, Recovery
 from loadgen.core.server_metrics import series
 from loadgen.core.slo import Slo
@@ -36,16 +37,21 @@ if TYPE_CHECKING:
 
 GROUP_SIZE = 20
 ROUNDING = 1e-9
-"""Keeps a number of allowed misses that is an integer from being rounded down."""
+"""Added to the number of allowed misses, because 20 * (1 - 0.9) is 1.9999999999999996 and not 2."""
 _NEVER_NS = 1 << 62
+"""A time after all requests."""
 _BEFORE_ALL_NS = -1
+"""A time before all requests."""
 
 
-class _EventSpan(NamedTuple):
-    """An event, with the times that are examined before and after it.
+class _ExaminedEvent(NamedTuple):
+    """An event, and the requests before and after it that are examined, by their scheduled times.
 
-    `recovery` describes the event. From `before_ns` to `at_ns` is before it, and until `end_ns` is
-    after it.
+    Attributes:
+        recovery: The event as it is reported. How the SLO was met again is filled in later.
+        before_ns: The first time that counts as before the event.
+        at_ns: The time of the event, from which on requests count as after it.
+        end_ns: The end of the time after the event.
     """
 
     recovery: Recovery
@@ -54,17 +60,24 @@ class _EventSpan(NamedTuple):
     end_ns: int
 
     @property
-    def trouble_ns(self) -> int | None:
-        """Return from when on the event makes the load harder, or None for a new replica."""
+    def disturbance_ns(self) -> int | None:
+        """From when on the event makes the SLO harder to meet, or None for a new replica.
+
+        A spike does so from its start, although as an event it is the end of the spike.
+        """
         if self.recovery.event == "scale_up":
             return None
         return self.before_ns if self.recovery.event == "spike" else self.at_ns
 
 
 class _Groups(NamedTuple):
-    """The counted requests of a time: their sorted scheduled times, and which groups meet the SLO.
+    """Requests that the SLO counts, in groups of GROUP_SIZE by scheduled time.
 
     Group `i` begins with request `i * GROUP_SIZE`. The last group also has the remaining requests.
+
+    Attributes:
+        due_ns: The scheduled times of the requests, in ascending order.
+        is_met: Which groups meet the SLO.
     """
 
     due_ns: NDArray[np.int64]
@@ -74,10 +87,11 @@ class _Groups(NamedTuple):
 def measure_recoveries(
     measured: Sequence[Columns], manifest: RunManifest, samples: Sequence[MetricSample] = ()
 ) -> tuple[Recovery, ...]:
-    """Return the recovery from each event of a run, in the order of the events.
+    """Return how long the run took to meet its SLO again after each event, in order of time.
 
-    Each recovery is examined until the next event that makes the load harder. There are none
-    without an SLO of the run that limits single requests.
+    Events are spikes of the load and changes of the number of replicas or targets. Each is examined
+    until the next spike or loss. The result is empty if the run has no SLO, or if its SLO has no
+    limit for single requests.
 
     Args:
         measured: The measured records, by stage.
@@ -87,23 +101,26 @@ def measure_recoveries(
     slo = manifest.slo
     if slo is None or not (slo.terms or slo.goodput_share is not None):
         return ()
-    spans = [*_find_spikes(manifest.stages), *_find_replica_changes(measured, manifest, samples)]
-    spans.sort(key=lambda span: span.at_ns)
+    events = [*_find_spikes(manifest.stages), *_find_capacity_changes(measured, manifest, samples)]
+    events.sort(key=lambda event: event.at_ns)
     return tuple(
-        _measure_recovery(measured, slo, _end_before_next_trouble(span, spans)) for span in spans
+        _measure_recovery(measured, slo, _end_at_next_disturbance(event, events))
+        for event in events
     )
 
 
-def _end_before_next_trouble(span: _EventSpan, spans: Sequence[_EventSpan]) -> _EventSpan:
-    """Return an event whose examined time ends at the next event that makes the load harder."""
-    trouble_times_ns = [other.trouble_ns for other in spans]
-    later_troubles_ns = [
-        time_ns for time_ns in trouble_times_ns if time_ns is not None and time_ns > span.at_ns
+def _end_at_next_disturbance(
+    event: _ExaminedEvent, events: Sequence[_ExaminedEvent]
+) -> _ExaminedEvent:
+    """Return an event whose examined time ends, at the latest, when the next disturbance starts."""
+    disturbances_ns = [other.disturbance_ns for other in events]
+    later_disturbances_ns = [
+        time_ns for time_ns in disturbances_ns if time_ns is not None and time_ns > event.at_ns
     ]
-    return span._replace(end_ns=min([span.end_ns, *later_troubles_ns]))
+    return event._replace(end_ns=min([event.end_ns, *later_disturbances_ns]))
 
 
-def _find_spikes(stages: Sequence[StagePlan]) -> Iterator[_EventSpan]:
+def _find_spikes(stages: Sequence[StagePlan]) -> Iterator[_ExaminedEvent]:
     """Yield each spike of the load as an event at its end.
 
     A spike is a stage with a higher load than the next one. Its recovery is examined until the end
@@ -118,7 +135,7 @@ def _find_spikes(stages: Sequence[StagePlan]) -> Iterator[_EventSpan]:
             load_after=next_stage.arrival,
             at_s=next_stage.start_ns / 1e9,
         )
-        yield _EventSpan(
+        yield _ExaminedEvent(
             recovery,
             before_ns=spike.start_ns,
             at_ns=next_stage.start_ns,
@@ -127,7 +144,11 @@ def _find_spikes(stages: Sequence[StagePlan]) -> Iterator[_EventSpan]:
 
 
 def find_stages_after_spikes(stages: Sequence[StagePlan]) -> Iterator[int]:
-    """Yield the index of each measured stage that has a lower load than the one before it."""
+    """Yield the index of each measured stage that has a lower load than the one before it.
+
+    The load of a closed-loop stage is its concurrency, and that of any other stage its rate. A
+    closed-loop stage is not compared with another one.
+    """
     for index, (before, after) in enumerate(pairwise(stages), start=1):
         if not before.measured or not after.measured or before.closed != after.closed:
             continue
@@ -137,10 +158,10 @@ def find_stages_after_spikes(stages: Sequence[StagePlan]) -> Iterator[int]:
             yield index
 
 
-def _find_replica_changes(
+def _find_capacity_changes(
     measured: Sequence[Columns], manifest: RunManifest, samples: Sequence[MetricSample]
-) -> Iterator[_EventSpan]:
-    """Yield the changes of the number of replicas or targets during the measured load, as events.
+) -> Iterator[_ExaminedEvent]:
+    """Yield each change of the number of replicas, or each lost target, during the measured load.
 
     Targets that stopped responding are only used if no metrics page shows a change. Otherwise the
     same loss would count twice.
@@ -148,119 +169,169 @@ def _find_replica_changes(
     due_ns_of_stages = [columns["due_ns"] for columns in measured if len(columns["due_ns"])]
     if not due_ns_of_stages:
         return
-    first_ns = min(int(due_ns.min()) for due_ns in due_ns_of_stages)
-    last_ns = max(int(due_ns.max()) for due_ns in due_ns_of_stages)
-    recoveries = list(_changes_of_replica_count(samples)) or list(_lost_targets(manifest))
-    for recovery in recoveries:
-        at_ns = round(recovery.at_s * 1e9)
-        if first_ns < at_ns <= last_ns:
-            yield _EventSpan(recovery, _BEFORE_ALL_NS, at_ns, end_ns=last_ns + 1)
+    first_due_ns = min(int(due_ns.min()) for due_ns in due_ns_of_stages)
+    last_due_ns = max(int(due_ns.max()) for due_ns in due_ns_of_stages)
+    changes = list(_changes_of_replica_count(samples))
+    if not changes:
+        changes = list(_lost_targets(manifest))
+    for change in changes:
+        at_ns = round(change.at_s * 1e9)
+        if first_due_ns < at_ns <= last_due_ns:
+            yield _ExaminedEvent(change, _BEFORE_ALL_NS, at_ns, end_ns=last_due_ns + 1)
 
 
 def _changes_of_replica_count(samples: Sequence[MetricSample]) -> Iterator[Recovery]:
-    """Yield an event for each change of the number of replicas on the metrics pages."""
-    for (_, before), (at_s, after) in pairwise(series.count_replicas(samples)):
-        if before == after:
+    """Yield each change of the number of replicas that the metrics pages show.
+
+    A change is a `Recovery` with only the event and its time, such as a loss from "3 replicas" to
+    "2 replicas".
+    """
+    for (_, count_before), (at_s, count_after) in pairwise(series.count_replicas(samples)):
+        if count_before == count_after:
             continue
-        event: Event = "loss" if after < before else "scale_up"
+        event: Event = "loss" if count_after < count_before else "scale_up"
         yield Recovery(
             event=event,
-            load_before=format.counted(round(before), "replica"),
-            load_after=format.counted(round(after), "replica"),
-            at_s=round(at_s * 1e9) / 1e9,
+            load_before=format.counted(round(count_before), "replica"),
+            load_after=format.counted(round(count_after), "replica"),
+            at_s=_round_to_ns(at_s),
         )
 
 
+def _round_to_ns(seconds: float) -> float:
+    """Return a time in seconds rounded to whole nanoseconds, as all recorded times are."""
+    return round(seconds * 1e9) / 1e9
+
+
 def _lost_targets(manifest: RunManifest) -> Iterator[Recovery]:
-    """Yield an event for each target that stopped responding."""
+    """Yield the loss of each target that stopped responding, as the warnings of the run tell it.
+
+    A loss is a `Recovery` with only the event and its time. Reports show it as a change from the
+    name of the target to "gone", in the place of the load before and after a spike.
+    """
     for warning in manifest.warning_codes.values():
         if warning.code == "target_gone":
             yield Recovery(
                 event="loss",
                 load_before=str(warning.values["target"]),
                 load_after="gone",
-                at_s=round(warning.values["at_s"] * 1e9) / 1e9,
+                at_s=_round_to_ns(warning.values["at_s"]),
             )
 
 
-def _measure_recovery(measured: Sequence[Columns], slo: Slo, span: _EventSpan) -> Recovery:
+def _measure_recovery(measured: Sequence[Columns], slo: Slo, event: _ExaminedEvent) -> Recovery:
     """Return when the SLO was met again after an event, and whether it was missed at all.
 
     Args:
         measured: The measured records, by stage.
         slo: The SLO of the run.
-        span: The event, with the times that are examined before and after it.
+        event: The event, with the times that are examined before and after it.
     """
-    after = _group_requests(measured, span.at_ns, span.end_ns, slo)
+    after = _group_requests(measured, event.at_ns, event.end_ns, slo)
     if not len(after.is_met):
         return msgspec.structs.replace(
-            span.recovery, why=f"fewer than {GROUP_SIZE} requests came after it"
+            event.recovery, why=f"fewer than {GROUP_SIZE} requests came after it"
         )
-    before = _group_requests(measured, span.before_ns, span.at_ns, slo)
-    # The whole spike counts. Before another event only the last group does.
-    is_spike = span.recovery.event == "spike"
-    is_met_before = before.is_met if is_spike else before.is_met[-1:]
-    missed_groups = np.flatnonzero(~after.is_met)
-    observed_s = float(after.due_ns[-1] - span.at_ns) / 1e9
+    before = _group_requests(measured, event.before_ns, event.at_ns, slo)
+    if event.recovery.event == "spike":
+        was_missed_before = not before.is_met.all()
+    else:
+        # Only the last group tells the state right before a change of the replicas.
+        was_missed_before = not before.is_met[-1:].all()
+    was_missed_after = not after.is_met.all()
+    observed_s = float(after.due_ns[-1] - event.at_ns) / 1e9
     return msgspec.structs.replace(
-        span.recovery,
+        event.recovery,
         observed_s=observed_s,
         resolution_s=observed_s / len(after.is_met),
-        slo_missed=bool(not is_met_before.all() or len(missed_groups)),
-        recovered_after_s=_recovery_time_s(after, missed_groups, span.at_ns),
+        slo_missed=bool(was_missed_before or was_missed_after),
+        recovered_after_s=_recovery_time_s(after, event.at_ns),
     )
 
 
-def _recovery_time_s(after: _Groups, missed: NDArray[np.int64], at_ns: int) -> float | None:
-    """Return the time until the first request after the last missed group, or None without one."""
-    if not len(missed):
+def _recovery_time_s(after: _Groups, at_ns: int) -> float | None:
+    """Return the time in seconds from an event to the first request after the last missed group.
+
+    It is 0 if no group misses the SLO, and None if the last one does.
+    """
+    missed_groups = np.flatnonzero(~after.is_met)
+    if not len(missed_groups):
         return 0.0
-    first_met = int(missed[-1]) + 1
-    if first_met == len(after.is_met):
+    first_met_group = int(missed_groups[-1]) + 1
+    if first_met_group == len(after.is_met):
         return None
-    return float(after.due_ns[first_met * GROUP_SIZE] - at_ns) / 1e9
+    return float(after.due_ns[first_met_group * GROUP_SIZE] - at_ns) / 1e9
 
 
 def _group_requests(measured: Sequence[Columns], start_ns: int, end_ns: int, slo: Slo) -> _Groups:
-    """Return the requests of a time in groups of GROUP_SIZE, and which groups meet the SLO.
+    """Return which groups of GROUP_SIZE requests meet the SLO, in a part of the run.
 
-    A group meets an objective if no more of its requests miss it than the objective allows. Only
-    requests that the SLO counts are grouped.
+    Only requests that the SLO counts are grouped, in the order of their scheduled times. A group
+    meets an objective if no more of its requests miss it than the objective allows.
 
     Args:
         measured: The measured records, by stage.
-        start_ns: The start of the time, which is included.
-        end_ns: The end of the time, which is not included.
+        start_ns: The first scheduled time of the part.
+        end_ns: The end of the part, which is not included.
         slo: The SLO of the run.
     """
-    selections = []
-    for columns in measured:
-        due_ns = columns["due_ns"]
-        is_in_time = (due_ns >= start_ns) & (due_ns < end_ns)
-        selections.append(is_in_time & outcomes.is_counted(columns, slo))
-
-    def join_selected(values_of_stages: Sequence[NDArray[Any]]) -> NDArray[Any]:
-        selected = zip(values_of_stages, selections, strict=True)
-        return np.concatenate([np.zeros(0, np.int64), *(values[mask] for values, mask in selected)])
-
-    all_due_ns = join_selected([columns["due_ns"] for columns in measured])
-    order = np.argsort(all_due_ns, kind="stable")
-    group_starts = np.arange(len(all_due_ns) // GROUP_SIZE) * GROUP_SIZE
-    is_met = np.ones(len(group_starts), bool)
-    if not len(group_starts):
-        return _Groups(all_due_ns[order], is_met)
-    group_sizes = np.diff([*group_starts, len(all_due_ns)])
-    for objective, share in _objectives(slo):
-        is_good = join_selected([outcomes.meets_slo(columns, objective) for columns in measured])
-        is_miss = is_good[order] == 0
-        misses = np.add.reduceat(is_miss, group_starts, dtype=np.int64)
-        is_met &= misses <= group_sizes * (1 - share) + ROUNDING
-    return _Groups(all_due_ns[order], is_met)
+    masks = [_is_counted_within(columns, start_ns, end_ns, slo) for columns in measured]
+    due_ns = join_arrays(
+        [columns["due_ns"][mask] for columns, mask in zip(measured, masks, strict=True)]
+    )
+    order = np.argsort(due_ns, kind="stable")
+    group_sizes = _sum_by_group(np.ones(len(due_ns), np.int64))
+    is_met = np.ones(len(group_sizes), bool)
+    for objective in _objectives(slo):
+        is_good = join_arrays(
+            [
+                outcomes.meets_slo(columns, objective.slo)[mask]
+                for columns, mask in zip(measured, masks, strict=True)
+            ]
+        )
+        misses = _sum_by_group(np.logical_not(is_good[order]))
+        allowed_misses = group_sizes * (1 - objective.min_share) + ROUNDING
+        is_met &= misses <= allowed_misses
+    return _Groups(due_ns[order], is_met)
 
 
-def _objectives(slo: Slo) -> Iterator[tuple[Slo, float]]:
-    """Yield each objective as an SLO of its own, with the share of requests that must meet it."""
+def _is_counted_within(columns: Columns, start_ns: int, end_ns: int, slo: Slo) -> NDArray[np.bool_]:
+    """Return which requests the SLO counts and are scheduled from `start_ns` to before `end_ns`."""
+    due_ns = columns["due_ns"]
+    is_within = (due_ns >= start_ns) & (due_ns < end_ns)
+    mask: NDArray[np.bool_] = is_within & outcomes.is_counted(columns, slo)
+    return mask
+
+
+def _sum_by_group(values: NDArray[np.int64] | NDArray[np.bool_]) -> NDArray[np.int64]:
+    """Return the sum of each GROUP_SIZE values. The last group also has the remaining values.
+
+    With 47 values, the first group has 20 and the last one 27. Fewer than GROUP_SIZE values form no
+    group.
+    """
+    group_count = len(values) // GROUP_SIZE
+    grouped_length = group_count * GROUP_SIZE
+    groups = values[:grouped_length].reshape(group_count, GROUP_SIZE)
+    sums: NDArray[np.int64] = groups.sum(axis=1, dtype=np.int64)
+    if group_count:
+        sums[-1] += values[grouped_length:].sum(dtype=np.int64)
+    return sums
+
+
+class _Objective(NamedTuple):
+    """A share of the requests, `min_share`, that must meet an SLO of single requests."""
+
+    slo: Slo
+    min_share: float
+
+
+def _objectives(slo: Slo) -> Iterator[_Objective]:
+    """Yield the objectives of an SLO, each of which a group of requests must meet.
+
+    A term such as "p99 of TTFT <= 500 ms" wants 99 % of the requests within 500 ms. A goodput share
+    wants that share of the requests within the limits of all terms.
+    """
     for term in slo.terms:
-        yield Slo(terms=(term,)), term.quantile
+        yield _Objective(Slo(terms=(term,)), term.quantile)
     if slo.goodput_share is not None:
-        yield slo, slo.goodput_share
+        yield _Objective(slo, slo.goodput_share)

@@ -18,14 +18,19 @@ from loadgen.core.metrics.replica_keys import number_keys, replica_keys, replica
 from loadgen.core.metrics.sections import BetweenNodes, OutlierNode, VarianceTable
 from loadgen.core.metrics.windows import Span
 from loadgen.core.results.manifest import RunManifest, are_interchangeable
-from loadgen.core.stats import variance_components
 from loadgen.core.stats.intervals import LEVEL
 from loadgen.core.stats.quantiles import block_slices
-from loadgen.core.stats.variance_components import VarianceComponents
+from loadgen.core.stats.variance_components import (
+    VarianceComponents,
+    estimate_components,
+    find_outliers,
+)
 
 METRICS = ("ttft", "tpot", "e2e")
 BLOCK_COUNTS = (20, 10, 5, 2)
 """Numbers of blocks of time. The largest that leaves MIN_PER_CELL requests in each cell is used."""
+SHORT_BLOCKS = BLOCK_COUNTS[0]
+"""The steady-state window is divided into so many blocks. Neighbours are joined to make fewer."""
 MIN_PER_CELL = 5
 MIN_PER_NODE = MIN_PER_CELL * BLOCK_COUNTS[-1]
 MAX_OUTLIER_SHARE = 0.1
@@ -56,25 +61,43 @@ class _Selection(NamedTuple):
 
     Attributes:
         rows: Which requests are scheduled in the steady-state window.
-        node: The node of each of them as an index in `names`, -1 if it has too few requests.
-        block: The block of time of each of them, if there are BLOCK_COUNTS[0] blocks.
+        node_index: The node of each of them as an index of `names`, -1 for a node that is left out.
+        short_block: The block of time of each of them, of SHORT_BLOCKS blocks.
         names: The nodes that are compared.
-        left_out: The nodes that have too few requests.
+        left_out: The names of the nodes that have too few requests.
     """
 
     rows: NDArray[np.bool_] | slice
-    node: NDArray[np.int32]
-    block: NDArray[np.int8]
+    node_index: NDArray[np.int32]
+    short_block: NDArray[np.int8]
     names: list[str]
     left_out: tuple[str, ...]
 
 
 class _Cells(NamedTuple):
-    """The mean and the number of values of each cell (nodes x blocks), and their inner variance."""
+    """A table of nodes x blocks of time, each cell of which holds one or more values.
 
-    means: NDArray[np.float64]
+    The cells are numbered node by node: with 5 blocks, node 0 has the cells 0 to 4, and node 1 the
+    cells 5 to 9.
+
+    Attributes:
+        cell_of_value: The number of the cell of each value.
+        counts: The number of values of each cell, nodes x blocks.
+    """
+
+    cell_of_value: NDArray[np.int32]
     counts: NDArray[np.int64]
-    variance_within: float
+
+    @property
+    def block_count(self) -> int:
+        """The number of blocks of time."""
+        return self.counts.shape[1]
+
+    def mean_of_cells(self, values: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Return the mean of the values of each cell, nodes x blocks."""
+        sums = np.bincount(self.cell_of_value, weights=values, minlength=self.counts.size)
+        means: NDArray[np.float64] = sums.reshape(self.counts.shape) / self.counts
+        return means
 
 
 class _Comparison(NamedTuple):
@@ -88,8 +111,8 @@ class _Comparison(NamedTuple):
 def compare_nodes(measured: Sequence[Columns], steady: Span, manifest: RunManifest) -> BetweenNodes:
     """Compare the latencies of the nodes of a run in the steady-state window.
 
-    The result has variance components and outliers of each metric, or in `why` the reason why
-    nodes cannot be compared.
+    A node is a machine, a target or a replica. The result has variance components and outliers of
+    each latency, or in `why` the reason why nodes cannot be compared.
 
     Args:
         measured: The measured records, by stage.
@@ -102,27 +125,39 @@ def compare_nodes(measured: Sequence[Columns], steady: Span, manifest: RunManife
         )
     requests = JoinedColumns(measured, only_ok=True, keeps_columns=False)
     nodes = _assign_nodes(requests, manifest)
-    node_count = len(nodes.names)
-    if node_count < 2:
+    if len(nodes.names) < 2:
         return BetweenNodes()
     if steady.start_s is None or steady.end_s is None or not steady.duration_s:
-        why = "at no time was the load only that of measured requests"
-        return BetweenNodes(nodes=node_count, why=why)
-    block = _assign_blocks(requests["due_ns"], steady.start_s, steady.end_s)
-    selection = _select_requests(nodes, block)
+        reason = "at no time was the load only that of measured requests"
+        return BetweenNodes(nodes=len(nodes.names), why=reason)
+    short_block = _assign_short_blocks(requests["due_ns"], steady.start_s, steady.end_s)
+    return _compare_in_window(requests, nodes, short_block)
+
+
+def _compare_in_window(
+    requests: JoinedColumns, nodes: _Nodes, short_block: NDArray[np.int8]
+) -> BetweenNodes:
+    """Compare the nodes of a run that have enough requests in the steady-state window.
+
+    Args:
+        requests: The ok requests of the run.
+        nodes: The nodes, at least two, with the node of each request.
+        short_block: The block of time of each request, -1 outside of the window.
+    """
+    selection = _select_requests(nodes, short_block)
     if len(selection.names) < 2:
-        why = (
+        reason = (
             f"fewer than two {nodes.kind}s have {MIN_PER_NODE} ok requests in the steady-state "
             "window"
         )
-        return BetweenNodes(nodes=node_count, why=why)
+        return BetweenNodes(nodes=len(nodes.names), why=reason)
     comparisons = _compare_metrics(requests, selection)
     if not comparisons:
-        why = (
+        reason = (
             f"too few requests: each {nodes.kind} needs {MIN_PER_CELL} in each of "
             f"{BLOCK_COUNTS[-1]} blocks of time"
         )
-        return BetweenNodes(nodes=node_count, silent=selection.left_out, why=why)
+        return BetweenNodes(nodes=len(nodes.names), silent=selection.left_out, why=reason)
     return BetweenNodes(
         compared=nodes.kind,
         nodes=len(selection.names),
@@ -134,69 +169,81 @@ def compare_nodes(measured: Sequence[Columns], steady: Span, manifest: RunManife
     )
 
 
-def without_metrics(differences: BetweenNodes, unsound: Collection[str]) -> BetweenNodes:
-    """Return the differences without those of metrics that the run does not report."""
+def without_metrics(differences: BetweenNodes, unreported: Collection[str]) -> BetweenNodes:
+    """Return the differences without those of the metrics that the run does not report.
+
+    A run does not report a metric, such as TPOT, if its values cannot be trusted.
+    """
     return msgspec.structs.replace(
         differences,
-        variances=tuple(row for row in differences.variances if row.metric not in unsound),
-        outliers=tuple(node for node in differences.outliers if node.metric not in unsound),
+        variances=tuple(row for row in differences.variances if row.metric not in unreported),
+        outliers=tuple(node for node in differences.outliers if node.metric not in unreported),
     )
 
 
 def _assign_nodes(requests: JoinedColumns, manifest: RunManifest) -> _Nodes:
-    """Return the nodes of a run. If all targets are one node, its replicas are compared."""
+    """Return the nodes of a run, and the node of each request.
+
+    Targets with the same `node` in the targets file are one node. A target without it is a node of
+    its own, named after its name or URL. If that makes a single node, the replicas are compared
+    instead, which the responses or a simulation name.
+    """
     targets = manifest.targets
     node_of_target = [
         target.node or target.name or target.url or str(index)
         for index, target in enumerate(targets)
     ]
-    names = list(dict.fromkeys(node_of_target))
-    if len(names) > 1:
-        index_of_target = np.array([names.index(name) for name in node_of_target])
+    node_names = list(dict.fromkeys(node_of_target))
+    if len(node_names) > 1:
+        index_of_target = np.array([node_names.index(name) for name in node_of_target])
         kind = "node" if any(target.node for target in targets) else "target"
-        return _Nodes(kind, names, index_of_target[requests["target"]])
-    keys, index_of_request = number_keys(replica_keys(requests))
-    names = [replica_name(key, manifest) for key in keys.tolist()]
-    return _Nodes("replica", names, index_of_request)
+        return _Nodes(kind, node_names, index_of_target[requests["target"]])
+    replicas = number_keys(replica_keys(requests))
+    replica_names = [replica_name(key, manifest) for key in replicas.keys.tolist()]
+    return _Nodes("replica", replica_names, replicas.key_index)
 
 
-def _assign_blocks(due_ns: NDArray[np.int64], start_s: float, end_s: float) -> NDArray[np.int8]:
+def _assign_short_blocks(
+    due_ns: NDArray[np.int64], start_s: float, end_s: float
+) -> NDArray[np.int8]:
     """Return the block of time in which each request is scheduled, -1 outside of the window.
 
-    The window is divided into BLOCK_COUNTS[0] blocks. The requests are processed in slices, because
-    a run may have millions.
+    The window from `start_s` to `end_s` is divided into SHORT_BLOCKS blocks of equal length. The
+    requests are processed in slices, because a run may have millions.
     """
-    shortest_blocks = BLOCK_COUNTS[0]
-    block = np.empty(len(due_ns), np.int8)
+    block_of_request = np.empty(len(due_ns), np.int8)
     for rows in block_slices(len(due_ns)):
         due_s = due_ns[rows] / 1e9
-        fraction = (due_s - start_s) / (end_s - start_s)
         is_inside = (due_s >= start_s) & (due_s < end_s)
-        number = np.minimum(fraction * shortest_blocks, shortest_blocks - 1)
-        block[rows] = np.where(is_inside, number, -1)
-    return block
+        fraction_of_window = (due_s - start_s) / (end_s - start_s)
+        block = np.minimum(fraction_of_window * SHORT_BLOCKS, SHORT_BLOCKS - 1)
+        block_of_request[rows] = np.where(is_inside, block, -1)
+    return block_of_request
 
 
-def _select_requests(nodes: _Nodes, block: NDArray[np.int8]) -> _Selection:
+def _select_requests(nodes: _Nodes, short_block: NDArray[np.int8]) -> _Selection:
     """Return the requests in the window, with the nodes that have enough of them.
+
+    These nodes are numbered anew. If the second of three nodes has too few requests, the nodes
+    0, 1 and 2 become 0, -1 and 1.
 
     Args:
         nodes: All nodes, with the node of each request.
-        block: The block of time of each request, -1 outside of the window.
+        short_block: The block of time of each request, -1 outside of the window.
     """
-    rows = as_selection(block >= 0)
-    node_of_request = nodes.index_of_request[rows]
-    counts = np.bincount(node_of_request, minlength=len(nodes.names))
-    has_enough = counts >= MIN_PER_NODE
-    compared = np.flatnonzero(has_enough)
-    new_index = np.full(len(nodes.names), -1, np.int32)
-    new_index[compared] = np.arange(len(compared))
+    rows = as_selection(short_block >= 0)
+    old_index = nodes.index_of_request[rows]
+    request_counts = np.bincount(old_index, minlength=len(nodes.names))
+    compared_nodes = np.flatnonzero(request_counts >= MIN_PER_NODE)
+    left_out_nodes = np.flatnonzero(request_counts < MIN_PER_NODE)
+    new_index_of_node = np.full(len(nodes.names), -1, np.int32)
+    new_index_of_node[compared_nodes] = np.arange(len(compared_nodes))
     return _Selection(
         rows=rows,
-        node=new_index[node_of_request],
-        block=block[rows],
-        names=[nodes.names[index] for index in compared],
-        left_out=tuple(nodes.names[index] for index in np.flatnonzero(~has_enough)),
+        node_index=new_index_of_node[old_index],
+        short_block=short_block[rows],
+        names=[nodes.names[index] for index in compared_nodes],
+        left_out=tuple(nodes.names[index] for index in left_out_nodes),
     )
 
 
@@ -211,87 +258,105 @@ def _compare_metric(
 ) -> _Comparison | None:
     """Return the variance components and the outliers of a metric, or None for too few values.
 
-    A node is no outlier if the errors of the client may explain its difference from the others.
+    A node is not reported as an outlier if errors of the client, such as requests that it sent
+    late, may explain the difference from the other nodes.
     """
     values_ns = requests.measure(metric)[selection.rows]
-    has_value = as_selection((values_ns != UNDEFINED) & (selection.node >= 0))
+    has_value = as_selection((values_ns != UNDEFINED) & (selection.node_index >= 0))
     values_ms = values_ns[has_value] / 1e6
-    del values_ns  # frees memory before the cells are made
-    cells = _make_cells(selection, has_value, values_ms)
+    del values_ns  # a run may have millions of requests, so memory is freed early
+    cells = _assign_cells(selection, has_value)
     if cells is None:
         return None
-    components = variance_components.estimate_components(*cells)
-    outliers = _find_outliers(metric, cells.means.mean(axis=1), selection.names)
+    means_ms = cells.mean_of_cells(values_ms)
+    variance_within = _variance_within_cells(cells, values_ms, means_ms)
+    components = estimate_components(means_ms, cells.counts, variance_within)
+    outliers = _find_outliers(metric, means_ms.mean(axis=1), selection.names)
     if outliers:
         errors_ms = _client_errors(requests, metric)[selection.rows][has_value] / 1e6
-        error_cells = _make_cells(selection, has_value, errors_ms) or cells
-        outliers = _drop_client_errors(outliers, error_cells, selection.names)
-    block_count = cells.means.shape[1]
-    return _Comparison(_variance_table(metric, components), outliers, block_count)
+        error_of_node_ms = cells.mean_of_cells(errors_ms).mean(axis=1)
+        outliers = _drop_client_errors(outliers, error_of_node_ms, selection.names)
+    return _Comparison(_variance_table(metric, components), outliers, cells.block_count)
 
 
-def _make_cells(
-    selection: _Selection,
-    has_value: NDArray[np.bool_] | slice,
-    values: NDArray[np.float64],
-) -> _Cells | None:
-    """Return the mean of each cell of node and block, and the variance inside of the cells.
+def _assign_cells(selection: _Selection, has_value: NDArray[np.bool_] | slice) -> _Cells | None:
+    """Divide values into cells of node and block of time. Return None if they are too few.
 
-    The largest number of blocks is used that leaves MIN_PER_CELL values in each cell. Returns None
-    if even two blocks of time leave too few. `values` is overwritten, because another copy would be
-    as long as the run has requests.
+    The largest number of blocks is used that leaves MIN_PER_CELL values in each cell.
 
     Args:
         selection: The requests that are compared.
         has_value: Which of them have a value.
-        values: Their values.
     """
-    node = selection.node[has_value]
-    shortest_block = selection.block[has_value]
+    node_index = selection.node_index[has_value]
+    short_block = selection.short_block[has_value]
     node_count = len(selection.names)
     for block_count in BLOCK_COUNTS:
-        cell_count = node_count * block_count
-        shortest_per_block = BLOCK_COUNTS[0] // block_count
-        cell = node * block_count + shortest_block // shortest_per_block
-        counts = np.bincount(cell, minlength=cell_count)
-        if counts.min() < MIN_PER_CELL:
-            continue
-        means = np.bincount(cell, weights=values, minlength=cell_count) / counts
-        for rows in block_slices(len(values)):
-            values[rows] = (means[cell[rows]] - values[rows]) ** 2
-        variance_within = float(values.sum()) / (len(values) - cell_count)
-        shape = (node_count, block_count)
-        return _Cells(means.reshape(shape), counts.reshape(shape), variance_within)
+        # Of 20 short blocks, 0 to 3 are joined to block 0 of 5, and 4 to 7 to block 1.
+        block = short_block // (SHORT_BLOCKS // block_count)
+        cell_of_value = node_index * block_count + block
+        counts = np.bincount(cell_of_value, minlength=node_count * block_count)
+        if counts.min() >= MIN_PER_CELL:
+            return _Cells(cell_of_value, counts.reshape(node_count, block_count))
     return None
 
 
-def _variance_table(metric: str, components: VarianceComponents) -> VarianceTable:
-    """Return the components as standard deviations and as fractions of the variance."""
+def _variance_within_cells(
+    cells: _Cells, values: NDArray[np.float64], means: NDArray[np.float64]
+) -> float:
+    """Return the pooled variance of the values around the mean of their cell.
 
-    def share(variance: float) -> float:
+    Each value is replaced by its squared deviation, because another array would be as long as the
+    run has requests.
+
+    Args:
+        cells: The cell of each value.
+        values: The values, which are overwritten.
+        means: The mean of each cell, nodes x blocks.
+    """
+    mean_by_cell_number = means.ravel()
+    for rows in block_slices(len(values)):
+        mean_of_value = mean_by_cell_number[cells.cell_of_value[rows]]
+        values[rows] = (mean_of_value - values[rows]) ** 2
+    degrees_of_freedom = len(values) - means.size
+    return float(values.sum()) / degrees_of_freedom
+
+
+def _variance_table(metric: str, components: VarianceComponents) -> VarianceTable:
+    """Return variance components as standard deviations and as fractions of the total variance.
+
+    The components are described by `VarianceComponents`.
+    """
+
+    def fraction(variance: float) -> float:
         return variance / components.total if components.total else 0.0
 
     return VarianceTable(
         metric=metric,
         mean_ms=components.mean,
-        between_ms=components.between**0.5,
-        time_ms=components.time**0.5,
-        own_time_ms=components.own_time**0.5,
-        within_ms=components.within**0.5,
-        between_share=share(components.between),
-        time_share=share(components.time),
-        own_time_share=share(components.own_time),
-        within_share=share(components.within),
+        between_ms=components.between_parts**0.5,
+        time_ms=components.over_time**0.5,
+        own_time_ms=components.interaction**0.5,
+        within_ms=components.within_cells**0.5,
+        between_share=fraction(components.between_parts),
+        time_share=fraction(components.over_time),
+        own_time_share=fraction(components.interaction),
+        within_share=fraction(components.within_cells),
     )
 
 
 def _client_errors(requests: JoinedColumns, metric: str) -> NDArray[np.int64]:
-    """Return how much the client may have added to a metric of each request, in ns."""
-    total = np.zeros(1, np.int64)
+    """Return how much the client may have added to a metric of each request, in ns.
+
+    It is the sum of the errors in CLIENT_ERRORS, some of which are fields of the records, whose
+    names end in "_ns", and others metrics.
+    """
+    total_ns = np.zeros(1, np.int64)
     for name in CLIENT_ERRORS[metric]:
-        errors_ns = requests[name] if name.endswith("_ns") else requests.measure(name)
-        total = total + np.maximum(errors_ns, 0)
-    return total
+        is_field = name.endswith("_ns")
+        errors_ns = requests[name] if is_field else requests.measure(name)
+        total_ns = total_ns + np.maximum(errors_ns, 0)
+    return total_ns
 
 
 def _find_outliers(
@@ -307,22 +372,22 @@ def _find_outliers(
         means_ms: The mean of each node.
         names: The names of the nodes.
     """
-    level = 1 - (1 - LEVEL) / len(METRICS)
+    level_of_metric = 1 - (1 - LEVEL) / len(METRICS)
     max_outliers = max(1, int(len(names) * MAX_OUTLIER_SHARE))
-    indexes = variance_components.find_outliers(means_ms, max_outliers, level)
-    others_ms = float(np.delete(means_ms, indexes).mean())
-    if not others_ms:
+    outlier_indexes = find_outliers(means_ms, max_outliers, level_of_metric)
+    mean_of_others_ms = float(np.delete(means_ms, outlier_indexes).mean())
+    if mean_of_others_ms == 0:
         return []
     outliers = []
-    for index in indexes:
+    for index in outlier_indexes:
         mean_ms = float(means_ms[index])
-        change = mean_ms / others_ms - 1
+        change = mean_ms / mean_of_others_ms - 1
         if abs(change) >= MIN_CHANGE:
             outlier = OutlierNode(
                 name=names[index],
                 metric=metric,
                 mean_ms=mean_ms,
-                others_ms=others_ms,
+                others_ms=mean_of_others_ms,
                 change=change,
             )
             outliers.append(outlier)
@@ -330,23 +395,21 @@ def _find_outliers(
 
 
 def _drop_client_errors(
-    outliers: Sequence[OutlierNode], errors: _Cells, names: Sequence[str]
+    outliers: Sequence[OutlierNode], error_of_node_ms: NDArray[np.float64], names: Sequence[str]
 ) -> list[OutlierNode]:
     """Return the outliers whose difference is larger than what the client may have added.
 
-    The client may have added to the node itself, or on average to the other nodes.
+    The client may have added to the latency of the node itself, or on average to all nodes.
 
     Args:
         outliers: The outliers.
-        errors: The cells of what the client may have added to each request.
+        error_of_node_ms: How much the client may have added on average to each node.
         names: The names of the nodes.
     """
-    error_of_node_ms = errors.means.mean(axis=1)
-    mean_error_ms = error_of_node_ms.mean()
-    thresholds_ms = np.maximum(error_of_node_ms, mean_error_ms)
-    threshold_of_node_ms = dict(zip(names, thresholds_ms, strict=True))
+    max_errors_ms = np.maximum(error_of_node_ms, error_of_node_ms.mean())
+    max_error_by_name_ms = dict(zip(names, max_errors_ms, strict=True))
     return [
         node
         for node in outliers
-        if abs(node.mean_ms - node.others_ms) > threshold_of_node_ms[node.name]
+        if abs(node.mean_ms - node.others_ms) > max_error_by_name_ms[node.name]
     ]

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -24,25 +24,75 @@ if TYPE_CHECKING:
 _POSITION = re.compile(r'(?:^|,)position="([0-9]{1,3})"')
 
 
+class _TokenCounts(NamedTuple):
+    """Tokens of the requests whose responses report drafted tokens.
+
+    Attributes:
+        requests: The number of these requests.
+        drafted: Their drafted tokens.
+        accepted: The drafted tokens that the model accepted.
+        output: The output tokens of those requests whose steps are known.
+        steps: The steps of the model for these output tokens.
+    """
+
+    requests: int
+    drafted: int
+    accepted: int
+    output: int
+    steps: int
+
+
+class _ServerSpeculation(NamedTuple):
+    """What the servers' metrics pages show. A value is None if no page shows it.
+
+    Attributes:
+        acceptance: The fraction of the drafted tokens that were accepted.
+        tokens_per_step: The mean number of output tokens of a step.
+        acceptance_by_position: The fraction of drafts whose token was accepted, by position in the
+            draft. Empty if not known.
+    """
+
+    acceptance: float | None = None
+    tokens_per_step: float | None = None
+    acceptance_by_position: tuple[float, ...] = ()
+
+
 def summarize_speculation(
     measured: Sequence[Columns], samples: Sequence[MetricSample]
 ) -> Speculation | None:
-    """Return what is known about speculative decoding, or None if nothing was drafted."""
-    speculation = Speculation(**_from_requests(measured), **_from_counters(samples))
-    return None if speculation == Speculation() else speculation
+    """Return what is known about speculative decoding, or None if nothing was drafted.
+
+    Args:
+        measured: The measured records, by stage.
+        samples: The samples of the servers' metrics pages.
+    """
+    tokens = _count_tokens(measured)
+    server = _read_metrics_pages(samples)
+    speculation = Speculation(
+        requests=tokens.requests,
+        drafted=tokens.drafted if tokens.requests else None,
+        accepted=tokens.accepted if tokens.requests else None,
+        acceptance=tokens.accepted / tokens.drafted if tokens.requests else None,
+        length=tokens.output / tokens.steps if tokens.steps else None,
+        server_acceptance=server.acceptance,
+        server_length=server.tokens_per_step,
+        by_position=server.acceptance_by_position,
+    )
+    has_values = speculation != Speculation()
+    return speculation if has_values else None
 
 
-def _from_requests(measured: Sequence[Columns]) -> dict[str, Any]:
-    """Return the fields of `Speculation` that follow from the token counts of the requests.
+def _count_tokens(measured: Sequence[Columns]) -> _TokenCounts:
+    """Count the drafted and accepted tokens that responses report, and the steps of the model.
 
-    They are counts, the fraction of drafted tokens that were accepted, and the output tokens per
-    step. A request has one step for each output token that was not accepted from a draft. Returns
-    an empty dictionary if no response reports drafted tokens.
+    A request has one step for each output token that was not accepted from a draft: 60 output
+    tokens, 35 of them accepted, came in 25 steps. Requests for which that is not above 0 have
+    contradictory counts, and are left out of the output tokens and steps.
     """
     requests = 0
     drafted = 0
     accepted = 0
-    output_tokens = 0
+    output = 0
     steps = 0
     for columns in measured:
         draft_tokens = columns["draft_tokens"]
@@ -52,46 +102,54 @@ def _from_requests(measured: Sequence[Columns]) -> dict[str, Any]:
         drafted += int(draft_tokens[is_reported].sum(dtype=np.int64))
         accepted += int(accepted_tokens[is_reported].sum(dtype=np.int64))
         has_steps = is_reported & (columns["output_tokens"] > accepted_tokens)
-        output = columns["output_tokens"][has_steps]
-        output_tokens += int(output.sum(dtype=np.int64))
-        steps += int((output - accepted_tokens[has_steps]).sum(dtype=np.int64))
-    if not requests:
-        return {}
-    return {
-        "requests": requests,
-        "drafted": drafted,
-        "accepted": accepted,
-        "acceptance": accepted / drafted,
-        "length": output_tokens / steps if steps else None,
-    }
+        output_of_requests = columns["output_tokens"][has_steps]
+        steps_of_requests = output_of_requests - accepted_tokens[has_steps]
+        output += int(output_of_requests.sum(dtype=np.int64))
+        steps += int(steps_of_requests.sum(dtype=np.int64))
+    return _TokenCounts(requests, drafted, accepted, output, steps)
 
 
-def _from_counters(samples: Sequence[MetricSample]) -> dict[str, Any]:
-    """Return the fields of `Speculation` that follow from the servers' metrics pages.
+def _read_metrics_pages(samples: Sequence[MetricSample]) -> _ServerSpeculation:
+    """Return what the servers' metrics pages show about speculative decoding during the run.
 
-    Counters of tokens are preferred. Some servers only have gauges, which show the latest steps,
-    and whose mean is used.
+    Counters of tokens are preferred, because they cover all steps. Some servers only have gauges of
+    their latest steps, whose mean is used.
     """
+    return _read_counters(samples) or _read_gauges(samples)
+
+
+def _read_counters(samples: Sequence[MetricSample]) -> _ServerSpeculation | None:
+    """Return what the counters of drafts, drafted and accepted tokens show, None without them."""
     drafts = series.measure_growth(samples, series.DRAFTS)
-    drafted = series.measure_growth(samples, series.DRAFTED)
-    accepted = series.measure_growth(samples, series.ACCEPTED)
-    if drafted and accepted is not None:
-        return {
-            "server_acceptance": accepted / drafted,
-            # Each step yields the accepted tokens of a draft and one token of its own.
-            "server_length": 1 + accepted / drafts if drafts else None,
-            "by_position": _acceptance_by_position(samples, drafts or 0.0),
-        }
+    drafted_tokens = series.measure_growth(samples, series.DRAFTED)
+    accepted_tokens = series.measure_growth(samples, series.ACCEPTED)
+    if not drafted_tokens or accepted_tokens is None:
+        return None
+    acceptance = accepted_tokens / drafted_tokens
+    if not drafts:
+        return _ServerSpeculation(acceptance)
+    return _ServerSpeculation(
+        acceptance=acceptance,
+        # Each step yields the accepted tokens of its draft and one token of the model's own.
+        tokens_per_step=1 + accepted_tokens / drafts,
+        acceptance_by_position=_acceptance_by_position(samples, drafts),
+    )
+
+
+def _read_gauges(samples: Sequence[MetricSample]) -> _ServerSpeculation:
+    """Return the means of the gauges of acceptance and of tokens per step."""
     curves = series.compute_curves(samples)
-    accepted_fraction = _mean_of_gauge(curves.get(series.ACCEPT_SHARE))
-    length = _mean_of_gauge(curves.get(series.ACCEPT_LENGTH))
-    if accepted_fraction is None and length is None:
-        return {}
-    return {"server_acceptance": accepted_fraction, "server_length": length}
+    return _ServerSpeculation(
+        acceptance=_mean_of_gauge(curves.get(series.ACCEPT_SHARE)),
+        tokens_per_step=_mean_of_gauge(curves.get(series.ACCEPT_LENGTH)),
+    )
 
 
 def _mean_of_gauge(curve: series.MetricCurve | None) -> float | None:
-    """Return the mean of the positive values of a gauge since the start of the run, or None."""
+    """Return the mean of the positive values of a gauge since the start of the run, or None.
+
+    A gauge is 0 while nothing is decoded, which says nothing about acceptance.
+    """
     if curve is None:
         return None
     values = [
@@ -105,17 +163,18 @@ def _mean_of_gauge(curve: series.MetricCurve | None) -> float | None:
 def _acceptance_by_position(samples: Sequence[MetricSample], drafts: float) -> tuple[float, ...]:
     """Return the fraction of drafts whose token was accepted, by position in the draft.
 
-    Servers count accepted tokens with the label `position`, from 0. Returns an empty tuple if the
-    number of drafts or a position is not known.
+    Servers count accepted tokens with the label `position`, from 0. If 80 of 100 drafts had their
+    first token accepted, and 50 also their second one, the result is (0.8, 0.5). It is empty if a
+    position is missing.
 
     Args:
         samples: The samples of the servers' metrics pages.
-        drafts: The number of drafts, 0 if it is not known.
+        drafts: The number of drafts.
     """
     samples_by_position = _group_by_position(samples)
     positions = sorted(samples_by_position)
     are_consecutive = positions == list(range(len(positions)))
-    if not drafts or not are_consecutive:
+    if not are_consecutive:
         return ()
     accepted_by_position = [
         series.measure_growth(samples_by_position[position], series.ACCEPTED_AT) or 0.0
@@ -125,18 +184,29 @@ def _acceptance_by_position(samples: Sequence[MetricSample], drafts: float) -> t
 
 
 def _group_by_position(samples: Sequence[MetricSample]) -> dict[int, list[MetricSample]]:
-    """Return the counters of accepted tokens for each position of a draft.
+    """Return the samples that tell how many tokens were accepted at each position of a draft.
 
-    Samples that tell whether a page responded (`series.UP`) are added to all positions before them,
-    because the growth of a counter is computed with them.
+    These are the counters of accepted tokens with that position, and the samples that tell when a
+    page was read (`series.UP`), which `series.measure_growth` needs.
     """
-    samples_by_position: dict[int, list[MetricSample]] = {}
-    for sample in samples:
-        is_counter = series.QUANTITY_OF.get(sample.name) == series.ACCEPTED_AT
-        match = _POSITION.search(sample.labels) if is_counter else None
-        if match is not None:
-            samples_by_position.setdefault(int(match[1]), []).append(sample)
-        elif sample.name == series.UP:
-            for position_samples in samples_by_position.values():
-                position_samples.append(sample)
-    return samples_by_position
+    position_of_sample = [_draft_position(sample) for sample in samples]
+    positions = {position for position in position_of_sample if position is not None}
+    return {
+        position: [
+            sample
+            for sample, sample_position in zip(samples, position_of_sample, strict=True)
+            if sample_position == position or sample.name == series.UP
+        ]
+        for position in positions
+    }
+
+
+def _draft_position(sample: MetricSample) -> int | None:
+    """Return the position in the draft that a counter of accepted tokens counts, or None.
+
+    It is in the labels, for example `engine="0",position="2"`. Other series have none.
+    """
+    if series.QUANTITY_OF.get(sample.name) != series.ACCEPTED_AT:
+        return None
+    match = _POSITION.search(sample.labels)
+    return None if match is None else int(match[1])

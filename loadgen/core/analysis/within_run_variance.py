@@ -59,6 +59,9 @@ PLUS_FOUR = 2
 
 METHOD = "blocks of time"
 
+FRACTION_OF_PERCENTILE = dict(QUANTILES)
+"""The fraction of each percentile by its field name: 0.99 for `p99`."""
+
 
 class ScaledEstimate(Struct, frozen=True):
     """An estimate with its standard error, on the scale on which it is compared.
@@ -109,9 +112,9 @@ def estimate_log_percentile_error(
 ) -> float:
     """Return the standard error of the logarithm of a percentile, by the method of Woodruff (1952).
 
-    The fraction of values above the percentile is a mean, whose standard error follows from blocks
-    of time (batch means). The percentiles one such error below and above `p` are then one standard
-    error of the percentile away from it, so half of their distance is the error.
+    The fraction of values above the percentile is a mean, so its standard error s follows from
+    blocks of time (batch means). The percentiles at p - s and p + s are then about one standard
+    error of the percentile below and above it. Half of the distance between them is returned.
 
     Args:
         values: The values in order of time, all above 0.
@@ -123,36 +126,40 @@ def estimate_log_percentile_error(
     percentile = ordered[quantile_index(count, p)]
     is_above = (values > percentile).astype(np.float64)
     fraction_error = intervals.batch_means(is_above, batches=block_count).standard_error
-    low = ordered[quantile_index(count, max(p - fraction_error, 0.0))]
-    high = ordered[quantile_index(count, min(p + fraction_error, 1.0))]
+    low_p = max(p - fraction_error, 0.0)
+    high_p = min(p + fraction_error, 1.0)
+    low = ordered[quantile_index(count, low_p)]
+    high = ordered[quantile_index(count, high_p)]
     return float(math.log(high) - math.log(low)) / 2
 
 
 def count_blocks_above(values: NDArray[np.float64], ordered: NDArray[np.float64], p: float) -> int:
-    """Return in how many blocks of time at least one value is above a percentile.
+    """Return in how many blocks of time of a run at least one value is above a percentile.
 
-    All values above a p99 may come from a single long queue. The error of the percentile then rests
-    on the few blocks of that queue, so this number limits its degrees of freedom. The run is cut
-    into the larger number of BLOCK_COUNTS. Values that do not fill a block are left out at the
-    start.
+    It limits the degrees of freedom of the error of that percentile. For example, all values above
+    a p99 may come from a single long queue, in 3 of 20 blocks. The error then rests on these 3
+    blocks, and not on 20.
 
     Args:
-        values: The values in order of time.
+        values: The values in order of time. Those at the start that do not fill a block are left
+            out.
         ordered: The same values in ascending order.
         p: The percentile as a fraction, such as 0.99.
     """
     block_count = max(BLOCK_COUNTS)
     block_size = len(values) // block_count
-    first = len(values) - block_count * block_size
+    left_out = len(values) - block_count * block_size
     percentile = ordered[quantile_index(len(values), p)]
-    is_above = (values > percentile)[first:].reshape(block_count, block_size)
-    return int(is_above.any(axis=1).sum())
+    is_above = values[left_out:] > percentile
+    has_value_above = is_above.reshape(block_count, block_size).any(axis=1)
+    return int(has_value_above.sum())
 
 
 def estimate_mean(values: NDArray[np.float64]) -> ScaledEstimate | None:
-    """Return the mean of values in order of time, with the larger error by BLOCK_COUNTS.
+    """Return the mean of values in order of time, with its standard error by batch means.
 
-    Returns None if the error is unbounded, because there are too few values.
+    The error is estimated with each number of blocks in BLOCK_COUNTS, and the largest estimate is
+    returned. Returns None if there are too few values for an error.
     """
     candidates = [intervals.batch_means(values, batches=count) for count in BLOCK_COUNTS]
     widest = max(candidates, key=lambda interval: interval.half_width)
@@ -206,9 +213,9 @@ def agresti_coull_error(good_count: float, count: int) -> float:
 
 
 def estimate_log_rate(rates_of_intervals: Sequence[float], value: float) -> ScaledEstimate | None:
-    """Return the logarithm of a rate with its error, or None if nothing arrived.
+    """Return the logarithm of a rate with its standard error, or None if nothing arrived.
 
-    To first order, the error of the logarithm is the relative error of the mean rate.
+    A rate of 100/s with an error of 5/s has a logarithm with an error of about 5 / 100 = 0.05.
 
     Args:
         rates_of_intervals: The rates in equal intervals of time, in order of time.
@@ -217,7 +224,8 @@ def estimate_log_rate(rates_of_intervals: Sequence[float], value: float) -> Scal
     mean = estimate_mean(np.array(rates_of_intervals))
     if mean is None or mean.value <= 0:
         return None
-    return ScaledEstimate(math.log(value), mean.error / mean.value, mean.degrees_of_freedom)
+    relative_error = mean.error / mean.value
+    return ScaledEstimate(math.log(value), relative_error, mean.degrees_of_freedom)
 
 
 def divide_steady_state(steady: Span) -> list[Span]:
@@ -246,11 +254,7 @@ def metric_intervals(
         slo: The SLO of the run, or None.
         tokens_in: Returns the output tokens that arrived within a span, or None if not known.
     """
-    response_ms = summary.e2e_ms.p50
-    steady_ms = (summary.window.steady.duration_s or 0.0) * 1e3
-    if response_ms is None or steady_ms < min(BLOCK_COUNTS) * response_ms:
-        return {}
-    if summary.requests.ok < MIN_SAMPLES:
+    if summary.requests.ok < MIN_SAMPLES or _are_blocks_too_short(summary):
         return {}
     interval_by_path = dict(_percentile_intervals(stages, summary))
     rate = _token_rate_interval(summary, tokens_in)
@@ -262,40 +266,71 @@ def metric_intervals(
     return interval_by_path
 
 
+def _are_blocks_too_short(summary: Summary) -> bool:
+    """Return True if a block of time would be shorter than the median response time, or unknown."""
+    response_ms = summary.e2e_ms.p50
+    if response_ms is None:
+        return True
+    steady_ms = (summary.window.steady.duration_s or 0.0) * 1e3
+    return steady_ms < min(BLOCK_COUNTS) * response_ms
+
+
 def _percentile_intervals(
     stages: Sequence[Columns], summary: Summary
 ) -> Iterator[tuple[str, Interval]]:
-    """Yield the path and the interval of each percentile of a metric that has values per request.
+    """Yield the path and the interval of each percentile of each metric of single requests.
 
-    These are the percentiles that the metric is compared by (`MetricDefinition.compared`), if the
-    sample is large enough for them.
+    An example is `ttft_ms.p99` with its interval. Percentiles that the number of requests does not
+    support are left out.
     """
-    due_orders = [np.argsort(columns["due_ns"], kind="stable") for columns in stages]
+    time_orders = [np.argsort(columns["due_ns"], kind="stable") for columns in stages]
     for definition in METRICS.available():
-        percentiles_ms = _comparable_percentiles(definition, summary)
+        percentiles_ms = _compared_percentiles(definition, summary)
         if not percentiles_ms:
             continue
-        values_ns = _thin_values(stages, due_orders, definition.name).astype(np.float64)
-        positive_values = np.maximum(values_ns, 1.0)  # 0 has no logarithm
-        ordered = np.sort(positive_values)
-        for name, value_ms in percentiles_ms.items():
-            if len(positive_values) >= max(MIN_SAMPLES, SUPPORT[name]):
-                p = dict(QUANTILES)[name]
-                estimate = _estimate_log_percentile(positive_values, ordered, p, value_ms)
-                yield f"{definition.path}.{name}", estimate.interval(math.exp)
+        values_ns = _sample_values(stages, time_orders, definition.name).astype(np.float64)
+        for name, interval in _intervals_of_percentiles(values_ns, percentiles_ms):
+            yield f"{definition.path}.{name}", interval
 
 
-def _comparable_percentiles(definition: MetricDefinition, summary: Summary) -> dict[str, float]:
-    """Return the percentiles of a metric that may have an interval: those known and above 0.
+def _intervals_of_percentiles(
+    values_ns: NDArray[np.float64], percentiles_ms: dict[str, float]
+) -> Iterator[tuple[str, Interval]]:
+    """Yield the name and the interval of each percentile that the values support.
 
-    Returns an empty dictionary for a metric without values per request, such as gaps.
+    Intervals are computed from logarithms, because errors of latencies are relative: 10 % more is
+    as likely as 10 % less.
+
+    Args:
+        values_ns: The values in order of time.
+        percentiles_ms: The percentiles in the summary by name, such as `p99`, in ms.
     """
+    positive_values = np.maximum(values_ns, 1.0)  # 0 has no logarithm
+    ordered = np.sort(positive_values)
+    for name, percentile_ms in percentiles_ms.items():
+        is_supported = len(positive_values) >= max(MIN_SAMPLES, SUPPORT[name])
+        if is_supported:
+            p = FRACTION_OF_PERCENTILE[name]
+            estimate = _estimate_log_percentile(positive_values, ordered, p, percentile_ms)
+            yield name, estimate.interval(math.exp)
+
+
+def _compared_percentiles(definition: MetricDefinition, summary: Summary) -> dict[str, float]:
+    """Return the percentiles of a metric that runs are compared by, in ms, by name.
+
+    An example is {"p50": 120.0, "p99": 480.0}. Values that are not known or 0 are left out, since
+    they have no logarithm. The result is empty for a metric without a value per request, such as
+    the gaps between output events.
+    """
+    if definition.values is None:
+        return {}
     distribution: Distribution | None
     if definition.block:
         distribution = summary.figures.get(definition.field)
     else:
+        # The common metrics, such as `ttft_ms`, are fields of the summary.
         distribution = getattr(summary, definition.field)
-    if distribution is None or not definition.values:
+    if distribution is None:
         return {}
     percentiles_ms = {name: getattr(distribution, name) for name in definition.compared}
     return {name: value for name, value in percentiles_ms.items() if value and value > 0}
@@ -304,72 +339,89 @@ def _comparable_percentiles(definition: MetricDefinition, summary: Summary) -> d
 def _estimate_log_percentile(
     values: NDArray[np.float64], ordered: NDArray[np.float64], p: float, percentile_ms: float
 ) -> ScaledEstimate:
-    """Return the logarithm of a percentile in ms, with the larger error by BLOCK_COUNTS.
+    """Return the logarithm of a percentile in ms, with its standard error.
+
+    The error is estimated with each number of blocks in BLOCK_COUNTS, and the largest estimate is
+    used. Its degrees of freedom are those of the fewest blocks that it may rest on.
 
     Args:
         values: The values in order of time, all above 0.
         ordered: The same values in ascending order.
-        p: The percentile as a fraction.
+        p: The percentile as a fraction, such as 0.99.
         percentile_ms: The percentile in the summary.
     """
-    error = max(
+    errors = [
         estimate_log_percentile_error(values, ordered, p, block_count)
         for block_count in BLOCK_COUNTS
-    )
-    independent_blocks = min(*BLOCK_COUNTS, count_blocks_above(values, ordered, p))
-    degrees_of_freedom = max(independent_blocks - 1.0, 1.0)
-    return ScaledEstimate(math.log(percentile_ms), error, degrees_of_freedom)
+    ]
+    fewest_blocks = min(*BLOCK_COUNTS, count_blocks_above(values, ordered, p))
+    degrees_of_freedom = max(fewest_blocks - 1.0, 1.0)
+    return ScaledEstimate(math.log(percentile_ms), max(errors), degrees_of_freedom)
 
 
-def _thin_values(
-    stages: Sequence[Columns], due_orders: Sequence[NDArray[np.int64]], metric: str
+def _sample_values(
+    stages: Sequence[Columns], time_orders: Sequence[NDArray[np.int64]], metric: str
 ) -> NDArray[np.int64]:
     """Return at most MAX_SAMPLES values of a metric of successful requests, in order of time.
 
-    Of a larger sample, every k-th value is returned. The k-th values are counted across stages, so
-    that they are those of one long sequence.
+    If there are more, every second, third or k-th value is returned, counted across stages.
 
     Args:
         stages: The measured records, by stage.
-        due_orders: For each stage, the indexes that put its records in order of scheduled time.
+        time_orders: For each stage, the indexes that put its records in order of scheduled time.
         metric: The name of the metric.
     """
     values_of_stages = []
-    for columns, due_order in zip(stages, due_orders, strict=True):
+    for columns, time_order in zip(stages, time_orders, strict=True):
         values = columns.measure(metric)
-        is_known = columns.where(OK) & (values != UNDEFINED)
-        values_of_stages.append(values[due_order[is_known[due_order]]])
-    sample = np.concatenate(values_of_stages)
-    stride = max(math.ceil(len(sample) / MAX_SAMPLES), 1)
-    return sample[::stride]
+        has_value = columns.where(OK) & (values != UNDEFINED)
+        indexes_in_order = time_order[has_value[time_order]]
+        values_of_stages.append(values[indexes_in_order])
+    all_values = np.concatenate(values_of_stages)
+    stride = max(math.ceil(len(all_values) / MAX_SAMPLES), 1)
+    return all_values[::stride]
 
 
 def _token_rate_interval(
     summary: Summary, tokens_in: Callable[[Span], float | None]
 ) -> Interval | None:
-    """Return the interval of the output tokens per second in the steady state, or None."""
-    value = summary.tokens.steady_output_per_s
+    """Return the interval of the output tokens per second in the steady state, None if not known.
+
+    It follows from the rates in RATE_INTERVALS equal parts of the steady state.
+
+    Args:
+        summary: The summary of the run, with the rate and the steady state.
+        tokens_in: Returns the output tokens that arrived within a span, or None if not known.
+    """
+    tokens_per_s = summary.tokens.steady_output_per_s
     steady = summary.window.steady
-    tokens = [tokens_in(interval) for interval in divide_steady_state(steady)]
-    if not value or not tokens or None in tokens:
+    if not tokens_per_s or not steady.duration_s:
         return None
-    interval_s = (steady.duration_s or 1.0) / RATE_INTERVALS
-    rates = [(count or 0.0) / interval_s for count in tokens]
-    estimate = estimate_log_rate(rates, value)
+    part_s = steady.duration_s / RATE_INTERVALS
+    rates_of_parts = []
+    for part in divide_steady_state(steady):
+        tokens = tokens_in(part)
+        if tokens is None:
+            return None
+        rates_of_parts.append(tokens / part_s)
+    estimate = estimate_log_rate(rates_of_parts, tokens_per_s)
     return None if estimate is None else estimate.interval(math.exp)
 
 
 def _goodput_interval(
     stages: Sequence[Columns], summary: Summary, slo: Slo | None
 ) -> Interval | None:
-    """Return the interval of the fraction of requests that meet the SLO, or None without one."""
-    value = summary.goodput.share
-    if slo is None or value is None:
+    """Return the interval of the fraction of requests that meet the SLO.
+
+    Returns None without an SLO, if the summary has no such fraction, or for too few requests.
+    """
+    good_fraction = summary.goodput.share
+    if slo is None or good_fraction is None:
         return None
     indicators = [
         build_indicators(columns, outcomes.meets_slo(columns, slo), slo) for columns in stages
     ]
-    estimate = estimate_fraction(indicators, value)
+    estimate = estimate_fraction(indicators, good_fraction)
     return None if estimate is None else estimate.interval(_clamp_fraction)
 
 

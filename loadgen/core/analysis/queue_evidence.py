@@ -1,0 +1,262 @@
+"""Whether a queue at the server explains a TTFT objective that a run missed. Pure.
+
+The detectors of `causes` compare slow requests with fast ones, which needs hundreds of requests. A
+queue that makes up most of a missed TTFT shows in a few dozen: in the server's own timing of each
+request, in its metrics page, or in a TTFT that grows while the load goes on.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from loadgen.core.metrics.columns import UNDEFINED
+from loadgen.core.metrics.sections import Cause
+from loadgen.core.server_metrics import series
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from numpy.typing import NDArray
+
+    from loadgen.core.metrics.columns import JoinedColumns
+    from loadgen.core.server_metrics.series import MetricSample
+    from loadgen.core.slo import Slo
+
+MIN_REQUESTS_FOR_QUEUE = 20
+"""Fewer requests do not show a queue."""
+MOST_OF_TTFT = 0.5
+"""The share of the TTFT that waiting in the queue has to explain."""
+GROWTH_FACTOR = 1.5
+"""The factor by which the median TTFT grows from the first third of the load to the last one."""
+QUEUE_TIME = "queue_time_seconds"
+"""The end of the names of the histograms in which vLLM and TensorRT-LLM count queueing time."""
+
+
+class _CounterKey(NamedTuple):
+    """What tells counters of the same name apart: the metrics page and the labels."""
+
+    page: str
+    labels: str
+
+
+class _QueueWait(NamedTuple):
+    """The mean time that requests waited in a queue, and the sentence that says so."""
+
+    wait_ns: float
+    text: str
+
+
+class MissedTtft(NamedTuple):
+    """The requests of a run that missed a TTFT objective, ordered by scheduled time."""
+
+    requests: JoinedColumns
+    ttft_ns: NDArray[np.int64]
+    send_delay_ns: NDArray[np.int64]
+    """How late the client sent each request."""
+    limit_ns: int
+    samples: Sequence[MetricSample]
+
+    @property
+    def exceeds_limit(self) -> NDArray[np.bool_]:
+        """Return which requests exceed the limit."""
+        return self.ttft_ns > self.limit_ns
+
+
+def missed_ttft_limit(ttft_ns: NDArray[np.int64], slo: Slo | None) -> int | None:
+    """Return the tightest TTFT limit of the SLO that too many requests exceed, in ns, or None.
+
+    A term such as "p99 <= 500 ms" is missed if more than 1 % of the requests exceed 500 ms.
+    """
+    if slo is None:
+        return None
+    missed_limits_ns = []
+    for term in slo.terms:
+        if term.metric == "ttft":
+            share_over_limit = float((ttft_ns > term.limit_ns).mean())
+            if share_over_limit > 1 - term.quantile:
+                missed_limits_ns.append(term.limit_ns)
+    return min(missed_limits_ns, default=None)
+
+
+def find_queue_cause(missed: MissedTtft) -> Cause | None:
+    """Return a queue at the server as the cause of a missed TTFT, with the evidence, or None.
+
+    The evidence is the first of three that shows a queue: the server's own timing of each request,
+    the metrics pages of the servers, and a TTFT that grew. There is no such cause if most of the
+    TTFT passed before the client sent the requests.
+    """
+    exceeds_limit = missed.exceeds_limit
+    mean_ttft_ns = float(missed.ttft_ns[exceeds_limit].mean())
+    mean_send_delay_ns = float(missed.send_delay_ns[exceeds_limit].mean())
+    if mean_send_delay_ns >= MOST_OF_TTFT * mean_ttft_ns:
+        return None
+    return (
+        _queue_by_server_timing(missed, mean_ttft_ns)
+        or _queue_by_metrics_page(missed)
+        or _queue_by_ttft_growth(missed)
+    )
+
+
+def _queue_by_server_timing(missed: MissedTtft, mean_ttft_ns: float) -> Cause | None:
+    """Return the queue as a cause if the server reports that requests waited in it.
+
+    Only the requests that exceed the TTFT limit are examined, and all of them must have a reported
+    time in the queue.
+
+    Args:
+        missed: The requests.
+        mean_ttft_ns: The mean TTFT of those that exceed the limit.
+    """
+    queue_ns = missed.requests["server_queue_ns"][missed.exceeds_limit]
+    is_reported = queue_ns >= 0
+    if not is_reported.all():
+        return None
+    mean_queue_ns = float(queue_ns.mean())
+    if mean_queue_ns < MOST_OF_TTFT * mean_ttft_ns:
+        return None
+    text = (
+        f"{len(queue_ns):,} requests exceeded the TTFT limit of {_format_ms(missed.limit_ns)}: "
+        f"they waited {_format_ms(mean_queue_ns)} of {_format_ms(mean_ttft_ns)} in the server's "
+        "queue"
+    )
+    return _queue_cause(mean_queue_ns / mean_ttft_ns, text)
+
+
+def _queue_by_metrics_page(missed: MissedTtft) -> Cause | None:
+    """Return the queue as a cause if the servers' metrics pages show that it was most of TTFT."""
+    wait = _counted_wait(missed) or _wait_by_littles_law(missed)
+    mean_ttft_ns = float(missed.ttft_ns.mean())
+    if wait is None or wait.wait_ns < MOST_OF_TTFT * mean_ttft_ns:
+        return None
+    text = f"{wait.text}, of a mean TTFT of {_format_ms(mean_ttft_ns)}"
+    return _queue_cause(wait.wait_ns / mean_ttft_ns, text)
+
+
+def _counted_wait(missed: MissedTtft) -> _QueueWait | None:
+    """Return the mean time in the queue that the metrics pages count, or None if none does."""
+    wait_ns = mean_queue_time_ns(missed.samples)
+    if wait_ns is None:
+        return None
+    duration = _format_ms(wait_ns)
+    text = f"requests waited {duration} in the queue according to the metrics page"
+    return _QueueWait(wait_ns, text)
+
+
+def _wait_by_littles_law(missed: MissedTtft) -> _QueueWait | None:
+    """Return the mean time in the queue that follows from the number of waiting requests, or None.
+
+    By Little's law, the mean wait is the mean number of waiting requests divided by the rate of
+    requests, here from the first scheduled request to the last first token.
+    """
+    due_ns = missed.requests["due_ns"]
+    span_s = float(missed.requests["first_token_ns"].max() - due_ns[0]) / 1e9
+    mean_waiting = _mean_waiting_requests(missed.samples, span_s)
+    if mean_waiting is None:
+        return None
+    requests_per_s = len(missed.ttft_ns) / span_s
+    wait_ns = mean_waiting / requests_per_s * 1e9
+    text = (
+        f"requests waited about {_format_ms(wait_ns)} in the queue according to the number "
+        "of waiting requests on the metrics page"
+    )
+    return _QueueWait(wait_ns, text)
+
+
+def mean_queue_time_ns(samples: Sequence[MetricSample]) -> float | None:
+    """Return the mean time in the queue that the servers counted during the run, or None.
+
+    A Prometheus histogram such as `vllm:request_queue_time_seconds` has a counter of the sum of all
+    times, `..._sum`, and one of their number, `..._count`. The mean of the run is the growth of the
+    sums of all servers divided by the growth of the numbers.
+    """
+    growth_of_sums_s = _growth_of_counters(samples, f"{QUEUE_TIME}_sum")
+    growth_of_counts = _growth_of_counters(samples, f"{QUEUE_TIME}_count")
+    if growth_of_counts <= 0:
+        return None
+    return growth_of_sums_s / growth_of_counts * 1e9
+
+
+def _growth_of_counters(samples: Sequence[MetricSample], name_end: str) -> float:
+    """Return by how much the counters with this end of the name grew, added over all servers.
+
+    Each page may have the counter several times, with different labels. The growth of one counter
+    is its last value minus its first one.
+    """
+    first_values: dict[_CounterKey, float] = {}
+    last_values: dict[_CounterKey, float] = {}
+    for sample in sorted(samples, key=lambda sample: sample.t_s):
+        if sample.name.endswith(name_end):
+            key = _CounterKey(sample.page, sample.labels)
+            first_values.setdefault(key, sample.value)
+            last_values[key] = sample.value
+    return sum(last_values[key] - first_values[key] for key in first_values)
+
+
+def _mean_waiting_requests(samples: Sequence[MetricSample], span_s: float) -> float | None:
+    """Return the mean number of requests that waited in the servers' queues, or None if unknown.
+
+    Args:
+        samples: The samples of the servers' metrics pages.
+        span_s: The end of the time that counts, in seconds since the start of the run.
+    """
+    waiting = series.compute_curves(samples).get(series.WAITING)
+    if waiting is None or span_s <= 0:
+        return None
+    waiting_during_load = [
+        value
+        for time_s, value in zip(waiting.t_s, waiting.values, strict=True)
+        if 0 <= time_s <= span_s
+    ]
+    if not waiting_during_load:
+        return None
+    return sum(waiting_during_load) / len(waiting_during_load)
+
+
+def _queue_by_ttft_growth(missed: MissedTtft) -> Cause | None:
+    """Return a queue as a possible cause if the median TTFT grew during the load, else None.
+
+    A queue that grows delays each request more than the one before it. Requests that are all due at
+    the same instant have no order in which TTFT could grow.
+    """
+    due_ns = missed.requests["due_ns"]
+    if due_ns[0] == due_ns[-1]:
+        return None
+    third = len(missed.ttft_ns) // 3
+    first_median_ns = float(np.median(missed.ttft_ns[:third]))
+    last_median_ns = float(np.median(missed.ttft_ns[-third:]))
+    if last_median_ns < GROWTH_FACTOR * first_median_ns:
+        return None
+    text = (
+        "requests probably waited in the server's queue: the median TTFT grew from "
+        f"{_format_ms(first_median_ns)} (first third) to "
+        f"{_format_ms(last_median_ns)} (last third)"
+    )
+    # How much of TTFT was waiting is not known. It is taken to be all of it.
+    return _queue_cause(1.0, text, sure="possible")
+
+
+def _queue_cause(share: float, text: str, sure: str = "likely") -> Cause:
+    """Return a queue as the cause of slow requests, with advice.
+
+    Args:
+        share: The share of TTFT that the queue explains. A share above 1 becomes 1.
+        text: The evidence.
+        sure: "likely" or "possible".
+    """
+    evidence = f"{text}; lower the load or add replicas"
+    return Cause(code="queue", share=min(share, 1.0), sure=sure, evidence=evidence)
+
+
+def _format_ms(value_ns: float) -> str:
+    """Return a duration in whole milliseconds, such as "1,250 ms"."""
+    return f"{value_ns / 1e6:,.0f} ms"
+
+
+def order_by_scheduled_time(requests: JoinedColumns) -> NDArray[np.int64]:
+    """Return the indexes of the requests with a TTFT, ordered by scheduled time."""
+    due_ns = requests["due_ns"]
+    has_ttft = np.flatnonzero(requests.measure("ttft") != UNDEFINED)
+    ordered: NDArray[np.int64] = has_ttft[np.argsort(due_ns[has_ttft], kind="stable")]
+    return ordered
