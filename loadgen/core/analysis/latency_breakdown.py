@@ -282,7 +282,7 @@ def _find_bands(values: Ints, due_ns: Ints, is_used: Mask) -> Iterator[_NearPerc
     ranks_by_percentile = _ranks_of_bands(len(ranked_values))
     if not ranks_by_percentile:
         return
-    end_ranks = set()
+    end_ranks: set[int] = set()
     for ranks in ranks_by_percentile.values():
         end_ranks.update((ranks[0], ranks[-1]))
     ranked_values.partition(sorted(end_ranks))
@@ -427,11 +427,11 @@ class _ListedRequest(NamedTuple):
 
     Attributes:
         metric: The latency by which it is one of them.
-        index: Its index among all ok requests.
+        request_index: Its index among all ok requests.
     """
 
     metric: str
-    index: int
+    request_index: int
 
 
 def list_slowest_requests(
@@ -451,7 +451,7 @@ def list_slowest_requests(
         for index in _slowest_indexes(requests, metric)
     ]
     # Reads only the listed requests, in this order.
-    indexes = np.array([request.index for request in listed], np.int64)
+    indexes = np.array([request.request_index for request in listed], np.int64)
     slowest = JoinedColumns(measured, only_ok=True, order=indexes)
     loads = _measure_concurrent_loads(slowest, len(listed), (*measured, *not_measured))
     could_send_ns = sendable_ns(slowest).tolist()

@@ -91,7 +91,7 @@ class _Cells(NamedTuple):
     @property
     def block_count(self) -> int:
         """The number of blocks of time."""
-        return self.counts.shape[1]
+        return int(self.counts.shape[1])
 
     def mean_of_cells(self, values: NDArray[np.float64]) -> NDArray[np.float64]:
         """Return the mean of the values of each cell, nodes x blocks."""

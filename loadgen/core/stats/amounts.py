@@ -206,7 +206,7 @@ class TimeCurve:
         """Return the amount that came in an interval, ends included; 0 if an end is None."""
         if start_s is None or end_s is None:
             return 0.0
-        edges_s = np.arange(BINS + 1) * self.bin_s
+        edges_s = np.arange(BINS + 1, dtype=np.float64) * self.bin_s
         amounts_until_edges = self._amounts_until_edges(edges_s)
         until_start, until_end = np.interp([start_s, end_s], edges_s, amounts_until_edges)
         return float(until_end - until_start)
