@@ -25,18 +25,22 @@
 
 #define VERSION 18 /* of the interface: compiled.py expects the same number */
 
+/* The constants of transport/receiver.py and transport/reactor.py, which explain them. */
 enum {
     READ_BYTES = 32 << 10,
     MAX_WRITE_BYTES = 256 << 10,
     MAX_READY = 1024,
+    MAX_DEFERRED_READY = 32,
+    MAX_READY_BEFORE_SENDING = 32,
     MAX_CLOCK_READING_NS = 5000,
     POLL_EVERY_NS = 1000000,
     BUSY_POLL_EVERY_NS = 2000000,
     BUSY_READS = 4,
-    MANY_READY = 32,
+    PLAN_AHEAD_NS = POLL_EVERY_NS / 2,
     BACKLOG_LIMIT = 20000,
     DEFER_WAIT_MS = 1,
     DEFER_NS = 1000000,
+    EARLY_DEFERRED_POLL_NS = DEFER_NS / 2,
     DECISION_PERIOD_NS = 100000000,
     DEFER_FROM_READS_PER_S = 4000,
     DEFER_DOWN_TO_READS_PER_S = 2000,
@@ -45,27 +49,66 @@ enum {
     MAX_RUN_READS = 512,
     SMALL_READ_BYTES = 4,
     LARGE_READ_BYTES = 2048,
-    MAX_SIZE_DIGITS = 8,
-    DATA_PREFIX_BYTES = 6, /* "data: " */
-    EVENT_END_BYTES = 2,   /* a blank line */
+    DELIVERIES_PER_CLOCK_READING = 8,
+    NO_TIMER = -1,
+    WRITE_FAILED = -1,
 };
 
 #define NS_PER_S 1000000000LL
 #define DEFER_PAUSE_NS 1000000000LL
-#define FOREVER (1LL << 62)
+#define FOREVER (1LL << 62) /* a time that never comes */
 #define DEFERRED_EPOLL_EVENTS (EPOLLIN | EPOLLRDHUP | EPOLLET)
+
+/* The largest count of tokens, which fits into the columns of the results. */
+#define MAX_TOKEN_COUNT ((1LL << 31) - 1)
+
+/* The token usages of so many responses are cached, unless their JSON is longer. */
+enum { CACHED_USAGES = 4, MAX_CACHED_USAGE_BYTES = 256 };
+
+/* Parts of event streams and chunked bodies. */
+#define DATA_PREFIX "data: "
+#define EVENT_END "\n\n"
+#define CHUNK_END "\r\n"
+#define CHUNKED_BODY_END "\r\n\r\n"
+enum {
+    DATA_PREFIX_BYTES = sizeof DATA_PREFIX - 1,
+    EVENT_END_BYTES = sizeof EVENT_END - 1,
+    CHUNK_END_BYTES = sizeof CHUNK_END - 1,
+    CHUNKED_BODY_END_BYTES = sizeof CHUNKED_BODY_END - 1,
+    MAX_SIZE_DIGITS = 8, /* of the size of a chunk */
+};
+
+/* The bytes below the first are control characters. UTF-8 encodes other characters than ASCII with
+ * bytes from the second on. */
+enum { FIRST_PRINTABLE_BYTE = 0x20, FIRST_NON_ASCII_BYTE = 0x80 };
 
 #ifndef SO_TIMESTAMPNS
 #define SO_TIMESTAMPNS 35
 #endif
 
-static int64_t clock_ns(clockid_t clock)
+static int64_t min_int64(int64_t first, int64_t second)
 {
-    struct timespec at;
-    clock_gettime(clock, &at);
-    return (int64_t)at.tv_sec * NS_PER_S + at.tv_nsec;
+    return first < second ? first : second;
 }
 
+static int64_t max_int64(int64_t first, int64_t second)
+{
+    return first > second ? first : second;
+}
+
+static int64_t timespec_ns(const struct timespec *time)
+{
+    return (int64_t)time->tv_sec * NS_PER_S + time->tv_nsec;
+}
+
+static int64_t clock_ns(clockid_t clock)
+{
+    struct timespec time;
+    clock_gettime(clock, &time);
+    return timespec_ns(&time);
+}
+
+#include "_c/python_objects.h"
 #include "_c/plain_events.h"
 #include "_c/socket_buffer.h"
 #include "_c/receiver.h"
@@ -93,17 +136,21 @@ static struct PyModuleDef definition = {
     .m_methods = functions,
 };
 
-/* Create a type, add it to the module and return a new reference to it, or NULL with an
+/* Create a type and add it to the module. Return a new reference to the type, or NULL with an
  * exception. */
 static PyObject *add_type(PyObject *module, const char *name, PyType_Spec *spec)
 {
     PyObject *type = PyType_FromSpec(spec);
-    if (type != NULL && PyModule_AddObjectRef(module, name, type) < 0)
-        Py_CLEAR(type);
+    if (type == NULL)
+        return NULL;
+    if (PyModule_AddObjectRef(module, name, type) < 0) {
+        Py_DECREF(type);
+        return NULL;
+    }
     return type;
 }
 
-/* Add the types to the module. Return -1 with an exception. */
+/* Add the types to the module. Return 0, or -1 with an exception. */
 static int add_types(PyObject *module)
 {
     static const struct {
@@ -114,18 +161,17 @@ static int add_types(PyObject *module)
         {"ResponseState", &response_spec},     {"DecoderState", &decoder_spec},
         {"ResponseReaderState", &reader_spec},
     };
-    socket_buffer_type = (PyTypeObject *)add_type(module, "SocketBuffer", &socket_buffer_spec);
-    if (socket_buffer_type == NULL)
-        return -1;
     for (size_t i = 0; i < sizeof types / sizeof *types; i++) {
-        PyObject *type = add_type(module, types[i].name, types[i].spec);
-        if (type == NULL)
+        /* The module has a reference of its own, so that this one is not needed. */
+        if (discard_result(add_type(module, types[i].name, types[i].spec)) < 0)
             return -1;
-        Py_DECREF(type); /* The module has a reference. */
     }
-    return 0;
+    /* The functions here check for this type, so that its reference is kept. */
+    socket_buffer_type = (PyTypeObject *)add_type(module, "SocketBuffer", &socket_buffer_spec);
+    return socket_buffer_type == NULL ? -1 : 0;
 }
 
+/* Create the module, when Python imports it. */
 PyMODINIT_FUNC PyInit__compiled(void)
 {
     PyObject *module = PyModule_Create(&definition);

@@ -1,77 +1,131 @@
-/* Delivers reads to exchanges, and sends and ends requests where nothing else is to be done. Part
- * of _compiled.c.
+/* Delivers reads to exchanges, and sends and ends requests, in the usual case. Part of _compiled.c.
  *
- * Every other case is left to the reactor and the pool in Python. */
+ * Every other case is left to the reactor and the pool in Python, which are the reference. An
+ * exchange is a request with its response. */
 
-/* The result of delivering the reads of a socket buffer, which Python gets as a number. */
-enum Delivery { DELIVERY_FAILED = -1, LEFT_TO_PYTHON = 0, DELIVERED = 1, COMPLETED = 2 };
+/* The result of delivering the reads of a socket buffer to the exchange of its connection.
+ * `Receiver.deliver` returns it as a number. */
+enum Delivery {
+    DELIVERY_FAILED = -1, /* with an exception */
+    LEFT_TO_PYTHON = 0,   /* nothing was done, because the case is not a usual one */
+    DELIVERED = 1,        /* the response goes on */
+    COMPLETED = 2,        /* the response is over */
+};
 
-/* Return whether the first read of a response cannot be a 408 that ends an idle connection. */
+/* -- delivering reads -------------------------------------------------------------------------- */
+
+/* Return whether the first read of a buffer begins with the status line of a success (2xx).
+ *
+ * Another response needs Python: it may be a 408 with which a server ends an idle connection, which
+ * is no response to the request. */
 static int begins_successful_response(const SocketBuffer *buffer)
 {
-    Read from_python;
-    const Read *first = &from_python;
-    if (PyList_Size(buffer->reads) == 0)
-        first = &buffer->first_waiting->read;
-    else if (!read_from_tuple(PyList_GetItem(buffer->reads, 0), &from_python))
+    if (PyList_Size(buffer->reads) == 0) {
+        const Read *first = &buffer->first_waiting->read;
+        return begins_with_success(first->data, first->size);
+    }
+    Read first;
+    if (!parse_read_tuple(PyList_GetItem(buffer->reads, 0), &first))
         return 0;
-    return begins_with_success(first->data, first->size);
+    return begins_with_success(first.data, first.size);
 }
 
-/* Return the exchange (borrowed) to which the reads of a buffer can be delivered here, or NULL. The
- * connection has no TLS, and so few events were requested that no template is learned. */
-static Exchange *exchange_for_delivery(const SocketBuffer *buffer)
+/* Return whether a buffer holds nothing but complete reads of an open connection without TLS.
+ *
+ * It is not so if the connection has ended, if its socket is read late (deferred), or if plain
+ * events may be counted instead of being passed on (it has a template). */
+static int has_ordinary_reads(const SocketBuffer *buffer)
 {
-    Exchange *exchange = (Exchange *)buffer->exchange;
-    int is_ordinary = !buffer->ended_at && !buffer->is_closed && !buffer->is_deferred &&
-                      buffer->plain_read_count == 0 && buffer->template == Py_None &&
-                      buffer->tls == Py_None;
-    if (!is_ordinary || buffer->reads == NULL || !PyList_Check(buffer->reads) ||
-        count_reads(buffer) < 1)
+    int is_open = !buffer->ended_at && !buffer->is_closed;
+    int may_count_events = buffer->plain_read_count > 0 || buffer->template != Py_None;
+    if (!is_open || may_count_events || buffer->is_deferred || buffer->tls != Py_None)
+        return 0;
+    return buffer->reads != NULL && PyList_Check(buffer->reads) && count_reads(buffer) > 0;
+}
+
+/* Return the exchange (a request with its response) of a connection, borrowed, or NULL if it is not
+ * of the registered class, of which C knows the fields. */
+static Exchange *find_exchange(const SocketBuffer *buffer)
+{
+    PyObject *exchange = buffer->exchange;
+    int is_known =
+        exchange != NULL && exchange_class != NULL && Py_TYPE(exchange) == exchange_class;
+    return is_known ? (Exchange *)exchange : NULL;
+}
+
+/* Return the exchange (borrowed) to which the reads of a buffer can be delivered in C, or NULL.
+ *
+ * This is the case for short responses on a connection without TLS. In a longer response, templates
+ * are learned to count similar events, which the pool in Python decides. */
+static Exchange *find_exchange_for_delivery(const SocketBuffer *buffer)
+{
+    if (!has_ordinary_reads(buffer))
         return NULL;
-    if (exchange == NULL || exchange_class == NULL ||
-        Py_TYPE((PyObject *)exchange) != exchange_class ||
-        Py_TYPE(exchange->reader) != reader_class)
+    Exchange *exchange = find_exchange(buffer);
+    if (exchange == NULL || Py_TYPE(exchange->reader) != reader_class)
         return NULL;
-    if (((ResponseReader *)exchange->reader)->learned_templates != NO_MORE_TEMPLATES)
+    const ResponseReader *reader = (ResponseReader *)exchange->reader;
+    int may_learn_templates = reader->learned_templates != NO_MORE_TEMPLATES;
+    if (may_learn_templates)
         return NULL;
-    if (exchange->head_received_at < 0 && !begins_successful_response(buffer))
+    int is_first_read = exchange->head_received_at == NEVER;
+    if (is_first_read && !begins_successful_response(buffer))
         return NULL;
     return exchange;
 }
 
-/* Feed the reads of a buffer to its exchange, and empty the buffer. */
-static enum FeedResult feed_buffer(Receiver *receiver, SocketBuffer *buffer, Exchange *exchange)
+/* Feed the waiting reads of a buffer, for which no Python objects exist, to its exchange. The
+ * buffer is empty and not in the queue afterwards. */
+static enum FeedResult feed_waiting_reads_of_buffer(Receiver *receiver, SocketBuffer *buffer,
+                                                    Exchange *exchange)
 {
-    if (PyList_Size(buffer->reads) == 0) {
-        if (buffer->is_queued)
-            receiver->queued_reads -= buffer->waiting_count;
-        buffer->is_queued = 0;
-        WaitingRead *waiting = detach_waiting(buffer);
-        enum FeedResult result = feed_waiting_reads(exchange, waiting);
-        free_waiting(waiting);
-        return result;
-    }
-    PyObject *reads = receiver_take_reads((PyObject *)receiver, (PyObject *)buffer);
+    if (buffer->is_queued)
+        receiver->queued_reads -= buffer->waiting_count;
     buffer->is_queued = 0;
-    PyObject *is_over = reads == NULL ? NULL : exchange_feed_reads((PyObject *)exchange, reads);
-    Py_XDECREF(reads);
-    if (is_over == NULL)
-        return FEED_FAILED;
-    enum FeedResult result = is_over == Py_True ? RESPONSE_OVER : RESPONSE_GOES_ON;
-    Py_DECREF(is_over);
+    WaitingRead *waiting = detach_waiting_reads(buffer);
+    enum FeedResult result = feed_waiting_reads(exchange, waiting);
+    free_waiting_reads(waiting);
     return result;
 }
 
-/* Deliver the reads of a socket buffer if they can be delivered here. */
+/* Feed all reads of a buffer to its exchange as Python objects. The buffer is empty and not in the
+ * queue afterwards. */
+static enum FeedResult feed_listed_reads(Receiver *receiver, SocketBuffer *buffer,
+                                         Exchange *exchange)
+{
+    PyObject *reads = receiver_take_reads((PyObject *)receiver, (PyObject *)buffer);
+    buffer->is_queued = 0;
+    if (reads == NULL)
+        return FEED_FAILED;
+    enum FeedResult result = feed_read_sequence(exchange, reads);
+    Py_DECREF(reads);
+    return result;
+}
+
+/* Feed the reads of a buffer to its exchange, and empty the buffer.
+ *
+ * The usual reads are waiting ones, without Python objects. They become Python objects only if
+ * something has asked for the list of reads before. */
+static enum FeedResult feed_buffer(Receiver *receiver, SocketBuffer *buffer, Exchange *exchange)
+{
+    int has_python_reads = PyList_Size(buffer->reads) > 0;
+    if (has_python_reads)
+        return feed_listed_reads(receiver, buffer, exchange);
+    return feed_waiting_reads_of_buffer(receiver, buffer, exchange);
+}
+
+/* Deliver the reads of a socket buffer to its exchange, if this is a case that C handles (see
+ * `find_exchange_for_delivery`). While the response goes on, the buffer learns whether its next
+ * reads are urgent. */
 static enum Delivery deliver(Receiver *receiver, PyObject *value)
 {
-    if (!is_socket_buffer(value))
+    if (!check_socket_buffer(value))
         return DELIVERY_FAILED;
     SocketBuffer *buffer = (SocketBuffer *)value;
-    Exchange *exchange = exchange_for_delivery(buffer);
+    Exchange *exchange = find_exchange_for_delivery(buffer);
     if (exchange == NULL)
         return LEFT_TO_PYTHON;
+    /* A function that is called meanwhile may remove the exchange from the buffer. */
     Py_INCREF((PyObject *)exchange);
     enum FeedResult result = feed_buffer(receiver, buffer, exchange);
     if (result == RESPONSE_GOES_ON)
@@ -82,6 +136,7 @@ static enum Delivery deliver(Receiver *receiver, PyObject *value)
     return result == RESPONSE_OVER ? COMPLETED : DELIVERED;
 }
 
+/* Receiver.deliver(buffer): deliver the reads of a buffer. Return a `Delivery` as a number. */
 static PyObject *receiver_deliver(PyObject *self, PyObject *value)
 {
     enum Delivery delivery = deliver((Receiver *)self, value);
@@ -97,95 +152,140 @@ static int has_sent_all(const SocketBuffer *buffer)
            PyList_Size(buffer->unsent) == 0;
 }
 
-enum { NOT_SENT = -1, SENDING_FAILED = -2 };
+/* Stands for the number of bytes that the socket did not accept if the request was left to
+ * Python. */
+enum { NOT_SENT = -1 };
 
-/* Send a request, whose head and body are bytes, on an idle connection. Return how many bytes the
- * socket did not accept, or SENDING_FAILED with an exception. */
-static int64_t send_on_connection(Exchange *exchange, PyObject *connection,
-                                  PyObject *open_exchanges)
+/* Connect an exchange (a request with its response) with the idle connection that will carry it. */
+static void assign_connection(Exchange *exchange, SocketBuffer *buffer)
 {
-    SocketBuffer *buffer = (SocketBuffer *)connection;
     set_field(&buffer->exchange, (PyObject *)exchange);
+    set_field(&exchange->connection, (PyObject *)buffer);
+
+    /* What the last response said of its reads does not hold for the next one. */
     set_field(&buffer->template, Py_None);
-    set_field(&exchange->connection, connection);
     buffer->can_batch_reads = 0;
+
     exchange->is_connection_reused = buffer->responses_served > 0;
     if (!exchange->is_connection_reused) {
         exchange->tcp_connect_ns = buffer->tcp_connect_ns;
         exchange->tls_handshake_ns = buffer->tls_handshake_ns;
     }
-    if (PySet_Add(open_exchanges, (PyObject *)exchange) < 0)
-        return SENDING_FAILED;
-    struct iovec vectors[] = {
-        {.iov_base = PyBytes_AsString(exchange->head),
-         .iov_len = (size_t)PyBytes_Size(exchange->head)},
-        {.iov_base = PyBytes_AsString(exchange->body),
-         .iov_len = (size_t)PyBytes_Size(exchange->body)},
-    };
-    int64_t total_bytes = (int64_t)(vectors[0].iov_len + vectors[1].iov_len);
-    int64_t started_at;
-    int64_t sent_bytes = write_parts(buffer->fd, vectors, 2, &started_at);
-    exchange->ready_at = started_at;
-    exchange->sent_at = started_at;
-    exchange->bytes_sent += total_bytes;
-    return sent_bytes < 0 ? 0
-                          : total_bytes - sent_bytes; /* An error is reported by the next read. */
 }
 
-/* Return whether a value is a connection that can carry a request now. */
-static int is_usable_connection(PyObject *value, int64_t reuse_ns)
+/* Return the byte range of a Python bytes object. It stays valid as long as the object. */
+static struct iovec vector_of_bytes(PyObject *bytes)
+{
+    return (struct iovec){.iov_base = PyBytes_AsString(bytes),
+                          .iov_len = (size_t)PyBytes_Size(bytes)};
+}
+
+/* Write the head and the body of a request, which are bytes, to a socket, and note the times.
+ *
+ * Return how many bytes the socket did not accept. After an error that is 0, because the next read
+ * of the socket reports the error. */
+static int64_t write_request(Exchange *exchange, int fd)
+{
+    struct iovec vectors[] = {vector_of_bytes(exchange->head), vector_of_bytes(exchange->body)};
+    int64_t total_bytes = (int64_t)(vectors[0].iov_len + vectors[1].iov_len);
+    int64_t started_at;
+    int64_t written_bytes = write_vectors(fd, vectors, 2, &started_at);
+    exchange->ready_at = started_at; /* The connection was open, so that sending began at once. */
+    exchange->sent_at = started_at;
+    exchange->bytes_sent += total_bytes;
+    return written_bytes == WRITE_FAILED ? 0 : total_bytes - written_bytes;
+}
+
+/* Return whether an object is a connection without TLS that can carry a request now: it is open,
+ * has nothing left to send, and has been idle for at most `max_idle_ns`. */
+static int is_usable_connection(PyObject *value, int64_t max_idle_ns)
 {
     if (!PyObject_TypeCheck(value, socket_buffer_type))
         return 0;
     const SocketBuffer *buffer = (SocketBuffer *)value;
-    return !buffer->is_closed && buffer->tls == Py_None && has_sent_all(buffer) &&
-           clock_ns(CLOCK_MONOTONIC) - buffer->idle_since <= reuse_ns;
+    if (buffer->is_closed || buffer->tls != Py_None || !has_sent_all(buffer))
+        return 0;
+    int64_t idle_ns = clock_ns(CLOCK_MONOTONIC) - buffer->idle_since;
+    return idle_ns <= max_idle_ns;
 }
 
-/* Receiver.try_send_on_idle(exchange, idle, reuse_ns, open_exchanges) */
+/* Return the newest of the idle connections, as a new reference, or NULL without an exception if
+ * there is none. */
+static PyObject *get_newest_idle(PyObject *idle)
+{
+    Py_ssize_t size = PySequence_Size(idle);
+    PyObject *connection = size > 0 ? PySequence_GetItem(idle, size - 1) : NULL;
+    if (connection == NULL)
+        PyErr_Clear();
+    return connection;
+}
+
+/* Remove the newest idle connection from `idle`, and send a request on it.
+ *
+ * `*unsent_bytes` becomes the number of bytes that the socket did not accept. Return 0, or -1 with
+ * an exception. */
+static int pop_idle_and_send(PyObject *idle, SocketBuffer *connection, Exchange *exchange,
+                             PyObject *open_exchanges, int64_t *unsent_bytes)
+{
+    if (discard_result(PyObject_CallMethodObjArgs(idle, name_pop, NULL)) < 0)
+        return -1;
+    assign_connection(exchange, connection);
+    if (PySet_Add(open_exchanges, (PyObject *)exchange) < 0)
+        return -1;
+    *unsent_bytes = write_request(exchange, connection->fd);
+    return 0;
+}
+
+/* Receiver.try_send_on_idle(exchange, idle, max_idle_ns, open_exchanges): send a request on the
+ * connection that became idle last.
+ *
+ * This is the usual case, in which it saves the calls of the pool and the reactor in Python. `idle`
+ * is a deque of connections, and the exchange is added to the set `open_exchanges`. Return how many
+ * bytes the socket did not accept, or NOT_SENT if nothing was done: the arguments have other types,
+ * or the connection cannot be used. */
 static PyObject *receiver_try_send_on_idle(PyObject *Py_UNUSED(self), PyObject *const *args,
                                            Py_ssize_t count)
 {
-    if (count != 4 || exchange_class == NULL || Py_TYPE(args[0]) != exchange_class ||
-        !PySet_Check(args[3]))
+    enum { EXCHANGE, IDLE, MAX_IDLE_NS, OPEN_EXCHANGES, ARGUMENT_COUNT };
+    if (count != ARGUMENT_COUNT || exchange_class == NULL ||
+        Py_TYPE(args[EXCHANGE]) != exchange_class || !PySet_Check(args[OPEN_EXCHANGES]))
         return PyLong_FromLong(NOT_SENT);
-    Exchange *exchange = (Exchange *)args[0];
-    PyObject *idle = args[1];
-    int is_valid = 1;
-    int64_t reuse_ns = read_number(args[2], &is_valid);
-    Py_ssize_t size = PySequence_Size(idle);
-    PyObject *connection = size > 0 ? PySequence_GetItem(idle, size - 1) : NULL;
+    Exchange *exchange = (Exchange *)args[EXCHANGE];
+    int64_t max_idle_ns;
+    int has_limit = read_int64(args[MAX_IDLE_NS], &max_idle_ns);
+    PyObject *connection = get_newest_idle(args[IDLE]);
+    if (connection == NULL)
+        return PyLong_FromLong(NOT_SENT);
+    int is_request_bytes = PyBytes_Check(exchange->head) && PyBytes_Check(exchange->body);
     int64_t unsent_bytes = NOT_SENT;
-    int is_usable = connection != NULL && is_valid && PyBytes_Check(exchange->head) &&
-                    PyBytes_Check(exchange->body) && is_usable_connection(connection, reuse_ns);
-    if (is_usable) {
-        PyObject *popped = PyObject_CallMethodObjArgs(idle, name_pop, NULL);
-        unsent_bytes =
-            popped == NULL ? SENDING_FAILED : send_on_connection(exchange, connection, args[3]);
-        Py_XDECREF(popped);
-    } else
-        PyErr_Clear();
-    Py_XDECREF(connection);
-    return unsent_bytes == SENDING_FAILED ? NULL : PyLong_FromLongLong(unsent_bytes);
+    int status = 0;
+    if (has_limit && is_request_bytes && is_usable_connection(connection, max_idle_ns))
+        status = pop_idle_and_send(args[IDLE], (SocketBuffer *)connection, exchange,
+                                   args[OPEN_EXCHANGES], &unsent_bytes);
+    Py_DECREF(connection);
+    return status < 0 ? NULL : PyLong_FromLongLong(unsent_bytes);
 }
 
 /* -- ending a request -------------------------------------------------------------------------- */
 
-/* Return whether a connection whose response is complete can carry another request, without any
- * limit by the server. */
+/* Return whether a connection can carry another request as it is, so that C may make it idle.
+ *
+ * Its response must be complete and not yet reported to the caller, and the server must not have
+ * limited the use of the connection in a Keep-Alive header, which the pool in Python observes. */
 static int can_recycle(const SocketBuffer *buffer)
 {
-    const Exchange *exchange = (Exchange *)buffer->exchange;
-    if (exchange == NULL || exchange_class == NULL ||
-        Py_TYPE((PyObject *)exchange) != exchange_class || exchange->is_reported ||
-        Py_TYPE(exchange->response) != response_class)
+    const Exchange *exchange = find_exchange(buffer);
+    if (exchange == NULL || exchange->is_reported || Py_TYPE(exchange->response) != response_class)
         return 0;
     const ResponseParser *response = (ResponseParser *)exchange->response;
-    return response->is_complete && response->is_reusable && response->uses_left == Py_None &&
-           response->idle_limit_s == Py_None && has_sent_all(buffer);
+    int has_server_limit = response->uses_left != Py_None || response->idle_limit_s != Py_None;
+    if (has_server_limit || !response->is_complete || !response->is_reusable)
+        return 0;
+    return has_sent_all(buffer);
 }
 
-/* Remove an exchange from the requests in flight. Return -1 with an exception. */
+/* Remove an exchange from the requests in flight: the dict of its pool, and the set of all pools.
+ * It may be missing in both. Return 0, or -1 with an exception. */
 static int remove_from_flight(PyObject *exchange, PyObject *in_flight, PyObject *open_exchanges)
 {
     if (PySet_Discard(open_exchanges, exchange) < 0)
@@ -195,91 +295,121 @@ static int remove_from_flight(PyObject *exchange, PyObject *in_flight, PyObject 
     return PyErr_Occurred() ? -1 : 0;
 }
 
-/* Make a connection idle. Return -1 with an exception. */
-static int add_to_idle(PyObject *idle, PyObject *connection)
+/* Append a connection to the deque of idle ones. Return 0, or -1 with an exception. */
+static int add_to_idle(PyObject *idle, SocketBuffer *connection)
 {
-    ((SocketBuffer *)connection)->idle_since = clock_ns(CLOCK_MONOTONIC);
-    PyObject *result = PyObject_CallMethodObjArgs(idle, name_append, connection, NULL);
-    Py_XDECREF(result);
-    return result == NULL ? -1 : 0;
+    connection->idle_since = clock_ns(CLOCK_MONOTONIC);
+    return discard_result(
+        PyObject_CallMethodObjArgs(idle, name_append, (PyObject *)connection, NULL));
 }
 
-/* Receiver.try_recycle(buffer, idle, in_flight, open_exchanges) */
+/* Separate an exchange from its connection, which becomes urgent again for its next response.
+ *
+ * The body of the request is released, because it may be large and is not sent again. Return 0, or
+ * -1 with an exception. */
+static int release_connection(Receiver *receiver, SocketBuffer *connection, Exchange *exchange)
+{
+    set_field(&connection->exchange, Py_None);
+    connection->responses_served++;
+    if (set_deferred(receiver, connection, 0) < 0)
+        return -1;
+    set_field(&exchange->connection, Py_None);
+    set_field(&exchange->body, no_bytes);
+    return 0;
+}
+
+/* Receiver.try_recycle(buffer, idle, in_flight, open_exchanges): make the connection of a completed
+ * response idle.
+ *
+ * This is the usual end of a request, in which it saves calls of the pool in Python. `idle` is a
+ * deque of connections. The exchange is removed from the dict `in_flight` and from the set
+ * `open_exchanges`. Return the exchange (a new reference), whose completion the caller reports, or
+ * None if nothing was done: the arguments have other types, or `can_recycle` is false. */
 static PyObject *receiver_try_recycle(PyObject *self, PyObject *const *args, Py_ssize_t count)
 {
-    if (count != 4 || !PyObject_TypeCheck(args[0], socket_buffer_type) || !PyDict_Check(args[2]) ||
-        !PySet_Check(args[3]) || !can_recycle((SocketBuffer *)args[0]))
+    enum { BUFFER, IDLE, IN_FLIGHT, OPEN_EXCHANGES, ARGUMENT_COUNT };
+    if (count != ARGUMENT_COUNT || !PyObject_TypeCheck(args[BUFFER], socket_buffer_type) ||
+        !PyDict_Check(args[IN_FLIGHT]) || !PySet_Check(args[OPEN_EXCHANGES]))
         Py_RETURN_NONE;
-    SocketBuffer *buffer = (SocketBuffer *)args[0];
-    PyObject *exchange = buffer->exchange; /* takes over the reference of the buffer */
-    Py_INCREF(Py_None);
-    buffer->exchange = Py_None;
-    buffer->responses_served++;
-    int failed = set_deferred((Receiver *)self, buffer, 0) < 0;
-    if (!failed) {
-        set_field(&((Exchange *)exchange)->connection, Py_None);
-        set_field(&((Exchange *)exchange)->body, no_bytes);
-        failed =
-            remove_from_flight(exchange, args[2], args[3]) < 0 || add_to_idle(args[1], args[0]) < 0;
+    SocketBuffer *connection = (SocketBuffer *)args[BUFFER];
+    if (!can_recycle(connection))
+        Py_RETURN_NONE;
+    PyObject *exchange = connection->exchange;
+    Py_INCREF(exchange); /* Its connection drops it. This reference becomes the result. */
+    if (release_connection((Receiver *)self, connection, (Exchange *)exchange) < 0 ||
+        remove_from_flight(exchange, args[IN_FLIGHT], args[OPEN_EXCHANGES]) < 0 ||
+        add_to_idle(args[IDLE], connection) < 0) {
+        Py_DECREF(exchange);
+        return NULL;
     }
-    if (failed)
-        Py_CLEAR(exchange);
     return exchange;
 }
 
 /* -- delivering the queue ---------------------------------------------------------------------- */
 
-/* Call `response_completed` of the owner of a connection. Return -1 with an exception. */
+/* Call `response_completed(connection)` of the owner of a connection, such as a pool. Return 0, or
+ * -1 with an exception. */
 static int report_completed(PyObject *connection)
 {
     PyObject *owner = ((SocketBuffer *)connection)->owner;
-    Py_INCREF(owner);
-    PyObject *result = PyObject_CallMethodObjArgs(owner, name_response_completed, connection, NULL);
+    Py_INCREF(owner); /* The call may set another owner. */
+    int status = discard_result(
+        PyObject_CallMethodObjArgs(owner, name_response_completed, connection, NULL));
     Py_DECREF(owner);
-    Py_XDECREF(result);
-    return result == NULL ? -1 : 0;
+    return status;
 }
 
-/* Deliver the first buffer in the queue. `*called_python` becomes 1 if Python was called for it.
- * Return -1 with an exception. */
-static int deliver_first(Receiver *receiver, PyObject *deliver_in_python, int *called_python)
+/* Deliver the reads of a connection in C, or by calling `deliver_in_python` with it.
+ *
+ * `*called_python` becomes 1 if a Python function was called, which may have changed what is to be
+ * done next. Return 0, or -1 with an exception. */
+static int deliver_connection(Receiver *receiver, PyObject *connection, PyObject *deliver_in_python,
+                              int *called_python)
+{
+    switch (deliver(receiver, connection)) {
+    case DELIVERED:
+        return 0;
+    case COMPLETED:
+        *called_python = 1;
+        return report_completed(connection);
+    case LEFT_TO_PYTHON:
+        *called_python = 1;
+        return discard_result(PyObject_CallFunctionObjArgs(deliver_in_python, connection, NULL));
+    case DELIVERY_FAILED:
+        break;
+    }
+    return -1;
+}
+
+/* Remove the first connection from the queue and deliver its reads.
+ *
+ * `*called_python` becomes 1 if a Python function was called. Return 0, or -1 with an
+ * exception. */
+static int deliver_first_in_queue(Receiver *receiver, PyObject *deliver_in_python,
+                                  int *called_python)
 {
     PyObject *connection = PyObject_CallFunctionObjArgs(receiver->queue_popleft, NULL);
     if (connection == NULL)
         return -1;
-    int status = 0;
-    switch (deliver(receiver, connection)) {
-    case DELIVERED:
-        break;
-    case COMPLETED:
-        *called_python = 1;
-        status = report_completed(connection);
-        break;
-    case LEFT_TO_PYTHON:
-        *called_python = 1;
-        Py_INCREF(connection);
-        status = call_with(deliver_in_python, connection);
-        break;
-    case DELIVERY_FAILED:
-        status = -1;
-        break;
-    }
+    int status = deliver_connection(receiver, connection, deliver_in_python, called_python);
     Py_DECREF(connection);
     return status;
 }
 
-enum { DELIVERIES_PER_CLOCK_READING = 8 };
-
-/* Receiver.deliver_queued: return the time, or -1 with an exception. `*called_python` becomes 1 if
- * Python was called. */
-static int64_t deliver_slice(Receiver *receiver, int64_t slice_ns, PyObject *deliver_in_python,
-                             int *called_python)
+/* Deliver the queued buffers, one after the other, for at most `slice_ns`.
+ *
+ * The clock is read after every DELIVERIES_PER_CLOCK_READING buffers. `*called_python` becomes 1 if
+ * a Python function was called. Return the monotonic time, or -1 with an exception. */
+static int64_t deliver_for_slice(Receiver *receiver, int64_t slice_ns, PyObject *deliver_in_python,
+                                 int *called_python)
 {
     int64_t now = clock_ns(CLOCK_MONOTONIC);
     int64_t slice_end = now + slice_ns;
-    for (int delivered = 1; PyObject_Size(receiver->queue) > 0; delivered++) {
-        if (deliver_first(receiver, deliver_in_python, called_python) < 0)
+    int delivered = 0;
+    while (PyObject_Size(receiver->queue) > 0) {
+        if (deliver_first_in_queue(receiver, deliver_in_python, called_python) < 0)
             return -1;
+        delivered++;
         if (delivered % DELIVERIES_PER_CLOCK_READING == 0) {
             now = clock_ns(CLOCK_MONOTONIC);
             if (now > slice_end)
@@ -289,15 +419,222 @@ static int64_t deliver_slice(Receiver *receiver, int64_t slice_ns, PyObject *del
     return now;
 }
 
+/* Receiver.deliver_queued(slice_ns, deliver): deliver the queued buffers for at most `slice_ns`.
+ *
+ * `deliver` is called with each buffer whose reads are not delivered in C. Return the monotonic
+ * time in ns. */
 static PyObject *receiver_deliver_queued(PyObject *self, PyObject *const *args, Py_ssize_t count)
 {
-    int is_valid = count == 2;
-    int called_python = 0;
-    int64_t slice_ns = is_valid ? read_number(args[0], &is_valid) : 0;
-    if (!is_valid) {
-        PyErr_SetString(PyExc_TypeError, "deliver_queued(slice_ns, deliver)");
+    int64_t slice_ns;
+    if (count != 2 || !read_int64(args[0], &slice_ns)) {
+        PyErr_SetString(PyExc_TypeError,
+                        "deliver_queued() takes a slice in ns (an int) and a function");
         return NULL;
     }
-    int64_t now = deliver_slice((Receiver *)self, slice_ns, args[1], &called_python);
+    int called_python = 0; /* Python has called this method, so that nothing depends on it. */
+    int64_t now = deliver_for_slice((Receiver *)self, slice_ns, args[1], &called_python);
     return now < 0 ? NULL : PyLong_FromLongLong(now);
 }
+
+/* -- receiving and delivering ------------------------------------------------------------------ */
+
+/* The arguments of Receiver.receive_and_deliver. Times are monotonic, in ns. */
+typedef struct {
+    int max_wait_ms;          /* the longest wait of each poll, or negative for no limit */
+    long long return_at;      /* when the turn of the caller is over */
+    long long tick_at;        /* when the next tick of the caller is due */
+    long long slice_ns;       /* for how long to deliver before the next poll */
+    PyObject *open_exchanges; /* the set of the requests in flight */
+    PyObject *deliver;        /* is called with a buffer that is not delivered in C */
+} TurnArguments;
+
+/* Return when the caller has to do something else than to receive: to send the next request
+ * (`wake_at`) or to handle its tick. */
+static int64_t caller_due_at(const Receiver *receiver, const TurnArguments *arguments)
+{
+    return min_int64(receiver->wake_at, arguments->tick_at);
+}
+
+/* Poll and read until there is something to deliver or the caller has something to do.
+ *
+ * `*unhandled` becomes a list of what the caller has to handle, or NULL. Return 0, or -1 with an
+ * exception. */
+static int receive_for_turn(Receiver *receiver, const TurnArguments *arguments,
+                            PyObject **unhandled)
+{
+    int64_t due_at = caller_due_at(receiver, arguments);
+    int has_queued_reads = PyObject_Size(receiver->queue) > 0;
+    int awaits_responses = PySet_Size(arguments->open_exchanges) > 0;
+    const ReceiveLimits limits = {
+        .max_wait_ms = has_queued_reads ? 0 : arguments->max_wait_ms,
+        .return_at = min_int64(arguments->return_at, due_at),
+        .timer_limit = awaits_responses ? due_at : NO_TIMER,
+    };
+    return receive(receiver, &limits, unhandled);
+}
+
+/* Return whether a list of pairs (descriptor, events) has one item, and this is the timer. */
+static int is_timer_only(const Receiver *receiver, PyObject *unhandled)
+{
+    if (PyList_Size(unhandled) != 1)
+        return 0;
+    PyObject *descriptor_and_events = PyList_GetItem(unhandled, 0);
+    int64_t descriptor;
+    int is_valid = read_int64(PyTuple_GetItem(descriptor_and_events, 0), &descriptor);
+    return is_valid && descriptor == receiver->timer;
+}
+
+/* Clear the timer that has fired. Return whether that was possible.
+ *
+ * The poll returned after the timer had fired, so that every socket that it did not report was
+ * empty then. */
+static int clear_timer(Receiver *receiver)
+{
+    receiver->last_poll_at = max_int64(receiver->last_poll_at, receiver->timer_armed_for);
+    receiver->timer_armed_for = 0;
+    uint64_t expirations;
+    int was_read = read(receiver->timer, &expirations, sizeof expirations) >= 0;
+    return was_read || errno == EAGAIN;
+}
+
+/* Deliver queued buffers for a slice of time, if there are any. Return 0, or -1 with an
+ * exception. */
+static int deliver_for_turn(Receiver *receiver, const TurnArguments *arguments, int *called_python)
+{
+    if (PyObject_Size(receiver->queue) == 0)
+        return 0;
+    int64_t now =
+        deliver_for_slice(receiver, arguments->slice_ns, arguments->deliver, called_python);
+    if (now < 0)
+        return -1;
+    receiver->now = now;
+    return 0;
+}
+
+/* Return whether the caller has something to do, or nothing is left to do for the receiver.
+ *
+ * That is so after a Python function was called, at the end of the turn or at a tick, without
+ * traffic, and if so many reads wait that nothing more should be read. */
+static int is_turn_over(const Receiver *receiver, const TurnArguments *arguments, int called_python)
+{
+    int is_time_over = receiver->now >= arguments->return_at || receiver->now >= arguments->tick_at;
+    int is_idle = receiver->ready_count == 0 && PyObject_Size(receiver->queue) == 0;
+    int has_backlog = receiver->queued_reads >= BACKLOG_LIMIT;
+    return called_python || is_time_over || is_idle || has_backlog;
+}
+
+/* Set the timer for the next poll or for the caller, whichever comes first, as
+ * `Reactor._arm_timer`.
+ *
+ * Polls are needed only while responses are awaited. While deferring, the receiver waits for at
+ * most a millisecond anyway. Return 0, or -1 with an exception. */
+static int arm_timer_for_next_pass(Receiver *receiver, const TurnArguments *arguments)
+{
+    int64_t timer_at = caller_due_at(receiver, arguments);
+    int awaits_responses = PySet_Size(arguments->open_exchanges) > 0;
+    if (awaits_responses && !receiver->is_deferring)
+        timer_at = min_int64(timer_at, receiver->next_poll_at);
+    int is_armed = timer_at == receiver->timer_armed_for;
+    return is_armed ? 0 : arm_timer(receiver, timer_at);
+}
+
+/* Receive and deliver, pass by pass, until the caller has something to do.
+ *
+ * Return the list of what the caller has to handle (empty if only `wake_at` has come), None if all
+ * is done, or NULL with an exception. */
+static PyObject *run_turn(Receiver *receiver, const TurnArguments *arguments)
+{
+    int called_python = 0;
+    for (;;) {
+        PyObject *unhandled;
+        if (receive_for_turn(receiver, arguments, &unhandled) < 0)
+            return NULL;
+        if (unhandled != NULL) {
+            int is_handled = is_timer_only(receiver, unhandled) && clear_timer(receiver);
+            if (!is_handled)
+                return unhandled;
+            Py_DECREF(unhandled);
+        }
+        int is_request_due = receiver->now >= receiver->wake_at;
+        if (is_request_due)
+            return PyList_New(0);
+        if (deliver_for_turn(receiver, arguments, &called_python) < 0)
+            return NULL;
+        if (is_turn_over(receiver, arguments, called_python))
+            Py_RETURN_NONE;
+        if (arm_timer_for_next_pass(receiver, arguments) < 0)
+            return NULL;
+    }
+}
+
+/* Receiver.receive_and_deliver(max_wait_ms, return_at, tick_at, open_exchanges, slice_ns, deliver):
+ * run a part of the turn of a load generator that needs no Python code.
+ *
+ * It receives, delivers queued buffers and sets the timer, as the reactor in Python does, and goes
+ * on for as long as that is all there is to do. `TurnArguments` describes the arguments. Return the
+ * descriptors and events that the caller has to handle, or None if there is nothing left. */
+static PyObject *receiver_receive_and_deliver(PyObject *self, PyObject *args)
+{
+    TurnArguments arguments;
+    if (!PyArg_ParseTuple(args, "iLLO!LO", &arguments.max_wait_ms, &arguments.return_at,
+                          &arguments.tick_at, &PySet_Type, &arguments.open_exchanges,
+                          &arguments.slice_ns, &arguments.deliver))
+        return NULL;
+    return run_turn((Receiver *)self, &arguments);
+}
+
+/* -- the type Receiver ------------------------------------------------------------------------- */
+
+/* The flags of a method that gets its arguments as a C array, which saves creating a tuple. */
+#define FAST_METHOD(function) (PyCFunction)(void (*)(void)) function, METH_FASTCALL
+
+static PyMethodDef receiver_methods[] = {
+    {"add", receiver_add, METH_O, NULL},
+    {"remove", receiver_remove, METH_O, NULL},
+    {"defer", receiver_defer, METH_VARARGS, NULL},
+    {"stop_deferring", receiver_stop_deferring, METH_O, NULL},
+    {"take_reads", receiver_take_reads, METH_O, NULL},
+    {"receive", receiver_receive, METH_VARARGS, NULL},
+    {"receive_and_deliver", receiver_receive_and_deliver, METH_VARARGS, NULL},
+    {"send", receiver_send, METH_VARARGS, NULL},
+    {"deliver", receiver_deliver, METH_O, NULL},
+    {"deliver_queued", FAST_METHOD(receiver_deliver_queued), NULL},
+    {"try_send_on_idle", FAST_METHOD(receiver_try_send_on_idle), NULL},
+    {"try_recycle", FAST_METHOD(receiver_try_recycle), NULL},
+    {NULL},
+};
+
+/* Describe a field of Receiver that Python can read, and write unless it is READONLY. */
+#define RECEIVER_MEMBER(name, type, flags) {#name, type, offsetof(Receiver, name), flags, NULL}
+
+static PyMemberDef receiver_members[] = {
+    RECEIVER_MEMBER(now, T_LONGLONG, 0),
+    RECEIVER_MEMBER(last_poll_at, T_LONGLONG, 0),
+    RECEIVER_MEMBER(next_poll_at, T_LONGLONG, 0),
+    RECEIVER_MEMBER(timer_armed_for, T_LONGLONG, 0),
+    RECEIVER_MEMBER(wake_at, T_LONGLONG, 0),
+    RECEIVER_MEMBER(poll_started_at, T_LONGLONG, 0),
+    RECEIVER_MEMBER(is_deferring, T_BOOL, READONLY),
+    RECEIVER_MEMBER(ready_count, T_LONGLONG, 0),
+    RECEIVER_MEMBER(queued_reads, T_LONGLONG, 0),
+    RECEIVER_MEMBER(poll_count, T_LONGLONG, 0),
+    RECEIVER_MEMBER(read_count, T_LONGLONG, 0),
+    {NULL},
+};
+
+static PyType_Slot receiver_slots[] = {
+    {Py_tp_init, receiver_init},
+    {Py_tp_dealloc, receiver_dealloc},
+    {Py_tp_traverse, receiver_traverse},
+    {Py_tp_clear, receiver_clear},
+    {Py_tp_methods, receiver_methods},
+    {Py_tp_members, receiver_members},
+    {0, NULL},
+};
+
+static PyType_Spec receiver_spec = {
+    .name = "loadgen_sdk._compiled.Receiver",
+    .basicsize = sizeof(Receiver),
+    .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC,
+    .slots = receiver_slots,
+};

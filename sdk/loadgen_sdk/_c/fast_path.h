@@ -1,29 +1,41 @@
 /* The fast path of reading a response: feeds the most common reads to an exchange without calling
  * Python. Part of _compiled.c.
  *
- * A read is on the fast path if its head, if it has one, was seen before, if its body is whole
- * chunks of whole events of at most one choice, and if no template has to be learned from it. It
- * is parsed completely before anything of it is used. Any other read is left to Python as it
- * came. The reference is transport/exchange.py with wire_formats/response_reader.py, and the
- * tests compare both. */
+ * A read is on the fast path if its head, if it has one, was parsed before, if its body is whole
+ * chunks of whole events of at most one choice, and if no template has to be learned from it. It is
+ * parsed completely before anything of it is used, so that any other read is left to Python as it
+ * came. The reference implementation is transport/exchange.py with wire_formats/response_reader.py,
+ * and the tests compare both. An exchange is a request with its response. */
 
-/* The result of feeding a read. */
+/* The result of feeding a read to an exchange. */
 enum FeedResult {
     FEED_FAILED = -1, /* with an exception */
     RESPONSE_GOES_ON = 0,
     RESPONSE_OVER = 1,
-    NOT_FAST_PATH = 2, /* nothing was fed */
+    NOT_FAST_PATH = 2, /* nothing was fed, and the read has to be left to Python */
 };
+
+enum { MAX_EVENTS = 16 }; /* of a read on the fast path */
 
 /* A read that was parsed on the fast path. */
 typedef struct {
     EventContent events[MAX_EVENTS];
     int event_count;
-    int chunks;
-    int outputs;    /* events with output */
+    int output_count; /* events with output */
+    int chunk_count;
     int has_end;    /* the response ends with this read */
-    PyObject *head; /* borrowed from the known heads, or NULL if the head came before */
+    PyObject *head; /* the tuple `ResponseHead` (borrowed), or NULL if the head came before */
 } FastPathRead;
+
+/* Set a parsed read to one without events. The array of events is large, so it is not cleared. */
+static void init_fast_path_read(FastPathRead *fast_read)
+{
+    fast_read->event_count = 0;
+    fast_read->output_count = 0;
+    fast_read->chunk_count = 0;
+    fast_read->has_end = 0;
+    fast_read->head = NULL;
+}
 
 /* Release the token usages of the events of a parsed read. */
 static void release_usages(FastPathRead *fast_read)
@@ -33,10 +45,10 @@ static void release_usages(FastPathRead *fast_read)
     fast_read->event_count = 0;
 }
 
-/* -- parsing a read ---------------------------------------------------------------------------- */
+/* -- the head of a response -------------------------------------------------------------------- */
 
-/* The items of `ResponseHead` in transport/http1.py. */
-enum {
+/* The items of the tuple `ResponseHead` in transport/http1.py. */
+enum HeadItem {
     HEAD_STATUS,
     HEAD_HEADERS,
     HEAD_MODE,
@@ -44,7 +56,7 @@ enum {
     HEAD_REUSABLE,
     HEAD_USES_LEFT,
     HEAD_IDLE_LIMIT,
-    HEAD_ITEMS
+    HEAD_ITEM_COUNT
 };
 
 #define HEAD_END "\r\n\r\n"
@@ -53,253 +65,368 @@ enum { HEAD_END_BYTES = sizeof HEAD_END - 1 };
 /* Return whether a read begins with the status line of a successful response (2xx). */
 static int begins_with_success(const char *data, Py_ssize_t size)
 {
-    static const char start[] = "HTTP/1.1 2";
-    const Py_ssize_t start_size = sizeof start - 1;
-    return size > start_size && memcmp(data, start, (size_t)start_size) == 0;
+    return skip_bytes(data, data + size, "HTTP/1.1 2", sizeof "HTTP/1.1 2" - 1) != NULL;
 }
 
 /* Return the end of a response head, before its blank line, or NULL if the head is incomplete. */
 static const char *find_head_end(const char *data, const char *end)
 {
-    for (const char *at = data; at < end; at++) {
-        at = memchr(at, '\r', (size_t)(end - at));
-        if (at == NULL || end - at < HEAD_END_BYTES)
+    const char *cursor = data;
+    while (end - cursor >= HEAD_END_BYTES) {
+        cursor = memchr(cursor, '\r', (size_t)(end - cursor));
+        if (cursor == NULL)
             return NULL;
-        if (memcmp(at, HEAD_END, HEAD_END_BYTES) == 0)
-            return at;
+        if (skip_bytes(cursor, end, HEAD_END, HEAD_END_BYTES) != NULL)
+            return cursor;
+        cursor++;
     }
     return NULL;
 }
 
-/* Return whether a parsed head (a tuple `ResponseHead`) is that of a chunked, uncompressed
- * stream of server-sent events. */
+/* Return whether the Content-Type of a response is an event stream. `headers` is a dict with names
+ * in lower case. */
+static int has_event_stream_type(PyObject *headers)
+{
+    PyObject *content_type = PyDict_GetItemWithError(headers, name_content_type);
+    if (content_type == NULL || !PyUnicode_Check(content_type))
+        return 0;
+    const int at_beginning = -1; /* 1 would compare the end. */
+    return PyUnicode_Tailmatch(content_type, event_stream, 0, PY_SSIZE_T_MAX, at_beginning) == 1;
+}
+
+/* Return whether a parsed head (a tuple `ResponseHead`) is that of a chunked, uncompressed stream of
+ * server-sent events. No exception is left set. */
 static int is_stream_head(PyObject *head)
 {
-    if (!PyTuple_Check(head) || PyTuple_Size(head) != HEAD_ITEMS)
+    if (!PyTuple_Check(head) || PyTuple_Size(head) != HEAD_ITEM_COUNT)
         return 0;
     PyObject *headers = PyTuple_GetItem(head, HEAD_HEADERS);
-    if (!PyDict_Check(headers))
+    PyObject *mode = PyTuple_GetItem(head, HEAD_MODE);
+    if (!PyDict_Check(headers) || !PyUnicode_Check(mode))
         return 0;
-    PyObject *type = PyDict_GetItemWithError(headers, name_content_type);
-    return type != NULL && PyUnicode_Check(type) &&
-           PyUnicode_Tailmatch(type, event_stream, 0, PY_SSIZE_T_MAX, -1) == 1 &&
-           PyUnicode_Compare(PyTuple_GetItem(head, HEAD_MODE), mode_chunked) == 0 &&
-           PyDict_GetItemWithError(headers, name_content_encoding) == NULL && !PyErr_Occurred();
+    int is_chunked = PyUnicode_Compare(mode, mode_chunked) == 0;
+    int is_compressed = PyDict_GetItemWithError(headers, name_content_encoding) != NULL;
+    int is_stream = is_chunked && !is_compressed && has_event_stream_type(headers);
+    if (PyErr_Occurred()) {
+        PyErr_Clear();
+        return 0;
+    }
+    return is_stream;
 }
 
-/* Return whether `data` begins with these header lines and the blank line after them. */
-static int begins_with_head(const char *data, const char *end, const char *lines, Py_ssize_t size)
-{
-    return end - data >= size + HEAD_END_BYTES && memcmp(data, lines, (size_t)size) == 0 &&
-           memcmp(data + size, HEAD_END, HEAD_END_BYTES) == 0;
-}
-
-/* Find the head at the beginning of a read among the heads that Python has parsed before.
+/* The last head of a stream that was found, and its bytes without the blank line.
  *
- * Set `fast_read->head` and return the position after the head. Return NULL if the head is unknown,
- * or if it is not that of a stream of events. A server repeats its head byte by byte until the date
- * in it changes, so the last head is compared first, which saves the look-up. */
-static const char *parse_known_head(const char *data, const char *end, FastPathRead *fast_read)
+ * A server repeats its head byte by byte until the date in it changes, so that comparing it saves
+ * the look-up in the dict of known heads. Both are NULL at first. */
+static struct {
+    PyObject *lines;
+    PyObject *head;
+} last_head;
+
+/* Return the position after the head if a read begins with the last head, or NULL. */
+static const char *skip_last_head(const char *data, const char *end)
 {
-    static PyObject *last_lines, *last_head;
+    if (last_head.lines == NULL)
+        return NULL;
+    const char *head_end =
+        skip_bytes(data, end, PyBytes_AsString(last_head.lines), PyBytes_Size(last_head.lines));
+    return head_end == NULL ? NULL : skip_bytes(head_end, end, HEAD_END, HEAD_END_BYTES);
+}
+
+/* Look up a head, from `data` to `head_end`, among those that Python has parsed before.
+ *
+ * If it is known and that of a stream of events, it becomes the last head. Return whether it is. No
+ * exception is left set. */
+static int look_up_stream_head(const char *data, const char *head_end)
+{
+    PyObject *lines = PyBytes_FromStringAndSize(data, head_end - data);
+    if (lines == NULL) {
+        PyErr_Clear();
+        return 0;
+    }
+    PyObject *head = PyDict_GetItemWithError(known_heads, lines);
+    int is_known_stream = head != NULL && is_stream_head(head);
+    if (is_known_stream) {
+        set_field(&last_head.head, head);
+        set_field(&last_head.lines, lines);
+    }
+    Py_DECREF(lines);
+    PyErr_Clear();
+    return is_known_stream;
+}
+
+/* Parse the head of a response at the beginning of a read, if Python has parsed it before.
+ *
+ * `*head` becomes the tuple `ResponseHead` (borrowed). Return the position after the head, or NULL
+ * if it is unknown or incomplete, or not that of a successful stream of events. */
+static const char *parse_known_head(const char *data, const char *end, PyObject **head)
+{
     if (!begins_with_success(data, end - data))
         return NULL;
-    if (last_lines != NULL) {
-        Py_ssize_t size = PyBytes_Size(last_lines);
-        if (begins_with_head(data, end, PyBytes_AsString(last_lines), size)) {
-            fast_read->head = last_head;
-            return data + size + HEAD_END_BYTES;
-        }
+    const char *body = skip_last_head(data, end);
+    if (body == NULL) {
+        const char *head_end = find_head_end(data, end);
+        if (head_end == NULL || !look_up_stream_head(data, head_end))
+            return NULL;
+        body = head_end + HEAD_END_BYTES;
     }
-    const char *head_end = find_head_end(data, end);
-    if (head_end == NULL)
-        return NULL;
-    PyObject *lines = PyBytes_FromStringAndSize(data, head_end - data);
-    PyObject *head = lines == NULL ? NULL : PyDict_GetItemWithError(known_heads, lines);
-    int is_known_stream_head = head != NULL && is_stream_head(head);
-    if (is_known_stream_head) {
-        set_field(&last_head, head);
-        set_field(&last_lines, lines);
-        fast_read->head = head;
-    }
-    Py_XDECREF(lines);
-    PyErr_Clear();
-    return is_known_stream_head ? head_end + HEAD_END_BYTES : NULL;
+    *head = last_head.head;
+    return body;
 }
 
-/* Parse the events in the content of a chunk and add them to the read.
- *
- * Return 0 if any of them has to be left to Python, such as one with several lines. */
-static int parse_fast_path_events(const char *content, const char *end, FastPathRead *fast_read)
+/* -- parsing a read ---------------------------------------------------------------------------- */
+
+/* Parse the events in the content of a chunk, and add them to the read. Return 1, or 0 if one of
+ * them has to be left to Python, such as an event of several lines. */
+static int parse_chunk_events(const char *content, const char *end, FastPathRead *fast_read)
 {
-    if (memchr(content, '\r', (size_t)(end - content)) != NULL)
+    int has_carriage_return = memchr(content, '\r', (size_t)(end - content)) != NULL;
+    if (has_carriage_return)
         return 0;
     while (content < end) {
-        const char *next = skip_line_event(content, end);
-        if (next == NULL || fast_read->event_count == MAX_EVENTS)
+        const char *event_end = skip_line_event(content, end);
+        if (event_end == NULL || fast_read->event_count == MAX_EVENTS)
             return 0;
+        const char *payload = content + DATA_PREFIX_BYTES;
+        const char *payload_end = event_end - EVENT_END_BYTES;
         EventContent *event = &fast_read->events[fast_read->event_count];
-        if (!parse_fast_path_event(content + DATA_PREFIX_BYTES, next - EVENT_END_BYTES, event))
+        if (!parse_common_event(payload, payload_end, event))
             return 0;
         fast_read->event_count++;
-        fast_read->outputs += event->output;
-        content = next;
+        fast_read->output_count += event->has_output;
+        content = event_end;
     }
     return 1;
 }
 
-/* Return whether the state of a response allows its next read on the fast path.
+/* Parse the chunks of a read and add their events. Return 1, or 0 if the read has to be left to
+ * Python, for example because its last chunk is incomplete. */
+static int parse_chunks(const char *cursor, const char *end, FastPathRead *fast_read)
+{
+    while (cursor < end) {
+        int is_last_chunk = skip_literal(cursor, end, "0\r\n\r\n") == end;
+        if (is_last_chunk) {
+            fast_read->has_end = 1;
+            return 1;
+        }
+        const char *content, *content_end;
+        cursor = parse_chunk(cursor, end, &content, &content_end);
+        if (cursor == NULL || !parse_chunk_events(content, content_end, fast_read))
+            return 0;
+        fast_read->chunk_count++;
+    }
+    return 1;
+}
+
+/* Return whether no bytes of an earlier read wait for the rest of their line or event. */
+static int is_between_events(const ResponseParser *response, const SseDecoder *decoder)
+{
+    return PyObject_Size(response->_unparsed) == 0 && PyObject_Size(decoder->_unparsed) == 0 &&
+           !decoder->_is_after_cr;
+}
+
+/* Return whether the next read of a response may be parsed in C, by what came before it.
  *
- * It does not if the text is kept or passed on, if the last read ended within a chunk or an
- * event, or if the response is not a stream of events in chunks. */
-static int is_state_on_fast_path(const Exchange *exchange, const Read *read)
+ * It may not if the text is kept or passed on, if the last read ended within an event or a chunk,
+ * or if the response is not a stream of events in chunks. Python also gets a read that is older
+ * than the first output, which the clock of the kernel can cause. */
+static int may_use_fast_path(const Exchange *exchange, const Read *read)
 {
     const ResponseParser *response = (ResponseParser *)exchange->response;
     const SseDecoder *decoder = (SseDecoder *)exchange->decoder;
     const ResponseReader *reader = (ResponseReader *)exchange->reader;
+
     int needs_texts = reader->text_pieces != Py_None || reader->on_output != Py_None;
-    int is_between_events = PyObject_Size(decoder->_unparsed) == 0 && !decoder->_is_after_cr &&
-                            PyObject_Size(response->_unparsed) == 0;
-    int has_earlier_timestamp = read->timestamp < reader->first_token;
-    if (needs_texts || !is_between_events || read->size == 0 || has_earlier_timestamp)
+    int is_before_first_output = read->timestamp < reader->first_token;
+    if (needs_texts || is_before_first_output || read->size == 0)
         return 0;
-    if (response->status == 0)
+    if (!is_between_events(response, decoder))
+        return 0;
+
+    int is_head_complete = response->status != 0;
+    if (!is_head_complete)
         return response->_mode == mode_head;
     return exchange->is_event_stream && response->is_chunked && !response->is_complete &&
            exchange->is_at_chunk_start;
 }
 
-/* Return whether the reader has a template of plain events, or may still learn one.
+/* Return whether a reader has a template of plain events, or may still learn one.
  *
- * It learns further templates as long as each one after the first three recognises four events. */
+ * A template recognises events that differ in their text alone. Three templates may be learned in
+ * any case, and one more for every four events that were recognised. */
 static int uses_templates(const ResponseReader *reader)
 {
     const int free_templates = 3;
     const int events_per_template = 4;
-    return reader->template != Py_None ||
-           reader->learned_templates <= free_templates + reader->plain_events / events_per_template;
+    if (reader->template != Py_None)
+        return 1;
+    int64_t earned_templates = reader->plain_events / events_per_template;
+    return reader->learned_templates <= free_templates + earned_templates;
 }
 
-/* Parse a read without changing the exchange. Return whether it is on the fast path. */
+/* Parse a read, without changing the exchange, if it is of the most common kind.
+ *
+ * Return 1, or 0 if the read has to be left to Python. An output from which Python would learn a
+ * template of plain events is left to it too. In both cases, the caller must release the usages of
+ * the events. */
 static int parse_fast_path_read(const Exchange *exchange, const Read *read, FastPathRead *fast_read)
 {
-    const ResponseParser *response = (ResponseParser *)exchange->response;
-    const char *at = read->data;
-    const char *end = at + read->size;
-    if (!is_state_on_fast_path(exchange, read))
+    init_fast_path_read(fast_read);
+    if (!may_use_fast_path(exchange, read))
         return 0;
-    if (response->status == 0) {
-        at = parse_known_head(at, end, fast_read);
-        if (at == NULL)
+    const ResponseParser *response = (ResponseParser *)exchange->response;
+    const char *cursor = read->data;
+    const char *end = read->data + read->size;
+    int begins_with_head = response->status == 0;
+    if (begins_with_head) {
+        cursor = parse_known_head(cursor, end, &fast_read->head);
+        if (cursor == NULL)
             return 0;
     }
-    while (at < end) {
-        int is_last_chunk = end - at == 5 && memcmp(at, "0\r\n\r\n", 5) == 0;
-        if (is_last_chunk) {
-            fast_read->has_end = 1;
-            break;
-        }
-        const char *content, *content_end;
-        at = parse_chunk(at, end, &content, &content_end);
-        if (at == NULL || !parse_fast_path_events(content, content_end, fast_read))
-            return 0;
-        fast_read->chunks++;
+    if (!parse_chunks(cursor, end, fast_read))
+        return 0;
+    int could_teach_template =
+        fast_read->output_count > 0 && uses_templates((ResponseReader *)exchange->reader);
+    return !could_teach_template;
+}
+
+/* -- the event timeline ------------------------------------------------------------------------ */
+
+/* The lists of the event timeline that was used last.
+ *
+ * Events of many responses are added to one timeline, so that its lists are looked up only when the
+ * timeline changes. A timeline keeps its lists for its lifetime. All are NULL at first. */
+static struct {
+    PyObject *timeline;
+    PyObject *gaps;       /* between output events, in ns */
+    PyObject *timestamps; /* of output events, in ns */
+} last_timeline;
+
+/* Make `last_timeline` that of a timeline. Return 0, or -1 with an exception. */
+static int load_timeline(PyObject *timeline)
+{
+    if (timeline == last_timeline.timeline)
+        return 0;
+    PyObject *gaps = PyObject_GetAttr(timeline, name_gaps);
+    if (gaps == NULL)
+        return -1;
+    PyObject *timestamps = PyObject_GetAttr(timeline, name_timestamps);
+    if (timestamps == NULL) {
+        Py_DECREF(gaps);
+        return -1;
     }
-    return fast_read->outputs == 0 || !uses_templates((ResponseReader *)exchange->reader);
+    set_field(&last_timeline.timeline, timeline);
+    set_field_stealing(&last_timeline.gaps, gaps);
+    set_field_stealing(&last_timeline.timestamps, timestamps);
+    return 0;
+}
+
+/* Append a gap between two output events to a timeline. Return 0, or -1 with an exception. */
+static int append_gap(PyObject *timeline, int64_t gap_ns)
+{
+    if (load_timeline(timeline) < 0)
+        return -1;
+    return append_stealing(last_timeline.gaps, PyLong_FromLongLong(gap_ns));
+}
+
+/* Append the timestamp of an output event to a timeline. Return 0, or -1 with an exception. */
+static int append_timestamp(PyObject *timeline, int64_t timestamp)
+{
+    if (load_timeline(timeline) < 0)
+        return -1;
+    return append_stealing(last_timeline.timestamps, PyLong_FromLongLong(timestamp));
+}
+
+/* Append a pair (uncertainty in ns, number of events with it) to a timeline. Return 0, or -1 with
+ * an exception. */
+static int append_uncertainty(PyObject *timeline, int64_t uncertainty_ns, int64_t event_count)
+{
+    PyObject *uncertainties = PyObject_GetAttr(timeline, name_uncertainties);
+    if (uncertainties == NULL)
+        return -1;
+    PyObject *pair = Py_BuildValue("LL", (long long)uncertainty_ns, (long long)event_count);
+    int status = append_stealing(uncertainties, pair);
+    Py_DECREF(uncertainties);
+    return status;
 }
 
 /* -- feeding events to the reader -------------------------------------------------------------- */
 
-enum TimelineList { GAPS, TIMESTAMPS };
+/* Return a float as an int, or NULL without an exception if it is no count of tokens: a whole number
+ * of at most 31 bits. Some servers write 8.0 for 8. */
+static PyObject *token_count_of_float(PyObject *value)
+{
+    double number = PyFloat_AsDouble(value);
+    int is_in_range = number >= 0 && number <= (double)MAX_TOKEN_COUNT;
+    if (!is_in_range)
+        return NULL;
+    int is_whole = number == (double)(int64_t)number;
+    return is_whole ? PyLong_FromDouble(number) : NULL;
+}
 
-/* Append a number to one of the lists of an event timeline. Return -1 with an exception.
+/* The Python function token_count(value).
  *
- * Events of many responses are added to one timeline, so its lists are looked up only when the
- * timeline changes. They are never replaced. */
-static int append_to_timeline(PyObject *timeline, enum TimelineList list, int64_t value)
-{
-    static PyObject *last_timeline, *lists[2];
-    if (timeline != last_timeline) {
-        PyObject *gaps = PyObject_GetAttr(timeline, name_gaps);
-        PyObject *timestamps = PyObject_GetAttr(timeline, name_timestamps);
-        if (gaps == NULL || timestamps == NULL) {
-            Py_XDECREF(gaps);
-            Py_XDECREF(timestamps);
-            return -1;
-        }
-        set_field(&last_timeline, timeline);
-        set_field_stealing(&lists[GAPS], gaps);
-        set_field_stealing(&lists[TIMESTAMPS], timestamps);
-    }
-    PyObject *number = PyLong_FromLongLong(value);
-    int failed = number == NULL || PyList_Append(lists[list], number) < 0;
-    Py_XDECREF(number);
-    return failed ? -1 : 0;
-}
-
-/* Append a pair (uncertainty, number of events) to the uncertainties of an event timeline.
- * Return -1 with an exception. */
-static int append_uncertainty(PyObject *timeline, int64_t uncertainty_ns, int64_t count)
-{
-    PyObject *errors = PyObject_GetAttr(timeline, name_uncertainties);
-    PyObject *pair =
-        errors == NULL ? NULL : Py_BuildValue("LL", (long long)uncertainty_ns, (long long)count);
-    int failed = pair == NULL || PyList_Append(errors, pair) < 0;
-    Py_XDECREF(errors);
-    Py_XDECREF(pair);
-    return failed ? -1 : 0;
-}
-
-/* Return a value as an int if it is a count of tokens, else None: `token_count` of
- * wire_formats/reference.py. */
+ * Return the value as an int if it is a count of tokens, else None. A count is a whole number of at
+ * most 31 bits, which is what the columns of the results can hold. It may be a float, but no
+ * bool. */
 static PyObject *token_count(PyObject *Py_UNUSED(module), PyObject *value)
 {
-    if (PyFloat_Check(value)) { /* Some servers write 8.0. */
-        double number = PyFloat_AsDouble(value);
-        int is_count_of_tokens =
-            number >= 0 && number < (double)(1LL << 31) && number == (double)(int64_t)number;
-        if (is_count_of_tokens)
-            return PyLong_FromDouble(number);
+    PyObject *count = NULL;
+    if (PyFloat_Check(value))
+        count = token_count_of_float(value);
+    else if (read_token_count(value) >= 0) {
+        Py_INCREF(value);
+        count = value;
     }
-    PyObject *count = is_count(value) ? value : Py_None;
-    Py_INCREF(count);
+    if (count == NULL && !PyErr_Occurred())
+        Py_RETURN_NONE;
     return count;
 }
 
-/* Keep the token usage of an event, as `ResponseReader._read_usage`. Return -1 with an exception.
+/* Keep the token usage of an event. Return 0, or -1 with an exception.
  *
- * A usage that does not name its counts as chat does, or that has no output tokens, is left to the
- * method in Python. Otherwise it is the newest usage with output tokens, which is kept. */
+ * A usage with the names of the chat API and with output tokens replaces an earlier one. If it comes
+ * with the first output and the response goes on, the server sends the counts so far with each
+ * event, and this count is the number of tokens of the first output. Any other usage is left to the
+ * method in Python. */
 static int feed_usage(ResponseReader *reader, PyObject *usage)
 {
-    int64_t output_tokens = output_tokens_of(usage);
-    if (output_tokens <= 0) {
-        PyErr_Clear();
-        PyObject *result = PyObject_CallMethod((PyObject *)reader, "_read_usage", "O", usage);
-        Py_XDECREF(result);
-        return result == NULL ? -1 : 0;
-    }
+    int64_t output_tokens = output_tokens_of_usage(usage);
+    if (output_tokens <= 0)
+        return discard_result(PyObject_CallMethod((PyObject *)reader, "_read_usage", "O", usage));
     set_field(&reader->usage_counts, usage);
-    int is_with_first_output = reader->output_events == 1 && reader->first_event_tokens == 0 &&
-                               PyObject_Size(reader->finish_reason) == 0;
-    if (is_with_first_output)
+    int has_finish_reason = PyObject_Size(reader->finish_reason) > 0;
+    int is_at_first_output = reader->output_events == 1 && !has_finish_reason;
+    if (is_at_first_output && reader->first_event_tokens == 0)
         reader->first_event_tokens = output_tokens;
     return 0;
 }
 
-/* Count an event with output, and the gap before it. Return -1 with an exception. */
+/* Count the gap between the last output event and this one. Return 0, or -1 with an exception. */
+static int count_gap(ResponseReader *reader, int64_t timestamp, int64_t uncertainty_ns)
+{
+    int64_t gap_ns = timestamp - reader->last_token;
+    if (append_gap(reader->timeline, gap_ns) < 0)
+        return -1;
+    if (gap_ns > reader->max_gap) {
+        reader->max_gap = gap_ns;
+        reader->max_gap_uncertainty = uncertainty_ns;
+    }
+    return 0;
+}
+
+/* Count an event with output, and the gap before it. Return 0, or -1 with an exception.
+ *
+ * `uncertainty_ns` is by how much the event may have arrived before `timestamp`. */
 static int count_output_event(ResponseReader *reader, int64_t timestamp, int64_t uncertainty_ns)
 {
-    if (reader->last_token >= 0) {
-        int64_t gap = timestamp - reader->last_token;
-        if (append_to_timeline(reader->timeline, GAPS, gap) < 0)
-            return -1;
-        if (gap > reader->max_gap) {
-            reader->max_gap = gap;
-            reader->max_gap_uncertainty = uncertainty_ns;
-        }
-    }
-    if (append_to_timeline(reader->timeline, TIMESTAMPS, timestamp) < 0)
+    int is_first_output = reader->last_token == NEVER;
+    if (is_first_output) {
+        reader->first_token = timestamp;
+        reader->first_token_uncertainty = uncertainty_ns;
+    } else if (count_gap(reader, timestamp, uncertainty_ns) < 0)
+        return -1;
+    if (append_timestamp(reader->timeline, timestamp) < 0)
         return -1;
     reader->output_events++;
     reader->last_token = timestamp;
@@ -307,152 +434,243 @@ static int count_output_event(ResponseReader *reader, int64_t timestamp, int64_t
     return 0;
 }
 
-/* Note what one event says: output, the finish reason and the usage. Return -1 with an exception.
+/* Keep the finish reason of an event, which also may be the end of the response. Return 0, or -1
+ * with an exception. */
+static int keep_finish_reason(ResponseReader *reader, const EventContent *event, int64_t timestamp)
+{
+    PyObject *reason =
+        PyUnicode_DecodeUTF8(event->finish_reason, event->finish_reason_size, "strict");
+    if (reason == NULL)
+        return -1;
+    set_field_stealing(&reader->finish_reason, reason);
+    reader->end = timestamp;
+    return 0;
+}
+
+/* Pass what one event says to the reader: output, finish reason and usage. Return 0, or -1 with an
+ * exception.
  *
  * `uncertainty_ns` is by how much the event may have arrived before `timestamp`. */
 static int feed_event(ResponseReader *reader, const EventContent *event, int64_t timestamp,
                       int64_t uncertainty_ns)
 {
-    if (event->output && reader->last_token < 0) {
-        reader->first_token = timestamp;
-        reader->first_token_uncertainty = uncertainty_ns;
-    }
-    if (event->answer && reader->first_answer < 0)
+    if (event->has_answer && reader->first_answer == NEVER)
         reader->first_answer = timestamp;
-    if (event->finish != NULL) {
-        PyObject *reason = PyUnicode_DecodeUTF8(event->finish, event->finish_size, "strict");
-        if (reason == NULL)
-            return -1;
-        set_field_stealing(&reader->finish_reason, reason);
-        reader->end = timestamp;
-    }
-    if (event->output && count_output_event(reader, timestamp, uncertainty_ns) < 0)
+    if (event->finish_reason != NULL && keep_finish_reason(reader, event, timestamp) < 0)
+        return -1;
+    if (event->has_output && count_output_event(reader, timestamp, uncertainty_ns) < 0)
         return -1;
     return event->usage == NULL ? 0 : feed_usage(reader, event->usage);
 }
 
-/* Feed events of one timestamp to the reader, as `ResponseReader.feed`. Return -1 with an
- * exception. */
-static int feed_events(ResponseReader *reader, const EventContent *events, int count,
+/* Pass events that came at `timestamp`, or earlier by at most `uncertainty_ns`, to the reader, as
+ * `ResponseReader.feed`. Return 0, or -1 with an exception. */
+static int feed_events(ResponseReader *reader, const EventContent *events, int event_count,
                        int64_t timestamp, int64_t uncertainty_ns)
 {
-    if (count > 0 && reader->first_event < 0)
+    if (event_count > 0 && reader->first_event == NEVER)
         reader->first_event = timestamp;
-    for (int i = 0; i < count; i++)
+    for (int i = 0; i < event_count; i++) {
         if (feed_event(reader, &events[i], timestamp, uncertainty_ns) < 0)
             return -1;
+    }
     return 0;
 }
 
 /* Return the uncertainty of the last output event if only the end of the response follows it.
  *
- * A server sends the end at most one step after the last output, so the uncertainty is at most
- * the mean gap between output events. Neither number is negative, because timestamps grow. */
+ * A server sends the end together with the last output or one step later. The last output is
+ * therefore at most one gap older than its timestamp, and the mean gap between output events stands
+ * for it. */
 static int64_t uncertainty_before_end(const ResponseReader *reader, int64_t timestamp,
                                       int64_t uncertainty_ns)
 {
-    if (reader->output_events <= 1)
+    int64_t gap_count = reader->output_events - 1;
+    if (gap_count <= 0)
         return uncertainty_ns;
-    int64_t mean_gap = (timestamp - reader->first_token) / (reader->output_events - 1);
-    return uncertainty_ns < mean_gap ? uncertainty_ns : mean_gap;
+    int64_t mean_gap_ns = (timestamp - reader->first_token) / gap_count;
+    return min_int64(uncertainty_ns, mean_gap_ns);
 }
 
-/* Feed the events of a read, of which the first `uncertain_count` may have arrived before its
- * timestamp by at most `uncertainty_ns`, as `ResponseReader.feed_with_uncertainty`, which
- * explains the rules. Return -1 with an exception. */
-static int feed_with_uncertainty(ResponseReader *reader, const FastPathRead *fast_read,
-                                 int uncertain_count, int64_t timestamp, int64_t uncertainty_ns,
-                                 int is_one_write)
+/* When the events of a read arrived. A read may hold several packets, and the timestamp is that of
+ * the newest one. */
+typedef struct {
+    int64_t timestamp;
+    int64_t uncertainty_ns; /* by how much an uncertain event may have arrived earlier */
+    int uncertain_count;    /* number of uncertain events, which precede the certain ones */
+    int is_one_write;       /* the server wrote all events at once, so that they arrived together */
+} EventTiming;
+
+/* The number of output events of a read, by whether their timestamps are uncertain. */
+typedef struct {
+    int64_t uncertain;
+    int64_t certain;
+} OutputCounts;
+
+/* Pass the events of a read to the reader, first the uncertain ones and then the certain ones, and
+ * count those with output. Return 0, or -1 with an exception. */
+static int feed_timed_events(ResponseReader *reader, const FastPathRead *fast_read,
+                             const EventTiming *timing, OutputCounts *counts)
 {
-    const EventContent *certain_events = fast_read->events + uncertain_count;
-    int certain_count = fast_read->event_count - uncertain_count;
+    const EventContent *certain_events = fast_read->events + timing->uncertain_count;
+    int certain_count = fast_read->event_count - timing->uncertain_count;
     int64_t outputs_before_read = reader->output_events;
-    int64_t max_gap_before_read = reader->max_gap;
-
-    if (feed_events(reader, fast_read->events, uncertain_count, timestamp, uncertainty_ns) < 0)
+    if (feed_events(reader, fast_read->events, timing->uncertain_count, timing->timestamp,
+                    timing->uncertainty_ns) < 0)
         return -1;
-    int64_t uncertain_outputs = reader->output_events - outputs_before_read;
-    if (feed_events(reader, certain_events, certain_count, timestamp, 0) < 0)
+    int64_t outputs_before_certain = reader->output_events;
+    if (feed_events(reader, certain_events, certain_count, timing->timestamp, 0) < 0)
         return -1;
-    int has_certain_output = reader->output_events > outputs_before_read + uncertain_outputs;
+    counts->uncertain = outputs_before_certain - outputs_before_read;
+    counts->certain = reader->output_events - outputs_before_certain;
+    return 0;
+}
 
-    if (has_certain_output)
-        reader->uncertain_timestamp = NEVER; /* the timestamp of the last output event is exact */
-    else if (uncertain_outputs > 0) {
-        reader->uncertain_timestamp = timestamp;
-        reader->timestamp_uncertainty = uncertainty_ns;
-        int has_end = PyObject_Size(reader->finish_reason) > 0;
-        if (has_end) {
-            uncertain_outputs--;
-            reader->timestamp_uncertainty =
-                uncertainty_before_end(reader, timestamp, uncertainty_ns);
-        }
+/* Note the uncertainty of the last output event of a read. Return how many uncertain output events
+ * the timeline has to count.
+ *
+ * If only the end of the response follows the last output event, the timeline counts this event as
+ * exact. `ResponseReader.feed_with_uncertainty` explains why. */
+static int64_t note_last_output_uncertainty(ResponseReader *reader, const EventTiming *timing,
+                                            const OutputCounts *counts)
+{
+    if (counts->certain > 0) {
+        reader->uncertain_timestamp = NEVER;
+        return counts->uncertain;
     }
-    if (uncertain_outputs > 0 && !is_one_write &&
-        append_uncertainty(reader->timeline, uncertainty_ns, uncertain_outputs) < 0)
+    if (counts->uncertain == 0)
+        return 0;
+    reader->uncertain_timestamp = timing->timestamp;
+    reader->timestamp_uncertainty = timing->uncertainty_ns;
+    int is_before_end = PyObject_Size(reader->finish_reason) > 0;
+    if (!is_before_end)
+        return counts->uncertain;
+    reader->timestamp_uncertainty =
+        uncertainty_before_end(reader, timing->timestamp, timing->uncertainty_ns);
+    return counts->uncertain - 1;
+}
+
+/* Pass the events of a read to the reader, and note the uncertainties of their timestamps, as
+ * `ResponseReader.feed_with_uncertainty`. Return 0, or -1 with an exception. */
+static int feed_with_uncertainty(ResponseReader *reader, const FastPathRead *fast_read,
+                                 const EventTiming *timing)
+{
+    int64_t max_gap_before_read = reader->max_gap;
+    OutputCounts counts;
+    if (feed_timed_events(reader, fast_read, timing, &counts) < 0)
         return -1;
-    int are_gaps_exact = is_one_write || uncertain_outputs == 0;
-    if (are_gaps_exact && reader->max_gap > max_gap_before_read)
+    int64_t uncertain_outputs = note_last_output_uncertainty(reader, timing, &counts);
+
+    /* Events of one write arrived together: the timeline and the largest gap count as exact. */
+    int are_gaps_exact = timing->is_one_write || uncertain_outputs == 0;
+    if (!are_gaps_exact)
+        return append_uncertainty(reader->timeline, timing->uncertainty_ns, uncertain_outputs);
+    if (reader->max_gap > max_gap_before_read)
         reader->max_gap_uncertainty = 0;
     return 0;
 }
 
 /* -- feeding reads to the exchange ------------------------------------------------------------- */
 
-/* Feed the events of a read to the reader, as `Exchange._feed_events`. Return -1 with an exception.
+/* Return how many of the first events of a read may have arrived before its timestamp, which is that
+ * of the newest packet.
  *
- * After the first output, a read of a single chunk is one write of the server, so its timestamp is
- * exact. Otherwise the events may have arrived since the socket was last known to be empty. At the
- * first output, note how late it was read and call `on_first_output`. */
-static int feed_fast_path_events(Exchange *exchange, ResponseReader *reader,
-                                 const FastPathRead *fast_read, const Read *read)
+ * The end of the response comes last, so that only this end is certain to have come with the newest
+ * packet. A single chunk is one write of the server, so that all its events came with it. Of
+ * several chunks, only the last event is certain. */
+static int count_uncertain_events(const FastPathRead *fast_read)
 {
-    int is_before_first_output = reader->first_token < 0;
-    int is_one_chunk = fast_read->chunks == 1;
-    if (!is_before_first_output && is_one_chunk)
-        return feed_events(reader, fast_read->events, fast_read->event_count, read->timestamp, 0);
-
-    int64_t earliest = read->empty_at;
-    if (is_before_first_output && exchange->sent_at > earliest)
-        earliest = exchange->sent_at; /* The response cannot have begun before the request. */
-    int uncertain_count = is_one_chunk ? 0 : fast_read->event_count - 1;
     if (fast_read->has_end)
-        uncertain_count = fast_read->event_count; /* The last chunk came with the newest packet. */
-    if (feed_with_uncertainty(reader, fast_read, uncertain_count, read->timestamp,
-                              read->timestamp - earliest, is_one_chunk) < 0)
-        return -1;
+        return fast_read->event_count;
+    int is_one_chunk = fast_read->chunk_count == 1;
+    return is_one_chunk ? 0 : fast_read->event_count - 1;
+}
 
-    int has_first_output = is_before_first_output && reader->first_token >= 0;
+/* Pass the events of a read to the reader before the first output has come, and call
+ * `on_first_output` if it comes with them. Return 0, or -1 with an exception.
+ *
+ * The uncertainty is always noted, because it is a part of the measured time to first token.
+ * `client_lag` becomes the delay between the arrival of the first output and its reading. */
+static int feed_before_first_output(Exchange *exchange, ResponseReader *reader,
+                                    const FastPathRead *fast_read, const Read *read)
+{
+    /* The response cannot have begun before the request was sent. */
+    int64_t earliest = max_int64(read->empty_at, exchange->sent_at);
+    const EventTiming timing = {
+        .timestamp = read->timestamp,
+        .uncertainty_ns = read->timestamp - earliest,
+        .uncertain_count = count_uncertain_events(fast_read),
+        .is_one_write = fast_read->chunk_count == 1,
+    };
+    if (feed_with_uncertainty(reader, fast_read, &timing) < 0)
+        return -1;
+    int has_first_output = reader->first_token != NEVER;
     if (!has_first_output)
         return 0;
     exchange->client_lag = read->read_at - read->timestamp;
     if (exchange->on_first_output == Py_None)
         return 0;
-    return call_with(exchange->on_first_output, PyLong_FromLongLong(reader->first_token));
+    return discard_result(
+        PyObject_CallFunction(exchange->on_first_output, "L", reader->first_token));
 }
 
-/* End the exchange after a complete response, as `Exchange._finish_response`. Return -1 with an
- * exception.
+/* Pass the events of a read to the reader, with the uncertainty of their timestamp. Return 0, or -1
+ * with an exception.
  *
- * A response with a known finish reason and without errors has succeeded. Any other is judged by
- * the method of the reader in Python. */
-static int finish_response(Exchange *exchange, ResponseReader *reader, int64_t timestamp)
+ * After the first output, a read of a single chunk is exact, because the chunk is one write of the
+ * server. The events of several chunks may have arrived since the socket was last known to be
+ * empty. */
+static int feed_read_events(Exchange *exchange, ResponseReader *reader,
+                            const FastPathRead *fast_read, const Read *read)
+{
+    int has_first_output = reader->first_token != NEVER;
+    if (!has_first_output)
+        return feed_before_first_output(exchange, reader, fast_read, read);
+    if (fast_read->chunk_count == 1)
+        return feed_events(reader, fast_read->events, fast_read->event_count, read->timestamp, 0);
+    const EventTiming timing = {
+        .timestamp = read->timestamp,
+        .uncertainty_ns = read->timestamp - read->empty_at,
+        .uncertain_count = count_uncertain_events(fast_read),
+        .is_one_write = 0,
+    };
+    return feed_with_uncertainty(reader, fast_read, &timing);
+}
+
+/* Return 1 if a complete response has succeeded for certain: it has events, no error, and a finish
+ * reason that ends a response normally. Return 0 if Python has to decide, or -1 with an
+ * exception. */
+static int has_succeeded(const ResponseReader *reader)
 {
     int has_error = PyObject_Size(reader->error) > 0 || PyObject_Size(reader->parse_error) > 0;
-    int has_known_end = 0;
-    if (!has_error && reader->first_event >= 0) {
-        has_known_end = PySet_Contains(endings, reader->finish_reason);
-        if (has_known_end < 0)
-            return -1;
-    }
-    if (has_known_end)
+    int has_events = reader->first_event != NEVER;
+    if (has_error || !has_events)
+        return 0;
+    return PySet_Contains(normal_finish_reasons, reader->finish_reason);
+}
+
+/* Return why a complete stream of events is a failure, or None if it has succeeded, by the method of
+ * the reader in Python. The result is a new reference, or NULL with an exception. */
+static PyObject *find_failure_in_python(ResponseReader *reader)
+{
+    PyObject *is_framing_complete = Py_True;
+    PyObject *ends_with_connection = Py_False;
+    PyObject *is_stream = Py_True;
+    return PyObject_CallMethod((PyObject *)reader, "find_failure", "OOO", is_framing_complete,
+                               ends_with_connection, is_stream);
+}
+
+/* End the exchange after a complete response, as `Exchange._finish_response`: set its failure, which
+ * is None after a success, and its end. Return 0, or -1 with an exception. */
+static int finish_response(Exchange *exchange, ResponseReader *reader, int64_t timestamp)
+{
+    int is_success = has_succeeded(reader);
+    if (is_success < 0)
+        return -1;
+    if (is_success)
         set_field(&exchange->failure, Py_None);
     else {
-        PyObject *is_framing_complete = Py_True, *ends_with_connection = Py_False;
-        PyObject *is_stream = Py_True;
-        PyObject *failure =
-            PyObject_CallMethod((PyObject *)reader, "find_failure", "OOO", is_framing_complete,
-                                ends_with_connection, is_stream);
+        PyObject *failure = find_failure_in_python(reader);
         if (failure == NULL)
             return -1;
         set_field_stealing(&exchange->failure, failure);
@@ -461,12 +679,14 @@ static int finish_response(Exchange *exchange, ResponseReader *reader, int64_t t
     return 0;
 }
 
-/* Take over a parsed head of a stream of events, as `ResponseParser._use_head`, and note when it
- * came, as `Exchange._feed_head`. */
-static void use_head(Exchange *exchange, ResponseParser *response, PyObject *head, const Read *read)
+/* Take over the fields of a parsed head (a tuple `ResponseHead`), which came with this read. The
+ * head passed `is_stream_head`: it is that of a chunked stream of events. */
+static void apply_head(Exchange *exchange, ResponseParser *response, PyObject *head,
+                       const Read *read)
 {
-    int is_valid = 1;
-    response->status = read_number(PyTuple_GetItem(head, HEAD_STATUS), &is_valid);
+    int64_t status;
+    read_int64(PyTuple_GetItem(head, HEAD_STATUS), &status);
+    response->status = status;
     set_field(&response->headers, PyTuple_GetItem(head, HEAD_HEADERS));
     set_field(&response->_mode, PyTuple_GetItem(head, HEAD_MODE));
     set_field(&response->_bytes_left, PyTuple_GetItem(head, HEAD_LENGTH));
@@ -475,31 +695,39 @@ static void use_head(Exchange *exchange, ResponseParser *response, PyObject *hea
     response->is_reusable = PyTuple_GetItem(head, HEAD_REUSABLE) == Py_True;
     response->is_chunked = 1;
     response->ends_with_connection = 0;
+
     exchange->is_event_stream = 1;
     exchange->is_at_chunk_start = 1;
     exchange->head_received_at = read->timestamp;
     exchange->has_kernel_timestamp = read->from_kernel;
 }
 
-/* Update an exchange by a read that was parsed on the fast path. Return whether the response is
- * over. */
+/* Note that the last chunk of a response has come, and nothing after it. */
+static void apply_end(Exchange *exchange, ResponseParser *response)
+{
+    set_field(&response->_mode, mode_end);
+    set_field(&response->surplus, no_bytes);
+    response->is_complete = 1;
+    exchange->is_at_chunk_start = 0;
+}
+
+/* Update an exchange by a read that was parsed on the fast path.
+ *
+ * Return RESPONSE_OVER if it was the last read of the response, else RESPONSE_GOES_ON, or
+ * FEED_FAILED with an exception. */
 static enum FeedResult apply_fast_path_read(Exchange *exchange, ResponseParser *response,
                                             ResponseReader *reader, const FastPathRead *fast_read,
                                             const Read *read)
 {
     exchange->bytes_received += read->size;
     if (fast_read->head != NULL)
-        use_head(exchange, response, fast_read->head, read);
-    if (fast_read->chunks > 0)
+        apply_head(exchange, response, fast_read->head, read);
+    if (fast_read->chunk_count > 0)
         ((SseDecoder *)exchange->decoder)->has_started = 1;
-    if (fast_read->has_end) {
-        set_field(&response->_mode, mode_end);
-        set_field(&response->surplus, no_bytes);
-        response->is_complete = 1;
-        exchange->is_at_chunk_start = 0;
-    }
+    if (fast_read->has_end)
+        apply_end(exchange, response);
     if (fast_read->event_count > 0) {
-        if (feed_fast_path_events(exchange, reader, fast_read, read) < 0)
+        if (feed_read_events(exchange, reader, fast_read, read) < 0)
             return FEED_FAILED;
         exchange->last_event_read_at = read->read_at;
     }
@@ -508,24 +736,29 @@ static enum FeedResult apply_fast_path_read(Exchange *exchange, ResponseParser *
     return finish_response(exchange, reader, read->timestamp) < 0 ? FEED_FAILED : RESPONSE_OVER;
 }
 
-/* Feed a read to an exchange if it is on the fast path. Otherwise change nothing and return
- * NOT_FAST_PATH. */
+/* Return whether the parsers of an exchange are of the registered classes, of which C knows the
+ * fields. */
+static int has_known_parsers(const Exchange *exchange)
+{
+    return Py_TYPE(exchange->response) == response_class &&
+           Py_TYPE(exchange->decoder) == decoder_class && Py_TYPE(exchange->reader) == reader_class;
+}
+
+/* Feed a read to an exchange on the fast path, which is without calling Python.
+ *
+ * Return NOT_FAST_PATH, after which nothing has changed, if the read is not of the most common kind
+ * and has to be fed in Python. */
 static enum FeedResult try_feed_on_fast_path(Exchange *exchange, const Read *read)
 {
-    if (Py_TYPE(exchange->response) != response_class ||
-        Py_TYPE(exchange->decoder) != decoder_class || Py_TYPE(exchange->reader) != reader_class)
+    if (!has_known_parsers(exchange))
         return NOT_FAST_PATH;
     FastPathRead fast_read;
-    /* The array of events is large, so it is not cleared. */
-    fast_read.event_count = 0;
-    fast_read.chunks = 0;
-    fast_read.outputs = 0;
-    fast_read.has_end = 0;
-    fast_read.head = NULL;
     enum FeedResult result = NOT_FAST_PATH;
     if (parse_fast_path_read(exchange, read, &fast_read)) {
-        PyObject *response = exchange->response, *reader = exchange->reader;
-        Py_INCREF(response); /* `on_first_output` may send the request again. */
+        PyObject *response = exchange->response;
+        PyObject *reader = exchange->reader;
+        /* `on_first_output` may send the request again, which replaces both. */
+        Py_INCREF(response);
         Py_INCREF(reader);
         result = apply_fast_path_read(exchange, (ResponseParser *)response,
                                       (ResponseReader *)reader, &fast_read, read);
@@ -536,46 +769,63 @@ static enum FeedResult try_feed_on_fast_path(Exchange *exchange, const Read *rea
     return result;
 }
 
-/* The items of the tuple `Read` in transport/response_state.py, and the size of `PlainRun`. */
-enum { ITEM_DATA, ITEM_TIMESTAMP, ITEM_READ_AT, ITEM_EMPTY_AT, ITEM_FROM_KERNEL, READ_ITEMS };
-enum { PLAIN_RUN_ITEMS = 3 };
+/* -- feeding reads in any form ----------------------------------------------------------------- */
 
-/* Fill in `*read` from the tuple that Python has of it. Return 0 if the value is something else.
+/* Fill in `*read` from the tuple `Read` of Python. Return 1, or 0 if the value is something else.
  *
  * The bytes are not copied, so the tuple must live as long as `*read` is used. */
-static int read_from_tuple(PyObject *tuple, Read *read)
+static int parse_read_tuple(PyObject *tuple, Read *read)
 {
-    if (!PyTuple_Check(tuple) || PyTuple_Size(tuple) != READ_ITEMS)
+    if (!PyTuple_Check(tuple) || PyTuple_Size(tuple) != READ_ITEM_COUNT)
         return 0;
-    PyObject *data = PyTuple_GetItem(tuple, ITEM_DATA);
+    PyObject *data = PyTuple_GetItem(tuple, READ_DATA);
     if (!PyBytes_Check(data))
         return 0;
-    int is_valid = 1;
     read->data = PyBytes_AsString(data);
     read->size = PyBytes_Size(data);
-    read->timestamp = read_number(PyTuple_GetItem(tuple, ITEM_TIMESTAMP), &is_valid);
-    read->read_at = read_number(PyTuple_GetItem(tuple, ITEM_READ_AT), &is_valid);
-    read->empty_at = read_number(PyTuple_GetItem(tuple, ITEM_EMPTY_AT), &is_valid);
-    read->from_kernel = PyTuple_GetItem(tuple, ITEM_FROM_KERNEL) == Py_True;
-    return is_valid;
+    read->from_kernel = PyTuple_GetItem(tuple, READ_FROM_KERNEL) == Py_True;
+    return read_int64(PyTuple_GetItem(tuple, READ_TIMESTAMP), &read->timestamp) &&
+           read_int64(PyTuple_GetItem(tuple, READ_READ_AT), &read->read_at) &&
+           read_int64(PyTuple_GetItem(tuple, READ_EMPTY_AT), &read->empty_at);
 }
 
-/* Call a Python method of the exchange with the items of a read, or of a run of plain reads.
- *
- * The method returns True if the response is over. */
-static enum FeedResult feed_in_python(Exchange *exchange, const char *method_name, PyObject *items)
+/* Call a method of the exchange in Python with the items of a tuple as arguments. Return its result
+ * (a new reference), or NULL with an exception. */
+static PyObject *call_exchange_method(Exchange *exchange, const char *method_name, PyObject *items)
 {
-    PyObject *method = PyObject_GetAttrString((PyObject *)exchange, method_name);
     PyObject *arguments = PySequence_Tuple(items);
-    PyObject *is_over =
-        method == NULL || arguments == NULL ? NULL : PyObject_CallObject(method, arguments);
-    Py_XDECREF(method);
-    Py_XDECREF(arguments);
-    int result = is_over == NULL ? -1 : PyObject_IsTrue(is_over);
-    Py_XDECREF(is_over);
-    if (result < 0)
+    if (arguments == NULL)
+        return NULL;
+    PyObject *result = NULL;
+    PyObject *method = PyObject_GetAttrString((PyObject *)exchange, method_name);
+    if (method != NULL) {
+        result = PyObject_CallObject(method, arguments);
+        Py_DECREF(method);
+    }
+    Py_DECREF(arguments);
+    return result;
+}
+
+/* Feed a tuple `Read` to an exchange by its method in Python, which returns whether the response is
+ * over. */
+static enum FeedResult feed_read_in_python(Exchange *exchange, PyObject *tuple)
+{
+    PyObject *result = call_exchange_method(exchange, "_feed_read", tuple);
+    if (result == NULL)
         return FEED_FAILED;
-    return result ? RESPONSE_OVER : RESPONSE_GOES_ON;
+    int is_over = PyObject_IsTrue(result);
+    Py_DECREF(result);
+    if (is_over < 0)
+        return FEED_FAILED;
+    return is_over ? RESPONSE_OVER : RESPONSE_GOES_ON;
+}
+
+/* Feed a tuple `PlainRun` to an exchange by its method in Python. It stands for reads of plain
+ * events, which never end a response. */
+static enum FeedResult feed_plain_run_in_python(Exchange *exchange, PyObject *tuple)
+{
+    int status = discard_result(call_exchange_method(exchange, "_feed_plain_run", tuple));
+    return status < 0 ? FEED_FAILED : RESPONSE_GOES_ON;
 }
 
 /* Feed a read to an exchange, on the fast path or by the method in Python. */
@@ -584,82 +834,75 @@ static enum FeedResult feed_read(Exchange *exchange, const Read *read)
     enum FeedResult result = try_feed_on_fast_path(exchange, read);
     if (result != NOT_FAST_PATH)
         return result;
-    PyObject *tuple = read_tuple(read);
+    PyObject *tuple = new_read_tuple(read);
     if (tuple == NULL)
         return FEED_FAILED;
-    result = feed_in_python(exchange, "_feed_read", tuple);
+    result = feed_read_in_python(exchange, tuple);
     Py_DECREF(tuple);
     return result;
 }
 
-/* Feed a tuple `Read` or `PlainRun` that Python has. A run never ends a response. */
+/* Feed a tuple to an exchange: a `Read`, which is one read of a socket, or a `PlainRun`, which
+ * stands for several reads. The tuples differ in their number of items. */
 static enum FeedResult feed_tuple(Exchange *exchange, PyObject *tuple)
 {
-    Py_ssize_t size = PySequence_Size(tuple);
-    if (size < 0)
+    enum { PLAIN_RUN_ITEM_COUNT = 3 };
+    Py_ssize_t item_count = PySequence_Size(tuple);
+    if (item_count < 0)
         return FEED_FAILED;
-    if (size == PLAIN_RUN_ITEMS) {
-        enum FeedResult result = feed_in_python(exchange, "_feed_plain_run", tuple);
-        return result == FEED_FAILED ? FEED_FAILED : RESPONSE_GOES_ON;
-    }
+    if (item_count == PLAIN_RUN_ITEM_COUNT)
+        return feed_plain_run_in_python(exchange, tuple);
     Read read;
-    if (read_from_tuple(tuple, &read)) {
+    if (parse_read_tuple(tuple, &read)) {
         enum FeedResult result = try_feed_on_fast_path(exchange, &read);
         if (result != NOT_FAST_PATH)
             return result;
     }
-    return feed_in_python(exchange, "_feed_read", tuple);
+    return feed_read_in_python(exchange, tuple);
 }
 
-/* Note how the receiver may treat the next reads of a response that goes on, as at the end of
- * `ExchangeState.feed_reads`. */
+/* Note how the receiver may treat the next reads of a response that goes on.
+ *
+ * After the first output, reads may be batched (passed on together, later), because nothing waits
+ * for the rest, unless `on_output` wants each event at once. With a template, events that differ in
+ * their text alone are counted by the receiver. That requires that the next byte is the first one
+ * of a chunk. */
 static void update_batching(Exchange *exchange)
 {
     const ResponseReader *reader = (ResponseReader *)exchange->reader;
     const ResponseParser *response = (ResponseParser *)exchange->response;
-    exchange->can_batch_reads = exchange->is_event_stream && response->is_chunked &&
-                                reader->first_token >= 0 && exchange->on_output == Py_None;
+    int is_chunked_stream = exchange->is_event_stream && response->is_chunked;
+    int has_first_output = reader->first_token != NEVER;
+    int wants_each_event = exchange->on_output != Py_None;
+    exchange->can_batch_reads = is_chunked_stream && has_first_output && !wants_each_event;
     set_field(&exchange->template, exchange->is_at_chunk_start ? reader->template : Py_None);
     if (exchange->can_batch_reads && !exchange->is_at_chunk_start)
-        exchange->has_split_chunks = 1;
+        exchange->has_split_chunks = 1; /* The server writes its chunks in parts. */
 }
 
-/* Give up the connection after this response, because the server sent bytes after its end. */
-static void note_surplus(Exchange *exchange)
+/* Close the connection after this response instead of using it again, because the server sent bytes
+ * after the end of the response. */
+static void forbid_reuse_of_connection(Exchange *exchange)
 {
     ((ResponseParser *)exchange->response)->is_reusable = 0;
 }
 
-/* ExchangeState.feed_reads: feed a list of reads and return True if the response is over. */
-static PyObject *exchange_feed_reads(PyObject *self, PyObject *reads)
+/* Feed a sequence of tuples `Read` and `PlainRun` to an exchange, in their order, until the response
+ * is over. */
+static enum FeedResult feed_read_sequence(Exchange *exchange, PyObject *reads)
 {
-    Exchange *exchange = (Exchange *)self;
     Py_ssize_t count = PySequence_Size(reads);
     if (count < 0)
-        return NULL;
+        return FEED_FAILED;
     for (Py_ssize_t i = 0; i < count; i++) {
-        PyObject *item = PySequence_GetItem(reads, i);
-        enum FeedResult result = item == NULL ? FEED_FAILED : feed_tuple(exchange, item);
-        Py_XDECREF(item);
-        if (result == FEED_FAILED)
-            return NULL;
-        if (result == RESPONSE_OVER) {
-            if (i + 1 < count)
-                note_surplus(exchange);
-            Py_RETURN_TRUE;
-        }
-    }
-    update_batching(exchange);
-    Py_RETURN_FALSE;
-}
-
-/* Feed reads that only C has so far, in their order, until the response is over. */
-static enum FeedResult feed_waiting_reads(Exchange *exchange, const WaitingRead *waiting)
-{
-    for (; waiting != NULL; waiting = waiting->next) {
-        enum FeedResult result = feed_read(exchange, &waiting->read);
-        if (result == RESPONSE_OVER && waiting->next != NULL)
-            note_surplus(exchange);
+        PyObject *tuple = PySequence_GetItem(reads, i);
+        if (tuple == NULL)
+            return FEED_FAILED;
+        enum FeedResult result = feed_tuple(exchange, tuple);
+        Py_DECREF(tuple);
+        int has_bytes_after_end = result == RESPONSE_OVER && i + 1 < count;
+        if (has_bytes_after_end)
+            forbid_reuse_of_connection(exchange);
         if (result != RESPONSE_GOES_ON)
             return result;
     }
@@ -667,11 +910,26 @@ static enum FeedResult feed_waiting_reads(Exchange *exchange, const WaitingRead 
     return RESPONSE_GOES_ON;
 }
 
-static PyMethodDef exchange_methods[] = {
-    {"reset_response", exchange_reset_response, METH_NOARGS, NULL},
-    {"feed_reads", exchange_feed_reads, METH_O, NULL},
-    {NULL},
-};
-static PyMethodDef response_methods[] = {{NULL}};
-static PyMethodDef decoder_methods[] = {{NULL}};
-static PyMethodDef reader_methods[] = {{NULL}};
+/* Feed a linked list of reads to an exchange, in their order, until the response is over. These are
+ * reads for which no Python objects exist. The caller frees them. */
+static enum FeedResult feed_waiting_reads(Exchange *exchange, const WaitingRead *waiting)
+{
+    for (; waiting != NULL; waiting = waiting->next) {
+        enum FeedResult result = feed_read(exchange, &waiting->read);
+        int has_bytes_after_end = result == RESPONSE_OVER && waiting->next != NULL;
+        if (has_bytes_after_end)
+            forbid_reuse_of_connection(exchange);
+        if (result != RESPONSE_GOES_ON)
+            return result;
+    }
+    update_batching(exchange);
+    return RESPONSE_GOES_ON;
+}
+
+/* ExchangeState.feed_reads(reads): process the reads of a response, tuples `Read` and `PlainRun`, in
+ * their order. Return True if the response is over, else False. */
+static PyObject *exchange_feed_reads(PyObject *self, PyObject *reads)
+{
+    enum FeedResult result = feed_read_sequence((Exchange *)self, reads);
+    return result == FEED_FAILED ? NULL : PyBool_FromLong(result == RESPONSE_OVER);
+}

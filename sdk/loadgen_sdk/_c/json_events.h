@@ -1,653 +1,882 @@
 /* Reads the JSON of the most common events, for the fast path. Part of _compiled.c.
  *
- * Whatever is not understood here, for whatever reason, is left to Python. All `skip_*` and
- * `parse_*` functions take the position of a value and the end of the data. They return the
- * position after the value, or NULL if it is something else. */
+ * An event that is not understood here, for whatever reason, is left to Python. Every `skip_*` and
+ * `parse_*` function takes a position (`cursor`) and the end of the data. It returns the position
+ * after what it has read, or NULL if the data is something else. Nothing at `end` or behind it is
+ * read. */
 
-/* -- skipping values --------------------------------------------------------------------------- */
+/* Limits of what is understood here. */
+enum {
+    MAX_DEPTH = 16,         /* nested objects and lists */
+    MAX_NUMBER_DIGITS = 17, /* before or after the decimal point */
+    MAX_FIELDS = 16,        /* of a table of fields */
+    MAX_VARIABLES = 12,     /* of a pattern (see `EventPattern`) */
+    PATTERN_BYTES = 1024,
+    PATTERN_COUNT = 8,
+};
 
-static const char *skip_space(const char *at, const char *end)
+/* -- skipping JSON values ---------------------------------------------------------------------- */
+
+/* Skip the white space of JSON. Return the position of the next other byte. */
+static const char *skip_space(const char *cursor, const char *end)
 {
-    while (at < end && (*at == ' ' || *at == '\t' || *at == '\n' || *at == '\r'))
-        at++;
-    return at;
+    while (cursor < end &&
+           (*cursor == ' ' || *cursor == '\t' || *cursor == '\n' || *cursor == '\r'))
+        cursor++;
+    return cursor;
 }
 
-/* Return whether the eight bytes at `at` are ASCII without a quote, a backslash or a control
- * character. Each of these is found in all bytes at once: `x - 1 & ~x` has the high bit where a
- * byte of `x` is zero. */
-static int are_plain_bytes(const char *at)
-{
-    const uint64_t ones = 0x0101010101010101;
-    const uint64_t high_bits = 0x80 * ones;
-    uint64_t bytes;
-    memcpy(&bytes, at, sizeof bytes);
-    uint64_t quotes = bytes ^ '"' * ones;
-    uint64_t backslashes = bytes ^ '\\' * ones;
-    uint64_t has_quote = (quotes - ones) & ~quotes;
-    uint64_t has_backslash = (backslashes - ones) & ~backslashes;
-    uint64_t has_control = (bytes - 0x20 * ones) & ~bytes;
-    return !((has_quote | has_backslash | has_control | bytes) & high_bits);
-}
-
-/* Return whether a backslash and this byte are an escape sequence that is understood here. */
+/* Return whether a backslash and this byte are an escape sequence of JSON. `\u` is left out, because
+ * its code point would have to be checked. */
 static int is_simple_escape(char byte)
 {
     return byte != '\0' && strchr("\"\\/bfnrt", byte) != NULL;
 }
 
-/* Skip a string. Without `escapes`, a string that has an escape sequence is not accepted. */
-static const char *skip_string(const char *at, const char *end, int escapes)
+/* Whether a string with escape sequences is accepted. */
+enum EscapeRule { REFUSE_ESCAPES, ACCEPT_ESCAPES };
+
+/* Skip a JSON string, from its opening quote. Return the position after its closing quote, or NULL
+ * if it is incomplete, is not UTF-8, or has control characters or escapes that are not accepted. */
+static const char *skip_string(const char *cursor, const char *end, enum EscapeRule rule)
 {
-    if (at >= end || *at != '"')
+    if (cursor >= end || *cursor != '"')
         return NULL;
-    const char *start = ++at;
+    const char *text = cursor + 1;
     int is_ascii = 1;
-    while (end - at >= 8 && are_plain_bytes(at))
-        at += 8;
-    for (; at < end && *at != '"'; at++) {
-        unsigned char byte = (unsigned char)*at;
-        if (byte < 0x20)
+    for (cursor = text; cursor < end && *cursor != '"'; cursor++) {
+        unsigned char byte = (unsigned char)*cursor;
+        if (byte < FIRST_PRINTABLE_BYTE)
             return NULL;
-        if (byte >= 0x80)
+        if (byte >= FIRST_NON_ASCII_BYTE)
             is_ascii = 0;
         if (byte == '\\') {
-            at++;
-            if (!escapes || at == end || !is_simple_escape(*at))
+            cursor++;
+            if (rule == REFUSE_ESCAPES || cursor == end || !is_simple_escape(*cursor))
                 return NULL;
         }
     }
-    if (at == end || (!is_ascii && !is_utf8(start, at)))
+    int has_closing_quote = cursor < end;
+    if (!has_closing_quote || (!is_ascii && !is_utf8(text, cursor)))
         return NULL;
-    return at + 1;
+    return cursor + 1;
 }
 
-static const char *skip_literal(const char *at, const char *end, const char *word)
+/* Skip a fixed JSON text, such as null. Return the position after it, or NULL. */
+static const char *skip_literal(const char *cursor, const char *end, const char *literal)
 {
-    size_t size = strlen(word);
-    return (size_t)(end - at) >= size && memcmp(at, word, size) == 0 ? at + size : NULL;
+    return skip_bytes(cursor, end, literal, (Py_ssize_t)strlen(literal));
 }
 
-/* Skip at most MAX_NUMBER_DIGITS digits. */
-static const char *skip_digits(const char *at, const char *end)
+/* Return whether there is a decimal digit at a position before `end`. */
+static int is_digit_at(const char *cursor, const char *end)
 {
-    const char *start = at;
-    while (at < end && *at >= '0' && *at <= '9')
-        at++;
-    return at == start || at - start > MAX_NUMBER_DIGITS ? NULL : at;
+    return cursor < end && *cursor >= '0' && *cursor <= '9';
 }
 
-/* Skip a number without an exponent. */
-static const char *skip_number(const char *at, const char *end)
+/* Skip 1 to MAX_NUMBER_DIGITS digits. Return the position after the last digit, or NULL if there are
+ * more or none. */
+static const char *skip_digits(const char *cursor, const char *end)
 {
-    if (*at == '-')
-        at++;
-    int has_leading_zero = end - at >= 2 && *at == '0' && at[1] >= '0' && at[1] <= '9';
+    const char *start = cursor;
+    while (is_digit_at(cursor, end))
+        cursor++;
+    Py_ssize_t count = cursor - start;
+    return count >= 1 && count <= MAX_NUMBER_DIGITS ? cursor : NULL;
+}
+
+/* Skip a JSON number without an exponent, such as -1.5. Return the position after it, or NULL if it
+ * is something else, or has a leading zero, which JSON forbids. */
+static const char *skip_number(const char *cursor, const char *end)
+{
+    if (cursor < end && *cursor == '-')
+        cursor++;
+    int has_leading_zero = cursor < end && *cursor == '0' && is_digit_at(cursor + 1, end);
     if (has_leading_zero)
         return NULL;
-    at = skip_digits(at, end);
-    return at != NULL && at < end && *at == '.' ? skip_digits(at + 1, end) : at;
+    cursor = skip_digits(cursor, end);
+    int has_fraction = cursor != NULL && cursor < end && *cursor == '.';
+    return has_fraction ? skip_digits(cursor + 1, end) : cursor;
 }
 
-/* Skip a colon and the space around it. */
-static const char *skip_colon(const char *at, const char *end)
+/* Skip a colon and the space around it. Return the position after it, or NULL. */
+static const char *skip_colon(const char *cursor, const char *end)
 {
-    at = skip_space(at, end);
-    return at < end && *at == ':' ? skip_space(at + 1, end) : NULL;
+    cursor = skip_space(cursor, end);
+    int has_colon = cursor < end && *cursor == ':';
+    return has_colon ? skip_space(cursor + 1, end) : NULL;
 }
 
-/* Skip the name of a field and the colon after it. */
-static const char *skip_field_name(const char *at, const char *end)
+/* Skip the name of a field and the colon after it. Return the position of its value, or NULL. */
+static const char *skip_field_name(const char *cursor, const char *end)
 {
-    at = skip_string(at, end, 0);
-    return at == NULL ? NULL : skip_colon(at, end);
+    cursor = skip_string(cursor, end, REFUSE_ESCAPES);
+    return cursor == NULL ? NULL : skip_colon(cursor, end);
 }
 
-static const char *skip_value(const char *at, const char *end, int depth);
-
-/* Skip an object or a list, at whose opening bracket `at` is. */
-static const char *skip_container(const char *at, const char *end, int depth)
+/* Skip what follows an element of a JSON object or list: a comma, or the closing bracket.
+ *
+ * `*is_last` becomes 1 after the bracket, else 0. Return the position of the next element or after
+ * the bracket, or NULL if there is something else. */
+static const char *skip_element_end(const char *cursor, const char *end, char closing_bracket,
+                                    int *is_last)
 {
-    int is_object = *at == '{';
-    char closing = is_object ? '}' : ']';
-    at = skip_space(at + 1, end);
-    if (at < end && *at == closing)
-        return at + 1;
-    for (;;) {
-        if (is_object && (at = skip_field_name(at, end)) == NULL)
-            return NULL;
-        at = skip_value(at, end, depth + 1);
-        if (at == NULL)
-            return NULL;
-        at = skip_space(at, end);
-        if (at >= end)
-            return NULL;
-        if (*at == closing)
-            return at + 1;
-        if (*at != ',')
-            return NULL;
-        at = skip_space(at + 1, end);
-    }
-}
-
-/* Skip any value. `depth` is the number of containers around it. */
-static const char *skip_value(const char *at, const char *end, int depth)
-{
-    if (at >= end || depth > MAX_DEPTH)
+    cursor = skip_space(cursor, end);
+    if (cursor >= end)
         return NULL;
-    switch (*at) {
+    *is_last = *cursor == closing_bracket;
+    if (*is_last)
+        return cursor + 1;
+    return *cursor == ',' ? skip_space(cursor + 1, end) : NULL;
+}
+
+static const char *skip_value(const char *cursor, const char *end, int depth);
+
+/* Skip a JSON object or list, at whose opening bracket `cursor` is.
+ *
+ * `depth` is the number of objects and lists around it. Return the position after the closing
+ * bracket, or NULL if the data is incomplete or malformed. */
+static const char *skip_container(const char *cursor, const char *end, int depth)
+{
+    int is_object = *cursor == '{';
+    char closing_bracket = is_object ? '}' : ']';
+    cursor = skip_space(cursor + 1, end);
+    if (cursor < end && *cursor == closing_bracket)
+        return cursor + 1;
+    int is_last = 0;
+    while (!is_last) {
+        if (is_object)
+            cursor = skip_field_name(cursor, end);
+        if (cursor == NULL)
+            return NULL;
+        cursor = skip_value(cursor, end, depth + 1);
+        if (cursor == NULL)
+            return NULL;
+        cursor = skip_element_end(cursor, end, closing_bracket, &is_last);
+        if (cursor == NULL)
+            return NULL;
+    }
+    return cursor;
+}
+
+/* Skip any JSON value. `depth` is the number of objects and lists around it, which is limited.
+ * Return the position after the value, or NULL if it is malformed or not understood here. */
+static const char *skip_value(const char *cursor, const char *end, int depth)
+{
+    if (cursor >= end || depth > MAX_DEPTH)
+        return NULL;
+    switch (*cursor) {
     case '"':
-        return skip_string(at, end, 1);
+        return skip_string(cursor, end, ACCEPT_ESCAPES);
     case 'n':
-        return skip_literal(at, end, "null");
+        return skip_literal(cursor, end, "null");
     case 't':
-        return skip_literal(at, end, "true");
+        return skip_literal(cursor, end, "true");
     case 'f':
-        return skip_literal(at, end, "false");
+        return skip_literal(cursor, end, "false");
     case '{':
     case '[':
-        return skip_container(at, end, depth);
+        return skip_container(cursor, end, depth);
     default:
-        return skip_number(at, end);
+        return skip_number(cursor, end);
     }
 }
 
-/* -- what is read of an event ------------------------------------------------------------------ */
+/* -- the fields of an event -------------------------------------------------------------------- */
 
-/* What an event says. */
+/* What an event says, as far as it matters for the measurement. */
 typedef struct {
-    const char *finish; /* the finish reason, or NULL */
-    Py_ssize_t finish_size;
-    PyObject *usage; /* as Python decodes it, or NULL */
-    char output;     /* it has output */
-    char answer;     /* it has output that is not reasoning */
+    const char *finish_reason; /* a part of the payload without its quotes, or NULL */
+    Py_ssize_t finish_reason_size;
+    PyObject *usage; /* the token usage as Python decodes it (an own reference), or NULL */
+    char has_output; /* a text that is not empty */
+    char has_answer; /* an output that is not reasoning */
 } EventContent;
 
-/* How the value of a field is read. A field that is not known is skipped. If a known field occurs
- * twice, only the last one counts, so such an event is left to Python. */
-enum Kind {
-    ANYTHING,   /* any value, which is skipped */
-    REFUSED,    /* events of other APIs have this field */
-    NOTHING,    /* null only */
-    NO_CALLS,   /* null or an empty list */
-    EMPTY_TEXT, /* null or an empty text */
-    CONTENT,
-    REASONING,
-    TEXT, /* output of completions */
-    FINISH,
-    DELTA,
-    CHOICES,
-    USAGE,
+/* How the value of a field is read. A field that is in no table is skipped like ANY_VALUE. Every
+ * kind but FIELD_OF_OTHER_API accepts null. */
+enum ValueKind {
+    ANY_VALUE,
+    FIELD_OF_OTHER_API, /* is not accepted, because such an event needs another parser */
+    NULL_ONLY,
+    EMPTY_LIST_ONLY,
+    EMPTY_TEXT_ONLY,
+    CONTENT_TEXT,
+    REASONING_TEXT,
+    COMPLETION_TEXT, /* the output of the completions API */
+    FINISH_REASON,
+    DELTA_OBJECT,
+    CHOICES_LIST,
+    USAGE_OBJECT,
 };
 
 typedef struct {
     const char *name;
-    size_t size;
-    enum Kind kind;
+    size_t name_size;
+    enum ValueKind kind;
 } Field;
 
-#define FIELD(name, kind)                                                                          \
-    {                                                                                              \
-        name, sizeof name - 1, kind                                                                \
-    }
-#define END_OF_FIELDS                                                                              \
-    {                                                                                              \
-        NULL, 0, ANYTHING                                                                          \
-    }
+#define FIELD(name, kind) {name, sizeof name - 1, kind}
+#define END_OF_FIELDS {NULL, 0, ANY_VALUE}
 
 static const Field event_fields[] = {
-    FIELD("choices", CHOICES),
-    FIELD("usage", USAGE),
-    FIELD("error", NOTHING),
-    FIELD("message", NOTHING),
-    FIELD("detail", NOTHING),
-    FIELD("timings", NOTHING),
-    FIELD("nvext", NOTHING),
-    FIELD("metrics", NOTHING),
-    FIELD("data", NOTHING),
-    FIELD("results", NOTHING),
-    FIELD("output", NOTHING),
-    FIELD("type", REFUSED),
+    FIELD("choices", CHOICES_LIST),
+    FIELD("usage", USAGE_OBJECT),
+    FIELD("error", NULL_ONLY),
+    FIELD("message", NULL_ONLY),
+    FIELD("detail", NULL_ONLY),
+    FIELD("timings", NULL_ONLY),
+    FIELD("nvext", NULL_ONLY),
+    FIELD("metrics", NULL_ONLY),
+    FIELD("data", NULL_ONLY),
+    FIELD("results", NULL_ONLY),
+    FIELD("output", NULL_ONLY),
+    FIELD("type", FIELD_OF_OTHER_API),
     END_OF_FIELDS,
 };
 
 static const Field choice_fields[] = {
-    FIELD("delta", DELTA),
-    FIELD("text", TEXT),
-    FIELD("finish_reason", FINISH),
-    FIELD("token_ids", NOTHING),
-    FIELD("message", NOTHING),
-    FIELD("meta_info", NOTHING),
-    FIELD("speculative_decoding", NOTHING),
+    FIELD("delta", DELTA_OBJECT),
+    FIELD("text", COMPLETION_TEXT),
+    FIELD("finish_reason", FINISH_REASON),
+    FIELD("token_ids", NULL_ONLY),
+    FIELD("message", NULL_ONLY),
+    FIELD("meta_info", NULL_ONLY),
+    FIELD("speculative_decoding", NULL_ONLY),
     END_OF_FIELDS,
 };
 
 static const Field delta_fields[] = {
-    FIELD("role", ANYTHING),
-    FIELD("content", CONTENT),
-    FIELD("reasoning_content", REASONING),
-    FIELD("reasoning", REASONING),
-    FIELD("tool_calls", NO_CALLS),
-    FIELD("function_call", NO_CALLS),
-    FIELD("refusal", EMPTY_TEXT),
-    FIELD("token_ids", NOTHING),
+    FIELD("role", ANY_VALUE),
+    FIELD("content", CONTENT_TEXT),
+    FIELD("reasoning_content", REASONING_TEXT),
+    FIELD("reasoning", REASONING_TEXT),
+    FIELD("tool_calls", EMPTY_LIST_ONLY),
+    FIELD("function_call", EMPTY_LIST_ONLY),
+    FIELD("refusal", EMPTY_TEXT_ONLY),
+    FIELD("token_ids", NULL_ONLY),
     END_OF_FIELDS,
 };
 
-/* A value of an event that may differ in the next event of the same pattern. */
+_Static_assert(sizeof event_fields / sizeof *event_fields <= MAX_FIELDS, "raise MAX_FIELDS");
+
+/* A value of an event that may differ in another event that says the same, such as its text. */
 typedef struct {
     const char *start;
     const char *end;
-    enum Kind kind;
+    enum ValueKind kind;
 } Variable;
 
-enum ChoicesFound {
-    NO_CHOICES = 0,
-    CHOICES_LIST = 1,
-    CHOICES_NULL = 2
-}; /* flags: the field may occur as both */
-
-/* What was found in an event while it was parsed. `has_content` and the like mean a text that is
- * not empty. */
+/* What was found in an event while it was parsed. */
 typedef struct {
+    EventContent content; /* without `has_output` and `has_answer`, which are known at the end */
+
+    char has_choices_list;
+    char has_choices_null;
     char has_delta;
+
+    /* Texts that are not empty */
     char has_content;
     char has_reasoning;
-    char has_text;
-    char has_unknown_text; /* in a field of the delta that is not known */
-    char choices;          /* flags of ChoicesFound */
-    int variable_count;    /* may be more than MAX_VARIABLES, of which no more are kept */
+    char has_completion_text;
+    char has_unknown_text; /* in a field of the delta that is in no table */
+
+    int variable_count; /* may be more than MAX_VARIABLES, of which no more are stored */
     Variable variables[MAX_VARIABLES];
 } EventScan;
 
-/* -- usage ------------------------------------------------------------------------------------- */
+/* -- token usage ------------------------------------------------------------------------------- */
 
-/* Return whether a value is a count of tokens: an int, not a bool, that is_valid into 31 bits. */
-static int is_count(PyObject *value)
+/* Return a Python object as a count of tokens, or -1 if it is none.
+ *
+ * A count is an int of at most 31 bits, as the columns of the results hold it. A bool is no count,
+ * although it is an int in Python. This function does not raise. */
+static int64_t read_token_count(PyObject *value)
 {
-    int is_valid = Py_TYPE(value) == &PyLong_Type;
-    int64_t number = is_valid ? read_number(value, &is_valid) : 0;
-    return is_valid && number >= 0 && number < 1LL << 31;
+    int64_t count;
+    int is_int = Py_TYPE(value) == &PyLong_Type && read_int64(value, &count);
+    return is_int && count >= 0 && count <= MAX_TOKEN_COUNT ? count : -1;
 }
 
-/* Return the value of an attribute that is a count of tokens, or -1 if it is none. Set an exception
- * if the attribute does not exist. */
-static int64_t count_attribute(PyObject *owner, PyObject *name)
+/* Return an attribute of an object as a count of tokens, or -1 if it is none or does not exist.
+ * This function does not raise. */
+static int64_t read_token_count_attribute(PyObject *owner, PyObject *name)
 {
     PyObject *value = PyObject_GetAttr(owner, name);
-    int is_valid = 1;
-    int64_t count = value != NULL && is_count(value) ? read_number(value, &is_valid) : -1;
-    Py_XDECREF(value);
+    if (value == NULL) {
+        PyErr_Clear();
+        return -1;
+    }
+    int64_t count = read_token_count(value);
+    Py_DECREF(value);
     return count;
 }
 
-/* Return the output tokens of a usage in the names of chat, or -1 for any other usage. */
-static int64_t read_output_tokens(PyObject *usage)
+/* Return the number of output tokens of a usage that has the names of the chat API, or -1 for any
+ * other usage. */
+static int64_t count_output_tokens(PyObject *usage)
 {
-    if (count_attribute(usage, name_prompt_tokens) < 0)
+    if (read_token_count_attribute(usage, name_prompt_tokens) < 0)
         return -1;
-    return count_attribute(usage, name_completion_tokens);
+    return read_token_count_attribute(usage, name_completion_tokens);
 }
 
-/* The usages that were decoded last, because many responses have the same one. Nothing changes
- * them. `output_tokens` is the result of `read_output_tokens`, or NOT_READ. */
-enum { CACHED_USAGES = 4, USAGE_BYTES = 256, NOT_READ = -2 };
-static struct {
-    PyObject *decoded;
-    int64_t output_tokens;
+/* A usage that was decoded lately. Many responses have the same one, and nothing changes it. */
+typedef struct {
+    PyObject *decoded;     /* NULL if this item of the cache is empty */
+    int64_t output_tokens; /* the result of `count_output_tokens` */
     Py_ssize_t size;
-    char bytes[USAGE_BYTES];
-} usages[CACHED_USAGES];
+    char json
+        [MAX_CACHED_USAGE_BYTES]; /* a whole JSON object, from its opening to its closing brace */
+} CachedUsage;
 
-/* Return the result of `read_output_tokens`, from the cache if the usage is there. */
-static int64_t output_tokens_of(PyObject *usage)
+static CachedUsage usage_cache[CACHED_USAGES];
+
+/* Remove all usages from the cache. */
+static void clear_usage_cache(void)
 {
-    for (int i = 0; i < CACHED_USAGES; i++) {
-        if (usages[i].decoded != usage)
-            continue;
-        if (usages[i].output_tokens == NOT_READ)
-            usages[i].output_tokens = read_output_tokens(usage);
-        return usages[i].output_tokens;
-    }
-    return read_output_tokens(usage);
+    for (int i = 0; i < CACHED_USAGES; i++)
+        Py_CLEAR(usage_cache[i].decoded);
 }
 
-/* Add a usage to the cache, in the place of the oldest one. Its bytes are a whole object. */
-static void cache_usage(const char *at, const char *end, PyObject *decoded)
-{
-    static int oldest;
-    memcpy(usages[oldest].bytes, at, (size_t)(end - at));
-    usages[oldest].size = end - at;
-    usages[oldest].output_tokens = NOT_READ;
-    set_field(&usages[oldest].decoded, decoded);
-    oldest = (oldest + 1) % CACHED_USAGES;
-}
-
-/* Parse a usage. `*usage` becomes a new reference to what Python decodes, or NULL if Python
- * fails. */
-static const char *parse_usage(const char *at, const char *end, PyObject **usage)
+/* Return the cached usage whose JSON is at `cursor`, or NULL.
+ *
+ * A JSON object ends with its closing brace. If the data begins with the JSON of a cached usage, it
+ * therefore cannot be a longer object. */
+static const CachedUsage *find_cached_usage(const char *cursor, const char *end)
 {
     for (int i = 0; i < CACHED_USAGES; i++) {
-        Py_ssize_t size = usages[i].size;
-        /* What begins with a whole object is that object. */
-        if (usages[i].decoded != NULL && end - at >= size &&
-            memcmp(usages[i].bytes, at, (size_t)size) == 0) {
-            *usage = usages[i].decoded;
-            Py_INCREF(*usage);
-            return at + size;
-        }
+        const CachedUsage *cached = &usage_cache[i];
+        if (cached->decoded != NULL && skip_bytes(cursor, end, cached->json, cached->size) != NULL)
+            return cached;
     }
-    const char *after = skip_value(at, end, 0);
-    PyObject *raw = after == NULL ? NULL : PyBytes_FromStringAndSize(at, after - at);
-    *usage = raw == NULL ? NULL : PyObject_CallFunctionObjArgs(decode_usage, raw, NULL);
-    Py_XDECREF(raw);
-    if (*usage == NULL) {
+    return NULL;
+}
+
+/* Return the number of output tokens of a decoded usage, or -1 if it has not the names of the chat
+ * API. The number of a cached usage was counted before. */
+static int64_t output_tokens_of_usage(PyObject *usage)
+{
+    for (int i = 0; i < CACHED_USAGES; i++) {
+        if (usage_cache[i].decoded == usage)
+            return usage_cache[i].output_tokens;
+    }
+    return count_output_tokens(usage);
+}
+
+/* Add a usage to the cache, in the place of the oldest one.
+ *
+ * Its JSON is from `start` to `end`. It must be an object of at most MAX_CACHED_USAGE_BYTES. */
+static void add_to_usage_cache(const char *start, const char *end, PyObject *decoded)
+{
+    static int oldest_index;
+    CachedUsage *cached = &usage_cache[oldest_index];
+    oldest_index = (oldest_index + 1) % CACHED_USAGES;
+    cached->size = end - start;
+    memcpy(cached->json, start, (size_t)cached->size);
+    cached->output_tokens = count_output_tokens(decoded);
+    set_field(&cached->decoded, decoded);
+}
+
+/* Decode the JSON of a usage by the registered function of Python. Return a new reference, or NULL
+ * without an exception if the function fails. */
+static PyObject *decode_usage_in_python(const char *start, const char *end)
+{
+    PyObject *json = PyBytes_FromStringAndSize(start, end - start);
+    PyObject *usage = NULL;
+    if (json != NULL) {
+        usage = PyObject_CallFunctionObjArgs(decode_usage, json, NULL);
+        Py_DECREF(json);
+    }
+    if (usage == NULL)
         PyErr_Clear();
-        return NULL;
+    return usage;
+}
+
+/* Parse the token usage of an event. `*usage` becomes a new reference to the decoded usage.
+ *
+ * Return the position after it, or NULL if the value is no valid usage. */
+static const char *parse_usage(const char *cursor, const char *end, PyObject **usage)
+{
+    const CachedUsage *cached = find_cached_usage(cursor, end);
+    if (cached != NULL) {
+        Py_INCREF(cached->decoded);
+        *usage = cached->decoded;
+        return cursor + cached->size;
     }
-    if (*at == '{' && after - at <= USAGE_BYTES)
-        cache_usage(at, after, *usage);
-    return after;
+    const char *usage_end = skip_value(cursor, end, 0);
+    if (usage_end == NULL)
+        return NULL;
+    PyObject *decoded = decode_usage_in_python(cursor, usage_end);
+    if (decoded == NULL)
+        return NULL;
+    int is_object = *cursor == '{';
+    if (is_object && usage_end - cursor <= MAX_CACHED_USAGE_BYTES)
+        add_to_usage_cache(cursor, usage_end, decoded);
+    *usage = decoded;
+    return usage_end;
 }
 
 /* -- parsing an event -------------------------------------------------------------------------- */
 
-static const char *parse_object(const char *at, const char *end, const Field *fields,
-                                EventContent *content, EventScan *scan);
+static const char *parse_object(const char *cursor, const char *end, const Field *fields,
+                                EventScan *scan);
 
-/* Return whether a string, from its opening quote to the position after it, is not empty. */
-static int is_full_string(const char *at, const char *after)
+/* Return whether a value, from `start` to the position after it, is a string that is not empty. The
+ * end is NULL if the value could not be read. */
+static int is_nonempty_string(const char *start, const char *value_end)
 {
-    return after != NULL && *at == '"' && after - at > 2;
+    const Py_ssize_t quotes = 2;
+    return value_end != NULL && *start == '"' && value_end - start > quotes;
 }
 
-/* Parse a list of at most one choice. */
-static const char *parse_choices(const char *at, const char *end, EventContent *content,
-                                 EventScan *scan)
+/* Parse the list of the choices of an event, which may have one item at most. Several choices are
+ * left to Python. Return the position after the list, or NULL if it is something else. */
+static const char *parse_choices(const char *cursor, const char *end, EventScan *scan)
 {
-    if (at >= end || *at != '[')
+    if (cursor >= end || *cursor != '[')
         return NULL;
-    scan->choices |= CHOICES_LIST;
-    at = skip_space(at + 1, end);
-    if (at < end && *at == ']')
-        return at + 1;
-    at = parse_object(at, end, choice_fields, content, scan);
-    if (at == NULL)
+    scan->has_choices_list = 1;
+    cursor = skip_space(cursor + 1, end);
+    int is_empty = cursor < end && *cursor == ']';
+    if (is_empty)
+        return cursor + 1;
+    cursor = parse_object(cursor, end, choice_fields, scan);
+    if (cursor == NULL)
         return NULL;
-    at = skip_space(at, end);
-    return at < end && *at == ']' ? at + 1 : NULL;
+    int is_last;
+    cursor = skip_element_end(cursor, end, ']', &is_last);
+    return cursor != NULL && is_last ? cursor : NULL;
 }
 
-/* Parse a text, and note in `*has_text` if it is not empty. */
-static const char *parse_text(const char *at, const char *end, char *has_text)
+/* Parse a text. `*has_text` becomes 1 if it is not empty. Return the position after its closing
+ * quote, or NULL if it is no string or not understood here. */
+static const char *parse_text(const char *cursor, const char *end, char *has_text)
 {
-    const char *after = skip_string(at, end, 1);
-    if (is_full_string(at, after))
+    const char *text_end = skip_string(cursor, end, ACCEPT_ESCAPES);
+    if (is_nonempty_string(cursor, text_end))
         *has_text = 1;
-    return after;
+    return text_end;
 }
 
-static const char *parse_finish_reason(const char *at, const char *end, EventContent *content)
+/* Parse the finish reason of a choice, such as "stop". An empty one counts as none. Return the
+ * position after its closing quote, or NULL if it is no string without escapes. */
+static const char *parse_finish_reason(const char *cursor, const char *end, EventScan *scan)
 {
-    const char *after = skip_string(at, end, 0);
-    if (is_full_string(at, after)) {
-        content->finish = at + 1;
-        content->finish_size = after - at - 2;
+    const char *string_end = skip_string(cursor, end, REFUSE_ESCAPES);
+    if (is_nonempty_string(cursor, string_end)) {
+        const char *opening_quote = cursor;
+        const char *closing_quote = string_end - 1;
+        scan->content.finish_reason = opening_quote + 1;
+        scan->content.finish_reason_size = closing_quote - (opening_quote + 1);
     }
-    return after;
+    return string_end;
 }
 
-/* Parse the value of a field. */
-static const char *parse_value(enum Kind kind, const char *at, const char *end,
-                               EventContent *content, EventScan *scan)
+/* Parse the value of a field as its kind says, and store what it says in the scan of the event.
+ *
+ * Every kind but FIELD_OF_OTHER_API accepts null. Return the position after the value, or NULL if
+ * the event has to be left to Python. */
+static const char *parse_value(enum ValueKind kind, const char *cursor, const char *end,
+                               EventScan *scan)
 {
-    const char *after_null =
-        kind != REFUSED && at < end && *at == 'n' ? skip_literal(at, end, "null") : NULL;
-    if (after_null != NULL) {
-        if (kind == CHOICES) /* as if there were none: an event of another API */
-            scan->choices |= CHOICES_NULL;
-        return after_null;
+    if (kind == FIELD_OF_OTHER_API)
+        return NULL;
+    const char *null_end = skip_literal(cursor, end, "null");
+    if (null_end != NULL) {
+        if (kind == CHOICES_LIST)
+            scan->has_choices_null = 1;
+        return null_end;
     }
     switch (kind) {
-    case ANYTHING:
-        return skip_value(at, end, 0);
-    case NO_CALLS:
-        return skip_literal(at, end, "[]");
-    case EMPTY_TEXT:
-        return skip_literal(at, end, "\"\"");
-    case CONTENT:
-        return parse_text(at, end, &scan->has_content);
-    case REASONING:
-        return parse_text(at, end, &scan->has_reasoning);
-    case TEXT:
-        return parse_text(at, end, &scan->has_text);
-    case FINISH:
-        return parse_finish_reason(at, end, content);
-    case DELTA:
+    case ANY_VALUE:
+        return skip_value(cursor, end, 0);
+    case EMPTY_LIST_ONLY:
+        return skip_literal(cursor, end, "[]");
+    case EMPTY_TEXT_ONLY:
+        return skip_literal(cursor, end, "\"\"");
+    case CONTENT_TEXT:
+        return parse_text(cursor, end, &scan->has_content);
+    case REASONING_TEXT:
+        return parse_text(cursor, end, &scan->has_reasoning);
+    case COMPLETION_TEXT:
+        return parse_text(cursor, end, &scan->has_completion_text);
+    case FINISH_REASON:
+        return parse_finish_reason(cursor, end, scan);
+    case DELTA_OBJECT:
         scan->has_delta = 1;
-        return parse_object(at, end, delta_fields, content, scan);
-    case CHOICES:
-        return parse_choices(at, end, content, scan);
-    case USAGE:
-        return parse_usage(at, end, &content->usage);
-    case REFUSED:
-    case NOTHING: /* null was accepted above */
+        return parse_object(cursor, end, delta_fields, scan);
+    case CHOICES_LIST:
+        return parse_choices(cursor, end, scan);
+    case USAGE_OBJECT:
+        return parse_usage(cursor, end, &scan->content.usage);
+    case NULL_ONLY:
+    case FIELD_OF_OTHER_API:
         break;
     }
     return NULL;
 }
 
-/* Note a value that may differ in the next event of the same pattern. */
-static void note_variable(EventScan *scan, const char *start, const char *end, enum Kind kind)
+/* Add a value to the variables of an event. Only the first MAX_VARIABLES are stored, but all are
+ * counted, because an event with more becomes no pattern. */
+static void add_variable(EventScan *scan, const char *start, const char *end, enum ValueKind kind)
 {
     if (scan->variable_count < MAX_VARIABLES)
         scan->variables[scan->variable_count] = (Variable){start, end, kind};
     scan->variable_count++;
 }
 
-/* Parse the value of a field, and note whether another value in its place would say the same: any
- * value that is skipped, and any text in the place of a text. In a field of the delta that is not
- * known, a text may be output, so that only a text may take the place of a text there. */
-static const char *parse_and_note_value(enum Kind kind, int is_unknown_in_delta, const char *at,
-                                        const char *end, EventContent *content, EventScan *scan)
+/* Return whether a value that was parsed is a variable: another value of the same kind in its place
+ * would not change what the event says.
+ *
+ * These are the values that are skipped, texts that are not empty, and usages, which are parsed
+ * again. A null is none, because a value in its place could be output. */
+static int is_variable(enum ValueKind kind, const char *start, const char *value_end,
+                       const EventScan *scan)
 {
-    const char *after = parse_value(kind, at, end, content, scan);
-    int is_text = is_full_string(at, after);
-    int is_known_text = is_text && (kind == CONTENT || kind == REASONING || kind == TEXT);
-    if (is_unknown_in_delta) {
-        if (is_text) {
-            scan->has_unknown_text = 1;
-            note_variable(scan, at, after, TEXT);
-        }
-        return after;
+    switch (kind) {
+    case ANY_VALUE:
+        return *start != 'n';
+    case CONTENT_TEXT:
+    case REASONING_TEXT:
+    case COMPLETION_TEXT:
+        return is_nonempty_string(start, value_end);
+    case USAGE_OBJECT:
+        return scan->content.usage != NULL;
+    default:
+        return 0;
     }
-    int is_skipped = after != NULL && kind == ANYTHING && *at != 'n';
-    if (is_known_text || is_skipped || (kind == USAGE && content->usage != NULL))
-        note_variable(scan, at, after, kind);
-    return after;
 }
 
-/* Return the field with this name, or the end of the fields. */
-static const Field *find_field(const Field *fields, const char *name, size_t size)
+/* Parse the value of a field of this kind, and add it to the variables of the event if it is one.
+ * Return the position after the value, or NULL if the event has to be left to Python. */
+static const char *parse_field_value(enum ValueKind kind, const char *cursor, const char *end,
+                                     EventScan *scan)
 {
-    const Field *field = fields;
-    while (field->name != NULL && (field->size != size || memcmp(field->name, name, size) != 0))
-        field++;
-    return field;
+    const char *value_end = parse_value(kind, cursor, end, scan);
+    if (value_end != NULL && is_variable(kind, cursor, value_end, scan))
+        add_variable(scan, cursor, value_end, kind);
+    return value_end;
 }
 
-/* Parse an object with these fields, of which each may occur once. */
-static const char *parse_object(const char *at, const char *end, const Field *fields,
-                                EventContent *content, EventScan *scan)
+/* Skip the value of a field of a delta that is in no table. A text in it may be output of a server
+ * that loadgen does not know. Return the position after the value, or NULL.
+ *
+ * In another event, only a text may take the place of a text. */
+static const char *skip_unknown_delta_value(const char *cursor, const char *end, EventScan *scan)
 {
-    unsigned seen_fields = 0; /* a bit for each */
-    if (at >= end || *at != '{')
+    const char *value_end = skip_value(cursor, end, 0);
+    if (is_nonempty_string(cursor, value_end)) {
+        scan->has_unknown_text = 1;
+        add_variable(scan, cursor, value_end, COMPLETION_TEXT);
+    }
+    return value_end;
+}
+
+/* Return the field with this name, or NULL if it is not in the table. */
+static const Field *find_field(const Field *fields, const char *name, size_t name_size)
+{
+    for (const Field *field = fields; field->name != NULL; field++) {
+        if (field->name_size == name_size && memcmp(field->name, name, name_size) == 0)
+            return field;
+    }
+    return NULL;
+}
+
+/* Parse the name of a field and the colon after it. `*field` becomes the field of the table, or
+ * NULL if its name is not in it. Return the position of its value, or NULL. */
+static const char *parse_field_name(const char *cursor, const char *end, const Field *fields,
+                                    const Field **field)
+{
+    const char *name_end = skip_string(cursor, end, REFUSE_ESCAPES);
+    if (name_end == NULL)
         return NULL;
-    at = skip_space(at + 1, end);
-    if (at < end && *at == '}')
-        return at + 1;
-    for (;;) {
-        const char *name = at + 1;
-        const char *name_end = skip_string(at, end, 0);
-        if (name_end == NULL)
-            return NULL;
-        const Field *field = find_field(fields, name, (size_t)(name_end - 1 - name));
-        int is_known = field->name != NULL;
-        unsigned field_bit = 1u << (field - fields);
-        if (is_known && (seen_fields & field_bit))
-            return NULL;
-        seen_fields |= field_bit;
-        at = skip_colon(name_end, end);
-        if (at == NULL)
-            return NULL;
-        at = parse_and_note_value(field->kind, fields == delta_fields && !is_known, at, end,
-                                  content, scan);
-        if (at == NULL)
-            return NULL;
-        at = skip_space(at, end);
-        if (at >= end)
-            return NULL;
-        if (*at == '}')
-            return at + 1;
-        if (*at != ',')
-            return NULL;
-        at = skip_space(at + 1, end);
+    const char *name = cursor + 1;
+    const char *closing_quote = name_end - 1;
+    *field = find_field(fields, name, (size_t)(closing_quote - name));
+    return skip_colon(name_end, end);
+}
+
+/* Parse one field of an object, its name and its value. `is_found` has an item for each field of
+ * the table. Return the position after the value, or NULL if the event has to be left to Python. */
+static const char *parse_field(const char *cursor, const char *end, const Field *fields,
+                               char *is_found, EventScan *scan)
+{
+    const Field *field;
+    cursor = parse_field_name(cursor, end, fields, &field);
+    if (cursor == NULL)
+        return NULL;
+    if (field == NULL) {
+        if (fields == delta_fields)
+            return skip_unknown_delta_value(cursor, end, scan);
+        return parse_field_value(ANY_VALUE, cursor, end, scan);
     }
+    Py_ssize_t index = field - fields;
+    if (is_found[index])
+        return NULL; /* Only the last of several fields of the same name would count. */
+    is_found[index] = 1;
+    return parse_field_value(field->kind, cursor, end, scan);
+}
+
+/* Parse a JSON object whose known fields are in the table `fields`, and store what they say in
+ * `*scan`.
+ *
+ * Return the position after the object, or NULL if the event has to be left to Python: the object
+ * is malformed, or it has a value or a repeated field that is not understood here. */
+static const char *parse_object(const char *cursor, const char *end, const Field *fields,
+                                EventScan *scan)
+{
+    char is_found[MAX_FIELDS] = {0};
+    if (cursor >= end || *cursor != '{')
+        return NULL;
+    cursor = skip_space(cursor + 1, end);
+    int is_empty = cursor < end && *cursor == '}';
+    if (is_empty)
+        return cursor + 1;
+    int is_last = 0;
+    while (!is_last) {
+        cursor = parse_field(cursor, end, fields, is_found, scan);
+        if (cursor == NULL)
+            return NULL;
+        cursor = skip_element_end(cursor, end, '}', &is_last);
+        if (cursor == NULL)
+            return NULL;
+    }
+    return cursor;
+}
+
+/* Parse the JSON of an event, and set `*content` to what it says. `scan` receives its variables.
+ *
+ * Return 1, or 0 if the event has to be left to Python. */
+static int parse_event_json(const char *payload, const char *end, EventScan *scan,
+                            EventContent *content)
+{
+    const char *object_end = parse_object(skip_space(payload, end), end, event_fields, scan);
+    *content = scan->content;
+    content->has_answer = scan->has_delta ? scan->has_content : scan->has_completion_text;
+    content->has_output = content->has_answer || (scan->has_delta && scan->has_reasoning);
+
+    int is_whole = object_end != NULL && skip_space(object_end, end) == end;
+    /* Without choices, or with null as their list, it is an event of another API. */
+    int is_chat_event = scan->has_choices_list && !scan->has_choices_null;
+    /* Python counts output in unknown fields before the first known output. */
+    int may_have_unknown_output = scan->has_unknown_text && !content->has_output;
+    if (is_whole && is_chat_event && !may_have_unknown_output)
+        return 1;
+    Py_CLEAR(content->usage);
+    return 0;
 }
 
 /* -- patterns of events ------------------------------------------------------------------------ */
 
-/* An event that was parsed lately. Another event that has the same bytes around values of the same
- * kinds says the same, so it is not parsed again. Positions are offsets into `bytes`. */
+/* A range of the bytes of a pattern. */
 typedef struct {
+    Py_ssize_t start;
     Py_ssize_t size;
+} Span;
+
+/* An event that was parsed lately, to recognise events that say the same without parsing them.
+ *
+ * It is a sequence of fixed bytes (literals) and variables, as in a template. Of the event
+ *
+ *     {"id":"c-1","choices":[{"delta":{"content":"Hi"}}]}
+ *
+ * the variables are "c-1" and "Hi", and the literals are what is before, between and after them.
+ * An event with the same literals, and with variables of the same kinds, says the same. */
+typedef struct {
+    char is_used;
     int variable_count;
-    Py_ssize_t start[MAX_VARIABLES];
-    Py_ssize_t end[MAX_VARIABLES];
-    enum Kind kind[MAX_VARIABLES];
-    Py_ssize_t finish; /* of the finish reason, or 0 without one */
-    Py_ssize_t finish_size;
-    char output;
-    char answer;
-    char bytes[PATTERN_BYTES];
+    Span variables[MAX_VARIABLES];
+    enum ValueKind kinds[MAX_VARIABLES]; /* of the variables */
+    Span literals[MAX_VARIABLES + 1]; /* literals[i] is before variable i, the last one after all */
+
+    int finish_reason_literal;       /* the index of the literal that has the finish reason */
+    Py_ssize_t finish_reason_offset; /* of the finish reason in this literal */
+    Py_ssize_t finish_reason_size;   /* 0 without a finish reason */
+    char has_output;
+    char has_answer;
+    char bytes[PATTERN_BYTES]; /* the payload of the event */
 } EventPattern;
 
-static EventPattern patterns[PATTERNS];
-static int next_pattern;
+/* The last patterns. An event of one response often matches that of another. */
+static EventPattern patterns[PATTERN_COUNT];
 
-/* Return whether this byte may continue a number. What follows a value is compared as well, so that
- * no value ends too early. */
+/* Return whether this byte could continue a number that ends before it. */
 static int continues_number(char byte)
 {
     return (byte >= '0' && byte <= '9') || byte == '.';
 }
 
-/* Skip a value in the place of variable `i` of a pattern. `*usage` becomes a new reference if it is
- * a usage. */
-static const char *match_variable(const EventPattern *pattern, int i, const char *value,
+/* Return whether the data begins with the same value as that of the variable in the pattern.
+ *
+ * What follows the value is not a part of it: a number must not go on, and any other value ends by
+ * itself. */
+static int has_same_value(const EventPattern *pattern, const Span *variable, const char *cursor,
+                          const char *end)
+{
+    const char *value = pattern->bytes + variable->start;
+    const char *value_end = skip_bytes(cursor, end, value, variable->size);
+    return value_end != NULL && value_end < end && !continues_number(*value_end);
+}
+
+/* Match a value with variable `index` of a pattern. `*usage` becomes a new reference if it is a
+ * usage.
+ *
+ * Return the position after the value, or NULL if it may not take the place of the variable: a null
+ * is no usage and no text, and an empty text is no output. */
+static const char *match_variable(const EventPattern *pattern, int index, const char *cursor,
                                   const char *end, PyObject **usage)
 {
-    enum Kind kind = pattern->kind[i];
-    if (kind == USAGE)
-        return *value == 'n' ? NULL : parse_usage(value, end, usage);
-    Py_ssize_t size = pattern->end[i] - pattern->start[i];
-    int is_same_value = end - value > size &&
-                        memcmp(value, pattern->bytes + pattern->start[i], (size_t)size) == 0 &&
-                        !continues_number(value[size]);
-    if (is_same_value)
-        return value + size;
-    if (kind == ANYTHING)
-        return *value == 'n' ? NULL : skip_value(value, end, 0);
-    const char *after = *value == '"' ? skip_string(value, end, 1) : NULL;
-    return is_full_string(value, after) ? after : NULL;
+    enum ValueKind kind = pattern->kinds[index];
+    const Span *variable = &pattern->variables[index];
+    int is_null = *cursor == 'n'; /* No other JSON value begins with this letter. */
+    if (kind == USAGE_OBJECT)
+        return is_null ? NULL : parse_usage(cursor, end, usage);
+    if (has_same_value(pattern, variable, cursor, end))
+        return cursor + variable->size;
+    if (kind == ANY_VALUE)
+        return is_null ? NULL : skip_value(cursor, end, 0);
+    const char *text_end = skip_string(cursor, end, ACCEPT_ESCAPES);
+    return is_nonempty_string(cursor, text_end) ? text_end : NULL;
 }
 
-/* Return whether an event matches a pattern. If it does, `*content` becomes what it says. */
-static int match_pattern(const EventPattern *pattern, const char *at, const char *end,
+/* Skip the literal `index` of a pattern. Return the position after it, or NULL if the data begins
+ * with other bytes. */
+static const char *skip_pattern_literal(const EventPattern *pattern, int index, const char *cursor,
+                                        const char *end)
+{
+    const Span *literal = &pattern->literals[index];
+    return skip_bytes(cursor, end, pattern->bytes + literal->start, literal->size);
+}
+
+/* Match the literals and variables of a pattern with an event from its beginning to its end.
+ *
+ * `literal_starts[i]` becomes the position of literal `i` in the event. `*usage` becomes a new
+ * reference if the event has a usage, also if it does not match. Return whether it matches. */
+static int match_pattern_parts(const EventPattern *pattern, const char *cursor, const char *end,
+                               const char **literal_starts, PyObject **usage)
+{
+    for (int i = 0; i < pattern->variable_count; i++) {
+        literal_starts[i] = cursor;
+        cursor = skip_pattern_literal(pattern, i, cursor, end);
+        if (cursor == NULL || cursor == end)
+            return 0;
+        cursor = match_variable(pattern, i, cursor, end, usage);
+        if (cursor == NULL)
+            return 0;
+    }
+    literal_starts[pattern->variable_count] = cursor;
+    return skip_pattern_literal(pattern, pattern->variable_count, cursor, end) == end;
+}
+
+/* Return whether an event ends with the last literal of a pattern. This is compared first, because
+ * events often differ there, for example in their finish reason. */
+static int ends_like_pattern(const EventPattern *pattern, const char *payload, const char *end)
+{
+    const Span *literal = &pattern->literals[pattern->variable_count];
+    if (end - payload < literal->size)
+        return 0;
+    return memcmp(end - literal->size, pattern->bytes + literal->start, (size_t)literal->size) == 0;
+}
+
+/* Return whether an event says the same as the one that became this pattern, with other texts, ids
+ * or usage. If so, set `*content` to what it says. */
+static int match_pattern(const EventPattern *pattern, const char *payload, const char *end,
                          EventContent *content)
 {
-    Py_ssize_t matched = 0; /* bytes of the pattern */
-    Py_ssize_t tail = pattern->size;
-    const char *finish = NULL;
-    PyObject *usage = NULL;
-    if (pattern->variable_count > 0)
-        tail -= pattern->end[pattern->variable_count - 1];
-    int has_same_tail =
-        pattern->size > 0 && end - at >= tail &&
-        memcmp(end - tail, pattern->bytes + pattern->size - tail, (size_t)tail) == 0;
-    if (!has_same_tail)
+    if (!pattern->is_used || !ends_like_pattern(pattern, payload, end))
         return 0;
-    for (int i = 0; i < pattern->variable_count; i++) {
-        Py_ssize_t size = pattern->start[i] - matched;
-        if (end - at <= size || memcmp(at, pattern->bytes + matched, (size_t)size) != 0)
-            goto no_match;
-        if (pattern->finish > matched)
-            finish = at + (pattern->finish - matched);
-        at = match_variable(pattern, i, at + size, end, &usage);
-        if (at == NULL)
-            goto no_match;
-        matched = pattern->end[i];
+    const char *literal_starts[MAX_VARIABLES + 1];
+    PyObject *usage = NULL;
+    if (!match_pattern_parts(pattern, payload, end, literal_starts, &usage)) {
+        Py_XDECREF(usage);
+        return 0;
     }
-    if (end - at != tail)
-        goto no_match;
-    if (pattern->finish > matched)
-        finish = at + (pattern->finish - matched);
-    *content = (EventContent){.finish = finish,
-                              .finish_size = pattern->finish_size,
-                              .usage = usage,
-                              .output = pattern->output,
-                              .answer = pattern->answer};
+    *content = (EventContent){
+        .usage = usage,
+        .has_output = pattern->has_output,
+        .has_answer = pattern->has_answer,
+    };
+    if (pattern->finish_reason_size > 0) {
+        content->finish_reason =
+            literal_starts[pattern->finish_reason_literal] + pattern->finish_reason_offset;
+        content->finish_reason_size = pattern->finish_reason_size;
+    }
     return 1;
-no_match:
-    Py_XDECREF(usage);
-    return 0;
 }
 
-/* Keep an event that was parsed as a pattern, in the place of the oldest one. */
-static void remember_pattern(const char *at, const char *end, const EventContent *content,
-                             const EventScan *scan)
+/* Set the variables of a pattern, and the literals, which are the bytes between them. `size` is the
+ * number of bytes of the payload. */
+static void set_pattern_parts(EventPattern *pattern, const EventScan *scan, const char *payload,
+                              Py_ssize_t size)
 {
-    if (end - at > PATTERN_BYTES || scan->variable_count > MAX_VARIABLES)
-        return;
-    EventPattern *pattern = &patterns[next_pattern];
-    next_pattern = (next_pattern + 1) % PATTERNS;
-    pattern->size = end - at;
-    memcpy(pattern->bytes, at, (size_t)pattern->size);
+    Py_ssize_t literal_start = 0;
     pattern->variable_count = scan->variable_count;
     for (int i = 0; i < scan->variable_count; i++) {
-        pattern->start[i] = scan->variables[i].start - at;
-        pattern->end[i] = scan->variables[i].end - at;
-        pattern->kind[i] = scan->variables[i].kind;
+        const Variable *variable = &scan->variables[i];
+        Py_ssize_t variable_start = variable->start - payload;
+        Py_ssize_t variable_end = variable->end - payload;
+        pattern->literals[i] = (Span){literal_start, variable_start - literal_start};
+        pattern->variables[i] = (Span){variable_start, variable_end - variable_start};
+        pattern->kinds[i] = variable->kind;
+        literal_start = variable_end;
     }
-    pattern->finish = content->finish == NULL ? 0 : content->finish - at;
-    pattern->finish_size = content->finish_size;
-    pattern->output = content->output;
-    pattern->answer = content->answer;
+    pattern->literals[scan->variable_count] = (Span){literal_start, size - literal_start};
 }
 
-/* Parse the payload of an event and fill in `*content` with what it says.
+/* Note which literal of a pattern has the finish reason of the event, which is no variable, and
+ * where in it. */
+static void locate_finish_reason(EventPattern *pattern, const EventContent *content,
+                                 const char *payload)
+{
+    pattern->finish_reason_size = content->finish_reason_size;
+    if (content->finish_reason_size == 0)
+        return;
+    Py_ssize_t offset = content->finish_reason - payload;
+    int index = 0;
+    while (index < pattern->variable_count && pattern->variables[index].start < offset)
+        index++;
+    pattern->finish_reason_literal = index;
+    pattern->finish_reason_offset = offset - pattern->literals[index].start;
+}
+
+/* Store an event that was parsed as a pattern, in the place of the oldest pattern. An event that is
+ * too long or has too many variables is not stored. */
+static void add_pattern(const char *payload, const char *end, const EventContent *content,
+                        const EventScan *scan)
+{
+    static int oldest_index;
+    Py_ssize_t size = end - payload;
+    if (size > PATTERN_BYTES || scan->variable_count > MAX_VARIABLES)
+        return;
+    EventPattern *pattern = &patterns[oldest_index];
+    oldest_index = (oldest_index + 1) % PATTERN_COUNT;
+    pattern->is_used = 1;
+    memcpy(pattern->bytes, payload, (size_t)size);
+    set_pattern_parts(pattern, scan, payload, size);
+    locate_finish_reason(pattern, content, payload);
+    pattern->has_output = content->has_output;
+    pattern->has_answer = content->has_answer;
+}
+
+/* Parse the payload of an event, and set `*content` to what it says.
  *
- * Return 0 if the event has to be left to Python. An event that matches the pattern of an
- * earlier one is not parsed again. */
-static int parse_fast_path_event(const char *payload, const char *end, EventContent *content)
+ * An event that matches the pattern of an earlier one is not parsed again. Return 1, or 0 if the
+ * event has to be left to Python. After 1, `content->usage` may hold a reference that the caller
+ * must release. */
+static int parse_common_event(const char *payload, const char *end, EventContent *content)
 {
     *content = (EventContent){0};
-    if (end - payload == 6 && memcmp(payload, "[DONE]", 6) == 0)
+    int is_end_marker = skip_literal(payload, end, "[DONE]") == end;
+    if (is_end_marker)
         return 1;
-    for (int i = 0; i < PATTERNS; i++)
+    for (int i = 0; i < PATTERN_COUNT; i++) {
         if (match_pattern(&patterns[i], payload, end, content))
             return 1;
-    EventScan scan = {.choices = NO_CHOICES, .variable_count = 0};
-    const char *at = parse_object(skip_space(payload, end), end, event_fields, content, &scan);
-    int is_whole = at != NULL && skip_space(at, end) == end;
-    content->answer = scan.has_delta ? scan.has_content : scan.has_text;
-    content->output = content->answer || (scan.has_delta && scan.has_reasoning);
-    /* ResponseReader notes output in unknown fields before the first known output. */
-    int may_have_unknown_output = scan.has_unknown_text && !content->output;
-    if (!is_whole || scan.choices != CHOICES_LIST || may_have_unknown_output) {
-        Py_CLEAR(content->usage);
-        return 0;
     }
-    remember_pattern(payload, end, content, &scan);
+    EventScan scan = {0};
+    if (!parse_event_json(payload, end, &scan, content))
+        return 0;
+    add_pattern(payload, end, content, &scan);
     return 1;
 }

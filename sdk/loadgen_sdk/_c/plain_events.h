@@ -1,20 +1,27 @@
 /* Recognises plain events, which differ from an earlier event of the same response in their text
  * alone. Part of _compiled.c.
  *
- * The reference is transport/plain_events.py with wire_formats/reference.py. All `skip_*` functions
- * return the position after what they skip, or NULL if it is something else. */
+ * The reference implementation is transport/plain_events.py with wire_formats/reference.py. It
+ * explains plain events, templates and chunks.
+ *
+ * Every `skip_*` and `parse_*` function takes a position (`cursor`) and the end of the data. It
+ * returns the position after what it has skipped, or NULL if the data is something else. Nothing
+ * at `end` or behind it is read. */
 
-/* The bytes around the text of a plain event's payload. `before` ends with the opening quote of the
- * text, and `after` begins with the closing quote. */
+/* The bytes around the text of a plain event.
+ *
+ * An example: for the event {"choices":[{"text":"Hello"}]}, `before` is {"choices":[{"text":" with
+ * the opening quote, and `after` is "}]} with the closing quote. Without a template, `before_size`
+ * is 0. */
 typedef struct {
     const char *before, *after;
     Py_ssize_t before_size, after_size;
 } Template;
 
-/* Return whether these bytes are valid UTF-8. */
-static int is_utf8(const char *at, const char *end)
+/* Return whether the bytes from `start` to `end` are valid UTF-8. */
+static int is_utf8(const char *start, const char *end)
 {
-    PyObject *decoded = PyUnicode_DecodeUTF8(at, end - at, "strict");
+    PyObject *decoded = PyUnicode_DecodeUTF8(start, end - start, "strict");
     if (decoded == NULL) {
         PyErr_Clear();
         return 0;
@@ -23,63 +30,80 @@ static int is_utf8(const char *at, const char *end)
     return 1;
 }
 
-/* Skip a text that is not empty and has no escapes, up to its closing quote. */
+/* Skip `size` bytes that are known. Return the position after them, or NULL if the data from `cursor`
+ * to `end` begins with other bytes. */
+static const char *skip_bytes(const char *cursor, const char *end, const char *bytes,
+                              Py_ssize_t size)
+{
+    int begins_with_bytes = end - cursor >= size && memcmp(cursor, bytes, (size_t)size) == 0;
+    return begins_with_bytes ? cursor + size : NULL;
+}
+
+/* Skip the text of a plain event. Return the position of its closing quote, or NULL.
+ *
+ * A plain text is not empty and needs no JSON decoding: it is UTF-8 without control characters and
+ * without backslashes, so that the first quote ends it. */
 static const char *skip_plain_text(const char *text, const char *end)
 {
-    const char *at = text;
+    const char *cursor = text;
     int is_ascii = 1;
-    for (; at < end && *at != '"'; at++) {
-        unsigned char byte = (unsigned char)*at;
-        if (byte < 0x20 || byte == '\\')
+    for (; cursor < end && *cursor != '"'; cursor++) {
+        unsigned char byte = (unsigned char)*cursor;
+        if (byte < FIRST_PRINTABLE_BYTE || byte == '\\')
             return NULL;
-        if (byte >= 0x80)
+        if (byte >= FIRST_NON_ASCII_BYTE)
             is_ascii = 0;
     }
-    if (at == text || at == end || (!is_ascii && !is_utf8(text, at)))
+    int is_empty = cursor == text;
+    int has_closing_quote = cursor < end;
+    if (is_empty || !has_closing_quote)
         return NULL;
-    return at;
+    return is_ascii || is_utf8(text, cursor) ? cursor : NULL;
 }
 
-/* Skip certain bytes. */
-static const char *skip_bytes(const char *at, const char *end, const char *bytes, Py_ssize_t size)
+/* Skip the JSON of a plain event: a text with the bytes of the template around it. Return the
+ * position after it, or NULL if it is another event. */
+static const char *skip_plain_payload(const char *cursor, const char *end, const Template *template)
 {
-    return end - at >= size && memcmp(at, bytes, (size_t)size) == 0 ? at + size : NULL;
-}
-
-/* Skip the payload of a plain event. */
-static const char *skip_plain_payload(const char *at, const char *end, const Template *template)
-{
-    at = skip_bytes(at, end, template->before, template->before_size);
-    if (at == NULL)
+    cursor = skip_bytes(cursor, end, template->before, template->before_size);
+    if (cursor == NULL)
         return NULL;
-    at = skip_plain_text(at, end);
-    return at == NULL ? NULL : skip_bytes(at, end, template->after, template->after_size);
-}
-
-/* Skip a plain event. */
-static const char *skip_plain_event(const char *at, const char *end, const Template *template)
-{
-    at = skip_bytes(at, end, "data: ", DATA_PREFIX_BYTES);
-    if (at == NULL)
+    cursor = skip_plain_text(cursor, end);
+    if (cursor == NULL)
         return NULL;
-    at = skip_plain_payload(at, end, template);
-    return at == NULL ? NULL : skip_bytes(at, end, "\n\n", EVENT_END_BYTES);
+    return skip_bytes(cursor, end, template->after, template->after_size);
 }
 
-/* Skip an event that is one line of data, which is not empty. */
-static const char *skip_line_event(const char *at, const char *end)
+/* Skip a plain event: "data: ", its payload and a blank line. Return the position after it, or NULL
+ * if it is another event. */
+static const char *skip_plain_event(const char *cursor, const char *end, const Template *template)
 {
-    const char *data = skip_bytes(at, end, "data: ", DATA_PREFIX_BYTES);
+    cursor = skip_bytes(cursor, end, DATA_PREFIX, DATA_PREFIX_BYTES);
+    if (cursor == NULL)
+        return NULL;
+    cursor = skip_plain_payload(cursor, end, template);
+    if (cursor == NULL)
+        return NULL;
+    return skip_bytes(cursor, end, EVENT_END, EVENT_END_BYTES);
+}
+
+/* Skip a server-sent event of one line of data, which is not empty, such as "data: {}" and a blank
+ * line. Return the position after it, or NULL if it is another event. */
+static const char *skip_line_event(const char *cursor, const char *end)
+{
+    const char *data = skip_bytes(cursor, end, DATA_PREFIX, DATA_PREFIX_BYTES);
     if (data == NULL)
         return NULL;
     const char *line_end = memchr(data, '\n', (size_t)(end - data));
     if (line_end == NULL || line_end == data)
         return NULL;
-    return skip_bytes(line_end, end, "\n\n", EVENT_END_BYTES);
+    return skip_bytes(line_end, end, EVENT_END, EVENT_END_BYTES);
 }
 
-/* Return the value of a hexadecimal digit, or -1. */
-static int hex_value(char digit)
+/* -- chunks of an HTTP body -------------------------------------------------------------------- */
+
+/* Return the value of a hexadecimal digit, or -1 for any other byte. */
+static int hex_digit_value(char digit)
 {
     if (digit >= '0' && digit <= '9')
         return digit - '0';
@@ -90,97 +114,187 @@ static int hex_value(char digit)
     return -1;
 }
 
-/* Parse a whole chunk that is not empty and has no extensions. Its content is from `*content` to
- * `*content_end`. Return the position after the chunk, or NULL. */
-static const char *parse_chunk(const char *at, const char *end, const char **content,
-                               const char **content_end)
+/* Parse the size of a chunk, a hexadecimal number of 1 to MAX_SIZE_DIGITS digits, into `*size`.
+ * Return the position after it, or NULL if there is no such number. */
+static const char *parse_chunk_size(const char *cursor, const char *end, int64_t *size)
 {
-    int64_t size = 0; /* The digits may be more than a Py_ssize_t of 32 bits holds. */
     int digits = 0;
-    for (; at < end && hex_value(*at) >= 0 && digits <= MAX_SIZE_DIGITS; at++) {
-        size = size * 16 + hex_value(*at);
+    *size = 0;
+    for (; cursor < end && hex_digit_value(*cursor) >= 0; cursor++) {
+        if (digits == MAX_SIZE_DIGITS)
+            return NULL;
+        *size = *size * 16 + hex_digit_value(*cursor);
         digits++;
     }
-    if (digits == 0 || digits > MAX_SIZE_DIGITS || size == 0)
-        return NULL;
-    at = skip_bytes(at, end, "\r\n", 2);
-    if (at == NULL || end - at < size + 2)
-        return NULL;
-    *content = at;
-    *content_end = at + size;
-    return skip_bytes(*content_end, end, "\r\n", 2);
+    return digits > 0 ? cursor : NULL;
 }
 
-/* Parse a chunk that holds plain events only. `*events` becomes their number. Return the position
- * after the chunk, or NULL. */
-static const char *parse_plain_chunk(const char *at, const char *end, const Template *template,
-                                     Py_ssize_t *events)
+/* Parse one chunk of a chunked body, whose content is from `*content` to `*content_end`.
+ *
+ * An example is "5\r\nhello\r\n" with the content "hello". Return the position after the chunk, or
+ * NULL if it is incomplete, empty, or has extensions after its size. */
+static const char *parse_chunk(const char *cursor, const char *end, const char **content,
+                               const char **content_end)
+{
+    int64_t size; /* wider than Py_ssize_t of 32 bits, which a size of 8 digits may exceed */
+    cursor = parse_chunk_size(cursor, end, &size);
+    if (cursor == NULL || size == 0)
+        return NULL;
+    cursor = skip_bytes(cursor, end, CHUNK_END, CHUNK_END_BYTES);
+    if (cursor == NULL || end - cursor < size + CHUNK_END_BYTES)
+        return NULL;
+    *content = cursor;
+    *content_end = cursor + size;
+    return skip_bytes(*content_end, end, CHUNK_END, CHUNK_END_BYTES);
+}
+
+/* Parse a chunk of an HTTP body that holds nothing but plain events.
+ *
+ * A plain event differs in its text alone from the event of which `template` was made.
+ * `*event_count` becomes the number of events. Return the position after the chunk, or NULL if it
+ * is incomplete or holds anything else. */
+static const char *parse_plain_chunk(const char *cursor, const char *end, const Template *template,
+                                     Py_ssize_t *event_count)
 {
     const char *content, *content_end;
-    const char *next = parse_chunk(at, end, &content, &content_end);
-    *events = 0;
-    while (next != NULL && content < content_end) {
+    const char *chunk_end = parse_chunk(cursor, end, &content, &content_end);
+    *event_count = 0;
+    if (chunk_end == NULL)
+        return NULL;
+    while (content < content_end) {
         content = skip_plain_event(content, content_end, template);
         if (content == NULL)
             return NULL;
-        ++*events;
+        ++*event_count;
     }
-    return next;
+    return chunk_end;
 }
 
-/* -- functions for Python ---------------------------------------------------------------------- */
+/* -- parse_whole_chunks ------------------------------------------------------------------------ */
 
-/* Append the number of plain events, if there are any, and reset it. Return -1 with an
+/* The events of the chunks that were parsed so far, in the form in which Python gets them. */
+typedef struct {
+    PyObject *items;          /* a list: a payload as bytes, or a number of plain events */
+    Py_ssize_t pending_plain; /* the last plain events, whose number is not in the list yet */
+    const Template *template; /* recognises plain events */
+} EventList;
+
+/* Append the number of the last plain events to the list, unless it is 0.
+ *
+ * Consecutive plain events become one number, so this is called before another event is appended
+ * and at the end. Return 0, or -1 with an exception. */
+static int flush_pending_plain(EventList *events)
+{
+    if (events->pending_plain == 0)
+        return 0;
+    PyObject *number = PyLong_FromSsize_t(events->pending_plain);
+    events->pending_plain = 0;
+    return append_stealing(events->items, number);
+}
+
+/* Return whether some content consists of events that are one line of data each. */
+static int has_line_events_only(const char *content, const char *end)
+{
+    int has_carriage_return = memchr(content, '\r', (size_t)(end - content)) != NULL;
+    if (has_carriage_return)
+        return 0;
+    while (content < end) {
+        content = skip_line_event(content, end);
+        if (content == NULL)
+            return 0;
+    }
+    return 1;
+}
+
+/* Append the event from `start` to `end`, which is one line of data. Return 0, or -1 with an
  * exception. */
-static int append_plain_count(PyObject *events, Py_ssize_t *plain_events)
+static int append_line_event(EventList *events, const char *start, const char *end)
 {
-    if (*plain_events == 0)
+    const Template *template = events->template;
+    int is_plain = template->before_size > 0 && skip_plain_event(start, end, template) == end;
+    if (is_plain) {
+        events->pending_plain++;
         return 0;
-    PyObject *number = PyLong_FromSsize_t(*plain_events);
-    *plain_events = 0;
-    int failed = number == NULL || PyList_Append(events, number) < 0;
-    Py_XDECREF(number);
-    return failed ? -1 : 0;
+    }
+    if (flush_pending_plain(events) < 0)
+        return -1;
+    const char *payload = start + DATA_PREFIX_BYTES;
+    const char *payload_end = end - EVENT_END_BYTES;
+    return append_stealing(events->items,
+                           PyBytes_FromStringAndSize(payload, payload_end - payload));
 }
 
-/* Append a payload. Return -1 with an exception. */
-static int append_payload(PyObject *events, const char *at, const char *end)
+/* Append the events of some content, which passed `has_line_events_only`. Return 0, or -1 with an
+ * exception. */
+static int append_line_events(EventList *events, const char *content, const char *end)
 {
-    PyObject *payload = PyBytes_FromStringAndSize(at, end - at);
-    int failed = payload == NULL || PyList_Append(events, payload) < 0;
-    Py_XDECREF(payload);
-    return failed ? -1 : 0;
-}
-
-/* Return whether a content has only events that are one line of data each. */
-static int has_line_events_only(const char *at, const char *end)
-{
-    if (memchr(at, '\r', (size_t)(end - at)) != NULL)
-        return 0;
-    while (at != NULL && at < end)
-        at = skip_line_event(at, end);
-    return at != NULL;
-}
-
-/* Append the events of a content that has line events only. Plain ones are added to
- * `*plain_events`. Return -1 with an exception. */
-static int append_line_events(PyObject *events, const char *at, const char *end,
-                              const Template *template, Py_ssize_t *plain_events)
-{
-    while (at < end) {
-        const char *next = skip_line_event(at, end);
-        int is_plain = template->before_size > 0 && skip_plain_event(at, end, template) == next;
-        if (is_plain)
-            ++*plain_events;
-        else if (append_plain_count(events, plain_events) < 0 ||
-                 append_payload(events, at + DATA_PREFIX_BYTES, next - EVENT_END_BYTES) < 0)
+    while (content < end) {
+        const char *event_end = skip_line_event(content, end);
+        if (append_line_event(events, content, event_end) < 0)
             return -1;
-        at = next;
+        content = event_end;
     }
     return 0;
 }
 
-/* parse_whole_chunks(data, before, after) */
+/* Append the events of one chunk, and set `*next` to the position after it.
+ *
+ * `*next` becomes NULL if the chunk is incomplete, or if it holds anything but events of one line
+ * each. Nothing was appended then. Return 0, or -1 with an exception. */
+static int append_chunk(EventList *events, const char *cursor, const char *end, const char **next)
+{
+    if (events->template->before_size > 0) {
+        Py_ssize_t plain_count;
+        *next = parse_plain_chunk(cursor, end, events->template, &plain_count);
+        if (*next != NULL) {
+            events->pending_plain += plain_count;
+            return 0;
+        }
+    }
+    const char *content, *content_end;
+    *next = parse_chunk(cursor, end, &content, &content_end);
+    if (*next == NULL)
+        return 0;
+    if (!has_line_events_only(content, content_end)) {
+        *next = NULL;
+        return 0;
+    }
+    return append_line_events(events, content, content_end);
+}
+
+/* Append the events of the whole chunks at the beginning of the data.
+ *
+ * `*chunk_count` becomes their number, and `*parsed_bytes` their size. Return 0, or -1 with an
+ * exception. */
+static int append_whole_chunks(EventList *events, const char *data, Py_ssize_t size,
+                               Py_ssize_t *chunk_count, Py_ssize_t *parsed_bytes)
+{
+    const char *end = data + size;
+    const char *cursor = data;
+    *chunk_count = 0;
+    while (cursor < end) {
+        const char *next;
+        if (append_chunk(events, cursor, end, &next) < 0)
+            return -1;
+        if (next == NULL)
+            break;
+        cursor = next;
+        ++*chunk_count;
+    }
+    *parsed_bytes = cursor - data;
+    return flush_pending_plain(events);
+}
+
+/* The Python function parse_whole_chunks(data, before_text, after_text).
+ *
+ * Find the events in the whole chunks at the beginning of `data`, a part of a chunked HTTP body.
+ * Parsing ends at the first chunk that is incomplete or holds anything but server-sent events of
+ * one line each. `before_text` and `after_text` are the bytes around the text of a plain event, an
+ * event that differs from an earlier one in its text alone.
+ *
+ * Return the tuple (number of chunks, events, number of bytes). An event is its payload, and a
+ * number stands for that many plain events: two chunks of one plain event each are
+ * (2, [2], size). */
 static PyObject *parse_whole_chunks(PyObject *Py_UNUSED(module), PyObject *args)
 {
     const char *data;
@@ -189,74 +303,74 @@ static PyObject *parse_whole_chunks(PyObject *Py_UNUSED(module), PyObject *args)
     if (!PyArg_ParseTuple(args, "y#y#y#", &data, &size, &template.before, &template.before_size,
                           &template.after, &template.after_size))
         return NULL;
-    PyObject *events = PyList_New(0);
-    if (events == NULL)
+    EventList events = {.items = PyList_New(0), .pending_plain = 0, .template = &template};
+    if (events.items == NULL)
         return NULL;
-    const char *at = data;
-    const char *end = data + size;
-    Py_ssize_t chunks = 0;
-    Py_ssize_t plain_events = 0; /* that were not appended yet */
-    while (at < end) {
-        const char *content, *content_end;
-        Py_ssize_t plain_in_chunk = 0;
-        const char *next = NULL;
-        if (template.before_size > 0)
-            next = parse_plain_chunk(at, end, &template, &plain_in_chunk);
-        if (next != NULL)
-            plain_events += plain_in_chunk;
-        else {
-            next = parse_chunk(at, end, &content, &content_end);
-            if (next == NULL || !has_line_events_only(content, content_end))
-                break;
-            if (append_line_events(events, content, content_end, &template, &plain_events) < 0)
-                goto failed;
-        }
-        chunks++;
-        at = next;
+    Py_ssize_t chunk_count, parsed_bytes;
+    if (append_whole_chunks(&events, data, size, &chunk_count, &parsed_bytes) < 0) {
+        Py_DECREF(events.items);
+        return NULL;
     }
-    if (append_plain_count(events, &plain_events) == 0)
-        return Py_BuildValue("nNn", chunks, events, (Py_ssize_t)(at - data));
-failed:
-    Py_DECREF(events);
-    return NULL;
+    return Py_BuildValue("nNn", chunk_count, events.items, parsed_bytes);
 }
 
-/* Return whether an item is the payload of a plain event. */
-static int is_plain_payload(PyObject *item, const Template *template)
+/* -- count_leading_plain_events ---------------------------------------------------------------- */
+
+/* Return whether an object is the payload of a plain event, as bytes. */
+static int is_plain_payload(PyObject *payload, const Template *template)
 {
-    char *data;
-    Py_ssize_t size;
-    if (!PyBytes_Check(item) || PyBytes_AsStringAndSize(item, &data, &size) < 0)
+    if (!PyBytes_Check(payload))
         return 0;
-    return skip_plain_payload(data, data + size, template) == data + size;
+    const char *data = PyBytes_AsString(payload);
+    const char *end = data + PyBytes_Size(payload);
+    return skip_plain_payload(data, end, template) == end;
 }
 
-/* count_leading_plain_events(events, start, before, after) */
+/* Count the plain events that an item of a list of events stands for, into `*count`.
+ *
+ * An item is the payload of one event, or an int that stands for so many plain events. Return 1, 0
+ * if the item is another event, or -1 with an exception if the int is too large. */
+static int count_plain_events_of_item(PyObject *item, const Template *template, Py_ssize_t *count)
+{
+    *count = 1;
+    if (!PyLong_Check(item))
+        return is_plain_payload(item, template);
+    *count = PyLong_AsSsize_t(item);
+    return *count == -1 && PyErr_Occurred() ? -1 : 1;
+}
+
+/* The Python function count_leading_plain_events(events, start, before_text, after_text).
+ *
+ * Count the consecutive plain events in the list `events` from the index `start` on. A plain event
+ * differs from an earlier one in its text alone, which is between the bytes `before_text` and
+ * `after_text`. An item of the list is the payload of one event, or the number of several plain
+ * events.
+ *
+ * Return the tuple (number of items, number of plain events). */
 static PyObject *count_leading_plain_events(PyObject *Py_UNUSED(module), PyObject *args)
 {
     PyObject *events;
     Py_ssize_t start;
     Template template;
-    if (!PyArg_ParseTuple(args, "Ony#y#", &events, &start, &template.before, &template.before_size,
-                          &template.after, &template.after_size))
+    if (!PyArg_ParseTuple(args, "O!ny#y#", &PyList_Type, &events, &start, &template.before,
+                          &template.before_size, &template.after, &template.after_size))
         return NULL;
-    if (!PyList_Check(events) || start < 0) {
-        PyErr_SetString(PyExc_TypeError, "events are a list");
+    if (start < 0) {
+        PyErr_SetString(PyExc_TypeError, "the index of the first event must not be negative");
         return NULL;
     }
-    Py_ssize_t index = start;
+    Py_ssize_t plain_items = 0;
     Py_ssize_t plain_events = 0;
-    for (; index < PyList_Size(events); index++) {
-        PyObject *item = PyList_GetItem(events, index);
-        if (PyLong_Check(item)) { /* so many plain events */
-            Py_ssize_t count = PyLong_AsSsize_t(item);
-            if (count < 0 && PyErr_Occurred())
-                return NULL;
-            plain_events += count;
-        } else if (is_plain_payload(item, &template))
-            plain_events++;
-        else
+    while (start + plain_items < PyList_Size(events)) {
+        PyObject *item = PyList_GetItem(events, start + plain_items);
+        Py_ssize_t count;
+        int is_plain = count_plain_events_of_item(item, &template, &count);
+        if (is_plain < 0)
+            return NULL;
+        if (!is_plain)
             break;
+        plain_items++;
+        plain_events += count;
     }
-    return Py_BuildValue("nn", index - start, plain_events);
+    return Py_BuildValue("nn", plain_items, plain_events);
 }

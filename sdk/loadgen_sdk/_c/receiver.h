@@ -1,26 +1,59 @@
 /* Receiver: reads the sockets of two epoll instances in one loop. Part of _compiled.c.
  *
- * The reference is transport/receiver.py, which describes the fields and says what the methods
- * do. */
+ * The reference implementation is transport/receiver.py. It describes the fields and the methods,
+ * and explains deferred sockets, merged reads and the constants. All times are monotonic, in ns. */
 
 typedef struct {
     PyObject_HEAD
+
+    /* The queue to which buffers with reads are added, and its bound methods */
     PyObject *queue;
-    PyObject *queue_append, *queue_popleft; /* its methods */
-    SocketBuffer **buffers;                 /* by descriptor, NULL where there is none */
+    PyObject *queue_append;
+    PyObject *queue_popleft;
+    long long queued_reads;
+
+    /* The sockets, and the descriptors that the receiver polls */
+    SocketBuffer **buffers; /* indexed by descriptor, NULL for a descriptor without a buffer */
     int buffers_size;
-    int epoll, deferred_epoll, timer;
-    long long now, last_poll_at, poll_started_at, to_monotonic, next_poll_at, timer_armed_for,
-        reads_when_planned, wake_at;
-    long long ready_count, queued_reads, poll_count, read_count;
-    long long last_deferred_poll_at, deferred_count, deferred_reads, timely_reads, merged_reads;
-    long long period_start, defer_again_at, pause_ns;
-    char is_deferring, is_traffic_heavy;
+    int epoll;
+    int deferred_epoll;
+    int timer;
+
+    /* Polls and what they reported */
+    long long now;
+    long long wall_to_monotonic_ns;
+    long long last_poll_at;
+    long long poll_started_at;
+    long long ready_count;
+    long long poll_count;
+    long long read_count;
+
+    /* What comes next */
+    long long wake_at;
+    long long timer_armed_for;
+    long long next_poll_at;
+    long long reads_when_planned; /* `read_count` when `next_poll_at` was set */
+
+    /* Deferring */
+    char is_deferring;
+    char is_traffic_heavy;
+    long long deferred_count; /* sockets in the deferred epoll */
+    long long last_deferred_poll_at;
+    long long merged_reads; /* reads of deferred sockets that held several events */
+    long long defer_again_at;
+    long long pause_ns;
+
+    /* The decision period, after which it is decided whether to defer, and its counts */
+    long long period_start;
+    long long deferred_reads;
+    long long timely_reads; /* in polls that were not late */
+    long long timely_merged_reads;
+
     struct epoll_event events[MAX_READY];
     char read_area[READ_BYTES];
 } Receiver;
 
-/* Change what an epoll instance watches. Return -1 with an exception. */
+/* Add, change or remove a descriptor of an epoll instance. Return 0, or -1 with an OSError. */
 static int control_epoll(int epoll, int operation, int fd, uint32_t events)
 {
     struct epoll_event event = {.events = events, .data.fd = fd};
@@ -30,36 +63,28 @@ static int control_epoll(int epoll, int operation, int fd, uint32_t events)
     return -1;
 }
 
-/* Set a reference to an attribute of a value. Return -1 with an exception. */
-static int set_attribute_of(PyObject **place, PyObject *value, const char *name)
-{
-    PyObject *attribute = PyObject_GetAttrString(value, name);
-    if (attribute == NULL)
-        return -1;
-    set_field_stealing(place, attribute);
-    return 0;
-}
+/* -- creation and destruction ------------------------------------------------------------------ */
 
-static int receiver_init(PyObject *self, PyObject *args, PyObject *Py_UNUSED(keywords))
+/* Read the descriptors of the two epoll instances and the timer. Return 0, or -1 with an
+ * exception. */
+static int read_descriptors(Receiver *receiver, PyObject *epoll, PyObject *deferred_epoll,
+                            PyObject *timer)
 {
-    Receiver *receiver = (Receiver *)self;
-    PyObject *poll, *deferred_poll, *timer, *queue;
-    if (!PyArg_ParseTuple(args, "OOOO", &poll, &deferred_poll, &timer, &queue))
-        return -1;
-    receiver->epoll = PyObject_AsFileDescriptor(poll);
+    receiver->epoll = PyObject_AsFileDescriptor(epoll);
     if (receiver->epoll < 0)
         return -1;
-    receiver->deferred_epoll = PyObject_AsFileDescriptor(deferred_poll);
+    receiver->deferred_epoll = PyObject_AsFileDescriptor(deferred_epoll);
     if (receiver->deferred_epoll < 0)
         return -1;
     receiver->timer = PyObject_AsFileDescriptor(timer);
-    if (receiver->timer < 0)
-        return -1;
-    if (set_attribute_of(&receiver->queue_append, queue, "append") < 0 ||
-        set_attribute_of(&receiver->queue_popleft, queue, "popleft") < 0)
-        return -1;
-    set_field(&receiver->queue, queue);
+    return receiver->timer < 0 ? -1 : 0;
+}
+
+/* Set the times of a new receiver, which has not polled yet and is not deferring. */
+static void init_times(Receiver *receiver)
+{
     int64_t now = clock_ns(CLOCK_MONOTONIC);
+    receiver->wall_to_monotonic_ns = now - clock_ns(CLOCK_REALTIME);
     receiver->now = now;
     receiver->last_poll_at = now;
     receiver->poll_started_at = now;
@@ -67,10 +92,31 @@ static int receiver_init(PyObject *self, PyObject *args, PyObject *Py_UNUSED(key
     receiver->period_start = now;
     receiver->pause_ns = DEFER_PAUSE_NS;
     receiver->wake_at = FOREVER;
-    receiver->to_monotonic = now - clock_ns(CLOCK_REALTIME);
+}
+
+/* Receiver(epoll, deferred_epoll, timer, queue): a receiver without sockets.
+ *
+ * A socket in the first epoll wakes the process when data arrives. The second one is for sockets
+ * whose events are not urgent. The first one watches the second one until there is much traffic. */
+static int receiver_init(PyObject *self, PyObject *args, PyObject *Py_UNUSED(keywords))
+{
+    Receiver *receiver = (Receiver *)self;
+    PyObject *epoll, *deferred_epoll, *timer, *queue;
+    if (!PyArg_ParseTuple(args, "OOOO", &epoll, &deferred_epoll, &timer, &queue))
+        return -1;
+    if (read_descriptors(receiver, epoll, deferred_epoll, timer) < 0)
+        return -1;
+    /* The bound methods are kept, because they are called for each queued buffer. */
+    if (set_field_to_attribute(&receiver->queue_append, queue, "append") < 0 ||
+        set_field_to_attribute(&receiver->queue_popleft, queue, "popleft") < 0)
+        return -1;
+    set_field(&receiver->queue, queue);
+    init_times(receiver);
     return control_epoll(receiver->epoll, EPOLL_CTL_ADD, receiver->deferred_epoll, EPOLLIN);
 }
 
+/* Visit the objects of a receiver for the garbage collector. Py_VISIT ignores the NULL of a
+ * descriptor without a buffer. */
 static int receiver_traverse(PyObject *self, visitproc visit, void *arg)
 {
     Receiver *receiver = (Receiver *)self;
@@ -83,6 +129,8 @@ static int receiver_traverse(PyObject *self, visitproc visit, void *arg)
     return 0;
 }
 
+/* Release the objects of a receiver. The table of buffers is detached first, because releasing a
+ * buffer can call Python code, which may use the receiver. */
 static int receiver_clear(PyObject *self)
 {
     Receiver *receiver = (Receiver *)self;
@@ -101,48 +149,47 @@ static int receiver_clear(PyObject *self)
 
 static void receiver_dealloc(PyObject *self)
 {
-    PyTypeObject *type = Py_TYPE(self);
     PyObject_GC_UnTrack(self);
     receiver_clear(self);
-    freefunc release = (freefunc)PyType_GetSlot(type, Py_tp_free);
-    release(self);
-    Py_DECREF(type);
+    free_object(self);
 }
 
-/* -- the buffers ------------------------------------------------------------------------------- */
+/* -- adding and removing sockets --------------------------------------------------------------- */
 
-/* Return the buffer of a descriptor (borrowed), or NULL. */
+/* Return the buffer of a descriptor (borrowed), or NULL if it has none. */
 static SocketBuffer *find_buffer(const Receiver *receiver, int fd)
 {
-    return fd >= 0 && fd < receiver->buffers_size ? receiver->buffers[fd] : NULL;
+    int is_in_table = fd >= 0 && fd < receiver->buffers_size;
+    return is_in_table ? receiver->buffers[fd] : NULL;
 }
 
-/* Make room for a descriptor. Return -1 with an exception. */
+/* Make the table of buffers large enough for a descriptor. Return 0, or -1 with an exception. */
 static int reserve_buffer(Receiver *receiver, int fd)
 {
     if (fd < receiver->buffers_size)
         return 0;
-    int size = fd * 2 + 64;
+    int size = fd * 2 + 64; /* twice what is needed, so that the table seldom grows */
     SocketBuffer **buffers = PyMem_Realloc(receiver->buffers, (size_t)size * sizeof *buffers);
     if (buffers == NULL) {
         PyErr_NoMemory();
         return -1;
     }
-    memset(buffers + receiver->buffers_size, 0,
-           (size_t)(size - receiver->buffers_size) * sizeof *buffers);
+    for (int new_fd = receiver->buffers_size; new_fd < size; new_fd++)
+        buffers[new_fd] = NULL;
     receiver->buffers = buffers;
     receiver->buffers_size = size;
     return 0;
 }
 
+/* Receiver.add(buffer): read the socket of this buffer from now on. */
 static PyObject *receiver_add(PyObject *self, PyObject *value)
 {
     Receiver *receiver = (Receiver *)self;
-    if (!is_socket_buffer(value))
+    if (!check_socket_buffer(value))
         return NULL;
     int fd = ((SocketBuffer *)value)->fd;
     if (fd < 0) {
-        PyErr_SetString(PyExc_ValueError, "a descriptor below 0");
+        PyErr_SetString(PyExc_ValueError, "the descriptor of a socket must not be negative");
         return NULL;
     }
     if (reserve_buffer(receiver, fd) < 0)
@@ -151,94 +198,119 @@ static PyObject *receiver_add(PyObject *self, PyObject *value)
     Py_RETURN_NONE;
 }
 
-/* Move a socket to the deferred epoll or back. Return -1 with an exception. */
-static int set_deferred(Receiver *receiver, SocketBuffer *buffer, int is_deferred)
+/* Let another epoll instance watch a socket. Return 0, or -1 with an exception. */
+static int move_between_epolls(int from_epoll, int to_epoll, int fd, uint32_t events)
 {
-    if (buffer->is_deferred == is_deferred)
-        return 0;
-    int from = is_deferred ? receiver->epoll : receiver->deferred_epoll;
-    int to = is_deferred ? receiver->deferred_epoll : receiver->epoll;
-    uint32_t events = is_deferred ? DEFERRED_EPOLL_EVENTS : EPOLLIN;
-    if (control_epoll(from, EPOLL_CTL_DEL, buffer->fd, 0) < 0 ||
-        control_epoll(to, EPOLL_CTL_ADD, buffer->fd, events) < 0)
+    if (control_epoll(from_epoll, EPOLL_CTL_DEL, fd, 0) < 0)
         return -1;
-    receiver->deferred_count += is_deferred ? 1 : -1;
-    buffer->is_deferred = (char)is_deferred;
-    buffer->epoll_changed_at = clock_ns(CLOCK_MONOTONIC);
+    return control_epoll(to_epoll, EPOLL_CTL_ADD, fd, events);
+}
+
+/* Move a socket to the deferred epoll or back to the first one, unless it is there already.
+ *
+ * A deferred socket has no urgent events. It does not wake the process while there is much traffic,
+ * but is polled about every millisecond. Return 0, or -1 with an exception. */
+static int set_deferred(Receiver *receiver, SocketBuffer *buffer, int should_defer)
+{
+    if (buffer->is_deferred == should_defer)
+        return 0;
+    int status = should_defer ? move_between_epolls(receiver->epoll, receiver->deferred_epoll,
+                                                    buffer->fd, DEFERRED_EPOLL_EVENTS)
+                              : move_between_epolls(receiver->deferred_epoll, receiver->epoll,
+                                                    buffer->fd, EPOLLIN);
+    if (status < 0)
+        return -1;
+    buffer->is_deferred = (char)should_defer;
+    buffer->epoll_changed_at = clock_ns(CLOCK_MONOTONIC); /* Earlier polls missed this socket. */
+    receiver->deferred_count += should_defer ? 1 : -1;
     receiver->is_deferring = receiver->is_traffic_heavy && receiver->deferred_count > 0;
     return 0;
 }
 
+/* Receiver.defer(buffer, events): let a socket be read late until it has received so many plain
+ * events. With 0 events, it wakes the process again as soon as data arrives. */
 static PyObject *receiver_defer(PyObject *self, PyObject *args)
 {
     PyObject *value;
     long long events;
-    if (!PyArg_ParseTuple(args, "OL", &value, &events) || !is_socket_buffer(value))
+    if (!PyArg_ParseTuple(args, "OL", &value, &events))
+        return NULL;
+    if (!check_socket_buffer(value))
         return NULL;
     SocketBuffer *buffer = (SocketBuffer *)value;
     buffer->events_until_urgent = events;
-    if (set_deferred((Receiver *)self, buffer, events > 0) < 0)
+    int should_defer = events > 0;
+    if (set_deferred((Receiver *)self, buffer, should_defer) < 0)
         return NULL;
     Py_RETURN_NONE;
 }
 
+/* Receiver.stop_deferring(buffer): wake the process again when data arrives at this socket. */
 static PyObject *receiver_stop_deferring(PyObject *self, PyObject *value)
 {
-    if (!is_socket_buffer(value) || set_deferred((Receiver *)self, (SocketBuffer *)value, 0) < 0)
+    if (!check_socket_buffer(value))
+        return NULL;
+    if (set_deferred((Receiver *)self, (SocketBuffer *)value, 0) < 0)
         return NULL;
     Py_RETURN_NONE;
 }
 
+/* Receiver.remove(buffer): stop reading the socket of this buffer, which may be closed then. */
 static PyObject *receiver_remove(PyObject *self, PyObject *value)
 {
     Receiver *receiver = (Receiver *)self;
-    if (!is_socket_buffer(value) || set_deferred(receiver, (SocketBuffer *)value, 0) < 0)
+    if (!check_socket_buffer(value))
+        return NULL;
+    /* The caller unregisters the socket from the first epoll, so it must be in that one. */
+    if (set_deferred(receiver, (SocketBuffer *)value, 0) < 0)
         return NULL;
     int fd = ((SocketBuffer *)value)->fd;
-    SocketBuffer *previous = find_buffer(receiver, fd);
-    if (previous != NULL) {
-        receiver->buffers[fd] = NULL;
-        Py_DECREF((PyObject *)previous);
-    }
+    if (find_buffer(receiver, fd) != NULL)
+        Py_CLEAR(receiver->buffers[fd]);
     Py_RETURN_NONE;
 }
 
-/* Append the run of plain reads to the reads of a buffer. Return -1 with an exception. */
+/* -- queueing and taking reads ----------------------------------------------------------------- */
+
+/* Append the plain reads of a buffer, which were only counted, to its list of reads as one
+ * `PlainRun`. Return 0, or -1 with an exception. */
 static int flush_plain_reads(Receiver *receiver, SocketBuffer *buffer)
 {
     if (buffer->plain_read_count == 0)
         return 0;
-    PyObject *run = plain_run_tuple(buffer);
-    if (run == NULL)
+    if (append_stealing(buffer->reads, new_plain_run_tuple(buffer)) < 0)
         return -1;
-    int failed = PyList_Append(buffer->reads, run) < 0;
-    Py_DECREF(run);
-    if (buffer->is_queued && !failed)
-        receiver->queued_reads++;
     buffer->plain_read_count = 0;
     buffer->plain_bytes = 0;
-    return failed ? -1 : 0;
+    if (buffer->is_queued)
+        receiver->queued_reads++;
+    return 0;
 }
 
+/* Receiver.take_reads(buffer): return the list of all reads of a buffer, and empty the buffer.
+ *
+ * If the buffer is in the queue, it stays there. The result is a new reference, or NULL with an
+ * exception. */
 static PyObject *receiver_take_reads(PyObject *self, PyObject *value)
 {
     Receiver *receiver = (Receiver *)self;
-    if (!is_socket_buffer(value))
+    if (!check_socket_buffer(value))
         return NULL;
     SocketBuffer *buffer = (SocketBuffer *)value;
-    PyObject *empty = PyList_New(0);
-    PyObject *reads = empty == NULL ? NULL : materialize_reads(buffer);
-    if (reads == NULL || flush_plain_reads(receiver, buffer) < 0) {
-        Py_XDECREF(empty);
+    if (move_waiting_reads_to_list(buffer) < 0 || flush_plain_reads(receiver, buffer) < 0)
         return NULL;
-    }
+    PyObject *empty_list = PyList_New(0);
+    if (empty_list == NULL)
+        return NULL;
+    PyObject *reads = buffer->reads; /* The caller gets the reference that the buffer had. */
+    buffer->reads = empty_list;
     if (buffer->is_queued)
         receiver->queued_reads -= PyList_Size(reads);
-    buffer->reads = empty; /* The caller gets the reference to the reads. */
     return reads;
 }
 
-/* Queue a buffer for its owner. Return -1 with an exception. */
+/* Queue a buffer for its owner, unless it is in the queue already. Return 0, or -1 with an
+ * exception. */
 static int enqueue(Receiver *receiver, SocketBuffer *buffer)
 {
     if (buffer->is_queued)
@@ -247,35 +319,41 @@ static int enqueue(Receiver *receiver, SocketBuffer *buffer)
         return -1;
     buffer->is_queued = 1;
     receiver->queued_reads += count_reads(buffer);
-    PyObject *result =
-        PyObject_CallFunctionObjArgs(receiver->queue_append, (PyObject *)buffer, NULL);
-    Py_XDECREF(result);
-    return result == NULL ? -1 : 0;
+    return discard_result(
+        PyObject_CallFunctionObjArgs(receiver->queue_append, (PyObject *)buffer, NULL));
 }
 
 /* -- reading a socket -------------------------------------------------------------------------- */
 
-/* Return the kernel's timestamp of a message on the wall clock, or 0 without one. */
+/* Return when the kernel received a message, in ns of the wall clock, or 0 if it made no timestamp.
+ *
+ * The kernel adds its timestamp to the message as a control message. The timestamp is 0 for a
+ * packet that arrived before timestamps were switched on. */
 static int64_t kernel_timestamp(struct msghdr *message)
 {
-    for (struct cmsghdr *control = CMSG_FIRSTHDR(message); control;
-         control = CMSG_NXTHDR(message, control)) {
-        if (control->cmsg_level == SOL_SOCKET && control->cmsg_type == SO_TIMESTAMPNS) {
-            struct timespec at;
-            memcpy(&at, CMSG_DATA(control), sizeof at);
-            return at.tv_sec ? (int64_t)at.tv_sec * NS_PER_S + at.tv_nsec : 0;
-        }
+    struct cmsghdr *control = CMSG_FIRSTHDR(message);
+    for (; control != NULL; control = CMSG_NXTHDR(message, control)) {
+        int is_timestamp =
+            control->cmsg_level == SOL_SOCKET && control->cmsg_type == SO_TIMESTAMPNS;
+        if (!is_timestamp)
+            continue;
+        struct timespec received_at;
+        memcpy(&received_at, CMSG_DATA(control), sizeof received_at);
+        return received_at.tv_sec == 0 ? 0 : timespec_ns(&received_at);
     }
     return 0;
 }
 
-/* Read from a socket into the read area. Return the number of bytes, or -1 after an error.
- * `*wall_timestamp` becomes the kernel's timestamp, or 0 without one. */
+/* Receive bytes from a socket into the read area of the receiver.
+ *
+ * Return the number of bytes, 0 at the end of the connection, or -1 with `errno`.
+ * `*wall_timestamp` becomes the kernel's timestamp of the newest packet, in ns of the wall clock,
+ * or 0 if there is none. */
 static ssize_t receive_message(Receiver *receiver, int fd, int64_t *wall_timestamp)
 {
     union {
         char bytes[CMSG_SPACE(sizeof(struct timespec))];
-        struct cmsghdr aligned;
+        struct cmsghdr aligned; /* gives `bytes` the alignment that control messages need */
     } control;
     struct iovec vector = {.iov_base = receiver->read_area, .iov_len = READ_BYTES};
     struct msghdr message = {
@@ -285,112 +363,161 @@ static ssize_t receive_message(Receiver *receiver, int fd, int64_t *wall_timesta
         .msg_controllen = sizeof control.bytes,
     };
     ssize_t size;
-    do
+    do {
         size = recvmsg(fd, &message, 0);
-    while (size < 0 && errno == EINTR);
+    } while (size < 0 && errno == EINTR);
     *wall_timestamp = size > 0 ? kernel_timestamp(&message) : 0;
     return size;
 }
 
-/* Return the time at which a read arrived: the kernel's timestamp, within the bounds that are
- * known. */
-static int64_t arrival_time(const Receiver *receiver, int64_t wall_timestamp, int64_t read_at,
-                            int64_t empty_at)
+/* Return the monotonic time at which the newest packet of a read arrived.
+ *
+ * It is the kernel's timestamp, or the time of the read if there is none (`wall_timestamp` is 0).
+ * The kernel uses the wall clock, which may be set meanwhile. The result is therefore limited to
+ * the time in which the packet can have arrived: after the socket was last known to be empty
+ * (`empty_at`) and before it was read. */
+static int64_t arrival_time(const Receiver *receiver, int64_t wall_timestamp, int64_t empty_at,
+                            int64_t read_at)
 {
-    if (!wall_timestamp)
+    if (wall_timestamp == 0)
         return read_at;
-    int64_t timestamp = wall_timestamp + receiver->to_monotonic;
+    int64_t timestamp = wall_timestamp + receiver->wall_to_monotonic_ns;
     if (timestamp > read_at)
         return read_at;
-    return timestamp < empty_at ? empty_at : timestamp;
+    if (timestamp < empty_at)
+        return empty_at;
+    return timestamp;
 }
 
-/* Return whether the owner must be called for a read that was kept. */
-static int is_urgent(const SocketBuffer *buffer, const Read *read, int has_template)
+/* Return whether the owner of a buffer must be called for the read that was just stored.
+ *
+ * It is called at once if it wants every read, if the read should hold plain events only and does
+ * not, if many reads are waiting, if the read is large, and if it may end the response. The last
+ * chunk of a response, "0\r\n\r\n", is at the end of a read, or the read is so small that it may
+ * be the last 1 to 4 bytes of that chunk. */
+static int is_urgent(const SocketBuffer *buffer, const Read *read)
 {
-    return !buffer->can_batch_reads || has_template || count_reads(buffer) >= MAX_BATCHED_READS ||
-           read->size <= SMALL_READ_BYTES || read->size >= LARGE_READ_BYTES ||
-           memcmp(read->data + read->size - 4, "\r\n\r\n", 4) == 0;
+    if (!buffer->can_batch_reads || has_template(buffer))
+        return 1;
+    if (count_reads(buffer) >= MAX_BATCHED_READS)
+        return 1;
+    if (read->size <= SMALL_READ_BYTES || read->size >= LARGE_READ_BYTES)
+        return 1;
+    const char *last_bytes = read->data + read->size - CHUNKED_BODY_END_BYTES;
+    return memcmp(last_bytes, CHUNKED_BODY_END, CHUNKED_BODY_END_BYTES) == 0;
 }
 
-/* Note that the last read of the run was counted. Return -1 with an exception. */
-static int count_stored_plain_read(Receiver *receiver, SocketBuffer *buffer)
+/* Update the counts after the newest plain read of a buffer, and queue the buffer if it has many.
+ *
+ * A merged read is one of several chunks, which may have arrived at different times. If there are
+ * many of them among the reads of deferred sockets, deferring costs too many exact timestamps.
+ * Return 0, or -1 with an exception. */
+static int account_for_plain_read(Receiver *receiver, SocketBuffer *buffer)
 {
     const PlainRead *read = &buffer->plain_reads[buffer->plain_read_count - 1];
     if (buffer->is_deferred) {
-        buffer->events_until_urgent -= read->events;
-        if (read->error != CAME_IN_ONE_CHUNK && read->events > 1)
-            receiver->merged_reads++;
+        int is_merged = read->uncertainty_ns != ARRIVED_IN_ONE_CHUNK;
+        buffer->events_until_urgent -= read->event_count;
+        receiver->merged_reads += is_merged;
     }
     return buffer->plain_read_count >= MAX_RUN_READS ? enqueue(receiver, buffer) : 0;
 }
 
-/* Count a read of plain events or keep any other, and queue the buffer if it is necessary. Return
- * -1 with an exception. */
+/* Store a read in the buffer of its socket, and queue the buffer if its owner must act.
+ *
+ * Of a read that holds plain events only, the number of events and the timestamp are stored instead
+ * of its bytes. This is done only while no other read waits in the buffer, because the owner has to
+ * get all reads in their order. Return 0, or -1 with an exception. */
 static int store_read(Receiver *receiver, SocketBuffer *buffer, const Read *read)
 {
-    int has_template = buffer->template != NULL && PyTuple_Check(buffer->template);
-    if (has_template && count_reads(buffer) == 0) {
-        int is_plain = count_if_plain(buffer, read);
+    if (has_template(buffer) && count_reads(buffer) == 0) {
+        int is_plain = try_store_plain_read(buffer, read);
         if (is_plain < 0)
             return -1;
         if (is_plain)
-            return count_stored_plain_read(receiver, buffer);
+            return account_for_plain_read(receiver, buffer);
         if (flush_plain_reads(receiver, buffer) < 0)
             return -1;
     }
-    if (append_read(buffer, read) < 0)
+    if (append_waiting_read(buffer, read) < 0)
         return -1;
     if (buffer->is_queued) {
         receiver->queued_reads++;
         return 0;
     }
-    return is_urgent(buffer, read, has_template) ? enqueue(receiver, buffer) : 0;
+    return is_urgent(buffer, read) ? enqueue(receiver, buffer) : 0;
 }
 
-/* Read one socket once. Return the time, or -1 with an exception. */
-static int64_t read_socket(Receiver *receiver, SocketBuffer *buffer, int64_t previous_poll_at)
+/* Return the last time at which a socket is known to have been empty, before a read of it.
+ *
+ * Either a read emptied it, or a poll did not report it (`previous_poll_at`, the last such poll).
+ * Such a poll proves nothing if the last read left bytes in the socket, or if the socket came into
+ * its epoll after the poll. */
+static int64_t find_empty_at(const SocketBuffer *buffer, int64_t previous_poll_at)
 {
-    int64_t wall_timestamp;
-    ssize_t size = receive_message(receiver, buffer->fd, &wall_timestamp);
-    if (size < 0) {
-        if (errno == EAGAIN || errno == EWOULDBLOCK)
-            return clock_ns(CLOCK_MONOTONIC);
-        buffer->error = errno;
-        size = 0;
-    }
-    int64_t read_at = clock_ns(CLOCK_MONOTONIC);
-    if (buffer->reads == NULL || !PyList_Check(buffer->reads)) {
-        PyErr_SetString(PyExc_TypeError, "the reads of a SocketBuffer are a list");
-        return -1;
-    }
-    receiver->read_count++;
-    if (size == 0) {
-        buffer->ended_at = read_at;
-        return enqueue(receiver, buffer) < 0 ? -1 : read_at;
-    }
-    int64_t empty_at = buffer->emptied_at;
     int poll_saw_empty_socket =
         !buffer->is_last_read_full && previous_poll_at > buffer->epoll_changed_at;
-    if (poll_saw_empty_socket && empty_at < previous_poll_at)
-        empty_at = previous_poll_at;
-    buffer->is_last_read_full = size == READ_BYTES;
+    if (poll_saw_empty_socket && previous_poll_at > buffer->emptied_at)
+        return previous_poll_at;
+    return buffer->emptied_at;
+}
+
+/* Store the bytes that were received into the read area. Return 0, or -1 with an exception.
+ *
+ * `wall_timestamp` is the kernel's timestamp, or 0 without one. `previous_poll_at` is the time of
+ * the last poll that did not report the socket. */
+static int store_received_bytes(Receiver *receiver, SocketBuffer *buffer, Py_ssize_t size,
+                                int64_t wall_timestamp, int64_t read_at, int64_t previous_poll_at)
+{
+    int64_t empty_at = find_empty_at(buffer, previous_poll_at);
+    buffer->is_last_read_full = size == READ_BYTES; /* The socket may hold more bytes then. */
     if (!buffer->is_last_read_full)
         buffer->emptied_at = read_at;
     const Read read = {
         .data = receiver->read_area,
         .size = size,
-        .timestamp = arrival_time(receiver, wall_timestamp, read_at, empty_at),
+        .timestamp = arrival_time(receiver, wall_timestamp, empty_at, read_at),
         .read_at = read_at,
         .empty_at = empty_at,
         .from_kernel = wall_timestamp != 0,
     };
-    return store_read(receiver, buffer, &read) < 0 ? -1 : read_at;
+    return store_read(receiver, buffer, &read);
+}
+
+/* Read one socket once, and store what was read in its buffer.
+ *
+ * The end of the connection and an error are stored too, and queue the buffer. `previous_poll_at`
+ * is the time of the last poll that did not report the socket, so that it was empty then. Return
+ * the time after the read, or -1 with an exception. */
+static int64_t read_socket(Receiver *receiver, SocketBuffer *buffer, int64_t previous_poll_at)
+{
+    int64_t wall_timestamp;
+    ssize_t size = receive_message(receiver, buffer->fd, &wall_timestamp);
+    int error = size < 0 ? errno : 0;
+    int64_t read_at = clock_ns(CLOCK_MONOTONIC);
+    if (error == EAGAIN || error == EWOULDBLOCK)
+        return read_at;
+    if (error != 0)
+        buffer->error = error;
+    if (check_reads(buffer) < 0)
+        return -1;
+    receiver->read_count++;
+    int status;
+    if (size > 0)
+        status =
+            store_received_bytes(receiver, buffer, size, wall_timestamp, read_at, previous_poll_at);
+    else {
+        buffer->ended_at = read_at;
+        status = enqueue(receiver, buffer);
+    }
+    return status < 0 ? -1 : read_at;
 }
 
 /* -- writing to a socket ----------------------------------------------------------------------- */
 
-/* Shorten the vectors to MAX_WRITE_BYTES together and return how many of them are left. */
+/* Shorten a list of byte ranges so that they have at most MAX_WRITE_BYTES together.
+ *
+ * Return how many of the ranges are left. The last of them may be shorter than before. */
 static size_t limit_vectors(struct iovec *vectors, size_t count)
 {
     size_t bytes_left = MAX_WRITE_BYTES;
@@ -404,174 +531,303 @@ static size_t limit_vectors(struct iovec *vectors, size_t count)
     return count;
 }
 
-/* Write to a socket, at most MAX_WRITE_BYTES. Return how many bytes it accepted, or -1 after an
- * error. `*started_at` becomes the time before the first byte. */
-static long long write_parts(int fd, struct iovec *vectors, size_t count, int64_t *started_at)
+/* Send a message without raising SIGPIPE, and again if a signal interrupts it. Return the number of
+ * bytes, or -1 with `errno`. */
+static ssize_t send_message(int fd, const struct msghdr *message)
+{
+    ssize_t written_bytes;
+    do {
+        written_bytes = sendmsg(fd, message, MSG_NOSIGNAL);
+    } while (written_bytes < 0 && errno == EINTR);
+    return written_bytes;
+}
+
+/* Write byte ranges to a socket with one system call, at most MAX_WRITE_BYTES of them.
+ *
+ * Return how many bytes the socket accepted, or WRITE_FAILED after an error, which the next read of
+ * the socket reports. `*started_at` becomes the time before the first byte. The ranges are
+ * shortened in place. */
+static long long write_vectors(int fd, struct iovec *vectors, size_t count, int64_t *started_at)
 {
     struct msghdr message = {.msg_iov = vectors, .msg_iovlen = limit_vectors(vectors, count)};
-    ssize_t written;
+    ssize_t written_bytes;
     *started_at = clock_ns(CLOCK_MONOTONIC);
-    Py_BEGIN_ALLOW_THREADS do written = sendmsg(fd, &message, MSG_NOSIGNAL);
-    while (written < 0 && errno == EINTR)
-        ;
-    if (written < 0)
-        written = errno == EAGAIN || errno == EWOULDBLOCK ? 0 : -1;
-    Py_END_ALLOW_THREADS return written;
+    Py_BEGIN_ALLOW_THREADS
+    written_bytes = send_message(fd, &message);
+    Py_END_ALLOW_THREADS
+    if (written_bytes >= 0)
+        return written_bytes;
+    int is_socket_full = errno == EAGAIN || errno == EWOULDBLOCK;
+    return is_socket_full ? 0 : WRITE_FAILED;
 }
 
 enum { MAX_PARTS = 4 };
 
-/* Receiver.send(buffer, parts) */
+/* The parts of a request that are written together, such as its head and its body. */
+typedef struct {
+    Py_ssize_t count;
+    Py_buffer views[MAX_PARTS];      /* keep the bytes of the Python objects alive */
+    struct iovec vectors[MAX_PARTS]; /* the same bytes in the form that sendmsg takes */
+} WriteParts;
+
+/* Release the Python objects of the parts. */
+static void release_parts(WriteParts *parts)
+{
+    for (Py_ssize_t i = 0; i < parts->count; i++)
+        PyBuffer_Release(&parts->views[i]);
+    parts->count = 0;
+}
+
+/* Get the bytes of a tuple of at most MAX_PARTS bytes-like objects.
+ *
+ * Return 0, and then the caller must call `release_parts`, or -1 with an exception. */
+static int acquire_parts(PyObject *tuple, WriteParts *parts)
+{
+    parts->count = 0;
+    if (PyTuple_Size(tuple) > MAX_PARTS) {
+        PyErr_SetString(PyExc_ValueError, "more than four parts");
+        return -1;
+    }
+    for (Py_ssize_t i = 0; i < PyTuple_Size(tuple); i++) {
+        Py_buffer *view = &parts->views[i];
+        if (PyObject_GetBuffer(PyTuple_GetItem(tuple, i), view, PyBUF_SIMPLE) < 0) {
+            release_parts(parts);
+            return -1;
+        }
+        parts->vectors[i] = (struct iovec){.iov_base = view->buf, .iov_len = (size_t)view->len};
+        parts->count++;
+    }
+    return 0;
+}
+
+/* Receiver.send(buffer, parts): write a tuple of bytes-like objects to the socket of a buffer.
+ *
+ * Return the tuple (time before the first byte, number of bytes that the socket accepted). The
+ * number is WRITE_FAILED (-1) after an error of the socket. */
 static PyObject *receiver_send(PyObject *Py_UNUSED(self), PyObject *args)
 {
-    PyObject *value, *parts;
-    if (!PyArg_ParseTuple(args, "OO!", &value, &PyTuple_Type, &parts) || !is_socket_buffer(value))
+    PyObject *value, *parts_tuple;
+    if (!PyArg_ParseTuple(args, "OO!", &value, &PyTuple_Type, &parts_tuple))
         return NULL;
-    Py_ssize_t count = PyTuple_Size(parts);
-    if (count > MAX_PARTS) {
-        PyErr_SetString(PyExc_ValueError, "more than four parts");
+    if (!check_socket_buffer(value))
         return NULL;
-    }
-    struct iovec vectors[MAX_PARTS];
-    Py_buffer views[MAX_PARTS];
-    Py_ssize_t view_count = 0;
-    PyObject *result = NULL;
-    for (; view_count < count; view_count++) {
-        Py_buffer *view = &views[view_count];
-        if (PyObject_GetBuffer(PyTuple_GetItem(parts, view_count), view, PyBUF_SIMPLE) < 0)
-            goto release;
-        vectors[view_count] = (struct iovec){.iov_base = view->buf, .iov_len = (size_t)view->len};
-    }
+    WriteParts parts;
+    if (acquire_parts(parts_tuple, &parts) < 0)
+        return NULL;
+    int fd = ((SocketBuffer *)value)->fd;
     int64_t started_at;
-    long long written =
-        write_parts(((SocketBuffer *)value)->fd, vectors, (size_t)count, &started_at);
-    result = Py_BuildValue("LL", (long long)started_at, written);
-release:
-    while (view_count-- > 0)
-        PyBuffer_Release(&views[view_count]);
-    return result;
+    long long written_bytes = write_vectors(fd, parts.vectors, (size_t)parts.count, &started_at);
+    release_parts(&parts);
+    return Py_BuildValue("LL", (long long)started_at, written_bytes);
 }
 
 /* -- time -------------------------------------------------------------------------------------- */
 
-/* Set the timer. Return -1 with an exception. */
-static int arm_timer(Receiver *receiver, int64_t at)
+/* Set the timer, which then wakes the process at a monotonic time. Return 0, or -1 with an
+ * OSError. */
+static int arm_timer(Receiver *receiver, int64_t wake_time)
 {
-    receiver->timer_armed_for = at;
-    if (at <= 0)
-        at = 1; /* 0 would disarm it. */
-    struct itimerspec setting = {.it_value = {.tv_sec = at / NS_PER_S, .tv_nsec = at % NS_PER_S}};
+    receiver->timer_armed_for = wake_time;
+    if (wake_time <= 0)
+        wake_time = 1; /* Any time in the past wakes at once, but 0 would disarm the timer. */
+    struct itimerspec setting = {
+        .it_value = {.tv_sec = wake_time / NS_PER_S, .tv_nsec = wake_time % NS_PER_S}};
     if (timerfd_settime(receiver->timer, TFD_TIMER_ABSTIME, &setting, NULL) == 0)
         return 0;
     PyErr_SetFromErrno(PyExc_OSError);
     return -1;
 }
 
-/* Plan the next poll. Set the timer for it or for `timer_limit`, if that is not negative. Return
- * -1 with an exception. */
+/* Plan the next poll of a load generator that awaits responses, and set the timer for it.
+ *
+ * Polls at short intervals tell which sockets were empty when. This bounds the uncertainty of a
+ * timestamp if two events arrive in one read. Under heavy traffic the interval is longer, because
+ * each read is a poll as well. The timer is set for `timer_limit` at the latest, or not at all if
+ * that is NO_TIMER. Return 0, or -1 with an exception. */
 static int plan_next_poll(Receiver *receiver, int64_t now, int64_t timer_limit)
 {
-    int is_busy = receiver->read_count - receiver->reads_when_planned > BUSY_READS;
+    long long reads_since_plan = receiver->read_count - receiver->reads_when_planned;
+    int is_busy = reads_since_plan > BUSY_READS;
     receiver->next_poll_at = now + (is_busy ? BUSY_POLL_EVERY_NS : POLL_EVERY_NS);
     receiver->reads_when_planned = receiver->read_count;
-    if (timer_limit < 0)
+    if (timer_limit == NO_TIMER)
         return 0;
-    return arm_timer(receiver,
-                     receiver->next_poll_at < timer_limit ? receiver->next_poll_at : timer_limit);
+    return arm_timer(receiver, min_int64(receiver->next_poll_at, timer_limit));
 }
 
-/* Return the time, and update the offset between the monotonic clock and the wall clock. */
+/* Return the monotonic time, and measure the offset from the wall clock to it.
+ *
+ * The offset converts the kernel's timestamps. It is not used if the process was interrupted
+ * between the readings of both clocks. */
 static int64_t read_clocks(Receiver *receiver)
 {
-    int64_t now = clock_ns(CLOCK_MONOTONIC);
+    int64_t monotonic = clock_ns(CLOCK_MONOTONIC);
     int64_t wall = clock_ns(CLOCK_REALTIME);
-    if (clock_ns(CLOCK_MONOTONIC) - now < MAX_CLOCK_READING_NS)
-        receiver->to_monotonic = now - wall;
-    return now;
+    int64_t duration_ns = clock_ns(CLOCK_MONOTONIC) - monotonic;
+    if (duration_ns < MAX_CLOCK_READING_NS)
+        receiver->wall_to_monotonic_ns = monotonic - wall;
+    return monotonic;
 }
 
 /* -- deferred sockets -------------------------------------------------------------------------- */
 
-/* Poll the deferred sockets once and read those that are ready. Return the time, or -1 with an
- * exception. */
-static int64_t receive_deferred(Receiver *receiver, int64_t now)
+/* Read a deferred socket that its epoll has reported. Return the time, or -1 with an exception.
+ *
+ * The socket goes back to the first epoll if it became urgent, has ended, or holds more data: the
+ * deferred epoll is edge-triggered, so that it reports arriving data once, even if some of it is
+ * left after this read. The first epoll reports a socket until it is empty. */
+static int64_t read_deferred_socket(Receiver *receiver, const struct epoll_event *event,
+                                    int64_t previous_poll_at, int64_t now)
 {
-    int ready = epoll_wait(receiver->deferred_epoll, receiver->events, MANY_READY, 0);
-    if (ready < 0)
-        ready = 0; /* A signal came. */
-    receiver->ready_count += ready;
-    int64_t previous_poll_at = receiver->last_deferred_poll_at;
-    int64_t merged_reads_before = receiver->merged_reads;
-    int is_timely = receiver->is_deferring && now < receiver->next_poll_at + DEFER_NS;
-    if (ready < MANY_READY)
-        receiver->last_deferred_poll_at = now;
-    for (int i = 0; i < ready; i++) {
-        SocketBuffer *buffer = find_buffer(receiver, receiver->events[i].data.fd);
-        if (buffer == NULL)
-            continue;
-        now = read_socket(receiver, buffer, previous_poll_at);
-        if (now < 0)
-            return -1;
-        /* An edge is reported once, but the first epoll reports for as long as there is data. */
-        int is_urgent_again = buffer->is_last_read_full || receiver->events[i].events != EPOLLIN ||
-                              buffer->events_until_urgent <= 0;
-        if (is_urgent_again && set_deferred(receiver, buffer, 0) < 0)
+    SocketBuffer *buffer = find_buffer(receiver, event->data.fd);
+    if (buffer == NULL)
+        return now;
+    now = read_socket(receiver, buffer, previous_poll_at);
+    if (now < 0)
+        return -1;
+    int has_more_data = buffer->is_last_read_full;
+    int has_ended = event->events != EPOLLIN;
+    int is_urgent_again = buffer->events_until_urgent <= 0;
+    if (has_more_data || has_ended || is_urgent_again) {
+        if (set_deferred(receiver, buffer, 0) < 0)
             return -1;
     }
-    receiver->deferred_reads += ready;
-    if (is_timely)
-        receiver->timely_reads += ready;
-    else
-        receiver->merged_reads = merged_reads_before;
-    if (receiver->is_deferring)
-        receiver->next_poll_at = ready < MANY_READY ? now + DEFER_NS : now;
     return now;
 }
 
-/* Defer while there are many events, unless that makes too many timestamps uncertain. Return -1
- * with an exception. */
-static int decide_whether_to_defer(Receiver *receiver, int64_t now)
+/* Count the reads of a poll of the deferred sockets for the decision whether to go on deferring.
+ *
+ * Only a timely poll counts. A late one finds several events in a socket because the process was
+ * busy, not because of deferring. */
+static void count_deferred_reads(Receiver *receiver, int ready, int is_timely,
+                                 long long merged_reads)
 {
-    long long reads_per_s = receiver->deferred_reads * NS_PER_S / (now - receiver->period_start);
-    int has_too_many_merged =
-        receiver->merged_reads * READS_PER_MERGED_READ > receiver->timely_reads;
-    receiver->deferred_reads = 0;
-    receiver->timely_reads = 0;
-    receiver->merged_reads = 0;
-    receiver->period_start = now;
-    if (!receiver->is_traffic_heavy) {
-        if (reads_per_s < DEFER_FROM_READS_PER_S || now < receiver->defer_again_at)
-            return 0;
-        receiver->is_traffic_heavy = 1;
-        receiver->is_deferring = receiver->deferred_count > 0;
-        receiver->next_poll_at = now;
-        return control_epoll(receiver->epoll, EPOLL_CTL_DEL, receiver->deferred_epoll, 0);
+    receiver->deferred_reads += ready;
+    if (is_timely) {
+        receiver->timely_reads += ready;
+        receiver->timely_merged_reads += merged_reads;
     }
+}
+
+/* Poll the deferred sockets, whose events are not urgent, and read those that are ready.
+ *
+ * If the poll reports as many sockets as fit, others may be ready too. Then they are polled again
+ * soon, and this poll does not prove that they were empty. Return the time, or -1 with an
+ * exception. */
+static int64_t receive_deferred(Receiver *receiver, int64_t now)
+{
+    int ready = epoll_wait(receiver->deferred_epoll, receiver->events, MAX_DEFERRED_READY, 0);
+    if (ready < 0)
+        ready = 0; /* A signal interrupted the poll. The next one reports the same sockets. */
+    receiver->ready_count += ready;
+    int64_t previous_poll_at = receiver->last_deferred_poll_at;
+    int has_all_ready = ready < MAX_DEFERRED_READY;
+    if (has_all_ready)
+        receiver->last_deferred_poll_at = now;
+
+    int is_timely = receiver->is_deferring && now < receiver->next_poll_at + DEFER_NS;
+    long long merged_reads_before = receiver->merged_reads;
+    for (int i = 0; i < ready; i++) {
+        now = read_deferred_socket(receiver, &receiver->events[i], previous_poll_at, now);
+        if (now < 0)
+            return -1;
+    }
+    count_deferred_reads(receiver, ready, is_timely, receiver->merged_reads - merged_reads_before);
+    if (receiver->is_deferring)
+        receiver->next_poll_at = has_all_ready ? now + DEFER_NS : now;
+    return now;
+}
+
+/* Begin to defer: from now on, a deferred socket does not wake the process. Return 0, or -1 with an
+ * exception. */
+static int begin_deferring(Receiver *receiver, int64_t now)
+{
+    receiver->is_traffic_heavy = 1;
+    receiver->is_deferring = receiver->deferred_count > 0;
+    receiver->next_poll_at = now;
+    return control_epoll(receiver->epoll, EPOLL_CTL_DEL, receiver->deferred_epoll, 0);
+}
+
+/* End deferring: a deferred socket wakes the process again, like any other. Return 0, or -1 with an
+ * exception. */
+static int end_deferring(Receiver *receiver)
+{
+    receiver->is_traffic_heavy = 0;
+    receiver->is_deferring = 0;
+    return control_epoll(receiver->epoll, EPOLL_CTL_ADD, receiver->deferred_epoll, EPOLLIN);
+}
+
+/* End deferring if reads became rare, or if too many of them were merged (held several events).
+ *
+ * After too many merged reads, deferring may not begin again before a pause, and the next pause is
+ * twice as long, because the traffic probably stays as it is. Return 0, or -1 with an exception. */
+static int end_deferring_if_needed(Receiver *receiver, int64_t now, long long reads_per_s,
+                                   int has_too_many_merged)
+{
     if (has_too_many_merged) {
         receiver->defer_again_at = now + receiver->pause_ns;
         receiver->pause_ns *= 2;
-    } else
-        receiver->pause_ns = DEFER_PAUSE_NS;
-    if (!has_too_many_merged && reads_per_s >= DEFER_DOWN_TO_READS_PER_S)
-        return 0;
-    receiver->is_deferring = 0;
-    receiver->is_traffic_heavy = 0;
-    return control_epoll(receiver->epoll, EPOLL_CTL_ADD, receiver->deferred_epoll, EPOLLIN);
+        return end_deferring(receiver);
+    }
+    receiver->pause_ns = DEFER_PAUSE_NS;
+    return reads_per_s < DEFER_DOWN_TO_READS_PER_S ? end_deferring(receiver) : 0;
+}
+
+/* End a decision period: begin or end deferring by what was read in it, and start the next period.
+ *
+ * Deferring saves wake-ups of the process when reads are frequent. It begins at a higher rate than
+ * it ends, so that it does not toggle. It also ends if too many reads were merged: they held
+ * several events, of which only the last has an exact timestamp. Return 0, or -1 with an
+ * exception. */
+static int end_decision_period(Receiver *receiver, int64_t now)
+{
+    long long reads_per_s = receiver->deferred_reads * NS_PER_S / (now - receiver->period_start);
+    int has_too_many_merged =
+        receiver->timely_merged_reads * READS_PER_MERGED_READ > receiver->timely_reads;
+    receiver->period_start = now;
+    receiver->deferred_reads = 0;
+    receiver->timely_reads = 0;
+    receiver->timely_merged_reads = 0;
+
+    if (receiver->is_traffic_heavy)
+        return end_deferring_if_needed(receiver, now, reads_per_s, has_too_many_merged);
+    int should_begin = reads_per_s >= DEFER_FROM_READS_PER_S && now >= receiver->defer_again_at;
+    return should_begin ? begin_deferring(receiver, now) : 0;
 }
 
 /* -- receiving --------------------------------------------------------------------------------- */
 
-/* Poll once. Return the number of ready descriptors, or -1 with an exception. */
-static int poll_once(Receiver *receiver, int wait_ms)
+/* When `receive` returns, and how long it waits. */
+typedef struct {
+    int max_wait_ms;     /* the longest wait of each poll, 0 for none, negative for no limit */
+    int64_t return_at;   /* when to return at the latest */
+    int64_t timer_limit; /* the latest time for which the timer may be set, or NO_TIMER */
+} ReceiveLimits;
+
+/* Return how long the next poll may wait, in ms, or a negative number for no limit.
+ *
+ * While deferring, a poll that may wait does so only until the next poll of the deferred sockets.
+ * The shortest wait of epoll, DEFER_WAIT_MS, is exact enough for that. */
+static int poll_wait_ms(const Receiver *receiver, int max_wait_ms)
 {
+    if (!receiver->is_deferring || max_wait_ms == 0)
+        return max_wait_ms;
+    return receiver->next_poll_at > receiver->now ? DEFER_WAIT_MS : 0;
+}
+
+/* Poll the first epoll once, for at most `max_wait_ms` (negative for no limit).
+ *
+ * Return the number of ready descriptors, which are in `receiver->events`, or -1 with an
+ * exception. A signal ends the wait, and its handler may raise. */
+static int poll_once(Receiver *receiver, int max_wait_ms)
+{
+    int wait_ms = poll_wait_ms(receiver, max_wait_ms);
     int ready;
-    if (receiver->is_deferring && wait_ms)
-        wait_ms = receiver->next_poll_at > receiver->now ? DEFER_WAIT_MS : 0;
     if (wait_ms == 0)
         ready = epoll_wait(receiver->epoll, receiver->events, MAX_READY, 0);
     else {
-        Py_BEGIN_ALLOW_THREADS ready =
-            epoll_wait(receiver->epoll, receiver->events, MAX_READY, wait_ms);
+        Py_BEGIN_ALLOW_THREADS
+        ready = epoll_wait(receiver->epoll, receiver->events, MAX_READY, wait_ms);
         Py_END_ALLOW_THREADS
     }
     if (ready >= 0)
@@ -583,250 +839,171 @@ static int poll_once(Receiver *receiver, int wait_ms)
     return PyErr_CheckSignals() < 0 ? -1 : 0;
 }
 
-/* Append a descriptor and its events to a list, which is made where it is NULL. Return -1 with an
- * exception. */
+/* Append a pair (descriptor, events) to the list of what the caller has to handle.
+ *
+ * The list is created with its first item: `*unhandled` is NULL until then, because there usually
+ * is nothing. Return 0, or -1 with an exception. */
 static int append_unhandled(PyObject **unhandled, int fd, uint32_t events)
 {
-    if (*unhandled == NULL && (*unhandled = PyList_New(0)) == NULL)
+    if (*unhandled == NULL)
+        *unhandled = PyList_New(0);
+    if (*unhandled == NULL)
         return -1;
-    PyObject *other = Py_BuildValue("iI", fd, events);
-    int failed = other == NULL || PyList_Append(*unhandled, other) < 0;
-    Py_XDECREF(other);
-    return failed ? -1 : 0;
+    return append_stealing(*unhandled, Py_BuildValue("iI", fd, events));
 }
 
-/* Read the sockets that a poll reported, and append what is not for the receiver to `*unhandled`.
- * `*has_deferred_data` becomes 1 if a deferred socket is ready. Return the time, or -1 with an
- * exception. */
-static int64_t read_ready(Receiver *receiver, int ready, int64_t previous_poll_at, int64_t now,
+/* Read a socket that the first epoll has reported, if its buffer says that it may be read.
+ *
+ * The events of any other descriptor, and of a socket that can be written, are left to the caller
+ * in `*unhandled`. Return the time, or -1 with an exception. */
+static int64_t handle_ready_descriptor(Receiver *receiver, const struct epoll_event *event,
+                                       int64_t previous_poll_at, int64_t now, PyObject **unhandled)
+{
+    SocketBuffer *buffer = find_buffer(receiver, event->data.fd);
+    int is_readable = buffer != NULL && buffer->is_readable;
+    int is_writable = (event->events & EPOLLOUT) != 0;
+    if (!is_readable || is_writable) {
+        if (append_unhandled(unhandled, event->data.fd, event->events) < 0)
+            return -1;
+    }
+    int has_data_or_end = (event->events & (EPOLLIN | EPOLLHUP | EPOLLERR)) != 0;
+    if (!is_readable || !has_data_or_end || buffer->ended_at != 0)
+        return now;
+    return read_socket(receiver, buffer, previous_poll_at);
+}
+
+/* Read the sockets that a poll of the first epoll has reported.
+ *
+ * What is not a readable socket is left to the caller in `*unhandled`. `*has_deferred_data` becomes
+ * 1 if the deferred epoll itself is ready, which means that a deferred socket has data.
+ * `previous_poll_at` is the time of the poll before, which has not reported these sockets. Return
+ * the time, or -1 with an exception. */
+static int64_t read_ready(Receiver *receiver, int ready, int64_t previous_poll_at,
                           PyObject **unhandled, int *has_deferred_data)
 {
+    int64_t now = receiver->now;
+    *has_deferred_data = 0;
     for (int i = 0; i < ready; i++) {
-        int fd = receiver->events[i].data.fd;
-        uint32_t events = receiver->events[i].events;
-        if (fd == receiver->deferred_epoll) {
+        const struct epoll_event *event = &receiver->events[i];
+        if (event->data.fd == receiver->deferred_epoll) {
             *has_deferred_data = 1;
             continue;
         }
-        SocketBuffer *buffer = find_buffer(receiver, fd);
-        int is_readable = buffer != NULL && buffer->is_readable;
-        int is_for_caller = !is_readable || events & EPOLLOUT;
-        if (is_for_caller && append_unhandled(unhandled, fd, events) < 0)
-            return -1;
-        int has_data_or_end = events & (EPOLLIN | EPOLLHUP | EPOLLERR);
-        if (!is_readable || buffer->ended_at || (is_for_caller && !has_data_or_end))
-            continue;
-        now = read_socket(receiver, buffer, previous_poll_at);
+        now = handle_ready_descriptor(receiver, event, previous_poll_at, now, unhandled);
         if (now < 0)
             return -1;
     }
     return now;
 }
 
-/* Receiver.receive. `*unhandled` is NULL if there are none. Return -1 with an exception. */
-static int receive(Receiver *receiver, int wait_ms, int64_t return_at, int64_t timer_limit,
-                   PyObject **unhandled)
+/* Return whether the deferred sockets are to be polled now, while deferring.
+ *
+ * The process is awake, so this is done a little before the planned time. If a request is due
+ * (`wake_at`), it is sent first, and the poll may be up to DEFER_NS late. */
+static int is_deferred_poll_due(const Receiver *receiver, int64_t now)
 {
-    int64_t wake_at = receiver->wake_at;
+    int is_request_due = now >= receiver->wake_at;
+    if (is_request_due)
+        return now > receiver->next_poll_at + DEFER_NS;
+    return now > receiver->next_poll_at - EARLY_DEFERRED_POLL_NS;
+}
+
+/* Read the sockets that a poll has reported, and then the deferred sockets if it is time for them.
+ *
+ * While deferring, the first epoll does not watch the deferred one, so the time decides. Otherwise
+ * the deferred epoll is among the ready descriptors if one of its sockets has data. Return the
+ * time, or -1 with an exception. */
+static int64_t read_sockets(Receiver *receiver, int ready, int was_deferring, PyObject **unhandled)
+{
+    int64_t previous_poll_at = receiver->last_poll_at;
+    int has_all_ready = ready < MAX_READY;
+    if (has_all_ready)
+        receiver->last_poll_at = receiver->poll_started_at;
+    int has_deferred_data;
+    int64_t now = read_ready(receiver, ready, previous_poll_at, unhandled, &has_deferred_data);
+    if (now < 0)
+        return -1;
+    int should_poll_deferred =
+        was_deferring ? is_deferred_poll_due(receiver, now) : has_deferred_data;
+    return should_poll_deferred ? receive_deferred(receiver, now) : now;
+}
+
+/* End a pass: decide whether to defer, and plan the next poll, if it is time for that.
+ *
+ * The timer is set for `timer_limit` at the latest, or not at all if that is NO_TIMER. Return 0, or
+ * -1 with an exception. */
+static int plan_after_pass(Receiver *receiver, int64_t now, int64_t timer_limit)
+{
+    receiver->now = now;
+    receiver->poll_started_at = now;
+    int is_period_over = now - receiver->period_start > DECISION_PERIOD_NS;
+    if (is_period_over && end_decision_period(receiver, now) < 0)
+        return -1;
+    int is_time_to_plan = !receiver->is_deferring && now > receiver->next_poll_at - PLAN_AHEAD_NS;
+    return is_time_to_plan ? plan_next_poll(receiver, now, timer_limit) : 0;
+}
+
+/* Poll once and read what is ready. Return 1 if `receive` has to return now, 0 to go on with the
+ * next pass, or -1 with an exception. */
+static int run_pass(Receiver *receiver, const ReceiveLimits *limits, PyObject **unhandled)
+{
+    int was_deferring = receiver->is_deferring;
+    int ready = poll_once(receiver, limits->max_wait_ms);
+    if (ready < 0)
+        return -1;
+    receiver->now = read_clocks(receiver);
+    receiver->poll_count++;
+    receiver->ready_count = ready;
+    int must_send_first = receiver->now >= receiver->wake_at && ready > MAX_READY_BEFORE_SENDING;
+    if (must_send_first)
+        return 1;
+    int64_t now = read_sockets(receiver, ready, was_deferring, unhandled);
+    if (now < 0)
+        return -1;
+    /* The caller handles the unhandled events now, and sets the timer afterwards. */
+    int64_t timer_limit = *unhandled != NULL ? NO_TIMER : limits->timer_limit;
+    if (plan_after_pass(receiver, now, timer_limit) < 0)
+        return -1;
+    int has_work_for_caller = *unhandled != NULL || PyObject_Size(receiver->queue) > 0;
+    if (has_work_for_caller || now >= limits->return_at)
+        return 1;
+    /* While deferring, a wait without a limit is cut into several short ones. */
+    int may_wait_again = was_deferring && limits->max_wait_ms < 0;
+    return receiver->ready_count == 0 && !may_wait_again;
+}
+
+/* Poll and read repeatedly, until there is work for the caller or its time has come.
+ *
+ * `*unhandled` becomes a new list of the descriptors and events that the caller has to handle, such
+ * as the timer, or NULL if there are none. Return 0, or -1 with an exception. */
+static int receive(Receiver *receiver, const ReceiveLimits *limits, PyObject **unhandled)
+{
+    int must_return = 0;
     *unhandled = NULL;
-    for (;;) {
-        int is_deferring = receiver->is_deferring;
-        int ready = poll_once(receiver, wait_ms);
-        if (ready < 0)
-            goto failed;
-        int64_t now = read_clocks(receiver);
-        receiver->poll_count++;
-        receiver->ready_count = ready;
-        receiver->now = now;
-        if (now >= wake_at && ready > MANY_READY)
-            return 0;
-        int64_t previous_poll_at = receiver->last_poll_at;
-        if (ready < MAX_READY) /* else it may not have reported all ready sockets */
-            receiver->last_poll_at = receiver->poll_started_at;
-        int has_deferred_data = 0;
-        now = read_ready(receiver, ready, previous_poll_at, now, unhandled, &has_deferred_data);
-        if (now < 0)
-            goto failed;
-        if (is_deferring) { /* A request that is due is sent first, once. */
-            int64_t tolerance_ns = now >= wake_at ? DEFER_NS : -DEFER_NS / 2;
-            has_deferred_data = now - receiver->next_poll_at > tolerance_ns;
-        }
-        if (has_deferred_data) {
-            now = receive_deferred(receiver, now);
-            if (now < 0)
-                goto failed;
-        }
-        receiver->poll_started_at = now;
-        receiver->now = now;
-        if (now - receiver->period_start > DECISION_PERIOD_NS &&
-            decide_whether_to_defer(receiver, now) < 0)
-            goto failed;
-        int is_time_to_plan =
-            !receiver->is_deferring && now > receiver->next_poll_at - POLL_EVERY_NS / 2;
-        if (is_time_to_plan &&
-            plan_next_poll(receiver, now, *unhandled != NULL ? -1 : timer_limit) < 0)
-            goto failed;
-        int is_idle_pass = receiver->ready_count == 0 && !(is_deferring && wait_ms < 0);
-        if (is_idle_pass || now >= return_at || *unhandled != NULL ||
-            PyObject_Size(receiver->queue) > 0)
-            return 0;
-    }
-failed:
+    while (must_return == 0)
+        must_return = run_pass(receiver, limits, unhandled);
+    if (must_return > 0)
+        return 0;
     Py_CLEAR(*unhandled);
     return -1;
 }
 
+/* Receiver.receive(max_wait_ms, return_at, timer_limit): poll and read until there is work for the
+ * caller.
+ *
+ * `max_wait_ms` is the longest wait of each poll, `return_at` the time to return at the latest, and
+ * `timer_limit` the latest time for which the timer may be set (-1 for no timer). Return the list
+ * of the pairs (descriptor, events) that the caller has to handle. */
 static PyObject *receiver_receive(PyObject *self, PyObject *args)
 {
-    int wait_ms;
+    ReceiveLimits limits;
     long long return_at, timer_limit;
+    if (!PyArg_ParseTuple(args, "iLL", &limits.max_wait_ms, &return_at, &timer_limit))
+        return NULL;
+    limits.return_at = return_at;
+    limits.timer_limit = timer_limit;
     PyObject *unhandled;
-    if (!PyArg_ParseTuple(args, "iLL", &wait_ms, &return_at, &timer_limit) ||
-        receive((Receiver *)self, wait_ms, return_at, timer_limit, &unhandled) < 0)
+    if (receive((Receiver *)self, &limits, &unhandled) < 0)
         return NULL;
     return unhandled != NULL ? unhandled : PyList_New(0);
 }
-
-static int64_t read_number(PyObject *value, int *is_valid);
-static int64_t deliver_slice(Receiver *receiver, int64_t slice_ns, PyObject *deliver_in_python,
-                             int *called_python);
-
-/* Return whether the timer fired and nothing else came that is not for the receiver. If so, clear
- * the timer as Reactor._clear_timer does. */
-static int clear_timer_if_only_event(Receiver *receiver, PyObject *unhandled)
-{
-    uint64_t expirations;
-    int is_valid = 1;
-    if (PyList_Size(unhandled) != 1)
-        return 0;
-    if (read_number(PyTuple_GetItem(PyList_GetItem(unhandled, 0), 0), &is_valid) != receiver->timer)
-        return 0;
-    if (receiver->timer_armed_for > receiver->last_poll_at)
-        receiver->last_poll_at = receiver->timer_armed_for;
-    receiver->timer_armed_for = 0;
-    return read(receiver->timer, &expirations, sizeof expirations) >= 0 || errno == EAGAIN;
-}
-
-/* The arguments of Receiver.receive_and_deliver. */
-typedef struct {
-    int wait_ms;
-    long long return_at, tick_at, slice_ns;
-    PyObject *open_exchanges, *deliver;
-} ReceiveArguments;
-
-/* Return when the receiver has to do something else than to receive. */
-static int64_t next_deadline(const Receiver *receiver, const ReceiveArguments *arguments)
-{
-    return receiver->wake_at < arguments->tick_at ? receiver->wake_at : arguments->tick_at;
-}
-
-/* Set the timer as Reactor._arm_timer does. Return -1 with an exception. */
-static int arm_for_next_pass(Receiver *receiver, const ReceiveArguments *arguments)
-{
-    int64_t at = next_deadline(receiver, arguments);
-    int is_polling_often = PySet_Size(arguments->open_exchanges) > 0 && !receiver->is_deferring;
-    if (is_polling_often && receiver->next_poll_at < at)
-        at = receiver->next_poll_at;
-    return at == receiver->timer_armed_for ? 0 : arm_timer(receiver, at);
-}
-
-/* Receiver.receive_and_deliver */
-static PyObject *receiver_receive_and_deliver(PyObject *self, PyObject *args)
-{
-    Receiver *receiver = (Receiver *)self;
-    ReceiveArguments arguments;
-    if (!PyArg_ParseTuple(args, "iLLO!LO", &arguments.wait_ms, &arguments.return_at,
-                          &arguments.tick_at, &PySet_Type, &arguments.open_exchanges,
-                          &arguments.slice_ns, &arguments.deliver))
-        return NULL;
-    int called_python = 0;
-    for (;;) {
-        PyObject *unhandled;
-        int64_t timer_limit = next_deadline(receiver, &arguments);
-        int64_t return_at = arguments.return_at < timer_limit ? arguments.return_at : timer_limit;
-        int wait_ms = PyObject_Size(receiver->queue) > 0 ? 0 : arguments.wait_ms;
-        int is_awaiting = PySet_Size(arguments.open_exchanges) > 0;
-        if (receive(receiver, wait_ms, return_at, is_awaiting ? timer_limit : -1, &unhandled) < 0)
-            return NULL;
-        if (unhandled != NULL && !clear_timer_if_only_event(receiver, unhandled))
-            return unhandled;
-        Py_CLEAR(unhandled);
-        if (receiver->now >= receiver->wake_at)
-            return PyList_New(0);
-        if (PyObject_Size(receiver->queue) > 0) {
-            receiver->now =
-                deliver_slice(receiver, arguments.slice_ns, arguments.deliver, &called_python);
-            if (receiver->now < 0)
-                return NULL;
-        }
-        int is_time_over =
-            receiver->now >= arguments.return_at || receiver->now >= arguments.tick_at;
-        int is_idle = receiver->ready_count == 0 && PyObject_Size(receiver->queue) == 0;
-        if (called_python || is_time_over || is_idle || receiver->queued_reads >= BACKLOG_LIMIT)
-            Py_RETURN_NONE;
-        if (arm_for_next_pass(receiver, &arguments) < 0)
-            return NULL;
-    }
-}
-
-/* -- the type ---------------------------------------------------------------------------------- */
-
-static PyObject *receiver_deliver(PyObject *self, PyObject *value);
-static PyObject *receiver_deliver_queued(PyObject *self, PyObject *const *args, Py_ssize_t count);
-static PyObject *receiver_try_send_on_idle(PyObject *self, PyObject *const *args, Py_ssize_t count);
-static PyObject *receiver_try_recycle(PyObject *self, PyObject *const *args, Py_ssize_t count);
-
-#define FAST_METHOD(function) (PyCFunction)(void (*)(void)) function, METH_FASTCALL
-
-static PyMethodDef receiver_methods[] = {
-    {"add", receiver_add, METH_O, NULL},
-    {"remove", receiver_remove, METH_O, NULL},
-    {"defer", receiver_defer, METH_VARARGS, NULL},
-    {"stop_deferring", receiver_stop_deferring, METH_O, NULL},
-    {"take_reads", receiver_take_reads, METH_O, NULL},
-    {"receive", receiver_receive, METH_VARARGS, NULL},
-    {"receive_and_deliver", receiver_receive_and_deliver, METH_VARARGS, NULL},
-    {"send", receiver_send, METH_VARARGS, NULL},
-    {"deliver", receiver_deliver, METH_O, NULL},
-    {"deliver_queued", FAST_METHOD(receiver_deliver_queued), NULL},
-    {"try_send_on_idle", FAST_METHOD(receiver_try_send_on_idle), NULL},
-    {"try_recycle", FAST_METHOD(receiver_try_recycle), NULL},
-    {NULL},
-};
-
-#define RECEIVER_MEMBER(name, type, flags)                                                         \
-    {                                                                                              \
-#name, type, offsetof(Receiver, name), flags, NULL                                         \
-    }
-
-static PyMemberDef receiver_members[] = {
-    RECEIVER_MEMBER(now, T_LONGLONG, 0),
-    RECEIVER_MEMBER(last_poll_at, T_LONGLONG, 0),
-    RECEIVER_MEMBER(next_poll_at, T_LONGLONG, 0),
-    RECEIVER_MEMBER(timer_armed_for, T_LONGLONG, 0),
-    RECEIVER_MEMBER(wake_at, T_LONGLONG, 0),
-    RECEIVER_MEMBER(poll_started_at, T_LONGLONG, 0),
-    RECEIVER_MEMBER(is_deferring, T_BOOL, READONLY),
-    RECEIVER_MEMBER(ready_count, T_LONGLONG, 0),
-    RECEIVER_MEMBER(queued_reads, T_LONGLONG, 0),
-    RECEIVER_MEMBER(poll_count, T_LONGLONG, 0),
-    RECEIVER_MEMBER(read_count, T_LONGLONG, 0),
-    {NULL},
-};
-
-static PyType_Slot receiver_slots[] = {
-    {Py_tp_init, receiver_init},
-    {Py_tp_dealloc, receiver_dealloc},
-    {Py_tp_traverse, receiver_traverse},
-    {Py_tp_clear, receiver_clear},
-    {Py_tp_methods, receiver_methods},
-    {Py_tp_members, receiver_members},
-    {0, NULL},
-};
-
-static PyType_Spec receiver_spec = {
-    .name = "loadgen_sdk._compiled.Receiver",
-    .basicsize = sizeof(Receiver),
-    .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC,
-    .slots = receiver_slots,
-};

@@ -1,173 +1,180 @@
 /* The state of a response: the fields of `Exchange`, `ResponseParser`, `SseDecoder` and
  * `ResponseReader`, and their initial values. Part of _compiled.c.
  *
- * The reference is transport/response_state.py and wire_formats/reference.py, which describe the
- * fields. The fields are members of these types, so that the methods of their subclasses in Python
- * use them too. */
+ * The reference implementation is transport/response_state.py and wire_formats/reference.py, which
+ * describe the fields. Each struct is the base class of a class in Python, whose methods use the
+ * same fields. */
 
-/* Each table lists the fields of a type: objects, numbers and flags. `F` is a macro that is applied
- * to each of them, with the type `T`. */
-#define EXCHANGE_OBJECTS(F, T)                                                                     \
-    F(T, response_body_parts)                                                                      \
-    F(T, connection)                                                                               \
-    F(T, decoder)                                                                                  \
-    F(T, failure)                                                                                  \
-    F(T, head) F(T, incomplete_chunk) F(T, on_done) F(T, on_first_output) F(T, body) F(T, reader)  \
-        F(T, request) F(T, response) F(T, on_output) F(T, template) F(T, timeline)
-#define EXCHANGE_NUMBERS(F, T)                                                                     \
-    F(T, response_body_bytes)                                                                      \
-    F(T, bytes_received)                                                                           \
-    F(T, bytes_sent)                                                                               \
-    F(T, client_lag)                                                                               \
-    F(T, deadline) F(T, done_at) F(T, due_at) F(T, head_received_at) F(T, last_event_read_at)      \
-        F(T, ready_at) F(T, requested_output_tokens) F(T, resend_count) F(T, sent_at)              \
-            F(T, tcp_connect_ns) F(T, tls_handshake_ns) F(T, connect_attempts)
-#define EXCHANGE_FLAGS(F, T)                                                                       \
-    F(T, is_at_chunk_start)                                                                        \
-    F(T, is_event_stream)                                                                          \
-    F(T, is_reported)                                                                              \
-    F(T, keep_headers)                                                                             \
-    F(T, keep_text) F(T, has_kernel_timestamp) F(T, can_batch_reads) F(T, is_connection_reused)    \
-        F(T, has_split_chunks) F(T, is_stream_requested)
-#define RESPONSE_PARSER_OBJECTS(F, T)                                                              \
-    F(T, _bytes_left)                                                                              \
-    F(T, _mode) F(T, _unparsed) F(T, headers) F(T, idle_limit_s) F(T, surplus) F(T, uses_left)
-#define RESPONSE_PARSER_NUMBERS(F, T) F(T, status)
-#define RESPONSE_PARSER_FLAGS(F, T)                                                                \
-    F(T, is_chunked) F(T, is_complete) F(T, is_reusable) F(T, ends_with_connection)
-#define SSE_DECODER_OBJECTS(F, T) F(T, _earlier_reads) F(T, _earlier_bytes) F(T, _unparsed)
-#define SSE_DECODER_NUMBERS(F, T)
-#define SSE_DECODER_FLAGS(F, T) F(T, _is_after_cr) F(T, has_started)
-#define RESPONSE_READER_OBJECTS(F, T)                                                              \
-    F(T, error)                                                                                    \
-    F(T, finish_reason)                                                                            \
-    F(T, parse_error)                                                                              \
-    F(T, text_pieces)                                                                              \
-    F(T, reasoning_pieces) F(T, remark) F(T, response_id) F(T, server_timing) F(T, on_output)      \
-        F(T, template) F(T, timeline) F(T, tool_deltas) F(T, usage_counts)
-#define RESPONSE_READER_NUMBERS(F, T)                                                              \
-    F(T, end)                                                                                      \
-    F(T, first_answer)                                                                             \
-    F(T, first_event)                                                                              \
-    F(T, first_event_tokens)                                                                       \
-    F(T, first_token) F(T, last_token) F(T, learned_templates) F(T, max_gap)                       \
-        F(T, max_gap_uncertainty) F(T, output_events) F(T, plain_events)                           \
-            F(T, first_token_uncertainty) F(T, unknown_output_events) F(T, uncertain_timestamp)    \
-                F(T, timestamp_uncertainty)
-#define RESPONSE_READER_FLAGS(F, T)
+/* A request and its response. */
+typedef struct {
+    PyObject_HEAD
 
-#define OBJECT(T, name) PyObject *name;
-#define NUMBER(T, name) long long name;
-#define FLAG(T, name) char name;
-#define FIELDS(TABLE, T)                                                                           \
-    PyObject_HEAD                                                                                  \
-    TABLE##_OBJECTS(OBJECT, T) TABLE##_NUMBERS(NUMBER, T) TABLE##_FLAGS(FLAG, T)
-#define STATE(T, TABLE)                                                                            \
-    typedef struct {                                                                               \
-        FIELDS(TABLE, T)                                                                           \
-    } T;
-STATE(Exchange, EXCHANGE)
-STATE(ResponseParser, RESPONSE_PARSER)
-STATE(SseDecoder, SSE_DECODER)
-STATE(ResponseReader, RESPONSE_READER)
+    /* What is sent, and what the caller wants to know of the response */
+    PyObject *request;
+    PyObject *head;
+    PyObject *body;
+    PyObject *timeline;
+    PyObject *on_output;
+    PyObject *on_first_output;
+    PyObject *on_done;
+    long long due_at;
+    long long requested_output_tokens;
+    char is_stream_requested;
+    char keep_text;
+    char keep_headers;
 
-/* Limits of what is understood here. A response with more is left to Python. */
-enum {
-    MAX_EVENTS = 16,
-    MAX_DEPTH = 16,
-    MAX_NUMBER_DIGITS = 17,
-    LAST_EVENTS = 4,
-    MAX_VARIABLES = 12,
-    PATTERNS = 8,
-    PATTERN_BYTES = 1024
-};
+    /* Connecting and sending */
+    PyObject *connection;
+    long long connect_attempts;
+    long long resend_count;
+    long long ready_at;
+    long long tcp_connect_ns;
+    long long tls_handshake_ns;
+    long long sent_at;
+    long long bytes_sent;
+    long long deadline;
+    char is_connection_reused;
+
+    /* The end of the exchange */
+    PyObject *failure;
+    long long done_at;
+    char is_reported;
+
+    /* The parsers of the response, and what has arrived */
+    PyObject *response;
+    PyObject *decoder;
+    PyObject *reader;
+    PyObject *response_body_parts;
+    long long response_body_bytes;
+    long long bytes_received;
+    long long head_received_at;
+    long long last_event_read_at;
+    long long client_lag;
+    char is_event_stream;
+    char has_kernel_timestamp;
+
+    /* How the next read may be treated */
+    PyObject *template;
+    PyObject *incomplete_chunk;
+    char can_batch_reads;
+    char is_at_chunk_start;
+    char has_split_chunks;
+} Exchange;
+
+/* Parses an HTTP response. */
+typedef struct {
+    PyObject_HEAD
+    PyObject *_bytes_left;
+    PyObject *_mode;
+    PyObject *_unparsed;
+    PyObject *headers;
+    PyObject *idle_limit_s;
+    PyObject *surplus;
+    PyObject *uses_left;
+    long long status;
+    char is_chunked;
+    char is_complete;
+    char is_reusable;
+    char ends_with_connection;
+} ResponseParser;
+
+/* Decodes server-sent events (SSE). */
+typedef struct {
+    PyObject_HEAD
+    PyObject *_earlier_reads;
+    PyObject *_earlier_bytes;
+    PyObject *_unparsed;
+    char _is_after_cr;
+    char has_started;
+} SseDecoder;
+
+/* Reads what the events of a response say. */
+typedef struct {
+    PyObject_HEAD
+
+    /* Where output is passed on or kept */
+    PyObject *timeline;
+    PyObject *on_output;
+    PyObject *text_pieces;
+    PyObject *reasoning_pieces;
+    PyObject *tool_deltas;
+
+    /* Timestamps and their uncertainties */
+    long long first_event;
+    long long first_token;
+    long long first_token_uncertainty;
+    long long first_answer;
+    long long last_token;
+    long long end;
+    long long max_gap;
+    long long max_gap_uncertainty;
+    long long uncertain_timestamp;
+    long long timestamp_uncertainty;
+
+    /* What the response says */
+    PyObject *usage_counts;
+    PyObject *finish_reason;
+    PyObject *error;
+    PyObject *parse_error;
+    PyObject *remark;
+    PyObject *response_id;
+    PyObject *server_timing;
+    long long output_events;
+    long long unknown_output_events;
+    long long first_event_tokens;
+
+    /* The recognition of plain events */
+    PyObject *template;
+    long long plain_events;
+    long long learned_templates;
+} ResponseReader;
+
+/* -- constants --------------------------------------------------------------------------------- */
+
+/* A response that is expected to have at most this many events learns no template of plain events,
+ * because learning it would cost more than it saves. */
+enum { LAST_EVENTS = 4 };
+
+/* A value of `ResponseReader.learned_templates` with which no template is learned. */
 #define NO_MORE_TEMPLATES (1LL << 60)
+
+/* A time that has not come yet. */
 #define NEVER (-1)
 
-/* What `register_classes` was given. */
-static PyTypeObject *exchange_class, *response_class, *decoder_class, *reader_class;
-static PyObject *known_heads, *decode_usage, *endings;
-/* Constants: initial values of fields and names of attributes. */
-static PyObject *zero, *no_text, *no_bytes, *mode_head, *mode_chunked, *mode_end, *event_stream;
-static PyObject *name_prompt_tokens, *name_completion_tokens;
+/* What `register_classes` has received from Python. */
+static PyTypeObject *exchange_class;
+static PyTypeObject *response_class;
+static PyTypeObject *decoder_class;
+static PyTypeObject *reader_class;
+static PyObject *known_heads;           /* a dict: the lines of a head, and the parsed head */
+static PyObject *decode_usage;          /* a function that decodes the JSON of a usage */
+static PyObject *normal_finish_reasons; /* a set */
+
+/* Initial values of fields. */
+static PyObject *zero;
+static PyObject *no_text;
+static PyObject *no_bytes;
+
+/* Interned strings: values that are compared, and the names of attributes and methods. */
+static PyObject *mode_head;
+static PyObject *mode_chunked;
+static PyObject *mode_end;
+static PyObject *event_stream;
+static PyObject *name_prompt_tokens;
+static PyObject *name_completion_tokens;
 static PyObject *name_response_completed;
-static PyObject *name_pop, *name_append;
-static PyObject *name_gaps, *name_timestamps, *name_uncertainties, *name_content_type,
-    *name_content_encoding;
-
-/* Call a function with one argument, whose reference is taken over, and drop the result. The
- * argument may be NULL with an exception. Return -1 with an exception. */
-static int call_with(PyObject *function, PyObject *argument)
-{
-    PyObject *result =
-        argument == NULL ? NULL : PyObject_CallFunctionObjArgs(function, argument, NULL);
-    Py_XDECREF(argument);
-    Py_XDECREF(result);
-    return result == NULL ? -1 : 0;
-}
-
-#define MAX_NUMBER (1LL << 62)
-
-/* Return the value of an int of at most 62 bits. `*is_valid` becomes 0 if it is something else. */
-static int64_t read_number(PyObject *value, int *is_valid)
-{
-    if (value == NULL || !PyLong_Check(value)) {
-        *is_valid = 0;
-        return 0;
-    }
-    int overflow = 0;
-    int64_t number = PyLong_AsLongLongAndOverflow(value, &overflow);
-    if (overflow || number > MAX_NUMBER || number < -MAX_NUMBER) {
-        *is_valid = 0;
-        return 0;
-    }
-    return number;
-}
-
-/* -- the types of the state -------------------------------------------------------------------- */
-
-#define VISIT(T, name) Py_VISIT(((T *)self)->name);
-#define CLEAR(T, name) Py_CLEAR(((T *)self)->name);
-#define OBJECT_MEMBER(T, name) {#name, T_OBJECT_EX, offsetof(T, name), 0, NULL},
-#define NUMBER_MEMBER(T, name) {#name, T_LONGLONG, offsetof(T, name), 0, NULL},
-#define FLAG_MEMBER(T, name) {#name, T_BOOL, offsetof(T, name), 0, NULL},
-#define STATE_TYPE(kind, T, TABLE)                                                                 \
-    static int kind##_traverse(PyObject *self, visitproc visit, void *arg)                         \
-    {                                                                                              \
-        Py_VISIT(Py_TYPE(self));                                                                   \
-        TABLE##_OBJECTS(VISIT, T) return 0;                                                        \
-    }                                                                                              \
-    static int kind##_clear(PyObject *self)                                                        \
-    {                                                                                              \
-        TABLE##_OBJECTS(CLEAR, T) return 0;                                                        \
-    }                                                                                              \
-    static void kind##_dealloc(PyObject *self)                                                     \
-    {                                                                                              \
-        PyTypeObject *type = Py_TYPE(self);                                                        \
-        PyObject_GC_UnTrack(self);                                                                 \
-        kind##_clear(self);                                                                        \
-        freefunc release = (freefunc)PyType_GetSlot(type, Py_tp_free);                             \
-        release(self);                                                                             \
-        Py_DECREF(type);                                                                           \
-    }                                                                                              \
-    static PyMemberDef kind##_members[] = {TABLE##_OBJECTS(OBJECT_MEMBER, T) TABLE##_NUMBERS(      \
-        NUMBER_MEMBER, T) TABLE##_FLAGS(FLAG_MEMBER, T){NULL}};                                    \
-    static PyType_Slot kind##_slots[] = {                                                          \
-        {Py_tp_init, kind##_init},         {Py_tp_dealloc, kind##_dealloc},                        \
-        {Py_tp_traverse, kind##_traverse}, {Py_tp_clear, kind##_clear},                            \
-        {Py_tp_members, kind##_members},   {Py_tp_methods, kind##_methods},                        \
-        {Py_tp_getset, kind##_computed},   {0, NULL},                                              \
-    };                                                                                             \
-    static PyType_Spec kind##_spec = {                                                             \
-        .name = "loadgen_sdk._compiled." #kind "_state",                                           \
-        .basicsize = sizeof(T),                                                                    \
-        .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE | Py_TPFLAGS_HAVE_GC,                    \
-        .slots = kind##_slots,                                                                     \
-    };
+static PyObject *name_pop;
+static PyObject *name_append;
+static PyObject *name_gaps;
+static PyObject *name_timestamps;
+static PyObject *name_uncertainties;
+static PyObject *name_content_type;
+static PyObject *name_content_encoding;
 
 /* -- initial values ---------------------------------------------------------------------------- */
 
-/* Initialise a response. Return -1 with an exception. */
+/* Set the fields of a parser that expects the head of a response. Return 0, or -1 with an
+ * exception. */
 static int init_response(ResponseParser *response)
 {
     PyObject *headers = PyDict_New();
@@ -188,13 +195,11 @@ static int init_response(ResponseParser *response)
     return 0;
 }
 
-/* Initialise a decoder. Return -1 with an exception. */
+/* Set the fields of a decoder that expects the first event. Return 0, or -1 with an exception. */
 static int init_decoder(SseDecoder *decoder)
 {
-    PyObject *earlier = PyList_New(0);
-    if (earlier == NULL)
+    if (set_new_list(&decoder->_earlier_reads) < 0)
         return -1;
-    set_field_stealing(&decoder->_earlier_reads, earlier);
     set_field(&decoder->_earlier_bytes, zero);
     set_field(&decoder->_unparsed, no_bytes);
     decoder->_is_after_cr = 0;
@@ -202,56 +207,130 @@ static int init_decoder(SseDecoder *decoder)
     return 0;
 }
 
-/* Set a field to an empty list, or to None. Return -1 with an exception. */
-static int set_list_or_none(PyObject **place, int is_list)
+/* Set the lists of a reader in which texts are kept. `text_pieces` and `reasoning_pieces` are None
+ * if the text is not kept. Return 0, or -1 with an exception. */
+static int init_text_lists(ResponseReader *reader, int keep_text)
 {
-    if (!is_list) {
-        set_field(place, Py_None);
+    if (set_new_list(&reader->tool_deltas) < 0)
+        return -1;
+    if (!keep_text) {
+        set_field(&reader->text_pieces, Py_None);
+        set_field(&reader->reasoning_pieces, Py_None);
         return 0;
     }
-    PyObject *list = PyList_New(0);
-    if (list == NULL)
+    if (set_new_list(&reader->text_pieces) < 0)
         return -1;
-    set_field_stealing(place, list);
-    return 0;
+    return set_new_list(&reader->reasoning_pieces);
 }
 
-/* Initialise a reader. `expects_few_events`: so few events will come that learning a template costs
- * more than it saves. Return -1 with an exception. */
-static int init_reader(ResponseReader *reader, PyObject *timeline, int keep_text,
-                       PyObject *on_output, int expects_few_events)
+/* Set the timestamps of a reader to those of a response without events. */
+static void init_timestamps(ResponseReader *reader)
 {
-    if (set_list_or_none(&reader->tool_deltas, 1) < 0 ||
-        set_list_or_none(&reader->text_pieces, keep_text) < 0 ||
-        set_list_or_none(&reader->reasoning_pieces, keep_text) < 0)
-        return -1;
-    set_field(&reader->timeline, timeline);
-    set_field(&reader->on_output, on_output);
+    reader->first_event = NEVER;
+    reader->first_token = NEVER;
+    reader->first_token_uncertainty = 0;
+    reader->first_answer = NEVER;
+    reader->last_token = NEVER;
+    reader->end = NEVER;
+    reader->max_gap = 0;
+    reader->max_gap_uncertainty = 0;
+    reader->uncertain_timestamp = NEVER;
+    reader->timestamp_uncertainty = 0;
+}
+
+/* Set what a reader has learned from a response without events. */
+static void init_content(ResponseReader *reader)
+{
     set_field(&reader->error, no_text);
     set_field(&reader->finish_reason, no_text);
     set_field(&reader->parse_error, no_text);
     set_field(&reader->remark, no_text);
     set_field(&reader->response_id, no_text);
     set_field(&reader->server_timing, Py_None);
-    set_field(&reader->template, Py_None);
     set_field(&reader->usage_counts, Py_None);
-    reader->first_event = NEVER;
-    reader->first_token = NEVER;
-    reader->first_answer = NEVER;
-    reader->last_token = NEVER;
-    reader->end = NEVER;
-    reader->uncertain_timestamp = NEVER;
-    reader->timestamp_uncertainty = 0;
     reader->output_events = 0;
-    reader->plain_events = 0;
-    reader->first_event_tokens = 0;
-    reader->max_gap = 0;
-    reader->max_gap_uncertainty = 0;
-    reader->first_token_uncertainty = 0;
     reader->unknown_output_events = 0;
+    reader->first_event_tokens = 0;
+}
+
+/* Set the fields of a reader that expects the first event of a response.
+ *
+ * `timeline` gets the time of each output event. `on_output` is called with each output, or is
+ * None. With `expects_few_events`, the reader does not learn a template to recognise similar
+ * events, because that would cost more than it saves. Return 0, or -1 with an exception. */
+static int init_reader(ResponseReader *reader, PyObject *timeline, int keep_text,
+                       PyObject *on_output, int expects_few_events)
+{
+    if (init_text_lists(reader, keep_text) < 0)
+        return -1;
+    set_field(&reader->timeline, timeline);
+    set_field(&reader->on_output, on_output);
+    init_timestamps(reader);
+    init_content(reader);
+    set_field(&reader->template, Py_None);
+    reader->plain_events = 0;
     reader->learned_templates = expects_few_events ? NO_MORE_TEMPLATES : 0;
     return 0;
 }
+
+/* Set a field to a new instance of a class, of which all bytes of the fields are 0. Return 0, or -1
+ * with an exception. */
+static int set_new_instance(PyObject **field, PyTypeObject *class)
+{
+    if (class == NULL) {
+        PyErr_SetString(PyExc_RuntimeError, "the classes of a response were not registered");
+        return -1;
+    }
+    PyObject *instance = PyType_GenericAlloc(class, 0);
+    if (instance == NULL)
+        return -1;
+    set_field_stealing(field, instance);
+    return 0;
+}
+
+/* Create the parser, the decoder and the reader of the response to a request. Return 0, or -1 with
+ * an exception. */
+static int create_response_parsers(Exchange *exchange)
+{
+    if (set_new_instance(&exchange->response, response_class) < 0 ||
+        set_new_instance(&exchange->decoder, decoder_class) < 0 ||
+        set_new_instance(&exchange->reader, reader_class) < 0)
+        return -1;
+    if (init_response((ResponseParser *)exchange->response) < 0 ||
+        init_decoder((SseDecoder *)exchange->decoder) < 0)
+        return -1;
+    long long expected_events = exchange->requested_output_tokens; /* or 0 if unknown */
+    int expects_few_events = expected_events > 0 && expected_events <= LAST_EVENTS;
+    return init_reader((ResponseReader *)exchange->reader, exchange->timeline, exchange->keep_text,
+                       exchange->on_output, expects_few_events);
+}
+
+/* Start with an empty response, before the request is sent or sent again. Return 0, or -1 with an
+ * exception. */
+static int reset_response(Exchange *exchange)
+{
+    /* What has arrived */
+    exchange->sent_at = NEVER;
+    exchange->head_received_at = NEVER;
+    exchange->client_lag = 0;
+    exchange->last_event_read_at = 0;
+    exchange->response_body_bytes = 0;
+    exchange->has_kernel_timestamp = 0;
+    exchange->is_event_stream = 0;
+    if (set_new_list(&exchange->response_body_parts) < 0)
+        return -1;
+
+    /* How the next read may be treated */
+    set_field(&exchange->template, Py_None);
+    set_field(&exchange->incomplete_chunk, no_bytes);
+    exchange->can_batch_reads = 0;
+    exchange->is_at_chunk_start = 0;
+    exchange->has_split_chunks = 0;
+
+    return create_response_parsers(exchange);
+}
+
+/* -- the constructors -------------------------------------------------------------------------- */
 
 static int response_init(PyObject *self, PyObject *args, PyObject *Py_UNUSED(keywords))
 {
@@ -263,6 +342,7 @@ static int decoder_init(PyObject *self, PyObject *args, PyObject *Py_UNUSED(keyw
     return PyArg_ParseTuple(args, "") ? init_decoder((SseDecoder *)self) : -1;
 }
 
+/* ResponseReader(timeline, keep_text=False, on_output=None, *, expects_few_events=False) */
 static int reader_init(PyObject *self, PyObject *args, PyObject *keywords)
 {
     static char *names[] = {"timeline", "keep_text", "on_output", "expects_few_events", NULL};
@@ -276,59 +356,6 @@ static int reader_init(PyObject *self, PyObject *args, PyObject *keywords)
     return init_reader((ResponseReader *)self, timeline, keep_text, on_output, expects_few_events);
 }
 
-/* Set a field to a new instance of a class whose fields are not initialised. Return -1 with an
- * exception. */
-static int set_new_instance(PyObject **place, PyTypeObject *class)
-{
-    if (class == NULL) {
-        PyErr_SetString(PyExc_RuntimeError, "the classes of a response were not registered");
-        return -1;
-    }
-    PyObject *instance = PyType_GenericAlloc(class, 0);
-    if (instance == NULL)
-        return -1;
-    set_field_stealing(place, instance);
-    return 0;
-}
-
-/* ExchangeState.reset_response. Return -1 with an exception. */
-static int init_response_state(Exchange *exchange)
-{
-    exchange->sent_at = NEVER;
-    exchange->head_received_at = NEVER;
-    exchange->client_lag = 0;
-    exchange->last_event_read_at = 0;
-    exchange->response_body_bytes = 0;
-    exchange->has_kernel_timestamp = 0;
-    exchange->can_batch_reads = 0;
-    exchange->is_at_chunk_start = 0;
-    exchange->has_split_chunks = 0;
-    exchange->is_event_stream = 0;
-    set_field(&exchange->template, Py_None);
-    set_field(&exchange->incomplete_chunk, no_bytes);
-    if (set_list_or_none(&exchange->response_body_parts, 1) < 0 ||
-        set_new_instance(&exchange->response, response_class) < 0 ||
-        set_new_instance(&exchange->decoder, decoder_class) < 0 ||
-        set_new_instance(&exchange->reader, reader_class) < 0)
-        return -1;
-    int expects_few_events =
-        exchange->requested_output_tokens > 0 && exchange->requested_output_tokens <= LAST_EVENTS;
-    if (init_response((ResponseParser *)exchange->response) < 0 ||
-        init_decoder((SseDecoder *)exchange->decoder) < 0)
-        return -1;
-    return init_reader((ResponseReader *)exchange->reader, exchange->timeline, exchange->keep_text,
-                       exchange->on_output, expects_few_events);
-}
-
-static PyObject *exchange_reset_response(PyObject *self, PyObject *Py_UNUSED(none))
-{
-    if (init_response_state((Exchange *)self) < 0)
-        return NULL;
-    Py_RETURN_NONE;
-}
-
-/* -- making an exchange ------------------------------------------------------------------------ */
-
 /* The arguments of Exchange(), in their order. */
 enum ExchangeArgument {
     ARG_REQUEST,
@@ -337,7 +364,7 @@ enum ExchangeArgument {
     ARG_DUE_AT,
     ARG_ON_DONE,
     ARG_TIMELINE,
-    POSITIONAL_ARGUMENTS, /* The following ones are given by name. */
+    POSITIONAL_ARGUMENTS, /* The following ones must be passed by name. */
     ARG_IS_STREAM_REQUESTED = POSITIONAL_ARGUMENTS,
     ARG_REQUESTED_OUTPUT_TOKENS,
     ARG_KEEP_TEXT,
@@ -347,51 +374,70 @@ enum ExchangeArgument {
     ARGUMENTS,
 };
 
-/* Interned, so that they are looked up as they are. PyArg_ParseTupleAndKeywords would make a new
- * text of each. */
+/* The names of the arguments as interned Python strings, with which they are looked up faster than
+ * by PyArg_ParseTupleAndKeywords, which creates a string for each look-up. */
 static PyObject *argument_names[ARGUMENTS];
 
-/* Collect the arguments of a call, borrowed. Those that are missing keep their values. Return
- * whether the call has no others. */
-static int collect_arguments(PyObject *args, PyObject *keywords, PyObject **values)
+/* Copy the positional arguments of a call to `values` (borrowed). Return whether there are not too
+ * many of them. */
+static int collect_positional_arguments(PyObject *args, PyObject **values)
 {
-    Py_ssize_t positional = PyTuple_Size(args);
-    Py_ssize_t by_name = 0;
-    for (int i = 0; i < ARGUMENTS; i++) {
-        PyObject *value =
-            i < POSITIONAL_ARGUMENTS && i < positional ? PyTuple_GetItem(args, i) : NULL;
-        if (value == NULL && keywords != NULL) {
-            value = PyDict_GetItemWithError(keywords, argument_names[i]);
-            by_name += value != NULL;
-        }
-        if (value != NULL)
-            values[i] = value;
-    }
-    return positional <= POSITIONAL_ARGUMENTS &&
-           (keywords == NULL || PyDict_Size(keywords) == by_name);
+    Py_ssize_t count = PyTuple_Size(args);
+    if (count > POSITIONAL_ARGUMENTS)
+        return 0;
+    for (Py_ssize_t i = 0; i < count; i++)
+        values[i] = PyTuple_GetItem(args, i);
+    return 1;
 }
 
-/* Return whether the arguments of an exchange are complete and of the right types. */
+/* Copy the keyword arguments of a call to `values` (borrowed), if they are not passed by position.
+ *
+ * `keywords` is a dict, or NULL without such arguments. An argument that is not in it keeps its
+ * default value. Return whether all names in the dict are those of such arguments. */
+static int collect_keyword_arguments(PyObject *keywords, Py_ssize_t positional_count,
+                                     PyObject **values)
+{
+    if (keywords == NULL)
+        return 1;
+    Py_ssize_t known_count = 0;
+    for (Py_ssize_t i = positional_count; i < ARGUMENTS; i++) {
+        PyObject *value = PyDict_GetItemWithError(keywords, argument_names[i]);
+        if (value == NULL)
+            continue;
+        values[i] = value;
+        known_count++;
+    }
+    return known_count == PyDict_Size(keywords);
+}
+
+/* Return whether the arguments of an exchange are complete and those that are read as C values have
+ * the right types. */
 static int are_valid_arguments(PyObject *const *values)
 {
-    for (int i = 0; i < ARGUMENTS; i++)
+    for (int i = 0; i < ARGUMENTS; i++) {
         if (values[i] == NULL)
             return 0;
+    }
     return PyLong_Check(values[ARG_REQUESTED_OUTPUT_TOKENS]) &&
            PyBool_Check(values[ARG_KEEP_TEXT]) && PyBool_Check(values[ARG_KEEP_HEADERS]);
 }
 
-/* Initialise an exchange. Return -1 with an exception. */
-static int init_exchange(Exchange *exchange, PyObject *const *values)
+/* Set the fields of an exchange that are arguments of its constructor.
+ *
+ * Return 0, or -1 with an exception if `due_at` is no int of 64 bits or `is_stream_requested` has
+ * no truth value. */
+static int set_exchange_arguments(Exchange *exchange, PyObject *const *values)
 {
-    int overflow = 0;
-    int is_stream = PyObject_IsTrue(values[ARG_IS_STREAM_REQUESTED]);
-    exchange->due_at = PyLong_AsLongLong(values[ARG_DUE_AT]);
-    if (is_stream < 0 || (exchange->due_at == -1 && PyErr_Occurred()))
+    int is_stream_requested = PyObject_IsTrue(values[ARG_IS_STREAM_REQUESTED]);
+    if (is_stream_requested < 0)
         return -1;
+    exchange->due_at = PyLong_AsLongLong(values[ARG_DUE_AT]);
+    if (exchange->due_at == -1 && PyErr_Occurred())
+        return -1;
+    int overflow; /* is ignored: a number beyond 64 bits becomes -1, which means unknown */
     exchange->requested_output_tokens =
         PyLong_AsLongLongAndOverflow(values[ARG_REQUESTED_OUTPUT_TOKENS], &overflow);
-    exchange->is_stream_requested = (char)is_stream;
+    exchange->is_stream_requested = (char)is_stream_requested;
     exchange->keep_text = values[ARG_KEEP_TEXT] == Py_True;
     exchange->keep_headers = values[ARG_KEEP_HEADERS] == Py_True;
     set_field(&exchange->request, values[ARG_REQUEST]);
@@ -401,33 +447,58 @@ static int init_exchange(Exchange *exchange, PyObject *const *values)
     set_field(&exchange->timeline, values[ARG_TIMELINE]);
     set_field(&exchange->on_output, values[ARG_ON_OUTPUT]);
     set_field(&exchange->on_first_output, values[ARG_ON_FIRST_OUTPUT]);
+    return 0;
+}
+
+/* Set the fields in which the pool records how a request was sent and how it ended. It has no
+ * connection yet. */
+static void init_connection_fields(Exchange *exchange)
+{
     set_field(&exchange->connection, Py_None);
-    set_field(&exchange->failure, Py_None);
-    exchange->done_at = NEVER;
+    exchange->connect_attempts = 0;
+    exchange->resend_count = 0;
+    exchange->is_connection_reused = 0;
     exchange->ready_at = NEVER;
     exchange->tcp_connect_ns = NEVER;
     exchange->tls_handshake_ns = NEVER;
-    exchange->resend_count = 0;
-    exchange->connect_attempts = 0;
-    exchange->deadline = 0;
     exchange->bytes_sent = 0;
     exchange->bytes_received = 0;
+    exchange->deadline = 0;
+
+    set_field(&exchange->failure, Py_None);
+    exchange->done_at = NEVER;
     exchange->is_reported = 0;
-    exchange->is_connection_reused = 0;
-    return init_response_state(exchange);
 }
 
+/* Exchange(request, head, body, due_at, on_done, timeline, *, is_stream_requested, ...): a request
+ * that was not sent yet. The other arguments have the default values below. */
 static int exchange_init(PyObject *self, PyObject *args, PyObject *keywords)
 {
+    Exchange *exchange = (Exchange *)self;
     PyObject *values[ARGUMENTS] = {
         [ARG_REQUESTED_OUTPUT_TOKENS] = zero, [ARG_KEEP_TEXT] = Py_False,
         [ARG_KEEP_HEADERS] = Py_False,        [ARG_ON_OUTPUT] = Py_None,
         [ARG_ON_FIRST_OUTPUT] = Py_None,
     };
-    if (!collect_arguments(args, keywords, values) || !are_valid_arguments(values)) {
-        if (!PyErr_Occurred())
-            PyErr_SetString(PyExc_TypeError, "the arguments are not those of Exchange()");
+    int are_accepted = collect_positional_arguments(args, values) &&
+                       collect_keyword_arguments(keywords, PyTuple_Size(args), values) &&
+                       are_valid_arguments(values);
+    if (!are_accepted) {
+        if (!PyErr_Occurred()) /* Looking up a keyword may have raised already. */
+            PyErr_SetString(PyExc_TypeError,
+                            "Exchange() was called with missing, unknown or invalid arguments");
         return -1;
     }
-    return init_exchange((Exchange *)self, values);
+    if (set_exchange_arguments(exchange, values) < 0)
+        return -1;
+    init_connection_fields(exchange);
+    return reset_response(exchange);
+}
+
+/* ExchangeState.reset_response(): start with an empty response, before the request is sent again. */
+static PyObject *exchange_reset_response(PyObject *self, PyObject *Py_UNUSED(none))
+{
+    if (reset_response((Exchange *)self) < 0)
+        return NULL;
+    Py_RETURN_NONE;
 }
