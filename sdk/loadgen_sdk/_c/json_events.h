@@ -44,7 +44,8 @@ static const char *skip_string(const char *cursor, const char *end, enum EscapeR
         return NULL;
     const char *text = cursor + 1;
     int is_ascii = 1;
-    for (cursor = text; cursor < end && *cursor != '"'; cursor++) {
+    cursor = skip_plain_ascii(text, end); /* usually the whole text */
+    for (; cursor < end && *cursor != '"'; cursor++) {
         unsigned char byte = (unsigned char)*cursor;
         if (byte < FIRST_PRINTABLE_BYTE)
             return NULL;

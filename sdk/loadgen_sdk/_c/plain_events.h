@@ -39,13 +39,31 @@ static const char *skip_bytes(const char *cursor, const char *end, const char *b
     return begins_with_bytes ? cursor + size : NULL;
 }
 
+/* The bytes that stand for themselves in a JSON string: ASCII without control characters, the quote
+ * and the backslash. */
+static const char is_plain_ascii[256] = {
+    [' '] = 1,
+    ['!'] = 1,
+    ['#' ... '['] = 1,
+    [']' ... 0x7f] = 1,
+};
+
+/* Skip the bytes that stand for themselves in a JSON string. Return the position of the first other
+ * byte, or the end. */
+static const char *skip_plain_ascii(const char *cursor, const char *end)
+{
+    while (cursor < end && is_plain_ascii[(unsigned char)*cursor])
+        cursor++;
+    return cursor;
+}
+
 /* Skip the text of a plain event. Return the position of its closing quote, or NULL.
  *
  * A plain text is not empty and needs no JSON decoding: it is UTF-8 without control characters and
  * without backslashes, so that the first quote ends it. */
 static const char *skip_plain_text(const char *text, const char *end)
 {
-    const char *cursor = text;
+    const char *cursor = skip_plain_ascii(text, end);
     int is_ascii = 1;
     for (; cursor < end && *cursor != '"'; cursor++) {
         unsigned char byte = (unsigned char)*cursor;
