@@ -43,8 +43,10 @@ static int has_ordinary_reads(const SocketBuffer *buffer)
     return buffer->reads != NULL && PyList_Check(buffer->reads) && count_reads(buffer) > 0;
 }
 
-/* Return the exchange (a request with its response) of a connection, borrowed, or NULL if it is not
- * of the registered class, of which C knows the fields. */
+/* Return the exchange (a request with its response) of a connection, borrowed.
+ *
+ * Return NULL if the connection has none, or if it is not of the registered class: only of that one
+ * are the fields known here. */
 static Exchange *find_exchange(const SocketBuffer *buffer)
 {
     PyObject *exchange = buffer->exchange;
@@ -53,10 +55,12 @@ static Exchange *find_exchange(const SocketBuffer *buffer)
     return is_known ? (Exchange *)exchange : NULL;
 }
 
-/* Return the exchange (borrowed) to which the reads of a buffer can be delivered in C, or NULL.
+/* Return the exchange (a request with its response, borrowed) to which the reads of a buffer can be
+ * delivered in C, or NULL if they are left to the pool in Python.
  *
- * This is the case for short responses on a connection without TLS. In a longer response, templates
- * are learned to count similar events, which the pool in Python decides. */
+ * They can be delivered in C if the response is short and the connection has no TLS. For a longer
+ * response, the pool also has to decide whether its socket is read late and whether similar events
+ * are only counted, for which the reader of the response learns templates. */
 static Exchange *find_exchange_for_delivery(const SocketBuffer *buffer)
 {
     if (!has_ordinary_reads(buffer))
@@ -74,8 +78,8 @@ static Exchange *find_exchange_for_delivery(const SocketBuffer *buffer)
     return exchange;
 }
 
-/* Feed the waiting reads of a buffer, for which no Python objects exist, to its exchange. The
- * buffer is empty and not in the queue afterwards. */
+/* Feed the waiting reads of a buffer, for which no Python objects exist, to its exchange (a request
+ * with its response). The buffer is empty and not in the queue afterwards. */
 static enum FeedResult feed_waiting_reads_of_buffer(Receiver *receiver, SocketBuffer *buffer,
                                                     Exchange *exchange)
 {
@@ -88,8 +92,8 @@ static enum FeedResult feed_waiting_reads_of_buffer(Receiver *receiver, SocketBu
     return result;
 }
 
-/* Feed all reads of a buffer to its exchange as Python objects. The buffer is empty and not in the
- * queue afterwards. */
+/* Feed all reads of a buffer, as Python objects, to its exchange (a request with its response). The
+ * buffer is empty and not in the queue afterwards. */
 static enum FeedResult feed_listed_reads(Receiver *receiver, SocketBuffer *buffer,
                                          Exchange *exchange)
 {
@@ -114,9 +118,10 @@ static enum FeedResult feed_buffer(Receiver *receiver, SocketBuffer *buffer, Exc
     return feed_waiting_reads_of_buffer(receiver, buffer, exchange);
 }
 
-/* Deliver the reads of a socket buffer to its exchange, if this is a case that C handles (see
- * `find_exchange_for_delivery`). While the response goes on, the buffer learns whether its next
- * reads are urgent. */
+/* Deliver the reads of a socket buffer to its exchange (a request with its response).
+ *
+ * Return LEFT_TO_PYTHON if the exchange is not one that C handles. While the response goes on, it
+ * says whether its next reads may be batched, which means that they are delivered together. */
 static enum Delivery deliver(Receiver *receiver, PyObject *value)
 {
     if (!check_socket_buffer(value))
@@ -347,8 +352,8 @@ static PyObject *receiver_try_recycle(PyObject *self, PyObject *const *args, Py_
 
 /* -- delivering the queue ---------------------------------------------------------------------- */
 
-/* Call `response_completed(connection)` of the owner of a connection, such as a pool. Return 0, or
- * -1 with an exception. */
+/* Tell the owner of a connection, usually a pool, that its response is complete, by calling
+ * `owner.response_completed(connection)`. Return 0, or -1 with an exception. */
 static int report_completed(PyObject *connection)
 {
     PyObject *owner = ((SocketBuffer *)connection)->owner;
@@ -359,7 +364,8 @@ static int report_completed(PyObject *connection)
     return status;
 }
 
-/* Deliver the reads of a connection in C, or by calling `deliver_in_python` with it.
+/* Deliver the reads of a connection to its request: in C, or by calling `deliver_in_python` with
+ * the connection.
  *
  * `*called_python` becomes 1 if a Python function was called, which may have changed what is to be
  * done next. Return 0, or -1 with an exception. */
@@ -383,8 +389,7 @@ static int deliver_connection(Receiver *receiver, PyObject *connection, PyObject
 
 /* Remove the first connection from the queue and deliver its reads.
  *
- * `*called_python` becomes 1 if a Python function was called. Return 0, or -1 with an
- * exception. */
+ * `*called_python` becomes 1 if a Python function was called. Return 0, or -1 with an exception. */
 static int deliver_first_in_queue(Receiver *receiver, PyObject *deliver_in_python,
                                   int *called_python)
 {
@@ -396,10 +401,11 @@ static int deliver_first_in_queue(Receiver *receiver, PyObject *deliver_in_pytho
     return status;
 }
 
-/* Deliver the queued buffers, one after the other, for at most `slice_ns`.
+/* Deliver the queued buffers, one after the other, for at most about `slice_ns`.
  *
- * The clock is read after every DELIVERIES_PER_CLOCK_READING buffers. `*called_python` becomes 1 if
- * a Python function was called. Return the monotonic time, or -1 with an exception. */
+ * The time is limited because sockets are not read meanwhile. The clock is read after every
+ * DELIVERIES_PER_CLOCK_READING buffers. `*called_python` becomes 1 if a Python function was called.
+ * Return the monotonic time, or -1 with an exception. */
 static int64_t deliver_for_slice(Receiver *receiver, int64_t slice_ns, PyObject *deliver_in_python,
                                  int *called_python)
 {
@@ -431,7 +437,7 @@ static PyObject *receiver_deliver_queued(PyObject *self, PyObject *const *args, 
                         "deliver_queued() takes a slice in ns (an int) and a function");
         return NULL;
     }
-    int called_python = 0; /* Python has called this method, so that nothing depends on it. */
+    int called_python = 0; /* is not used here */
     int64_t now = deliver_for_slice((Receiver *)self, slice_ns, args[1], &called_python);
     return now < 0 ? NULL : PyLong_FromLongLong(now);
 }
@@ -448,14 +454,18 @@ typedef struct {
     PyObject *deliver;        /* is called with a buffer that is not delivered in C */
 } TurnArguments;
 
-/* Return when the caller has to do something else than to receive: to send the next request
- * (`wake_at`) or to handle its tick. */
+/* Return when the caller has to do something else than to receive: send the next request at
+ * `wake_at`, or check for timeouts at its next tick. */
 static int64_t caller_due_at(const Receiver *receiver, const TurnArguments *arguments)
 {
     return min_int64(receiver->wake_at, arguments->tick_at);
 }
 
-/* Poll and read until there is something to deliver or the caller has something to do.
+/* Poll and read until there is something to deliver, or until the caller has something to do.
+ *
+ * A turn is the time for which the event loop lets a load generator receive without a break. The
+ * polls do not wait while reads are still queued, and the timer is not needed for them while no
+ * response is awaited.
  *
  * `*unhandled` becomes a list of what the caller has to handle, or NULL. Return 0, or -1 with an
  * exception. */
@@ -511,10 +521,11 @@ static int deliver_for_turn(Receiver *receiver, const TurnArguments *arguments, 
     return 0;
 }
 
-/* Return whether the caller has something to do, or nothing is left to do for the receiver.
+/* Return whether the receiver has to return to its caller in Python.
  *
- * That is so after a Python function was called, at the end of the turn or at a tick, without
- * traffic, and if so many reads wait that nothing more should be read. */
+ * That is so after a Python function was called, which may have changed what is to be done, at the
+ * end of the turn or at a tick, without traffic, and if so many reads wait for delivery that
+ * nothing more should be read. */
 static int is_turn_over(const Receiver *receiver, const TurnArguments *arguments, int called_python)
 {
     int is_time_over = receiver->now >= arguments->return_at || receiver->now >= arguments->tick_at;
@@ -526,8 +537,9 @@ static int is_turn_over(const Receiver *receiver, const TurnArguments *arguments
 /* Set the timer for the next poll or for the caller, whichever comes first, as
  * `Reactor._arm_timer`.
  *
- * Polls are needed only while responses are awaited. While deferring, the receiver waits for at
- * most a millisecond anyway. Return 0, or -1 with an exception. */
+ * The timer ends the wait of a poll. The next poll has to be in time only while responses are
+ * awaited. While sockets are deferred, a poll waits for at most a millisecond anyway. Return 0, or
+ * -1 with an exception. */
 static int arm_timer_for_next_pass(Receiver *receiver, const TurnArguments *arguments)
 {
     int64_t timer_at = caller_due_at(receiver, arguments);
@@ -538,7 +550,8 @@ static int arm_timer_for_next_pass(Receiver *receiver, const TurnArguments *argu
     return is_armed ? 0 : arm_timer(receiver, timer_at);
 }
 
-/* Receive and deliver, pass by pass, until the caller has something to do.
+/* Receive and deliver, pass by pass, until the caller in Python has something to do or its turn is
+ * over.
  *
  * Return the list of what the caller has to handle (empty if only `wake_at` has come), None if all
  * is done, or NULL with an exception. */

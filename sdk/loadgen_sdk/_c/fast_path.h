@@ -94,8 +94,8 @@ static int has_event_stream_type(PyObject *headers)
     return PyUnicode_Tailmatch(content_type, event_stream, 0, PY_SSIZE_T_MAX, at_beginning) == 1;
 }
 
-/* Return whether a parsed head (a tuple `ResponseHead`) is that of a chunked, uncompressed stream of
- * server-sent events. No exception is left set. */
+/* Return whether a parsed head (a tuple `ResponseHead`) is that of a chunked, uncompressed stream
+ * of server-sent events. No exception is left set. */
 static int is_stream_head(PyObject *head)
 {
     if (!PyTuple_Check(head) || PyTuple_Size(head) != HEAD_ITEM_COUNT)
@@ -199,12 +199,15 @@ static int parse_chunk_events(const char *content, const char *end, FastPathRead
     return 1;
 }
 
-/* Parse the chunks of a read and add their events. Return 1, or 0 if the read has to be left to
- * Python, for example because its last chunk is incomplete. */
+/* The chunk of size 0 that ends a chunked body. */
+#define LAST_CHUNK "0\r\n\r\n"
+
+/* Parse the chunks of a read (of an HTTP body) and add the server-sent events in them. Return 1, or
+ * 0 if the read has to be left to Python, for example because its last chunk is incomplete. */
 static int parse_chunks(const char *cursor, const char *end, FastPathRead *fast_read)
 {
     while (cursor < end) {
-        int is_last_chunk = skip_literal(cursor, end, "0\r\n\r\n") == end;
+        int is_last_chunk = skip_literal(cursor, end, LAST_CHUNK) == end;
         if (is_last_chunk) {
             fast_read->has_end = 1;
             return 1;
@@ -264,11 +267,12 @@ static int uses_templates(const ResponseReader *reader)
     return reader->learned_templates <= free_templates + earned_templates;
 }
 
-/* Parse a read, without changing the exchange, if it is of the most common kind.
+/* Parse a read of a response if it is of the most common kind. The exchange (the request and its
+ * response) is not changed.
  *
- * Return 1, or 0 if the read has to be left to Python. An output from which Python would learn a
- * template of plain events is left to it too. In both cases, the caller must release the usages of
- * the events. */
+ * Return 1, or 0 if the read has to be left to Python. That includes a read with output if the
+ * reader uses or learns a template, with which Python recognises events that differ in their text
+ * alone. In both cases, the caller must release the usages of the events. */
 static int parse_fast_path_read(const Exchange *exchange, const Read *read, FastPathRead *fast_read)
 {
     init_fast_path_read(fast_read);
@@ -285,9 +289,9 @@ static int parse_fast_path_read(const Exchange *exchange, const Read *read, Fast
     }
     if (!parse_chunks(cursor, end, fast_read))
         return 0;
-    int could_teach_template =
+    int needs_templates =
         fast_read->output_count > 0 && uses_templates((ResponseReader *)exchange->reader);
-    return !could_teach_template;
+    return !needs_templates;
 }
 
 /* -- the event timeline ------------------------------------------------------------------------ */
@@ -302,7 +306,9 @@ static struct {
     PyObject *timestamps; /* of output events, in ns */
 } last_timeline;
 
-/* Make `last_timeline` that of a timeline. Return 0, or -1 with an exception. */
+/* Look up the lists of an event timeline, which collects the times of output events, unless it is
+ * the one that was used last. They are in `last_timeline` then. Return 0, or -1 with an
+ * exception. */
 static int load_timeline(PyObject *timeline)
 {
     if (timeline == last_timeline.timeline)
@@ -352,8 +358,8 @@ static int append_uncertainty(PyObject *timeline, int64_t uncertainty_ns, int64_
 
 /* -- feeding events to the reader -------------------------------------------------------------- */
 
-/* Return a float as an int, or NULL without an exception if it is no count of tokens: a whole number
- * of at most 31 bits. Some servers write 8.0 for 8. */
+/* Return a float as an int, or NULL without an exception if it is no count of tokens: a whole
+ * number of at most 31 bits. Some servers write 8.0 for 8. */
 static PyObject *token_count_of_float(PyObject *value)
 {
     double number = PyFloat_AsDouble(value);
@@ -385,10 +391,10 @@ static PyObject *token_count(PyObject *Py_UNUSED(module), PyObject *value)
 
 /* Keep the token usage of an event. Return 0, or -1 with an exception.
  *
- * A usage with the names of the chat API and with output tokens replaces an earlier one. If it comes
- * with the first output and the response goes on, the server sends the counts so far with each
- * event, and this count is the number of tokens of the first output. Any other usage is left to the
- * method in Python. */
+ * A usage with the names of the chat API and with output tokens replaces an earlier one. If it
+ * comes with the first output and the response goes on, the server sends the counts so far with
+ * each event, and this count is the number of tokens of the first output. Any other usage is left
+ * to the method in Python. */
 static int feed_usage(ResponseReader *reader, PyObject *usage)
 {
     int64_t output_tokens = output_tokens_of_usage(usage);
@@ -415,7 +421,8 @@ static int count_gap(ResponseReader *reader, int64_t timestamp, int64_t uncertai
     return 0;
 }
 
-/* Count an event with output, and the gap before it. Return 0, or -1 with an exception.
+/* Count an event with output, usually one token, and note its timestamp and the gap before it.
+ * Return 0, or -1 with an exception.
  *
  * `uncertainty_ns` is by how much the event may have arrived before `timestamp`. */
 static int count_output_event(ResponseReader *reader, int64_t timestamp, int64_t uncertainty_ns)
@@ -434,8 +441,8 @@ static int count_output_event(ResponseReader *reader, int64_t timestamp, int64_t
     return 0;
 }
 
-/* Keep the finish reason of an event, which also may be the end of the response. Return 0, or -1
- * with an exception. */
+/* Keep the finish reason of an event. The response has ended at its timestamp, unless more output
+ * follows. Return 0, or -1 with an exception. */
 static int keep_finish_reason(ResponseReader *reader, const EventContent *event, int64_t timestamp)
 {
     PyObject *reason =
@@ -447,8 +454,8 @@ static int keep_finish_reason(ResponseReader *reader, const EventContent *event,
     return 0;
 }
 
-/* Pass what one event says to the reader: output, finish reason and usage. Return 0, or -1 with an
- * exception.
+/* Pass what one event says (output, finish reason, usage) to the reader of the response. Return 0,
+ * or -1 with an exception.
  *
  * `uncertainty_ns` is by how much the event may have arrived before `timestamp`. */
 static int feed_event(ResponseReader *reader, const EventContent *event, int64_t timestamp,
@@ -463,8 +470,8 @@ static int feed_event(ResponseReader *reader, const EventContent *event, int64_t
     return event->usage == NULL ? 0 : feed_usage(reader, event->usage);
 }
 
-/* Pass events that came at `timestamp`, or earlier by at most `uncertainty_ns`, to the reader, as
- * `ResponseReader.feed`. Return 0, or -1 with an exception. */
+/* Pass events that came at `timestamp`, or earlier by at most `uncertainty_ns`, to the reader of
+ * the response, as `ResponseReader.feed` does in Python. Return 0, or -1 with an exception. */
 static int feed_events(ResponseReader *reader, const EventContent *events, int event_count,
                        int64_t timestamp, int64_t uncertainty_ns)
 {
@@ -526,11 +533,12 @@ static int feed_timed_events(ResponseReader *reader, const FastPathRead *fast_re
     return 0;
 }
 
-/* Note the uncertainty of the last output event of a read. Return how many uncertain output events
- * the timeline has to count.
+/* Note the uncertainty of the last output event of a read. Return how many output events the
+ * timeline has to count as uncertain.
  *
  * If only the end of the response follows the last output event, the timeline counts this event as
- * exact. `ResponseReader.feed_with_uncertainty` explains why. */
+ * exact: servers send the end so soon after it that the two often share a read, even if the client
+ * reads without delay. */
 static int64_t note_last_output_uncertainty(ResponseReader *reader, const EventTiming *timing,
                                             const OutputCounts *counts)
 {
@@ -550,8 +558,11 @@ static int64_t note_last_output_uncertainty(ResponseReader *reader, const EventT
     return counts->uncertain - 1;
 }
 
-/* Pass the events of a read to the reader, and note the uncertainties of their timestamps, as
- * `ResponseReader.feed_with_uncertainty`. Return 0, or -1 with an exception. */
+/* Pass the events of a read to the reader of the response, and note the uncertainties of their
+ * timestamps, as `ResponseReader.feed_with_uncertainty` does in Python.
+ *
+ * They belong to the last output event, the largest gap between output events, and the timeline,
+ * which collects the times of output events. Return 0, or -1 with an exception. */
 static int feed_with_uncertainty(ResponseReader *reader, const FastPathRead *fast_read,
                                  const EventTiming *timing)
 {
@@ -572,8 +583,8 @@ static int feed_with_uncertainty(ResponseReader *reader, const FastPathRead *fas
 
 /* -- feeding reads to the exchange ------------------------------------------------------------- */
 
-/* Return how many of the first events of a read may have arrived before its timestamp, which is that
- * of the newest packet.
+/* Return how many of the first events of a read may have arrived before its timestamp, which is
+ * that of the newest packet.
  *
  * The end of the response comes last, so that only this end is certain to have come with the newest
  * packet. A single chunk is one write of the server, so that all its events came with it. Of
@@ -649,8 +660,8 @@ static int has_succeeded(const ResponseReader *reader)
     return PySet_Contains(normal_finish_reasons, reader->finish_reason);
 }
 
-/* Return why a complete stream of events is a failure, or None if it has succeeded, by the method of
- * the reader in Python. The result is a new reference, or NULL with an exception. */
+/* Return why a complete stream of events is a failure, or None if it has succeeded, by the method
+ * of the reader in Python. The result is a new reference, or NULL with an exception. */
 static PyObject *find_failure_in_python(ResponseReader *reader)
 {
     PyObject *is_framing_complete = Py_True;
@@ -660,8 +671,8 @@ static PyObject *find_failure_in_python(ResponseReader *reader)
                                ends_with_connection, is_stream);
 }
 
-/* End the exchange after a complete response, as `Exchange._finish_response`: set its failure, which
- * is None after a success, and its end. Return 0, or -1 with an exception. */
+/* End the exchange after a complete response, as `Exchange._finish_response`: set its failure,
+ * which is None after a success, and its end. Return 0, or -1 with an exception. */
 static int finish_response(Exchange *exchange, ResponseReader *reader, int64_t timestamp)
 {
     int is_success = has_succeeded(reader);
@@ -711,7 +722,7 @@ static void apply_end(Exchange *exchange, ResponseParser *response)
     exchange->is_at_chunk_start = 0;
 }
 
-/* Update an exchange by a read that was parsed on the fast path.
+/* Update an exchange (a request with its response) by a read that was parsed on the fast path.
  *
  * Return RESPONSE_OVER if it was the last read of the response, else RESPONSE_GOES_ON, or
  * FEED_FAILED with an exception. */
@@ -744,10 +755,11 @@ static int has_known_parsers(const Exchange *exchange)
            Py_TYPE(exchange->decoder) == decoder_class && Py_TYPE(exchange->reader) == reader_class;
 }
 
-/* Feed a read to an exchange on the fast path, which is without calling Python.
+/* Feed a read to an exchange (a request with its response) on the fast path, without calling
+ * Python.
  *
- * Return NOT_FAST_PATH, after which nothing has changed, if the read is not of the most common kind
- * and has to be fed in Python. */
+ * Return RESPONSE_OVER, RESPONSE_GOES_ON, or FEED_FAILED with an exception. Return NOT_FAST_PATH,
+ * after which nothing has changed, if the read is not of the most common kind. */
 static enum FeedResult try_feed_on_fast_path(Exchange *exchange, const Read *read)
 {
     if (!has_known_parsers(exchange))
@@ -828,7 +840,8 @@ static enum FeedResult feed_plain_run_in_python(Exchange *exchange, PyObject *tu
     return status < 0 ? FEED_FAILED : RESPONSE_GOES_ON;
 }
 
-/* Feed a read to an exchange, on the fast path or by the method in Python. */
+/* Feed a read to an exchange (a request with its response), in C if possible, else by its method in
+ * Python. Return RESPONSE_OVER, RESPONSE_GOES_ON, or FEED_FAILED with an exception. */
 static enum FeedResult feed_read(Exchange *exchange, const Read *read)
 {
     enum FeedResult result = try_feed_on_fast_path(exchange, read);
@@ -842,8 +855,8 @@ static enum FeedResult feed_read(Exchange *exchange, const Read *read)
     return result;
 }
 
-/* Feed a tuple to an exchange: a `Read`, which is one read of a socket, or a `PlainRun`, which
- * stands for several reads. The tuples differ in their number of items. */
+/* Feed a tuple to an exchange (a request with its response): a `Read`, which is one read of a
+ * socket, or a `PlainRun`, which stands for several reads. They differ in their number of items. */
 static enum FeedResult feed_tuple(Exchange *exchange, PyObject *tuple)
 {
     enum { PLAIN_RUN_ITEM_COUNT = 3 };
@@ -887,8 +900,8 @@ static void forbid_reuse_of_connection(Exchange *exchange)
     ((ResponseParser *)exchange->response)->is_reusable = 0;
 }
 
-/* Feed a sequence of tuples `Read` and `PlainRun` to an exchange, in their order, until the response
- * is over. */
+/* Feed a sequence of tuples `Read` and `PlainRun` to an exchange, in their order, until the
+ * response is over. */
 static enum FeedResult feed_read_sequence(Exchange *exchange, PyObject *reads)
 {
     Py_ssize_t count = PySequence_Size(reads);
@@ -910,8 +923,9 @@ static enum FeedResult feed_read_sequence(Exchange *exchange, PyObject *reads)
     return RESPONSE_GOES_ON;
 }
 
-/* Feed a linked list of reads to an exchange, in their order, until the response is over. These are
- * reads for which no Python objects exist. The caller frees them. */
+/* Feed a linked list of reads to an exchange (a request with its response), in their order, until
+ * the response is over. These are reads for which no Python objects exist. The caller frees
+ * them. */
 static enum FeedResult feed_waiting_reads(Exchange *exchange, const WaitingRead *waiting)
 {
     for (; waiting != NULL; waiting = waiting->next) {
@@ -926,8 +940,8 @@ static enum FeedResult feed_waiting_reads(Exchange *exchange, const WaitingRead 
     return RESPONSE_GOES_ON;
 }
 
-/* ExchangeState.feed_reads(reads): process the reads of a response, tuples `Read` and `PlainRun`, in
- * their order. Return True if the response is over, else False. */
+/* ExchangeState.feed_reads(reads): process the reads of a response, tuples `Read` and `PlainRun`,
+ * in their order. Return True if the response is over, else False. */
 static PyObject *exchange_feed_reads(PyObject *self, PyObject *reads)
 {
     enum FeedResult result = feed_read_sequence((Exchange *)self, reads);

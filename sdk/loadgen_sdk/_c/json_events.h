@@ -26,8 +26,8 @@ static const char *skip_space(const char *cursor, const char *end)
     return cursor;
 }
 
-/* Return whether a backslash and this byte are an escape sequence of JSON. `\u` is left out, because
- * its code point would have to be checked. */
+/* Return whether a backslash and this byte are an escape sequence of JSON. `\u` is left out,
+ * because its code point would have to be checked. */
 static int is_simple_escape(char byte)
 {
     return byte != '\0' && strchr("\"\\/bfnrt", byte) != NULL;
@@ -75,8 +75,8 @@ static int is_digit_at(const char *cursor, const char *end)
     return cursor < end && *cursor >= '0' && *cursor <= '9';
 }
 
-/* Skip 1 to MAX_NUMBER_DIGITS digits. Return the position after the last digit, or NULL if there are
- * more or none. */
+/* Skip 1 to MAX_NUMBER_DIGITS digits. Return the position after the last digit, or NULL if there
+ * are more or none. */
 static const char *skip_digits(const char *cursor, const char *end)
 {
     const char *start = cursor;
@@ -518,8 +518,9 @@ static const char *parse_value(enum ValueKind kind, const char *cursor, const ch
     return NULL;
 }
 
-/* Add a value to the variables of an event. Only the first MAX_VARIABLES are stored, but all are
- * counted, because an event with more becomes no pattern. */
+/* Add a value to the variables of an event, the values that may differ in similar events. Only the
+ * first MAX_VARIABLES are stored, but all are counted, because an event with more becomes no
+ * pattern. */
 static void add_variable(EventScan *scan, const char *start, const char *end, enum ValueKind kind)
 {
     if (scan->variable_count < MAX_VARIABLES)
@@ -560,10 +561,11 @@ static const char *parse_field_value(enum ValueKind kind, const char *cursor, co
     return value_end;
 }
 
-/* Skip the value of a field of a delta that is in no table. A text in it may be output of a server
- * that loadgen does not know. Return the position after the value, or NULL.
+/* Skip the value of a field of a delta (the new part of the output) whose name is not known. Return
+ * the position after the value, or NULL if it is malformed.
  *
- * In another event, only a text may take the place of a text. */
+ * A text in it may be output of a server that loadgen does not know. It is therefore noted, and in
+ * a similar event only a text may take its place. */
 static const char *skip_unknown_delta_value(const char *cursor, const char *end, EventScan *scan)
 {
     const char *value_end = skip_value(cursor, end, 0);
@@ -598,8 +600,10 @@ static const char *parse_field_name(const char *cursor, const char *end, const F
     return skip_colon(name_end, end);
 }
 
-/* Parse one field of an object, its name and its value. `is_found` has an item for each field of
- * the table. Return the position after the value, or NULL if the event has to be left to Python. */
+/* Parse one field of a JSON object, its name and its value, and store what it says in `*scan`.
+ *
+ * `fields` is the table of the known fields, and `is_found` has a flag for each of them. Return the
+ * position after the value, or NULL if the event has to be left to Python. */
 static const char *parse_field(const char *cursor, const char *end, const Field *fields,
                                char *is_found, EventScan *scan)
 {
@@ -614,7 +618,7 @@ static const char *parse_field(const char *cursor, const char *end, const Field 
     }
     Py_ssize_t index = field - fields;
     if (is_found[index])
-        return NULL; /* Only the last of several fields of the same name would count. */
+        return NULL; /* In Python, the last of several fields of one name counts. */
     is_found[index] = 1;
     return parse_field_value(field->kind, cursor, end, scan);
 }
@@ -646,7 +650,9 @@ static const char *parse_object(const char *cursor, const char *end, const Field
     return cursor;
 }
 
-/* Parse the JSON of an event, and set `*content` to what it says. `scan` receives its variables.
+/* Parse the JSON of an event, and set `*content` to what it says: whether it has output, its finish
+ * reason and its token usage (a new reference). `scan` receives the values that may differ in other
+ * events.
  *
  * Return 1, or 0 if the event has to be left to Python. */
 static int parse_event_json(const char *payload, const char *end, EventScan *scan,
@@ -708,10 +714,10 @@ static int continues_number(char byte)
     return (byte >= '0' && byte <= '9') || byte == '.';
 }
 
-/* Return whether the data begins with the same value as that of the variable in the pattern.
+/* Return whether the data begins with the same JSON value as a pattern has for this variable.
  *
- * What follows the value is not a part of it: a number must not go on, and any other value ends by
- * itself. */
+ * The value in the data must not be longer: a number must not go on with 12 where the pattern has
+ * 1. Any other value, such as a string, has an end of its own. */
 static int has_same_value(const EventPattern *pattern, const Span *variable, const char *cursor,
                           const char *end)
 {
@@ -720,8 +726,8 @@ static int has_same_value(const EventPattern *pattern, const Span *variable, con
     return value_end != NULL && value_end < end && !continues_number(*value_end);
 }
 
-/* Match a value with variable `index` of a pattern. `*usage` becomes a new reference if it is a
- * usage.
+/* Match a JSON value with variable `index` of a pattern, which is a value of an earlier event that
+ * may differ. `*usage` becomes a new reference if the value is a token usage.
  *
  * Return the position after the value, or NULL if it may not take the place of the variable: a null
  * is no usage and no text, and an empty text is no output. */
@@ -741,8 +747,8 @@ static const char *match_variable(const EventPattern *pattern, int index, const 
     return is_nonempty_string(cursor, text_end) ? text_end : NULL;
 }
 
-/* Skip the literal `index` of a pattern. Return the position after it, or NULL if the data begins
- * with other bytes. */
+/* Skip the literal `index` of a pattern, the fixed bytes between two variables. Return the position
+ * after it, or NULL if the data begins with other bytes. */
 static const char *skip_pattern_literal(const EventPattern *pattern, int index, const char *cursor,
                                         const char *end)
 {
@@ -750,7 +756,8 @@ static const char *skip_pattern_literal(const EventPattern *pattern, int index, 
     return skip_bytes(cursor, end, pattern->bytes + literal->start, literal->size);
 }
 
-/* Match the literals and variables of a pattern with an event from its beginning to its end.
+/* Match an event, from its beginning to its end, with the literals (fixed bytes) of a pattern and
+ * the variables (values that may differ) between them.
  *
  * `literal_starts[i]` becomes the position of literal `i` in the event. `*usage` becomes a new
  * reference if the event has a usage, also if it does not match. Return whether it matches. */
@@ -770,8 +777,9 @@ static int match_pattern_parts(const EventPattern *pattern, const char *cursor, 
     return skip_pattern_literal(pattern, pattern->variable_count, cursor, end) == end;
 }
 
-/* Return whether an event ends with the last literal of a pattern. This is compared first, because
- * events often differ there, for example in their finish reason. */
+/* Return whether an event ends with the last literal of a pattern, the bytes after all values that
+ * may differ. This is compared first, because other events often differ there, for example in their
+ * finish reason. */
 static int ends_like_pattern(const EventPattern *pattern, const char *payload, const char *end)
 {
     const Span *literal = &pattern->literals[pattern->variable_count];
@@ -780,8 +788,10 @@ static int ends_like_pattern(const EventPattern *pattern, const char *payload, c
     return memcmp(end - literal->size, pattern->bytes + literal->start, (size_t)literal->size) == 0;
 }
 
-/* Return whether an event says the same as the one that became this pattern, with other texts, ids
- * or usage. If so, set `*content` to what it says. */
+/* Recognise an event that differs from an earlier one, the pattern, only in texts, ids or usage.
+ *
+ * Return 1 and set `*content`: the kind of output and the finish reason are those of the pattern,
+ * and the usage is that of the event (a new reference). Return 0 if the event is another one. */
 static int match_pattern(const EventPattern *pattern, const char *payload, const char *end,
                          EventContent *content)
 {
@@ -806,8 +816,10 @@ static int match_pattern(const EventPattern *pattern, const char *payload, const
     return 1;
 }
 
-/* Set the variables of a pattern, and the literals, which are the bytes between them. `size` is the
- * number of bytes of the payload. */
+/* Divide the payload of an event of `size` bytes into the variables of a pattern, which are values
+ * that may differ in other events, and the literals, which are the bytes between them.
+ *
+ * The payload {"a":1} with the variable 1 has the literals {"a": and }. */
 static void set_pattern_parts(EventPattern *pattern, const EventScan *scan, const char *payload,
                               Py_ssize_t size)
 {
@@ -825,8 +837,8 @@ static void set_pattern_parts(EventPattern *pattern, const EventScan *scan, cons
     pattern->literals[scan->variable_count] = (Span){literal_start, size - literal_start};
 }
 
-/* Note which literal of a pattern has the finish reason of the event, which is no variable, and
- * where in it. */
+/* Note which literal of a pattern has the finish reason of the event, and where in it. The finish
+ * reason is no variable: it is always in the fixed bytes between them. */
 static void locate_finish_reason(EventPattern *pattern, const EventContent *content,
                                  const char *payload)
 {
@@ -841,8 +853,9 @@ static void locate_finish_reason(EventPattern *pattern, const EventContent *cont
     pattern->finish_reason_offset = offset - pattern->literals[index].start;
 }
 
-/* Store an event that was parsed as a pattern, in the place of the oldest pattern. An event that is
- * too long or has too many variables is not stored. */
+/* Store an event that was parsed as a pattern, which recognises events that differ from it only in
+ * values such as texts and ids. It replaces the oldest pattern. An event that is too long or has
+ * too many such values is not stored. */
 static void add_pattern(const char *payload, const char *end, const EventContent *content,
                         const EventScan *scan)
 {

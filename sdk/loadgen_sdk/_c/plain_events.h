@@ -5,8 +5,8 @@
  * explains plain events, templates and chunks.
  *
  * Every `skip_*` and `parse_*` function takes a position (`cursor`) and the end of the data. It
- * returns the position after what it has skipped, or NULL if the data is something else. Nothing
- * at `end` or behind it is read. */
+ * returns the position after what it has skipped, or NULL if the data is something else. Nothing at
+ * `end` or behind it is read. */
 
 /* The bytes around the text of a plain event.
  *
@@ -30,8 +30,8 @@ static int is_utf8(const char *start, const char *end)
     return 1;
 }
 
-/* Skip `size` bytes that are known. Return the position after them, or NULL if the data from `cursor`
- * to `end` begins with other bytes. */
+/* Skip `size` bytes that are known. Return the position after them, or NULL if the data from
+ * `cursor` to `end` begins with other bytes. */
 static const char *skip_bytes(const char *cursor, const char *end, const char *bytes,
                               Py_ssize_t size)
 {
@@ -79,7 +79,8 @@ static const char *skip_plain_text(const char *text, const char *end)
     return is_ascii || is_utf8(text, cursor) ? cursor : NULL;
 }
 
-/* Skip the JSON of a plain event: a text with the bytes of the template around it. Return the
+/* Skip the JSON of a plain event, which differs in its text alone from the event of which the
+ * template was made: the bytes before the text, the text, and the bytes after it. Return the
  * position after it, or NULL if it is another event. */
 static const char *skip_plain_payload(const char *cursor, const char *end, const Template *template)
 {
@@ -92,8 +93,9 @@ static const char *skip_plain_payload(const char *cursor, const char *end, const
     return skip_bytes(cursor, end, template->after, template->after_size);
 }
 
-/* Skip a plain event: "data: ", its payload and a blank line. Return the position after it, or NULL
- * if it is another event. */
+/* Skip a plain event: "data: ", its JSON and a blank line. The JSON differs from that of which the
+ * template was made in its text alone. Return the position after the event, or NULL if it is
+ * another event. */
 static const char *skip_plain_event(const char *cursor, const char *end, const Template *template)
 {
     cursor = skip_bytes(cursor, end, DATA_PREFIX, DATA_PREFIX_BYTES);
@@ -176,14 +178,14 @@ static const char *parse_plain_chunk(const char *cursor, const char *end, const 
 {
     const char *content, *content_end;
     const char *chunk_end = parse_chunk(cursor, end, &content, &content_end);
-    *event_count = 0;
     if (chunk_end == NULL)
         return NULL;
+    *event_count = 0;
     while (content < content_end) {
         content = skip_plain_event(content, content_end, template);
         if (content == NULL)
             return NULL;
-        ++*event_count;
+        *event_count += 1;
     }
     return chunk_end;
 }
@@ -197,10 +199,11 @@ typedef struct {
     const Template *template; /* recognises plain events */
 } EventList;
 
-/* Append the number of the last plain events to the list, unless it is 0.
+/* Append the number of the plain events since the last item of the list, unless it is 0.
  *
- * Consecutive plain events become one number, so this is called before another event is appended
- * and at the end. Return 0, or -1 with an exception. */
+ * Consecutive plain events, which differ in their text alone, are one number in the list. This is
+ * therefore called before another event is appended and at the end. Return 0, or -1 with an
+ * exception. */
 static int flush_pending_plain(EventList *events)
 {
     if (events->pending_plain == 0)
@@ -210,7 +213,8 @@ static int flush_pending_plain(EventList *events)
     return append_stealing(events->items, number);
 }
 
-/* Return whether some content consists of events that are one line of data each. */
+/* Return whether the content of a chunk consists of server-sent events that are one line of data
+ * each. */
 static int has_line_events_only(const char *content, const char *end)
 {
     int has_carriage_return = memchr(content, '\r', (size_t)(end - content)) != NULL;
@@ -224,7 +228,10 @@ static int has_line_events_only(const char *content, const char *end)
     return 1;
 }
 
-/* Append the event from `start` to `end`, which is one line of data. Return 0, or -1 with an
+/* Append the server-sent event from `start` to `end`, which is one line of data.
+ *
+ * If it matches the template of plain events, which differ in their text alone, it is only counted.
+ * Otherwise its payload is appended: the bytes after "data: ". Return 0, or -1 with an
  * exception. */
 static int append_line_event(EventList *events, const char *start, const char *end)
 {
@@ -242,8 +249,8 @@ static int append_line_event(EventList *events, const char *start, const char *e
                            PyBytes_FromStringAndSize(payload, payload_end - payload));
 }
 
-/* Append the events of some content, which passed `has_line_events_only`. Return 0, or -1 with an
- * exception. */
+/* Append the events of the content of a chunk, which passed `has_line_events_only`. Return 0, or -1
+ * with an exception. */
 static int append_line_events(EventList *events, const char *content, const char *end)
 {
     while (content < end) {
@@ -257,6 +264,7 @@ static int append_line_events(EventList *events, const char *content, const char
 
 /* Append the events of one chunk, and set `*next` to the position after it.
  *
+ * A chunk of plain events only, which match the template, is the usual case and is tried first.
  * `*next` becomes NULL if the chunk is incomplete, or if it holds anything but events of one line
  * each. Nothing was appended then. Return 0, or -1 with an exception. */
 static int append_chunk(EventList *events, const char *cursor, const char *end, const char **next)
@@ -297,7 +305,7 @@ static int append_whole_chunks(EventList *events, const char *data, Py_ssize_t s
         if (next == NULL)
             break;
         cursor = next;
-        ++*chunk_count;
+        *chunk_count += 1;
     }
     *parsed_bytes = cursor - data;
     return flush_pending_plain(events);
@@ -311,8 +319,8 @@ static int append_whole_chunks(EventList *events, const char *data, Py_ssize_t s
  * event that differs from an earlier one in its text alone.
  *
  * Return the tuple (number of chunks, events, number of bytes). An event is its payload, and a
- * number stands for that many plain events: two chunks of one plain event each are
- * (2, [2], size). */
+ * number stands for that many plain events: two chunks of one plain event each are (2, [2],
+ * size). */
 static PyObject *parse_whole_chunks(PyObject *Py_UNUSED(module), PyObject *args)
 {
     const char *data;
@@ -329,6 +337,7 @@ static PyObject *parse_whole_chunks(PyObject *Py_UNUSED(module), PyObject *args)
         Py_DECREF(events.items);
         return NULL;
     }
+    /* "N" takes over the reference to the list. */
     return Py_BuildValue("nNn", chunk_count, events.items, parsed_bytes);
 }
 

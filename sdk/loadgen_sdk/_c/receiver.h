@@ -214,14 +214,18 @@ static int set_deferred(Receiver *receiver, SocketBuffer *buffer, int should_def
 {
     if (buffer->is_deferred == should_defer)
         return 0;
-    int status = should_defer ? move_between_epolls(receiver->epoll, receiver->deferred_epoll,
-                                                    buffer->fd, DEFERRED_EPOLL_EVENTS)
-                              : move_between_epolls(receiver->deferred_epoll, receiver->epoll,
-                                                    buffer->fd, EPOLLIN);
+    int status;
+    if (should_defer)
+        status = move_between_epolls(receiver->epoll, receiver->deferred_epoll, buffer->fd,
+                                     DEFERRED_EPOLL_EVENTS);
+    else
+        status =
+            move_between_epolls(receiver->deferred_epoll, receiver->epoll, buffer->fd, EPOLLIN);
     if (status < 0)
         return -1;
     buffer->is_deferred = (char)should_defer;
-    buffer->epoll_changed_at = clock_ns(CLOCK_MONOTONIC); /* Earlier polls missed this socket. */
+    /* Earlier polls of its new epoll did not watch the socket, so they prove nothing about it. */
+    buffer->epoll_changed_at = clock_ns(CLOCK_MONOTONIC);
     receiver->deferred_count += should_defer ? 1 : -1;
     receiver->is_deferring = receiver->is_traffic_heavy && receiver->deferred_count > 0;
     return 0;
@@ -309,8 +313,8 @@ static PyObject *receiver_take_reads(PyObject *self, PyObject *value)
     return reads;
 }
 
-/* Queue a buffer for its owner, unless it is in the queue already. Return 0, or -1 with an
- * exception. */
+/* Queue a buffer, so that its reads are delivered to its owner, unless it is in the queue already.
+ * Return 0, or -1 with an exception. */
 static int enqueue(Receiver *receiver, SocketBuffer *buffer)
 {
     if (buffer->is_queued)
@@ -346,9 +350,9 @@ static int64_t kernel_timestamp(struct msghdr *message)
 
 /* Receive bytes from a socket into the read area of the receiver.
  *
- * Return the number of bytes, 0 at the end of the connection, or -1 with `errno`.
- * `*wall_timestamp` becomes the kernel's timestamp of the newest packet, in ns of the wall clock,
- * or 0 if there is none. */
+ * Return the number of bytes, 0 at the end of the connection, or -1 with `errno`. `*wall_timestamp`
+ * becomes the kernel's timestamp of the newest packet, in ns of the wall clock, or 0 if there is
+ * none. */
 static ssize_t receive_message(Receiver *receiver, int fd, int64_t *wall_timestamp)
 {
     union {
@@ -393,8 +397,8 @@ static int64_t arrival_time(const Receiver *receiver, int64_t wall_timestamp, in
  *
  * It is called at once if it wants every read, if the read should hold plain events only and does
  * not, if many reads are waiting, if the read is large, and if it may end the response. The last
- * chunk of a response, "0\r\n\r\n", is at the end of a read, or the read is so small that it may
- * be the last 1 to 4 bytes of that chunk. */
+ * chunk of a response, "0\r\n\r\n", is at the end of a read, or the read is so small that it may be
+ * the last 1 to 4 bytes of that chunk. */
 static int is_urgent(const SocketBuffer *buffer, const Read *read)
 {
     if (!buffer->can_batch_reads || has_template(buffer))
@@ -409,24 +413,27 @@ static int is_urgent(const SocketBuffer *buffer, const Read *read)
 
 /* Update the counts after the newest plain read of a buffer, and queue the buffer if it has many.
  *
- * A merged read is one of several chunks, which may have arrived at different times. If there are
- * many of them among the reads of deferred sockets, deferring costs too many exact timestamps.
- * Return 0, or -1 with an exception. */
+ * A plain read is one of which only the timestamp and the number of events were stored. It is
+ * merged if it held several chunks, which may have arrived at different times. If many reads of
+ * deferred sockets (those that are read late) are merged, too few timestamps are exact. Return 0,
+ * or -1 with an exception. */
 static int account_for_plain_read(Receiver *receiver, SocketBuffer *buffer)
 {
     const PlainRead *read = &buffer->plain_reads[buffer->plain_read_count - 1];
     if (buffer->is_deferred) {
-        int is_merged = read->uncertainty_ns != ARRIVED_IN_ONE_CHUNK;
         buffer->events_until_urgent -= read->event_count;
-        receiver->merged_reads += is_merged;
+        int is_merged = read->uncertainty_ns != ARRIVED_IN_ONE_CHUNK;
+        if (is_merged)
+            receiver->merged_reads++;
     }
     return buffer->plain_read_count >= MAX_RUN_READS ? enqueue(receiver, buffer) : 0;
 }
 
 /* Store a read in the buffer of its socket, and queue the buffer if its owner must act.
  *
+ * A plain event differs from an earlier one in its text alone, as the template of the buffer says.
  * Of a read that holds plain events only, the number of events and the timestamp are stored instead
- * of its bytes. This is done only while no other read waits in the buffer, because the owner has to
+ * of the bytes. This is done only while no other read waits in the buffer, because the owner has to
  * get all reads in their order. Return 0, or -1 with an exception. */
 static int store_read(Receiver *receiver, SocketBuffer *buffer, const Read *read)
 {
@@ -673,9 +680,10 @@ static int64_t read_clocks(Receiver *receiver)
 
 /* Read a deferred socket that its epoll has reported. Return the time, or -1 with an exception.
  *
- * The socket goes back to the first epoll if it became urgent, has ended, or holds more data: the
- * deferred epoll is edge-triggered, so that it reports arriving data once, even if some of it is
- * left after this read. The first epoll reports a socket until it is empty. */
+ * A deferred socket has no urgent events, so that it is polled about every millisecond only. It
+ * goes back to the first epoll if it became urgent, has ended, or holds more data: the deferred
+ * epoll is edge-triggered, so that it reports arriving data once, even if some of it is left after
+ * this read. The first epoll reports a socket until it is empty. */
 static int64_t read_deferred_socket(Receiver *receiver, const struct epoll_event *event,
                                     int64_t previous_poll_at, int64_t now)
 {
@@ -695,10 +703,11 @@ static int64_t read_deferred_socket(Receiver *receiver, const struct epoll_event
     return now;
 }
 
-/* Count the reads of a poll of the deferred sockets for the decision whether to go on deferring.
+/* Count the reads of a poll of the deferred sockets, which are read about every millisecond only.
  *
- * Only a timely poll counts. A late one finds several events in a socket because the process was
- * busy, not because of deferring. */
+ * The counts decide later whether deferring merges too many events into one read. Merged reads
+ * count only if the poll was timely. A late one finds several events in a socket because the
+ * process was busy, not because of deferring. */
 static void count_deferred_reads(Receiver *receiver, int ready, int is_timely,
                                  long long merged_reads)
 {
@@ -711,9 +720,9 @@ static void count_deferred_reads(Receiver *receiver, int ready, int is_timely,
 
 /* Poll the deferred sockets, whose events are not urgent, and read those that are ready.
  *
- * If the poll reports as many sockets as fit, others may be ready too. Then they are polled again
- * soon, and this poll does not prove that they were empty. Return the time, or -1 with an
- * exception. */
+ * A poll is timely if it is at most DEFER_NS after its planned time (`next_poll_at`). If the poll
+ * reports as many sockets as fit, others may be ready too. Then they are polled again soon, and
+ * this poll does not prove that they were empty. Return the time, or -1 with an exception. */
 static int64_t receive_deferred(Receiver *receiver, int64_t now)
 {
     int ready = epoll_wait(receiver->deferred_epoll, receiver->events, MAX_DEFERRED_READY, 0);
@@ -738,8 +747,8 @@ static int64_t receive_deferred(Receiver *receiver, int64_t now)
     return now;
 }
 
-/* Begin to defer: from now on, a deferred socket does not wake the process. Return 0, or -1 with an
- * exception. */
+/* Begin deferring: from now on, data at a socket in the deferred epoll does not wake the process,
+ * and these sockets are polled about every millisecond. Return 0, or -1 with an exception. */
 static int begin_deferring(Receiver *receiver, int64_t now)
 {
     receiver->is_traffic_heavy = 1;
@@ -748,8 +757,8 @@ static int begin_deferring(Receiver *receiver, int64_t now)
     return control_epoll(receiver->epoll, EPOLL_CTL_DEL, receiver->deferred_epoll, 0);
 }
 
-/* End deferring: a deferred socket wakes the process again, like any other. Return 0, or -1 with an
- * exception. */
+/* End deferring: the first epoll watches the deferred one again, so that data at any socket wakes
+ * the process. Return 0, or -1 with an exception. */
 static int end_deferring(Receiver *receiver)
 {
     receiver->is_traffic_heavy = 0;
@@ -757,7 +766,8 @@ static int end_deferring(Receiver *receiver)
     return control_epoll(receiver->epoll, EPOLL_CTL_ADD, receiver->deferred_epoll, EPOLLIN);
 }
 
-/* End deferring if reads became rare, or if too many of them were merged (held several events).
+/* End deferring (reading sockets late) if reads became rare, or if too many of them were merged:
+ * they held several events, of which only the last has an exact timestamp.
  *
  * After too many merged reads, deferring may not begin again before a pause, and the next pause is
  * twice as long, because the traffic probably stays as it is. Return 0, or -1 with an exception. */
@@ -806,8 +816,9 @@ typedef struct {
 
 /* Return how long the next poll may wait, in ms, or a negative number for no limit.
  *
- * While deferring, a poll that may wait does so only until the next poll of the deferred sockets.
- * The shortest wait of epoll, DEFER_WAIT_MS, is exact enough for that. */
+ * Deferred sockets do not end a wait, but are polled about every millisecond. While there are any,
+ * a poll that may wait does so only until the next poll of the deferred sockets. The shortest wait
+ * of epoll, DEFER_WAIT_MS, is exact enough for that. */
 static int poll_wait_ms(const Receiver *receiver, int max_wait_ms)
 {
     if (!receiver->is_deferring || max_wait_ms == 0)
@@ -817,8 +828,8 @@ static int poll_wait_ms(const Receiver *receiver, int max_wait_ms)
 
 /* Poll the first epoll once, for at most `max_wait_ms` (negative for no limit).
  *
- * Return the number of ready descriptors, which are in `receiver->events`, or -1 with an
- * exception. A signal ends the wait, and its handler may raise. */
+ * Return the number of ready descriptors, which are in `receiver->events`, or -1 with an exception.
+ * A signal ends the wait, and its handler may raise. */
 static int poll_once(Receiver *receiver, int max_wait_ms)
 {
     int wait_ms = poll_wait_ms(receiver, max_wait_ms);
@@ -896,7 +907,7 @@ static int64_t read_ready(Receiver *receiver, int ready, int64_t previous_poll_a
     return now;
 }
 
-/* Return whether the deferred sockets are to be polled now, while deferring.
+/* Return whether it is time to poll the deferred sockets, which do not wake the process.
  *
  * The process is awake, so this is done a little before the planned time. If a request is due
  * (`wake_at`), it is sent first, and the poll may be up to DEFER_NS late. */
@@ -928,7 +939,8 @@ static int64_t read_sockets(Receiver *receiver, int ready, int was_deferring, Py
     return should_poll_deferred ? receive_deferred(receiver, now) : now;
 }
 
-/* End a pass: decide whether to defer, and plan the next poll, if it is time for that.
+/* End a pass of polling and reading: decide whether to defer sockets (to read them late), and plan
+ * the next poll, if it is time for that.
  *
  * The timer is set for `timer_limit` at the latest, or not at all if that is NO_TIMER. Return 0, or
  * -1 with an exception. */
@@ -943,49 +955,76 @@ static int plan_after_pass(Receiver *receiver, int64_t now, int64_t timer_limit)
     return is_time_to_plan ? plan_next_poll(receiver, now, timer_limit) : 0;
 }
 
-/* Poll once and read what is ready. Return 1 if `receive` has to return now, 0 to go on with the
- * next pass, or -1 with an exception. */
+/* Update the time and the counts after a poll that reported `ready` descriptors. */
+static void note_poll(Receiver *receiver, int ready)
+{
+    receiver->now = read_clocks(receiver);
+    receiver->poll_count++;
+    receiver->ready_count = ready;
+}
+
+/* Return whether a request is due (`wake_at`) and so many sockets are ready that reading them would
+ * delay it. */
+static int must_send_before_reading(const Receiver *receiver)
+{
+    int is_request_due = receiver->now >= receiver->wake_at;
+    return is_request_due && receiver->ready_count > MAX_READY_BEFORE_SENDING;
+}
+
+/* Return whether `receive` has to return after a pass.
+ *
+ * It returns if there is work for the caller, if the time has come, and if nothing was ready. While
+ * sockets are deferred (read late), a wait without a limit is cut into short ones, so that a pass
+ * without ready sockets is not the end of the wait. */
+static int is_receiving_over(const Receiver *receiver, const ReceiveLimits *limits,
+                             int was_deferring, const PyObject *unhandled)
+{
+    int has_work_for_caller = unhandled != NULL || PyObject_Size(receiver->queue) > 0;
+    if (has_work_for_caller || receiver->now >= limits->return_at)
+        return 1;
+    int may_wait_again = was_deferring && limits->max_wait_ms < 0;
+    return receiver->ready_count == 0 && !may_wait_again;
+}
+
+/* Run one pass of `receive`: poll once, read what is ready, and plan the next poll.
+ *
+ * Events for the caller are added to the list `*unhandled`, which is NULL without any. Return 1 if
+ * `receive` has to return now, 0 to go on with the next pass, or -1 with an exception. */
 static int run_pass(Receiver *receiver, const ReceiveLimits *limits, PyObject **unhandled)
 {
     int was_deferring = receiver->is_deferring;
     int ready = poll_once(receiver, limits->max_wait_ms);
     if (ready < 0)
         return -1;
-    receiver->now = read_clocks(receiver);
-    receiver->poll_count++;
-    receiver->ready_count = ready;
-    int must_send_first = receiver->now >= receiver->wake_at && ready > MAX_READY_BEFORE_SENDING;
-    if (must_send_first)
+    note_poll(receiver, ready);
+    if (must_send_before_reading(receiver))
         return 1;
     int64_t now = read_sockets(receiver, ready, was_deferring, unhandled);
     if (now < 0)
         return -1;
-    /* The caller handles the unhandled events now, and sets the timer afterwards. */
+    /* With unhandled events, the caller acts now and sets the timer afterwards. */
     int64_t timer_limit = *unhandled != NULL ? NO_TIMER : limits->timer_limit;
     if (plan_after_pass(receiver, now, timer_limit) < 0)
         return -1;
-    int has_work_for_caller = *unhandled != NULL || PyObject_Size(receiver->queue) > 0;
-    if (has_work_for_caller || now >= limits->return_at)
-        return 1;
-    /* While deferring, a wait without a limit is cut into several short ones. */
-    int may_wait_again = was_deferring && limits->max_wait_ms < 0;
-    return receiver->ready_count == 0 && !may_wait_again;
+    return is_receiving_over(receiver, limits, was_deferring, *unhandled);
 }
 
-/* Poll and read repeatedly, until there is work for the caller or its time has come.
+/* Poll and read repeatedly, until there is work for the caller, the time `limits->return_at` has
+ * come, or nothing is ready.
  *
  * `*unhandled` becomes a new list of the descriptors and events that the caller has to handle, such
  * as the timer, or NULL if there are none. Return 0, or -1 with an exception. */
 static int receive(Receiver *receiver, const ReceiveLimits *limits, PyObject **unhandled)
 {
-    int must_return = 0;
     *unhandled = NULL;
-    while (must_return == 0)
-        must_return = run_pass(receiver, limits, unhandled);
-    if (must_return > 0)
-        return 0;
-    Py_CLEAR(*unhandled);
-    return -1;
+    int is_over = 0; /* or -1 after an exception */
+    while (is_over == 0)
+        is_over = run_pass(receiver, limits, unhandled);
+    if (is_over < 0) {
+        Py_CLEAR(*unhandled);
+        return -1;
+    }
+    return 0;
 }
 
 /* Receiver.receive(max_wait_ms, return_at, timer_limit): poll and read until there is work for the

@@ -392,8 +392,8 @@ static PyObject *register_classes(PyObject *Py_UNUSED(module), PyObject *args)
     Py_RETURN_NONE;
 }
 
-/* Create the Python objects that are used as constants: strings, which are interned so that they are
- * compared and looked up fast, 0, and b"". Return 0, or -1 with an exception. */
+/* Create the Python objects that are used as constants: strings, which are interned so that they
+ * are compared and looked up fast, 0, and b"". Return 0, or -1 with an exception. */
 static int create_constants(void)
 {
     static const struct {

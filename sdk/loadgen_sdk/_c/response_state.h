@@ -495,7 +495,8 @@ static int exchange_init(PyObject *self, PyObject *args, PyObject *keywords)
     return reset_response(exchange);
 }
 
-/* ExchangeState.reset_response(): start with an empty response, before the request is sent again. */
+/* ExchangeState.reset_response(): start with an empty response, before the request is sent
+ * again. */
 static PyObject *exchange_reset_response(PyObject *self, PyObject *Py_UNUSED(none))
 {
     if (reset_response((Exchange *)self) < 0)
