@@ -99,7 +99,7 @@ def _list_run_notes(label: str, run: ComparedRun) -> Iterator[str]:
     for node in summary.node_differences.outliers:
         yield (
             f"{label}: {node.name} is an outlier, {node.metric.upper()} {node.change:+.1%} vs. the "
-            f"other {summary.node_differences.compared}s"
+            f"other {summary.node_differences.node_kind}s"
         )
     state = summary.run.state
     if state != "finished":

@@ -67,7 +67,7 @@ def _replica_section(differences: BetweenNodes) -> Section:
 
     It has no content, and is not shown, if the run could not compare any.
     """
-    heading = f"Latency variance by {differences.compared}"
+    heading = f"Latency variance by {differences.node_kind}"
     sentences = replica_differences.describe_outliers(differences)
     if not sentences:
         return section(heading)

@@ -26,7 +26,7 @@ def variance_head(differences: BetweenNodes) -> tuple[str, ...]:
     The columns are the components of a two-way analysis of variance: between the replicas, over
     time, the interaction of both, and within a replica. SD is the standard deviation.
     """
-    unit = differences.compared
+    unit = differences.node_kind
     return (
         "variance (SD, ms)",
         "steady mean, ms",
@@ -59,7 +59,7 @@ def describe_outliers(differences: BetweenNodes) -> list[str]:
 
     The list is empty if they could not be compared, since there is nothing to report then.
     """
-    unit = differences.compared
+    unit = differences.node_kind
     if not unit:
         return []
     sentences = [_describe_outlier(outlier) for outlier in differences.outliers]
@@ -68,7 +68,7 @@ def describe_outliers(differences: BetweenNodes) -> list[str]:
     elif not sentences:
         confidence = f"{differences.level * 100:g} % confidence"
         sentences = [f"No outlier {unit} ({differences.nodes} {unit}s, {confidence})."]
-    uncompared_names = differences.silent
+    uncompared_names = differences.left_out
     if uncompared_names:
         sentences.append(f"Too few responses to compare: {', '.join(uncompared_names)}.")
     return sentences

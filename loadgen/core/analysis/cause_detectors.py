@@ -130,16 +130,19 @@ class Case(msgspec.Struct, frozen=True):
         return () if curve is None else curve.values
 
     def missed_limit_ms(self, metric: str, values_ns: Ints) -> float | None:
-        """Return the tightest limit of a metric in the SLO that the values miss, or None."""
-        slo = self.manifest.slo
-        if slo is None:
+        """Return the tightest limit of a metric in the SLO that too many values exceed, or None.
+
+        A term such as "p99 of TPOT <= 50 ms" is missed if more than 1 % of the values exceed 50 ms.
+        """
+        if self.manifest.slo is None:
             return None
-        missed_ns = [
-            term.limit_ns
-            for term in slo.terms
-            if term.metric == metric and (values_ns > term.limit_ns).mean() > 1 - term.quantile
-        ]
-        return min(missed_ns) / 1e6 if missed_ns else None
+        missed_limits_ns = []
+        for term in self.manifest.slo.terms:
+            if term.metric == metric:
+                share_over_limit = float((values_ns > term.limit_ns).mean())
+                if share_over_limit > 1 - term.quantile:
+                    missed_limits_ns.append(term.limit_ns)
+        return min(missed_limits_ns) / 1e6 if missed_limits_ns else None
 
 
 Detector: TypeAlias = Callable[[Case], Cause | None]
@@ -178,31 +181,38 @@ def excess_of_slow(values: Ints, is_slow: Mask, is_fast: Mask) -> float:
 
 
 def detect_network(case: Case) -> Cause | None:
-    """Detect time spent on connecting or in the network.
+    """Detect slow requests whose additional TTFT was mostly spent on connecting or in the network.
 
-    The network is only known if the server reports how long requests queue and how long prefill
-    takes. The rest of TTFT then passed outside of the server.
+    Time in the network is only known if the server reports how long requests queue and how long
+    prefill takes. The rest of TTFT, which belongs to no part, then passed outside of the server.
     """
     connect_share = case.excess["connect"]
-    share = connect_share
+    network_share = 0.0
     if "queue" in case.excess and "prefill" in case.excess:
-        share += case.excess["rest"]
+        network_share = case.excess["rest"]
+    share = connect_share + network_share
     if share < MOST_OF_EXCESS:
         return None
-    where = (
-        "the server's own timing excludes it, so it was spent in the network or "
-        "before the server started its timer"
-    )
     if connect_share > share / 2:
-        where = "waiting for a connection"
-    return make_cause("network", share, f"{share:.0%} of their additional TTFT was spent {where}")
+        location = "waiting for a connection"
+    else:
+        location = (
+            "the server's own timing excludes it, so it was spent in the network or "
+            "before the server started its timer"
+        )
+    evidence = f"{share:.0%} of their additional TTFT was spent {location}"
+    return make_cause("network", share, evidence)
 
 
 def detect_buffering(case: Case) -> Cause | None:
-    """Detect responses that arrive all at once, so that TTFT is the time of the whole response."""
+    """Detect responses that arrive all at once, so that TTFT is the time of the whole response.
+
+    In such a response the first and the last of several tokens have the same time.
+    """
     requests = case.requests
-    arrived_at_once = requests["last_token_ns"] == requests["first_token_ns"]
-    share = float((arrived_at_once & (requests["output_tokens"] > 1)).mean())
+    has_several_tokens = requests["output_tokens"] > 1
+    is_instant = requests["last_token_ns"] == requests["first_token_ns"]
+    share = float((is_instant & has_several_tokens).mean())
     if share < CLEAR_SHARE:
         return None
     evidence = (

@@ -110,11 +110,11 @@ def _sample_requests(measured: Sequence[Columns]) -> _Sample | None:
     if request_count < MIN_REQUESTS:
         return None
     stride = _choose_stride(request_count)
-    order = _order_by_scheduled_time(ok_requests, has_ttft)[::stride]
+    order = _order_by_due_time_and_slot(ok_requests, has_ttft)[::stride]
     return _Sample(JoinedColumns(measured, only_ok=True, order=order), stride)
 
 
-def _order_by_scheduled_time(requests: JoinedColumns, has_ttft: Mask) -> Ints:
+def _order_by_due_time_and_slot(requests: JoinedColumns, has_ttft: Mask) -> Ints:
     """Return the indexes of the requests with a TTFT, ordered by scheduled time.
 
     Requests with the same scheduled time are ordered by their position in the schedule.
@@ -140,6 +140,7 @@ def _build_case(
         samples: The samples of the servers' metrics pages.
     """
     requests = sample.requests
+    # The client is examined separately, so its delay is not part of the TTFT of a case.
     server_ttft_ns = requests.measure("ttft") - send_delay_ns
     speed = _classify_speed(server_ttft_ns, send_delay_ns)
     due_ns = requests["due_ns"]
@@ -278,7 +279,7 @@ def _explain_few(
     Other causes are not examined, and the explanation says so.
     """
     ok_requests = JoinedColumns(measured, only_ok=True, keeps_columns=False)
-    order = queue_evidence.order_by_scheduled_time(ok_requests)
+    order = queue_evidence.order_by_due_time(ok_requests)
     if not len(order):
         return Explanation()
     too_few = (

@@ -26,7 +26,7 @@ from loadgen.core.metrics.sections import E2eSplit, Near, SlowRequest, SplitGrou
 from loadgen.core.stats.quantiles import milliseconds
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from numpy.typing import NDArray
 
@@ -108,7 +108,7 @@ class _GroupBand(NamedTuple):
 
     Attributes:
         group_index: The index of the group among all groups.
-        near: The indexes of the requests.
+        near: The percentile, and the indexes of the requests.
     """
 
     group_index: int
@@ -134,24 +134,25 @@ def split_latencies(measured: Sequence[Columns], manifest: RunManifest) -> Split
         return Splits(why="no request succeeded")
     has_queue_time = bool((requests["server_queue_ns"] >= 0).any())
     groups = list(_form_groups(requests, manifest))
-    ttft_of_groups = _split_ttft_of_groups(requests, groups, has_timing)
-    e2e_of_groups = _split_e2e_of_groups(requests, groups)
-    split_groups = [
-        SplitGroup(
-            by=group.by,
-            name=group.name,
-            requests=int(np.count_nonzero(group.is_member)),
-            ttft=tuple(ttft_splits),
-            e2e=tuple(e2e_splits),
-        )
-        for group, ttft_splits, e2e_splits in zip(
-            groups, ttft_of_groups, e2e_of_groups, strict=True
-        )
-    ]
+    ttft_splits = _split_ttft_of_groups(requests, groups, has_timing)
+    e2e_splits = _split_e2e_of_groups(requests, groups)
     return Splits(
         accounted=int(has_timing.sum()),
-        groups=tuple(split_groups),
+        groups=tuple(map(_describe_group, groups, ttft_splits, e2e_splits)),
         why=_why_incomplete(manifest, has_timing=bool(has_timing.any()), has_queue=has_queue_time),
+    )
+
+
+def _describe_group(
+    group: _Group, ttft_splits: Sequence[TtftSplit], e2e_splits: Sequence[E2eSplit]
+) -> SplitGroup:
+    """Return a group of requests with its splits, as the summary lists it."""
+    return SplitGroup(
+        by=group.by,
+        name=group.name,
+        requests=int(np.count_nonzero(group.is_member)),
+        ttft=tuple(ttft_splits),
+        e2e=tuple(e2e_splits),
     )
 
 
@@ -238,40 +239,53 @@ def _split_ttft_of_groups(
     """Return the splits of TTFT of each group, one for each percentile that the group supports.
 
     If some requests of a group have a timing breakdown of the server, only these are used.
+
+    Args:
+        requests: All ok requests.
+        groups: Which of them belong to each group.
+        has_timing: Which of them have a timing breakdown of the server.
     """
     ttft_ns = requests.measure("ttft")
     due_ns = requests["due_ns"]
-    bands = []
+    bands: list[_GroupBand] = []
     for index, group in enumerate(groups):
         is_used = group.is_member & (ttft_ns != UNDEFINED)
         if (group.is_member & has_timing).any():
             is_used &= has_timing
         bands += [_GroupBand(index, near) for near in _find_bands(ttft_ns, due_ns, is_used)]
-    splits: list[list[TtftSplit]] = [[] for _ in groups]
-    for band, values in zip(bands, _read_columns(requests, _TTFT_COLUMNS, bands), strict=True):
-        splits[band.group_index].append(_split_ttft(values, band.near.percentile))
-    return splits
+    values_of_bands = _read_columns(requests, _TTFT_COLUMNS, bands)
+    splits_of_groups: list[list[TtftSplit]] = [[] for _ in groups]
+    for band, values in zip(bands, values_of_bands, strict=True):
+        splits_of_groups[band.group_index].append(_split_ttft(values, band.near.percentile))
+    return splits_of_groups
 
 
 def _split_e2e_of_groups(requests: JoinedColumns, groups: Sequence[_Group]) -> list[list[E2eSplit]]:
-    """Return the splits of end-to-end latency of each group, one for each supported percentile."""
+    """Return the splits of end-to-end latency of each group, one for each supported percentile.
+
+    Args:
+        requests: All ok requests.
+        groups: Which of them belong to each group.
+    """
     e2e_ns = requests.measure("e2e")
     due_ns = requests["due_ns"]
-    bands = []
+    bands: list[_GroupBand] = []
     for index, group in enumerate(groups):
         bands += [_GroupBand(index, near) for near in _find_bands(e2e_ns, due_ns, group.is_member)]
-    splits: list[list[E2eSplit]] = [[] for _ in groups]
-    for band, values in zip(bands, _read_columns(requests, _E2E_COLUMNS, bands), strict=True):
-        splits[band.group_index].append(_split_e2e(values, band.near.percentile))
-    return splits
+    values_of_bands = _read_columns(requests, _E2E_COLUMNS, bands)
+    splits_of_groups: list[list[E2eSplit]] = [[] for _ in groups]
+    for band, values in zip(bands, values_of_bands, strict=True):
+        splits_of_groups[band.group_index].append(_split_e2e(values, band.near.percentile))
+    return splits_of_groups
 
 
 def _find_bands(values: Ints, due_ns: Ints, is_used: Mask) -> Iterator[_NearPercentile]:
-    """Yield the requests near each percentile of a latency.
+    """Yield the requests near each percentile of a latency, such as those from p98.5 to p99.5.
 
     The requests are ranked by latency, and by scheduled time if that is equal. Of millions of
-    requests, only those near a percentile are sorted: a partition, which is faster than a sort,
-    finds the latency at both ends of each band.
+    requests, only those near a percentile are sorted. Suppose that ranks 2 and 3 of the latencies
+    5, 7, 7, 7 and 9 are near a percentile. Both latencies are 7, so the candidates are the three
+    requests with 7. The first of them has rank 1 and is left out.
 
     Args:
         values: The latency of each request.
@@ -280,21 +294,29 @@ def _find_bands(values: Ints, due_ns: Ints, is_used: Mask) -> Iterator[_NearPerc
     """
     ranked_values = values[is_used]
     ranks_by_percentile = _ranks_of_bands(len(ranked_values))
-    if not ranks_by_percentile:
-        return
-    end_ranks: set[int] = set()
-    for ranks in ranks_by_percentile.values():
-        end_ranks.update((ranks[0], ranks[-1]))
-    ranked_values.partition(sorted(end_ranks))
+    _put_ends_in_place(ranked_values, ranks_by_percentile.values())
     for percentile, ranks in ranks_by_percentile.items():
         smallest = ranked_values[ranks[0]]
         largest = ranked_values[ranks[-1]]
         candidates = np.flatnonzero(is_used & (values >= smallest) & (values <= largest))
         ordered = _sort_indexes(candidates, values, due_ns)
-        # Candidates that are as fast as the first request of the band may rank before it.
-        rank_of_first_candidate = int((ranked_values < smallest).sum())
-        first = ranks[0] - rank_of_first_candidate
-        yield _NearPercentile(percentile, ordered[first : first + len(ranks)])
+        first_rank = int((ranked_values < smallest).sum())  # that of `ordered[0]`
+        first = ranks.start - first_rank
+        end = ranks.stop - first_rank
+        yield _NearPercentile(percentile, ordered[first:end])
+
+
+def _put_ends_in_place(values: Ints, rank_ranges: Iterable[range]) -> None:
+    """Move the values with the first and the last rank of each range to the index of their rank.
+
+    All smaller values come before them, and all larger ones after them, in any order. That is a
+    partition, which is faster than a sort.
+    """
+    end_ranks: set[int] = set()
+    for ranks in rank_ranges:
+        end_ranks.update((ranks[0], ranks[-1]))
+    if end_ranks:
+        values.partition(sorted(end_ranks))
 
 
 def _sort_indexes(indexes: Ints, values: Ints, due_ns: Ints) -> Ints:

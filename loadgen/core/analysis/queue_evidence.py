@@ -254,7 +254,7 @@ def _format_ms(value_ns: float) -> str:
     return f"{value_ns / 1e6:,.0f} ms"
 
 
-def order_by_scheduled_time(requests: JoinedColumns) -> NDArray[np.int64]:
+def order_by_due_time(requests: JoinedColumns) -> NDArray[np.int64]:
     """Return the indexes of the requests with a TTFT, ordered by scheduled time."""
     due_ns = requests["due_ns"]
     has_ttft = np.flatnonzero(requests.measure("ttft") != UNDEFINED)

@@ -157,14 +157,14 @@ def _compare_in_window(
             f"too few requests: each {nodes.kind} needs {MIN_PER_CELL} in each of "
             f"{BLOCK_COUNTS[-1]} blocks of time"
         )
-        return BetweenNodes(nodes=len(nodes.names), silent=selection.left_out, why=reason)
+        return BetweenNodes(nodes=len(nodes.names), left_out=selection.left_out, why=reason)
     return BetweenNodes(
-        compared=nodes.kind,
+        node_kind=nodes.kind,
         nodes=len(selection.names),
         blocks=max(comparison.block_count for comparison in comparisons),
         variances=tuple(comparison.variances for comparison in comparisons),
         outliers=tuple(node for comparison in comparisons for node in comparison.outliers),
-        silent=selection.left_out,
+        left_out=selection.left_out,
         why="",
     )
 

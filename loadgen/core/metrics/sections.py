@@ -206,23 +206,23 @@ class BetweenNodes(msgspec.Struct, frozen=True, kw_only=True):
     """The differences between the nodes of a rack.
 
     Attributes:
-        compared: What is compared: node, target or replica. "" if nothing was, see `why`.
+        node_kind: What is compared: node, target or replica. "" if nothing was, see `why`.
         nodes: How many were compared, or were to be.
         blocks: The number of blocks of time.
         level: The confidence of `outliers`, of all nodes and metrics together.
         variances: The components of the variance of each latency.
         outliers: The nodes that differ from the others.
-        silent: Nodes without enough ok requests to be compared.
+        left_out: Nodes without enough ok requests to be compared.
         why: Why nothing was compared, as a sentence.
     """
 
-    compared: str = msgspec.field(default="", name="unit")
+    node_kind: str = msgspec.field(default="", name="unit")
     nodes: int = 0
     blocks: int = 0
     level: float = LEVEL
     variances: tuple[VarianceTable, ...] = ()
     outliers: tuple[OutlierNode, ...] = msgspec.field(default=(), name="odd")
-    silent: tuple[str, ...] = ()
+    left_out: tuple[str, ...] = msgspec.field(default=(), name="silent")
     why: str = "there is one target"
 
 

@@ -151,8 +151,8 @@ def upper_tolerance_limit(values: ArrayLike, p: float, level: float = LEVEL) -> 
     """Return a limit that at least the fraction `p` of normally distributed values stays below.
 
     This is a one-sided tolerance limit: the mean plus k standard deviations (Natrella 1963,
-    Experimental Statistics, section 2-2). Neighbouring values are correlated, so `count` of them
-    show the mean only as well as `count / inflation` independent ones would. The limit is infinite
+    Experimental Statistics, section 2-2). Neighbouring values are correlated, so they show the mean
+    only as well as fewer independent values would, see `variance_inflation`. The limit is infinite
     with too few values.
 
     Args:
@@ -169,8 +169,8 @@ def upper_tolerance_limit(values: ArrayLike, p: float, level: float = LEVEL) -> 
     if independent_count <= 1:
         return math.inf
     k = _tolerance_factor(independent_count, p, level)
-    # The mean follows the values, so their mean squared distance from it is too small, by the
-    # variance of the mean. The expected distance is variance * (1 - inflation / count).
+    # The squared distances from the mean of the sample are too small, because that mean follows the
+    # values. Their expected mean is the variance times 1 - inflation / count.
     variance = data.var() * count / (count - inflation)
     return float(data.mean() + k * math.sqrt(variance))
 

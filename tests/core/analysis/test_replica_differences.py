@@ -112,7 +112,7 @@ def _summary(rows: NDArray[Any], **facts: tuple[str, ...]) -> Summary:
 def test_a_slow_node_of_eighteen_is_named_with_what_it_costs() -> None:
     summary = _summary(_rows(18, {7: 1.08}, wave=0.05))
     found = summary.node_differences
-    assert (found.compared, found.nodes, found.blocks, found.why) == ("target", 18, 20, "")
+    assert (found.node_kind, found.nodes, found.blocks, found.why) == ("target", 18, 20, "")
     assert {(one.name, one.metric) for one in found.outliers} == {
         ("vm-07", "tpot"),
         ("vm-07", "e2e"),
@@ -190,11 +190,11 @@ def test_too_few_responses_are_reported_and_not_judged() -> None:
     rows = _rows(4, {})
     rows = rows[(rows["target"] != 2) | (np.arange(len(rows)) < 8)]
     found = _summary(rows).node_differences
-    assert found.silent == ("vm-02",) and found.nodes == 3
+    assert found.left_out == ("vm-02",) and found.nodes == 3
     few = _summary(_rows(4, {}, per=3)).node_differences
     assert (
         few.variances == ()
-        and few.silent == ()
+        and few.left_out == ()
         and "fewer than two targets have 10 ok requests" in few.why
     )
 
@@ -205,7 +205,7 @@ def test_targets_of_one_node_are_taken_together(tmp_path: Path) -> None:
     summary = _summary(_rows(18, {6: 1.1, 7: 1.1}), node=nodes)
     assert [part.target.node for part in summary.nodes] == [f"node-{i}" for i in range(9)]
     assert sum(part.requests.ok for part in summary.nodes) == summary.requests.ok
-    assert summary.node_differences.compared == "node" and {
+    assert summary.node_differences.node_kind == "node" and {
         one.name for one in summary.node_differences.outliers
     } == {"node-3"}
     assert "\nnode " in text.render(summary)
@@ -236,7 +236,7 @@ def test_a_simulated_rack_is_compared_by_replica(
     ]
     run_command_line([*call, "--full", "-o", str(out)])
     summary = load_summary((out / "summary.json").read_bytes()).node_differences
-    assert summary.compared == "replica" and summary.nodes == 72 and summary.outliers == ()
+    assert summary.node_kind == "replica" and summary.nodes == 72 and summary.outliers == ()
     tpot = next(one for one in summary.variances if one.metric == "tpot")
     assert tpot.between_share > 0.9 and tpot.between_ms == pytest.approx(
         0.031 * tpot.mean_ms, rel=0.2
