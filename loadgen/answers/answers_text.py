@@ -130,10 +130,19 @@ def _missing_responses(result: AnswersResult, prompts: str) -> Iterator[str]:
 def _group_section(
     group: ScoredGroup, result: AnswersResult, *, is_only_group: bool = False
 ) -> Section:
-    """Return the scores of a class of prompts, as a table and for a page also as bars."""
-    heading = "Scores"
-    if len(result.groups) > 1 and not is_only_group:
-        heading = f"class {group.group}" if group.group else "all prompts"
+    """Return the scores of a group of prompts as a table, with bars that only a page shows.
+
+    Args:
+        group: All prompts, or those of one class of the workload.
+        result: The result with all groups.
+        is_only_group: True if no other group is shown, which then needs no heading of its own.
+    """
+    if is_only_group or len(result.groups) == 1:
+        heading = "Scores"
+    elif group.group:
+        heading = f"class {group.group}"
+    else:
+        heading = "all prompts"
     similarity_rows = [
         [NAMES[score.metric], format.count(score.count), _format_score(score)]
         for score in group.similarity
@@ -151,34 +160,29 @@ def _group_section(
 
 
 def _score_table(group: ScoredGroup, result: AnswersResult) -> Table:
-    """Return the table of scores, with those of endpoint B if there is one.
+    """Return the table with one row for each score, and only the columns that say something.
 
-    The columns are the score, the number of prompts, A, B, the ratio A / B, and whether the ratio
-    is within the allowed loss. The number of prompts is left out if every score covers all prompts,
-    and the columns after A if there is no endpoint B or no allowed loss.
+    The number of prompts is left out if every score covers all prompts. Endpoint B and the ratio
+    A / B need a second endpoint, and the last column also a limit on the loss.
     """
-    other_scores = {score.metric: score for score in group.other_scores}
-    ratios = {ratio.metric: ratio for ratio in group.ratios}
-    has_partial_scores = any(score.count != result.prompts for score in group.scores)
-    head = ["score", "A"]
-    if has_partial_scores:
-        head.insert(1, "prompts")
+    scores = group.scores
+    ratio_by_metric = {ratio.metric: ratio for ratio in group.ratios}
+    ratios = [ratio_by_metric.get(score.metric) for score in scores]
+    columns = {"score": [NAMES[score.metric] for score in scores]}
+    if any(score.count != result.prompts for score in scores):
+        columns["prompts"] = [format.count(score.count) for score in scores]
+    columns["A"] = [_format_score(score) for score in scores]
     if result.other_url:
-        head += ["B", "A / B"]
-    if result.other_url and result.allowed_loss is not None:
-        head.append(f"within {result.allowed_loss * 100:g} %")
-    rows = []
-    for score in group.scores:
-        row = [NAMES[score.metric], _format_score(score)]
-        if has_partial_scores:
-            row.insert(1, format.count(score.count))
-        if result.other_url:
-            ratio = ratios.get(score.metric)
-            row += [_format_score(other_scores.get(score.metric)), _format_ratio(ratio)]
-            if result.allowed_loss is not None:
-                row.append(format.NONE if ratio is None else WITHIN_TEXTS[ratio.is_within_loss])
-        rows.append(row)
-    return Table(head, rows)
+        other_scores = {score.metric: score for score in group.other_scores}
+        columns["B"] = [_format_score(other_scores.get(score.metric)) for score in scores]
+        columns["A / B"] = [_format_ratio(ratio) for ratio in ratios]
+        if result.allowed_loss is not None:
+            columns[f"within {result.allowed_loss * 100:g} %"] = [
+                format.NONE if ratio is None else WITHIN_TEXTS[ratio.is_within_loss]
+                for ratio in ratios
+            ]
+    rows = [list(row) for row in zip(*columns.values(), strict=True)]
+    return Table(list(columns), rows)
 
 
 def _score_bars(group: ScoredGroup) -> Bars:

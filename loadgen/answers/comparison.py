@@ -171,21 +171,20 @@ class AnswersResult(
 
     @property
     def is_within_loss(self) -> bool | None:
-        """Whether the scores of the endpoint are within the allowed loss.
+        """Whether the scores of the endpoint are within the allowed loss. None if undecided.
 
-        - None if no loss is allowed.
-        - False if a score is certainly lower.
-        - None, which means undecided, if there is no score, if one is undecided, or if requests
-          failed: a failed request scores 0, which says nothing about the model.
-        - True otherwise.
+        It is False as soon as one score is certainly too low. It is undecided if no score could be
+        compared, if one of them is undecided, or if requests failed: a failed request scores 0,
+        which says nothing about the model. It is also None if `allowed_loss` is not set.
         """
         if self.allowed_loss is None:
             return None
         outcomes = [ratio.is_within_loss for ratio in self.groups[0].ratios]
         if False in outcomes:
             return False
-        is_undecided = not outcomes or None in outcomes or self.failed > 0
-        return None if is_undecided else True
+        if not outcomes or None in outcomes or self.failed > 0:
+            return None
+        return True
 
 
 def exit_code(result: AnswersResult) -> int:
@@ -204,7 +203,7 @@ def score_prompts(
     answers: Sequence[str | None],
     other_answers: Sequence[str | None] | None,
 ) -> tuple[ScoredPrompt, ...]:
-    """Return the scores of every prompt against its reference, and of both answers to it.
+    """Score the answer of each endpoint to every prompt, and the similarity of the two answers.
 
     A missing answer scores 0. A prompt that only the other endpoint did not answer is scored, but
     not compared.
@@ -362,17 +361,22 @@ class _Bounds(NamedTuple):
 def _interval_with_unseen_cases(
     metric: str, values: Sequence[float], mean: float, level: float
 ) -> _Bounds:
-    """Return Student's interval of a mean, widened for cases that no prompt showed.
+    """Return the confidence interval of a mean score, allowing for rare cases not in the sample.
 
-    These cases are at most a fraction `unseen_share` of all, and may have the lowest score, 0, or
-    the highest one, 1. A number of tokens has no highest value, so only its lower end is widened.
+    Student's interval is too narrow if almost all prompts have the same score. A kind of prompt
+    that did not occur among n prompts may still make up a share of up to `unseen_share(n)` of all
+    prompts, and score 0 or 1. The mean of all prompts would then be that of the sample with this
+    share replaced by zeros or by ones, and the interval includes both values. The number of tokens
+    has no highest value, so only its lower end is widened.
     """
-    interval = replications(values, level)
+    student = replications(values, level)
     unseen = unseen_share(len(values), level)
-    low = min(interval.low, mean * (1 - unseen))
+    mean_with_zeros = mean * (1 - unseen)
+    mean_with_ones = mean + unseen * (1 - mean)
+    low = min(student.low, mean_with_zeros)
     if metric in TOKEN_COUNTS:
-        return _Bounds(low, interval.high)
-    high = max(interval.high, mean + unseen * (1 - mean))
+        return _Bounds(low, student.high)
+    high = max(student.high, mean_with_ones)
     return _Bounds(max(low, 0.0), min(high, 1.0))
 
 
@@ -385,9 +389,9 @@ def _estimate_ratio(
 ) -> ScoreRatio:
     """Return the ratio of two mean scores of the same prompts, with its confidence interval.
 
-    It is Fieller's interval for paired values. The lower end is reduced by the share of cases that
-    may not have been met (`unseen_share`), in which the endpoint may score 0. Few prompts, or an
-    unbounded interval, give no interval and no verdict.
+    It is Fieller's interval for paired values. Its lower end allows for rare kinds of prompts that
+    are not in the sample (see `_interval_with_unseen_cases`), in which the endpoint may score 0.
+    Few prompts, or an unbounded interval, give no interval and no verdict.
 
     Args:
         metric: The key of the score.
@@ -407,15 +411,17 @@ def _estimate_ratio(
         value = interval.value
         low = interval.low
         high = interval.high
-    is_known = count >= FEWEST_ANSWERS and math.isfinite(low) and math.isfinite(high)
-    low = max(min(low, value * (1 - unseen_share(count, level))), 0.0)
+    ratio = value if math.isfinite(value) else None
+    has_interval = count >= FEWEST_ANSWERS and math.isfinite(low) and math.isfinite(high)
+    if not has_interval:
+        return ScoreRatio(
+            metric=metric, count=count, ratio=ratio, low=None, high=None, is_within_loss=None
+        )
+    ratio_with_unseen_zeros = value * (1 - unseen_share(count, level))
+    low = max(min(low, ratio_with_unseen_zeros), 0.0)
+    is_within_loss = _is_within_loss(low, high, allowed_loss)
     return ScoreRatio(
-        metric=metric,
-        count=count,
-        ratio=value if math.isfinite(value) else None,
-        low=low if is_known else None,
-        high=high if is_known else None,
-        is_within_loss=_is_within_loss(low, high, allowed_loss) if is_known else None,
+        metric=metric, count=count, ratio=ratio, low=low, high=high, is_within_loss=is_within_loss
     )
 
 

@@ -75,15 +75,19 @@ def score_pair(first: str, second: str) -> dict[str, float]:
     }
 
 
+STATED_CHOICE = re.compile(r"(?i:answer|choice|option)\W{0,3}(?:is)?\W{0,3}\b([A-J])\b")
+"""A letter after one of three words, with "is" and up to three other characters between them."""
+LONE_CHOICE = re.compile(r"(?<![A-Za-z'])([A-J])(?![A-Za-z'])")
+"""A letter that is no part of a word, nor of a contraction such as "I'd"."""
+
+
 def find_choice(answer: str) -> str:
     """Return the letter that an answer chooses, or "" if there is none.
 
-    It is the letter after "answer", "choice" or "option", or else the first letter that stands
-    alone.
+    Choices are the letters from A to J, as in MMLU-Pro. The answer is the letter after "answer",
+    "choice" or "option", as in "The answer is (B)", or else the first letter that stands alone.
     """
-    match = re.search(r"(?i:answer|choice|option)\W{0,3}(?:is)?\W{0,3}\b([A-J])\b", answer)
-    if match is None:
-        match = re.search(r"(?<![A-Za-z'])([A-J])(?![A-Za-z'])", answer)
+    match = STATED_CHOICE.search(answer) or LONE_CHOICE.search(answer)
     return "" if match is None else match[1]
 
 
@@ -101,8 +105,8 @@ def is_json(answer: str) -> bool:
 def _rouge_scorer() -> Any:
     """Return the scorer of the package `rouge_score`, which is loaded once.
 
-    nltk, which does the stemming, cannot be imported by a user without a home directory, as in some
-    containers. The root directory stands for it meanwhile.
+    The package imports nltk, which fails for a user without a home directory, as in some
+    containers. For such a user, HOME is the root directory during the import.
 
     Raises:
         UserError: The package is not installed.

@@ -108,25 +108,18 @@ def _add_file(archive: zipfile.ZipFile, name: str, content: Path | bytes) -> Non
 def unpack_archive(path: Path, folder: Path) -> Manifest:
     """Unpack a bundle into an empty folder and return its manifest.
 
+    Nothing is unpacked before all entries have been found to be safe and the manifest is decoded.
+
     Raises:
-        UserError: The file is no bundle or is not safe to unpack. Nothing is unpacked then.
+        UserError: The file is no bundle, is damaged, or is not safe to unpack.
     """
     try:
         with zipfile.ZipFile(path) as archive:
             entries = _checked_entries(archive, path, shutil.disk_usage(folder).free)
-            manifest = decode_json(
-                archive.read(MANIFEST),
-                Manifest,
-                str(path),
-                f"the {MANIFEST} of a bundle",
-                _SOURCE_HINT,
-                schema=SCHEMA,
-            )
+            manifest = _read_manifest(archive, path)
             for entry in entries:
-                target = folder / entry.filename
-                target.parent.mkdir(parents=True, exist_ok=True)
-                with archive.open(entry) as source, target.open("wb") as file:
-                    shutil.copyfileobj(source, file, COPY_BYTES)
+                _unpack_entry(archive, entry, folder / entry.filename)
+            return manifest
     except FileNotFoundError:
         raise missing_result(path, _SOURCE_HINT, "no such file") from None
     except UserError:
@@ -151,7 +144,25 @@ def unpack_archive(path: Path, folder: Path) -> Manifest:
         raise UserError(
             "wrong_format", f"not a bundle, or damaged: {error}", str(path), _SOURCE_HINT
         ) from None
-    return manifest
+
+
+def _read_manifest(archive: zipfile.ZipFile, path: Path) -> Manifest:
+    """Decode the manifest of a bundle. `path` is its file, for error messages."""
+    return decode_json(
+        archive.read(MANIFEST),
+        Manifest,
+        str(path),
+        f"the {MANIFEST} of a bundle",
+        _SOURCE_HINT,
+        schema=SCHEMA,
+    )
+
+
+def _unpack_entry(archive: zipfile.ZipFile, entry: zipfile.ZipInfo, target: Path) -> None:
+    """Write the content of an entry to a file, and create the folders above the file."""
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with archive.open(entry) as source, target.open("wb") as file:
+        shutil.copyfileobj(source, file, COPY_BYTES)
 
 
 def _checked_entries(
@@ -234,12 +245,14 @@ def _find_unsafe_reason(entry: zipfile.ZipInfo) -> str:
     """Return why an entry may not be unpacked, or "" if it may."""
     if not _is_safe_name(entry.filename):
         return "a path outside the directory"
-    file_type = stat.S_IFMT(entry.external_attr >> 16)
+    # The upper 16 bits hold the mode of a Unix file, and are 0 in archives of other systems.
+    unix_mode = entry.external_attr >> 16
+    file_type = stat.S_IFMT(unix_mode)
     if file_type not in (0, stat.S_IFREG):
         return "not a regular file"
-    top, *below = PurePosixPath(entry.filename).parts
-    is_result_file = top == RESULT and bool(below)
-    if not is_result_file and (below or top not in (MANIFEST, SUMS, SIGNATURE)):
+    path = PurePosixPath(entry.filename)
+    is_result_file = PurePosixPath(RESULT) in path.parents
+    if not is_result_file and str(path) not in (MANIFEST, SUMS, SIGNATURE):
         return "not part of a bundle"
     if entry.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
         return "unsupported compression"

@@ -178,9 +178,13 @@ class _SignatureCheck(NamedTuple):
 def _check_signature(root: Path, signed_by: Path | None) -> _SignatureCheck:
     """Check the signature of the list of hashes, which covers every other file.
 
-    The outcome is "none" without a signature, "broken" if it does not match the files, "some key"
-    if it is valid and no key is required, "given key" if the required key made it, and "other key"
-    if another one did.
+    The state of the signature is one of these:
+
+    - "none": the bundle is not signed.
+    - "broken": the signature does not match the files.
+    - "some key": it is valid, and the caller requires no key.
+    - "given key": it is valid, and was made with the key that the caller requires.
+    - "other key": it is valid, but was made with another key.
 
     Args:
         root: The unpacked bundle.
@@ -268,7 +272,8 @@ class _DerivedFileChecker:
         Args:
             name: The name of the file in the bundle.
             stored: The unpacked file.
-            file: What was regenerated. Its `leave` are the places that do not follow from raw data.
+            file: What was regenerated. `file.leave` lists the keys that are not compared, because
+                they do not follow from raw data.
             data: The regenerated content.
         """
         plugin_metrics = _metrics_of_missing_plugins(stored)
@@ -311,18 +316,23 @@ def _metrics_of_missing_plugins(file: Path) -> dict[str, str]:
         file: A file of a run. Only a summary has metrics.
 
     Returns:
-        By the path of the metric in the summary, the package that the manifest of the run names.
+        The package that defined each metric, as the manifest of the run names it, by the location
+        of the metric in the summary, for example {"figures.thinking_ms": "acme-metrics 1.0"}.
     """
     manifest_file = file.with_name("run.json")
     if file.name != run_folder.SUMMARY or not manifest_file.is_file():
         return {}
-    content = file.read_bytes()
-    loaded = {row.name for row in METRICS.available()}
+    manifest = decode_manifest(manifest_file.read_bytes(), str(manifest_file))
+    loaded_metrics = {row.name for row in METRICS.available()}
+    summary = file.read_bytes()
     packages: dict[str, str] = {}
-    for plugin in decode_manifest(manifest_file.read_bytes(), str(manifest_file)).plugins:
-        if plugin.table != METRICS.group or plugin.name in loaded:
+    for plugin in manifest.plugins:
+        is_metric = plugin.table == METRICS.group
+        if not is_metric or plugin.name in loaded_metrics:
             continue
-        for field in (plugin.name, f"{plugin.name}_ms"):
-            if f'"{field}"'.encode() in content:
-                packages[f"figures.{field}"] = f"{plugin.package} {plugin.version}"
+        # A metric is a number, or a distribution in ms. The summary may be damaged, so it is
+        # searched for the quoted key instead of being decoded.
+        for key in (plugin.name, f"{plugin.name}_ms"):
+            if f'"{key}"'.encode() in summary:
+                packages[f"figures.{key}"] = f"{plugin.package} {plugin.version}"
     return packages

@@ -160,7 +160,11 @@ class TraceLabParser:
         self._next_block = 0
 
     def parse_round(self, row: dict[str, Any]) -> TraceRow:
-        """Return the request of a row. Raises InvalidValueError."""
+        """Return the request of a round: one call of a model, with all that preceded it.
+
+        Raises:
+            InvalidValueError: A field of the row is missing or has a wrong value.
+        """
         sent_ns = _tracelab_sent_ns(row)
         end_ns = max(_tracelab_times_ns(row, TRACELAB_OUTPUTS), default=None)
         prompt_tokens = parse_token_count(

@@ -20,6 +20,7 @@ from loadgen.core.results.record import KINDS
 from loadgen.core.units import NS_PER_S, UNIT_NS
 from loadgen.interop.export_source import Document, ExportSource, RunRows
 from loadgen.interop.sample_statistics import DerivedSample
+from loadgen.interop.tool_samples import ToolSamples
 
 RECORD_FIELDS = (
     "slot",
@@ -55,8 +56,9 @@ class _RequestRecord(NamedTuple):
 class _MetricColumn(NamedTuple):
     """A metric with one value for each successful request. NaN stands for an unknown value."""
 
-    values: NDArray[Any]
+    name: str
     unit: str
+    values: NDArray[Any]
 
 
 def write(summary: Summary, stored: RunRows) -> Iterator[bytes]:
@@ -119,34 +121,39 @@ def _create_error(record: _RequestRecord) -> Document:
 
 
 def _compute_metrics(source: ExportSource) -> Iterator[Document]:
-    """Yield the metrics of each successful request that has output, without unknown values."""
-    samples = source.samples
-    if samples is None:
+    """Yield the metrics of each successful request that has output, as AIPerf writes them.
+
+    A metric whose value is unknown, such as the ITL of a response of one token, is left out. The
+    gaps between output events are added for the requests of which the run recorded them.
+    """
+    if source.samples is None:
         return
-    assert isinstance(samples.itl, DerivedSample), "AIPerf's ITL is one value per request"
-    columns = {
-        "time_to_first_token": _MetricColumn(samples.ttft.values / NS_PER_MS, "ms"),
-        "request_latency": _MetricColumn(samples.e2e.values / NS_PER_MS, "ms"),
-        "inter_token_latency": _MetricColumn(samples.itl.values / NS_PER_MS, "ms"),
-        "input_sequence_length": _MetricColumn(source.successful_column("input_tokens"), "tokens"),
-        "output_sequence_length": _MetricColumn(
-            source.successful_column("output_tokens"), "tokens"
-        ),
-    }
+    columns = _metric_columns(source.samples, source)
     gaps_by_slot: Mapping[int, NDArray[np.int64]] = source.gaps_by_slot or {}
-    rows = _iterate_rows(
-        [source.successful_column("slot"), *(column.values for column in columns.values())]
-    )
-    for slot, *values in rows:
-        metrics: Document = {
-            name: {"value": value, "unit": column.unit}
-            for (name, column), value in zip(columns.items(), values, strict=True)
-            if not math.isnan(value)
-        }
+    slots = source.successful_column("slot")
+    for slot, *values in _iterate_rows([slots, *(column.values for column in columns)]):
+        metrics: Document = {}
+        for column, value in zip(columns, values, strict=True):
+            if not math.isnan(value):
+                metrics[column.name] = {"value": value, "unit": column.unit}
         if slot in gaps_by_slot:
             gaps_ms = (gaps_by_slot[slot] / NS_PER_MS).tolist()
             metrics["inter_chunk_latency"] = {"value": gaps_ms, "unit": "ms"}
         yield metrics
+
+
+def _metric_columns(samples: ToolSamples, source: ExportSource) -> list[_MetricColumn]:
+    """Return the metrics that have one value for each successful request."""
+    assert isinstance(samples.itl, DerivedSample), "AIPerf's ITL is one value per request"
+    input_tokens = source.successful_column("input_tokens")
+    output_tokens = source.successful_column("output_tokens")
+    return [
+        _MetricColumn("time_to_first_token", "ms", samples.ttft.values / NS_PER_MS),
+        _MetricColumn("request_latency", "ms", samples.e2e.values / NS_PER_MS),
+        _MetricColumn("inter_token_latency", "ms", samples.itl.values / NS_PER_MS),
+        _MetricColumn("input_sequence_length", "tokens", input_tokens),
+        _MetricColumn("output_sequence_length", "tokens", output_tokens),
+    ]
 
 
 def _iterate_rows(columns: Sequence[NDArray[Any]]) -> Iterator[tuple[Any, ...]]:

@@ -277,7 +277,7 @@ def fits(file: ToolFile) -> bool:
 
 
 def read(file: ToolFile) -> ForeignResult:
-    """Return the result in a report. Metrics keep the definitions of the tool that it names."""
+    """Return the result in a report. Metrics keep the definitions of the tool that wrote it."""
     report = _parse_report(file)
     aggregate = find_value(report, "results.request_performance.aggregate") or {}
     metrics: dict[str, float] = {}
@@ -285,9 +285,10 @@ def read(file: ToolFile) -> ForeignResult:
     for metric, name in _LATENCY_NAMES.items():
         statistics = find_value(aggregate, f"latency.{name}")
         if isinstance(statistics, Mapping):
-            with_usual_name = {**statistics, "p99.9": statistics.get("p99p9")}
+            # The format calls the 99.9th percentile p99p9.
+            values = {**statistics, "p99.9": statistics.get("p99p9")}
             unit_ms = UNITS_MS[str(statistics["units"])]
-            metrics |= latency_metrics(metric, with_usual_name, unit_ms)
+            metrics |= latency_metrics(metric, values, unit_ms)
             labels[metric] = name
     metrics |= find_numbers(aggregate, _RATE_PATHS)
     metrics |= _read_request_counts(aggregate)

@@ -65,12 +65,14 @@ def max_requests_per_whole_second(columns: Columns, is_successful: NDArray[np.bo
     if len(starts_ns) == 0:
         return 0
     first_ns = starts_ns.min()
-    start_seconds = (starts_ns - first_ns) // NS_PER_S
-    end_seconds = (ends_ns - first_ns) // NS_PER_S
-    seconds = int(end_seconds.max()) + 2
-    starting = np.bincount(start_seconds, minlength=seconds)
-    ending = np.bincount(end_seconds + 1, minlength=seconds)
-    return int(np.cumsum(starting - ending).max())
+    first_second = (starts_ns - first_ns) // NS_PER_S
+    # A request no longer counts from the second after its end.
+    second_after = (ends_ns - first_ns) // NS_PER_S + 1
+    seconds = int(second_after.max()) + 1
+    joining = np.bincount(first_second, minlength=seconds)
+    leaving = np.bincount(second_after, minlength=seconds)
+    in_flight = np.cumsum(joining - leaving)
+    return int(in_flight.max())
 
 
 def _span_between(starts_ns: NDArray[np.int64], ends_ns: NDArray[np.int64]) -> Span:

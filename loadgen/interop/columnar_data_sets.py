@@ -71,31 +71,48 @@ def _read_rows(file: Path, file_format: FileFormat) -> Iterator[LocatedRow]:
     """
     import pyarrow as pa
 
-    size_limit = _SizeLimit(file)
-    unpacked_bytes = 0
-    row_number = 0
     try:
-        for rows in _read_batches(file, file_format, size_limit):
-            value_count = sum(_count_values(column) for column in rows.columns)
-            size_limit.check(unpacked_bytes + VALUE_BYTES * value_count, row_number + 1)
-            for row in rows.to_pylist():
-                unpacked_bytes += _estimate_bytes(row)
-                size_limit.check(unpacked_bytes, row_number + 1)
-                row_number += 1
-                yield f"{file}: row {row_number}", _to_json_value(row)
+        for row_number, row in enumerate(_read_limited_rows(file, file_format), start=1):
+            yield f"{file}: row {row_number}", _to_json_value(row)
     # Damaged files raise various errors, for example OverflowError for a date in no year.
     except (pa.ArrowException, OSError, ValueError, KeyError, OverflowError) as error:
         is_disk_error = isinstance(error, OSError) and error.errno is not None
         if is_disk_error:
             raise
-        first_line = str(error).partition("\n")[0]
-        reason = first_line.partition(".")[0] if first_line else type(error).__name__
         raise UserError(
             "damaged_file",
-            f"not {file_format}: {reason}",
+            f"not {file_format}: {_first_sentence(error)}",
             str(file),
             "check that the file is complete",
         ) from None
+
+
+def _read_limited_rows(file: Path, file_format: FileFormat) -> Iterator[Any]:
+    """Yield the rows of a file as Python objects, as long as they do not need too much memory.
+
+    The size of a batch is estimated before its rows become Python objects, and that of each row
+    before it is passed on.
+
+    Raises:
+        UserError: The rows are too large.
+    """
+    size_limit = _SizeLimit(file)
+    unpacked_bytes = 0
+    row_number = 1
+    for batch in _read_batches(file, file_format, size_limit):
+        value_count = sum(_count_values(column) for column in batch.columns)
+        size_limit.check(unpacked_bytes + VALUE_BYTES * value_count, row_number)
+        for row in batch.to_pylist():
+            unpacked_bytes += _estimate_bytes(row)
+            size_limit.check(unpacked_bytes, row_number)
+            yield row
+            row_number += 1
+
+
+def _first_sentence(error: Exception) -> str:
+    """Return the first sentence of an error message, or the type of an error without one."""
+    first_line = str(error).partition("\n")[0]
+    return first_line.partition(".")[0] or type(error).__name__
 
 
 def _read_batches(file: Path, file_format: FileFormat, size_limit: _SizeLimit) -> Iterator[Any]:
@@ -144,18 +161,21 @@ def _declared_values(metadata: Any) -> int:
 
 
 def _count_values(column: Any) -> int:
-    """Return the number of values in an Arrow array, including those in lists and structs."""
+    """Return the number of values in an Arrow array, including those in lists, structs and maps.
+
+    Values inside the keys and values of a map are not counted.
+    """
     from pyarrow import types
 
     if types.is_map(column.type):
         first_offset = column.offsets[0].as_py()
         last_offset = column.offsets[-1].as_py()
-        # Each entry of a map is a key and a value.
-        return len(column) + 2 * int(last_offset - first_offset)
+        entries = int(last_offset - first_offset)
+        return len(column) + 2 * entries  # a key and a value
     if types.is_struct(column.type):
         return len(column) + sum(_count_values(child) for child in column.flatten())
-    is_list = hasattr(column, "value_lengths")
-    if is_list:
+    has_items = hasattr(column, "value_lengths")  # as arrays of all types of lists
+    if has_items:
         return len(column) + _count_values(column.flatten())
     return len(column)
 

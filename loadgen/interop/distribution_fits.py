@@ -176,10 +176,11 @@ def _test_length_fit(candidate: _Candidate, halves: _SplitSample) -> Distributio
 def _test_gap_fit(
     candidate: _Candidate, halves: _SplitSample, clock_step: float
 ) -> DistributionFit:
-    """Return the distance of a distribution of gaps from the test half.
+    """Return a distribution of gaps with its Kolmogorov-Smirnov distance from the test half.
 
-    A gap that a clock rounded to whole steps can be half a step longer or shorter, so each gap
-    counts as the interval of a step around it.
+    A clock rounds times to whole steps, so the true gap is up to half a step shorter or longer than
+    the recorded one. The distance therefore counts only where the distribution leaves this
+    interval.
     """
 
     def probability_up_to(gaps: Floats) -> Floats:
@@ -261,13 +262,15 @@ def _truncated_normal_cdf(standardize: Cdf, low: int, high: int) -> Cdf:
         low: The smallest value after rounding.
         high: The largest value after rounding.
     """
-    # A value is rounded to `low` from low - 0.5 on, and to `high` until high + 0.5.
-    below_low, up_to_high = normal_cdf(standardize(np.array([low - 0.5, high + 0.5])))
+    # A whole number x is drawn if the variable is between x - 0.5 and x + 0.5 before rounding.
+    ends_before_rounding = np.array([low - 0.5, high + 0.5])
+    below_low, up_to_high = normal_cdf(standardize(ends_before_rounding))
     probability_inside = max(float(up_to_high - below_low), MIN_PROBABILITY)
 
     def cdf(x: Floats) -> Floats:
-        probability = (normal_cdf(standardize(x + 0.5)) - below_low) / probability_inside
-        return np.where(x < low, 0.0, np.clip(probability, 0, 1))
+        up_to_x = normal_cdf(standardize(x + 0.5))
+        probability = np.clip((up_to_x - below_low) / probability_inside, 0, 1)
+        return np.where(x < low, 0.0, probability)
 
     return cdf
 

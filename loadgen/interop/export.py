@@ -128,9 +128,9 @@ def _vllm_details(source: ExportSource) -> Document:
 def _burstiness(stage: StagePlan | None) -> float | None:
     """Return the shape of the gaps between arrivals as vLLM defines it.
 
-    It is 1 for Poisson arrivals and, as vLLM's default, where no rate is requested. It is None for
-    other arrivals whose gaps have no gamma distribution. The plan of a stage has the shape only in
-    a text such as "gamma 4/s, burstiness 0.5, ...".
+    It is that of a gamma distribution, and 1 for Poisson arrivals. Without a rate it is 1, too,
+    which is vLLM's default. It is None for arrivals whose gaps have another distribution. The plan
+    of a stage describes arrivals only as a text, such as "gamma 4/s, burstiness 0.5, ...".
     """
     if stage is None:
         return None
@@ -319,9 +319,14 @@ def _guidellm_metrics(source: ExportSource) -> Document:
 def _guidellm_statistics(
     statistics_ms: Mapping[str, float], unit_ms: float = 1.0
 ) -> Document | None:
-    """Return statistics by GuideLLM's names, in a unit of so many ms; None without any.
+    """Return statistics by GuideLLM's names, or None if there are none.
 
-    Percentiles have names such as p05, p50 and p999. Withheld ones are missing.
+    GuideLLM's percentiles have names of at least two digits: p5 becomes p05, and p99_9 becomes
+    p999. Statistics that loadgen withholds are missing.
+
+    Args:
+        statistics_ms: The statistics in ms, by loadgen's names.
+        unit_ms: The length of the unit that the result is in, 1,000 ms for seconds.
     """
     if not statistics_ms:
         return None

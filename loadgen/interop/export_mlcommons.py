@@ -85,23 +85,25 @@ class _Throughput(NamedTuple):
 def _compute_throughput(source: ExportSource, completed: int) -> _Throughput:
     """Return the throughput as mlcommons/endpoints computes it.
 
-    The rates of an open loop cover MLPerf LoadGen's legacy window, which ends with the request that
-    was issued last; n completions enclose n - 1 gaps. A closed loop, and a run with fewer than two
-    completions, have the rates of the full run.
+    The rates of an open loop cover MLPerf LoadGen's legacy window, from the first request until
+    the request that was issued last completed. As in LoadGen, n completions count as n - 1, the
+    number of intervals between them. A closed loop, and a run with fewer than two completions, have
+    the rates of the full run.
     """
     output_tokens = source.summary.tokens.output
-    legacy = source.summary.window.last_issued
-    has_legacy_window = not source.concurrency and legacy.duration_s is not None and completed >= 2
-    if not has_legacy_window:
-        full_run = source.sent_span
+    legacy_window = source.summary.window.last_issued
+    is_open_loop = not source.concurrency
+    if is_open_loop and completed >= 2 and legacy_window.duration_s is not None:
         return _Throughput(
-            per_second(completed, full_run), per_second(output_tokens, full_run), None
+            queries_per_s=per_second(completed - 1, legacy_window),
+            tokens_per_s=per_second(output_tokens, legacy_window),
+            legacy_window_ns=round(legacy_window.duration_s * NS_PER_S),
         )
-    assert legacy.duration_s is not None
+    full_run = source.sent_span
     return _Throughput(
-        per_second(completed - 1, legacy),
-        per_second(output_tokens, legacy),
-        round(legacy.duration_s * NS_PER_S),
+        queries_per_s=per_second(completed, full_run),
+        tokens_per_s=per_second(output_tokens, full_run),
+        legacy_window_ns=None,
     )
 
 
@@ -174,17 +176,21 @@ def describe_values(values: NDArray[np.float64], *, with_early_stopping: bool) -
 
 
 def _early_stopping_percentiles(ordered: NDArray[np.float64]) -> dict[str, float | None]:
-    """Return MLPerf's upper estimates of the percentiles of sorted values.
+    """Return MLPerf's conservative estimates of the percentiles of sorted values.
 
-    Early stopping allows t values over the limit with 99 % confidence, so the estimate is the t-th
-    largest value. It is None if there are too few values to allow one.
+    MLPerf's early stopping accepts a percentile if at most t of the values are above the limit,
+    where t is so small that the true percentile meets the limit with 99 % confidence. The lowest
+    limit that is accepted is the t-th largest value, which is the estimate. It is None if there are
+    too few values for t to be 1.
     """
     count = len(ordered)
     estimates: dict[str, float | None] = {}
     for percent in PERCENTS:
-        if percent >= MIN_EARLY_STOPPING_PERCENT:
-            allowed = allowed_over(count, percent / 100)
-            estimates[f"{percent:.1f}"] = float(ordered[count - allowed]) if allowed >= 1 else None
+        if percent < MIN_EARLY_STOPPING_PERCENT:
+            continue
+        max_values_over = allowed_over(count, percent / 100)
+        estimate = float(ordered[-max_values_over]) if max_values_over >= 1 else None
+        estimates[f"{percent:.1f}"] = estimate
     return estimates
 
 

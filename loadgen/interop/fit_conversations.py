@@ -67,33 +67,41 @@ class TraceConversations(Struct, frozen=True, kw_only=True):
 def find_conversations(trace: Trace) -> TraceConversations:
     """Return which requests of a trace belong to conversations that distributions can describe.
 
-    A conversation is a session with several requests. If an obstacle prevents the description, the
-    result has its reason, and every request stands alone.
+    A conversation is a session with several requests. If distributions cannot describe those of
+    this trace, the result says why, and every request is taken to stand alone.
     """
-    named = np.flatnonzero(trace.session >= 0)
-    # Rows are in order of time, and a stable sort keeps this order within each session.
-    by_session = named[np.argsort(trace.session[named], kind="stable")]
-    is_continued = np.diff(trace.session[by_session]) == 0
-    previous = by_session[:-1][is_continued]
-    later = by_session[1:][is_continued]
-    sessions, later_counts = np.unique(trace.session[later], return_counts=True)
-    if not len(sessions):
+    previous, later = _find_successive_requests(trace)
+    conversations, later_counts = np.unique(trace.session[later], return_counts=True)
+    if len(conversations) == 0:
         return _without_conversations(trace, reason="")
     reason = _find_obstacle(trace, later, previous, later_counts)
     if reason:
         return _without_conversations(trace, reason)
-    is_later = np.zeros(len(trace), bool)
-    is_later[later] = True
-    is_member = np.isin(trace.session, sessions)
-    # A group is an agent with its sub-agents, each of which has a session of its own.
-    group_count = len(np.unique(trace.group[is_member]))
+    starts_conversation = np.ones(len(trace), bool)
+    starts_conversation[later] = False
+    is_member = np.isin(trace.session, conversations)
+    # Each agent is a group: one conversation of its own, and one for each of its sub-agents.
+    agent_count = len(np.unique(trace.group[is_member]))
     return TraceConversations(
         is_member=is_member,
-        starts=np.flatnonzero(~is_later),
+        starts=np.flatnonzero(starts_conversation),
         later=later,
         previous=previous,
-        subagents=len(sessions) - group_count,
+        subagents=len(conversations) - agent_count,
     )
+
+
+def _find_successive_requests(trace: Trace) -> tuple[Indices, Indices]:
+    """Return the indices of all pairs of requests that follow each other in a session.
+
+    For example, requests 0, 2 and 3 of one session are the pairs (0, 2) and (2, 3), so the result
+    is the arrays [0, 2] and [2, 3].
+    """
+    in_sessions = np.flatnonzero(trace.session >= 0)
+    # Rows are in order of time, and a stable sort keeps this order within each session.
+    by_session = in_sessions[np.argsort(trace.session[in_sessions], kind="stable")]
+    is_same_session = np.diff(trace.session[by_session]) == 0
+    return by_session[:-1][is_same_session], by_session[1:][is_same_session]
 
 
 def fit_conversations(
@@ -101,18 +109,21 @@ def fit_conversations(
 ) -> ConversationFit:
     """Fit distributions to some of the conversations of a trace.
 
+    They describe the length of the first prompt, the number of later requests, and for each of
+    these the tokens that it adds to the prompt and the think time before it.
+
     Args:
         trace: The trace.
         conversations: Its conversations.
         is_selected: For each request of the trace, whether its conversation is selected.
     """
-    is_later_selected = is_selected[conversations.later]
-    later = conversations.later[is_later_selected]
-    previous = conversations.previous[is_later_selected]
-    is_selected_member = is_selected & conversations.is_member
-    first = conversations.starts[is_selected_member[conversations.starts]]
+    starts = conversations.starts
+    first = starts[is_selected[starts] & conversations.is_member[starts]]
+    has_selected_pair = is_selected[conversations.later]
+    later = conversations.later[has_selected_pair]
+    previous = conversations.previous[has_selected_pair]
     _, later_counts = np.unique(trace.session[later], return_counts=True)
-    # The workload needs at least one token and 1 ms.
+    # A workload file takes numbers of at least one token and 1 ms.
     added_tokens = np.maximum(1, _added_tokens(trace, later, previous))
     think_ms = np.rint(_think_ns(trace, later, previous) / UNIT_NS["ms"]).astype(np.int64)
     return ConversationFit(

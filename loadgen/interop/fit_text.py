@@ -117,21 +117,23 @@ def _render_timestamps(fitted: TraceFit) -> list[str]:
 
 def _describe_arrivals(fitted: TraceFit) -> str:
     """Return the arrival process that the workload uses, and its rate or range of hourly rates."""
-    process = fitted.arrivals.gaps[0].distribution
+    best_fit = fitted.arrivals.gaps[0]
+    process = best_fit.distribution
     if process != "poisson":
-        process = f"gamma with burstiness {fitted.arrivals.gaps[0].parameters['burstiness']:g}"
+        process = f"gamma with burstiness {best_fit.parameters['burstiness']:g}"
+    rates_per_s = fitted.arrivals.rates_per_s
     if fitted.arrivals.is_hourly:
-        lowest, highest = min(fitted.arrivals.rates_per_s), max(fitted.arrivals.rates_per_s)
         return (
-            f"{process}, with a rate for each of {len(fitted.arrivals.rates_per_s)} hours, "
-            f"from {lowest:.4g}/s to {highest:.4g}/s"
+            f"{process}, with a rate for each of {len(rates_per_s)} hours, "
+            f"from {min(rates_per_s):.4g}/s to {max(rates_per_s):.4g}/s"
         )
+    [rate_per_s] = rates_per_s
     if fitted.conversations:
         return (
-            f"{process}, at a constant {fitted.arrivals.rates_per_s[0]:.4g}/s, "
+            f"{process}, at a constant {rate_per_s:.4g}/s, "
             "where a conversation counts as one arrival"
         )
-    return f"{process}, at a constant {fitted.arrivals.rates_per_s[0]:.4g} req/s"
+    return f"{process}, at a constant {rate_per_s:.4g} req/s"
 
 
 def _describe_length(fit: DistributionFit) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Mapping
 
 from loadgen.core.units import UNIT_NS
 from loadgen.interop.distribution_fits import DistributionFit, Parameters
@@ -63,37 +64,53 @@ def _render_requests(fit: RequestFit) -> list[str]:
 
 
 def _render_steps(conversations: ConversationFit, output_tokens: DistributionFit) -> list[str]:
-    """Return the two steps of a conversation: its first request, and all later ones."""
-    output = f"output_tokens: {_render_distribution(output_tokens)}"
-    first_input = _render_distribution(conversations.first_input_tokens[0])
-    turns = _render_distribution(conversations.later_requests[0])
-    later_input = _render_distribution(conversations.added_tokens[0])
-    think_time = _render_duration(conversations.think_ms[0])
+    """Return the two steps of a conversation: its first request, and all later ones.
+
+    The first of the distributions that were fitted to a quantity is the one that fits best.
+    """
+    output = _render_distribution(output_tokens)
+    first_step = {
+        "input_tokens": _render_distribution(conversations.first_input_tokens[0]),
+        "output_tokens": output,
+    }
+    later_step = {
+        "after": "first",
+        "turns": _render_distribution(conversations.later_requests[0]),
+        "input_tokens": _render_distribution(conversations.added_tokens[0]),
+        "output_tokens": output,
+        "think_time": _render_duration(conversations.think_ms[0]),
+    }
     return [
         "steps:",
-        f"  first: {{input_tokens: {first_input}, {output}}}",
-        f"  later: {{after: first, turns: {turns}, input_tokens: {later_input}, {output}, "
-        f"think_time: {think_time}}}",
+        f"  first: {_flow_mapping(first_step)}",
+        f"  later: {_flow_mapping(later_step)}",
     ]
 
 
 def _render_stages(arrivals: ArrivalFit) -> list[str]:
     """Return a load stage for each rate. Stages are named if there is one for each hour."""
-    process = arrivals.gaps[0]
     lines = []
     for hour, (rate_per_s, stage_ns) in enumerate(
         zip(arrivals.rates_per_s, arrivals.stage_ns, strict=True)
     ):
-        rate = f"{rate_per_s:.6g}/s" if rate_per_s >= LOW_RATE_PER_S else f"{rate_per_s:.10f}/s"
-        arrival = f"{{poisson: {rate}}}"
-        if process.distribution == "gamma":
-            burstiness = process.parameters["burstiness"]
-            arrival = f"{{gamma: {{rate: {rate}, burstiness: {burstiness:g}}}}}"
         # The format of durations has no unit below 1 ms.
         duration_s = math.ceil(stage_ns / UNIT_NS["ms"]) / 1000
-        name = f"name: hour-{hour:02d}, " if arrivals.is_hourly else ""
-        lines.append(f"- {{{name}arrival: {arrival}, duration: {duration_s:.10g}s}}")
+        stage = {"name": f"hour-{hour:02d}"} if arrivals.is_hourly else {}
+        stage["arrival"] = _render_arrival(arrivals.gaps[0], rate_per_s)
+        stage["duration"] = f"{duration_s:.10g}s"
+        lines.append(f"- {_flow_mapping(stage)}")
     return lines
+
+
+def _render_arrival(gap_fit: DistributionFit, rate_per_s: float) -> str:
+    """Return an arrival process as a workload file has it, for example `{poisson: 20/s}`."""
+    # Low rates would get an exponent, which the format of rates does not have.
+    digits = ".6g" if rate_per_s >= LOW_RATE_PER_S else ".10f"
+    rate = f"{rate_per_s:{digits}}/s"
+    if gap_fit.distribution != "gamma":
+        return _flow_mapping({"poisson": rate})
+    burstiness = f"{gap_fit.parameters['burstiness']:g}"
+    return _flow_mapping({"gamma": _flow_mapping({"rate": rate, "burstiness": burstiness})})
 
 
 def _render_distribution(fit: DistributionFit) -> str:
@@ -103,11 +120,14 @@ def _render_distribution(fit: DistributionFit) -> str:
     """
     if fit.distribution == "fixed":
         return json.dumps(fit.parameters["value"])
-    return f"{{{fit.distribution}: {_render_parameters(fit.parameters)}}}"
+    return _flow_mapping({fit.distribution: _render_parameters(fit.parameters)})
 
 
 def _render_duration(fit: DistributionFit) -> str:
-    """Return a distribution of whole milliseconds as one of durations, whose values have a unit."""
+    """Return a distribution of milliseconds as a workload file has it, with the unit of each value.
+
+    For example, `{uniform: {min: 1, max: 9}}` becomes `{uniform: {min: "1ms", max: "9ms"}}`.
+    """
     durations: Parameters = {}
     for name, value in fit.parameters.items():
         if name in PARAMETERS_WITHOUT_UNIT:
@@ -118,16 +138,22 @@ def _render_duration(fit: DistributionFit) -> str:
             durations[name] = f"{value:g}ms"
     if fit.distribution == "fixed":
         return json.dumps(durations["value"])
-    return f"{{{fit.distribution}: {_render_parameters(durations)}}}"
+    return _flow_mapping({fit.distribution: _render_parameters(durations)})
 
 
 def _render_parameters(parameters: Parameters) -> str:
-    """Return a mapping in one line, in YAML's flow style."""
-    items = []
-    for name, value in parameters.items():
-        text = f"{value:g}" if isinstance(value, float) else json.dumps(value)
-        items.append(f"{name}: {text}")
-    return "{" + ", ".join(items) + "}"
+    """Return the parameters of a distribution in one line."""
+    return _flow_mapping(
+        {
+            name: f"{value:g}" if isinstance(value, float) else json.dumps(value)
+            for name, value in parameters.items()
+        }
+    )
+
+
+def _flow_mapping(items: Mapping[str, str]) -> str:
+    """Return a mapping in one line, in YAML's flow style, for example `{min: 1, max: 9}`."""
+    return "{" + ", ".join(f"{name}: {value}" for name, value in items.items()) + "}"
 
 
 def _indent(lines: list[str], spaces: int) -> list[str]:

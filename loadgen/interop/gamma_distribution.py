@@ -50,7 +50,11 @@ def _normal_approximation(shape: float, x: Floats) -> Floats:
 
 
 def _lower_series(shape: float, x: Floats) -> Floats:
-    """Return the sum of x^n / (shape * (shape + 1) * ... * (shape + n)) over n from 0."""
+    """Return the power series of the lower incomplete gamma function.
+
+    It is the sum of x^n / (shape * (shape + 1) * ... * (shape + n)) over n from 0. For x below
+    shape + 1 it converges long before MAX_STEPS.
+    """
     term = np.full(len(x), 1 / shape)
     total = term
     for step in range(1, MAX_STEPS):

@@ -39,19 +39,18 @@ def headline(result: ForeignResult) -> str:
 
 
 def additions(folder: Path, run: OpenedRun) -> ExtraSections | None:
-    """Return the sections that this package adds to the page of a run.
+    """Return the appendix of the page of a run: what other tools would have reported.
 
-    They show what other tools would have reported. They are computed only when the page is
-    rendered, and a run without records has none. Kinds of results share this signature, so the
-    directory is not used.
+    It is computed only when the page is rendered. A run without records has none. The folder is
+    not needed, but other kinds of results take it from the same arguments.
     """
     del folder
-    if run.stored is None:
+    stored = run.stored
+    if stored is None:
         return None
-    manifest, rows, gaps, *_ = run.stored
 
     def create_appendix() -> tuple[Section, ...]:
-        metrics = compute_tool_metrics(run.summary, manifest, rows, gaps)
+        metrics = compute_tool_metrics(run.summary, stored.manifest, stored.rows, stored.gaps)
         return text.comparison_sections(metrics)
 
     return ExtraSections(appendix=create_appendix)

@@ -6,8 +6,6 @@ rows, which are decoded many at a time. Any other row is parsed field by field.
 
 from __future__ import annotations
 
-import functools
-import itertools
 import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -97,17 +95,22 @@ class _DeltaSessions:
         self._last_timed_ns[row.session] = row.at_ns
         state = self._states.get(row.session, _SessionState())
         block_tokens = state.block_tokens or _infer_block_tokens(row)
-        tokens = state.tokens + row.input_tokens
-        full_blocks = int(tokens // block_tokens)
-        missing_ids = max(full_blocks - len(state.block_ids) - len(row.hashes), 0)
-        all_ids = [*state.block_ids, *self._create_ids(row.session, missing_ids), *row.hashes]
-        block_ids = all_ids[: math.ceil(tokens / block_tokens)]
+        prompt_tokens = state.tokens + row.input_tokens
+        full_blocks = int(prompt_tokens // block_tokens)
+        known_ids = len(state.block_ids) + len(row.hashes)
+        response_ids = self._create_ids(row.session, count=max(full_blocks - known_ids, 0))
+        block_ids = [*state.block_ids, *response_ids, *row.hashes]
+        # The last prompt and the row each begin a block of their own, so there may be one too many.
+        block_ids = block_ids[: math.ceil(prompt_tokens / block_tokens)]
         self._states[row.session] = _SessionState(
-            tokens + row.output_tokens, block_tokens, block_ids
+            tokens=prompt_tokens + row.output_tokens,
+            block_tokens=block_tokens,
+            block_ids=block_ids,
         )
-        return row._replace(input_tokens=tokens, hashes=block_ids, block_tokens=block_tokens)
+        return row._replace(input_tokens=prompt_tokens, hashes=block_ids, block_tokens=block_tokens)
 
     def _create_ids(self, session: str, count: int) -> list[int]:
+        """Return ids that no other block of the trace has."""
         first = self._new_id_count
         self._new_id_count += count
         return [hash_to_id(f"{session} {number}") for number in range(first, first + count)]
@@ -121,22 +124,35 @@ def mooncake_format(*, has_sessions: bool, unit: TimeUnit) -> TraceFormat:
         unit: The unit of the times.
     """
     unit_ns = UNIT_NS[unit]
+    sessions = _DeltaSessions()
+
+    def parse_row(row: dict[str, Any]) -> TraceRow:
+        return _parse_row(row, unit_ns, sessions)
+
+    def parse_lines(lines: Sequence[str]) -> TraceColumns | None:
+        return _parse_plain_lines(lines, unit_ns)
+
+    def with_other_unit(other_unit: TimeUnit) -> TraceFormat:
+        return mooncake_format(has_sessions=has_sessions, unit=other_unit)
+
     return TraceFormat(
         "Mooncake",
-        one_request_per_line(functools.partial(_parse_row, unit_ns, _DeltaSessions())),
+        one_request_per_line(parse_row),
         must_be_ordered=not has_sessions,
-        parse_lines=functools.partial(_parse_plain_lines, unit_ns),
-        with_unit=lambda unit: mooncake_format(has_sessions=has_sessions, unit=unit),
+        parse_lines=parse_lines,
+        with_unit=with_other_unit,
     )
 
 
-def _parse_row(unit_ns: int, sessions: _DeltaSessions, row: dict[str, Any]) -> TraceRow:
+def _parse_row(row: dict[str, Any], unit_ns: int, sessions: _DeltaSessions) -> TraceRow:
     """Return the request of a row.
 
-    A row of a session may have no time. It then follows the row before it after a pause.
+    A row of a session may have no timestamp. Its request is then sent after the response to the
+    previous request of the session and the pause that the row specifies, 0 by default. It is listed
+    at the time of that previous request.
     """
     session = parse_session(row)
-    pause_ns = parse_delay(row)
+    pause_ns = parse_delay(row)  # negative without a pause
     is_timed = not session or row.get("timestamp") is not None
     if is_timed:
         at_ns = parse_time_ns(row.get("timestamp"), float(unit_ns))
@@ -162,39 +178,45 @@ def _infer_block_tokens(first_row: TraceRow) -> float:
     return float(AIPERF_BLOCK_TOKENS)
 
 
-def _parse_plain_lines(unit_ns: int, lines: Sequence[str]) -> TraceColumns | None:
+def _parse_plain_lines(lines: Sequence[str], unit_ns: int) -> TraceColumns | None:
     """Return the requests of many lines, or None if one of them is not plain or has an error.
 
-    The lines are decoded as one JSON array. The caller parses them one by one if this fails, which
-    finds the error.
+    This is the fast path: the lines are decoded as one JSON array. If it returns None, the caller
+    parses them one by one, which also finds the error.
     """
+    text = "[" + ",".join(lines) + "]"
     try:
-        text = "[" + ",".join(lines) + "]"
         rows = _PLAIN_ROWS.decode(text)
         times = np.array([row.timestamp for row in rows])
         input_tokens = np.array([row.input_length for row in rows], np.int64)
         output_tokens = np.array([row.output_length for row in rows], np.int64)
-        has_hashes = '"hash_ids"' in text
-        ids_of_rows = [row.hash_ids or () for row in rows] if has_hashes else ()
-        block_ids = list(itertools.chain.from_iterable(ids_of_rows))
     except (msgspec.DecodeError, RecursionError, OverflowError):
         return None
+    block_ids: list[int] = []
+    hash_counts: list[int] = []
+    if '"hash_ids"' in text:
+        for row in rows:
+            block_ids += row.hash_ids or ()
+            hash_counts.append(len(row.hash_ids or ()))
     # A line with a comma between two objects is more than one row.
-    is_plain = (
-        len(rows) == len(lines)
+    has_one_row_per_line = len(rows) == len(lines)
+    if (
+        has_one_row_per_line
         and _are_times_valid(times, unit_ns)
         and _are_counts_valid(input_tokens, minimum=1)
         and _are_counts_valid(output_tokens, minimum=0)
         and _are_ids_valid(block_ids)
-    )
-    if not is_plain:
-        return None
-    # The whole part is multiplied as an integer, because large times have more digits than a float.
+    ):
+        at_ns = _convert_to_ns(times, unit_ns)
+        return TraceColumns(at_ns, input_tokens, output_tokens, block_ids, hash_counts)
+    return None
+
+
+def _convert_to_ns(times: NDArray[np.float64], unit_ns: int) -> NDArray[np.int64]:
+    """Return times in ns. A float has too few digits for large times, so the units are int64."""
     whole_units = np.trunc(times)
     fractions_ns = np.rint((times - whole_units) * unit_ns).astype(np.int64)
-    at_ns = whole_units.astype(np.int64) * unit_ns + fractions_ns
-    hash_counts = [len(ids) for ids in ids_of_rows]
-    return TraceColumns(at_ns, input_tokens, output_tokens, block_ids, hash_counts)
+    return whole_units.astype(np.int64) * unit_ns + fractions_ns
 
 
 def _are_times_valid(times: NDArray[np.float64], unit_ns: int) -> bool:

@@ -5,6 +5,7 @@ A file is recognised by its content, not by its name. The rows of `loadgen.forma
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 import shlex
@@ -103,17 +104,12 @@ def _parse_json(text: str) -> _Document:
 
     Some tools append one line to a file for each run, and the last one is the newest.
     """
-    try:
-        return _Document(json.loads(text))
-    except RecursionError:
-        return _Document(None, problem=": nested too deeply")
-    except ValueError as error:
-        document_error = error
     lines = [line for line in text.splitlines() if line.strip()]
-    if not lines:
-        return _Document(None, problem=f": not JSON ({document_error})")
     try:
-        return _Document(json.loads(lines[-1]), len(lines))
+        with contextlib.suppress(ValueError):
+            return _Document(json.loads(text))
+        last_line = lines[-1] if lines else ""
+        return _Document(json.loads(last_line), len(lines))
     except RecursionError:
         return _Document(None, problem=": nested too deeply")
     except ValueError as error:

@@ -7,7 +7,6 @@ when they are needed and not kept.
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -165,27 +164,33 @@ def interpolated_percentiles(
 def _percentiles_ns(
     values: NDArray[np.float64], weights: NDArray[np.int64] | None, names: Sequence[str]
 ) -> dict[str, float]:
-    """Return some percentiles of known values by name, interpolated if there are no weights."""
+    """Return some of the PERCENTILES of known values by name.
+
+    Percentiles of values without weights are interpolated. A percentile of weighted values is the
+    first value, in ascending order, up to which the weights add up to that share of all weights.
+    """
+    fractions = [PERCENTILES[name] for name in names]
     if weights is None:
-        percents = [100 * PERCENTILES[name] for name in names]
-        percentiles = interpolated_percentiles(np.sort(values), percents)
-        return dict(zip(names, percentiles.tolist(), strict=True))
-    least_weight = int(weights.min())
-    has_equal_weights = least_weight == weights.max()
-    if has_equal_weights:
-        # Sorting the values alone is faster than computing the order that sorts them.
-        ordered = np.sort(values)
-        count = least_weight * len(values)
-        cumulative_weights = range(least_weight, count + 1, least_weight)
-        indices = [bisect_left(cumulative_weights, PERCENTILES[name] * count) for name in names]
+        percents = [100 * fraction for fraction in fractions]
+        percentiles = interpolated_percentiles(np.sort(values), percents).tolist()
     else:
-        order = np.argsort(values).astype(np.int32)  # half the memory
-        ordered = values[order]
-        cumulated = weights[order]
-        np.cumsum(cumulated, out=cumulated)
-        count = int(cumulated[-1])
-        indices = [int(np.searchsorted(cumulated, PERCENTILES[name] * count)) for name in names]
-    return {name: float(ordered[index]) for name, index in zip(names, indices, strict=True)}
+        percentiles = _weighted_percentiles(values, weights, fractions)
+    return dict(zip(names, percentiles, strict=True))
+
+
+def _weighted_percentiles(
+    values: NDArray[np.float64], weights: NDArray[np.int64], fractions: Sequence[float]
+) -> list[float]:
+    """Return the first value up to which the weights reach each fraction of their sum.
+
+    For example, the values 10, 20, 30 with the weights 1, 1, 2 have the cumulative weights 1, 2, 4.
+    The fraction 0.75 needs a weight of 3, which is reached at the value 30.
+    """
+    order = np.argsort(values).astype(np.int32)  # int32 needs half the memory of int64
+    cumulative_weights = np.cumsum(weights[order])
+    total_weight = int(cumulative_weights[-1])
+    indices = np.searchsorted(cumulative_weights, [total_weight * f for f in fractions])
+    return [float(value) for value in values[order[indices]]]
 
 
 def _in_milliseconds(values_ns: dict[str, float]) -> dict[str, float]:

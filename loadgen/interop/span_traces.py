@@ -48,9 +48,11 @@ class _Span(NamedTuple):
 def parse_span_line(line: dict[str, Any]) -> Iterator[TraceRow]:
     """Yield the calls of models among the spans of a line, each with its session, in order of time.
 
-    - A call belongs to its conversation. Without one it belongs to its trace, if the trace contains
-      an agent or several calls. Otherwise it stands alone.
-    - Within them it belongs to the innermost agent around it.
+    The session of a call is found in three steps:
+
+    - A call belongs to the innermost agent around it, within its conversation or else its trace.
+    - A call without a conversation or an agent is a request on its own if its trace has no other
+      call. Otherwise the calls of the trace are a session.
     - A call that overlaps the previous call of its session cannot depend on it. It gets a session
       of its own, like a sub-agent.
 
@@ -60,19 +62,18 @@ def parse_span_line(line: dict[str, Any]) -> Iterator[TraceRow]:
     spans = [_parse_span(fields) for fields in _spans_in(line)]
     calls = sorted(_find_calls(spans), key=lambda call: call.at_ns)
     calls_per_group = Counter(call.group for call in calls)
-    end_ns: dict[str, int] = {}
+    last_end_ns: dict[str, int] = {}
     for index, call in enumerate(calls):
-        is_only_call = not call.session and calls_per_group[call.group] == 1
-        if not call.group or is_only_call:
+        has_session = bool(call.session) or calls_per_group[call.group] > 1
+        if not call.group or not has_session:
             yield call._replace(group="")
             continue
         session = call.session or call.group
-        overlaps_previous = call.at_ns < end_ns.get(session, call.at_ns)
-        if overlaps_previous:
-            yield call._replace(session=f"{session}::{index}")
-        else:
-            end_ns[session] = call.at_ns + max(call.duration_ns, 0)
-            yield call._replace(session=session)
+        overlaps_previous_call = session in last_end_ns and call.at_ns < last_end_ns[session]
+        if overlaps_previous_call:
+            session = f"{session}::{index}"
+        last_end_ns[session] = call.at_ns + max(call.duration_ns, 0)
+        yield call._replace(session=session)
 
 
 def _find_calls(spans: Sequence[_Span]) -> Iterator[TraceRow]:
@@ -216,10 +217,10 @@ def _parse_typed_value(type_name: str, content: Any) -> Any:
 
 
 def _parse_span_time(fields: dict[str, Any], side: Literal["start", "end"]) -> int | None:
-    """Return when a span started or ended in ns since 1970. None if it has no end.
+    """Return when a span started or ended in ns since 1970. None if its end is missing.
 
     Raises:
-        InvalidValueError: The time is missing or no time.
+        InvalidValueError: The start is missing, or a value is not a time.
     """
     unix_ns = fields.get(f"{side}TimeUnixNano")
     if unix_ns is None:

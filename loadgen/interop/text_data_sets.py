@@ -84,15 +84,7 @@ def read_csv(file: Path) -> Iterator[LocatedRow]:
             first_line = 2
             for row in reader:
                 location = f"{file}:{first_line}"
-                # DictReader stores surplus cells under None.
-                if None in row:
-                    problem = "the row has more cells than the first line has names"
-                    raise UserError(
-                        "invalid_syntax",
-                        problem,
-                        location,
-                        "put cells that contain commas in quotes",
-                    )
+                _check_cell_count(row, location)
                 yield location, {name: _parse_cell(text) for name, text in row.items() if text}
                 first_line = reader.line_num + 1
     except UnicodeDecodeError:
@@ -106,6 +98,17 @@ def read_csv(file: Path) -> Iterator[LocatedRow]:
             str(file) if reader is None else f"{file}:{reader.line_num}",
             "put cells with commas, quotes or line breaks in quotes",
         ) from None
+
+
+def _check_cell_count(row: dict[str | Any, Any], location: str) -> None:
+    """Raise UserError if a row has more cells than names. DictReader stores these under None."""
+    if None in row:
+        raise UserError(
+            "invalid_syntax",
+            "the row has more cells than the first line has names",
+            location,
+            "put cells that contain commas in quotes",
+        )
 
 
 def _check_separator(file: Path, names: Sequence[str]) -> None:

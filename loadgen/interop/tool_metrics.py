@@ -5,6 +5,7 @@ The page of a run shows them side by side, because the same word means different
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -65,23 +66,29 @@ def compute_tool_metrics(
     if not samples_by_tool:
         return []
     distributions = (summary.ttft_ms, summary.tpot_ms, summary.itl_ms, summary.e2e_ms)
-    own_latencies = tuple(_own_latency(distribution) for distribution in distributions)
+    own_latencies = tuple(_latency_of_distribution(distribution) for distribution in distributions)
     tools = [ToolMetrics("loadgen", OWN_DEFINITIONS, own_latencies)]
-    # Tools share samples, and the percentiles of each sample are computed once.
-    cache: dict[DerivedSample | PooledGaps | None, ReportedLatency] = {None: ReportedLatency()}
+    # Several tools use the same sample object, whose percentiles are computed once.
+    latency_of_sample = functools.cache(_latency_of_sample)
     for tool, samples in samples_by_tool.items():
-        for sample in samples:
-            if sample is not None and sample not in cache:
-                percentiles_ms = sample.percentiles(("p50", "p99"))
-                cache[sample] = ReportedLatency(
-                    percentiles_ms.get("p50"), percentiles_ms.get("p99")
-                )
-        latencies = tuple(cache[sample] for sample in samples)
+        latencies = tuple(
+            latency_of_sample(sample)
+            for sample in (samples.ttft, samples.tpot, samples.itl, samples.e2e)
+        )
         tools.append(ToolMetrics(tool, definitions_of(tool), latencies))
     return tools
 
 
-def _own_latency(distribution: Distribution | None) -> ReportedLatency:
+def _latency_of_distribution(distribution: Distribution | None) -> ReportedLatency:
+    """Return the percentiles of a distribution of the summary."""
     if distribution is None:
         return ReportedLatency()
     return ReportedLatency(distribution.p50, distribution.p99)
+
+
+def _latency_of_sample(sample: DerivedSample | PooledGaps | None) -> ReportedLatency:
+    """Return the percentiles of a sample, without values if a tool has no such metric."""
+    if sample is None:
+        return ReportedLatency()
+    percentiles_ms = sample.percentiles(("p50", "p99"))
+    return ReportedLatency(percentiles_ms.get("p50"), percentiles_ms.get("p99"))

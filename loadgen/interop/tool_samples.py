@@ -49,7 +49,7 @@ class SuccessfulRequests(NamedTuple):
 
     Attributes:
         columns: The measured requests.
-        is_successful: Whether each of them succeeded and has output.
+        is_successful: True for each request that succeeded and has output.
     """
 
     columns: Columns
@@ -92,35 +92,52 @@ def compute_tool_samples(
             itl=PooledGaps(_with_role_event_gaps(pooled_gaps, latencies)),
             e2e=e2e,
         ),
-        "SGLang bench_serving": ToolSamples(ttft, tpot_to_end, itl, e2e),
-        # What AIPerf calls ITL is one value per request.
-        "AIPerf": ToolSamples(ttft, None, tpot_to_end, e2e),
+        "SGLang bench_serving": ToolSamples(ttft=ttft, tpot=tpot_to_end, itl=itl, e2e=e2e),
+        # What AIPerf calls ITL is one value per request, as the TPOT of others.
+        "AIPerf": ToolSamples(ttft=ttft, tpot=None, itl=tpot_to_end, e2e=e2e),
         "GuideLLM": ToolSamples(
             ttft=ttft,
-            tpot=latencies.per_token("sent_ns", "last_token_ns", left_out=0, is_weighted=True),
+            # Its TPOT includes the time to the first token, so all tokens are counted.
+            tpot=latencies.per_token(
+                "sent_ns", "last_token_ns", uncounted_tokens=0, is_weighted=True
+            ),
             itl=latencies.per_token("first_token_ns", "last_token_ns", is_weighted=True),
             e2e=e2e,
         ),
         "inference-perf": ToolSamples(
-            ttft, latencies.per_token("first_token_ns", "last_token_ns"), itl, e2e
+            ttft=ttft,
+            tpot=latencies.per_token("first_token_ns", "last_token_ns"),
+            itl=itl,
+            e2e=e2e,
         ),
-        "genai-bench": ToolSamples(ttft, tpot_to_end, None, e2e),
-        "mlcommons/endpoints": ToolSamples(ttft, tpot_to_end, None, e2e),
+        "genai-bench": ToolSamples(ttft=ttft, tpot=tpot_to_end, itl=None, e2e=e2e),
+        "mlcommons/endpoints": ToolSamples(ttft=ttft, tpot=tpot_to_end, itl=None, e2e=e2e),
     }
 
 
-class _Latencies:
-    """Samples of the successful requests of a run. Equal definitions give the same sample object.
+class _SampleKey(NamedTuple):
+    """The definition of a latency, by which samples are shared. See `_Latencies.per_token`."""
 
-    If two timestamps are equal in every request, definitions with either of them are equal, too.
+    start: Timestamp
+    end: Timestamp
+    uncounted_tokens: int | None = None  # None for a latency that is not divided by tokens
+    is_weighted: bool = False
+
+
+class _Latencies:
+    """Creates samples of the successful requests of a run, one for each different definition.
+
+    A caller computes the statistics of a sample object once, so definitions with the same result
+    get the same object. They also have the same result if they use different timestamps that are
+    equal in every request, for example of responses without an event that carries only a role.
     """
 
     def __init__(self, manifest: RunManifest, requests: SuccessfulRequests) -> None:
         self._api = manifest.api
         self._columns = requests.columns
         self._selection = as_selection(requests.is_successful)
-        self._first_equal: dict[Timestamp, Timestamp] = {}
-        self._samples: dict[tuple[Timestamp, Timestamp, int | None, bool], DerivedSample] = {}
+        self._shared_timestamps: dict[Timestamp, Timestamp] = {}
+        self._samples: dict[_SampleKey, DerivedSample] = {}
 
     def timestamps(self, name: Timestamp) -> NDArray[np.int64]:
         """Return a timestamp of every successful request."""
@@ -132,52 +149,65 @@ class _Latencies:
         return np.where(event_ns < 0, self._select("first_token_ns"), event_ns)
 
     def between(self, start: Timestamp, end: Timestamp) -> DerivedSample:
-        """Return the times from one timestamp to another."""
-        start = self._find_first_equal(start)
-        end = self._find_first_equal(end)
+        """Return a sample of the time between two timestamps of a request, such as the TTFT."""
+        key = _SampleKey(self._shared_timestamp(start), self._shared_timestamp(end))
 
         def compute() -> WeightedValues:
-            durations_ns = self.timestamps(end) - self.timestamps(start)
-            return WeightedValues(durations_ns.astype(np.float64))
+            return WeightedValues(self._durations_ns(key).astype(np.float64))
 
-        return self._samples.setdefault((start, end, None, False), DerivedSample(compute))
+        return self._samples.setdefault(key, DerivedSample(compute))
 
     def per_token(
-        self, start: Timestamp, end: Timestamp, *, left_out: int = 1, is_weighted: bool = False
+        self,
+        start: Timestamp,
+        end: Timestamp,
+        *,
+        uncounted_tokens: int = 1,
+        is_weighted: bool = False,
     ) -> DerivedSample:
-        """Return the times from one timestamp to another per output token.
+        """Return a sample of the time between two timestamps divided by tokens, such as the TPOT.
 
         Args:
-            start: The first timestamp.
-            end: The second timestamp.
-            left_out: The number of tokens that do not count, such as the first one.
-            is_weighted: True if a request counts once for each of its tokens.
+            start: The timestamp at which the time begins.
+            end: The timestamp at which it ends.
+            uncounted_tokens: The divisor is the number of output tokens minus this number, 1 for
+                a time that begins with the first token.
+            is_weighted: True if a request counts in the sample once for each counted token.
         """
-        start = self._find_first_equal(start)
-        end = self._find_first_equal(end)
+        key = _SampleKey(
+            self._shared_timestamp(start),
+            self._shared_timestamp(end),
+            uncounted_tokens,
+            is_weighted,
+        )
 
         def compute() -> WeightedValues:
-            token_counts = self._select("output_tokens").astype(np.int64) - left_out
-            durations_ns = self.timestamps(end) - self.timestamps(start)
-            values = _divide_by_counts(durations_ns, token_counts)
+            token_counts = self._select("output_tokens").astype(np.int64) - uncounted_tokens
+            values = _divide_by_counts(self._durations_ns(key), token_counts)
             return WeightedValues(values, token_counts if is_weighted else None)
 
-        key = (start, end, left_out, is_weighted)
         return self._samples.setdefault(key, DerivedSample(compute))
+
+    def _durations_ns(self, key: _SampleKey) -> NDArray[np.int64]:
+        """Return the time from `start` to `end` of every successful request."""
+        return self.timestamps(key.end) - self.timestamps(key.start)
 
     def _select(self, field: str) -> NDArray[np.int64]:
         return self._columns[field][self._selection]
 
-    def _find_first_equal(self, name: Timestamp) -> Timestamp:
-        """Return the first of TIMESTAMPS that equals a timestamp in every request."""
-        if name not in self._first_equal:
+    def _shared_timestamp(self, name: Timestamp) -> Timestamp:
+        """Return the name that stands for a timestamp and all that are equal in every request.
+
+        It is the first one of them in TIMESTAMPS. With it, equal definitions have equal keys.
+        """
+        if name not in self._shared_timestamps:
             values = self.timestamps(name)
-            self._first_equal[name] = next(
-                other
-                for other in TIMESTAMPS
-                if other == name or np.array_equal(self.timestamps(other), values)
+            self._shared_timestamps[name] = next(
+                candidate
+                for candidate in TIMESTAMPS
+                if candidate == name or np.array_equal(self.timestamps(candidate), values)
             )
-        return self._first_equal[name]
+        return self._shared_timestamps[name]
 
 
 def _with_role_event_gaps(pooled_gaps: Histogram, latencies: _Latencies) -> Histogram:

@@ -227,26 +227,28 @@ class _HourlyArrivals(NamedTuple):
 
 
 def _fit_arrivals(arrivals: Trace) -> ArrivalFit:
-    """Fit an arrival process: with one rate, or with a rate for each hour if the rate varies."""
+    """Fit an arrival process: with one rate, or with a rate for each hour if the rate varies.
+
+    The distribution of gaps between arrivals is fitted in multiples of the mean gap. Timestamps of
+    many traces are rounded, for example to seconds, which the fit takes into account.
+    """
     hourly = _group_by_hour(arrivals)
-    gaps = _relative_gaps(arrivals.due_ns, hourly.hours, hourly.rates_per_ns)
-    if _has_varying_rate(hourly, gaps):
-        rates_per_s = tuple(
-            max(float(rate), MIN_RATE_PER_S) for rate in hourly.rates_per_ns * NS_PER_S
-        )
+    hourly_gaps = _relative_gaps(arrivals.due_ns, hourly.hours, hourly.rates_per_ns)
+    if _has_varying_rate(hourly, hourly_gaps):
+        hourly_rates_per_s = hourly.rates_per_ns * NS_PER_S
+        rates_per_s = tuple(max(float(rate), MIN_RATE_PER_S) for rate in hourly_rates_per_s)
         stage_ns = tuple(hourly.length_ns.tolist())
+        gaps = hourly_gaps
     else:
-        one_stage = np.zeros_like(hourly.hours)
-        mean_rate_per_ns = np.array([len(arrivals) / arrivals.end_ns])
-        gaps = _relative_gaps(arrivals.due_ns, one_stage, mean_rate_per_ns)
         rates_per_s = (arrivals.rate,)
         stage_ns = (arrivals.end_ns,)
+        gaps = _relative_gaps_at_one_rate(arrivals)
     clock_step_ns = _find_clock_step_ns(arrivals.due_ns)
-    clock_step_in_gaps = clock_step_ns * arrivals.rate / NS_PER_S
+    mean_gap_ns = NS_PER_S / arrivals.rate
     return ArrivalFit(
         rates_per_s=rates_per_s,
         stage_ns=stage_ns,
-        gaps=tuple(fit_interarrival_times(gaps, clock_step_in_gaps)),
+        gaps=tuple(fit_interarrival_times(gaps, clock_step_ns / mean_gap_ns)),
         clock_step_ns=clock_step_ns,
     )
 
@@ -275,20 +277,30 @@ def _has_varying_rate(hourly: _HourlyArrivals, gaps: Gaps) -> bool:
 def _relative_gaps(
     due_ns: NDArray[np.int64], stages: NDArray[np.int64], rates_per_ns: NDArray[np.float64]
 ) -> Gaps:
-    """Return the times between arrivals of the same stage, in multiples of the stage's mean gap.
+    """Return the gaps between arrivals of the same stage, in multiples of the stage's mean gap.
 
-    Gaps of stages with different rates become comparable in this way.
+    Gaps of stages with different rates become comparable in this way. Without two arrivals in the
+    same stage, the result is one gap of the mean length.
 
     Args:
         due_ns: When each request arrived, in order.
         stages: The number of the stage of each request.
         rates_per_ns: The rate of each stage.
     """
-    is_same_stage = stages[1:] == stages[:-1]
-    if not is_same_stage.any():
+    gaps_ns = np.diff(due_ns)
+    is_within_stage = stages[1:] == stages[:-1]
+    if not is_within_stage.any():
         return np.ones(1)
-    gaps: Gaps = np.diff(due_ns)[is_same_stage] * rates_per_ns[stages[1:][is_same_stage]]
-    return gaps
+    rates_of_gaps = rates_per_ns[stages[1:]]
+    relative_gaps: Gaps = (gaps_ns * rates_of_gaps)[is_within_stage]
+    return relative_gaps
+
+
+def _relative_gaps_at_one_rate(arrivals: Trace) -> Gaps:
+    """Return the gaps between all arrivals in multiples of their mean gap."""
+    stages = np.zeros(len(arrivals), np.int64)
+    rate_per_ns = len(arrivals) / arrivals.end_ns
+    return _relative_gaps(arrivals.due_ns, stages, np.array([rate_per_ns]))
 
 
 def _find_clock_step_ns(due_ns: NDArray[np.int64]) -> int:
@@ -326,12 +338,15 @@ def _fit_classes(trace: Trace, conversations: TraceConversations) -> tuple[Class
 
 
 def _group_rows(trace: Trace, conversations: TraceConversations) -> list[_ClassRows]:
-    """Return the requests of each class that has any."""
+    """Return the requests of each class that has any: single requests and conversations by label.
+
+    A label is an index of the labels of the trace, and NO_VALUE for requests without one.
+    """
     labels = _merge_rare_labels(
         _labels_by_conversation(trace, conversations), label_count=len(trace.labels)
     )
     class_rows = []
-    for label in range(NO_VALUE, len(trace.labels)):
+    for label in (NO_VALUE, *range(len(trace.labels))):
         for are_conversations in (False, True):
             mask = (labels == label) & (conversations.is_member == are_conversations)
             if mask.any():
@@ -400,15 +415,18 @@ def _unique_class_name(title: str, existing_names: set[str]) -> str:
 
 
 def _measure_prefix_reuse(trace: Trace) -> _PrefixReuse:
-    """Return the share of prompt tokens in earlier prompts, and how many prefixes are shared.
+    """Return the share of prompt tokens that repeat earlier ones, and the number of prefixes.
 
-    The number of prefixes is that of first blocks that several prompts begin with.
+    Each prompt of the trace is a list of block hashes. Prompts with the same first block begin with
+    the same prefix, so the number of prefixes is the number of first blocks that several prompts
+    have. It is at least 1, because some tokens are reused, and at most MAX_PREFIXES.
     """
     share = trace.reused_share() or 0.0
     if share < MIN_REUSED_SHARE:
         return _PrefixReuse(share, 0)
-    has_hashes = np.diff(trace.hash_starts) > 0
-    first_hashes = trace.hashes[trace.hash_starts[:-1][has_hashes]]
-    _, prompt_counts = np.unique(first_hashes, return_counts=True)
-    shared_prefixes = int((prompt_counts > 1).sum())
+    starts = trace.hash_starts[:-1]
+    hash_counts = np.diff(trace.hash_starts)
+    first_hashes = trace.hashes[starts[hash_counts > 0]]
+    _, prompts_per_hash = np.unique(first_hashes, return_counts=True)
+    shared_prefixes = int((prompts_per_hash > 1).sum())
     return _PrefixReuse(share, min(max(shared_prefixes, 1), MAX_PREFIXES))

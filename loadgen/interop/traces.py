@@ -54,8 +54,9 @@ def detect_bailian(first_row: Mapping[str, Any]) -> TraceFormat | None:
 def detect_mooncake(first_row: Mapping[str, Any]) -> TraceFormat | None:
     """Recognise rows with the lengths of a request, as Mooncake, vLLM and GuideLLM write them.
 
-    Mooncake's times are milliseconds and GuideLLM's are seconds. AIPerf's rows of sessions may have
-    no timestamp.
+    AIPerf's rows of sessions may have no timestamp. Mooncake's times are milliseconds and
+    GuideLLM's are seconds: the rows are first read with TRIAL_UNIT, and the reader of traces
+    decides by the resulting rate which unit is the right one.
     """
     has_lengths = {"input_length", "output_length"} <= first_row.keys()
     has_session = "session_id" in first_row
@@ -112,15 +113,16 @@ def _parse_shape_row(row: dict[str, Any]) -> TraceRow:
 
     Its label consists of the values of all labels that the application attached to the request.
     """
-    # Times are written in ms with three decimals. A float adds digits that mean nothing.
-    microseconds = (parse_time_ns(row.get("timestamp"), float(UNIT_NS["ms"])) + 500) // 1000
+    # Times are written in ms with three decimals. Rounding to us removes the error of the float.
+    exact_ns = parse_time_ns(row.get("timestamp"), float(UNIT_NS["ms"]))
+    at_ns = UNIT_NS["us"] * ((exact_ns + UNIT_NS["us"] // 2) // UNIT_NS["us"])
     pause_ns = parse_delay(row)
     block_size = row.get("block_size")
     labels = row.get("labels")
     label = ""
     if isinstance(labels, dict):
         label = " ".join(str(value) for _, value in sorted(labels.items()))
-    return parse_request(row, at_ns=microseconds * UNIT_NS["us"])._replace(
+    return parse_request(row, at_ns)._replace(
         block_tokens=float(block_size) if is_finite_number(block_size) else 0.0,
         session=parse_session(row),
         pause_ns=pause_ns,
