@@ -89,7 +89,7 @@ class FormatRow(msgspec.Struct, frozen=True):
         any_unit: Whether the format does not define the unit of the column of time, so that it is
             decided from all rows or by the user. `time` then is for seconds.
         session: An optional column of such a table: the name of the conversation.
-        took: An optional column of such a table: the seconds until the response ended.
+        duration: An optional column of such a table: the seconds until the response ended.
         suffixes: Suffixes of data sets in this format.
         begins: First bytes of data sets in this format.
         dataset: Yields the rows of a data set, each with its place in words.
@@ -109,7 +109,7 @@ class FormatRow(msgspec.Struct, frozen=True):
     in_seconds: bool = False
     any_unit: bool = False
     session: str = ""
-    took: str = ""
+    duration: str = ""
     suffixes: tuple[str, ...] = ()
     begins: tuple[bytes, ...] = ()
     dataset: Callable[[Path], Iterator[LocatedRow]] | None = None
@@ -249,7 +249,7 @@ def _load_rows() -> tuple[FormatRow, ...]:
             time=trace_values.parse_seconds,
             in_seconds=True,
             session="session id",
-            took="elapsed time",
+            duration="elapsed time",
         ),
         FormatRow(
             "lengths",

@@ -133,7 +133,7 @@ class TracePrompts(GeneratedPrompts):
         if turn is None:
             raise IndexError(request_id)
         row = int(sessions.rows(recorded_index)[turn])
-        is_single_request = not sessions.is_session[recorded_index]
+        is_single_request = sessions.is_single_request[recorded_index]
         session = SINGLE_REQUEST_SESSION if is_single_request else session_number
         return TraceRequest(cycle, row, session, turn)
 
@@ -155,7 +155,7 @@ class TracePrompts(GeneratedPrompts):
         Returns:
             The turn, or None for an id that the session does not use.
         """
-        if not sessions.is_session[recorded_index]:
+        if sessions.is_single_request[recorded_index]:
             return 0 if id_in_session == 0 else None
         last_turn = int(sessions.turn_counts[recorded_index]) - 1
         if id_in_session == self.turns - 1:
@@ -179,7 +179,7 @@ class TracePrompts(GeneratedPrompts):
         for session_number in itertools.count():
             recorded_index = session_number % len(sessions)
             first_id = session_number * self.turns
-            if not sessions.is_session[recorded_index]:
+            if sessions.is_single_request[recorded_index]:
                 yield first_id
                 continue
             turn_count = int(sessions.turn_counts[recorded_index])

@@ -294,7 +294,7 @@ class ReplayedSessions(SessionSequence):
     def _build_session(self, index: int) -> Session:
         """Return the recorded session that session `index` repeats."""
         recorded_index = index % len(self._sessions)
-        if not self._sessions.is_session[recorded_index]:
+        if self._sessions.is_single_request[recorded_index]:
             return SINGLE_REQUEST
         graph = self._sessions.graph(recorded_index)
         predecessor_counts = tuple(len(predecessors) for predecessors in graph.predecessors)
@@ -320,10 +320,9 @@ class ReplayedSessions(SessionSequence):
             graph = self._sessions.graph(recorded_index)
             predecessors.extend(_highest_turn(turns) for turns in graph.predecessors)
             pauses_ns.extend(graph.pauses_ns)
-        is_single_request = np.logical_not(self._sessions.is_session[recorded_indexes])
         return SessionColumns(
             turn_counts=self._sessions.turn_counts[recorded_indexes],
-            is_single_request=is_single_request,
+            is_single_request=self._sessions.is_single_request[recorded_indexes],
             predecessor=np.array(predecessors, np.int64),
             pause_ns=np.array(pauses_ns, np.int64),
         )

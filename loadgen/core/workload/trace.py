@@ -100,8 +100,8 @@ class Trace(Struct, frozen=True, kw_only=True, eq=False):
     def reused_share(self, request_count: int | None = None) -> float | None:
         """Return the share of prompt tokens that an unlimited prefix cache would know already.
 
-        The hashes of the trace tell it: a block is new where its hash occurs first, and all its
-        tokens are reused at each later occurrence.
+        A hash stands for a block of a prompt. The block is new where its hash occurs first, and all
+        its tokens are reused at each later occurrence.
 
         Args:
             request_count: The number of first requests to look at, or None for all.
@@ -110,12 +110,16 @@ class Trace(Struct, frozen=True, kw_only=True, eq=False):
             A share from 0 to 1, or None for a trace without hashes.
         """
         end = len(self) if request_count is None else min(request_count, len(self))
+        # A part of a trace has the hashes of the whole trace, so its own may not begin at 0.
         hashes = self.hashes[self.hash_starts[0] : self.hash_starts[end]]
-        distinct_hashes, occurrences = np.unique(hashes, return_counts=True)
-        if not len(distinct_hashes):
+        if not len(hashes):
             return None
-        block_tokens = np.array([self.tokens_by_hash[value] for value in distinct_hashes.tolist()])
-        reused_tokens = float((block_tokens * (occurrences - 1)).sum())
+        distinct_hashes, occurrences = np.unique(hashes, return_counts=True)
+        repetitions = occurrences - 1
+        block_tokens = np.array(
+            [self.tokens_by_hash[block_hash] for block_hash in distinct_hashes.tolist()]
+        )
+        reused_tokens = float((block_tokens * repetitions).sum())
         prompt_tokens = float(self.input_tokens[:end].sum(dtype=np.int64))
         # The tokens of a block can be rounded up, so that the sum can exceed that of the prompts.
         return min(1.0, reused_tokens / prompt_tokens)

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 from array import array
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from msgspec.structs import replace
@@ -26,13 +26,25 @@ BLOCK_SIZES = (16, 32, 64, 128, 256, 512, 1024)
 ROWS_FOR_BLOCK_SIZE = 2_000
 """Rows that the tokens per hash are inferred from."""
 
+# The types of columns, as in the module `array`.
+INT64 = "q"
+INT32 = "i"
+FLOAT64 = "d"
+
 Integers = NDArray[np.int64]
+T = TypeVar("T")
 
 
 class _OptionalColumn:
     """A column that few traces have. It takes no memory until a row has a value for it."""
 
-    def __init__(self, default: float, typecode: str = "q") -> None:
+    def __init__(self, default: float, typecode: str = INT64) -> None:
+        """Start with no rows.
+
+        Args:
+            default: The value of rows that have none.
+            typecode: The type of the values, as in the module `array`.
+        """
         self._default = default
         self._typecode = typecode
         self._values: array[Any] | None = None
@@ -54,27 +66,82 @@ class _OptionalColumn:
             self._values.extend([self._default] * rows)
 
     def to_numpy(self, rows: int) -> NDArray[Any]:
-        """Return the values of all rows."""
+        """Return the values of all rows, of which there are `rows`."""
         if self._values is None:
-            return np.broadcast_to(np.int64(self._default), rows)
+            return np.broadcast_to(np.int64(self._default), rows)  # This takes no memory.
         return _to_numpy(self._values)
 
 
-class _Numbering:
-    """Numbers for texts, in the order in which they first occur."""
+class _TextColumn(_OptionalColumn):
+    """An optional column of texts that repeat in many rows, such as the names of sessions.
+
+    It stores a number for each row. Texts are numbered in the order in which they first occur, and
+    a row without a text has NO_VALUE.
+    """
 
     def __init__(self) -> None:
+        super().__init__(NO_VALUE)
         self._numbers: dict[str, int] = {}
 
-    def number_of(self, text: str) -> int:
-        """Return the number of a text, or NO_VALUE for ""."""
-        if not text:
-            return NO_VALUE
-        return self._numbers.setdefault(text, len(self._numbers))
+    def add_text(self, text: str, rows_before: int) -> None:
+        """Add the text of one row, "" for none. The row follows `rows_before` other rows."""
+        number = self._numbers.setdefault(text, len(self._numbers)) if text else NO_VALUE
+        self.add(number, rows_before)
 
     def texts(self) -> tuple[str, ...]:
         """Return all texts in order of their numbers."""
         return tuple(self._numbers)
+
+
+class _HashColumn:
+    """The hashes of the prompts of all rows, stored as in a sparse matrix (CSR).
+
+    `_hashes` has the hashes of all rows, one row after the other. Row n has those from `_starts[n]`
+    up to `_starts[n + 1]` (exclusive). With [a, b, c] and the starts [0, 1, 3], row 0 has a, and
+    row 1 has b and c. Many traces have no hashes, and then `_starts` stays empty to save memory.
+    """
+
+    def __init__(self) -> None:
+        self._hashes = array("q")
+        self._starts = array("q")
+
+    def add(self, hashes: Sequence[int], rows_before: int) -> None:
+        """Add the hashes of one row, which follows `rows_before` other rows."""
+        if hashes:
+            self._begin(rows_before)
+        if self._starts:
+            self._hashes.extend(hashes)
+            self._starts.append(len(self._hashes))
+
+    def add_rows(self, hashes: Sequence[int], hash_counts: Sequence[int], rows_before: int) -> None:
+        """Add the hashes of several rows, which follow `rows_before` other rows.
+
+        `hash_counts` says how many of the hashes each row has.
+        """
+        self._begin(rows_before)
+        ends_in_hashes = np.cumsum(hash_counts)
+        _extend(self._starts, len(self._hashes) + ends_in_hashes)
+        self._hashes.extend(hashes)
+
+    def add_rows_without_hashes(self, rows: int) -> None:
+        """Add several rows, none of which has hashes."""
+        if self._starts:
+            self._starts.extend([len(self._hashes)] * rows)
+
+    def _begin(self, rows_before: int) -> None:
+        """Create the starts at the first row with hashes. The rows before it have 0 hashes each."""
+        if not self._starts:
+            self._starts = array("q", [0]) * (rows_before + 1)
+
+    def hashes(self) -> Integers:
+        """Return the hashes of all rows, one row after the other."""
+        return _to_numpy(self._hashes)
+
+    def starts(self, rows: int) -> Integers:
+        """Return the index of the first hash of each of `rows` rows, and the number of hashes."""
+        if self._starts:
+            return _to_numpy(self._starts)
+        return np.broadcast_to(np.int64(0), rows + 1)  # These zeros take no memory.
 
 
 class TraceBuilder:
@@ -99,39 +166,35 @@ class TraceBuilder:
         self._skip_bad = skip_bad
         self._must_be_ordered = must_be_ordered
 
-        # Columns with one value per row, with the names that they have in `Trace`.
-        self._at_ns = array("q")
-        self._input_tokens = array("i")
-        self._output_tokens = array("i")
-        self._session = _OptionalColumn(NO_VALUE)
-        self._group = _OptionalColumn(NO_VALUE)
+        # Columns with one value per row, with the names that they have in `Trace`. Times are
+        # absolute until `build`.
+        self._due_ns = array(INT64)
+        self._input_tokens = array(INT32)
+        self._output_tokens = array(INT32)
+        self._session = _TextColumn()
+        self._group = _TextColumn()
         self._duration_ns = _OptionalColumn(UNKNOWN_NS)
         self._pause_ns = _OptionalColumn(UNKNOWN_NS)
-        self._label = _OptionalColumn(NO_VALUE)
-        self._fields_index = _OptionalColumn(NO_VALUE)
-        self._block_tokens = _OptionalColumn(0.0, "d")
-        # The names of sessions, groups and labels, and the extra body fields as JSON, repeat in
-        # many rows. Their columns contain numbers, which these objects assign.
-        self._session_numbers = _Numbering()
-        self._group_numbers = _Numbering()
-        self._label_numbers = _Numbering()
-        self._fields_numbers = _Numbering()
-        # The hashes of all rows one after the other, and the index at which those of each row
-        # start. None until a row has hashes. See `_add_hashes`.
-        self._hashes = array("q")
-        self._hash_starts: array[int] | None = None
+        self._label = _TextColumn()
+        self._fields = _TextColumn()
+        self._hashes = _HashColumn()
+        # The tokens per hash of each row. `Trace` has the tokens of each hash instead.
+        self._block_tokens = _OptionalColumn(0.0, FLOAT64)
 
         # The times of the first row and of the latest row, for the checks of later rows.
         self._first_ns: int | None = None
         self._latest_ns = 0
 
+        # Rows that are left out, and rows without a time of their own.
         self._rows_without_output = 0
         self._bad_rows = 0
         self._untimed_rows = 0
         self._errors: list[LoadgenError] = []
+        self.has_enough_errors = False
+        """Whether the file need not be read further, because so many rows have mistakes."""
 
     def __len__(self) -> int:
-        return len(self._at_ns)
+        return len(self._due_ns)
 
     # -- adding rows -----------------------------------------------------------------------------
 
@@ -147,24 +210,21 @@ class TraceBuilder:
             return
         if not row.has_time:
             self._untimed_rows += 1
+        # Optional columns begin with the first row that has a value, so they need to know how many
+        # rows were before it.
         rows_before = len(self)
-        self._at_ns.append(row.at_ns)
+        self._due_ns.append(row.at_ns)
         self._input_tokens.append(row.input_tokens)
         self._output_tokens.append(row.output_tokens)
-        self._session.add(self._session_numbers.number_of(row.session), rows_before)
+        self._session.add_text(row.session, rows_before)
         # A session without sub-agents has no name for the group of all its agents.
-        group_name = row.group or row.session
-        self._group.add(self._group_numbers.number_of(group_name), rows_before)
+        self._group.add_text(row.group or row.session, rows_before)
         self._block_tokens.add(row.block_tokens, rows_before)
         self._duration_ns.add(row.duration_ns, rows_before)
         self._pause_ns.add(row.pause_ns, rows_before)
-        self._label.add(self._label_numbers.number_of(row.label), rows_before)
-        self._fields_index.add(self._fields_numbers.number_of(row.fields), rows_before)
-        if row.hashes:
-            self._begin_hashes(rows_before)
-        if self._hash_starts is not None:
-            self._hashes.extend(row.hashes)
-            self._hash_starts.append(len(self._hashes))
+        self._label.add_text(row.label, rows_before)
+        self._fields.add_text(row.fields, rows_before)
+        self._hashes.add(row.hashes, rows_before)
 
     def _check_time(self, at_ns: int) -> None:
         """Raise InvalidValueError for a time before the last one or a year after the first one."""
@@ -214,71 +274,56 @@ class TraceBuilder:
         self._rows_without_output += int((~has_output).sum())
         columns = _select_rows(columns, has_output)
         rows_before = len(self)
-        _extend(self._at_ns, columns.at_ns)
+        _extend(self._due_ns, columns.at_ns)
         _extend(self._input_tokens, columns.input_tokens)
         _extend(self._output_tokens, columns.output_tokens)
-        self._add_optional_columns(columns, rows_before)
-        self._add_hashes(columns, rows_before)
-
-    def _add_optional_columns(self, columns: TraceColumns, rows_before: int) -> None:
-        """Add the columns that few traces have, or defaults for those that are not in `columns`.
-
-        Rows that are read in this way have no sub-agents, so the group of a row is its session.
-        """
-        added_rows = len(columns.at_ns)
-        if columns.sessions:
-            for index, name in enumerate(columns.sessions):
-                self._session.add(self._session_numbers.number_of(name), rows_before + index)
-                self._group.add(self._group_numbers.number_of(name), rows_before + index)
-        else:
-            self._session.add_defaults(added_rows)
-            self._group.add_defaults(added_rows)
-        if columns.duration_ns:
-            for index, duration_ns in enumerate(columns.duration_ns):
-                self._duration_ns.add(duration_ns, rows_before + index)
-        else:
-            self._duration_ns.add_defaults(added_rows)
-        for column in (self._block_tokens, self._pause_ns, self._label, self._fields_index):
-            column.add_defaults(added_rows)
-
-    def _add_hashes(self, columns: TraceColumns, rows_before: int) -> None:
-        """Add the hashes of the rows in `columns`, which follow `rows_before` earlier rows.
-
-        `_hashes` has the hashes of all rows, one row after the other. Row n has those from
-        `_hash_starts[n]` up to `_hash_starts[n + 1]` (exclusive), as in the row pointers of a
-        sparse matrix (CSR). So each added row appends the index at which its hashes end.
-        """
+        self._add_sessions(columns, rows_before)
+        self._add_durations(columns, rows_before)
         if columns.hashes:
-            self._begin_hashes(rows_before)
-        if self._hash_starts is None:
-            return
-        hashes_up_to_row = np.zeros(len(columns.at_ns), np.int64)
-        if columns.hashes:
-            hashes_up_to_row = np.cumsum(columns.hash_counts)
-        _extend(self._hash_starts, len(self._hashes) + hashes_up_to_row)
-        self._hashes.extend(columns.hashes)
+            self._hashes.add_rows(columns.hashes, columns.hash_counts, rows_before)
+        else:
+            self._hashes.add_rows_without_hashes(len(columns.at_ns))
+        # `TraceColumns` has no values for these columns.
+        for column in (self._block_tokens, self._pause_ns, self._label, self._fields):
+            column.add_defaults(len(columns.at_ns))
 
-    def _begin_hashes(self, rows_before: int) -> None:
-        """Create the index of hashes at the first row that has any.
+    def _add_sessions(self, columns: TraceColumns, rows_before: int) -> None:
+        """Add the names of the sessions of several rows, which follow `rows_before` other rows.
 
-        Many traces have no hashes, and then the index takes no memory. The `rows_before` earlier
-        rows have 0 hashes each.
+        `TraceColumns` has no sub-agents, so the group of all agents of a row is its session.
         """
-        if self._hash_starts is None:
-            self._hash_starts = array("q", [0]) * (rows_before + 1)
+        if not columns.sessions:
+            self._session.add_defaults(len(columns.at_ns))
+            self._group.add_defaults(len(columns.at_ns))
+        for row, name in enumerate(columns.sessions, start=rows_before):
+            self._session.add_text(name, row)
+            self._group.add_text(name, row)
 
-    def add_bad_row(self, error: InvalidValueError, where: str) -> bool:
-        """Count a row with a mistake, and return True if no more rows need to be read.
+    def _add_durations(self, columns: TraceColumns, rows_before: int) -> None:
+        """Add how long the requests of several rows took. They follow `rows_before` other rows."""
+        if not columns.duration_ns:
+            self._duration_ns.add_defaults(len(columns.at_ns))
+        for row, duration_ns in enumerate(columns.duration_ns, start=rows_before):
+            self._duration_ns.add(duration_ns, row)
 
-        If bad rows are left out, only the first mistake is kept, as an example for the report.
-        Otherwise the first mistakes are kept to be reported together.
+    def add_bad_row(self, error: InvalidValueError, location: str) -> None:
+        """Count a row with a mistake.
+
+        If bad rows are left out, the first mistake is stored as an example for the report.
+        Otherwise the first MAX_ERRORS mistakes are stored, to be reported together.
+
+        Args:
+            error: The mistake.
+            location: The file and line of the row.
         """
         self._bad_rows += 1
-        is_error_shown = not self._skip_bad or not self._errors
-        if is_error_shown:
-            located_error = UserError(error.code, str(error), where, error.hint, key=error.key)
+        is_example = self._skip_bad and not self._errors
+        if is_example or not self._skip_bad:
+            located_error = UserError(error.code, str(error), location, error.hint, key=error.key)
             self._errors.append(located_error)
-        return not self._skip_bad and has_too_many(self._errors, str(self.path))
+        # `has_too_many` adds an error that says that the file is not checked further.
+        if not self._skip_bad and has_too_many(self._errors, file=str(self.path)):
+            self.has_enough_errors = True
 
     def count_bad_rows(self, rows: int) -> None:
         """Count further rows with mistakes that are not described."""
@@ -288,7 +333,7 @@ class TraceBuilder:
 
     def times_ns(self) -> Integers:
         """Return the times of the rows so far, in the order of the file."""
-        return _to_numpy(self._at_ns)
+        return _to_numpy(self._due_ns)
 
     def build(self, format_name: str) -> Trace:
         """Return the trace of all rows, in order of arrival and with times from the first one.
@@ -299,7 +344,7 @@ class TraceBuilder:
             raise CombinedError(self._errors)
         if not len(self):
             problem = f"the trace has no requests{self._reason_for_no_rows()}"
-            hint = trace_formats.known_formats()
+            hint = trace_formats.describe_known_formats()
             raise UserError("empty_file", problem, str(self.path), hint)
         trace = self._build_in_file_order(format_name)
         block_tokens = self._block_tokens.to_numpy(len(self))
@@ -308,27 +353,25 @@ class TraceBuilder:
             order = np.argsort(trace.due_ns, kind="stable")
             trace = trace.select(order)
             block_tokens = block_tokens[order]
-        return replace(
-            trace,
-            due_ns=trace.due_ns - trace.due_ns[0],
-            tokens_by_hash=_count_tokens_by_hash(
-                trace.hashes, trace.hash_starts, trace.input_tokens, block_tokens
-            ),
+        tokens_by_hash = _count_tokens_by_hash(
+            trace.hashes, trace.hash_starts, trace.input_tokens, block_tokens
         )
+        times_from_first_ns = trace.due_ns - trace.due_ns[0]
+        return replace(trace, due_ns=times_from_first_ns, tokens_by_hash=tokens_by_hash)
 
     def _build_in_file_order(self, format_name: str) -> Trace:
-        """Return the rows in the order of the file, with absolute times in `due_ns`."""
+        """Return the rows in the order of the file, with absolute times in `due_ns`.
+
+        The tokens of hashes are not counted yet, because the order of arrival decides them.
+        """
         rows = len(self)
-        hash_starts: Integers = np.broadcast_to(np.int64(0), rows + 1)
-        if self._hash_starts is not None:
-            hash_starts = _to_numpy(self._hash_starts)
         first_error = ""
         if self._errors:
             first_error = f"{self._errors[0].where}: {self._errors[0].what}"
         return Trace(
             path=self.path,
             format=format_name,
-            due_ns=_to_numpy(self._at_ns),
+            due_ns=_to_numpy(self._due_ns),
             input_tokens=_to_numpy(self._input_tokens),
             output_tokens=_to_numpy(self._output_tokens),
             session=self._session.to_numpy(rows),
@@ -336,12 +379,12 @@ class TraceBuilder:
             duration_ns=self._duration_ns.to_numpy(rows),
             pause_ns=self._pause_ns.to_numpy(rows),
             label=self._label.to_numpy(rows),
-            fields_index=self._fields_index.to_numpy(rows),
-            hashes=_to_numpy(self._hashes),
-            hash_starts=hash_starts,
+            labels=self._label.texts(),
+            fields_index=self._fields.to_numpy(rows),
+            fields=tuple(json.loads(fields) for fields in self._fields.texts()),
+            hashes=self._hashes.hashes(),
+            hash_starts=self._hashes.starts(rows),
             tokens_by_hash={},
-            labels=self._label_numbers.texts(),
-            fields=tuple(json.loads(fields) for fields in self._fields_numbers.texts()),
             untimed_rows=self._untimed_rows,
             rows_without_output=self._rows_without_output,
             bad_rows=self._bad_rows,
@@ -377,22 +420,28 @@ def _select_rows(columns: TraceColumns, is_selected: NDArray[np.bool_]) -> Trace
     hashes: list[int] = []
     hash_counts: list[int] = []
     if columns.hashes:
-        # The hashes of all rows follow each other, so each row selects as many as it has.
+        # `hashes` has the hashes of all rows, one row after the other. Each of them is selected if
+        # its row is.
         counts = np.array(columns.hash_counts, np.int64)
         is_hash_selected = np.repeat(is_selected, counts)
         hashes = np.array(columns.hashes, np.int64)[is_hash_selected].tolist()
         hash_counts = counts[is_selected].tolist()
-    # `compress` ends with the shorter sequence, so an empty column has no selected values.
-    is_row_selected = is_selected.tolist()
     return TraceColumns(
         at_ns=columns.at_ns[is_selected],
         input_tokens=columns.input_tokens[is_selected],
         output_tokens=columns.output_tokens[is_selected],
         hashes=hashes,
         hash_counts=hash_counts,
-        sessions=list(itertools.compress(columns.sessions, is_row_selected)),
-        duration_ns=list(itertools.compress(columns.duration_ns, is_row_selected)),
+        sessions=_select_values(columns.sessions, is_selected),
+        duration_ns=_select_values(columns.duration_ns, is_selected),
     )
+
+
+def _select_values(values: Sequence[T], is_selected: NDArray[np.bool_]) -> list[T]:
+    """Return the values of the selected rows, or an empty list for an empty column."""
+    if not values:
+        return []
+    return [values[row] for row in np.flatnonzero(is_selected).tolist()]
 
 
 def _count_tokens_by_hash(
@@ -416,21 +465,37 @@ def _count_tokens_by_hash(
     """
     if not len(hashes):
         return {}
+    hash_counts = np.diff(hash_starts)
+    row_of_hash = np.repeat(np.arange(len(hash_counts)), hash_counts)
     distinct_hashes, first_indices = np.unique(hashes, return_index=True)
-    # The request in which each hash occurs first, and the position of its block in that prompt.
-    rows = np.searchsorted(hash_starts, first_indices, side="right") - 1
+    # Of each distinct hash: the request in which it occurs first, the position of its block in that
+    # prompt, and the size of the blocks of that prompt.
+    rows = row_of_hash[first_indices]
     positions = first_indices - hash_starts[rows]
-    inferred_size = _infer_block_tokens(np.diff(hash_starts), input_tokens)
+    inferred_size = _infer_block_tokens(hash_counts, input_tokens)
     block_sizes = np.where(block_tokens[rows] > 0, block_tokens[rows], inferred_size)
+    covered_tokens = _count_block_tokens(positions, block_sizes, input_tokens[rows])
+    return dict(zip(distinct_hashes.tolist(), covered_tokens.tolist(), strict=True))
 
-    # The block at position p of a prompt covers its tokens from p * size to (p + 1) * size, but not
-    # more than the prompt has.
-    prompt_tokens = input_tokens[rows]
+
+def _count_block_tokens(
+    positions: Integers, block_sizes: NDArray[Any], prompt_tokens: NDArray[np.int32]
+) -> Integers:
+    """Return how many tokens each of several blocks has.
+
+    The block at position p of a prompt covers its tokens from p * size to (p + 1) * size, but not
+    more than the prompt has. With blocks of 16 tokens, a prompt of 40 tokens has blocks of 16, 16
+    and 8. A trace may have more hashes than fit into a prompt; each of them covers one token.
+
+    Args:
+        positions: The position of each block in its prompt.
+        block_sizes: The size of the blocks of its prompt, which can be a fraction.
+        prompt_tokens: The tokens of its prompt.
+    """
     begins = np.minimum(prompt_tokens, np.rint(positions * block_sizes))
     ends = np.minimum(prompt_tokens, np.rint((positions + 1) * block_sizes))
-    # A trace may have more hashes than fit into its prompts. Each covers at least one token.
-    covered_tokens = np.maximum(1, ends - begins).astype(np.int64)
-    return dict(zip(distinct_hashes.tolist(), covered_tokens.tolist(), strict=True))
+    covered_tokens: Integers = np.maximum(1, ends - begins).astype(np.int64)
+    return covered_tokens
 
 
 def _infer_block_tokens(hash_counts: Integers, input_tokens: NDArray[np.int32]) -> int:

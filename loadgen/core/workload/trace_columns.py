@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
+from typing_extensions import override
 
 from loadgen.core.errors import MAX_ERRORS, Code, UserError
 from loadgen.core.units import (
@@ -30,6 +32,7 @@ from loadgen.formats import FormatRow
 
 if TYPE_CHECKING:
     import pyarrow as pa
+    import pyarrow.parquet as pq
 
 ROWS_PER_BATCH = 262_144
 MAX_COLUMNS_IN_MESSAGE = 12
@@ -42,10 +45,17 @@ Mask = NDArray[np.bool_]
 
 
 class TableFormat(NamedTuple):
-    """The format of a table: its name, and whether it leaves the unit of its times open."""
+    """The format of a table: its name, and whether it does not define the unit of its times."""
 
     name: str
-    is_time_unit_open: bool
+    needs_time_unit: bool
+
+
+class BadRow(NamedTuple):
+    """The number of a row, counted from 1, and the mistake in it."""
+
+    row_number: int
+    error: InvalidValueError
 
 
 class CheckedBatch(NamedTuple):
@@ -53,13 +63,13 @@ class CheckedBatch(NamedTuple):
 
     Attributes:
         columns: The valid rows.
-        bad_rows: The number of rows with a mistake.
-        first_errors: The row number and the mistake of the first of them.
+        bad_row_count: The number of rows with a mistake.
+        first_bad_rows: The first of them.
     """
 
     columns: TraceColumns
-    bad_rows: int
-    first_errors: list[tuple[int, InvalidValueError]]
+    bad_row_count: int
+    first_bad_rows: list[BadRow]
 
 
 class ParquetTrace(NamedTuple):
@@ -88,29 +98,46 @@ class _Columns(NamedTuple):
 def open_parquet_trace(path: Path, unit: TimeUnit = TRIAL_UNIT) -> Iterator[ParquetTrace]:
     """Open a trace in Parquet, whose rows are checked in batches while they are read.
 
-    `unit` is the unit of its times if they are numbers and the format leaves the unit open. Raises
-    UserError if the file cannot be read or has no columns of a trace.
+    Args:
+        path: The file.
+        unit: The unit of times that are numbers, if the format does not define it. If the unit is
+            not known yet, TRIAL_UNIT, and it is decided by these times.
+
+    Raises:
+        UserError: The file cannot be read, or it has no columns of a trace.
     """
     import pyarrow as pa
     import pyarrow.parquet as pq
 
     try:
         with pq.ParquetFile(path) as file:
-            table_format = _find_format(file.schema_arrow, path)
-            columns = _find_columns(file.schema_arrow, table_format)
-            _check_column_types(file.schema_arrow, columns, path)
-            has_dates = pa.types.is_timestamp(file.schema_arrow.field(columns.time).type)
-            is_time_unit_open = table_format.any_unit and not has_dates
-            # A format that defines a unit for numbers has seconds.
-            checker = _BatchChecker(columns, UNIT_NS[unit if is_time_unit_open else "s"])
-            batches = file.iter_batches(ROWS_PER_BATCH, columns=columns.names)
-            yield ParquetTrace(
-                TableFormat(table_format.tool, is_time_unit_open), map(checker.check, batches)
-            )
-    # The name of a damaged column is no UTF-8.
+            yield _open_table(file, path, unit)
+    # Of a damaged file, even the names of the columns may not be valid UTF-8.
     except (OSError, pa.ArrowException, UnicodeDecodeError) as error:
         problem = f"the Parquet file is truncated or damaged: {str(error).splitlines()[0]}"
         raise UserError("damaged_file", problem, str(path), "copy it again") from None
+
+
+def _open_table(file: pq.ParquetFile, path: Path, unit: TimeUnit) -> ParquetTrace:
+    """Return the format of a Parquet file and its batches, which are read one at a time.
+
+    `unit` is the unit of times that are numbers, if the format does not define it. Raises UserError
+    if the file has no columns of a trace.
+    """
+    import pyarrow as pa
+
+    schema = file.schema_arrow
+    table_format = _find_format(schema, path)
+    columns = _find_columns(schema, table_format)
+    _check_column_types(schema, columns, path)
+    has_dates = pa.types.is_timestamp(schema.field(columns.time).type)
+    needs_time_unit = table_format.any_unit and not has_dates
+    # All formats that define a unit for numbers define seconds.
+    checker = _BatchChecker(columns, UNIT_NS[unit if needs_time_unit else "s"])
+    batches = file.iter_batches(ROWS_PER_BATCH, columns=columns.names)
+    return ParquetTrace(
+        TableFormat(table_format.tool, needs_time_unit), map(checker.check, batches)
+    )
 
 
 def _column_names(schema: pa.Schema) -> dict[str, str]:
@@ -125,7 +152,7 @@ def _find_format(schema: pa.Schema, path: Path) -> FormatRow:
     if table_format is None:
         columns = ", ".join(names[:MAX_COLUMNS_IN_MESSAGE])
         problem = f"the format of the trace is unknown: its columns are {columns}"
-        raise UserError("wrong_format", problem, str(path), trace_formats.known_formats())
+        raise UserError("wrong_format", problem, str(path), trace_formats.describe_known_formats())
     if "hash_ids" in names:
         hint = "write the trace as JSONL, which keeps its shared prefixes"
         raise UserError("unsupported", "hash_ids in Parquet files cannot be read", str(path), hint)
@@ -133,16 +160,18 @@ def _find_format(schema: pa.Schema, path: Path) -> FormatRow:
 
 
 def _find_columns(schema: pa.Schema, table_format: FormatRow) -> _Columns:
-    """Return the names of the columns of a format as they are written in the file."""
-    names = _column_names(schema)
-    # The names of these three columns stand in this order in every format.
-    time, input_tokens, output_tokens = (names[column] for column in table_format.columns)
+    """Return the names of the columns of a format as they are written in the file.
+
+    A format has lower-case names, such as `timestamp`, and the file may have `Timestamp`.
+    """
+    names_in_file = _column_names(schema)
+    required = trace_formats.required_columns(table_format)
     return _Columns(
-        time,
-        input_tokens,
-        output_tokens,
-        session=names.get(table_format.session),
-        duration=names.get(table_format.took),
+        time=names_in_file[required.time],
+        input_tokens=names_in_file[required.input_tokens],
+        output_tokens=names_in_file[required.output_tokens],
+        session=names_in_file.get(table_format.session),
+        duration=names_in_file.get(table_format.duration),
     )
 
 
@@ -179,16 +208,59 @@ class _BatchValues(NamedTuple):
         return self.has_time & self.has_input & self.has_output & self.has_duration
 
 
-class _RowCheck(NamedTuple):
+@dataclass(frozen=True)
+class _RowCheck:
     """A condition that each row must meet, and the mistake of a row that does not.
 
-    In the problem, `{back_s}` is the time in seconds by which the row is before an earlier one.
+    Attributes:
+        is_met: Whether each row meets the condition.
+        code: The code of the error of a row that does not.
+        column: The column with the mistake.
+        problem: What is wrong with such a row.
     """
 
     is_met: Mask
     code: Code
     column: str
     problem: str
+
+    def describe_mistake(self, row: int) -> str:  # noqa: ARG002 - a subclass names the row's value
+        """Return what is wrong with a row that does not meet the condition."""
+        return self.problem
+
+
+@dataclass(frozen=True)
+class _OrderCheck(_RowCheck):
+    """The check that the time of a row is not before that of an earlier row.
+
+    Attributes:
+        at_ns: The time of each row.
+        latest_before_rows: The latest time before each row.
+    """
+
+    at_ns: Integers
+    latest_before_rows: Integers
+
+    @override
+    def describe_mistake(self, row: int) -> str:
+        back_ns = int(self.latest_before_rows[row]) - int(self.at_ns[row])
+        return f"the time is {back_ns / NS_PER_S:,.6g} s before that of the previous row"
+
+
+class _TimeComparison(NamedTuple):
+    """How the times of a batch compare with those of earlier rows.
+
+    Attributes:
+        first_ns: The first time of the file, or None if no row has had a time yet.
+        latest_ns: The latest time of all rows up to the end of the batch.
+        latest_before_rows: The latest time before each row.
+        is_within_a_year: Whether the time of each row is within a year of the first.
+    """
+
+    first_ns: int | None
+    latest_ns: int
+    latest_before_rows: Integers
+    is_within_a_year: Mask
 
 
 class _BatchChecker:
@@ -202,10 +274,9 @@ class _BatchChecker:
     def __init__(self, columns: _Columns, time_unit_ns: int) -> None:
         self._columns = columns
         self._time_unit_ns = time_unit_ns
+        # The first and the latest time of the batches so far, and their number of rows.
         self._first_ns: int | None = None
         self._latest_ns = EARLIEST_NS
-        # The latest time before each row of the current batch.
-        self._latest_before_rows: Integers = np.zeros(0, np.int64)
         self._rows_read = 0
 
     def check(self, batch: pa.RecordBatch) -> CheckedBatch:
@@ -215,10 +286,9 @@ class _BatchChecker:
         of the rows before.
         """
         values = self._read_values(batch)
-        checks = [*self._value_checks(values), *self._time_checks(values)]
+        times = self._compare_times(values)
+        checks = [*self._value_checks(values), *self._time_checks(values, times)]
         is_valid = np.logical_and.reduce([check.is_met for check in checks])
-        errors = self._first_errors(checks, is_valid, values.at_ns)
-        self._rows_read += len(is_valid)
         valid_columns = TraceColumns(
             values.at_ns[is_valid],
             values.input_tokens[is_valid],
@@ -226,7 +296,11 @@ class _BatchChecker:
             sessions=self._sessions(batch, is_valid),
             duration_ns=self._durations_ns(batch, is_valid),
         )
-        return CheckedBatch(valid_columns, int((~is_valid).sum()), errors)
+        first_bad_rows = self._first_bad_rows(checks, is_valid)
+        self._first_ns = times.first_ns
+        self._latest_ns = times.latest_ns
+        self._rows_read += len(is_valid)
+        return CheckedBatch(valid_columns, int((~is_valid).sum()), first_bad_rows)
 
     def _read_values(self, batch: pa.RecordBatch) -> _BatchValues:
         """Return the values of a batch, with 0 in the place of values that are not valid."""
@@ -257,68 +331,62 @@ class _BatchChecker:
             ),
         ]
 
-    def _time_checks(self, values: _BatchValues) -> list[_RowCheck]:
-        """Return the checks that compare the time of each row with those of earlier rows.
+    def _compare_times(self, values: _BatchValues) -> _TimeComparison:
+        """Compare the times of a batch with those of earlier rows, also of earlier batches.
 
-        A time must be within a year of the first one, and not before an earlier one. Rows with a
-        mistake are not compared with, so that one bad time does not make all later rows bad.
-
-        As a side effect, the first and the latest time are stored for the next batch, and the
-        latest time before each row for the error messages of this one.
+        Rows with a mistake are not compared with, so that one bad time does not make all later rows
+        bad.
         """
         is_readable = values.is_readable
-        if self._first_ns is None and is_readable.any():
-            self._first_ns = int(values.at_ns[is_readable][0])
+        first_ns = self._first_ns
+        if first_ns is None and is_readable.any():
+            first_ns = int(values.at_ns[is_readable][0])
         # As floats, because the difference of two times of 64 bits can exceed 64 bits.
-        distance_ns = np.abs(values.at_ns - float(self._first_ns or 0))
+        distance_ns = np.abs(values.at_ns - float(first_ns or 0))
         is_within_a_year = distance_ns <= LONGEST_NS
-        latest_times = self._latest_times(values.at_ns, is_readable & is_within_a_year)
-        self._latest_before_rows = latest_times[:-1]
-        self._latest_ns = int(latest_times[-1])
-        is_ordered = values.at_ns >= self._latest_before_rows
 
+        comparable_times = np.where(is_readable & is_within_a_year, values.at_ns, EARLIEST_NS)
+        # The latest time before row 0, before row 1, ..., and after the last row.
+        latest_times = np.maximum.accumulate(np.concatenate([[self._latest_ns], comparable_times]))
+        return _TimeComparison(
+            first_ns=first_ns,
+            latest_ns=int(latest_times[-1]),
+            latest_before_rows=latest_times[:-1],
+            is_within_a_year=is_within_a_year,
+        )
+
+    def _time_checks(self, values: _BatchValues, times: _TimeComparison) -> list[_RowCheck]:
+        """Return the checks that each time is near the first one and not before an earlier one."""
         time = self._columns.time
-        problem = "the time is more than a year after that of the first row"
         return [
-            _RowCheck(is_within_a_year, "out_of_range", time, problem),
-            # `_first_errors` fills in by how much.
             _RowCheck(
-                is_ordered,
+                times.is_within_a_year,
+                "out_of_range",
+                time,
+                "the time is more than a year after that of the first row",
+            ),
+            _OrderCheck(
+                values.at_ns >= times.latest_before_rows,
                 "unordered",
                 time,
-                "the time is {back_s} s before that of the previous row",
+                "the time is before that of the previous row",
+                at_ns=values.at_ns,
+                latest_before_rows=times.latest_before_rows,
             ),
         ]
 
-    def _latest_times(self, at_ns: Integers, is_candidate: Mask) -> Integers:
-        """Return the latest time of the candidates before each row, and last after the last row.
+    def _first_bad_rows(self, checks: list[_RowCheck], is_valid: Mask) -> list[BadRow]:
+        """Return the first rows of a batch with a mistake, at most MAX_ERRORS of them.
 
-        The array has one value more than there are rows. Times of earlier batches are included.
+        Only the first check that a row fails is reported.
         """
-        candidate_times = np.where(is_candidate, at_ns, EARLIEST_NS)
-        latest: Integers = np.maximum.accumulate(
-            np.concatenate([[self._latest_ns], candidate_times])
-        )
-        return latest
-
-    def _first_errors(
-        self, checks: list[_RowCheck], is_valid: Mask, at_ns: Integers
-    ) -> list[tuple[int, InvalidValueError]]:
-        """Return the first mistakes of a batch with their row numbers, counted from 1.
-
-        Only the first check that a row fails is reported, and not more rows than are shown.
-        """
-        errors = []
-        bad_rows = np.flatnonzero(~is_valid)[:MAX_ERRORS]
-        for row in bad_rows.tolist():
+        first_bad_rows = []
+        for row in np.flatnonzero(~is_valid)[:MAX_ERRORS].tolist():
             failed_check = next(check for check in checks if not check.is_met[row])
-            problem = failed_check.problem
-            if failed_check.code == "unordered":
-                back_ns = int(self._latest_before_rows[row]) - int(at_ns[row])
-                problem = problem.format(back_s=f"{back_ns / NS_PER_S:,.6g}")
+            problem = failed_check.describe_mistake(row)
             error = InvalidValueError(failed_check.code, problem, "", failed_check.column)
-            errors.append((self._rows_read + 1 + row, error))
-        return errors
+            first_bad_rows.append(BadRow(self._rows_read + 1 + row, error))
+        return first_bad_rows
 
     def _has_valid_duration(self, batch: pa.RecordBatch) -> Mask:
         """Return whether each row has no length of time, or one of zero or more."""
@@ -367,15 +435,15 @@ def _read_times(column: pa.Array, time_unit_ns: int) -> tuple[Integers, Mask]:
     if pa.types.is_timestamp(column.type):
         dates = column.cast(pa.timestamp("ns", tz=column.type.tz)).cast(pa.int64())
         return dates.fill_null(0).to_numpy(zero_copy_only=False), is_present
-    values = column.fill_null(0).to_numpy(zero_copy_only=False)
-    has_fractions = values.dtype.kind == "f"
-    is_in_range = np.abs(values.astype(np.float64)) * time_unit_ns < MAX_TIME_NS
-    if has_fractions:
-        is_in_range &= np.isfinite(values)
-        times = np.rint(np.where(is_in_range, values, 0) * time_unit_ns).astype(np.int64)
+    numbers = column.fill_null(0).to_numpy(zero_copy_only=False)
+    # This is False for numbers that are not finite, too.
+    is_in_range = np.abs(numbers.astype(np.float64)) * time_unit_ns < MAX_TIME_NS
+    usable_numbers = np.where(is_in_range, numbers, 0)
+    if numbers.dtype.kind == "f":
+        times_ns = np.rint(usable_numbers * time_unit_ns).astype(np.int64)
     else:
-        times = np.where(is_in_range, values, 0).astype(np.int64) * time_unit_ns
-    return times, is_present & is_in_range
+        times_ns = usable_numbers.astype(np.int64) * time_unit_ns
+    return times_ns, is_present & is_in_range
 
 
 def _read_counts(column: pa.Array, *, minimum: int) -> tuple[Integers, Mask]:

@@ -5,14 +5,13 @@ from __future__ import annotations
 import contextlib
 import io
 from collections.abc import Iterator
-from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
 from loadgen.core.errors import UserError, of_reading
-from loadgen.core.workload.trace_formats import known_formats
+from loadgen.core.workload.trace_formats import describe_known_formats
 
 MAX_LINE_CHARACTERS = 100_000_000
 PARQUET_MARK = b"PAR1"
@@ -26,32 +25,39 @@ NumberedLine = tuple[int, str]
 
 def is_parquet(path: Path) -> bool:
     """Return True if a file is in Parquet. Raises UserError if it cannot be read."""
-    return _read_mark(path) == PARQUET_MARK
+    return _read_first_bytes(path) == PARQUET_MARK
 
 
 @contextlib.contextmanager
-def open_lines(path: Path, longest: int = MAX_LINE_CHARACTERS) -> Iterator[Iterator[NumberedLine]]:
+def open_lines(
+    path: Path, max_characters: int = MAX_LINE_CHARACTERS
+) -> Iterator[Iterator[NumberedLine]]:
     """Open a text file and return its lines that are not blank, with their numbers.
 
-    Lines have at most `longest` characters, because a few compressed kilobytes may be one line of
-    any size. Raises UserError if the file cannot be read.
+    Lines have at most `max_characters`. Without a limit, a small compressed file could contain one
+    line that does not fit into memory. Raises UserError if the file cannot be read.
     """
-    compression = _find_compression(_read_mark(path))
+    compression = _find_compression(_read_first_bytes(path))
     try:
         stream = _open_stream(path, compression)
         with io.TextIOWrapper(stream, encoding="utf-8-sig", newline="") as text:
-            yield _number_lines(text, path, longest)
+            yield _number_lines(text, path, max_characters)
     except UnicodeDecodeError:
         problem = "not a UTF-8 text file"
-        raise UserError("wrong_encoding", problem, str(path), known_formats()) from None
+        raise UserError("wrong_encoding", problem, str(path), describe_known_formats()) from None
     except OSError as error:
-        # Libraries of compression raise OSError without a number for damaged files.
-        if compression is not None and error.errno is None:
-            problem = f"the {compression} file is truncated or damaged"
-            hint = "copy it again, or decompress it first"
-            raise UserError("damaged_file", problem, str(path), hint) from None
-        problem = f"cannot read the trace: {error.strerror or error}"
-        raise UserError(of_reading(error), problem, str(path)) from None
+        raise _describe_read_error(error, path, compression) from None
+
+
+def _describe_read_error(error: OSError, path: Path, compression: str | None) -> UserError:
+    """Return the error of a file that cannot be opened, read or decompressed."""
+    # Libraries of compression raise OSError without a number for damaged files.
+    if compression is not None and error.errno is None:
+        problem = f"the {compression} file is truncated or damaged"
+        hint = "copy it again, or decompress it first"
+        return UserError("damaged_file", problem, str(path), hint)
+    problem = f"cannot read the trace: {error.strerror or error}"
+    return UserError(of_reading(error), problem, str(path))
 
 
 def split_documents(lines: Iterator[NumberedLine]) -> Iterator[NumberedLine]:
@@ -59,7 +65,7 @@ def split_documents(lines: Iterator[NumberedLine]) -> Iterator[NumberedLine]:
 
     A file may be one JSON document that extends over several lines: an object, or a list of
     objects. To find out, its first line is decoded, and then all lines together. If the file is no
-    such document, these lines are yielded as they are.
+    such document, its lines are yielded unchanged.
     """
     first = next(lines, None)
     if first is None:
@@ -69,37 +75,43 @@ def split_documents(lines: Iterator[NumberedLine]) -> Iterator[NumberedLine]:
         yield first
         yield from lines
         return
-    lines_read = [first]
-    document = _decode_document(lines_read, lines)
-    extends_over_lines = len(lines_read) > 1
-    if isinstance(document, list):
-        yield from (_as_line(item) for item in document)
-    elif document is not None and extends_over_lines:
-        yield _as_line(document)
+    decoded = _decode_document(first, lines)
+    extends_over_lines = len(decoded.lines_read) > 1
+    if isinstance(decoded.value, list):
+        yield from (_as_line(item) for item in decoded.value)
+    elif decoded.value is not None and extends_over_lines:
+        yield _as_line(decoded.value)
     else:
-        yield from lines_read
+        yield from decoded.lines_read
     yield from lines
 
 
-def _decode_document(lines_read: list[NumberedLine], lines: Iterator[NumberedLine]) -> Any:
-    """Return the JSON value of the first line, or of all lines together, or None if it is no JSON.
+class _DecodedDocument(NamedTuple):
+    """A JSON value, or None if there is none, and the lines that were read to decode it."""
 
-    Args:
-        lines_read: Contains the first line. All further lines that are read are appended to it, so
-            that the caller can still use them.
-        lines: The lines after the first one. At most MAX_LINE_CHARACTERS are read.
+    value: Any
+    lines_read: list[NumberedLine]
+
+
+def _decode_document(first: NumberedLine, lines: Iterator[NumberedLine]) -> _DecodedDocument:
+    """Decode the first line of a file, or else all of its lines together, as one JSON value.
+
+    `lines` are the lines after the first one. Reading stops after about MAX_LINE_CHARACTERS, which
+    bounds the memory.
     """
-    _, first_line = lines_read[0]
-    document = _decode_json(first_line)
-    if document is not None:
-        return document
-    size = 0
+    _, first_line = first
+    value = _decode_json(first_line)
+    if value is not None:
+        return _DecodedDocument(value, [first])
+    lines_read = [first]
+    characters_read = 0
     for number, line in lines:
         lines_read.append((number, line))
-        size += len(line)
-        if size >= MAX_LINE_CHARACTERS:
+        characters_read += len(line)
+        if characters_read >= MAX_LINE_CHARACTERS:
             break
-    return _decode_json("".join(line for _, line in lines_read))
+    value = _decode_json("".join(line for _, line in lines_read))
+    return _DecodedDocument(value, lines_read)
 
 
 def _decode_json(text: str) -> Any:
@@ -132,8 +144,11 @@ def _open_stream(path: Path, compression: str | None) -> Any:
     return pa.input_stream(str(path), compression=compression)
 
 
-def _read_mark(path: Path) -> bytes:
-    """Return the first bytes of a file. Raises UserError if it cannot be read."""
+def _read_first_bytes(path: Path) -> bytes:
+    """Return the first bytes of a file, which show its kind.
+
+    Raises UserError if it cannot be read.
+    """
     try:
         with path.open("rb") as file:
             return file.read(MARK_BYTES)
@@ -142,16 +157,19 @@ def _read_mark(path: Path) -> bytes:
         raise UserError(of_reading(error), problem, str(path)) from None
 
 
-def _number_lines(text: io.TextIOWrapper, path: Path, longest: int) -> Iterator[NumberedLine]:
-    """Yield the lines that are not blank. Raises UserError for a line that is too long.
+def _number_lines(
+    text: io.TextIOWrapper, path: Path, max_characters: int
+) -> Iterator[NumberedLine]:
+    """Yield the lines that are not blank, with their numbers from 1 on.
 
-    One character more than allowed is read of a line, so that a longer one is noticed without
-    reading all of it.
+    Raises UserError for a line that is too long, without reading all of it.
     """
-    read_line = partial(text.readline, longest + 1)
-    for number, line in enumerate(iter(read_line, ""), 1):
-        if len(line) > longest:
-            problem = f"a line has more than {longest:,} characters"
-            raise UserError("too_large", problem, f"{path}:{number}", known_formats())
+    number = 0
+    # One character more than allowed shows that a line is too long.
+    while line := text.readline(max_characters + 1):
+        number += 1
+        if len(line) > max_characters:
+            problem = f"a line has more than {max_characters:,} characters"
+            raise UserError("too_large", problem, f"{path}:{number}", describe_known_formats())
         if not line.isspace():
             yield number, line

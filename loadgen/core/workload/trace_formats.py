@@ -9,7 +9,7 @@ from __future__ import annotations
 import csv
 import functools
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -109,7 +109,7 @@ class TraceFormat(NamedTuple):
 # -- finding the format of a file ----------------------------------------------------------------
 
 
-def known_formats() -> str:
+def describe_known_formats() -> str:
     """Return a text that lists the formats that can be read."""
     line_formats = ", ".join(row.tool for row in FORMATS.builtin_rows if row.trace)
     table_formats = ", ".join(row.tool for row in FORMATS.builtin_rows if row.columns)
@@ -120,10 +120,13 @@ def known_formats() -> str:
 
 
 def hint_for(first_line: str) -> str:
-    """Return a hint for a file whose first line belongs to no known format."""
+    """Return a hint for a file whose first line belongs to no known format.
+
+    It may be a known format of CSV with semicolons, as some spreadsheets write it.
+    """
     if ";" in first_line and find_csv_format(first_line.replace(";", ",")) is not None:
         return "the columns are separated by semicolons; separate them by commas"
-    return known_formats()
+    return describe_known_formats()
 
 
 def find_json_format(first_row: Mapping[str, Any]) -> TraceFormat | None:
@@ -132,27 +135,28 @@ def find_json_format(first_row: Mapping[str, Any]) -> TraceFormat | None:
     Built-in formats come first. Then a data set is recognized, so that plug-ins are not imported
     for it, and then the formats of plug-ins. Raises InvalidValueError if the file is a data set.
     """
-    for row in FORMATS.builtin_rows:
-        trace_format = _match_format(row, first_row)
-        if trace_format is not None:
-            return trace_format
+    builtin_format = _find_matching_format(FORMATS.builtin_rows, first_row)
+    if builtin_format is not None:
+        return builtin_format
     if first_row.keys() & DATASET_FIELDS:
         problem = "these are prompts, not a trace"
         raise InvalidValueError(
             "wrong_format", problem, "use --dataset FILE to send your own prompts"
         )
-    for row in FORMATS.plugin_rows():
-        trace_format = _match_format(row, first_row)
+    return _find_matching_format(FORMATS.plugin_rows(), first_row)
+
+
+def _find_matching_format(
+    formats: Iterable[FormatRow], first_row: Mapping[str, Any]
+) -> TraceFormat | None:
+    """Return the first of several formats that the first row of a trace belongs to, or None."""
+    for known_format in formats:
+        if known_format.trace is None:
+            continue  # It is no format of traces.
+        trace_format = FORMATS.guard(known_format, known_format.trace)(first_row)
         if trace_format is not None:
             return trace_format
     return None
-
-
-def _match_format(row: FormatRow, first_row: Mapping[str, Any]) -> TraceFormat | None:
-    """Return the format of a row of the table if a trace has this first row, else None."""
-    if row.trace is None:
-        return None
-    return FORMATS.guard(row, row.trace)(first_row)
 
 
 def find_table_format(columns: Sequence[str]) -> FormatRow | None:
@@ -161,6 +165,20 @@ def find_table_format(columns: Sequence[str]) -> FormatRow | None:
         if row.columns and set(row.columns) <= set(columns):
             return row
     return None
+
+
+class RequiredColumns(NamedTuple):
+    """The names, in lower case, of the columns that every trace with columns has."""
+
+    time: str
+    input_tokens: str
+    output_tokens: str
+
+
+def required_columns(table_format: FormatRow) -> RequiredColumns:
+    """Return the names of the columns that a file of a format must have."""
+    time, input_tokens, output_tokens = table_format.columns
+    return RequiredColumns(time, input_tokens, output_tokens)
 
 
 # -- CSV -----------------------------------------------------------------------------------------
@@ -184,31 +202,42 @@ class _CsvColumns:
 def find_csv_format(header: str) -> TraceFormat | None:
     """Return the format of a CSV file by its first line, or None if it is not known.
 
-    The first line has the names of the columns, which may be in any order and in any case.
+    The first line has the names of the columns, which may be in any order and in any case. If the
+    format does not define the unit of its times, the result can be changed to one with a unit
+    (`TraceFormat.with_unit`) when the unit has been decided.
     """
     names = [name.strip().lower() for name in next(csv.reader([header]), [])]
     table_format = find_table_format(names)
     if table_format is None:
         return None
-    # The names of these three columns stand in this order in every format.
-    time, input_tokens, output_tokens = (names.index(name) for name in table_format.columns)
-    columns = _CsvColumns(
-        time,
-        input_tokens,
-        output_tokens,
-        session=names.index(table_format.session) if table_format.session in names else None,
-        duration=names.index(table_format.took) if table_format.took in names else None,
-        count=len(names),
-    )
+    columns = _find_csv_columns(names, table_format)
     assert table_format.time is not None, "a format with columns parses times"
     parse_time = FORMATS.guard(table_format, table_format.time)
     trace_format = _csv_format(table_format, columns, parse_time)
     if not table_format.any_unit:
         return trace_format
-    # The format does not define the unit of its times, so the unit is decided when the file is
-    # read. `with_unit` returns the format with a unit. Whole numbers in CSV are seconds by default.
-    with_unit = functools.partial(_csv_format_in_unit, table_format, columns)
+
+    def with_unit(unit: TimeUnit) -> TraceFormat:
+        return _csv_format_in_unit(table_format, columns, unit)
+
     return trace_format._replace(with_unit=with_unit, default_unit="s")
+
+
+def _find_csv_columns(names: list[str], table_format: FormatRow) -> _CsvColumns:
+    """Return where the columns of a format are in a file with these columns, in lower case."""
+
+    def find_optional(name: str) -> int | None:
+        return names.index(name) if name in names else None
+
+    required = required_columns(table_format)
+    return _CsvColumns(
+        time=names.index(required.time),
+        input_tokens=names.index(required.input_tokens),
+        output_tokens=names.index(required.output_tokens),
+        session=find_optional(table_format.session),
+        duration=find_optional(table_format.duration),
+        count=len(names),
+    )
 
 
 def _csv_format(
@@ -216,7 +245,7 @@ def _csv_format(
 ) -> TraceFormat:
     """Return the format of a file with the columns at these positions.
 
-    `parse_time` returns the ns of a time as it is written. It raises InvalidValueError.
+    `parse_time` converts the text of a time to ns. It raises InvalidValueError.
     """
     parse_line = functools.partial(_parse_csv_line, table_format, columns, parse_time)
     return TraceFormat(table_format.tool, parse_line)
@@ -236,31 +265,33 @@ def _csv_format_in_unit(
 def _parse_csv_line(
     table_format: FormatRow, columns: _CsvColumns, parse_time: Callable[[str], int], line: str
 ) -> Sequence[TraceRow]:
-    """Return the request of a line, as a sequence of one, which is what `TraceFormat` expects.
+    """Return the request of a line of a CSV file.
+
+    The result is a sequence of one request, because `TraceFormat` allows several in a line.
 
     Args:
         table_format: The format, for the names of columns in error messages.
         columns: The positions of the columns.
-        parse_time: Returns the ns of a time as it is written.
+        parse_time: Converts the text of a time to ns.
         line: The line of the file.
 
     Raises:
         InvalidValueError: A value of the line is missing or not valid.
     """
     values = _split_csv_line(line, columns.count)
-    _, input_name, output_name = table_format.columns
+    names = required_columns(table_format)
     input_tokens = parse_token_count(
-        parse_number(values[columns.input_tokens]), input_name, minimum=1
+        parse_number(values[columns.input_tokens]), names.input_tokens, minimum=1
     )
     # A request that failed has no output tokens.
     output_tokens = parse_token_count(
-        parse_number(values[columns.output_tokens]), output_name, minimum=0
+        parse_number(values[columns.output_tokens]), names.output_tokens, minimum=0
     )
     session = "" if columns.session is None else values[columns.session]
     duration_text = "" if columns.duration is None else values[columns.duration]
     duration_ns = UNKNOWN_NS
     if duration_text:
-        duration_ns = parse_duration_ns(parse_number(duration_text), table_format.took)
+        duration_ns = parse_duration_ns(parse_number(duration_text), table_format.duration)
     row = TraceRow(
         at_ns=parse_time(values[columns.time]),
         input_tokens=input_tokens,
@@ -304,8 +335,15 @@ def parse_json_object(line: str) -> dict[str, Any]:
 def one_request_per_line(
     parse: Callable[[dict[str, Any]], TraceRow],
 ) -> Callable[[str], Sequence[TraceRow]]:
-    """Return a parser of lines for a format with one request in each line."""
-    return lambda line: (parse(parse_json_object(line)),)
+    """Return a parser of lines for a format with one request in each line.
+
+    `parse` returns the request of the JSON object in a line.
+    """
+
+    def parse_line(line: str) -> Sequence[TraceRow]:
+        return (parse(parse_json_object(line)),)
+
+    return parse_line
 
 
 def parse_number(text: str) -> int | float | str:
@@ -320,10 +358,15 @@ def parse_number(text: str) -> int | float | str:
 
 
 def parse_duration_ns(value: Any, name: str, unit_ns: float = float(NS_PER_S)) -> int:
-    """Return a duration in ns. It is a number of units of `unit_ns`, by default of seconds.
+    """Convert a duration in a row of a trace to ns.
 
-    `name` is the name of the field. Raises InvalidValueError if the value is no number, negative,
-    or too large for 64 bits.
+    Args:
+        value: The number in the row.
+        name: The name of the field, for the error.
+        unit_ns: The unit of the number in ns, by default seconds.
+
+    Raises:
+        InvalidValueError: The value is no number, negative, or too large for 64 bits.
     """
     if not _is_finite_number(value) or not 0 <= value * unit_ns < MAX_TIME_NS:
         problem = f"{name} is {shortened(value)}"
@@ -335,17 +378,18 @@ def parse_duration_ns(value: Any, name: str, unit_ns: float = float(NS_PER_S)) -
 
 
 def parse_time_ns(value: Any, unit_ns: float) -> int:
-    """Return a time in ns. It is a number of units of `unit_ns`.
+    """Convert a time in a row of a trace, a number of units of `unit_ns`, to ns.
 
     Raises InvalidValueError if the value is no number, or too large for 64 bits.
     """
     if not _is_finite_number(value) or abs(value) * unit_ns > MAX_TIME_NS:
         problem = f"timestamp is {shortened(value)}"
         raise InvalidValueError("invalid_value", problem, "a number", "timestamp")
-    # The whole part is multiplied as an integer, because the ns since 1970 have more digits than a
-    # float.
+    # The ns since 1970 have more digits than a float, so the whole units are multiplied as
+    # integers.
     whole_units = int(value)
-    ns: int = whole_units * int(unit_ns) + round((value - whole_units) * unit_ns)
+    fraction = value - whole_units
+    ns: int = whole_units * int(unit_ns) + round(fraction * unit_ns)
     return ns
 
 

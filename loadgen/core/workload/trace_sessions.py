@@ -50,9 +50,10 @@ class TraceSessions:
         trace: The trace.
         turn_counts: The number of requests of each session.
         due_ns: When the first request of each session was sent.
-        is_session: False for a request that belongs to no session.
+        is_single_request: True for a session that is only a request without a recorded session.
         max_turns: The number of requests of the largest session.
-        max_concurrent_requests: The largest number of agents in a session.
+        max_concurrent_requests: How many requests of one session can be in flight at a time: each
+            of its agents has one.
         graph: Returns the graph of a session by its number.
     """
 
@@ -63,16 +64,17 @@ class TraceSessions:
         long.
         """
         self.trace = trace
-        # A stable sort groups the rows by session and keeps those of a session in order of time.
-        # The rows of session n are the `turn_counts[n]` rows from `_starts[n]` on.
         session_of_row = _number_sessions(trace)
+        # The rows of all sessions, one session after the other. A stable sort keeps the rows of a
+        # session in order of time.
         self._rows_by_session: Integers = np.argsort(session_of_row, kind="stable")
         self.turn_counts: Integers = np.bincount(session_of_row)
+        # Where the rows of each session begin there: after those of all sessions before it.
         self._starts: Integers = np.cumsum(self.turn_counts) - self.turn_counts
 
-        first_rows = self._rows_by_session[self._starts]
-        self.due_ns: Integers = trace.due_ns[first_rows]
-        self.is_session: NDArray[np.bool_] = trace.group[first_rows] != NO_VALUE
+        self._first_rows: Integers = self._rows_by_session[self._starts]
+        self.due_ns: Integers = trace.due_ns[self._first_rows]
+        self.is_single_request: NDArray[np.bool_] = trace.group[self._first_rows] == NO_VALUE
         self.max_turns = int(self.turn_counts.max())
         self.max_concurrent_requests = _max_agents(session_of_row, trace.session)
         self.graph = functools.lru_cache(GRAPHS_CACHED)(self._build_graph)
@@ -107,22 +109,24 @@ class TraceSessions:
             raise UserError("too_large", problem, str(self.trace.path), hint)
 
     def _check_durations(self, session_of_row: Integers) -> None:
-        """Raise UserError if sessions lack the durations that their pauses are computed from.
+        """Raise UserError if the pauses of some sessions are neither recorded nor computable.
 
-        A session needs them if a later request of it has no recorded pause.
+        The pause before a request is computed from the durations of the requests before it. So a
+        session cannot be replayed if any of its pauses and any of its durations is not recorded.
         """
-        is_later_request = np.ones(len(self.trace), bool)
-        is_later_request[self._rows_by_session[self._starts]] = False
+        follows_request = np.ones(len(self.trace), bool)
+        follows_request[self._first_rows] = False
         # Unknown pauses and durations are negative.
-        lacks_pause = is_later_request & (self.trace.pause_ns < 0)
-        lacks_duration = self.trace.duration_ns < 0
-        needs_durations = self._has_row_with(lacks_pause, session_of_row)
-        lacks_durations = self._has_row_with(lacks_duration, session_of_row)
-        bad_sessions = np.count_nonzero(needs_durations & lacks_durations)
-        if bad_sessions:
+        is_pause_unknown = follows_request & (self.trace.pause_ns < 0)
+        is_duration_unknown = self.trace.duration_ns < 0
+        is_unusable_session = self._has_row_with(
+            is_pause_unknown, session_of_row
+        ) & self._has_row_with(is_duration_unknown, session_of_row)
+        unusable_count = np.count_nonzero(is_unusable_session)
+        if unusable_count:
             problem = (
                 "the trace records neither when responses ended nor the pauses "
-                f"before the next request, so {bad_sessions:,} of its {len(self):,} "
+                f"before the next request, so {unusable_count:,} of its {len(self):,} "
                 "sessions cannot be replayed"
             )
             hint = (
@@ -175,23 +179,26 @@ class _RequestTimes(NamedTuple):
 
 
 def _number_sessions(trace: Trace) -> Integers:
-    """Return the number of the session of each row.
+    """Return the number of the session of each row, from 0 on in order of their first rows.
 
-    The trace has a group number for the rows of a session with all its agents. Sessions are
-    numbered anew, from 0 on in order of their first requests. A row that belongs to no group is a
-    session by itself.
+    `trace.group` has the same number for all rows of a session, those of its sub-agents included. A
+    row without a group is a session by itself. For example, the groups 7, none, 3, 7 are the
+    sessions 0, 1, 2, 0.
     """
-    belongs_to_group = trace.group != NO_VALUE
+    has_group = trace.group != NO_VALUE
     first_unused_group = int(trace.group.max(initial=NO_VALUE)) + 1
-    group_of_single_row = first_unused_group + np.arange(len(trace))
-    groups = np.where(belongs_to_group, trace.group, group_of_single_row)
-    _, first_rows, group_index = np.unique(groups, return_index=True, return_inverse=True)
+    new_groups = first_unused_group + np.arange(len(trace))
+    group_of_row = np.where(has_group, trace.group, new_groups)
 
-    # The session number of a group is its rank by first row, the inverse of the sorting order.
+    # `first_rows` has the first row of each distinct group, and `group_index_of_row` says which of
+    # these groups a row belongs to.
+    _, first_rows, group_index_of_row = np.unique(
+        group_of_row, return_index=True, return_inverse=True
+    )
     groups_in_order = np.argsort(first_rows)
-    session_of_group = np.empty(len(groups_in_order), np.int64)
-    session_of_group[groups_in_order] = np.arange(len(groups_in_order))
-    return session_of_group[group_index]
+    session_of_group = np.empty(len(first_rows), np.int64)
+    session_of_group[groups_in_order] = np.arange(len(first_rows))
+    return session_of_group[group_index_of_row]
 
 
 def _max_agents(session_of_row: Integers, agent_of_row: Integers) -> int:
@@ -209,23 +216,28 @@ def _find_predecessors(turns_of_agents: list[list[int]], times: _RequestTimes) -
     """Return for each request of a session the requests that it waits for.
 
     Three rules apply. The requests of an agent follow each other. A sub-agent runs between two
-    requests of the main agent (see `_join_sub_agent`). The last request of the session waits for
-    all requests that no other request waits for, so that the session ends with one request.
+    requests of the main agent. The last request of the session waits for all requests that no other
+    request waits for, so that the session ends with one request.
 
-    `turns_of_agents` has the turns of each agent. The first of them is the main agent, which sent
-    the first request of the session.
+    Args:
+        turns_of_agents: The turns of each agent. The first one is the main agent, which sent the
+            first request of the session.
+        times: When each request was sent and ended.
     """
     predecessors: list[set[int]] = [set() for _ in times.sent_ns]
-    for turns in turns_of_agents:
-        for earlier_turn, later_turn in itertools.pairwise(turns):
+    for agent_turns in turns_of_agents:
+        for earlier_turn, later_turn in itertools.pairwise(agent_turns):
             predecessors[later_turn].add(earlier_turn)
-    main_turns, *turns_of_sub_agents = turns_of_agents
-    for turns in turns_of_sub_agents:
-        _join_sub_agent(predecessors, main_turns, turns, times)
 
+    main_turns = turns_of_agents[0]
+    for sub_agent_turns in turns_of_agents[1:]:
+        _join_sub_agent(predecessors, main_turns, sub_agent_turns, times)
+
+    turns_with_successor = set(itertools.chain.from_iterable(predecessors))
     last_turn = len(predecessors) - 1
-    turns_with_successor = set[int]().union(*predecessors)
-    predecessors[last_turn].update(set(range(last_turn)) - turns_with_successor)
+    for turn in range(last_turn):
+        if turn not in turns_with_successor:
+            predecessors[last_turn].add(turn)
     return predecessors
 
 
@@ -237,26 +249,42 @@ def _join_sub_agent(
 ) -> None:
     """Add to `predecessors` how a sub-agent begins and ends between requests of the main agent.
 
-    The first request of the sub-agent waits for the last request of the main agent that had ended
-    before it or, if none had, for the last one that had been sent before it. There is one, as the
-    main agent sent the first request of all. The first request that the main agent sent after the
-    end of the sub-agent, if there is one, waits for the last request of the sub-agent.
+    Its first request waits for the request of the main agent that probably started it. The next
+    request of the main agent after its end waits for its last request.
     """
     first_turn = sub_agent_turns[0]
     last_turn = sub_agent_turns[-1]
-    begin_ns = times.sent_ns[first_turn]
-    end_ns = times.end_ns[last_turn]
+    starting_turn = _find_starting_turn(main_turns, first_turn, times)
+    predecessors[first_turn].add(starting_turn)
+    waiting_turn = _find_waiting_turn(main_turns, last_turn, times)
+    if waiting_turn is not None:
+        predecessors[waiting_turn].add(last_turn)
 
+
+def _find_starting_turn(main_turns: list[int], first_turn: int, times: _RequestTimes) -> int:
+    """Return the request of the main agent that probably started a sub-agent.
+
+    It is the last one that had ended before the first request of the sub-agent (`first_turn`). If
+    none had ended, it is the last one that had been sent. One had been sent, because the first
+    request of a session is of the main agent.
+    """
     sent_before = [turn for turn in main_turns if turn < first_turn]
-    ended_before = [turn for turn in sent_before if times.end_ns[turn] <= begin_ns]
-    predecessors[first_turn].add(ended_before[-1] if ended_before else sent_before[-1])
+    ended_before = [turn for turn in sent_before if times.end_ns[turn] <= times.sent_ns[first_turn]]
+    return ended_before[-1] if ended_before else sent_before[-1]
 
-    # Turns are in order of time, but several may have the same time. The comparison of turns makes
-    # sure that no request waits for a later turn, which could be a cycle.
+
+def _find_waiting_turn(main_turns: list[int], last_turn: int, times: _RequestTimes) -> int | None:
+    """Return the first request that the main agent sent after the end of a sub-agent, if any.
+
+    `last_turn` is the last request of the sub-agent.
+    """
+    end_ns = times.end_ns[last_turn]
     for turn in main_turns:
+        # Several requests may have the same time. The comparison of turns makes sure that no
+        # request waits for a later turn, which could be a cycle.
         if turn > last_turn and times.sent_ns[turn] >= end_ns:
-            predecessors[turn].add(last_turn)
-            return
+            return turn
+    return None
 
 
 def _pause_ns(turn: int, predecessors: set[int], times: _RequestTimes) -> int:
@@ -279,14 +307,15 @@ def build_sessions(trace: Trace) -> TraceSessions:
     return TraceSessions(trace)
 
 
-def read_replay_source(replay: FromTrace | Replay) -> Trace | TraceSessions:
+def read_replay_source(source: FromTrace | Replay) -> Trace | TraceSessions:
     """Return what arrives when a trace is replayed: its requests, or its sessions.
 
-    Both have a length, the times of arrival (`due_ns`) and the end of the arrivals (`end_ns`).
-    Raises UserError if the trace does not say when its requests were sent.
+    Both kinds have what an arrival schedule needs: a length, the times of arrival (`due_ns`) and
+    the end of the arrivals (`end_ns`). Raises UserError if single requests are replayed and the
+    trace does not say when each of them was sent.
     """
-    trace = read_replayed_trace(replay)
-    if replay.replay == "sessions":
+    trace = read_replayed_trace(source)
+    if source.replay == "sessions":
         return build_sessions(trace)
     if trace.untimed_rows:
         problem = (

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from loadgen.core.units import UNIT_NS, TimeUnit
+from loadgen.core.units import NS_PER_S, UNIT_NS, TimeUnit
 
 UNIT_NAMES: dict[TimeUnit, str] = {
     "s": "seconds",
@@ -21,7 +21,8 @@ UNIT_NAMES: dict[TimeUnit, str] = {
 }
 
 TRIAL_UNIT: TimeUnit = "ms"
-"""The unit that times are first read in, before the unit is decided."""
+"""The unit that numbers are first read as, before the unit is decided. A time is then a trial time:
+the number 5 in the file becomes 5,000,000 ns."""
 
 LEAST_PLAUSIBLE_RATE = 1e-3
 """Requests per second; a lower mean rate is one request in 17 minutes."""
@@ -36,46 +37,54 @@ class UnitDecision(NamedTuple):
     reason: str
 
 
-def decide_unit(at_ns: NDArray[np.int64], default: TimeUnit | None = None) -> UnitDecision:
+def decide_unit(trial_times_ns: NDArray[np.int64], default: TimeUnit | None = None) -> UnitDecision:
     """Decide whether the times in a file are seconds or milliseconds.
 
-    If any time has a fraction, they are seconds. Whole numbers have the default unit of the format,
-    or milliseconds. The other unit is used instead if only that gives a plausible mean rate.
+    If any time has a fraction, they are probably seconds. Whole numbers are probably in the default
+    unit. If that gives no plausible mean rate of requests, but the other unit does, the other unit
+    is used.
 
     Args:
-        at_ns: The time of each row in ns, read as if it were in `TRIAL_UNIT`.
+        trial_times_ns: The time of each row in ns, read as if the file were in `TRIAL_UNIT`.
         default: The unit of whole numbers in this format, or None for milliseconds.
     """
-    # A whole number that was read as ms is a multiple of the ns of 1 ms.
-    has_fraction = bool((at_ns % UNIT_NS[TRIAL_UNIT]).any())
+    probable = _judge_by_fractions(trial_times_ns, default)
+    other_unit: TimeUnit = "ms" if probable.unit == "s" else "s"
+    probable_rate = mean_rate(trial_times_ns, probable.unit)
+    other_rate = mean_rate(trial_times_ns, other_unit)
+    if _is_plausible(probable_rate) or not _is_plausible(other_rate):
+        return probable
+    rejected_rate = f"{probable_rate:,.3g} requests/s in {UNIT_NAMES[probable.unit]}"
+    return UnitDecision(other_unit, f"they would be {rejected_rate}")
+
+
+def _judge_by_fractions(
+    trial_times_ns: NDArray[np.int64], default: TimeUnit | None
+) -> UnitDecision:
+    """Return the unit that times probably have, judged by whether all are whole numbers."""
+    # A whole number in the file was read as a multiple of TRIAL_UNIT.
+    has_fraction = bool((trial_times_ns % UNIT_NS[TRIAL_UNIT]).any())
     if has_fraction:
-        unit: TimeUnit = "s"
-        reason = "some have a fraction"
-    else:
-        unit = default or "ms"
-        reason = "all are whole numbers"
-
-    other_unit: TimeUnit = "ms" if unit == "s" else "s"
-    rate_per_s = mean_rate(at_ns, unit)
-    is_only_other_plausible = not _is_plausible(rate_per_s) and _is_plausible(
-        mean_rate(at_ns, other_unit)
-    )
-    if is_only_other_plausible:
-        rejected_rate = f"{rate_per_s:,.3g} requests/s in {UNIT_NAMES[unit]}"
-        return UnitDecision(other_unit, f"they would be {rejected_rate}")
-    return UnitDecision(unit, reason)
+        return UnitDecision("s", "some have a fraction")
+    return UnitDecision(default or "ms", "all are whole numbers")
 
 
-def mean_rate(at_ns: NDArray[np.int64], unit: TimeUnit) -> float | None:
-    """Return the requests per second of times that were read in `TRIAL_UNIT` and are in `unit`.
+def mean_rate(trial_times_ns: NDArray[np.int64], unit: TimeUnit) -> float | None:
+    """Return the mean requests per second of a file whose times are numbers of `unit`.
 
-    Returns None if all requests have the same time.
+    Return None if there is no request, or if all have the same time.
+
+    Args:
+        trial_times_ns: The time of each request in ns, read as if the file were in `TRIAL_UNIT`.
+            If the unit is "s", the real times are 1,000 times as long.
+        unit: The real unit of the file.
     """
-    if not len(at_ns):
+    if not len(trial_times_ns):
         return None
-    span_s = float(int(at_ns.max()) - int(at_ns.min())) / 1e9
-    span_s *= UNIT_NS[unit] / UNIT_NS[TRIAL_UNIT]
-    return len(at_ns) / span_s if span_s else None
+    trial_span_ns = float(int(trial_times_ns.max()) - int(trial_times_ns.min()))
+    unit_ratio = UNIT_NS[unit] / UNIT_NS[TRIAL_UNIT]
+    span_s = trial_span_ns / NS_PER_S * unit_ratio
+    return len(trial_times_ns) / span_s if span_s else None
 
 
 def _is_plausible(rate_per_s: float | None) -> bool:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -34,11 +34,25 @@ TimeSlice = tuple[int, int | None]
 
 
 class _FileFormat(NamedTuple):
-    """The format of a file, whether it leaves the unit of its times open, and its default unit."""
+    """The format of a file.
+
+    Attributes:
+        name: Its name in reports.
+        needs_time_unit: Whether it does not define the unit of its times.
+        default_unit: The unit of whole numbers then, or None for milliseconds.
+    """
 
     name: str
-    is_time_unit_open: bool
+    needs_time_unit: bool
     default_unit: TimeUnit | None = None
+
+
+class _FileVersion(NamedTuple):
+    """A file as it is at a time. Another size or time of modification is another version."""
+
+    path: Path
+    size_bytes: int
+    changed_ns: int
 
 
 def read_trace(
@@ -68,7 +82,8 @@ def read_trace(
     except OSError as error:
         problem = f"cannot read the trace: {error.strerror}"
         raise UserError(of_reading(error), problem, str(path)) from None
-    trace = _read_cached(path, state.st_size, state.st_mtime_ns, skip_bad=skip_bad, unit=unit)
+    version = _FileVersion(path, state.st_size, state.st_mtime_ns)
+    trace = _read_cached(version, skip_bad=skip_bad, unit=unit)
     return trace if time_slice is None else _select_times_cached(trace, time_slice)
 
 
@@ -87,34 +102,40 @@ def _select_times_cached(trace: Trace, time_slice: TimeSlice) -> Trace:
 
 
 @functools.lru_cache(TRACES_CACHED)
-def _read_cached(
-    path: Path,
-    size: int,  # noqa: ARG001 - part of the key of the cache, as is the next
-    changed_ns: int,  # noqa: ARG001
-    *,
-    skip_bad: bool,
-    unit: TimeUnit | None,
-) -> Trace:
+def _read_cached(version: _FileVersion, *, skip_bad: bool, unit: TimeUnit | None) -> Trace:
     """Read a trace, or return it from the cache if the file has not changed.
 
-    A change of the file changes its `size` or its time of modification (`changed_ns`), so the cache
-    has no entry then.
-
-    Some formats leave the unit of their times open. If the user does not specify it (`unit`), the
-    file is first read as if the unit were TRIAL_UNIT. The times show which unit is plausible, and
-    the file is read again if it is another one.
-
-    Raises UserError if the user specifies a unit although the format defines it.
+    `unit` is the unit of its times if the user specified it. Raises UserError if the format already
+    defines the unit.
     """
-    builder, file_format = _read_file(path, unit or TRIAL_UNIT, skip_bad=skip_bad)
+    if unit is None:
+        return _read_and_infer_unit(version.path, skip_bad=skip_bad)
+    return _read_with_unit(version.path, unit, skip_bad=skip_bad)
+
+
+def _read_with_unit(path: Path, unit: TimeUnit, *, skip_bad: bool) -> Trace:
+    """Read a trace whose times are numbers of `unit`, as the user specified.
+
+    Raises UserError if the format already defines the unit.
+    """
+    builder, file_format = _read_file(path, unit, skip_bad=skip_bad)
     trace = builder.build(file_format.name)
-    if not file_format.is_time_unit_open:
-        if unit is not None:
-            problem = f"the format {file_format.name} already defines the unit of its times"
-            raise UserError("no_effect", problem, f"trace_unit {unit}", "leave trace_unit out")
+    if not file_format.needs_time_unit:
+        problem = f"the format {file_format.name} already defines the unit of its times"
+        raise UserError("no_effect", problem, f"trace_unit {unit}", "leave trace_unit out")
+    return replace(trace, time_unit=f"{UNIT_NAMES[unit]}, as specified")
+
+
+def _read_and_infer_unit(path: Path, *, skip_bad: bool) -> Trace:
+    """Read a trace, and infer the unit of its times if the format does not define it.
+
+    The file is first read as if its times were numbers of TRIAL_UNIT. All times together show which
+    unit is plausible, and the file is read again if it is another one.
+    """
+    builder, file_format = _read_file(path, TRIAL_UNIT, skip_bad=skip_bad)
+    trace = builder.build(file_format.name)
+    if not file_format.needs_time_unit:
         return trace
-    if unit is not None:
-        return replace(trace, time_unit=f"{UNIT_NAMES[unit]}, as specified")
     decision = decide_unit(builder.times_ns(), file_format.default_unit)
     if decision.unit != TRIAL_UNIT:
         builder, _ = _read_file(path, decision.unit, skip_bad=skip_bad)
@@ -123,7 +144,10 @@ def _read_cached(
 
 
 def _read_file(path: Path, unit: TimeUnit, *, skip_bad: bool) -> tuple[TraceBuilder, _FileFormat]:
-    """Read all rows of a file. `unit` is that of times whose unit the format leaves open."""
+    """Read all rows of a file, in Parquet or in lines.
+
+    `unit` is the unit of its times if the format does not define one.
+    """
     if trace_files.is_parquet(path):
         return _read_parquet(path, unit, skip_bad=skip_bad)
     with trace_files.open_lines(path) as lines:
@@ -134,17 +158,22 @@ def _read_file(path: Path, unit: TimeUnit, *, skip_bad: bool) -> tuple[TraceBuil
 def _read_parquet(
     path: Path, unit: TimeUnit, *, skip_bad: bool
 ) -> tuple[TraceBuilder, _FileFormat]:
-    """Read the rows of a file in Parquet until its end, or until there are enough mistakes."""
+    """Read the rows of a file in Parquet.
+
+    Reading stops early if so many rows have mistakes that no more are reported. A batch describes
+    only its first mistakes, and the others are counted.
+    """
     from loadgen.core.workload.trace_columns import open_parquet_trace
 
     builder = TraceBuilder(path, skip_bad=skip_bad, must_be_ordered=True)
     with open_parquet_trace(path, unit) as table:
-        file_format = _FileFormat(table.format.name, table.format.is_time_unit_open)
+        file_format = _FileFormat(table.format.name, table.format.needs_time_unit)
         for batch in table.batches:
-            for row_number, error in batch.first_errors:
-                if builder.add_bad_row(error, f"{path}, row {row_number:,}"):
+            for bad_row in batch.first_bad_rows:
+                builder.add_bad_row(bad_row.error, f"{path}, row {bad_row.row_number:,}")
+                if builder.has_enough_errors:
                     return builder, file_format
-            builder.count_bad_rows(batch.bad_rows - len(batch.first_errors))
+            builder.count_bad_rows(batch.bad_row_count - len(batch.first_bad_rows))
             builder.add_columns(batch.columns)
     return builder, file_format
 
@@ -163,26 +192,31 @@ def _read_lines(
 ) -> tuple[TraceBuilder, _FileFormat]:
     """Read the rows of a file of lines, whose format is recognized by the first line.
 
-    `unit` is the unit of its times if the format leaves it open. Then the format has a function
-    `with_unit`, which returns the same format with that unit.
+    Args:
+        path: The file, for error messages.
+        lines: Its lines with their numbers.
+        unit: The unit of its times, if the format does not define one.
+        skip_bad: Leave out rows with mistakes, and count them.
 
-    Raises UserError if the file is empty or its format is not known.
+    Raises:
+        UserError: The file is empty or its format is not known.
     """
     first = next(lines, None)
     if first is None:
-        hint = trace_formats.known_formats()
+        hint = trace_formats.describe_known_formats()
         raise UserError("empty_file", "the trace has no requests", str(path), hint)
     _, first_line = first
     trace_format = _find_format(path, first_line)
-    is_time_unit_open = trace_format.with_unit is not None
-    file_format = _FileFormat(trace_format.name, is_time_unit_open, trace_format.default_unit)
+    needs_time_unit = False
+    default_unit = trace_format.default_unit
     if trace_format.with_unit is not None:
+        needs_time_unit = True
         trace_format = trace_format.with_unit(unit)
     builder = TraceBuilder(path, skip_bad=skip_bad, must_be_ordered=trace_format.must_be_ordered)
-    # The first line of a CSV file is no row.
+    # The first line of a file is its first row, but in CSV it only names the columns.
     rows = itertools.chain([first], lines) if _is_json(first_line) else lines
     add_lines(builder, trace_format, rows)
-    return builder, file_format
+    return builder, _FileFormat(trace_format.name, needs_time_unit, default_unit)
 
 
 def _is_json(line: str) -> bool:
@@ -212,9 +246,10 @@ def add_lines(
 ) -> None:
     """Add the requests in the lines of a file to a trace.
 
-    A batch of lines is parsed at once, which is faster, if the format can do so, all of its lines
-    are plain, and their times are in order. Otherwise its lines are parsed one by one, which finds
-    the mistakes. Reading ends early if there are as many mistakes as are shown.
+    Lines are parsed in batches. Most formats can parse a whole batch at once (`parse_lines`), which
+    is faster, if all its lines have the most common form. Otherwise, or if a time is out of order,
+    its lines are parsed one by one, which finds the mistakes. Reading stops early if so many lines
+    have mistakes that no more are reported.
     """
     while batch := list(itertools.islice(lines, LINES_PER_BATCH)):
         columns = None
@@ -222,11 +257,21 @@ def add_lines(
             columns = trace_format.parse_lines([line for _, line in batch])
         if columns is not None and builder.can_continue_with(columns.at_ns):
             builder.add_columns(columns)
-            continue
-        for number, line in batch:
-            try:
-                for row in trace_format.parse_line(line):
-                    builder.add(row)
-            except InvalidValueError as error:
-                if builder.add_bad_row(error, f"{builder.path}:{number}"):
-                    return
+        else:
+            _add_lines_one_by_one(builder, trace_format, batch)
+        if builder.has_enough_errors:
+            return
+
+
+def _add_lines_one_by_one(
+    builder: TraceBuilder, trace_format: TraceFormat, lines: Iterable[NumberedLine]
+) -> None:
+    """Add the requests in some lines, until so many have mistakes that no more are reported."""
+    for number, line in lines:
+        try:
+            for row in trace_format.parse_line(line):
+                builder.add(row)
+        except InvalidValueError as error:
+            builder.add_bad_row(error, f"{builder.path}:{number}")
+            if builder.has_enough_errors:
+                return

@@ -58,11 +58,11 @@ def test_compressed_and_truncated_traces_are_read(compression: str, tmp_path: Pa
 
 def test_a_compressed_line_is_read_to_a_bound(tmp_path: Path) -> None:
     (tmp_path / "t.jsonl.gz").write_bytes(gzip.compress(b"{}\n" + b"x" * 1_000_000))
-    with trace_files.open_lines(tmp_path / "t.jsonl.gz", longest=1_000_000) as lines:
+    with trace_files.open_lines(tmp_path / "t.jsonl.gz", max_characters=1_000_000) as lines:
         assert [number for number, _ in lines] == [1, 2]
     with (
         refused(UserError, "too_large", where="t.jsonl.gz:2"),
-        trace_files.open_lines(tmp_path / "t.jsonl.gz", longest=1_000) as lines,
+        trace_files.open_lines(tmp_path / "t.jsonl.gz", max_characters=1_000) as lines,
     ):
         list(lines)
 
