@@ -27,7 +27,7 @@ def create_text_writer(vocabulary: Sequence[str]) -> TextWriter:
     def append_words(beginning: str, random_bytes: bytes) -> str:
         """Return the text with a word for each two of the bytes."""
         numbers = unpack(f"<{len(random_bytes) // 2}H", random_bytes)
-        words = map(word_by_number.__getitem__, numbers)
-        return beginning + "".join(words)
+        random_words = map(word_by_number.__getitem__, numbers)
+        return beginning + "".join(random_words)
 
     return append_words

@@ -107,14 +107,7 @@ class ResponseReader(ResponseReaderState):
         *,
         is_one_write: bool = False,
     ) -> None:
-        """Process the events of a read of which some may have arrived earlier.
-
-        The last output event is a special case if nothing but the end of the response (finish
-        reason, usage, `[DONE]`) came after it. Servers send this end together with the last output
-        or one step later, so the two often share a read even if the client reads without delay.
-        The last output is therefore at most about one gap older than its timestamp, and the
-        timeline and the largest gap count it as exact. Reporting the full uncertainty would blame
-        the client for how servers end their responses.
+        """Process the events of a read of which some may have arrived before its timestamp.
 
         Args:
             uncertain: The events that may have arrived earlier than `timestamp`.
@@ -124,55 +117,70 @@ class ResponseReader(ResponseReaderState):
             is_one_write: All events came in one write of the server, so that they arrived together.
                 The timeline and the largest gap are exact then.
         """
-        outputs_before_read = self.output_events
         max_gap_before_read = self.max_gap
-        if uncertain:
-            self.feed(uncertain, timestamp, uncertainty)
-        uncertain_outputs = self.output_events - outputs_before_read
-        if certain:
-            self.feed(certain, timestamp)
-        certain_outputs = self.output_events - outputs_before_read - uncertain_outputs
-
-        # The uncertainty of the last output event
+        uncertain_outputs = self._feed_and_count_outputs(uncertain, timestamp, uncertainty)
+        certain_outputs = self._feed_and_count_outputs(certain, timestamp, uncertainty=0)
+        inexact_outputs = uncertain_outputs
         if certain_outputs:
             self.uncertain_timestamp = NEVER
         elif uncertain_outputs:
-            self.uncertain_timestamp = timestamp
-            self.timestamp_uncertainty = uncertainty
-            if self.finish_reason:  # the special case: the timeline counts this event as exact
-                uncertain_outputs -= 1
-                self.timestamp_uncertainty = self._uncertainty_before_end(timestamp, uncertainty)
-
-        # Those of the timeline and of the largest gap
-        if uncertain_outputs and not is_one_write:
-            self.timeline.uncertainties.append((uncertainty, uncertain_outputs))
-        are_gaps_exact = is_one_write or not uncertain_outputs
-        if are_gaps_exact and self.max_gap > max_gap_before_read:
+            self._note_uncertain_last_output(timestamp, uncertainty)
+            if self.finish_reason:  # The last output counts as exact (see that method).
+                inexact_outputs -= 1
+        if is_one_write:
+            inexact_outputs = 0
+        if inexact_outputs:
+            self.timeline.uncertainties.append((uncertainty, inexact_outputs))
+        elif self.max_gap > max_gap_before_read:
             self.max_gap_uncertainty = 0
+
+    def _feed_and_count_outputs(
+        self, events: Sequence[EventOrCount], timestamp: int, uncertainty: int
+    ) -> int:
+        """Process events as `feed` does, and return how many of them are output events."""
+        if not events:
+            return 0
+        outputs_before = self.output_events
+        self.feed(events, timestamp, uncertainty)
+        return self.output_events - outputs_before
+
+    def _note_uncertain_last_output(self, timestamp: int, uncertainty: int) -> None:
+        """Note by how much the last output event may have arrived before its timestamp, in ns.
+
+        If the finish reason came in the same read, the uncertainty is at most about one gap between
+        output events. Servers send the end of a response together with the last output or one step
+        later, so the two often share a read even if the client reads without delay. Reporting the
+        full uncertainty would blame the client for how servers end their responses.
+        """
+        self.uncertain_timestamp = timestamp
+        self.timestamp_uncertainty = uncertainty
+        if self.finish_reason:
+            self.timestamp_uncertainty = self._uncertainty_before_end(timestamp, uncertainty)
 
     def feed(self, events: Sequence[EventOrCount], timestamp: int, uncertainty: int = 0) -> None:
         """Process events that came at `timestamp`, or earlier by at most `uncertainty` ns.
 
-        Runs of plain events are counted together. Every other event is decoded.
+        Plain events that follow each other are counted together. Every other event is decoded. A
+        number among the events stands for that many plain events, which were recognised before.
         """
         if events and self.first_event == NEVER:
             self.first_event = timestamp
         position = 0
         while position < len(events):
             if self.template is not None:
+                before_text, after_text = self.template
                 plain_items, plain_events = count_leading_plain_events(
-                    events, position, *self.template
+                    events, position, before_text, after_text
                 )
                 if plain_items:
                     self.count_plain_events(plain_events, timestamp, uncertainty)
                     position += plain_items
                     continue
-            # This item is no count: counts come only once there is a template, and the template
-            # recognises every count.
-            payload: bytes | NamedEvent = events[position]  # type: ignore[assignment]
-            position += 1
+            payload = events[position]
+            assert not isinstance(payload, int), "a number needs a template, which counts it above"
             if payload != b"[DONE]":
                 self._feed_payload(payload, timestamp, uncertainty)
+            position += 1
 
     def count_plain_events(self, count: int, timestamp: int, uncertainty: int = 0) -> None:
         """Count plain events that came together at `timestamp`.
@@ -219,7 +227,10 @@ class ResponseReader(ResponseReaderState):
         return join_tool_calls(self.tool_deltas)
 
     def usage(self) -> Usage:
-        """Return the last usage with output tokens, or else the first one. It may be empty."""
+        """Return the token counts of the response. It is empty if the server has sent none.
+
+        They are those of the last usage with output tokens, or else of the first usage.
+        """
         return self.usage_counts.usage() if self.usage_counts is not None else Usage()
 
     @property
@@ -235,20 +246,23 @@ class ResponseReader(ResponseReaderState):
         sent_tokens = counts.completion_tokens
         if sent_tokens is msgspec.UNSET:
             sent_tokens = counts.output_tokens
-        return sent_tokens is not None and counts.output() is None
+        is_sent = sent_tokens is not None
+        is_possible = counts.output() is not None
+        return is_sent and not is_possible
 
     @property
     def has_hidden_output(self) -> bool:
-        """Whether output of several tokens came in fields of events that are not known here.
+        """Whether the server sent output in fields that this client does not know.
 
-        There are two signs of it: events with a text in such a field, or a usage of several output
-        tokens without any output event. A single token is no sign, because that may be the
-        end-of-sequence token, which has no text.
+        There are two signs of it: several events whose delta has a text in an unknown field, or a
+        usage of several output tokens without any output event. A single token is no sign, because
+        that may be the end-of-sequence token, which has no text.
         """
-        if self.unknown_output_events >= UNKNOWN_OUTPUTS:
+        has_unknown_texts = self.unknown_output_events >= UNKNOWN_OUTPUTS
+        if has_unknown_texts:
             return True
         output_tokens = self.usage().output or 0
-        return not self.output_events and output_tokens > 1
+        return output_tokens > 1 and not self.output_events
 
     def find_failure(
         self, is_framing_complete: bool, ends_with_connection: bool, is_stream: bool
@@ -302,45 +316,50 @@ class ResponseReader(ResponseReaderState):
         return min(uncertainty, mean_gap)
 
     def _feed_payload(self, payload: bytes | NamedEvent, timestamp: int, uncertainty: int) -> None:
-        """Process one event that is not known to be plain.
+        """Process one event that was not recognised as plain.
 
-        Most events are decoded in one step by msgspec. Those that it refuses, and those of other
-        APIs, are converted to the same fields first. Only an event of the first kind can become a
-        template, and only if no text is kept or passed on, because plain events are not decoded.
+        The usual event is one of a chat, which is decoded in one step. Every other one is converted
+        to the fields of a chat event first. A usual event may become the template by which later
+        events are recognised as plain, unless the text is kept or passed on, because plain events
+        are not decoded.
         """
-        can_be_template = False
-        try:
-            # A NamedEvent raises TypeError, which is cheaper than a test of each event.
-            event: EventFields | None = decode_event(payload)  # type: ignore[arg-type]
-            can_be_template = self.text_pieces is None and self.on_output is None
-        except (*NOT_JSON, TypeError):
-            event = self._read_unusual_event(payload)
+        event: EventFields | None = None
+        if isinstance(payload, bytes):
+            try:
+                event = decode_event(payload)
+            except NOT_JSON:
+                event = None  # `_read_unusual_event` decodes it leniently.
+        is_usual = event is not None and event.choices is not None
+        if not is_usual:
+            event = self._read_unusual_event(payload, event)
         if event is None:
             return
-        if event.choices is None:
-            event_with_choices = convert_to_chat_event(event, payload, self._decode_leniently)
-            if event_with_choices is not None:
-                event = event_with_choices
-                can_be_template = False
         if self.text_pieces is not None and not self.response_id:
             self.response_id = id_of(payload)
         if event.choices:
             has_output = self._feed_choices(event.choices, payload, timestamp, uncertainty)
-            if has_output and can_be_template and self._may_learn_template():
-                self._learn_template(event, payload)  # type: ignore[arg-type]
+            is_text_needed = self.text_pieces is not None or self.on_output is not None
+            can_be_template = is_usual and has_output and not is_text_needed
+            if can_be_template and self._is_learning_worthwhile():
+                self._learn_template(event, _json_of(payload))
         self._read_other_fields(event, payload)
 
     def _read_other_fields(self, event: EventFields, payload: bytes | NamedEvent) -> None:
         """Read the usage, the error and the server's own timing of an event.
 
-        The fields are compared with ABSENT here, so that the usual event, which has none of them,
-        costs no further call.
+        The usual event has none of them. It is recognised here, because that costs no further call.
         """
+        has_error = (
+            event.error is not ABSENT or event.message is not ABSENT or event.detail is not ABSENT
+        )
+        has_timing = (
+            event.timings is not ABSENT or event.nvext is not ABSENT or event.metrics is not ABSENT
+        )
         if event.usage is not None:
             self._read_usage(event.usage)
-        if event.error is not ABSENT or event.message is not ABSENT or event.detail is not ABSENT:
+        if has_error:
             self._read_error(event, payload)
-        if event.timings is not ABSENT or event.nvext is not ABSENT or event.metrics is not ABSENT:
+        if has_timing:
             self._read_timing(event)
 
     def _feed_choices(
@@ -370,51 +389,50 @@ class ResponseReader(ResponseReaderState):
     def _feed_choice(self, choice: ChoiceFields, timestamp: int) -> bool:
         """Process one choice of an event and return whether the choice has output.
 
-        Its text is kept if the texts of the response are kept. Streams have a `delta`, other chats
-        a `message`, and completions a `text`.
+        Streams have a `delta`, other chats a `message`, and completions a `text`.
         """
         delta = choice.message if choice.delta is None else choice.delta
         text = choice.text if delta is None else delta.content
-        output_kind: _OutputKind | None = "answer"
-        if not text:
-            output_kind = self._read_output_without_text(choice, delta)
-        elif self.text_pieces is not None:
-            self.text_pieces.append(text)
-            if delta is not None and is_set(delta.tool_calls):
-                self.tool_deltas.append(delta.tool_calls)
+        output_kind = "answer" if text else _kind_of_output_without_text(choice, delta)
+        if self.text_pieces is not None:
+            self._keep_output(self.text_pieces, text, delta)
         if output_kind == "answer" and self.first_answer == NEVER:
             self.first_answer = timestamp
         if choice.finish_reason:
-            self._finish(choice, choice.finish_reason, timestamp)
+            self._record_finish(choice, choice.finish_reason, timestamp)
         return output_kind is not None
 
-    def _read_output_without_text(
-        self, choice: ChoiceFields, delta: DeltaFields | None
-    ) -> _OutputKind | None:
-        """Return the kind of output of a choice without text, or None if it has no output.
+    def _keep_output(
+        self, text_pieces: list[str], text: str | None, delta: DeltaFields | None
+    ) -> None:
+        """Add the output of a choice to the texts and tool calls of the response.
 
-        Output without text is reasoning, a tool call, a refusal or token ids. Reasoning and tool
-        calls are kept if the texts of the response are kept.
+        Args:
+            text_pieces: The pieces of the text of the response so far.
+            text: The text of the choice.
+            delta: Its delta or its message, or None for a completion.
         """
-        if delta is not None:
-            reasoning = delta.reasoning_content or delta.reasoning
-            if reasoning:
-                if self.reasoning_pieces is not None:
-                    self.reasoning_pieces.append(reasoning)
-                return "reasoning"
-            for call in (delta.tool_calls, delta.function_call):
-                if call is not ABSENT and bytes(call) not in EMPTY:
-                    if self.text_pieces is not None:
-                        self.tool_deltas.append(call)
-                    return "answer"
-            if delta.refusal or delta.token_ids:
-                return "answer"
-        return "answer" if choice.token_ids else None
+        if text:
+            text_pieces.append(text)
+            # The usual event has no tool calls. Comparing with ABSENT spares it the call of `is_set`.
+            if delta is not None and delta.tool_calls is not ABSENT and is_set(delta.tool_calls):
+                self.tool_deltas.append(delta.tool_calls)
+            return
+        if delta is None:
+            return
+        reasoning = delta.reasoning_content or delta.reasoning
+        if reasoning and self.reasoning_pieces is not None:
+            self.reasoning_pieces.append(reasoning)
+            return
+        tool_calls = _tool_calls_of(delta)
+        if tool_calls is not None:
+            self.tool_deltas.append(tool_calls)
 
-    def _finish(self, choice: ChoiceFields, finish_reason: str, timestamp: int) -> None:
-        """Keep the finish reason of a choice and the server's timing that comes with it.
+    def _record_finish(self, choice: ChoiceFields, finish_reason: str, timestamp: int) -> None:
+        """Store the finish reason of a choice, and the server's own timing that comes with it.
 
-        Only SGLang and TensorRT-LLM put timing into the choice itself.
+        SGLang has its timing in the field `meta_info` of the choice, and TensorRT-LLM its
+        statistics of speculative decoding. Other servers have them elsewhere (`_read_timing`).
         """
         self.finish_reason = finish_reason
         self.end = timestamp
@@ -443,56 +461,55 @@ class ResponseReader(ResponseReaderState):
         self.end = timestamp
 
     def _count_unknown_output(self, payload: bytes | NamedEvent) -> None:
-        """Count an event without known output if a field that is not known has a text.
+        """Count an event without known output if its delta has a text in an unknown field.
 
-        A server that streams its reasoning under a name that is not known here sends such events
-        before the first known output. If there are UNKNOWN_OUTPUTS of them, the time of the first
-        token is not known (`has_hidden_output`), and the remark of the response names the field.
+        Such a text is probably output, for example reasoning under a name of the server's own. If
+        UNKNOWN_OUTPUTS events before the first known output have one, the time of the first token
+        is not known, and the remark about the response names the field.
         """
-        field_name = unknown_text_field(_data_of(payload))
+        field_name = unknown_text_field(_json_of(payload))
         if not field_name:
             return
         self.unknown_output_events += 1
         if self.unknown_output_events == UNKNOWN_OUTPUTS:
             self.remark = HIDDEN_OUTPUT.format(field_name[:_MAX_FIELD_NAME_CHARS])
 
-    def _may_learn_template(self) -> bool:
-        """Return False if earlier templates recognised too few events.
+    def _is_learning_worthwhile(self) -> bool:
+        """Return False if the templates learned so far recognised too few events.
 
         The events of such a stream differ in more than their text, for example in a time or a
-        usage, so that learning costs more than it saves.
+        usage, so that learning another template would cost more than it saves.
         """
         earned_templates = self.plain_events // _EVENTS_PER_TEMPLATE
         return self.learned_templates <= _FREE_TEMPLATES + earned_templates
 
     def _learn_template(self, event: EventFields, payload: bytes) -> None:
-        """Make the template of plain events from an event that was decoded.
+        """Learn from an event how the plain events of this response look.
 
-        A plain event differs from it in its text alone, so that it need not be decoded: it has the
-        same bytes before and after its text, is the same JSON, and says only that output came. For
-        the payload `{"text":"Hi","n":1}` the template is `{"text":"` and `","n":1}`.
+        A plain event differs from this one in its text alone. The template is the pair of the bytes
+        before and after the text: for the payload `{"text":"Hi","n":1}` it is `{"text":"` and
+        `","n":1}`. Events with the same bytes around their text are counted without being decoded.
 
-        No template is learned from a payload with escapes or line ends, or if the text is in the
-        payload twice, because the place of the text would not be certain.
+        No template is learned if the event has more than a text, from a payload with escapes or
+        line ends, or if the text is in the payload twice, so that its place is not certain.
         """
-        text = _only_text_of(event)
-        if not text or b"\\" in payload or b"\n" in payload:
+        text = _sole_text(event)
+        has_escapes_or_line_ends = b"\\" in payload or b"\n" in payload
+        if not text or has_escapes_or_line_ends:
             return
         json_string = b'"%s"' % text.encode()
-        string_start = payload.find(json_string)
-        is_in_payload_once = string_start >= 0 and payload.rfind(json_string) == string_start
-        if is_in_payload_once:
-            self.learned_templates += 1
-            text_start = string_start + len(b'"')
-            text_end = string_start + len(json_string) - len(b'"')
-            self.template = payload[:text_start], payload[text_end:]
+        if payload.count(json_string) != 1:
+            return
+        before_string, after_string = payload.split(json_string)
+        self.template = (before_string + b'"', b'"' + after_string)
+        self.learned_templates += 1
 
     def _read_usage(self, counts: UsageFields) -> None:
-        """Keep the last usage with output tokens, or else the first one.
+        """Store the usage of an event, if it says more than the one that was stored before.
 
-        With continuous usage, each event has the counts so far. A usage that comes with the first
-        output event, and is not that of the complete response, therefore states how many tokens
-        this event has.
+        A response may have several: with continuous usage, each event has the counts so far. The
+        last one with output tokens is stored, or else the first one. If it lacks the prompt tokens,
+        those of the earlier one are added to it.
         """
         has_prompt_count = (
             counts.input_tokens is not None or counts.prompt_tokens is not msgspec.UNSET
@@ -500,41 +517,76 @@ class ResponseReader(ResponseReaderState):
         if not has_prompt_count and self.usage_counts is not None:
             counts = _with_prompt_counts(counts, self.usage_counts)
         output_tokens = counts.output()
-        if not output_tokens:
-            self.usage_counts = self.usage_counts or counts
-            return
-        self.usage_counts = counts
+        if output_tokens:
+            self.usage_counts = counts
+            self._note_first_event_tokens(output_tokens)
+        elif self.usage_counts is None:
+            self.usage_counts = counts
+
+    def _note_first_event_tokens(self, output_tokens: int) -> None:
+        """Note how many tokens the first output event has, if a usage with this count states it.
+
+        It does if it comes with the first output event, because it then counts the tokens so far.
+        With a finish reason, it counts those of the complete response.
+        """
         is_at_first_output = self.output_events == 1 and not self.finish_reason
         if is_at_first_output and not self.first_event_tokens:
             self.first_event_tokens = output_tokens
 
-    def _read_unusual_event(self, payload: bytes | NamedEvent) -> EventFields | None:
-        """Return the fields of an event that `decode_event` refuses.
+    def _read_unusual_event(
+        self, payload: bytes | NamedEvent, event: EventFields | None
+    ) -> EventFields | None:
+        """Return the fields of an event that is not a usual one of a chat, or None if it has none.
 
-        Such an event is named, `[DONE]`, `null`, or JSON of an unexpected shape. Return None if it
-        has no fields to process. Errors, timings and text that is not JSON are kept here at once.
+        Args:
+            payload: The event.
+            event: Its fields without choices, if it could be decoded in one step. It may then be an
+                event of another API.
         """
-        if isinstance(payload, NamedEvent):
-            if payload.event == b"error":
-                self.error = self.error or error_text(payload.data)
-                return None
-            if payload.event.endswith(b"metrics"):  # `trtllm.perf_metrics` of trtllm-serve
-                self._keep_timing(payload.event.decode("latin-1"), payload.data)
-                return None
-        json_text = _data_of(payload).strip()
+        if event is None:
+            event = self._read_refused_event(payload)
+        if event is None or event.choices is not None:
+            return event
+        converted_event = convert_to_chat_event(event, payload, self._decode_leniently)
+        return event if converted_event is None else converted_event
+
+    def _read_refused_event(self, payload: bytes | NamedEvent) -> EventFields | None:
+        """Return the fields of an event that msgspec refuses to decode, or None if it has none.
+
+        Such an event is named, `[DONE]`, `null`, or JSON in which a field has an unexpected type.
+        Text that is not JSON is an error, except in a named event, which is an extension of the
+        server.
+        """
+        if isinstance(payload, NamedEvent) and self._read_named_event(payload):
+            return None
+        json_text = _json_of(payload).strip()
         if json_text == b"[DONE]":
             return None
         try:
             value = self._decode_leniently(json_text)
         except NOT_JSON:
-            # Named events are extensions of a server, which need not be JSON.
             if not isinstance(payload, NamedEvent) and not self.parse_error:
                 shown_text = json_text[:_MAX_SHOWN_EVENT_BYTES]
                 self.parse_error = f"an event is not JSON: {shown_text!r}"
             return None
         if not isinstance(value, dict):
             return None
-        return read_other_api(value) or read_event(value)
+        event_of_other_api = read_other_api(value)
+        return read_event(value) if event_of_other_api is None else event_of_other_api
+
+    def _read_named_event(self, event: NamedEvent) -> bool:
+        """Store a named event that is an error or the server's own timing.
+
+        Returns:
+            Whether it is one of these. Otherwise its data may be a usual event.
+        """
+        if event.event == b"error":
+            self.error = self.error or error_text(event.data)
+            return True
+        if event.event.endswith(b"metrics"):  # `trtllm.perf_metrics` of trtllm-serve
+            self._keep_timing(event.event.decode("latin-1"), event.data)
+            return True
+        return False
 
     def _decode_leniently(self, text: bytes) -> Any:
         """Return the value of JSON and note bytes that are not UTF-8. Raises one of NOT_JSON."""
@@ -546,82 +598,126 @@ class ResponseReader(ResponseReaderState):
         return value
 
     def _read_error(self, event: EventFields, payload: bytes | NamedEvent) -> None:
-        """Keep the first error of the response.
+        """Store the text of an error in an event, unless an earlier event had one.
 
-        `message` and `detail` are errors only if the event has neither choices nor a usage, and an
-        empty `error`, such as `{}`, is one only in that case.
+        The field `error` is one, unless it is empty, such as `{}`. In an event without choices and
+        usage, any value of `error`, `message` or `detail` but null is one.
         """
-        if not (is_set(event.error) or is_set(event.message) or is_set(event.detail)):
+        has_error_field = is_set(event.error) or is_set(event.message) or is_set(event.detail)
+        if not has_error_field:
             return
         has_content = bool(event.choices) or event.usage is not None
-        if bytes(event.error) not in EMPTY or not has_content:
-            self.error = self.error or error_text(_data_of(payload))
+        has_nonempty_error = bytes(event.error) not in EMPTY
+        if has_nonempty_error or not has_content:
+            self.error = self.error or error_text(_json_of(payload))
 
     def _read_timing(self, event: EventFields) -> None:
         """Keep the server's own timing of llama-server, Dynamo or vLLM."""
-        for name in ("timings", "nvext", "metrics"):
-            timing = getattr(event, name)
+        timing_by_field = {
+            "timings": event.timings,
+            "nvext": event.nvext,
+            "metrics": event.metrics,
+        }
+        for field_name, timing in timing_by_field.items():
             if is_set(timing):
-                self._keep_timing(name, bytes(timing))
+                self._keep_timing(field_name, bytes(timing))
 
     def _keep_timing(self, name: str, json_text: bytes) -> None:
-        """Keep the server's own timing under the name of its format, unless it is damaged.
+        """Store the server's own timing under the name of its format, unless it is damaged.
 
-        It is parsed only when the record of the request is made (`server_timing_lookup.py`).
+        Only the JSON is decoded here. What it means is parsed when the record of the request is
+        made (`server_timing_lookup.py`).
         """
         try:
             value = decode_any(json_text)
         except NOT_JSON:
             return
-        if value is not None:
-            self.server_timing = {**(self.server_timing or {}), name: value}
+        if value is None:
+            return
+        if self.server_timing is None:
+            self.server_timing = {}
+        self.server_timing[name] = value
 
 
-def _data_of(payload: bytes | NamedEvent) -> bytes:
+def _json_of(payload: bytes | NamedEvent) -> bytes:
+    """Return the data of an event, which should be JSON, without the name of the event."""
     return payload if isinstance(payload, bytes) else payload.data
 
 
-def _only_text_of(event: EventFields) -> str | None:
-    """Return the text of an event that has a text and nothing else, or None.
+def _kind_of_output_without_text(
+    choice: ChoiceFields, delta: DeltaFields | None
+) -> _OutputKind | None:
+    """Return which kind of output a choice without text has, or None if it has no output.
 
-    Only such an event can be a template: the other fields of an event may change with each event,
-    and must be read each time.
+    It is reasoning, or a tool call, a refusal or token ids, which belong to the answer.
+
+    Args:
+        choice: The choice.
+        delta: Its delta or its message, or None for a completion.
+    """
+    if delta is not None:
+        if delta.reasoning_content or delta.reasoning:
+            return "reasoning"
+        if _tool_calls_of(delta) is not None or delta.refusal or delta.token_ids:
+            return "answer"
+    return "answer" if choice.token_ids else None
+
+
+def _tool_calls_of(delta: DeltaFields) -> msgspec.Raw | None:
+    """Return the tool calls in a delta as JSON, or None if it has none.
+
+    They are in `tool_calls` or in the older field `function_call`. Some servers send an empty list
+    with each text.
+    """
+    for calls in (delta.tool_calls, delta.function_call):
+        if calls is not ABSENT and bytes(calls) not in EMPTY:
+            return calls
+    return None
+
+
+def _sole_text(event: EventFields) -> str | None:
+    """Return the text of an event that has nothing else to read, or None for any other event.
+
+    A finish reason, a usage, an error or a timing may change with each event and must be read each
+    time. So an event with one of them cannot show how later events look.
     """
     if event.choices is None or len(event.choices) != 1 or event.usage is not None:
         return None
     choice = event.choices[0]
-    if choice.finish_reason:
+    if choice.finish_reason or _has_error_or_timing(event):
         return None
-    for raw_value in (
-        event.error,
-        event.message,
-        event.detail,
-        event.timings,
-        event.nvext,
-        event.metrics,
-    ):
-        # The identity is tested first, because it spares the usual event a call per field.
-        if raw_value is not ABSENT and is_set(raw_value):
-            return None
     delta = choice.delta or choice.message
     if delta is None:
         return choice.text
     return delta.content or delta.reasoning_content or delta.reasoning
 
 
-def _with_prompt_counts(counts: UsageFields, earlier: UsageFields) -> UsageFields:
-    """Return a usage with the prompt tokens of an earlier one.
+def _has_error_or_timing(event: EventFields) -> bool:
+    """Return True if a field of an event that has an error or the server's own timing is set."""
+    raw_values = (
+        event.error,
+        event.message,
+        event.detail,
+        event.timings,
+        event.nvext,
+        event.metrics,
+    )
+    return any(is_set(raw_value) for raw_value in raw_values)
 
-    Anthropic's messages state the prompt at their start and the output at their end.
+
+def _with_prompt_counts(counts: UsageFields, earlier: UsageFields) -> UsageFields:
+    """Return a usage that has no prompt tokens with the prompt tokens of an earlier one.
+
+    Anthropic's messages state the prompt tokens when they start and the output tokens at their end.
+    Details of the prompt may come with either. Those of the later usage take precedence.
     """
+    cache_written = counts.cache_creation_input_tokens or earlier.cache_creation_input_tokens
     return msgspec.structs.replace(
         counts,
         prompt_tokens=earlier.prompt_tokens,
         input_tokens=earlier.input_tokens,
         input_tokens_details=counts.input_tokens_details or earlier.input_tokens_details,
-        cache_creation_input_tokens=(
-            counts.cache_creation_input_tokens or earlier.cache_creation_input_tokens
-        ),
+        cache_creation_input_tokens=cache_written,
     )
 
 
