@@ -12,7 +12,7 @@ from loadgen_sdk.probe.fetch import HttpFetcher
 from loadgen_sdk.probe.probe import ProbeResult, probe
 from loadgen_sdk.probe.probe_client import SAMPLES, OutputLengths, ProbeOptions
 from loadgen_sdk.transport.target import Target
-from loadgen_sdk.wire_formats.request_body import add_timing_request
+from loadgen_sdk.wire_formats.request_body import with_timing_request
 
 from loadgen.core import seeds
 from loadgen.core.errors import CombinedError, LoadgenError, TargetError, UserError
@@ -114,7 +114,7 @@ def client_options(settings: Settings, result: ProbeResult) -> dict[str, Any]:
     headers = settings.headers
     extra_body = settings.extra_body
     if settings.server_timing:
-        headers, extra_body = add_timing_request(
+        headers, extra_body = with_timing_request(
             result.server_profile, headers, extra_body, stream=settings.stream
         )
     return {

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from ..errors import TargetUnusable
 from ..transport.http1 import CREDENTIALS, merge_headers
 from ..transport.target import Target, header_secrets
-from ..wire_formats.request_body import add_timing_request
+from ..wire_formats.request_body import with_timing_request
 from ..wire_formats.server_profiles import ServerProfile
 from .http_types import NO_RESPONSE, Headers, HttpResponse, SendRequest, TransientFailure
 from .refusals import RefusalExplainer, is_transient, retry_after_s
@@ -109,7 +109,7 @@ class ProbeClient:
 
     def request_server_timing(self, profile: ServerProfile) -> None:
         """Request the server's own timing with every generation from now on."""
-        self._headers, self.extra_body = add_timing_request(
+        self._headers, self.extra_body = with_timing_request(
             profile, self._headers, self.extra_body, stream=self.stream
         )
 

@@ -25,14 +25,13 @@ from .implementation import token_count
 _INVALID_COUNT = -1
 """Stands for output tokens that are no count, so that they are not taken for missing ones."""
 
-_RAW_FIELDS = ("error", "message", "detail", "timings", "nvext", "metrics")
-
 
 def decode_leniently(text: bytes) -> Any:
     """Return the value of JSON that a strict decoder may refuse.
 
-    Half of a surrogate pair and bytes that are not UTF-8 become U+FFFD, numbers may be larger than
-    a double holds, and a byte order mark may stand first. Raises one of NOT_JSON.
+    Bytes that are not UTF-8 and half of a surrogate pair (one of the two code units of an emoji)
+    become U+FFFD. Numbers may be larger than a double holds, and a byte order mark may stand first.
+    Raises one of NOT_JSON.
     """
     try:
         return decode_any(text)
@@ -60,17 +59,23 @@ def _replace_half_surrogates(value: Any) -> Any:
 
 
 def read_event(event: dict[str, Any]) -> EventFields:
-    """Return the fields of an event of which some have other types than usual.
+    """Return the fields of an event that `decode_event` refuses because a field has a wrong type.
 
-    Errors and timings may be of any type. They are returned as JSON, as `decode_event` does.
+    Such a field counts as missing, and all others are read, so that a server with a small mistake
+    can be measured. Errors and timings may be of any type. They are returned as JSON, as
+    `decode_event` does.
     """
     choices = event.get("choices")
     usage = event.get("usage")
-    raw_fields: dict[str, Any] = {name: _raw(event.get(name)) for name in _RAW_FIELDS}
     return EventFields(
         choices=_read_choices(choices) if isinstance(choices, list) else None,
         usage=None if usage is None else _read_counts(usage),
-        **raw_fields,
+        error=_raw(event.get("error")),
+        message=_raw(event.get("message")),
+        detail=_raw(event.get("detail")),
+        timings=_raw(event.get("timings")),
+        nvext=_raw(event.get("nvext")),
+        metrics=_raw(event.get("metrics")),
     )
 
 
@@ -134,10 +139,10 @@ def read_counts(usage: dict[str, Any]) -> UsageFields:
 
 
 def _read_counts(usage: Any) -> UsageFields:
-    """Return the counts of a usage of which some are no integers.
+    """Return the token counts of a usage object in which some counts may be of a wrong type.
 
-    A count that is damaged is None, as if it were missing. Damaged output tokens are
-    _INVALID_COUNT instead, so that the user is told that the server counts wrong.
+    Such a count is None, as if it were missing. Only for output tokens it is _INVALID_COUNT, so
+    that the probe can warn of a server that sends impossible numbers.
     """
     if not isinstance(usage, dict):
         return UsageFields()
@@ -150,7 +155,8 @@ def _read_counts(usage: Any) -> UsageFields:
         else:
             counts[name] = token_count(usage[name])
     for name in ("completion_tokens", "output_tokens"):
-        if usage.get(name) is not None and counts[name] is None:
+        is_sent = usage.get(name) is not None
+        if is_sent and counts[name] is None:
             counts[name] = _INVALID_COUNT
     return UsageFields(**counts)
 

@@ -11,43 +11,59 @@ from collections.abc import Iterator
 from ..request import Failure
 from .event_fields import error_text
 
+FIRST_ERROR_STATUS = 300
+"""A status of this or more has no usable result."""
+
 _KINDS_BY_CAUSE = (
     ("dns", {"gaierror"}),
     ("connect", {"ConnectError", "ConnectTimeout"}),
     ("reset", {"ReadError", "WriteError", "CloseError", "ConnectionResetError"}),
 )
-"""Kind of failure -> the names of the exceptions of httpx and Python that cause it."""
+"""Kind of failure -> the names of the exceptions of httpx and Python that cause it.
+
+The first kind that applies counts: httpx wraps a name that cannot be resolved in a ConnectError.
+"""
 
 
 def classify_library_error(error: Exception) -> Failure:
     """Return the failure that an exception of a client library or of its HTTP library means.
 
-    `APIError` is the base class of the exceptions of openai. One with a status is an error
-    response, an `APIConnectionError` wraps an exception of the HTTP library, and any other is an
-    error event within a stream.
+    Classes are compared by name, so that no library has to be imported (see the module docstring).
+    `APIError` is the base class of all exceptions of openai for a request that was sent:
+
+    - with a `status_code`, it is an error response of the server,
+    - an `APIConnectionError` wraps an exception of the HTTP library,
+    - any other is an error event within a stream.
     """
     class_names = _class_names(error)
+    is_api_error = "APIError" in class_names
+    is_connection_error = "APIConnectionError" in class_names
     status = getattr(error, "status_code", 0)
-    if "APIError" in class_names:
-        if isinstance(status, int) and status >= 300:
-            return _classify_status(error, status)
-        if "APIConnectionError" not in class_names:
-            return Failure("error_event", _error_event_text(error))
+    has_error_status = isinstance(status, int) and status >= FIRST_ERROR_STATUS
+    if is_api_error and has_error_status:
+        return _classify_status(error, status)
+    if is_api_error and not is_connection_error:
+        return Failure("error_event", _error_event_text(error))
     return _classify_causes(error)
 
 
 def _classify_status(error: Exception, status: int) -> Failure:
-    """Return the failure of a response with an error status.
+    """Return the failure of an error response with this status, which is 300 or more.
 
-    A redirect (3xx) that was not followed has no result either, and counts as malformed.
+    A redirect (3xx) counts as malformed, because the library has not followed it, and it has no
+    result. The response is in the attribute `response` of the exception, with its body in
+    `content`. An exception without them has no body.
     """
-    body = getattr(getattr(error, "response", None), "content", b"")
+    response = getattr(error, "response", None)
+    body = getattr(response, "content", b"")
     text = error_text(body) or f"HTTP {status} without a body"
+    if status < 400:
+        return Failure("malformed", text, status)
     if status == 429:
         return Failure("http_429", text, status)
-    if status >= 500:
-        return Failure("http_5xx", text, status)
-    return Failure("http_4xx" if status >= 400 else "malformed", text, status)
+    if status < 500:
+        return Failure("http_4xx", text, status)
+    return Failure("http_5xx", text, status)
 
 
 def _error_event_text(error: Exception) -> str:
@@ -61,21 +77,23 @@ def _error_event_text(error: Exception) -> str:
 
 
 def _classify_causes(error: Exception) -> Failure:
-    """Return the failure of a connection, by the exceptions that caused the error.
+    """Return the failure of a connection, by the chain of exceptions that caused the error.
 
-    Libraries raise their own exception from that of httpx, and httpx from that of Python. The last
-    one in this chain has the most precise text, unless that is empty.
+    A client library raises its exception from one of httpx, which raises it from one of Python or
+    the operating system. The first exception in this chain that says what failed decides, in the
+    order of the rules below: TLS errors come first, because httpx wraps them in a ConnectError.
+    The text is that of the original cause, which is the most precise one, unless it is empty.
     """
     causes = list(_causes(error))
-    root_cause = causes[-1]
-    text = str(root_cause) or str(error) or type(error).__name__
+    original_cause = causes[-1]
+    text = str(original_cause) or str(error) or type(error).__name__
     if any("SSLError" in _class_names(cause) for cause in causes):
         return Failure("tls", text)
     cause_names = {type(cause).__name__ for cause in causes}
     if "RemoteProtocolError" in cause_names:
         return Failure(_protocol_failure_kind(causes), text)
-    for kind, names in _KINDS_BY_CAUSE:
-        if cause_names & names:
+    for kind, exception_names in _KINDS_BY_CAUSE:
+        if not cause_names.isdisjoint(exception_names):
             return Failure(kind, text)
     return Failure("malformed", f"{type(error).__name__}: {text}")
 

@@ -9,31 +9,12 @@ of the functions here is the decoded JSON of one event, whose field `type` has i
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import msgspec
 
 from .event_fields import ChoiceFields, CountDetails, DeltaFields, EventFields, UsageFields
 from .implementation import token_count
-
-
-class _TextField(NamedTuple):
-    """Where a delta of the Messages API has its text, and where a chat has the same text.
-
-    Attributes:
-        field: The field of the delta.
-        chat_field: The field of `DeltaFields` with this meaning.
-    """
-
-    field: str
-    chat_field: str
-
-
-_TEXT_FIELDS = {
-    "text_delta": _TextField("text", "content"),
-    "thinking_delta": _TextField("thinking", "reasoning"),
-}
-"""Type of a delta -> the fields with its text. The other types of deltas have no text."""
 
 _FINISH_REASONS = {
     "end_turn": "stop",
@@ -54,7 +35,7 @@ def is_message_event(event: dict[str, Any]) -> bool:
 
 
 def read_message_event(event: dict[str, Any]) -> EventFields:
-    """Return an event, or a message that was not streamed, as an event of a chat.
+    """Convert an event, or a message that was not streamed, to the form of a chat event.
 
     An event without output, such as `ping`, has no choices. A tool call is output from its name on,
     as in a chat. `event` is one of which `is_message_event` is true.
@@ -96,16 +77,27 @@ def _read_block_delta(event: dict[str, Any]) -> EventFields:
     delta = event.get("delta")
     if not isinstance(delta, dict):
         return EventFields()
-    text_field = _TEXT_FIELDS.get(str(delta.get("type")))
-    if text_field is not None:
-        text = delta.get(text_field.field)
-        if isinstance(text, str):
-            fields: dict[str, Any] = {text_field.chat_field: text}
-            return EventFields(choices=[ChoiceFields(delta=DeltaFields(**fields))])
+    text_delta = _read_text_delta(delta)
+    if text_delta is not None:
+        return EventFields(choices=[ChoiceFields(delta=text_delta)])
     arguments = delta.get("partial_json")
     if arguments:
         return _tool_call_event(event.get("index"), {"function": {"arguments": arguments}})
     return EventFields()
+
+
+def _read_text_delta(delta: dict[str, Any]) -> DeltaFields | None:
+    """Return a piece of text or of thinking in the form of a chat, or None of any other delta.
+
+    Thinking is what a chat calls reasoning.
+    """
+    text = delta.get("text")
+    if delta.get("type") == "text_delta" and isinstance(text, str):
+        return DeltaFields(content=text)
+    thinking = delta.get("thinking")
+    if delta.get("type") == "thinking_delta" and isinstance(thinking, str):
+        return DeltaFields(reasoning=thinking)
+    return None
 
 
 def _read_message_delta(event: dict[str, Any]) -> EventFields:
@@ -117,12 +109,13 @@ def _read_message_delta(event: dict[str, Any]) -> EventFields:
 
 
 def _read_message(message: dict[str, Any]) -> EventFields:
-    """Return a message that was not streamed: its content, the reason of its end, its usage.
+    """Convert a message that was not streamed: its content, the reason of its end, its usage.
 
-    Each kind of content is a choice of its own, so that all of it is read. The reader looks at one
-    kind of output per choice.
+    The reader of responses looks at one kind of output per choice. So each kind of content (text,
+    thinking, tool calls) becomes a choice of its own.
     """
-    choices = [ChoiceFields(message=piece) for piece in _read_content(message.get("content"))]
+    pieces = _read_complete_blocks(message.get("content"))
+    choices = [ChoiceFields(message=piece) for piece in pieces]
     choices.append(ChoiceFields(finish_reason=_finish_reason(message.get("stop_reason"))))
     return EventFields(choices=choices, usage=_read_usage(message))
 
@@ -159,16 +152,22 @@ def _convert_tool_use(block: dict[str, Any], arguments: str) -> dict[str, Any]:
 
 
 def _tool_call_event(index: object, call: dict[str, Any]) -> EventFields:
-    """Return the event of a chat with a piece of the tool call at `index`."""
+    """Return a piece of a tool call in the form of a chat event.
+
+    Args:
+        index: The index of the content block, which tells the calls of a message apart.
+        call: The piece, such as `{"function": {"arguments": "[1, 2"}}`.
+    """
     tool_calls = msgspec.Raw(msgspec.json.encode([{"index": index, **call}]))
     return EventFields(choices=[ChoiceFields(delta=DeltaFields(tool_calls=tool_calls))])
 
 
-def _read_content(content: object) -> list[DeltaFields]:
-    """Return the thinking, the text and the tool calls of a message that was not streamed.
+def _read_complete_blocks(content: object) -> list[DeltaFields]:
+    """Convert the content blocks of a message that was not streamed to messages of a chat.
 
-    There is one item for each of the three. The input of a tool is an object here, and JSON as text
-    in a chat.
+    The result has one item with all thinking, one with all text and, if there are any, one with all
+    tool calls. The arguments of a tool call are an object in the Messages API, and become a text
+    with JSON, as in a chat.
     """
     if not isinstance(content, list):
         return []

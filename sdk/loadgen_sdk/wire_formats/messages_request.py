@@ -1,4 +1,8 @@
-"""Convert chat requests to the fields of Anthropic's Messages API. Pure."""
+"""Convert chat requests of OpenAI's form to the fields of Anthropic's Messages API. Pure.
+
+In the comments here, "chat" means the chat API of OpenAI. Content blocks are the parts of a message
+in the Messages API, such as `{"type": "text", "text": "Hi"}`.
+"""
 
 from __future__ import annotations
 
@@ -53,12 +57,15 @@ def build_messages_fields(request: Request, stream: bool, max_tokens: int | None
     return fields
 
 
-def convert_chat_fields(extra: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the user's body fields with those of a chat in the form of the Messages API.
+def convert_chat_fields(extra_fields: Mapping[str, Any]) -> dict[str, Any]:
+    """Convert body fields that a user adds to each request, from OpenAI's chat API to Anthropic's.
 
-    `max_completion_tokens` is left out, because `build_messages_fields` got it as the output limit.
+    For example, `{"stop": "END"}` becomes `{"stop_sequences": ["END"]}`. Tools and the choice of a
+    tool are converted, too, and all other fields are returned unchanged. `max_completion_tokens` is
+    left out, because `build_messages_fields` gets it as the output limit.
     """
-    fields = {name: value for name, value in extra.items() if name != "max_completion_tokens"}
+    fields = dict(extra_fields)
+    fields.pop("max_completion_tokens", None)
     tools = fields.get("tools")
     if isinstance(tools, list):
         fields["tools"] = [_convert_tool(tool) for tool in tools]
@@ -71,7 +78,7 @@ def convert_chat_fields(extra: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _system_texts(chat_messages: list[dict[str, Any]]) -> list[str]:
-    """Return the texts of the system messages, which the API has in a field of their own."""
+    """Return the texts of the system messages, for which the Messages API has a separate field."""
     texts: list[str] = []
     for message in chat_messages:
         if message.get("role") in _SYSTEM_ROLES:
@@ -81,30 +88,29 @@ def _system_texts(chat_messages: list[dict[str, Any]]) -> list[str]:
 
 
 def _convert_messages(chat_messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return the messages without system messages.
+    """Convert the messages of a chat, except those of the system, to the Messages API.
 
-    The results of several tool calls follow each other in a chat. They become one message, because
-    the roles of the API alternate.
+    In that API, messages of the user and of the assistant alternate. The results of several tool
+    calls are consecutive messages in a chat and become one message of the user here. Two
+    consecutive messages of one role with plain texts are not joined.
     """
     messages: list[dict[str, Any]] = []
     for chat_message in chat_messages:
         if chat_message.get("role") in _SYSTEM_ROLES:
             continue
         role, content = _convert_message(chat_message)
-        previous_message = messages[-1] if messages else None
-        if (
-            previous_message is not None
-            and previous_message["role"] == role
-            and isinstance(content, list)
-        ):
-            previous_message["content"] = [*_as_blocks(previous_message["content"]), *content]
+        has_blocks = isinstance(content, list)
+        follows_same_role = bool(messages) and messages[-1]["role"] == role
+        if has_blocks and follows_same_role:
+            previous_blocks = _as_blocks(messages[-1]["content"])
+            messages[-1]["content"] = [*previous_blocks, *content]
         else:
             messages.append({"role": role, "content": content})
     return messages
 
 
 def _convert_message(message: Mapping[str, Any]) -> _Message:
-    """Return a message with its tool calls or its tool result as blocks.
+    """Convert a message of a chat, with its tool calls or its tool result, to the Messages API.
 
     A chat has tool results in messages of the role "tool" and tool calls in a field of their own.
     The Messages API has both as blocks of content: results from the user, calls from the assistant.
@@ -128,11 +134,12 @@ def _convert_message(message: Mapping[str, Any]) -> _Message:
 
 
 def _as_blocks(content: str | list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return the content of a message of the Messages API as a list of content blocks."""
     return _convert_content(content) if isinstance(content, str) else content
 
 
 def _convert_content(content: Any) -> list[dict[str, Any]]:
-    """Return the content of a chat message as blocks. An empty text has no block."""
+    """Return the content of a chat message as content blocks. An empty text has no block."""
     if isinstance(content, str):
         return [{"type": "text", "text": content}] if content else []
     if not isinstance(content, list):
@@ -141,10 +148,11 @@ def _convert_content(content: Any) -> list[dict[str, Any]]:
 
 
 def _convert_part(part: dict[str, Any]) -> dict[str, Any]:
-    """Return a part of a chat message as a block. Only images have another form.
+    """Convert a part of a chat message to a content block of the Messages API.
 
-    A chat has an image as a URL, which may be a data URL such as `data:image/png;base64,iVBOR...`.
-    The Messages API has the media type and the data of a data URL in fields of their own.
+    Only images differ between the two APIs, so any other part is returned unchanged. In a chat, an
+    image is a URL, which may contain the image itself, as in `data:image/png;base64,iVBOR...`. The
+    Messages API takes the media type and the data of such a URL in two fields.
     """
     if part.get("type") != "image_url" or not part["image_url"]["url"]:
         return part
@@ -159,10 +167,10 @@ def _convert_part(part: dict[str, Any]) -> dict[str, Any]:
 
 
 def _convert_tool_call(call: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a tool call as a block.
+    """Convert a tool call of a chat to a content block of the Messages API.
 
-    The arguments are JSON as text in a chat and an object here. Arguments that are no object, for
-    example because a model wrote invalid JSON, become the object `{"input": arguments}`.
+    The arguments are a text with JSON in a chat, and an object in the Messages API. Arguments that
+    are no object, for example because a model wrote invalid JSON, become `{"input": arguments}`.
     """
     function = call.get("function") or {}
     arguments = function.get("arguments")
@@ -181,10 +189,11 @@ def _convert_tool_call(call: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _convert_tool(tool: Any) -> Any:
-    """Return the definition of a tool. One that is not in the form of a chat is kept.
+    """Convert the definition of a tool from the chat API to the Messages API.
 
     A chat has `{"type": "function", "function": {"name": ..., "parameters": ...}}`, and the
-    Messages API `{"name": ..., "input_schema": ...}`. The schema is required there.
+    Messages API `{"name": ..., "input_schema": ...}`, in which the schema is required. A tool in
+    any other form is returned unchanged, because the user may have written it for the Messages API.
     """
     if not isinstance(tool, Mapping) or "function" not in tool:
         return tool
@@ -197,9 +206,11 @@ def _convert_tool(tool: Any) -> Any:
 
 
 def _convert_tool_choice(choice: Any) -> Any:
-    """Return the choice of a tool. One that is not in the form of a chat is kept.
+    """Convert the field `tool_choice` from the chat API to the Messages API.
 
-    The text "required" of a chat means `{"type": "any"}`: the model must call one of the tools.
+    The text "required" becomes `{"type": "any"}` (the model must call one of the tools), any other
+    text `{"type": text}`, and a function `{"type": "tool", "name": ...}`. A choice in any other
+    form is returned unchanged, because the user may have written it for the Messages API.
     """
     if isinstance(choice, str):
         return {"type": "any" if choice == "required" else choice}

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import msgspec
+
 from .event_fields import ABSENT, EMPTY, NOT_JSON, ChoiceFields, EventFields
 from .messages_events import is_message_event, read_message_event
 from .responses_events import is_response_event, read_response_event
@@ -14,11 +16,11 @@ from .sse import NamedEvent
 def convert_to_chat_event(
     event: EventFields, payload: bytes | NamedEvent, decode: Callable[[bytes], Any]
 ) -> EventFields | None:
-    """Return the event of another API as one with choices, or None if its API is not known.
+    """Return the event of another API in the form of a chat event, or None if its API is not known.
 
-    Embeddings have their numbers in `data` and rerank has them in `results`. Such a response is
-    complete and has no output tokens, so it becomes a choice with a finish reason alone. The
-    Responses API and Anthropic's messages are recognised by the fields `output` and `type`.
+    The reader of responses knows chat events only, which have `choices`. The other APIs are
+    recognised by their fields: embeddings by `data`, rerank by `results`, the Responses API by
+    `output` or `type`, and Anthropic's messages by `type`.
 
     Args:
         event: The fields of an event without choices.
@@ -27,10 +29,9 @@ def convert_to_chat_event(
     """
     for numbers in (event.data, event.results):
         if numbers is not ABSENT:
-            has_numbers = bytes(numbers) not in EMPTY
-            choices = [ChoiceFields(finish_reason="stop")] if has_numbers else []
-            return EventFields(choices=choices, usage=event.usage, error=event.error)
-    if event.output is ABSENT and not event.type:
+            return _complete_response(event, numbers)
+    has_fields_of_other_api = event.output is not ABSENT or event.type != ""
+    if not has_fields_of_other_api:
         return None
     try:
         value = decode(payload if isinstance(payload, bytes) else payload.data)
@@ -38,6 +39,21 @@ def convert_to_chat_event(
         # `event` was decoded all the same, because its decoder skips fields that it does not know.
         return None
     return read_other_api(value) if isinstance(value, dict) else None
+
+
+def _complete_response(event: EventFields, numbers: msgspec.Raw) -> EventFields:
+    """Return a response of embeddings or rerank in the form of a chat event.
+
+    Such a response comes as a whole and has numbers instead of output tokens. It becomes a choice
+    with nothing but a finish reason, or no choice if there are no numbers.
+
+    Args:
+        event: The fields of the response.
+        numbers: Its embeddings or scores, as JSON.
+    """
+    is_empty = bytes(numbers) in EMPTY
+    choices = [] if is_empty else [ChoiceFields(finish_reason="stop")]
+    return EventFields(choices=choices, usage=event.usage, error=event.error)
 
 
 def read_other_api(event: dict[str, Any]) -> EventFields | None:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from .event_timeline import EventOrCount, EventTimeline
 
 NO_MORE_TEMPLATES = 1 << 60
-"""A value of `ReadingState.learned` with which no template of plain events is learned."""
+"""A value of `ResponseReaderState.learned_templates` with which no template is learned."""
 
 _MAX_TOKEN_COUNT = (1 << 31) - 1
 
@@ -38,10 +38,9 @@ class DecoderState:
     __slots__ = ("_earlier_bytes", "_earlier_reads", "_is_after_cr", "_unparsed", "has_started")
 
     def __init__(self) -> None:
+        """Start before the first byte."""
         self._unparsed = b""  # the newest bytes of an incomplete event
-        self._earlier_reads: list[
-            bytes
-        ] = []  # the reads before `_unparsed` with bytes of that event
+        self._earlier_reads: list[bytes] = []  # the reads of that event before `_unparsed`
         self._earlier_bytes = 0  # the size of the reads in `_earlier_reads`
         self._is_after_cr = False  # the last byte was a CR, which an LF may follow
         self.has_started = False
@@ -77,10 +76,10 @@ class ResponseReaderState:
         remark: What is unusual about a response that is read all the same; "" for nothing.
         response_id: The id of the response, if the text is kept.
         usage_counts: The last usage with output tokens that came, or else the first usage.
-        text_pieces: The text_pieces of the text, or None if the text is not kept.
-        reasoning_pieces: The text_pieces of the reasoning, or None if the text is not kept.
+        text_pieces: The pieces of the text, or None if the text is not kept.
+        reasoning_pieces: The pieces of the reasoning, or None if the text is not kept.
         server_timing: The name of each format of the server's own timing with its value.
-        tool_deltas: The text_pieces of tool calls, if the text is kept.
+        tool_deltas: The pieces of tool calls, if the text is kept.
         template: The bytes before and after the text of a plain event, once one was learned.
         plain_events: How many events were recognised by a template.
         learned_templates: How many templates were learned, or NO_MORE_TEMPLATES.
@@ -128,6 +127,9 @@ class ResponseReaderState:
     ) -> None:
         """Start with an empty response.
 
+        Timestamps are NEVER until their event has come. The class docstring describes each
+        attribute.
+
         Args:
             timeline: The event timeline that gets the time of each output event.
             keep_text: Keep the text, the tool calls and the id of the response.
@@ -138,15 +140,15 @@ class ResponseReaderState:
         self.timeline = timeline
         self.on_output = on_output
 
-        # Timestamps, and the largest gap between output events
-        self.first_event = NEVER
-        self.first_token = NEVER
-        self.first_answer = NEVER
+        # Timestamps of events, and the largest gap between output events, in ns
+        self.first_event = NEVER  # of any kind
+        self.first_token = NEVER  # the first output, reasoning included
+        self.first_answer = NEVER  # the first output that is not reasoning
         self.last_token = NEVER
-        self.end = NEVER
+        self.end = NEVER  # the last output or finish reason
         self.max_gap = 0
 
-        # Their uncertainties, in ns
+        # By how much these timestamps may be too late, in ns
         self.first_token_uncertainty = 0
         self.max_gap_uncertainty = 0
         self.uncertain_timestamp = NEVER
@@ -160,14 +162,17 @@ class ResponseReaderState:
         self.finish_reason = ""
         self.error = ""
         self.parse_error = ""
-        self.remark = ""
+        self.remark = ""  # what is unusual about a response that is read all the same
         self.response_id = ""
         self.server_timing: dict[str, Any] | None = None
+
+        # Texts, if they are kept
         self.text_pieces: list[str] | None = [] if keep_text else None
         self.reasoning_pieces: list[str] | None = [] if keep_text else None
         self.tool_deltas: list[msgspec.Raw] = []
 
-        # Events that differ from an earlier one in their text alone are recognised by a template.
+        # Plain events differ from an earlier one in their text alone. They are recognised by a
+        # template, the bytes before and after the text, and are not decoded.
         self.template: tuple[bytes, bytes] | None = None
         self.plain_events = 0
         self.learned_templates = NO_MORE_TEMPLATES if expects_few_events else 0
@@ -203,8 +208,8 @@ def count_leading_plain_events(
 ) -> tuple[int, int]:
     """Count the consecutive plain events from the index `start` on, up to the first other event.
 
-    The result is a plain tuple and not a NamedTuple, as in the compiled function that is compared
-    with this one.
+    A plain event differs from an earlier one in its text alone. Of the items [event, 3, other] from
+    index 0 on, in which the event is plain, the result is (2, 4): two items, four events.
 
     Args:
         events: Payloads of events. A number stands for that many plain events, which were counted
@@ -214,7 +219,8 @@ def count_leading_plain_events(
         after: The bytes after its text.
 
     Returns:
-        The number of items that are plain events, and the number of events that they stand for.
+        The number of items that are plain events, and the number of events that they stand for. It
+        is a plain tuple, because that of the compiled version is one, too.
     """
     plain_items = 0
     plain_events = 0

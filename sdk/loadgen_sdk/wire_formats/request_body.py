@@ -75,44 +75,67 @@ class _BodyTemplate(NamedTuple):
 def encode_body(request: Request, body_format: BodyFormat) -> bytes:
     """Return the JSON body of a request. The same input gives the same bytes.
 
-    The output limit is `request.max_tokens`, in the field of the server profile. With
-    `exact_output`, the fields that force this length are added, unless the user requests an
-    earlier end by `stop`. Sampling fields such as the temperature are sent only if the user
-    specifies them.
-
-    `request.extra`, then `body_format.extra_body`, are applied last as JSON merge patches (RFC
-    7396). An output limit in them, under any of its names, replaces `request.max_tokens`. The body
-    then has that name alone, because some servers refuse a body with both.
+    The fields of the API come first. Those of the user, from `request.extra` and then from
+    `body_format.extra_body`, are merged into them as JSON merge patches (RFC 7396). An output limit
+    of the user replaces `request.max_tokens`. With `request.exact_output`, fields that force this
+    output length are added, unless the user requests an earlier end by `stop`. Sampling fields such
+    as the temperature are sent only if the user specifies them.
 
     Raises:
         TargetUnusable: The prompt consists of token ids, and the API or the server accepts none.
         ValueError: The request has neither messages nor a prompt.
     """
     patches = [patch for patch in (request.extra, body_format.extra_body) if patch]
-    # A field of `extra_body` wins over the same field of `request.extra`, as in the merge below.
-    user_fields = {field: value for patch in patches for field, value in patch.items()}
-    max_tokens = request.max_tokens
-    user_limit_fields = [field for field in OUTPUT_LIMIT_FIELDS if field in user_fields]
-    if user_limit_fields:
-        max_tokens = user_fields[user_limit_fields[0]]
-    fields: dict[str, Any] = {"model": body_format.model}
+    fields = {"model": body_format.model, **_build_api_fields(request, body_format, patches)}
     if body_format.api == "messages":
-        fields |= build_messages_fields(request, body_format.stream, max_tokens)
         patches = [convert_chat_fields(patch) for patch in patches]
-    elif body_format.api == "responses":
-        fields |= _build_responses_fields(request, body_format.stream, max_tokens)
-    elif body_format.api == "embeddings":
-        fields |= _build_embeddings_fields(request, body_format.server_profile)
-    elif body_format.api == "rerank":
-        fields |= _build_rerank_fields(request, body_format.server_profile)
-    else:
-        fields |= _build_prompt_fields(request, body_format)
-        fields |= _build_stream_fields(body_format)
-        if max_tokens is not None:
-            fields |= _build_length_fields(request, body_format, max_tokens, user_fields)
     for patch in patches:
         fields = merge_patch(fields, patch)
     return _encode_json(fields)
+
+
+def _build_api_fields(
+    request: Request, body_format: BodyFormat, patches: Sequence[Mapping[str, Any]]
+) -> dict[str, Any]:
+    """Return the body fields of an API, without the model and the fields of the user.
+
+    Args:
+        request: The request.
+        body_format: What the bodies of all requests have in common.
+        patches: The fields of the user, of which later ones take precedence. They decide the output
+            limit, and whether the output length is forced.
+    """
+    user_fields = {field: value for patch in patches for field, value in patch.items()}
+    max_tokens = _output_limit(request, user_fields)
+    profile = body_format.server_profile
+    match body_format.api:
+        case "messages":
+            return build_messages_fields(request, body_format.stream, max_tokens)
+        case "responses":
+            return _build_responses_fields(request, body_format.stream, max_tokens)
+        case "embeddings":
+            return _build_embeddings_fields(request, profile)
+        case "rerank":
+            return _build_rerank_fields(request, profile)
+        case "chat" | "completions":
+            return {
+                **_build_prompt_fields(request, body_format),
+                **_build_stream_fields(body_format),
+                **_build_length_fields(request, body_format, max_tokens, user_fields),
+            }
+
+
+def _output_limit(request: Request, user_fields: Mapping[str, Any]) -> int | None:
+    """Return the largest number of output tokens of a request, or None for no limit.
+
+    A limit of the user replaces `request.max_tokens`, whichever of the two names it has. If the
+    user sets both, `max_tokens` counts.
+    """
+    for field in OUTPUT_LIMIT_FIELDS:
+        if field in user_fields:
+            limit: int | None = user_fields[field]
+            return limit
+    return request.max_tokens
 
 
 class BodyEncoder:
@@ -130,9 +153,11 @@ class BodyEncoder:
         self._request_counts: dict[_OutputLength, int] = {}
 
     def encode(self, request: Request) -> bytes:
-        """Return the same bytes as `encode_body`.
+        """Return the JSON body of a request, which is the same as that of `encode_body`.
 
-        A template is used for requests that have a text as prompt and no fields of their own.
+        Most requests of a load differ in their prompt alone. The bodies of such requests with the
+        same output length share a template, the bytes before and after the prompt, so that only the
+        prompt is encoded. Other requests are those with messages, token ids or fields of their own.
         """
         prompt = request.prompt
         if (
@@ -142,17 +167,20 @@ class BodyEncoder:
             or request.extra
         ):
             return encode_body(request, self._body_format)
-        template = self._templates.get((request.max_tokens, request.exact_output))
+        output_length = (request.max_tokens, request.exact_output)
+        template = self._templates.get(output_length)
         if template is None:
-            self._consider_template(request)
+            self._make_template_if_frequent(request)
             return encode_body(request, self._body_format)
         return template.before + _encode_json(prompt) + template.after
 
-    def _consider_template(self, request: Request) -> None:
-        """Make the template for the output length of a request when that length comes again.
+    def _make_template_if_frequent(self, request: Request) -> None:
+        """Make a template for the output length of a request, if the length comes a second time.
 
-        The first request has none, because many lengths of a distribution come only once. If the
-        body cannot be split at the prompt, no later request of this length tries again.
+        It is not made at the first time, because many lengths of a random distribution come only
+        once. If the bodies of a length cannot have a template, no later request tries again. A load
+        with more than _MAX_TEMPLATES lengths starts again without any, so that memory stays
+        bounded.
         """
         if len(self._request_counts) >= _MAX_TEMPLATES:
             self._request_counts.clear()
@@ -166,11 +194,11 @@ class BodyEncoder:
                 self._templates[output_length] = template
 
     def _make_template(self, request: Request) -> _BodyTemplate | None:
-        """Return the bytes before and after the prompt of a body.
+        """Return the bytes before and after the prompt in the body of a request, or None.
 
-        Return None if the prompt is not in exactly one place, for example because the user sets
-        the same text in another field, or if other bytes than the prompt depend on it. Bodies with
-        two different prompts are compared to find that out.
+        They depend on nothing but the output length if two bodies with different prompts have the
+        same. Otherwise there is no template, and neither if the prompt is not in exactly one place,
+        for example because the user sets the same text in another field.
         """
         templates = []
         for prompt in _TEMPLATE_PROMPTS:
@@ -178,26 +206,34 @@ class BodyEncoder:
             bytes_around_prompt = body.split(_encode_json(prompt))
             if len(bytes_around_prompt) != 2:
                 return None
-            templates.append(_BodyTemplate(*bytes_around_prompt))
+            before, after = bytes_around_prompt
+            templates.append(_BodyTemplate(before, after))
         first_template, second_template = templates
         return first_template if first_template == second_template else None
 
 
-def add_timing_request(
+def with_timing_request(
     server_profile: ServerProfile,
     headers: Sequence[tuple[str, str]],
     extra_body: Mapping[str, Any] | None,
     *,
     stream: bool,
 ) -> TimingRequest:
-    """Return the user's headers and body fields with a request for the server's own timing.
+    """Return the headers and body fields of a user, with those that request the server's timing.
 
-    Fields of the user replace those of the server profile. The body asks a server that has no
-    timing in its streams only if the response is not streamed, because it refuses a stream with
-    these fields.
+    Some servers state how long a request waited and was processed, if the request asks for it. Some
+    of them refuse a stream that asks for it, so they are asked only if `stream` is false. Fields of
+    the user replace those of the server profile.
+
+    Args:
+        server_profile: The kind of server, which names the headers and fields that ask for it.
+        headers: The headers of the user.
+        extra_body: The body fields of the user, or None.
+        stream: The responses are requested as streams.
     """
     timing_fields: dict[str, Any] = {}
-    if server_profile.reports_timing_in_streams or not stream:
+    accepts_timing_request = server_profile.reports_timing_in_streams or not stream
+    if accepts_timing_request:
         timing_fields = server_profile.timing_request_fields
     body_fields = merge_patch(timing_fields, extra_body)
     return TimingRequest(
@@ -228,7 +264,7 @@ def merge_patch(value: Mapping[str, Any], patch: Mapping[str, Any] | None) -> di
 
 
 def _build_prompt_fields(request: Request, body_format: BodyFormat) -> dict[str, Any]:
-    """Return the fields of a chat or a completion that have the prompt.
+    """Return the fields with the prompt of a chat or of a completion.
 
     TensorRT-LLM accepts token ids as the prompt of a chat, beside an empty message.
     """
@@ -240,9 +276,10 @@ def _build_prompt_fields(request: Request, body_format: BodyFormat) -> dict[str,
 
 
 def _build_stream_fields(body_format: BodyFormat) -> dict[str, Any]:
-    """Return `stream` and its options, which several servers refuse if `stream` is false.
+    """Return the field `stream`, and the options of the stream if there is one.
 
-    Continuous usage is the usage so far in each event, which tells how many tokens an event has.
+    Several servers refuse options without a stream. With continuous usage, each event of the stream
+    states the output tokens so far, so that the client knows how many tokens an event has.
     """
     if not body_format.stream:
         return {"stream": False}
@@ -254,22 +291,33 @@ def _build_stream_fields(body_format: BodyFormat) -> dict[str, Any]:
 
 
 def _build_length_fields(
-    request: Request, body_format: BodyFormat, max_tokens: int, user_fields: Mapping[str, Any]
+    request: Request,
+    body_format: BodyFormat,
+    max_tokens: int | None,
+    user_fields: Mapping[str, Any],
 ) -> dict[str, Any]:
-    """Return the fields that limit the output to `max_tokens` tokens or force this length.
+    """Return the fields that limit the output to `max_tokens` tokens, or force this length.
 
-    The limit is left out if the user sets it in `user_fields`, under any of its names. The length
-    is forced if the request has `exact_output` and the user requests no earlier end by `stop`. Of
-    the fields that force it, `min_tokens` has the number, and others, such as `ignore_eos`, are
-    switches.
+    An example is `{"max_tokens": 100, "min_tokens": 100, "ignore_eos": true}`. There are none if
+    `max_tokens` is None. The limit itself is left out if the user sets it. The length is forced
+    only if the request has `exact_output` and the user requests no earlier end by `stop`.
+
+    Args:
+        request: The request.
+        body_format: The model, the API, and the profile of the server, which names the fields.
+        max_tokens: The output limit, or None.
+        user_fields: The body fields of the user.
     """
+    if max_tokens is None:
+        return {}
     server_profile = body_format.server_profile
     fields: dict[str, Any] = {}
     user_sets_limit = not user_fields.keys().isdisjoint(OUTPUT_LIMIT_FIELDS)
     if not user_sets_limit:
         limit_field = server_profile.output_limit_field_for(body_format.api, body_format.model)
         fields[limit_field] = max_tokens
-    if request.exact_output and "stop" not in user_fields:
+    is_length_forced = request.exact_output and "stop" not in user_fields
+    if is_length_forced:
         for field in server_profile.length_fields:
             fields[field] = max_tokens if field == "min_tokens" else True
     return fields
@@ -320,15 +368,16 @@ def _convert_responses_part(part: dict[str, Any]) -> dict[str, Any]:
 
 
 def _build_embeddings_fields(request: Request, server_profile: ServerProfile) -> dict[str, Any]:
+    """Return the fields of an embeddings request, whose response has the numbers as JSON."""
     return {"input": _prompt_of(request, server_profile), "encoding_format": "float"}
 
 
 def _build_rerank_fields(request: Request, server_profile: ServerProfile) -> dict[str, Any]:
-    """Return the fields of rerank, with the query as its only document.
+    """Return the fields of a rerank request: the query, and a document that the server scores.
 
-    A load has its documents in `request.extra`, which `encode_body` merges into these fields later,
-    so that they replace this one. It is sent only by requests without documents, such as those of
-    the probe.
+    The requests of a load have their documents in `request.extra`, which replaces the document here
+    when `encode_body` merges it. Only a request without documents, such as that of the probe, is
+    sent with this one, which is the query itself.
 
     Raises:
         TargetUnusable: The prompt consists of token ids.

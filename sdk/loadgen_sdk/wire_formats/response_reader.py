@@ -414,7 +414,7 @@ class ResponseReader(ResponseReaderState):
         """
         if text:
             text_pieces.append(text)
-            # The usual event has no tool calls. Comparing with ABSENT spares it the call of `is_set`.
+            # The usual event has no tool calls. The first comparison saves it a call of `is_set`.
             if delta is not None and delta.tool_calls is not ABSENT and is_set(delta.tool_calls):
                 self.tool_deltas.append(delta.tool_calls)
             return

@@ -37,24 +37,36 @@ def is_response_event(event: dict[str, Any]) -> bool:
 
 
 def read_response_event(event: dict[str, Any]) -> EventFields:
-    """Return an event, or a response that was not streamed, as an event of a chat.
+    """Convert an event of the Responses API to the form of a chat event.
 
-    An event without output, such as `response.created`, has no choices.
+    `event` is an event of a stream, or a whole response, whose `object` is "response". Only two
+    kinds of events have something to read: those with a piece of output, such as
+    `response.output_text.delta`, and the last one, which has the response in its field `response`.
+    Any other, such as `response.created`, becomes an event without choices.
     """
     delta = event.get("delta")
     event_type = str(event.get("type"))
     if isinstance(delta, str) and event_type.endswith(".delta"):
         return EventFields(choices=[ChoiceFields(delta=_read_delta(event, event_type, delta))])
-    if event.get("object") == "response":
-        return _read_end(event, is_streamed=False)
+    is_whole_response = event.get("object") == "response"
+    if is_whole_response:
+        return _read_ended_response(event, is_streamed=False)
     response = event.get("response")
     if isinstance(response, dict):
-        return _read_end(response, is_streamed=True)
+        return _read_ended_response(response, is_streamed=True)
     return EventFields()
 
 
 def _read_delta(event: dict[str, Any], event_type: str, text: str) -> DeltaFields:
-    """Return a piece of output. One that chat has no field for is a piece of a tool call."""
+    """Convert a piece of output to the delta of a chat.
+
+    A piece that is no text, reasoning or refusal is a piece of the arguments of a tool call.
+
+    Args:
+        event: The event with the piece.
+        event_type: Its type, such as "response.output_text.delta".
+        text: The piece.
+    """
     chat_field = _DELTA_FIELDS.get(event_type)
     if chat_field is not None:
         fields: dict[str, Any] = {chat_field: text}
@@ -63,15 +75,20 @@ def _read_delta(event: dict[str, Any], event_type: str, text: str) -> DeltaField
     return DeltaFields(tool_calls=msgspec.Raw(msgspec.json.encode([call])))
 
 
-def _read_end(response: dict[str, Any], *, is_streamed: bool) -> EventFields:
-    """Return the finish reason, the usage and the error of a complete response.
+def _read_ended_response(response: dict[str, Any], *, is_streamed: bool) -> EventFields:
+    """Return the finish reason, the usage and the error of a response that has ended.
 
-    The output of a response that was not streamed is returned too. That of a stream came before,
-    in its deltas. Events of an incomplete response, such as `response.in_progress`, have nothing
-    that is read.
+    A stream has sent its output before, so that only the output of a response that was not streamed
+    is returned, too. A response in another state, as in the event `response.in_progress`, gives an
+    event without choices.
+
+    Args:
+        response: The response object.
+        is_streamed: It comes from an event of a stream.
     """
     status = response.get("status")
-    if status not in _END_STATES:
+    has_ended = status in _END_STATES
+    if not has_ended:
         return EventFields()
     if status == "failed":
         error = response.get("error") or {"message": "the response failed"}
@@ -87,10 +104,15 @@ def _read_end(response: dict[str, Any], *, is_streamed: bool) -> EventFields:
 
 
 def _finish_reason(response: dict[str, Any], items: list[dict[str, Any]]) -> str:
-    """Return the finish reason that a chat would have for the status of a complete response.
+    """Return the finish reason that a chat would have for a response that has ended.
 
-    `items` is the output of the response. A chat that ends with function calls says `tool_calls`,
-    while the status here is "completed" as for any other output.
+    For example, an incomplete response that has reached its token limit has "length". A chat that
+    ends with function calls has "tool_calls", while the status of the response is "completed" as
+    for any other output.
+
+    Args:
+        response: The response object, with its status.
+        items: Its output.
     """
     status = str(response["status"])
     if status == "incomplete":
@@ -103,10 +125,13 @@ def _finish_reason(response: dict[str, Any], items: list[dict[str, Any]]) -> str
 
 
 def _read_output(items: list[dict[str, Any]]) -> DeltaFields:
-    """Return the text, the reasoning and the tool calls of a response that was not streamed.
+    """Convert the output of a response that was not streamed to a message of a chat.
 
-    `items` is its output. A function call is an item of its own here, and a field of the message in
-    a chat.
+    In the Responses API, each function call is an item of the output, beside messages and
+    reasoning. In a chat, all calls are in one field of the message.
+
+    Args:
+        items: The output of the response.
     """
     calls = [
         {
@@ -124,7 +149,10 @@ def _read_output(items: list[dict[str, Any]]) -> DeltaFields:
 
 
 def _joined_texts(items: list[dict[str, Any]], item_type: str) -> str | None:
-    """Return the texts of all items of a type, or None if there are none."""
+    """Return the texts of all output items of a type, joined, or None if there are none.
+
+    An item has its texts in a list: `{"type": "message", "content": [{"text": "Hi"}]}`.
+    """
     content_parts: list[Any] = []
     for item in items:
         if item.get("type") == item_type:

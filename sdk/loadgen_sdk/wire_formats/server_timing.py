@@ -63,24 +63,27 @@ A server may send either under any name. A parser of objects returns NO_SERVER_T
 def parse_trtllm(timing: Mapping[str, Any] | str) -> ServerTiming:
     """Parse `Server-Timing` of trtllm-serve: `server_queue;dur=1.25, server_ttft;dur=8.5, ...`.
 
-    It is a header, or a field of the event after `[DONE]`. A disaggregated server, which has one
-    server for the prefill and one for the decoding, states each duration per phase: `ctx_` for the
-    prefill and `gen_` for the decoding. TTFT and E2E latency begin with the arrival of the request,
-    so the prefill is TTFT without the queue, and the decoding is E2E latency without TTFT.
+    It is a header, or a field of the event after `[DONE]`. A disaggregated server runs the prefill
+    and the decoding on two servers, and states each duration per phase: `ctx_` (context) for the
+    prefill and `gen_` (generation) for the decoding. TTFT and E2E latency begin with the arrival of
+    the request, so the prefill is TTFT without the queue, and the decoding is E2E latency without
+    TTFT.
     """
     text = timing if isinstance(timing, str) else timing.get("Server-Timing", "")
     durations = _read_durations(text) if isinstance(text, str) else {}
-    queue_ns = _first_known(durations.get("server_queue"), durations.get("ctx_queue"))
-    prefill_ttft_ns = _first_known(durations.get("server_ttft"), durations.get("ctx_ttft"))
-    decode_ttft_ns = _first_known(durations.get("server_ttft"), durations.get("gen_ttft"))
-    total_ns = _first_known(durations.get("server_e2e"), durations.get("gen_e2e"))
+
+    def prefill_duration(name: str) -> int | None:
+        return _first_known(durations.get(f"server_{name}"), durations.get(f"ctx_{name}"))
+
+    def decode_duration(name: str) -> int | None:
+        return _first_known(durations.get(f"server_{name}"), durations.get(f"gen_{name}"))
+
+    queue_ns = prefill_duration("queue")
     return ServerTiming(
         queue_ns=queue_ns,
-        prefill_ns=_difference(prefill_ttft_ns, queue_ns),
-        transfer_ns=_first_known(
-            durations.get("server_kv_transfer"), durations.get("gen_kv_transfer")
-        ),
-        decode_ns=_difference(total_ns, decode_ttft_ns),
+        prefill_ns=_difference(prefill_duration("ttft"), queue_ns),
+        transfer_ns=decode_duration("kv_transfer"),
+        decode_ns=_difference(decode_duration("e2e"), decode_duration("ttft")),
     )
 
 
@@ -106,9 +109,9 @@ def parse_vllm(timing: Mapping[str, Any] | str) -> ServerTiming:
     if not isinstance(drafts, Mapping):
         drafts = {}
     return ServerTiming(
-        queue_ns=_milliseconds(timing.get("queue_time_ms")),
-        prefill_ns=_milliseconds(timing.get("time_to_first_token_ms")),
-        decode_ns=_milliseconds(timing.get("generation_time_ms")),
+        queue_ns=_milliseconds_to_ns(timing.get("queue_time_ms")),
+        prefill_ns=_milliseconds_to_ns(timing.get("time_to_first_token_ms")),
+        decode_ns=_milliseconds_to_ns(timing.get("generation_time_ms")),
         drafted_tokens=_token_count(drafts.get("num_draft_tokens")),
         accepted_tokens=_token_count(drafts.get("num_accepted_draft_tokens")),
     )
@@ -119,11 +122,11 @@ def parse_dynamo(timing: Mapping[str, Any] | str) -> ServerTiming:
     fields = timing.get("timing") if isinstance(timing, Mapping) else None
     if not isinstance(fields, Mapping):
         return NO_SERVER_TIMING
-    ttft_ns = _milliseconds(fields.get("ttft_ms"))
-    total_ns = _milliseconds(fields.get("total_time_ms"))
+    ttft_ns = _milliseconds_to_ns(fields.get("ttft_ms"))
+    total_ns = _milliseconds_to_ns(fields.get("total_time_ms"))
     return ServerTiming(
-        queue_ns=_milliseconds(fields.get("prefill_wait_time_ms")),
-        prefill_ns=_milliseconds(fields.get("prefill_time_ms")),
+        queue_ns=_milliseconds_to_ns(fields.get("prefill_wait_time_ms")),
+        prefill_ns=_milliseconds_to_ns(fields.get("prefill_time_ms")),
         decode_ns=_difference(total_ns, ttft_ns),
     )
 
@@ -136,8 +139,8 @@ def parse_llamacpp(timing: Mapping[str, Any] | str) -> ServerTiming:
     if isinstance(timing, str):
         return NO_SERVER_TIMING
     return ServerTiming(
-        prefill_ns=_milliseconds(timing.get("prompt_ms")),
-        decode_ns=_milliseconds(timing.get("predicted_ms")),
+        prefill_ns=_milliseconds_to_ns(timing.get("prompt_ms")),
+        decode_ns=_milliseconds_to_ns(timing.get("predicted_ms")),
         cached_tokens=_token_count(timing.get("cache_n")),
         drafted_tokens=_token_count(timing.get("draft_n")),
         accepted_tokens=_token_count(timing.get("draft_n_accepted")),
@@ -154,13 +157,14 @@ def parse_sglang(timing: Mapping[str, Any] | str) -> ServerTiming:
     """
     if isinstance(timing, str):
         return NO_SERVER_TIMING
-    queue_ns = _seconds(timing.get("queue_time"))
-    arrival_ns = _seconds(timing.get("request_sent_to_scheduler_ts"))
-    first_token_ns = _seconds(timing.get("prefill_finished_ts"))
-    last_token_ns = _seconds(timing.get("decode_finished_ts"))
+    queue_ns = _seconds_to_ns(timing.get("queue_time"))
+    arrival_ns = _seconds_to_ns(timing.get("request_sent_to_scheduler_ts"))
+    first_token_ns = _seconds_to_ns(timing.get("prefill_finished_ts"))
+    last_token_ns = _seconds_to_ns(timing.get("decode_finished_ts"))
     ttft_ns = _difference(first_token_ns, arrival_ns)
     prefill_launch_ns = _sum(
-        _seconds(timing.get("prefill_launch_delay")), _seconds(timing.get("prefill_launch_latency"))
+        _seconds_to_ns(timing.get("prefill_launch_delay")),
+        _seconds_to_ns(timing.get("prefill_launch_latency")),
     )
     return ServerTiming(
         queue_ns=queue_ns,
@@ -176,19 +180,19 @@ def _read_durations(header: str) -> dict[str, int | None]:
     """Return the durations of a `Server-Timing` header by their names, in ns.
 
     The header is a list such as `server_queue;dur=1.25, server_ttft;dur=8.5`, in milliseconds. An
-    item without a number is skipped.
+    item without a number is skipped. A number that is no duration, such as -1, gives None.
     """
     durations: dict[str, int | None] = {}
     for item in header.split(","):
         name, _, milliseconds = item.strip().partition(";dur=")
         try:
-            durations[name] = _milliseconds(float(milliseconds))
+            durations[name] = _milliseconds_to_ns(float(milliseconds))
         except ValueError:
             continue
     return durations
 
 
-def _milliseconds(value: object) -> int | None:
+def _milliseconds_to_ns(value: object) -> int | None:
     """Return a number of milliseconds in ns.
 
     Return None if it is no duration: not a number, negative, or too large.
@@ -196,12 +200,12 @@ def _milliseconds(value: object) -> int | None:
     return round(value * _NS_PER_MS) if _is_number_up_to(value, _MAX_MS) else None
 
 
-def _seconds(value: object) -> int | None:
+def _seconds_to_ns(value: object) -> int | None:
     """Return a number of seconds in ns, or None if it is no duration."""
     # The limit is checked before the product, because an int may be too large for a float.
     if not _is_number_up_to(value, _MAX_MS / _MS_PER_S):
         return None
-    return _milliseconds(value * _MS_PER_S)
+    return _milliseconds_to_ns(value * _MS_PER_S)
 
 
 def _is_number_up_to(value: object, limit: float) -> TypeGuard[int | float]:

@@ -51,7 +51,7 @@ class SseDecoder(DecoderState):
     with that name.
 
     The bytes of an incomplete event wait in two places. `_unparsed` has the newest read, with LF
-    line ends. `_earlier` has the reads before it, which are known to contain no end of an event.
+    line ends. `_earlier_reads` has the reads before it, which contain no end of an event.
     They are joined only when the event is complete, because joining them at each read would cost
     quadratic time for a large event, such as a long embedding.
     """
@@ -69,50 +69,45 @@ class SseDecoder(DecoderState):
         return not self._unparsed and not self._is_after_cr
 
     def feed(self, data: bytes) -> list[bytes | NamedEvent]:
-        """Decode the next bytes and return the events that they complete.
+        r"""Decode the next bytes of the body and return the events that they complete.
 
-        The usual read is one event, which is returned without further work. Other bytes are joined
-        with those of the incomplete event, if they complete it, and then split into events.
+        For example, `data: {"n":1}\n\ndata: {"n"` returns the event `{"n":1}`, and the rest waits
+        until the next bytes complete it. The usual read is exactly one event.
 
         Raises:
             EventTooLargeError: An event is larger than MAX_EVENT_BYTES.
         """
-        if self._is_single_usual_event(data):
+        if self._is_single_event(data):
             return [data[len(_DATA_FIELD) : -len(_END_OF_EVENT)]]
-        data = self._with_lf_line_ends(data)
-        if not data:
+        new_bytes = self._with_lf_line_ends(data)
+        if not new_bytes:
             return []
-        if self._unparsed:
-            if self._event_stays_incomplete(data):
-                self._add_to_incomplete_event(data)
-                return []
-            data = b"".join((*self._earlier_reads, self._unparsed, data))
-            self._earlier_reads.clear()
-            self._earlier_bytes = 0
+        if self._unparsed and self._event_stays_incomplete(new_bytes):
+            self._add_to_incomplete_event(new_bytes)
+            return []
+        unparsed = self._take_unparsed_bytes(new_bytes)
         if not self.has_started:
             # A body may begin with a byte order mark, of which only a part may have come so far.
-            is_incomplete_mark = data != _BYTE_ORDER_MARK and _BYTE_ORDER_MARK.startswith(data)
-            if is_incomplete_mark:
-                self._unparsed = data
+            is_partial_mark = unparsed != _BYTE_ORDER_MARK and _BYTE_ORDER_MARK.startswith(unparsed)
+            if is_partial_mark:
+                self._unparsed = unparsed
                 return []
             self.has_started = True
-            data = data.removeprefix(_BYTE_ORDER_MARK)
-        return self._decode_complete_blocks(data)
+            unparsed = unparsed.removeprefix(_BYTE_ORDER_MARK)
+        return self._decode_complete_blocks(unparsed)
 
     def end(self) -> list[bytes | NamedEvent]:
-        """Return the last event of a body that ends without a blank line.
+        """Return the last event of a body that ends without a blank line, or an empty list.
 
         The grammar drops such an event, but some servers send their last one so.
         """
         if not self._unparsed and not self._earlier_reads:
             return []
-        block = b"".join((*self._earlier_reads, self._unparsed))
-        self._unparsed = b""
-        self._earlier_reads.clear()
+        block = self._take_unparsed_bytes(b"")
         return _parse_block(block)
 
-    def _is_single_usual_event(self, data: bytes) -> bool:
-        """Return True for the usual read, which is exactly one event: `data: `, one line, LF LF.
+    def _is_single_event(self, data: bytes) -> bool:
+        """Return True if the data is one event of the usual form: `data: `, one line, LF LF.
 
         Nothing may be left from the read before it, and the line must not be empty or contain CR.
         """
@@ -162,6 +157,19 @@ class SseDecoder(DecoderState):
         self._unparsed = data
         if self._earlier_bytes + len(data) > MAX_EVENT_BYTES:
             raise _event_too_large()
+
+    def _take_unparsed_bytes(self, new_bytes: bytes) -> bytes:
+        """Return all bytes of the incomplete event, followed by new ones, and store none of them.
+
+        The usual read begins a new event, so that nothing has to be copied.
+        """
+        if not self._unparsed and not self._earlier_reads:
+            return new_bytes
+        unparsed = b"".join((*self._earlier_reads, self._unparsed, new_bytes))
+        self._unparsed = b""
+        self._earlier_reads.clear()
+        self._earlier_bytes = 0
+        return unparsed
 
     def _decode_complete_blocks(self, data: bytes) -> list[bytes | NamedEvent]:
         """Return the events of the complete blocks and store what follows the last of them.

@@ -9,7 +9,7 @@ import msgspec
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
-from loadgen_sdk.wire_formats.request_body import add_timing_request
+from loadgen_sdk.wire_formats.request_body import with_timing_request
 from loadgen_sdk.wire_formats.server_profiles import SERVER_PROFILES
 from loadgen_sdk.wire_formats.server_timing import NO_SERVER_TIMING, ServerTiming
 from loadgen_sdk.wire_formats.server_timing_lookup import parse_server_timing
@@ -164,17 +164,17 @@ def test_damaged_or_unknown_server_timing_is_ignored(timing: dict[str, Any]) -> 
 
 
 def test_each_server_type_gets_its_own_request_for_timing() -> None:
-    assert add_timing_request(SERVER_PROFILES["trtllm"], (("A", "b"),), None, stream=True) == (
+    assert with_timing_request(SERVER_PROFILES["trtllm"], (("A", "b"),), None, stream=True) == (
         (("X-TRTLLM-return-metrics", "1"), ("A", "b")),
         None,
     )
-    _, fields = add_timing_request(
+    _, fields = with_timing_request(
         SERVER_PROFILES["dynamo"], (), {"nvext": {"use_raw_prompt": True}}, stream=True
     )
     assert fields == {"nvext": {"extra_fields": ["timing"], "use_raw_prompt": True}}
-    assert add_timing_request(SERVER_PROFILES["llamacpp"], (), None, stream=True) == ((), None)
-    assert add_timing_request(SERVER_PROFILES["sglang"], (), None, stream=True) == ((), None)
-    assert add_timing_request(SERVER_PROFILES["sglang"], (), None, stream=False) == (
+    assert with_timing_request(SERVER_PROFILES["llamacpp"], (), None, stream=True) == ((), None)
+    assert with_timing_request(SERVER_PROFILES["sglang"], (), None, stream=True) == ((), None)
+    assert with_timing_request(SERVER_PROFILES["sglang"], (), None, stream=False) == (
         (),
         {"return_meta_info": True},
     )
