@@ -154,5 +154,5 @@ def _select_price_for_prompt(price: Price, mean_prompt_tokens: float) -> Price:
     if not isinstance(price, PerToken) or price.above_prompt_tokens is None:
         return price
     if mean_prompt_tokens > price.above_prompt_tokens:
-        return price.above or price
+        return price.long_prompt_price or price
     return price

@@ -272,7 +272,7 @@ def _compute_class_costs(
         gpus: The number of GPUs that the run used, or None if it is not known.
         utilization: The fraction of the paid time in which the machines serve the load.
     """
-    depends_on_prompt_length = isinstance(price, PerToken) and price.above is not None
+    depends_on_prompt_length = isinstance(price, PerToken) and price.long_prompt_price is not None
     if depends_on_prompt_length:
         return {}
     class_costs: dict[str, ClassCost] = {}

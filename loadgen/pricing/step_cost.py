@@ -83,7 +83,7 @@ def _price_by_token(step: StepSummary, price: PerToken, result: PricedResult) ->
     A price that changes with the length of the prompt gives no amount, because a step has only the
     sums of its tokens.
     """
-    if price.above is not None:
+    if price.long_prompt_price is not None:
         return _create_unknown_cost(price, "the price depends on the prompt length", "no_figure")
     # `with_step_costs` returns early for a result without tasks.
     task_count = result.basis.counts[TASK] or 1

@@ -151,10 +151,10 @@ def _price_tokens_by_prompt_length(basis: CostBasis, price: PerToken) -> dict[st
         output=basis.output_tokens,
     )
     long_prompt_tokens = basis.long_prompt_tokens
-    if price.above is None or long_prompt_tokens is None:
+    if price.long_prompt_price is None or long_prompt_tokens is None:
         return compute_token_parts(price, all_tokens)
     parts = compute_token_parts(price, all_tokens.without(long_prompt_tokens))
-    for part, amount in compute_token_parts(price.above, long_prompt_tokens).items():
+    for part, amount in compute_token_parts(price.long_prompt_price, long_prompt_tokens).items():
         parts[part] = parts.get(part, Decimal(0)) + amount
     return parts
 

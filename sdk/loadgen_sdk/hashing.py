@@ -13,11 +13,13 @@ _SUM_MODULUS = 1 << (8 * HASH_BYTES)
 def sum_of_hashes(salted_texts: Iterable[tuple[int, bytes]]) -> bytes:
     """Return the sum, modulo 2**128, of the BLAKE2b hashes of texts.
 
-    The sum does not depend on the order of the texts, so that workers that each send a part of the
-    requests can add their sums to that of the whole run.
+    The sum identifies a set of texts, whatever their order: two runs with the same sum have sent
+    the same prompts. It can be computed in parts. Each worker returns the sum of the texts that it
+    has sent, and the sum of these sums is that of all texts.
 
     Args:
-        salted_texts: A salt of at least 0, and a text, for each hash.
+        salted_texts: Pairs of a salt of at least 0 and a text. The salt, such as the index of a
+            request, makes equal texts have different hashes.
 
     Returns:
         The 16 bytes of the sum, least significant byte first.

@@ -56,22 +56,26 @@ def streamed_tokens(
 def tpot(
     first_token: int, last_token: int, tokens: float, first_event_tokens: int = 1
 ) -> int | None:
-    """Return the time per output token after the first event, rounded down to a nanosecond.
+    """Return the time per output token (TPOT) after the first event, in ns, rounded down.
 
-    It is not defined (None) if no token follows the first event, and if all output came at one
-    time, in one event or in one write. A value of 0 would say that the tokens took no time.
+    It is the time from the first to the last output event, divided by the tokens after the first
+    event. It is not defined (None) in two cases: no token follows the first event, or all output
+    came at the same time. A value of 0 would say that the tokens took no time.
 
     Args:
         first_token: The timestamp of the first output event, or NEVER.
         last_token: The timestamp of the last output event, or NEVER.
-        tokens: The streamed tokens (`streamed_tokens`) of one choice.
+        tokens: The streamed tokens (`streamed_tokens`). They are a mean, which may have a fraction,
+            if the response has several choices.
         first_event_tokens: The tokens of the first output event if the server reports them, else 1.
     """
     if NEVER in (first_token, last_token):
         return None
-    if tokens <= first_event_tokens or last_token == first_token:
+    tokens_after_first_event = tokens - first_event_tokens
+    duration_ns = last_token - first_token
+    if tokens_after_first_event <= 0 or duration_ns == 0:
         return None
-    return int((last_token - first_token) // (tokens - first_event_tokens))
+    return int(duration_ns // tokens_after_first_event)
 
 
 def tpot_mlperf(due: int, first_token: int, end: int, tokens: int) -> int | None:
@@ -112,4 +116,5 @@ def gaps(events: Sequence[int]) -> list[int]:
 
 
 def _duration(start: int, end: int) -> int | None:
+    """Return the time between two timestamps, or None if one of them is NEVER."""
     return None if NEVER in (start, end) else end - start

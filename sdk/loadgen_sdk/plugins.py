@@ -215,16 +215,16 @@ class OpenTable(Generic[RowT]):
     def guard(
         self, row: RowT, function: Callable[P, ResultT], check: Check | None = None
     ) -> Callable[P, ResultT]:
-        """Wrap a function of a row, so that a defect of a plug-in does not look like one of ours.
+        """Wrap a function that belongs to a row of this table, to blame the plug-in if it fails.
 
-        If the row is that of a plug-in, an exception of the function is converted to
-        `plugin_error`, which names the plug-in. Exceptions of the types `own_errors`, which a
-        plug-in may raise for the user, pass unchanged. A function of a built-in row is returned as
-        it is.
+        A row is an entry of the table, built in or from a plug-in (a package of somebody else). If
+        a function of a plug-in raises an exception, the wrapper raises `plugin_error` instead,
+        which names the plug-in. Exceptions of the types `own_errors`, which a plug-in may raise for
+        the user, pass unchanged. A function of a built-in row is returned as it is.
 
         Args:
             row: The row.
-            function: One of its functions.
+            function: A function in one of its fields.
             check: A check of the result of the function, or None. What it raises is converted, too.
         """
         is_builtin = any(row is builtin_row for builtin_row in self.builtin_rows)
@@ -237,25 +237,25 @@ class OpenTable(Generic[RowT]):
         return _PluginGuard(plugin, self).wrap(function, check)
 
     def cached_fields(self, *fields: str) -> tuple[tuple[str, ...], ...]:
-        """Return these text fields of the rows of plug-ins, from a cache file if possible.
+        """Return the values of these text fields for each row of a plug-in, from a cache file.
 
-        With the cache, no plug-in is imported, which would make `--help` slow. The cache is valid
-        as long as no package was installed or removed.
+        For example, `cached_fields("name")` returns `(("acme",), ("other",))`. Importing the
+        plug-ins would make `--help` slow, so they are imported only if a package was installed or
+        removed since the cache was written.
         """
         if not self._is_enabled:
             return ()
-        key = f"{self.group} {' '.join(fields)}"
         cache = _read_cache()
-        entry = cache.get(key)
-        fingerprint = list(installed.installation_fingerprint())
-        if isinstance(entry, dict) and entry.get("state") == fingerprint:
+        cache_key = f"{self.group} {' '.join(fields)}"
+        entry = cache.get(cache_key)
+        if isinstance(entry, dict) and entry.get("state") == _installation_state():
             return tuple(tuple(values) for values in entry["rows"])
         values_by_row = [
             tuple(str(getattr(row, field)) for field in fields) for row in self.plugin_rows()
         ]
-        # The fingerprint is taken again, because the import may have created a __pycache__.
-        fingerprint = list(installed.installation_fingerprint())
-        cache[key] = {"state": fingerprint, "rows": values_by_row}
+        # The state is taken after the import, which may have created a __pycache__ and so changed
+        # the modification time of a directory.
+        cache[cache_key] = {"state": _installation_state(), "rows": values_by_row}
         _write_cache(cache)
         return tuple(values_by_row)
 
@@ -285,9 +285,16 @@ class OpenTable(Generic[RowT]):
         return tuple(plugins)
 
     def _load_plugin(self, entry_point: EntryPoint, used_names: set[str]) -> Plugin[RowT]:
-        """Import the row of an entry point. If it fails or has a defect, the Plugin has the error.
+        """Import the row that a package registers by an entry point.
 
-        `used_names` are those of the rows so far, which no other row may have.
+        Args:
+            entry_point: The entry point, which names the row and the object to import.
+            used_names: The names of the rows that were loaded before. No other row may have one of
+                them.
+
+        Returns:
+            The plug-in with its row. If the import fails or the row has a mistake, the plug-in has
+            no row, and `error` says why.
         """
         name = entry_point.name
         package = _package(entry_point)
@@ -314,29 +321,46 @@ class OpenTable(Generic[RowT]):
 
 
 def _find_field_of_wrong_type(row: msgspec.Struct) -> str:
-    """Return what is wrong with the first field of a row that has a wrong type, or "".
+    """Return an error message about the first field of a row that has a wrong type, or "".
 
-    A Struct does not check types when a plug-in creates it. A field has to be of the type of its
-    default; without a default, it is a text or a function. A field whose default is None is an
-    optional function.
+    A msgspec Struct does not check types when a plug-in creates it, so they are derived from the
+    defaults of the class here. `msgspec.structs.fields` is not used, because it imports the types
+    of all fields.
     """
     names = row.__struct_fields__
-    defaults = row.__struct_defaults__  # those of the last fields
+    defaults = row.__struct_defaults__  # Only the last fields have one.
     required_count = len(names) - len(defaults)
     for name in names[:required_count]:
-        if not isinstance(getattr(row, name), str) and not callable(getattr(row, name)):
+        value = getattr(row, name)
+        is_valid = isinstance(value, str) or callable(value)
+        if not is_valid:
             return f"the field {name} is neither a text nor a function"
     for name, default in zip(names[required_count:], defaults, strict=True):
-        value = getattr(row, name)
-        if default is None:
-            if value is not None and not callable(value):
-                return f"the field {name} is not a function, but {type(value).__name__}"
-            continue
-        # The default of a mutable field is a msgspec Factory.
-        expected = getattr(default, "factory", type(default))
-        if not isinstance(value, expected):
-            return f"the field {name} is not a {expected.__name__}, but {type(value).__name__}"
+        type_error = _type_error(getattr(row, name), default)
+        if type_error:
+            return f"the field {name} is {type_error}"
     return ""
+
+
+def _type_error(value: object, default: object) -> str:
+    """Return why a value cannot replace the default of a field, such as "not a str, but int".
+
+    Return "" if it can. It must have the type of the default. A field whose default is None is an
+    optional function. msgspec has the default of a mutable field, such as a list, as a Factory.
+    """
+    actual_name = type(value).__name__
+    if default is None:
+        is_valid = value is None or callable(value)
+        return "" if is_valid else f"not a function, but {actual_name}"
+    expected_type: type = getattr(default, "factory", type(default))
+    if isinstance(value, expected_type):
+        return ""
+    return f"not a {expected_type.__name__}, but {actual_name}"
+
+
+def _installation_state() -> list[str]:
+    """Return what changes when a package is installed or removed, as a list of JSON."""
+    return list(installed.installation_fingerprint())
 
 
 def _package(entry_point: EntryPoint) -> str:
@@ -389,10 +413,16 @@ class _PluginGuard:
         self._table = table
 
     def wrap(self, function: Callable[P, ResultT], check: Check | None) -> Callable[P, ResultT]:
-        """Return a function that does the same, and whose exceptions are converted.
+        """Return a function that does the same and converts exceptions to the error of the table.
 
-        So are those of `check`, which is called with the result and the arguments, and those of a
-        context manager or an iterator that the function returns.
+        If the function returns a context manager or an iterator, the exceptions of that are
+        converted as well.
+
+        Args:
+            function: A function of the plug-in.
+            check: A check of its result, or None. It is called with the result and the positional
+                arguments of the call. Its exceptions are converted, because they mean that the
+                plug-in has returned something wrong.
         """
 
         @wraps(function)
@@ -447,5 +477,6 @@ class _PluginGuard:
                 context.__exit__(None, None, None)
 
     def _guard_iterator(self, iterator: Iterator[Any]) -> Iterator[Any]:
+        """Yield the items of an iterator of a plug-in, whose exceptions are converted."""
         with self:
             yield from iterator

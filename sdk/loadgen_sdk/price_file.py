@@ -92,8 +92,9 @@ class PerToken(msgspec.Struct, frozen=True, kw_only=True):
     def per_million(self) -> ByTokenKind[Decimal]:
         """Return the prices of a million tokens of each kind.
 
-        Without a price of its own, writing to the cache costs as much as plain input, and reading
-        from it nothing.
+        Prompt tokens are of three kinds: plain, written to the provider's prefix cache, and read
+        from it (`cached`). If the file states no price for writing, it costs as much as plain
+        input. If it states none for reading, that is free.
         """
         write_price = self.per_million_cache_write
         if write_price is None:
@@ -106,20 +107,32 @@ class PerToken(msgspec.Struct, frozen=True, kw_only=True):
         )
 
     @property
-    def above(self) -> PerToken | None:
+    def long_prompt_price(self) -> PerToken | None:
         """Return the price of a request with more than `above_prompt_tokens` prompt tokens.
 
-        Return None if the length does not matter. In the returned price, the amounts of the keys
-        `..._above` have replaced the basic ones. A kind of tokens without such an amount costs the
-        same as in a short request.
+        Return None if the length of the prompt does not matter. A kind of tokens without an amount
+        for long prompts costs the same as in a short one.
         """
         if self.above_prompt_tokens is None:
             return None
-        changes: dict[str, Any] = dict.fromkeys(AMOUNT_KEYS_ABOVE)
-        for key in AMOUNT_KEYS:
-            amount_above = getattr(self, f"{key}_above")
-            changes[key] = getattr(self, key) if amount_above is None else amount_above
-        return msgspec.structs.replace(self, above_prompt_tokens=None, **changes)
+        return msgspec.structs.replace(
+            self,
+            per_million_input=_first_amount(self.per_million_input_above, self.per_million_input),
+            per_million_output=_first_amount(
+                self.per_million_output_above, self.per_million_output
+            ),
+            per_million_cached=_first_amount(
+                self.per_million_cached_above, self.per_million_cached
+            ),
+            per_million_cache_write=_first_amount(
+                self.per_million_cache_write_above, self.per_million_cache_write
+            ),
+            above_prompt_tokens=None,
+            per_million_input_above=None,
+            per_million_output_above=None,
+            per_million_cached_above=None,
+            per_million_cache_write_above=None,
+        )
 
     @property
     def offer(self) -> Offer:
@@ -134,6 +147,11 @@ class PerToken(msgspec.Struct, frozen=True, kw_only=True):
             self.region.lower(),
             self.commitment.lower(),
         )
+
+
+def _first_amount(preferred: Decimal | None, other: Decimal | None) -> Decimal | None:
+    """Return the preferred amount, or the other one if the file does not state it."""
+    return other if preferred is None else preferred
 
 
 class PlausibleRange(NamedTuple):
@@ -293,13 +311,23 @@ PLAUSIBLE_RANGES = {
 def find_implausible_amount(
     amount: Decimal, plausible_range: PlausibleRange, currency: str
 ) -> WrongUse | None:
-    """Return what is wrong with an amount of this currency, or None. Zero is plausible."""
-    low, high, unit, noun = plausible_range
-    if currency not in DOLLAR_LIKE or not amount or low <= amount <= high:
+    """Return an error if an amount is probably a mistake, such as cents instead of dollars.
+
+    Zero is plausible, because some tokens are free. Amounts in a currency whose value is far from
+    that of a dollar (not in DOLLAR_LIKE) are not checked.
+    """
+    is_checked_currency = currency in DOLLAR_LIKE
+    if not is_checked_currency or amount == 0:
         return None
-    hint = f"between {low} and {high:,} {currency}; check the unit ({unit})"
+    lowest = plausible_range.low
+    highest = plausible_range.high
+    if lowest <= amount <= highest:
+        return None
+    amount_text = f"{plausible_range.noun} of {amount.normalize():,f} {currency}"
     return WrongUse(
-        "out_of_range", f"{noun} of {amount.normalize():,f} {currency} is implausible", hint
+        "out_of_range",
+        f"{amount_text} is implausible",
+        f"between {lowest} and {highest:,} {currency}; check the unit ({plausible_range.unit})",
     )
 
 
@@ -335,10 +363,11 @@ def latest_prices(
     get_as_of: Callable[[Entry], str],
     day: date | None = None,
 ) -> list[Entry]:
-    """Return the latest price of each offer, of those that were valid at a day.
+    """Return the prices that were in force on a day: of each offer, the latest one until that day.
 
-    A file may keep old prices of an offer, so that old results can be priced as they were. The
-    order of the prices stays. Several prices of one offer and day are all returned.
+    An offer is what a price is for, such as a model of a provider in a region. A file may keep old
+    prices of an offer, so that old results can be priced as they were. The order of the prices
+    stays. Several prices of one offer and date are all returned.
 
     Args:
         entries: The prices.
@@ -346,14 +375,19 @@ def latest_prices(
         get_as_of: Returns the date of a price, as its file states it.
         day: The day. None stands for the latest price of all.
     """
-    since_by_entry = [(entry, valid_since(get_as_of(entry))) for entry in entries]
-    if day is not None:
-        since_by_entry = [(entry, since) for entry, since in since_by_entry if since <= day]
-    latest_by_offer: dict[object, date] = {}
-    for entry, since in since_by_entry:
+
+    def start_of(entry: Entry) -> date:
+        return valid_since(get_as_of(entry))
+
+    candidates = [entry for entry in entries if day is None or start_of(entry) <= day]
+    latest_start_by_offer: dict[object, date] = {}
+    for entry in candidates:
         offer = get_offer(entry)
-        latest_by_offer[offer] = max(since, latest_by_offer.get(offer, since))
-    return [entry for entry, since in since_by_entry if since == latest_by_offer[get_offer(entry)]]
+        latest_start = latest_start_by_offer.get(offer, date.min)
+        latest_start_by_offer[offer] = max(latest_start, start_of(entry))
+    return [
+        entry for entry in candidates if start_of(entry) == latest_start_by_offer[get_offer(entry)]
+    ]
 
 
 def find_duplicates(
@@ -361,19 +395,29 @@ def find_duplicates(
     get_offer: Callable[[Entry], object],
     get_as_of: Callable[[Entry], str],
 ) -> Iterator[tuple[Entry, Entry]]:
-    """Yield each price whose offer has an earlier entry of the same day, with that entry."""
-    first_by_offer: dict[object, Entry] = {}
+    """Find the prices that contradict an earlier one, because offer and day are the same.
+
+    Args:
+        entries: The prices in the order of their file.
+        get_offer: Returns the offer of a price, which is what it is for.
+        get_as_of: Returns the date of a price, as its file states it.
+
+    Yields:
+        Each such price, together with the first one of the same offer and day.
+    """
+    first_by_offer_and_day: dict[tuple[object, date], Entry] = {}
     for entry in entries:
         offer_and_day = (get_offer(entry), valid_since(get_as_of(entry)))
-        first = first_by_offer.setdefault(offer_and_day, entry)
-        if first is not entry:
-            yield entry, first
+        if offer_and_day in first_by_offer_and_day:
+            yield entry, first_by_offer_and_day[offer_and_day]
+        else:
+            first_by_offer_and_day[offer_and_day] = entry
 
 
 def read_prices(
     path: str | os.PathLike[str], *, provider: str | None = None
 ) -> dict[str, TokenPrice]:
-    """Return the prices by model in a price file, which is the file of `loadgen cost --prices`.
+    """Return the price of each model in a price file, such as the one for `loadgen cost --prices`.
 
     Only the entries of `per_token:` are read. Of several prices of one offer the latest is used. A
     file whose name does not end in .json needs PyYAML.
@@ -387,16 +431,18 @@ def read_prices(
             it has two for one model. The message names the key.
     """
     prices = [entry.price for entry in _read_entries(Path(path), f"{path}")]
-    offered = [price for price in prices if provider in (None, price.provider)]
-    price_by_model: dict[str, PerToken] = {}
-    for price in latest_prices(offered, lambda entry: entry.offer, lambda entry: entry.as_of):
-        other = price_by_model.setdefault(price.model, price)
-        if other is not price:
-            raise _ambiguous_model(f"{path}", price, other)
-    if not price_by_model:
+    if provider is not None:
+        prices = [price for price in prices if price.provider == provider]
+    latest = latest_prices(prices, lambda price: price.offer, lambda price: price.as_of)
+    if not latest:
         of_provider = f" of {provider}" if provider is not None else ""
         message = f"{path} has no price per token{of_provider}"
         raise WrongUse("no_price", message, _EXAMPLE_HINT)
+    price_by_model: dict[str, PerToken] = {}
+    for price in latest:
+        if price.model in price_by_model:
+            raise _ambiguous_model(f"{path}", first=price_by_model[price.model], second=price)
+        price_by_model[price.model] = price
     return {model: _token_price(price) for model, price in price_by_model.items()}
 
 
@@ -437,44 +483,52 @@ def _read_entries(path: Path, path_text: str) -> list[_FileEntry]:
 def _check_duplicates(path_text: str, entries: Sequence[_FileEntry]) -> None:
     """Raise WrongUse if two prices are for the same offer and day, since only one can apply."""
     duplicates = find_duplicates(
-        entries, lambda entry: entry.price.offer, lambda entry: entry.price.as_of
+        entries,
+        get_offer=lambda entry: entry.price.offer,
+        get_as_of=lambda entry: entry.price.as_of,
     )
-    for duplicate, first in duplicates:
-        price = duplicate.price
-        raise WrongUse(
-            "duplicate",
-            f"{path_text}: per_token[{duplicate.position}]: two prices for {price.model} of "
-            f"{price.provider}",
-            f"the first is per_token[{first.position}]; {DUPLICATE_HINT}",
-        )
+    first_pair = next(duplicates, None)
+    if first_pair is None:
+        return
+    duplicate, earlier = first_pair
+    price = duplicate.price
+    raise WrongUse(
+        "duplicate",
+        f"{path_text}: per_token[{duplicate.position}]: two prices for {price.model} of "
+        f"{price.provider}",
+        f"the first is per_token[{earlier.position}]; {DUPLICATE_HINT}",
+    )
 
 
-def _ambiguous_model(path_text: str, price: PerToken, other: PerToken) -> WrongUse:
-    """Return the error for two prices of one model."""
+def _ambiguous_model(path_text: str, first: PerToken, second: PerToken) -> WrongUse:
+    """Return the error for two prices of one model, in the order of the file.
+
+    A caller can choose between two providers, but not between two offers of one provider.
+    """
     message = (
-        f"{path_text} has two prices for {price.model}, of {other.provider} and {price.provider}"
+        f"{path_text} has two prices for {first.model}, of {first.provider} and {second.provider}"
     )
-    if other.provider == price.provider:
+    if first.provider == second.provider:
         hint = (
             "keep one of them, because a call does not state which URL, region or "
             "commitment it pays for"
         )
     else:
-        hint = f"read_prices({path_text!r}, provider={price.provider!r})"
+        hint = f"read_prices({path_text!r}, provider={second.provider!r})"
     return WrongUse("conflict", message, hint)
 
 
 def _token_price(price: PerToken) -> TokenPrice:
-    """Return the price of a model as the SDK computes with it."""
-    above = price.above
+    """Convert the price of an entry to the one that an application computes with, in floats."""
+    long_prompt_price = price.long_prompt_price
     return TokenPrice(
         input=float(price.per_million_input),
         output=float(price.per_million_output),
         cached=_float_or_none(price.per_million_cached),
         currency=price.currency or "",
         cache_write=_float_or_none(price.per_million_cache_write),
-        above_prompt_tokens=None if above is None else price.above_prompt_tokens,
-        above=None if above is None else _token_price(above),
+        above_prompt_tokens=price.above_prompt_tokens,
+        above=None if long_prompt_price is None else _token_price(long_prompt_price),
     )
 
 
@@ -499,21 +553,26 @@ def _parse_entry(location: str, raw_entry: object, file_currency: str) -> PerTok
     _check_keys(location, raw_entry)
     values: dict[str, Any] = {"currency": file_currency}
     for field in msgspec.structs.fields(PerToken):
-        if field.name in raw_entry:
-            value = raw_entry[field.name]
-            is_left_empty = value is None and field.default is None
-            if not is_left_empty:
-                values[field.name] = _parse_value(
-                    f"{location}.{field.name}", FIELD_PARSERS[field.name], value
-                )
-        elif field.default is msgspec.NODEFAULT:
-            raise WrongUse("missing_key", f'{location}: missing "{field.name}"', _EXAMPLE_HINT)
+        key = field.name
+        if field.required and key not in raw_entry:
+            raise WrongUse("missing_key", f'{location}: missing "{key}"', _EXAMPLE_HINT)
+        if key in raw_entry and not _is_left_empty(field, raw_entry[key]):
+            values[key] = _parse_value(f"{location}.{key}", FIELD_PARSERS[key], raw_entry[key])
     price = PerToken(**values)
     _check_entry(location, price)
     return price
 
 
+def _is_left_empty(field: msgspec.structs.FieldInfo, value: object) -> bool:
+    """Return True if an optional key has no value in the file, as in `region:`.
+
+    Such a key counts as missing. Without a value, any other key is a mistake.
+    """
+    return value is None and field.default is None
+
+
 def _check_keys(location: str, raw_entry: Mapping[str, object]) -> None:
+    """Raise WrongUse if an entry has an unknown key. The hint names a known one that is meant."""
     for key in raw_entry:
         if key not in FIELD_PARSERS:
             hint = f"known: {', '.join(FIELD_PARSERS)}"
@@ -524,42 +583,53 @@ def _check_keys(location: str, raw_entry: Mapping[str, object]) -> None:
 
 
 def _check_entry(location: str, price: PerToken) -> None:
-    """Raise WrongUse for keys that do not fit together, future dates and implausible amounts."""
+    """Raise WrongUse for keys that do not fit together, future dates and implausible amounts.
+
+    Args:
+        location: The place of the entry in the file, for messages: "prices.yaml: per_token[0]".
+        price: The price that the entry states.
+    """
     try:
         check_tiers(price)
     except WrongUse as error:
-        message = f"{location} {error.message}"
-        raise WrongUse(error.code, message, error.hint or _EXAMPLE_HINT) from None
+        raise _error_at(location, error) from None
     future_date = find_future_date(price.as_of, date.today())
     if future_date is not None:
-        message = f"{location}.as_of: {future_date.message}"
-        raise WrongUse(future_date.code, message, future_date.hint)
+        raise _error_at(f"{location}.as_of:", future_date)
     for key, plausible_range in PLAUSIBLE_RANGES.items():
         amount = getattr(price, key)
         if amount is None:
             continue
         implausible = find_implausible_amount(amount, plausible_range, price.currency or "")
         if implausible is not None:
-            message = f"{location}.{key}: {implausible.message}"
-            raise WrongUse(implausible.code, message, implausible.hint)
+            raise _error_at(f"{location}.{key}:", implausible)
+
+
+def _error_at(location: str, error: WrongUse) -> WrongUse:
+    """Return an error whose message begins with its place in the file.
+
+    For example, "is not a date" becomes "prices.yaml: per_token[0].as_of is not a date".
+    """
+    return WrongUse(error.code, f"{location} {error.message}", error.hint or _EXAMPLE_HINT)
 
 
 def _parse_value(location: str, parse: Callable[[object], ParsedT], value: object) -> ParsedT:
-    """Parse the value of a key. An error of the parser is completed by the place and the value.
+    """Parse the value of a key of the file.
 
     Args:
-        location: The place of the value in the file, for messages.
-        parse: The parser of the key. Its error says what is wrong, such as "is not a date".
+        location: The place of the value in the file, such as "prices.yaml: per_token[0].as_of".
+        parse: The parser of the key. Its error says only what is wrong, such as "is not a date".
         value: The value as the file has it.
+
+    Raises:
+        WrongUse: The parser refuses the value. The message also has the place and the value.
     """
     try:
         return parse(value)
     except WrongUse as error:
-        subject = location
-        if isinstance(value, str | int | float) and value != "":
-            subject = f'{location}: "{value}"'
-        message = f"{subject} {error.message}"
-        raise WrongUse(error.code, message, error.hint or _EXAMPLE_HINT) from None
+        is_short_value = isinstance(value, str | int | float) and value != ""
+        subject = f'{location}: "{value}"' if is_short_value else location
+        raise _error_at(subject, error) from None
 
 
 def _decode_file(path: Path, path_text: str) -> Any:

@@ -78,28 +78,38 @@ class TokenPrice(msgspec.Struct, frozen=True):
             _check_price("cache_write", self.cache_write)
 
     def cost(self, input: int, output: int, cached: int = 0, written: int = 0) -> float:
-        """Return the cost of one call.
+        """Return the cost of one call, in the currency of the price.
 
         Args:
-            input: The prompt tokens.
+            input: The prompt tokens, including `cached` and `written`.
             output: The output tokens.
             cached: The prompt tokens that came from the cache of the server.
             written: The prompt tokens that were written to it.
         """
-        if self.above is not None and input > (self.above_prompt_tokens or 0):
-            return self.above.cost(input, output, cached, written)
+        prompt_tokens = input
+        is_long_prompt = prompt_tokens > (self.above_prompt_tokens or 0)
+        if self.above is not None and is_long_prompt:
+            return self.above.cost(prompt_tokens, output, cached, written)
         # A server may report more cached or written tokens than the prompt has.
-        cached = min(cached, input)
-        written = min(written, input - cached)
-        tokens = ByTokenKind[float](input - cached - written, written, cached, output)
-        prices = ByTokenKind(
+        cached_tokens = min(cached, prompt_tokens)
+        written_tokens = min(written, prompt_tokens - cached_tokens)
+        tokens = ByTokenKind[float](
+            plain=prompt_tokens - cached_tokens - written_tokens,
+            written=written_tokens,
+            cached=cached_tokens,
+            output=output,
+        )
+        costs = token_costs(tokens, self._prices_by_kind())
+        return costs.plain + costs.written + costs.cached + costs.output
+
+    def _prices_by_kind(self) -> ByTokenKind[float]:
+        """Return the price of a million tokens of each kind."""
+        return ByTokenKind(
             plain=self.input,
             written=self.input if self.cache_write is None else self.cache_write,
             cached=self.input if self.cached is None else self.cached,
             output=self.output,
         )
-        costs = token_costs(tokens, prices)
-        return costs.plain + costs.written + costs.cached + costs.output
 
 
 Prices = TokenPrice | Mapping[str, TokenPrice] | None
@@ -134,12 +144,14 @@ def validate_prices(prices: Prices) -> Prices:
 def find_price(prices: Prices, *models: str) -> TokenPrice | None:
     """Return the price of a model, or None if there is none.
 
+    If there are prices, but none for the model, the application is warned once per process and
+    model.
+
     Args:
         prices: One price for all models, or prices by model name.
-        models: The names of the model, of which the first one that has a price counts: that in the
-            response, such as "gpt-4o-2024-11-20", and that in the request, such as "gpt-4o".
-
-    If there are prices, but none for the model, a warning is issued once per process and model.
+        models: The names of the model in the order in which they are looked up. Usually the first
+            is the name in the response, such as "gpt-4o-2024-11-20", and the second the name in the
+            request, such as "gpt-4o".
     """
     if prices is None or isinstance(prices, TokenPrice):
         return prices
@@ -161,6 +173,7 @@ def warn_once(text: str) -> None:
 
 
 def _check_price(name: str, value: object) -> None:
+    """Raise WrongUse if a price is not a finite number of at least 0. A bool is no number here."""
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
     if not is_number or not 0 <= value < math.inf:  # type: ignore[operator]  # It is a number.
         raise WrongUse(
