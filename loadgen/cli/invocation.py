@@ -222,7 +222,7 @@ def _check_settings(settings: Settings, *, can_use_store: bool, needs_text: str)
             f"--out {settings.store}",
             "give a folder",
         )
-    returns_numbers = settings.values
+    returns_numbers = settings.returns_numbers
     if returns_numbers and needs_text:
         raise UserError(
             "unsupported",

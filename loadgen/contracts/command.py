@@ -302,7 +302,7 @@ def _read_request(
         )
     if errors:
         raise CombinedError(errors)
-    has_responses_without_tokens = settings.values
+    has_responses_without_tokens = settings.returns_numbers
     if has_responses_without_tokens:
         _check_api_has_tokens(checked_contract, settings)
     settings = with_contract_gpus(settings, checked_contract.contract.gpus)

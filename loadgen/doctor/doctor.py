@@ -199,7 +199,7 @@ class _TargetChecker:
         self._check_probe_result(probe_result, tokenizer)
 
         sender = TrialSender(self._settings, probe_result)
-        returns_numbers = self._settings.values  # embeddings and scores, instead of text
+        returns_numbers = self._settings.returns_numbers  # embeddings and scores, instead of text
         if returns_numbers:
             trials = await sender.send_number_trials()
             self.findings.append(target_checks.check_number_responses(self._settings.api, trials))

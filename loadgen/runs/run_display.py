@@ -22,7 +22,7 @@ from loadgen.core.execution.events import (
     WaitingFor,
     WorkersPlaced,
 )
-from loadgen.core.execution.run_manifest import judge_slo
+from loadgen.core.execution.run_manifest import select_judgeable_terms
 from loadgen.core.execution.stage_plans import describe_bounds
 from loadgen.core.schedule.forecast import Forecast, combine_forecasts, mean_tokens
 from loadgen.render import text as text_renderer
@@ -312,7 +312,7 @@ class RunDisplay:
             return
         forecast = _forecast_planned_run(planned)
         if not self._quiet and not settings.virtual:
-            judged_slo = judge_slo(planned.plan.job.workload.slo, settings)
+            judged_slo = select_judgeable_terms(planned.plan.job.workload.slo, settings)
             warning = warn_too_few_requests(forecast.measured, judged_slo.slo)
             if warning:
                 self._print_once(f"Warning: {warning}")
@@ -394,7 +394,7 @@ def _forecast_planned_run(planned: RunPlanned) -> RunForecast:
     """
     plan = planned.plan
     probe = plan.job.probe_results[0]
-    response_time = staggered_start.response_time_of_probe(
+    response_time = staggered_start.estimate_from_probe(
         probe.one_token_response_ms, probe.per_token_ms
     )
     tokens = mean_tokens(plan.requests)

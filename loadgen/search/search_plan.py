@@ -343,8 +343,8 @@ def _build_goal(workload: Workload, settings: Settings, place: str) -> Goal:
         settings: The settings of the target, such as whether responses are streamed.
         place: Where an error message says that the SLO is missing.
     """
-    slo, reasons_not_judged = run_manifest.judge_slo(workload.slo, settings)
-    classes, reasons_of_classes = run_manifest.judge_classes(workload, settings)
+    slo, reasons_not_judged = run_manifest.select_judgeable_terms(workload.slo, settings)
+    classes, reasons_of_classes = run_manifest.plan_classes(workload, settings)
     full_run_terms: tuple[str, ...] = ()
     has_slo_per_class = any(plan.slo != slo for plan in classes)
     if has_slo_per_class:

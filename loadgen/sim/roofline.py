@@ -303,7 +303,7 @@ def _sample_work(workload: Workload, settings: Settings) -> dict[int, SessionWor
         workload.requests,
         prompts,
         tokens_per_block=limits.tokens_per_block if limits.block_reuse else 0,
-        is_non_generative=settings.values,
+        is_non_generative=settings.returns_numbers,
     )
     cached_blocks_of_replica: dict[int, set[Hashable]] = defaultdict(set)
     sample: dict[int, SessionWork] = defaultdict(dict)

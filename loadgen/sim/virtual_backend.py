@@ -257,7 +257,7 @@ def _simulate_plan(
         plan.job.workload.requests,
         plan.requests,
         tokens_per_block=server.tokens_per_block if server.block_reuse else 0,
-        is_non_generative=settings.values,
+        is_non_generative=settings.returns_numbers,
     )
     return simulate(
         plan.schedule,
@@ -347,7 +347,7 @@ def _create_probe_result(preset: Preset, settings: Settings) -> ProbeResult:
         rtt_ms=0.0,
         template_tokens=0,
         token_ratio=1.0,
-        reports_usage=not settings.values,
+        reports_usage=not settings.returns_numbers,
         has_exact_length=True,
         tokens_per_event=float(preset.server.stream_interval),
         warnings=(),

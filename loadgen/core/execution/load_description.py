@@ -18,7 +18,7 @@ from loadgen.core.execution.plan_notes import (
     replaced_stages_notes,
     trace_notes,
 )
-from loadgen.core.execution.stage_plans import describe_bounds, plan_stage
+from loadgen.core.execution.stage_plans import create_stage_plan, describe_bounds
 from loadgen.core.requests import lengths
 from loadgen.core.requests import tokenizer as tokens
 from loadgen.core.requests.build import build_prompts
@@ -129,7 +129,7 @@ def _stage_lines(workload: Workload, schedule: Schedule) -> Iterator[str]:
     is decided only when the target has been probed.
     """
     for index in range(len(schedule.stages)):
-        stage = plan_stage(workload, schedule, index)
+        stage = create_stage_plan(workload, schedule, index)
         bounds = ", ".join(describe_bounds(stage, schedule, index, workload))
         suffix = "" if stage.measured else ", warm-up, not measured"
         yield f"load: {stage.arrival}: {bounds}{suffix}"

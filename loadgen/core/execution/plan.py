@@ -40,7 +40,7 @@ from loadgen.core.requests.build import build_prompts
 from loadgen.core.requests.prompts import Prompts, PromptTarget
 from loadgen.core.results.record_log import SEGMENT_ROWS
 from loadgen.core.schedule.build import build_schedule
-from loadgen.core.schedule.schedule import Schedule, shard
+from loadgen.core.schedule.schedule import Schedule, ScheduledStage, shard
 from loadgen.core.sidecars.page_addresses import MetricsPageOptions
 from loadgen.core.sidecars.profiler import ProfilerOptions
 from loadgen.core.workload import Workload
@@ -195,7 +195,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         return ", ".join(endpoint.display_name for endpoint in self.endpoints)
 
     @property
-    def values(self) -> bool:
+    def returns_numbers(self) -> bool:
         """Return True if responses are numbers that arrive at once, as embeddings and scores do.
 
         Such responses have neither tokens nor a time to first token.
@@ -229,15 +229,22 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         )
 
     def for_endpoint(self, endpoint: Endpoint) -> Settings:
-        """Return settings with `endpoint` as the only target and with the API of its steps."""
+        """Return the settings of a run that has `endpoint` as its only target.
+
+        An endpoint that serves only some steps of tasks (`serves`) may have an API and a model of
+        its own, and its server is detected separately. If that API returns numbers instead of text,
+        such as embeddings, responses are not streamed, and extra fields of the body, which are for
+        generated text, are left out.
+        """
         settings = replace(
             self, url=endpoint.url, api_key=endpoint.api_key, targets=(), step_targets={}
         )
-        if not endpoint.serves:
+        serves_only_some_steps = endpoint.serves != ""
+        if not serves_only_some_steps:
             return settings
         api = endpoint.api or self.api
         settings = replace(settings, api=api, model=endpoint.model, server="auto")
-        if api in NON_GENERATIVE_APIS:
+        if settings.returns_numbers:
             return replace(settings, stream=False, extra_body=None)
         return settings
 
@@ -323,21 +330,42 @@ def prepare_plan(
     probe_results: tuple[ProbeResult, ...],
     context: PreparationContext,
 ) -> PreparedPlan:
-    """Return the plan of a run, and how its virtual users start.
+    """Return the plan of a run: what it sends, when, and with how many workers.
 
-    Each step changes the plan that the one before has made: build it with the complete schedule,
-    find requests that do not fit the context of the target, decide how virtual users start, select
-    the shard, and choose the number of workers if the settings do not give it. The plan is not
-    checked; see `plan_checks.check_plan`.
+    The plan is not checked; see `plan_checks.check_plan`.
 
     Args:
         workload: The workload.
-        settings: The settings.
+        settings: The settings. If they give no number of workers, it is chosen here.
         probe_results: What the probe found out about each target.
         context: What else is known before the run.
     """
+    job = _create_job(workload, settings, probe_results, context)
+    plan = _build_complete_plan(job)
+    oversized_requests = find_oversized_requests(
+        plan.requests, plan.schedule.slot_count, shortest_context(probe_results)
+    )
+    complete_plan = structs.replace(plan, oversized_requests=oversized_requests)
+    started = _decide_starts(complete_plan, context.response_time)
+    started_plan = _with_started_workload(complete_plan, started.workload)
+    shard_plan = structs.replace(
+        started_plan, schedule=requested_shard(started_plan.schedule, settings)
+    )
+    if settings.workers:
+        return PreparedPlan(shard_plan, started.starts)
+    workers = _choose_workers(shard_plan, workload, context)
+    return PreparedPlan(_with_workers(shard_plan, workers), started.starts)
+
+
+def _create_job(
+    workload: Workload,
+    settings: Settings,
+    probe_results: tuple[ProbeResult, ...],
+    context: PreparationContext,
+) -> Job:
+    """Return the job of a run, from which each worker builds the plan again."""
     seed = workload.seed if workload.seed is not None else seeds.fresh()
-    job = Job(
+    return Job(
         workload=workload,
         settings=settings,
         probe_results=probe_results,
@@ -349,22 +377,23 @@ def prepare_plan(
         known=context.known,
         plugins=plugins.used_plugins(),
     )
-    plan = _build_complete_plan(job)
-    oversized_requests = find_oversized_requests(
-        plan.requests, plan.schedule.slot_count, shortest_context(probe_results)
-    )
-    plan = structs.replace(plan, oversized_requests=oversized_requests)
 
-    started = _decide_starts(plan, context.response_time)
-    if started.workload.stages != workload.stages:
-        job = structs.replace(job, workload=started.workload)
-        plan = structs.replace(plan, job=job, schedule=build_schedule(started.workload, seed))
 
-    plan = structs.replace(plan, schedule=requested_shard(plan.schedule, settings))
-    if not settings.workers:
-        settings = replace(settings, workers=_choose_workers(plan, workload, context))
-        plan = structs.replace(plan, job=structs.replace(plan.job, settings=settings))
-    return PreparedPlan(plan, started.starts)
+def _with_started_workload(plan: Plan, workload: Workload) -> Plan:
+    """Return a plan for the workload in which the start of virtual users is decided.
+
+    The schedule is built again if that has changed the stages.
+    """
+    if workload.stages == plan.job.workload.stages:
+        return plan
+    job = structs.replace(plan.job, workload=workload)
+    return structs.replace(plan, job=job, schedule=build_schedule(workload, job.seed))
+
+
+def _with_workers(plan: Plan, workers: int) -> Plan:
+    """Return a plan whose settings have a number of workers."""
+    settings = structs.replace(plan.job.settings, workers=workers)
+    return structs.replace(plan, job=structs.replace(plan.job, settings=settings))
 
 
 def requested_shard(schedule: Schedule, settings: Settings) -> Schedule:
@@ -377,31 +406,44 @@ def requested_shard(schedule: Schedule, settings: Settings) -> Schedule:
 def count_useful_workers(
     schedule: Schedule, prompts: Prompts, workload: Workload, max_workers: int
 ) -> int:
-    """Return how many worker processes a run can use, at most `max_workers`.
+    """Return how many worker processes a run can use, from 1 to `max_workers`.
 
-    There are enough for the expected output events per second. In a closed loop these depend on the
-    server, so workers are chosen by the number of virtual users. If a stage other than the last
-    ends with its last response, one worker sends everything, because workers do not report
-    responses to each other.
+    The number is chosen so that each worker can read the output events (tokens) that its share of
+    the busiest stage is expected to receive.
+
+    If a stage other than the last ends with its last response, one worker sends everything, because
+    the next stage can only start when all responses are known, and workers do not report responses
+    to each other.
     """
     if any(stage.is_end_unknown for stage in schedule.stages[:-1]):
         return 1
     events_per_request = _mean_output_tokens(schedule, prompts)
-    workers = 1
-    for stage in schedule.stages:
-        if stage.is_closed_loop:
-            users = len(schedule.virtual_users_of(stage))
-            workers = max(workers, math.ceil(users / _USERS_PER_WORKER))
-        else:
-            rate_per_s = (stage.offered_rps or 0.0) / schedule.shard_count
-            rate_per_s = min(rate_per_s, schedule.slot_count_of(stage) or 0)
-            workers = max(workers, math.ceil(rate_per_s * events_per_request / _EVENTS_PER_WORKER))
+    workers = max(
+        _count_workers_of_stage(schedule, stage, events_per_request) for stage in schedule.stages
+    )
     for limit in (workload.max_in_flight, workload.max_in_prefill):
         # Each worker needs a share of at least one request of each limit.
         share = share_of_limit(limit, schedule)
         if share:
             workers = min(workers, share)
     return max(1, min(workers, max_workers))
+
+
+def _count_workers_of_stage(
+    schedule: Schedule, stage: ScheduledStage, events_per_request: float
+) -> int:
+    """Return how many workers one stage of this shard needs, perhaps 0.
+
+    The rate of a closed loop depends on the server, so it needs a worker for so many virtual users.
+    """
+    if stage.is_closed_loop:
+        users = len(schedule.virtual_users_of(stage))
+        return math.ceil(users / _USERS_PER_WORKER)
+    requests_per_s = (stage.offered_rps or 0.0) / schedule.shard_count
+    # The rate is infinite if all requests start at once. They then count as those of one second.
+    request_count = schedule.slot_count_of(stage) or 0
+    events_per_s = min(requests_per_s, request_count) * events_per_request
+    return math.ceil(events_per_s / _EVENTS_PER_WORKER)
 
 
 def share_of_limit(limit: int | None, schedule: Schedule) -> int | None:
@@ -433,14 +475,17 @@ def _build_complete_plan(job: Job) -> Plan:
 
 
 def _decide_starts(plan: Plan, response_time: ResponseTime | None) -> StartedWorkload:
-    """Decide how the virtual users of a plan start.
+    """Decide how the virtual users of a plan start: spread over one response time.
 
-    They start spread over one response time. Without a better source, it is that of the probe.
+    Args:
+        plan: The plan.
+        response_time: How long a response takes, or None to estimate it from the probe of the first
+            target.
     """
-    first_result = plan.job.probe_results[0]
     if response_time is None:
-        response_time = staggered_start.response_time_of_probe(
-            first_result.one_token_response_ms, first_result.per_token_ms
+        probe_result = plan.job.probe_results[0]
+        response_time = staggered_start.estimate_from_probe(
+            probe_result.one_token_response_ms, probe_result.per_token_ms
         )
     return staggered_start.decide_starts(
         plan.job.workload,

@@ -29,26 +29,35 @@ class _RequestLimit(NamedTuple):
 def check_plan(plan: Plan, *, is_local: bool) -> None:
     """Raise CombinedError with everything that is wrong with a plan.
 
-    If `is_local` is False, the workers run on other machines, so the limits of this machine do not
-    apply.
+    Args:
+        plan: The plan.
+        is_local: Whether the workers run on this machine, so that its limits apply.
     """
     job = plan.job
     errors: list[LoadgenError] = [
         *resource_limits.unusable_source_errors(job.settings.sources),
         *_option_errors(job.workload, job.settings),
+        *_oversized_request_errors(plan),
     ]
-    if plan.oversized_requests is not None:
-        error = plan.oversized_requests.to_error(job.workload, job.settings.display_name)
-        if error is not None:
-            errors.append(error)
     if is_local:
-        errors += _worker_count_errors(job.settings.workers)
-    errors += _limit_share_errors(plan)
-    errors += _empty_shard_errors(plan)
+        errors.extend(_worker_count_errors(job.settings.workers))
+    errors.extend(_limit_share_errors(plan))
+    errors.extend(_empty_shard_errors(plan))
     if is_local:
-        errors += _connection_errors(plan)
+        errors.extend(_connection_errors(plan))
+    # The errors are shown in this order.
     if errors:
         raise CombinedError(errors)
+
+
+def _oversized_request_errors(plan: Plan) -> Iterator[UserError]:
+    """Yield an error if too many requests do not fit the context of the targets."""
+    if plan.oversized_requests is None:
+        return
+    job = plan.job
+    error = plan.oversized_requests.to_error(job.workload, job.settings.display_name)
+    if error is not None:
+        yield error
 
 
 def _worker_count_errors(workers: int) -> Iterator[UserError]:
@@ -91,12 +100,13 @@ def _limit_share_errors(plan: Plan) -> Iterator[UserError]:
 
 
 def _empty_shard_errors(plan: Plan) -> Iterator[UserError]:
-    """Yield an error if the shard of a run that is sent here has no measured request.
+    """Yield an error if this shard of a run has a measured stage without a request.
 
-    The last shards are empty if there are more shards than requests or virtual users.
+    A run can be divided into shards, which are sent from several machines. The last shards are
+    empty if there are more shards than requests or virtual users.
     """
     shard = plan.job.settings.shard
-    if shard is not None and not _has_measured_slots(plan.schedule):
+    if shard is not None and not _all_measured_stages_send(plan.schedule):
         yield UserError(
             "out_of_range",
             what="this part of the run has no requests to send",
@@ -105,18 +115,21 @@ def _empty_shard_errors(plan: Plan) -> Iterator[UserError]:
         )
 
 
-def _has_measured_slots(schedule: Schedule) -> bool:
-    """Return True if every measured stage has slots in this shard.
+def _all_measured_stages_send(schedule: Schedule) -> bool:
+    """Return True if every measured stage of a shard has at least one request in this shard.
 
-    A stage without a count has slots if it has virtual users.
+    A stage that only a duration limits has no known number of requests. It sends some if it has
+    virtual users in this shard.
     """
     for stage in schedule.stages:
         if not stage.measured:
             continue
-        slot_count = schedule.slot_count_of(stage)
-        if slot_count is None:
-            slot_count = len(schedule.virtual_users_of(stage))
-        if not slot_count:
+        request_count = schedule.slot_count_of(stage)
+        if request_count is None:
+            sends_requests = len(schedule.virtual_users_of(stage)) > 0
+        else:
+            sends_requests = request_count > 0
+        if not sends_requests:
             return False
     return True
 
@@ -141,35 +154,9 @@ def _option_errors(workload: Workload, settings: Settings) -> Iterator[UserError
     Without streaming, and with APIs that return numbers instead of text, a response arrives at
     once, so nothing can depend on the time of its tokens.
     """
-    tasks = [
-        requests
-        for requests in requests_by_class(workload.requests).values()
-        if isinstance(requests, Task)
-    ]
-    if any(task.known_tools for task in tasks) and settings.api not in ("chat", "messages"):
-        yield UserError(
-            "unsupported",
-            what="tool calls need the chat API",
-            where=f"--api {settings.api}",
-            hint="--api chat",
-        )
-    if any(task.abandoned for task in tasks) and not settings.stream:
-        yield UserError(
-            "unsupported",
-            what="abandoned requests need a streamed response",
-            where="--no-stream",
-            hint="remove it, or remove `abandoned` from the workload",
-        )
-    # A request without output tokens consists of prefill, so its end is the end of its prefill.
-    shows_end_of_prefill = settings.stream or settings.values
-    if workload.max_in_prefill is not None and not shows_end_of_prefill:
-        yield UserError(
-            "unsupported",
-            what="max_in_prefill needs streamed responses, which show the end of prefill",
-            where="--no-stream",
-            hint="stream responses, or remove max_in_prefill",
-        )
-    if settings.values:
+    yield from _task_errors(workload, settings)
+    yield from _prefill_limit_errors(workload, settings)
+    if settings.returns_numbers:
         yield from _stop_rule_errors(workload, settings)
     if settings.slo_headers and not _has_slo_for_headers(workload):
         yield UserError(
@@ -180,13 +167,58 @@ def _option_errors(workload: Workload, settings: Settings) -> Iterator[UserError
         )
 
 
-def _stop_rule_errors(workload: Workload, settings: Settings) -> Iterator[UserError]:
-    """Yield an error for each stop rule that needs tokens, which these responses do not have.
+def _task_errors(workload: Workload, settings: Settings) -> Iterator[UserError]:
+    """Yield an error for tool calls without an API for them, and for aborts without a stream."""
+    tasks = [
+        requests
+        for requests in requests_by_class(workload.requests).values()
+        if isinstance(requests, Task)
+    ]
+    calls_tools = any(task.known_tools for task in tasks)
+    if calls_tools and settings.api not in ("chat", "messages"):
+        yield UserError(
+            "unsupported",
+            what="tool calls need the chat API",
+            where=f"--api {settings.api}",
+            hint="--api chat",
+        )
+    has_abandoned_requests = any(task.abandoned for task in tasks)
+    if has_abandoned_requests and not settings.stream:
+        yield UserError(
+            "unsupported",
+            what="abandoned requests need a streamed response",
+            where="--no-stream",
+            hint="remove it, or remove `abandoned` from the workload",
+        )
 
-    The rule about errors needs nothing but the number of failed requests.
+
+def _prefill_limit_errors(workload: Workload, settings: Settings) -> Iterator[UserError]:
+    """Yield an error for a limit of requests in prefill whose end the responses do not show.
+
+    A streamed response shows it by its first token. A response of numbers is the result of prefill
+    alone, so it shows it by its end.
+    """
+    shows_end_of_prefill = settings.stream or settings.returns_numbers
+    if workload.max_in_prefill is not None and not shows_end_of_prefill:
+        yield UserError(
+            "unsupported",
+            what="max_in_prefill needs streamed responses, which show the end of prefill",
+            where="--no-stream",
+            hint="stream responses, or remove max_in_prefill",
+        )
+
+
+def _stop_rule_errors(workload: Workload, settings: Settings) -> Iterator[UserError]:
+    """Yield an error for each `--stop-when` rule about tokens, for responses without tokens.
+
+    A rule ends the load when a metric exceeds a limit, such as `e2e:p50:5s`. It can never apply if
+    its metric needs tokens. The rule about errors counts failed requests and needs none.
     """
     for rule in workload.stop_when:
-        if rule.metric != "errors" and response_parts_needed_for(rule.metric):
+        if rule.metric == "errors":
+            continue
+        needs_tokens = response_parts_needed_for(rule.metric) != ""
+        if needs_tokens:
             yield UserError(
                 "unsupported",
                 what=f"responses of {settings.api} have no tokens, so this rule never applies",

@@ -30,13 +30,13 @@ def coded_notes(plan: Plan, target: TargetFacts) -> CodedNotes:
     )
 
 
-def plan_notes(plan: Plan, sentences_with_code: Iterable[str]) -> Iterator[str]:
+def plan_notes(plan: Plan, coded_sentences: Iterable[str]) -> Iterator[str]:
     """Yield all notes on a plan as sentences, in the order in which they are shown.
 
     Args:
         plan: The plan.
-        sentences_with_code: The sentences of `coded_notes`. They also have a code, because programs
-            should be able to recognise them.
+        coded_sentences: The sentences of `coded_notes`, which are shown among the others. They are
+            a parameter because the caller needs their codes, too.
     """
     job = plan.job
     if job.known is not None:
@@ -48,7 +48,7 @@ def plan_notes(plan: Plan, sentences_with_code: Iterable[str]) -> Iterator[str]:
         )
     if plan.oversized_requests is not None:
         yield f"{plan.oversized_requests.text}, so these will fail"
-    yield from sentences_with_code
+    yield from coded_sentences
     yield from replaced_stages_notes(job.workload)
     yield from trace_notes(job.workload)
     probe_notes = [note for result in job.probe_results for note in result.warnings]
@@ -60,31 +60,39 @@ def plan_notes(plan: Plan, sentences_with_code: Iterable[str]) -> Iterator[str]:
 def trace_notes(workload: Workload) -> list[str]:
     """Return a note for each trace of a workload whose unit of time had to be guessed.
 
-    A trace may be the source of requests (`FromTrace`), of arrival times (`Replay`), or of both.
+    A trace is a file of recorded requests. Some formats have times without a unit.
     """
-    all_requests = (workload.requests, *requests_by_class(workload.requests).values())
-    replays: list[FromTrace | Replay] = [
-        requests for requests in all_requests if isinstance(requests, FromTrace)
-    ]
-    replays += [stage.arrival for stage in workload.stages if isinstance(stage.arrival, Replay)]
+    replays = _replayed_traces(workload)
     if not replays:
         return []
     # Runs without a trace do not need this module.
     from loadgen.core.workload.traces import read_replayed_trace
 
-    notes = []
+    notes: list[str] = []
     for replay in replays:
         trace = read_replayed_trace(replay)
-        if trace.time_unit:
-            rate = format.quantity(trace.rate)
-            notes.append(
-                f"{trace.path.name}: times are read as {trace.time_unit} ({rate} "
-                "req/s on average). If that is wrong, set the unit with --set "
-                "trace_unit=s, ms, us or ns"
-            )
-    # Requests and arrivals of one trace have the same note. A dictionary removes the second one and
-    # keeps the order.
-    return list(dict.fromkeys(notes))
+        if not trace.time_unit:
+            continue
+        rate = format.quantity(trace.rate)
+        note = (
+            f"{trace.path.name}: times are read as {trace.time_unit} ({rate} "
+            "req/s on average). If that is wrong, set the unit with --set "
+            "trace_unit=s, ms, us or ns"
+        )
+        # The same trace may be the source of requests and of arrival times.
+        if note not in notes:
+            notes.append(note)
+    return notes
+
+
+def _replayed_traces(workload: Workload) -> list[FromTrace | Replay]:
+    """Return the parts of a workload that use a trace: as requests, or as arrival times."""
+    all_requests = (workload.requests, *requests_by_class(workload.requests).values())
+    arrivals = [stage.arrival for stage in workload.stages]
+    return [
+        *[requests for requests in all_requests if isinstance(requests, FromTrace)],
+        *[arrival for arrival in arrivals if isinstance(arrival, Replay)],
+    ]
 
 
 def replaced_stages_notes(workload: Workload) -> list[str]:
@@ -101,17 +109,21 @@ def replaced_stages_notes(workload: Workload) -> list[str]:
 
 
 def repeated_rows_notes(prompts: Prompts, slot_count: int | None) -> CodedNotes:
-    """Return a note for each file whose rows are sent more than once.
+    """Return a note for each file of prompts whose rows are sent more than once.
 
-    The server may have the prompt of a repeated row in its prefix cache. `slot_count` is the number
-    of requests, or None if the load has no end.
+    The server may have the prompt of a repeated row in its prefix cache.
+
+    Args:
+        prompts: The requests of the load, perhaps a mix of classes.
+        slot_count: The number of requests, or None if the load has no end.
     """
     request_count = slot_count or ASSUMED_REQUESTS
-    shares_of_classes: list[tuple[Prompts, float]] = [(prompts, 1.0)]
     if isinstance(prompts, MixPrompts):
-        shares_of_classes = list(zip(prompts.class_prompts, prompts.session_shares, strict=True))
+        classes = list(zip(prompts.class_prompts, prompts.session_shares, strict=True))
+    else:
+        classes = [(prompts, 1.0)]
     notes: CodedNotes = {}
-    for class_prompts, share in shares_of_classes:
+    for class_prompts, share in classes:
         requests_of_class = round(request_count * share)
         if isinstance(class_prompts, FilePrompts) and requests_of_class > len(class_prompts.rows):
             values = {"requests": requests_of_class, "rows": len(class_prompts.rows)}
@@ -122,30 +134,39 @@ def repeated_rows_notes(prompts: Prompts, slot_count: int | None) -> CodedNotes:
 def _resonance_note(plan: Plan) -> CodedNotes:
     """Return a note if round robin keeps sending each target the same part of a data set.
 
-    That happens if the number of rows and the number of targets have a common divisor. If some rows
-    are longer than others, the targets then have unequal loads.
+    That happens if the number of rows and the number of targets have a common divisor, which is
+    called resonance here: of 8 rows and 2 targets, one target always gets the even rows. If some
+    rows are longer than others, the targets then have unequal loads.
     """
     job = plan.job
+    uses_round_robin = job.settings.route in ("auto", "round-robin")
     has_sessions = plan.schedule.max_turns > 1
-    if job.settings.route not in ("auto", "round-robin") or has_sessions:
+    if not uses_round_robin or has_sessions:
         return {}
     values = resonance.find_resonance(
-        job.workload.requests,
-        plan.requests,
-        len(job.settings.endpoints),
-        "target",
-        plan.schedule.slot_count,
+        requests=job.workload.requests,
+        prompts=plan.requests,
+        server_count=len(job.settings.endpoints),
+        kind="target",
+        planned_requests=plan.schedule.slot_count,
     )
     return reasons.make_note("resonance", values)
 
 
 def _disclosure_note(plan: Plan, target: TargetFacts) -> CodedNotes:
-    """Return a note on what a description of the system under test leaves out, if there is one."""
+    """Return a note on facts that the user's description of the server leaves out.
+
+    The description is metadata whose keys begin with `format.SYSTEM`. There is no note if the user
+    gives no such metadata, or if nothing is missing.
+    """
     metadata = dict(plan.job.settings.metadata)
-    if not any(key.startswith(format.SYSTEM) for key in metadata):
+    has_description = any(key.startswith(format.SYSTEM) for key in metadata)
+    if not has_description:
         return {}
     # Only runs with such a description need this module.
     from loadgen.core.execution import system_file
 
-    missing = system_file.missing_facts(metadata, target)
-    return reasons.make_note("undisclosed", {"missing": missing} if missing else None)
+    missing_facts = system_file.missing_facts(metadata, target)
+    if not missing_facts:
+        return {}
+    return reasons.make_note("undisclosed", {"missing": missing_facts})

@@ -30,7 +30,7 @@ from loadgen.core.execution.plan import (
 from loadgen.core.execution.plan_checks import check_plan
 from loadgen.core.execution.probing import ProbeCache, probe_all
 from loadgen.core.execution.process_memory import LARGEST_KEPT_BLOCK, set_largest_kept_block
-from loadgen.core.execution.shard import PREPARATION_S, sleep_until_before_start
+from loadgen.core.execution.shard import PREPARATION_S, Shard, sleep_until_before_start
 from loadgen.core.execution.worker_resources import WorkerResult, needs_builder_process
 from loadgen.core.metrics import reasons
 from loadgen.core.metrics.summary import Summary, dump_summary
@@ -135,23 +135,26 @@ def finish_run(
     compactor: Compactor,
     load: events.RunningLoad | None = None,
 ) -> Summary:
-    """Write the final manifest and the summary of a run, and delete what is no longer needed.
+    """Write the results of a run whose load has ended, and return its summary.
 
-    The record log is needed until the compactor has stored its records in the final format.
+    The order matters. The summary is computed from the stored manifest, so that is written first.
+    The record log, to which the workers appended, is deleted after the last step that reads it. The
+    checksums of all files come last: a folder that has them is complete.
 
     Args:
         plan: The plan of the run.
         manifest: The manifest as it was before the load.
         result: What the workers reported.
-        compactor: Stores the records, perhaps in a process of its own.
-        load: Says whether and why the tool ended the run. Without it, an interrupted run was
-            interrupted by the user.
+        compactor: Converts the record log to Parquet, perhaps in a process of its own.
+        load: The load that was sent, which says whether and why the tool ended it. Without it, an
+            interrupted run was interrupted by the user.
     """
     folder = plan.job.folder
+    # Computing a summary needs large arrays again and again, so the allocator keeps freed ones.
     set_largest_kept_block(LARGEST_KEPT_BLOCK)
-    manifest = _final_manifest(plan, manifest, result, load)
-    write_manifest(folder, manifest)
-    summary = _compact_and_summarize(folder, manifest, compactor)
+    final_manifest = _final_manifest(plan, manifest, result, load)
+    write_manifest(folder, final_manifest)
+    summary = _compact_and_summarize(folder, final_manifest, compactor)
     store.replace(folder / "summary.json", dump_summary(summary))
     if plan.job.settings.keep == "gaps":
         gaps.write_request_gaps(folder, gaps.read_event_files(folder))
@@ -162,27 +165,37 @@ def finish_run(
 
 
 def _compact_and_summarize(folder: Path, manifest: RunManifest, compactor: Compactor) -> Summary:
-    """Let the compactor store the remaining records, and return the summary of a run.
+    """Wait until the compactor has converted all records to Parquet, and return the summary.
 
-    The summary is computed from the record log while the compactor works. Only if it needs what the
-    compactor writes, the compactor ends first. A note on what went wrong is added to the stored
-    manifest, and is part of the summary.
+    To save time, the summary is computed from the record log while the compactor works, if the
+    record log still has everything that the summary needs.
+
+    If the compactor fails, the record log stays, a note about the failure is added to the stored
+    manifest, and the summary is computed with this note.
     """
-    # The compactor deletes each segment of the record log that it has stored, except the last one
-    # of a worker. A worker has written several segments if one begins after its record 0.
-    has_deleted_segments = any(segment.first for segment in segments(folder))
     has_breakdowns = (folder / request_accounts.FILE).exists()
-    if not has_deleted_segments and not has_breakdowns:
-        summary = run_folder.summary(folder)
-        if compactor.finish():
-            return summary
-    elif compactor.finish():
-        if has_breakdowns:
-            _add_breakdowns(folder, manifest)
+    needs_parquet = has_breakdowns or _has_deleted_segments(folder)
+    early_summary = None if needs_parquet else run_folder.summary(folder)
+
+    is_compacted = compactor.finish()
+    if not is_compacted:
+        notes = reasons.make_note("store_died", {"why": compactor.failure})
+        write_manifest(folder, run_manifest.add_notes(manifest, notes))
         return run_folder.summary(folder)
-    notes = reasons.make_note("store_died", {"why": compactor.failure})
-    write_manifest(folder, run_manifest.add_notes(manifest, notes))
+    if early_summary is not None:
+        return early_summary
+    if has_breakdowns:
+        _add_breakdowns(folder, manifest)
     return run_folder.summary(folder)
+
+
+def _has_deleted_segments(folder: Path) -> bool:
+    """Return True if the compactor may have deleted a part of the record log.
+
+    It deletes each segment of the record log that it has converted, except the last one of each
+    worker. So nothing is deleted if every worker has only one segment, which begins at record 0.
+    """
+    return any(segment.first > 0 for segment in segments(folder))
 
 
 def _add_breakdowns(folder: Path, manifest: RunManifest) -> None:
@@ -242,10 +255,8 @@ class _HttpRun:
     def execute(self, settings: Settings) -> Summary:
         """Carry out the run and return its summary.
 
-        The steps are: start the target if it is simulated, probe and plan, write the manifest, wait
-        for the common start of a shard, send the load, and finish. What was opened is closed in the
-        reverse order. If the load fails, the compactor is closed, and listeners receive the end of
-        the load.
+        What is opened on the way is closed in the reverse order. If the run fails before its load
+        has ended, `failure_cleanup` also closes the compactor and sends listeners `LoadEnded`.
         """
         # Runs in virtual time do not need this module.
         import uvloop
@@ -253,33 +264,27 @@ class _HttpRun:
         known_target = backend.known(settings)
         with contextlib.ExitStack() as cleanup:
             served_settings = cleanup.enter_context(backend.running_server(settings))
-            settings = step_targets.resolve_step_targets(self.workload, served_settings)
-            senders = cleanup.enter_context(backend.open_senders(settings))
+            run_settings = step_targets.resolve_step_targets(self.workload, served_settings)
+            senders = cleanup.enter_context(backend.open_senders(run_settings))
             runner = cleanup.enter_context(asyncio.Runner(loop_factory=uvloop.new_event_loop))
             failure_cleanup = cleanup.enter_context(contextlib.ExitStack())
-            prepared = self._prepare(settings, known_target, senders, runner, failure_cleanup)
-            plan = prepared.plan
-            manifest = run_manifest.create_manifest(plan, self.workload, prepared.starts)
-            worker_notes = runner.run(senders.place(plan, self._emit))
-            manifest = msgspec.structs.replace(
-                manifest, warnings=(*manifest.warnings, *worker_notes)
-            )
-            manifest = events.complete_manifest(self.listeners, manifest)
-            self._emit(events.RunPlanned(plan, manifest))
 
-            if settings.shard is not None:
-                shard_schedule.write(self.folder, complete_schedule(plan.schedule))
-                self._emit(events.WaitingFor(f"the common start at {settings.shard.start_at}"))
-                runner.run(sleep_until_before_start(settings.shard, lead_s=PREPARATION_S))
+            prepared = self._probe_and_plan(
+                run_settings, known_target, senders, runner, failure_cleanup
+            )
+            plan = prepared.plan
+            planned_manifest = self._announce_plan(prepared, senders, runner)
+            if run_settings.shard is not None:
+                self._wait_for_other_shards(plan, run_settings.shard, runner)
 
             compactor = self._start_compactor(plan)
             failure_cleanup.callback(compactor.close)
             result = runner.run(senders.run(plan, self._emit))
-            # The load has not failed, so the cleanup for that case is dropped.
+            # The load has not failed, so the callbacks for that case are dropped uncalled.
             failure_cleanup.pop_all()
 
-            manifest = events.conclude_manifest(self.listeners, manifest)
-            # Its threads and sockets are not needed while the summary is computed.
+            manifest = events.conclude_manifest(self.listeners, planned_manifest)
+            # Frees threads and sockets that are not needed while the summary is computed.
             runner.close()
             return finish_run(plan, manifest, result, compactor, self.manifest_file.load)
 
@@ -288,7 +293,7 @@ class _HttpRun:
         """Return a function that sends an event to all listeners."""
         return events.broadcast(self.listeners)
 
-    def _prepare(
+    def _probe_and_plan(
         self,
         settings: Settings,
         known_target: KnownTarget | None,
@@ -296,20 +301,24 @@ class _HttpRun:
         runner: asyncio.Runner,
         failure_cleanup: contextlib.ExitStack,
     ) -> PreparedPlan:
-        """Probe the targets, and return a plan that was checked.
+        """Send a probe to each target, and return the checked plan of the run.
 
-        Listeners may start something when they receive `TargetsProbed`, and end it when they
-        receive `LoadEnded`. Therefore `LoadEnded` is added to `failure_cleanup`.
+        Some listeners start something when they receive `TargetsProbed`, such as a reader of
+        metrics pages, and end it when they receive `LoadEnded`. So from there on `LoadEnded` is
+        also sent if the run fails.
 
         Args:
             settings: The settings of the run.
             known_target: What is known of the target without a request.
             senders: The processes that will send the load.
             runner: Runs the probe.
-            failure_cleanup: The callbacks for a run that fails.
+            failure_cleanup: The callbacks for a run that fails. `LoadEnded` is added to it.
+
+        Raises:
+            CombinedError: The run is not possible as planned.
         """
         probe_results = runner.run(probe_all(settings, self.workload, self.probe_cache, self._emit))
-        failure_cleanup.callback(self._emit, events.LoadEnded(None))
+        failure_cleanup.callback(self._emit, events.LoadEnded(manifest=None))
         self._emit(events.TargetsProbed(self.folder, settings, probe_results))
         context = PreparationContext(
             folder=self.folder,
@@ -320,6 +329,30 @@ class _HttpRun:
         prepared = prepare_plan(self.workload, settings, probe_results, context)
         check_plan(prepared.plan, is_local=senders.cores is None)
         return prepared
+
+    def _announce_plan(
+        self, prepared: PreparedPlan, senders: backend.Senders, runner: asyncio.Runner
+    ) -> RunManifest:
+        """Place the workers, send listeners the planned run, and return its manifest.
+
+        One of the listeners writes the manifest to disk. Others add to it before.
+        """
+        plan = prepared.plan
+        manifest = run_manifest.create_manifest(plan, self.workload, prepared.starts)
+        placement_warnings = runner.run(senders.place(plan, self._emit))
+        manifest = run_manifest.add_warnings(manifest, placement_warnings)
+        manifest = events.complete_manifest(self.listeners, manifest)
+        self._emit(events.RunPlanned(plan, manifest))
+        return manifest
+
+    def _wait_for_other_shards(self, plan: Plan, shard: Shard, runner: asyncio.Runner) -> None:
+        """Wait until shortly before the time at which all shards of a run start together.
+
+        The schedule of the whole run is stored before, because `loadgen merge` needs it.
+        """
+        shard_schedule.write(self.folder, complete_schedule(plan.schedule))
+        self._emit(events.WaitingFor(f"the common start at {shard.start_at}"))
+        runner.run(sleep_until_before_start(shard, lead_s=PREPARATION_S))
 
     def _start_compactor(self, plan: Plan) -> Compactor:
         """Start storing records, in a process of its own if there are many."""
@@ -333,89 +366,114 @@ class _HttpRun:
 
 def _final_manifest(
     plan: Plan,
-    manifest: RunManifest,
+    planned_manifest: RunManifest,
     result: WorkerResult,
     load: events.RunningLoad | None,
 ) -> RunManifest:
     """Return the manifest of a run with what is known after its load.
 
-    That is how it ended, the fingerprints of the prompts that were sent, and notes on bodies that
-    were built too late and on targets that stopped responding.
+    That is how it ended, the fingerprints of the prompts that were sent, and notes on problems.
 
     Args:
         plan: The plan of the run.
-        manifest: The manifest before the load.
+        planned_manifest: The manifest before the load.
         result: What the workers reported.
         load: See `finish_run`.
     """
-    late_bodies = {"bodies": result.late_bodies} if result.late_bodies else None
-    manifest = run_manifest.add_notes(manifest, reasons.make_note("bodies_late", late_bodies))
-    manifest = msgspec.structs.replace(manifest, warnings=(*manifest.warnings, *result.notes))
-    for target_index, at_s in sorted(result.down_since_s.items()):
-        target = manifest.targets[target_index]
-        values = {"target": target.name or target.url, "at_s": at_s}
-        manifest = run_manifest.add_notes(manifest, reasons.make_note("target_gone", values))
-    hot_path = result.hot_path or manifest.host.hot_path
+    manifest = _add_load_notes(planned_manifest, result)
+    # On a cluster, only the workers know which implementation read their sockets.
+    host = msgspec.structs.replace(
+        manifest.host, hot_path=result.hot_path or manifest.host.hot_path
+    )
     return msgspec.structs.replace(
         manifest,
         ended=host_facts.current_time(),
         state=_final_state(result, load),
         stopped_by=None if load is None else load.stopped_by,
-        fingerprints=_with_sent_prompts(manifest.fingerprints, plan, result),
+        fingerprints=_add_prompt_fingerprints(manifest.fingerprints, plan, result),
         cluster=result.cluster,
-        shard=_with_digests(manifest.shard, result),
-        host=msgspec.structs.replace(manifest.host, hot_path=hot_path),
+        shard=_add_shard_digests(manifest.shard, result),
+        host=host,
     )
+
+
+def _add_load_notes(manifest: RunManifest, result: WorkerResult) -> RunManifest:
+    """Return a manifest with notes on what went wrong during the load.
+
+    These are request bodies that were built too late, warnings of the workers, and targets that
+    stopped responding.
+    """
+    if result.late_bodies:
+        notes = reasons.make_note("bodies_late", {"bodies": result.late_bodies})
+        manifest = run_manifest.add_notes(manifest, notes)
+    manifest = run_manifest.add_warnings(manifest, result.notes)
+    for target_index, down_since_s in sorted(result.down_since_s.items()):
+        target = manifest.targets[target_index]
+        values = {"target": target.name or target.url, "at_s": down_since_s}
+        manifest = run_manifest.add_notes(manifest, reasons.make_note("target_gone", values))
+    return manifest
 
 
 def _final_state(result: WorkerResult, load: events.RunningLoad | None) -> str:
     """Return the state of a run after its load, as the manifest records it.
 
-    "stopped": a rule or a failed target ended it. "finished": it sent everything. "decided": a
-    listener ended it because its outcome was certain. "interrupted": the user ended it.
+    "stopped": a rule (`--stop-when`) or a failed target ended it. "finished": it sent everything.
+    "decided": a listener ended it, because nothing that followed could change the result.
+    "interrupted": the user ended it. The load reports the first and the last two as interrupted, so
+    the reasons that only the load knows are checked before.
     """
-    if result.stopped or (load is not None and load.stopped_by):
+    was_stopped_by_rule = load is not None and load.stopped_by is not None
+    was_decided = load is not None and load.decided
+    if result.stopped or was_stopped_by_rule:
         return "stopped"
     if not result.interrupted:
         return "finished"
-    if load is not None and load.decided:
-        return "decided"
-    return "interrupted"
+    return "decided" if was_decided else "interrupted"
 
 
-def _with_sent_prompts(
+def _add_prompt_fingerprints(
     fingerprints: Fingerprints, plan: Plan, result: WorkerResult
 ) -> Fingerprints:
-    """Return the fingerprints of a run with those of its prompts and request bodies.
+    """Return the fingerprints of a run with hashes of its prompts and request bodies.
 
-    There are three cases:
-
-    1. The workers built all prompts of the plan. Their digests are the fingerprints. Bodies have
-       one only if they do not depend on the replies of the server.
-    2. A shard lost a worker, whose part of the digest is missing. There are no fingerprints.
-    3. Otherwise separate processes built the bodies, or not all prompts were sent. The fingerprint
-       of the prompts is computed from the plan.
+    Workers add up a hash of each prompt that they build. If together they built all prompts, the
+    sums are the fingerprints. Otherwise the prompts of the plan are built again to hash them: the
+    run was cut short, or separate processes built the bodies and report no hashes.
     """
     slot_count = plan.schedule.slot_count
     has_builder = needs_builder_process(complete_schedule(plan.schedule), plan.job.settings.tuning)
-    if result.prompts_count == slot_count and not has_builder:
-        prompts_digest = Digest(result.prompts_total, result.prompts_count)
-        bodies_digest = Digest(result.bodies_total, result.prompts_count)
-        has_fixed_bodies = plan.requests.history == "scripted"
-        return msgspec.structs.replace(
-            fingerprints,
-            prompts=prompts_digest.hexdigest(),
-            bodies=bodies_digest.hexdigest() if has_fixed_bodies else "",
-        )
+    if has_builder:
+        # Such a load is large, so a fixed number of its first prompts represents it.
+        first_prompts = fingerprint(plan.requests, count=None)
+        return msgspec.structs.replace(fingerprints, prompts=first_prompts)
+    if result.prompts_count == slot_count:
+        return _add_worker_fingerprints(fingerprints, plan, result)
     is_shard = plan.job.settings.shard is not None
-    if is_shard and slot_count is not None and not has_builder:
+    if is_shard and slot_count is not None:
+        # A worker died with its part of the sum. `loadgen merge` needs the sums, not fingerprints.
         return fingerprints
-    # A load with a builder is large, so its first prompts represent it.
-    hashed_prompts = None if has_builder else slot_count
-    return msgspec.structs.replace(fingerprints, prompts=fingerprint(plan.requests, hashed_prompts))
+    all_prompts = fingerprint(plan.requests, slot_count)
+    return msgspec.structs.replace(fingerprints, prompts=all_prompts)
 
 
-def _with_digests(shard_part: ShardPart | None, result: WorkerResult) -> ShardPart | None:
+def _add_worker_fingerprints(
+    fingerprints: Fingerprints, plan: Plan, result: WorkerResult
+) -> Fingerprints:
+    """Return fingerprints with those that the workers computed of all prompts and bodies.
+
+    Bodies have none if they contain replies of the server, which differ between runs.
+    """
+    prompts_digest = Digest(result.prompts_total, result.prompts_count)
+    bodies_digest = Digest(result.bodies_total, result.prompts_count)
+    has_fixed_bodies = plan.requests.history == "scripted"
+    return msgspec.structs.replace(
+        fingerprints,
+        prompts=prompts_digest.hexdigest(),
+        bodies=bodies_digest.hexdigest() if has_fixed_bodies else "",
+    )
+
+
+def _add_shard_digests(shard_part: ShardPart | None, result: WorkerResult) -> ShardPart | None:
     """Return the part of a manifest about shards with the sums of hashes of this shard.
 
     `loadgen merge` adds the sums of all shards, and computes the fingerprints of the run from them.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import statistics
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 import msgspec
@@ -15,7 +15,7 @@ from loadgen.core import seeds
 from loadgen.core.execution import host_facts
 from loadgen.core.execution.plan import Endpoint, Job, Plan, Settings
 from loadgen.core.execution.plan_notes import CodedNotes, coded_notes, plan_notes
-from loadgen.core.execution.stage_plans import plan_stage
+from loadgen.core.execution.stage_plans import create_stage_plan
 from loadgen.core.execution.staggered_start import UserStart
 from loadgen.core.limits import ValidityLimits
 from loadgen.core.metrics import reasons
@@ -38,12 +38,14 @@ from loadgen.core.workload import (
     FromFile,
     FromTrace,
     Mix,
+    Synthetic,
     Task,
     Workload,
     recipe_fingerprint,
     requests_by_class,
     work_fingerprint,
 )
+from loadgen.core.workload.request_classes import Requests
 from loadgen.core.workload.tasks import TaskStep
 from loadgen.figures import needs as response_parts_needed_for
 
@@ -51,14 +53,14 @@ from loadgen.figures import needs as response_parts_needed_for
 _SAMPLED_CHUNKS = 30_000
 
 
-class JudgedSlo(NamedTuple):
+class JudgeableSlo(NamedTuple):
     """The part of an SLO that can be judged, and notes on the rest."""
 
     slo: Slo | None
     notes: CodedNotes
 
 
-class JudgedClasses(NamedTuple):
+class PlannedClasses(NamedTuple):
     """The request classes, each with the SLO that it is judged by, and notes."""
 
     classes: tuple[ClassPlan, ...]
@@ -74,8 +76,8 @@ def create_manifest(plan: Plan, requested: Workload, starts: Sequence[UserStart]
     job = plan.job
     settings = job.settings
     workload = job.workload
-    slo = judge_slo(workload.slo, settings)
-    classes = judge_classes(workload, settings)
+    slo = select_judgeable_terms(workload.slo, settings)
+    classes = plan_classes(workload, settings)
     has_common_slo = all(class_plan.slo == slo.slo for class_plan in classes.classes)
     complete_plan = msgspec.structs.replace(plan, schedule=complete_schedule(plan.schedule))
     targets = _targets(job)
@@ -104,7 +106,8 @@ def create_manifest(plan: Plan, requested: Workload, starts: Sequence[UserStart]
         steps=tuple(_step_plans(workload, settings)),
         limits=ValidityLimits(**dict(iter(workload.limits))),
         stages=tuple(
-            plan_stage(workload, plan.schedule, index, start) for index, start in enumerate(starts)
+            create_stage_plan(workload, plan.schedule, index, start)
+            for index, start in enumerate(starts)
         ),
         fingerprints=_fingerprints(complete_plan, requested),
         rtt_ms=statistics.median(result.rtt_ms for result in job.probe_results),
@@ -113,7 +116,7 @@ def create_manifest(plan: Plan, requested: Workload, starts: Sequence[UserStart]
         tokenizer_tag=plan.tokenizer.tag,
         tokenizer_sha256=plan.tokenizer.file_sha256,
         template_tokens=job.probe_results[0].template_tokens,
-        requests_usage=not settings.values,
+        requests_usage=not settings.returns_numbers,
         session_header=settings.session_header,
         slo_headers=settings.slo_headers,
         server_timing=settings.server_timing,
@@ -142,87 +145,95 @@ def create_manifest(plan: Plan, requested: Workload, starts: Sequence[UserStart]
     )
 
 
-def add_notes(run_manifest: RunManifest, notes: CodedNotes) -> RunManifest:
+def add_notes(manifest: RunManifest, notes: CodedNotes) -> RunManifest:
     """Return a manifest with more notes, as sentences and as codes."""
     return msgspec.structs.replace(
-        run_manifest,
-        warnings=(*run_manifest.warnings, *notes),
-        warning_codes={**run_manifest.warning_codes, **notes},
+        manifest,
+        warnings=(*manifest.warnings, *notes),
+        warning_codes={**manifest.warning_codes, **notes},
     )
 
 
-def judge_slo(slo: Slo | None, settings: Settings) -> JudgedSlo:
-    """Return the part of an SLO that can be judged by responses of the API that is used.
+def add_warnings(manifest: RunManifest, sentences: Iterable[str]) -> RunManifest:
+    """Return a manifest with more warnings that have no code."""
+    return msgspec.structs.replace(manifest, warnings=(*manifest.warnings, *sentences))
 
-    A response that is not streamed has no times of tokens, and one with numbers instead of text
-    (`settings.values`, for example embeddings) has no tokens either. Terms about what the responses
-    do not have are left out, and a note lists them.
+
+def select_judgeable_terms(slo: Slo | None, settings: Settings) -> JudgeableSlo:
+    """Return the terms of an SLO whose metrics these responses have, and a note on the others.
+
+    A term is a limit of one metric, such as "p95 of TTFT at most 500 ms". A response that is not
+    streamed arrives at once, so it has no times of single tokens. One that consists of numbers,
+    such as an embedding, has no tokens at all.
     """
     if slo is None or settings.stream:
-        return JudgedSlo(slo, {})
-    judged_terms = tuple(term for term in slo.terms if _can_judge(term, settings))
+        return JudgeableSlo(slo, {})
+    terms = tuple(term for term in slo.terms if _can_judge(term, settings))
+    unjudged_metrics = [term.metric for term in slo.terms if term not in terms]
     notes: CodedNotes = {}
-    if len(judged_terms) < len(slo.terms):
+    if unjudged_metrics:
         values = {
-            "metrics": [term.metric for term in slo.terms if term not in judged_terms],
-            "because": "no_tokens" if settings.values else "no_stream",
+            "metrics": unjudged_metrics,
+            "because": "no_tokens" if settings.returns_numbers else "no_stream",
             "api": settings.api,
         }
         notes = reasons.make_note("not_judged", values)
-    judged = Slo(terms=judged_terms, goodput_share=slo.goodput_share, task=slo.task)
-    return JudgedSlo(None if judged == Slo() else judged, notes)
+    judgeable_slo = Slo(terms=terms, goodput_share=slo.goodput_share, task=slo.task)
+    is_empty = judgeable_slo == Slo()
+    return JudgeableSlo(None if is_empty else judgeable_slo, notes)
 
 
 def _can_judge(term: Term, settings: Settings) -> bool:
     """Return True if responses that are not streamed have what the metric of a term needs."""
     needed_parts = response_parts_needed_for(term.metric)
-    if settings.values:
+    if settings.returns_numbers:
         return not needed_parts
     return needed_parts not in ("stream", "tokens")
 
 
-def judge_classes(workload: Workload, settings: Settings) -> JudgedClasses:
-    """Return the request classes of a workload, each with the SLO that it is judged by.
+def plan_classes(workload: Workload, settings: Settings) -> PlannedClasses:
+    """Return what the manifest records of each request class of a mix, and notes on their SLOs.
 
-    A class without an SLO of its own is judged by that of the workload. There are no classes if the
-    workload is not a mix.
+    A class has the SLO by which its requests will be judged: its own or else that of the workload,
+    without the terms that cannot be judged (see `select_judgeable_terms`). A workload that is not a
+    mix has no classes.
     """
     if not isinstance(workload.requests, Mix):
-        return JudgedClasses((), {})
+        return PlannedClasses((), {})
     classes = []
     notes: CodedNotes = {}
     for name, request_class in workload.requests.classes.items():
-        slo = judge_slo(request_class.slo or workload.slo, settings)
-        notes |= slo.notes
-        classes.append(
-            ClassPlan(
-                name=name,
-                share=float(request_class.weight),
-                slo=slo.slo,
-                model=request_class.model,
-                priority=request_class.priority,
-                tenant=request_class.tenant,
-            )
+        judgeable = select_judgeable_terms(request_class.slo or workload.slo, settings)
+        notes |= judgeable.notes
+        class_plan = ClassPlan(
+            name=name,
+            share=float(request_class.weight),
+            slo=judgeable.slo,
+            model=request_class.model,
+            priority=request_class.priority,
+            tenant=request_class.tenant,
         )
-    return JudgedClasses(tuple(classes), notes)
+        classes.append(class_plan)
+    return PlannedClasses(tuple(classes), notes)
 
 
 def _fingerprints(complete_plan: Plan, requested: Workload) -> Fingerprints:
-    """Return the fingerprints by which results of the same workload are recognised.
+    """Return the hashes by which two results are recognised as being of the same workload.
 
-    How virtual users start by default depends on the target. The fingerprints are those of the
-    workload before that was decided, so that runs on different targets have equal ones.
+    `recipe` covers the description of the workload, `work` the part of it that decides which
+    requests are sent, and `schedule` the times at which they are sent. All are those of the
+    workload as the user requested it. Before a run, the start of virtual users is adapted to the
+    response time of the target, and the same workload on two targets must have equal fingerprints.
 
     Args:
         complete_plan: The plan with the schedule of all shards.
-        requested: The workload that the user requested.
+        requested: The workload before it was adapted to the target.
     """
     job = complete_plan.job
     tokenizer = complete_plan.tokenizer
     token_source = "server" if _all_report_usage(job) else tokenizer.tag
-    schedule = complete_plan.schedule
-    if requested.stages != job.workload.stages:
-        schedule = build_schedule(requested, job.seed)
+    is_adapted = requested.stages != job.workload.stages
+    schedule = build_schedule(requested, job.seed) if is_adapted else complete_plan.schedule
     return Fingerprints(
         recipe=recipe_fingerprint(requested, token_source, tokenizer.file_sha256),
         work=work_fingerprint(requested, token_source, tokenizer.file_sha256),
@@ -260,7 +271,7 @@ def _shard_part(complete_plan: Plan, starts: Sequence[UserStart]) -> ShardPart |
         count=shard.count,
         start_at=shard.start_at,
         stages=tuple(
-            plan_stage(job.workload, complete_plan.schedule, index, start)
+            create_stage_plan(job.workload, complete_plan.schedule, index, start)
             for index, start in enumerate(starts)
         ),
     )
@@ -272,28 +283,30 @@ def _chunk_reuse(plan: Plan) -> ChunkReuse | None:
     Chunks are passages that prompts share, as with retrieval-augmented generation. A prefix cache
     can reuse a repeated chunk only if all chunks before it are the same.
     """
-    if not isinstance(plan.requests, SyntheticPrompts):
+    prompts = plan.requests
+    if not isinstance(prompts, SyntheticPrompts):
         return None
-    chunks_per_request = len(plan.requests.chunks_of(0)) or 1
+    chunks_per_request = max(len(prompts.chunks_of(request_id=0)), 1)
     sampled_requests = _SAMPLED_CHUNKS // chunks_per_request
     if plan.schedule.slot_count is not None:
         sampled_requests = min(sampled_requests, plan.schedule.slot_count)
-    reuse = plan.requests.measure_chunk_reuse(sampled_requests)
+    reuse = prompts.measure_chunk_reuse(sampled_requests)
     if reuse is None:
         return None
     return ChunkReuse(
         requests=sampled_requests,
-        reused_share=reuse.anywhere,
-        leading_share=reuse.after_same_chunks,
+        reused_share=reuse.anywhere,  # of chunks that an earlier prompt contains at any place
+        leading_share=reuse.after_same_chunks,  # of those that a prefix cache can reuse
     )
 
 
 def _reused_share_of_trace(plan: Plan) -> float | None:
-    """Return the fraction of a trace's prompt tokens that a perfect prefix cache would contain.
+    """Return the fraction of a trace's prompt tokens that an unlimited prefix cache would contain.
 
-    Return None for requests that do not come from a trace. If the rows are sent at the times of the
-    trace, the fraction is that of the rows that are sent. If they are sent by session, it is known
-    for the complete trace only.
+    A trace is a recording of real requests that the run replays. If it replays them at their
+    recorded times, the first rows of the trace are sent, and the fraction is theirs. If it replays
+    session by session, the order depends on the responses, so the fraction is that of the complete
+    trace. Return None for requests that do not come from a trace.
     """
     requests = plan.job.workload.requests
     if not isinstance(requests, FromTrace):
@@ -302,9 +315,9 @@ def _reused_share_of_trace(plan: Plan) -> float | None:
     from loadgen.core.requests.trace_prompts import TracePrompts
 
     assert isinstance(plan.requests, TracePrompts)
-    sends_at_trace_times = requests.replay == "instants"
-    row_count = plan.schedule.slot_count if sends_at_trace_times else None
-    return plan.requests.trace.reused_share(row_count)
+    sends_at_recorded_times = requests.replay == "instants"
+    sent_rows = plan.schedule.slot_count if sends_at_recorded_times else None
+    return plan.requests.trace.reused_share(sent_rows)
 
 
 def _targets(job: Job) -> tuple[TargetFacts, ...]:
@@ -339,29 +352,36 @@ def _target_name(job: Job, result: ProbeResult, endpoint: Endpoint) -> str:
 
 
 def _step_plans(workload: Workload, settings: Settings) -> Iterator[StepPlan]:
-    """Yield the steps of each class of tasks that have several steps and equal graphs.
+    """Yield what the manifest records of the steps of tasks, by which results can be shown.
 
-    Results can be shown by step only if the same turns belong to the same step in all tasks.
+    A task is a graph of requests (turns), each of which belongs to a named step, such as "search".
+    Results by step exist only for classes of tasks with several steps whose graphs are all equal,
+    so that a turn belongs to the same step in every task.
     """
     for class_name, requests in requests_by_class(workload.requests).items():
         if not isinstance(requests, Task):
             continue
-        if not requests.has_fixed_turns or len(requests.steps) == 1:
-            continue
-        # All graphs are equal, so the first one of any seed shows the turns.
-        nodes = TaskGraphs(requests, seed=0)[0]
-        for name, step in requests.steps.items():
-            turns = tuple(turn for turn, node in enumerate(nodes) if node.step == name)
-            yield StepPlan(
-                name=name,
-                of_class=class_name,
-                kind=step.kind,
-                targets=_targets_of_step(settings, class_name, name),
-                model=step.model,
-                pause=", ".join(_pauses_before(step)),
-                turns=turns,
-                after=tuple(nodes[turn].predecessors for turn in turns),
-            )
+        has_equal_graphs = requests.has_fixed_turns
+        if has_equal_graphs and len(requests.steps) > 1:
+            yield from _step_plans_of_class(class_name, requests, settings)
+
+
+def _step_plans_of_class(class_name: str, task: Task, settings: Settings) -> Iterator[StepPlan]:
+    """Yield what the manifest records of each step of a class of tasks with equal graphs."""
+    # All graphs are equal, so the first one of any seed shows the turns.
+    nodes = TaskGraphs(task, seed=0)[0]
+    for step_name, step in task.steps.items():
+        turns = tuple(turn for turn, node in enumerate(nodes) if node.step == step_name)
+        yield StepPlan(
+            name=step_name,
+            of_class=class_name,
+            kind=step.kind,
+            targets=_targets_of_step(settings, class_name, step_name),
+            model=step.model,
+            pause=", ".join(_pauses_before(step)),
+            turns=turns,
+            after=tuple(nodes[turn].predecessors for turn in turns),
+        )
 
 
 def _targets_of_step(settings: Settings, class_name: str, step_name: str) -> tuple[int, ...]:
@@ -378,25 +398,30 @@ def _pauses_before(step: TaskStep) -> list[str]:
     return pauses
 
 
-def _has_requested_prompt_lengths(requests: object) -> bool:
+def _has_requested_prompt_lengths(requests: Requests) -> bool:
     """Return True if the prompts are generated to a requested length, not read from a file."""
     return not isinstance(requests, FromFile)
 
 
-def _has_random_words(requests: object) -> bool:
+def _has_random_words(requests: Requests) -> bool:
     """Return True if the prompts are generated from random words, not from a natural text."""
-    is_random = getattr(requests, "prompts", "random") == "random"
-    return _has_requested_prompt_lengths(requests) and is_random
+    if isinstance(requests, Synthetic):
+        return requests.prompts == "random"
+    return not isinstance(requests, FromFile)
 
 
-def _shares_prompts(requests: object) -> bool:
-    """Return True if requests may share a part of their prompts with other requests.
+def _shares_prompts(requests: Requests) -> bool:
+    """Return True if a request may begin with the same text as another request.
 
-    A prefix cache can only help then. Files (`path`), traces and tasks may contain anything. Other
-    requests share prompts only if one of their options says so. `requests` is any of the classes of
-    requests of a workload, each of which has its own options.
+    Only such requests can profit from a prefix cache. Files, traces and tasks may contain anything.
+    Generated prompts share a beginning only if one of their options creates it.
     """
-    if isinstance(requests, Task) or hasattr(requests, "path") or hasattr(requests, "trace"):
+    if not isinstance(requests, Synthetic):
         return True
-    sharing_options = ("turns", "shared_prefix_tokens", "system_tokens", "cache", "chunks")
-    return any(getattr(requests, name, None) for name in sharing_options)
+    return bool(
+        requests.turns
+        or requests.shared_prefix_tokens
+        or requests.system_tokens
+        or requests.cache
+        or requests.chunks
+    )

@@ -23,39 +23,50 @@ from loadgen.core.workload import (
 _NS_PER_S = 1e9
 
 
-def plan_stage(
+def create_stage_plan(
     workload: Workload, schedule: Schedule, index: int, start: UserStart | None = None
 ) -> StagePlan:
-    """Return what the manifest of a run records of a stage.
+    """Return what the manifest of a run records of one stage of its load.
 
-    If the schedule is a shard of a run, rate, virtual users and slots are those of the shard, so
+    If the schedule is a shard of a run, rate, virtual users and requests are those of the shard, so
     that its results can be judged on their own.
 
     Args:
         workload: The workload.
         schedule: The schedule, or a shard of it.
-        index: The index of the stage.
+        index: The index of the stage in both.
         start: How its virtual users start, or None if that is not decided yet.
     """
-    scheduled = schedule.stages[index]
-    slot_count = schedule.slot_count_of(scheduled)
-    rate = getattr(workload.stages[index].arrival, "rate", None)
+    scheduled_stage = schedule.stages[index]
+    request_count = schedule.slot_count_of(scheduled_stage)
+    user_count = len(schedule.virtual_users_of(scheduled_stage))
     ramp_ns = None if start is None else start.ramp_ns
     return StagePlan(
-        name=scheduled.name,
+        name=scheduled_stage.name,
         arrival=_describe_stage(workload, schedule, index, start),
-        closed=scheduled.is_closed_loop,
-        measured=scheduled.measured,
-        start_ns=scheduled.start_ns or 0,
-        end_ns=_planned_end_ns(scheduled),
-        slots=slot_count,
-        rate=None if rate is None else rate / schedule.shard_count,
-        concurrency=len(schedule.virtual_users_of(scheduled)) or None,
-        first_slot=scheduled.first_session * scheduled.max_turns,
-        sessions=_irregular_session_count(schedule, scheduled, slot_count),
+        closed=scheduled_stage.is_closed_loop,
+        measured=scheduled_stage.measured,
+        start_ns=scheduled_stage.start_ns or 0,
+        end_ns=_planned_end_ns(scheduled_stage),
+        slots=request_count,
+        rate=_shard_rate(workload.stages[index].arrival, schedule),
+        concurrency=user_count if user_count else None,
+        # Slots are numbered by session: each session has room for as many turns as the longest.
+        first_slot=scheduled_stage.first_session * scheduled_stage.max_turns,
+        sessions=_irregular_session_count(schedule, scheduled_stage, request_count),
         ramp_s=None if ramp_ns is None else ramp_ns / _NS_PER_S,
         ramp_from="" if start is None else start.source,
     )
+
+
+def _shard_rate(arrival: Arrival, schedule: Schedule) -> float | None:
+    """Return the requests per second of a shard, or None for an arrival process without a rate.
+
+    A closed loop has no rate, and those of a ramp and of a recorded trace change.
+    """
+    if isinstance(arrival, Closed | Ramp | Replay):
+        return None
+    return arrival.rate / schedule.shard_count
 
 
 def describe_arrival(arrival: Arrival) -> str:
@@ -75,27 +86,45 @@ def describe_arrival(arrival: Arrival) -> str:
 
 
 def describe_bounds(
-    stage: StagePlan, schedule: Schedule, index: int, workload: Workload
+    stage_plan: StagePlan, schedule: Schedule, index: int, workload: Workload
 ) -> list[str]:
     """Return how much a stage sends and for how long, for example ["4,308 requests", "180 s"].
 
     If requests belong to conversations or tasks, their number comes first.
+
+    Args:
+        stage_plan: What the manifest records of the stage.
+        schedule: The schedule of the run.
+        index: The index of the stage in the schedule.
+        workload: The workload, which decides what its sessions are called.
     """
     bounds = []
     session_count = schedule.stages[index].session_count
-    if schedule.max_turns > 1 and session_count is not None:
+    has_several_turns = schedule.max_turns > 1
+    if has_several_turns and session_count is not None:
         bounds.append(format.counted(session_count, _session_noun(workload)))
-    if stage.slots is not None:
-        bounds.append(format.counted(stage.slots, "request"))
-    if stage.end_ns is not None:
-        bounds.append(f"{(stage.end_ns - stage.start_ns) / _NS_PER_S:g} s")
+    if stage_plan.slots is not None:
+        bounds.append(format.counted(stage_plan.slots, "request"))
+    if stage_plan.end_ns is not None:
+        duration_s = (stage_plan.end_ns - stage_plan.start_ns) / _NS_PER_S
+        bounds.append(f"{duration_s:g} s")
     return bounds
 
 
 def _describe_stage(
     workload: Workload, schedule: Schedule, index: int, start: UserStart | None
 ) -> str:
-    """Return the arrival process of a stage with its limits, as the manifest records it."""
+    """Return the arrival process of a stage with its limits as text for the manifest.
+
+    Example: "part 1 of 4: poisson 10/s, at most 8 in prefill" for the first of four shards of a
+    run, which send a part each.
+
+    Args:
+        workload: The workload.
+        schedule: The schedule, or a shard of it.
+        index: The index of the stage in both.
+        start: How its virtual users start, or None if that is not decided yet.
+    """
     text = describe_arrival(_requested_arrival(workload.stages[index], start))
     if schedule.shard_count > 1:
         text = f"part {schedule.shard_index + 1} of {schedule.shard_count}: {text}"
@@ -131,19 +160,19 @@ def _planned_end_ns(stage: ScheduledStage) -> int | None:
 
 
 def _irregular_session_count(
-    schedule: Schedule, stage: ScheduledStage, slot_count: int | None
+    schedule: Schedule, stage: ScheduledStage, request_count: int | None
 ) -> int | None:
-    """Return the number of sessions of a stage, or None if it follows from the number of slots.
+    """Return the number of sessions of a stage, if it cannot be computed from its requests.
 
-    It follows from the number of slots if all sessions have equally many turns. Only sessions with
-    fewer turns than the largest make the manifest record it.
+    If every session has `max_turns` requests, the number of sessions is `request_count / max_turns`
+    and the manifest does not record it, so the result is None. It is also None if only a duration
+    limits the stage, because the number of its requests is then unknown.
     """
-    if stage.session_count is None or slot_count is None:
+    if stage.session_count is None or request_count is None:
         return None
     session_count = schedule.session_count_in_shard(stage)
-    if slot_count == session_count * stage.max_turns:
-        return None
-    return session_count
+    has_equal_sessions = request_count == session_count * stage.max_turns
+    return None if has_equal_sessions else session_count
 
 
 def _session_noun(workload: Workload) -> str:

@@ -63,15 +63,16 @@ class StartedWorkload(NamedTuple):
     """How the virtual users of each stage start."""
 
 
-def response_time_of_probe(first_token_ms: float | None, token_ms: float | None) -> ResponseTime:
-    """Return the response time that the probe measured, without other load on the server.
+def estimate_from_probe(first_token_ms: float | None, token_ms: float | None) -> ResponseTime:
+    """Return an estimate of response times by the probe, which was the only request at its time.
 
-    It grows with the output tokens of a response only.
+    The estimated response takes the time to the first token and the same time for each output
+    token. It does not depend on the concurrency and on the length of the prompt.
 
     Args:
         first_token_ms: The time to the first token. None if the probe did not measure it, which
-            counts as 0.
-        token_ms: The time of each further token, or None.
+            makes the estimate shorter by this time.
+        token_ms: The time between two output tokens, or None, with the same effect.
     """
     first_token_ns = (first_token_ms or 0.0) * _NS_PER_MS
     token_ns = (token_ms or 0.0) * _NS_PER_MS
@@ -91,18 +92,18 @@ def decide_starts(
 ) -> StartedWorkload:
     """Decide how the virtual users of each closed loop of a workload start.
 
-    They start evenly spread over a ramp: that of the workload, or else one response time. In three
-    cases they start in an unmeasured stage of their own, the first round, which is added before the
-    closed loop: if it is measured and only a duration limits it, if it is a warm-up shorter than
-    twice the ramp, and with `leave_out_first_round` if it is measured.
+    A virtual user sends its next request when its last one has ended. The users start evenly
+    spread over a time, the ramp: that of the workload, or else one response time. So that the start
+    does not distort the measurement, it may happen in an unmeasured stage of its own before the
+    closed loop, the "first round" (see `_needs_first_round`).
 
     Args:
         workload: The workload.
         prompts: Its requests, whose mean size decides how long a response takes.
         response_time: How long a response takes.
-        leave_out_first_round: True for the load points of a sweep. The server is not under full
-            load until the first requests of all virtual users have ended, so a stage with a
-            duration then also lasts one response time longer.
+        leave_out_first_round: Whether every measured stage gets a first round, as for the load
+            points of a sweep. A stage with a duration then also lasts one response time longer,
+            because the server is under full load only from then on.
 
     Returns:
         The workload with the added stages, and how the virtual users of each stage start.
@@ -122,34 +123,40 @@ def decide_starts(
 def describe_start(ramp_s: float | None, source: str, concurrency: int | None) -> str:
     """Return how virtual users start as text, for example "starts staggered over 2.1 s".
 
-    The text is empty for an open loop, for a single user, and for users that replace those of
-    another stage.
+    The text is empty if there is nothing to say: in an open loop, for a single user, and for users
+    that replace those of another stage one by one.
 
     Args:
         ramp_s: The time over which the users start, or None for an open loop.
         source: Where the ramp comes from, one of RampSource.
         concurrency: The number of virtual users, or None for an open loop.
     """
-    is_open_loop = ramp_s is None or source == ""
-    replaces_users = source == "stage"
-    has_several_users = concurrency is not None and concurrency > 1
-    if is_open_loop or replaces_users or not has_several_users:
+    if ramp_s is None or source in ("", "stage"):
         return ""
-    if not ramp_s:
+    if concurrency is None or concurrency <= 1:
+        return ""
+    if ramp_s == 0:
         return "all start at once"
-    reason_by_source = {
-        "probe": " (one response time, measured by the preflight request)",
-        "preset": " (one response time, computed from the preset)",
-    }
-    return f"starts staggered over {ramp_s:.3g} s{reason_by_source.get(source, '')}"
+    text = f"starts staggered over {ramp_s:.3g} s"
+    if source == "probe":
+        return f"{text} (one response time, measured by the preflight request)"
+    if source == "preset":
+        return f"{text} (one response time, computed from the preset)"
+    return text
 
 
 class _StartPlanner:
-    """Collects the stages of a workload, and how the virtual users of each of them start."""
+    """Collects the stages of a workload, and how the virtual users of each of them start.
+
+    Attributes:
+        stages: The stages so far, including the added first rounds.
+        starts: How the virtual users of each of these stages start.
+    """
 
     def __init__(
         self, request_size: MeanTokens, response_time: ResponseTime, leave_out_first_round: bool
     ) -> None:
+        """Begin without stages. See `decide_starts` for the parameters."""
         self.stages: list[Stage] = []
         self.starts: list[UserStart] = []
         self._request_size = request_size
@@ -165,21 +172,22 @@ class _StartPlanner:
     def add_closed_loop(self, stage: Stage, arrival: Closed) -> None:
         """Add a closed loop and, before it, a first round of its virtual users if it needs one.
 
-        A loop with at most as many users as the stage before it has no new ones: each starts when
-        the request of the user that it replaces has ended. So do the users of a loop after its
-        first round.
+        The users of the previous stage go on in this stage, each when its last request has ended.
+        Only if the loop has more users than the previous stage, its users start anew, over a ramp.
+        If they do so in a first round, the loop itself continues with the users of the first round.
         """
         concurrency = arrival.concurrency
         response_ns = self._response_ns(concurrency)
+        has_new_users = concurrency > self._previous_users
         start = _REPLACES_PREVIOUS_USERS
-        if concurrency > self._previous_users:
+        if has_new_users:
             start = self._start_of_new_users(stage, arrival, response_ns)
-            if _needs_first_round(stage, start, self._leave_out_first_round):
-                self._add(_first_round(concurrency, start), start)
-                start = _REPLACES_PREVIOUS_USERS
-        # In a sweep, the first response time of a stage is not under full load.
-        extra_ns = response_ns if self._leave_out_first_round else 0
-        self._add(_with_start(stage, concurrency, start, extra_ns), start)
+        if has_new_users and _needs_first_round(stage, start, self._leave_out_first_round):
+            self._add(_first_round(concurrency, start), start)
+            start = _REPLACES_PREVIOUS_USERS
+        # The server is not under full load until the first responses have ended.
+        added_ns = response_ns if self._leave_out_first_round else 0
+        self._add(_with_start(stage, concurrency, start, added_ns), start)
         # A stage with fewer requests than users does not use all of them.
         self._previous_users = min(concurrency, stage.count or concurrency)
 
@@ -205,30 +213,37 @@ class _StartPlanner:
 
 
 def _longest_ramp_ns(stage: Stage, leave_out_first_round: bool) -> int:
-    """Return the longest ramp that a stage gets if the workload does not set one.
+    """Return the longest time over which the users of a stage start, unless the workload sets it.
 
-    A slow server must not make the start of a run longer than its load. If the users start in a
-    first round before a measured stage, the ramp is at most as long as that stage. If they start in
-    the measured stage, it takes at most half of it. A warm-up and a stage without a duration have
-    no limit.
+    The limit keeps a slow server from making the start longer than the load. Users that start in
+    an unmeasured first round take at most as long as the stage after it, users that start in the
+    stage itself at most half of it. A stage without a duration and a warm-up have no limit.
     """
     if stage.duration_ns is None or not stage.measured:
         return _UNLIMITED_NS
-    if leave_out_first_round or stage.count is None:
+    if _measures_after_first_round(stage, leave_out_first_round):
         return stage.duration_ns
     return stage.duration_ns // 2
 
 
-def _needs_first_round(stage: Stage, start: UserStart, leave_out_first_round: bool) -> bool:
-    """Return True if the users of a stage start in an unmeasured stage of their own before it.
+def _measures_after_first_round(stage: Stage, leave_out_first_round: bool) -> bool:
+    """Return True if a measured stage must not contain the start of its virtual users.
 
-    A measured stage that only a duration limits needs one, since it would otherwise contain the
-    start. So does a warm-up whose default ramp takes more than half of it, since it would end
-    before the load is steady. A ramp that the workload sets for a warm-up is kept as it is.
+    A stage with a number of requests may contain it, unless `leave_out_first_round` is set.
+    """
+    has_only_duration = stage.duration_ns is not None and stage.count is None
+    return leave_out_first_round or has_only_duration
+
+
+def _needs_first_round(stage: Stage, start: UserStart, leave_out_first_round: bool) -> bool:
+    """Return True if the users of a stage start in a first round, an unmeasured stage before it.
+
+    Measured stages need one as `_measures_after_first_round` says. A warm-up (an unmeasured stage)
+    needs one if its users would still be starting after half of it, because it would then end
+    before the load is steady. A ramp that the workload itself sets for a warm-up is respected.
     """
     if stage.measured:
-        has_only_duration = stage.duration_ns is not None and stage.count is None
-        return leave_out_first_round or has_only_duration
+        return _measures_after_first_round(stage, leave_out_first_round)
     is_ramp_of_workload = start.source == "asked"
     if is_ramp_of_workload or stage.duration_ns is None or start.ramp_ns is None:
         return False
@@ -245,10 +260,10 @@ def _first_round(concurrency: int, start: UserStart) -> Stage:
     )
 
 
-def _with_start(stage: Stage, concurrency: int, start: UserStart, extra_ns: int) -> Stage:
-    """Return a stage with its ramp. A measured stage with a duration lasts `extra_ns` longer."""
+def _with_start(stage: Stage, concurrency: int, start: UserStart, added_ns: int) -> Stage:
+    """Return a stage with its ramp. A measured stage with a duration lasts `added_ns` longer."""
     arrival = Closed.model_construct(concurrency=concurrency, ramp_ns=start.ramp_ns)
     started_stage = stage.model_copy(update={"arrival": arrival})
     if stage.measured and stage.duration_ns is not None:
-        return started_stage.model_copy(update={"duration_ns": stage.duration_ns + extra_ns})
+        return started_stage.model_copy(update={"duration_ns": stage.duration_ns + added_ns})
     return started_stage

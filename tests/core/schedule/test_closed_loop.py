@@ -161,7 +161,7 @@ class FixedLengthPrompts:
         return TOKENS
 
 
-ANSWER = staggered_start.response_time_of_probe(600.0, 20.0)  # 600 ms + 32 * 20 ms = 1.24 s
+ANSWER = staggered_start.estimate_from_probe(600.0, 20.0)  # 600 ms + 32 * 20 ms = 1.24 s
 
 
 def begun(
