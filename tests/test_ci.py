@@ -26,7 +26,7 @@ from loadgen.core.metrics.task_summary import Sessions, TaskGoodput
 from loadgen.core.metrics.verdict import make_verdict
 from loadgen.core.metrics.withholding import without_outcomes_if_invalid
 from loadgen.core.results.manifest import ReasonCode
-from loadgen.core.run_folder import kept_summary
+from loadgen.core.run_folder import read_summary
 from loadgen.runs import outcome
 from loadgen.runs.ci_report import create_ci_report
 from loadgen.runs.slo_text import judge_objectives
@@ -109,7 +109,7 @@ def test_a_command_that_comes_to_no_end_leaves_no_outcome_of_an_earlier_one(tmp_
 
 def test_of_a_run_that_is_not_valid_no_term_is_judged(tmp_path: Path) -> None:
     assert exits(*RUN, "-o", str(tmp_path / "r")) == 0
-    summary = kept_summary(tmp_path / "r")
+    summary = read_summary(tmp_path / "r")
     spoiled = without_outcomes_if_invalid(
         msgspec.structs.replace(
             summary,

@@ -73,7 +73,7 @@ FOREIGN = {
 def is_message(node: ast.AST) -> bool:
     """Return whether the name of an expression says that it is a message.
 
-    Examples are `reason`, `error.what`, `str(error)` and `notes`.
+    Examples are `reason`, `error.message`, `str(error)` and `notes`.
     """
     if (
         isinstance(node, ast.Call)
@@ -125,7 +125,7 @@ def test_nothing_looks_for_words_in_a_message() -> None:
 def test_the_test_sees_what_it_is_for() -> None:
     seen = """
 reason.startswith("not one of ")
-"no load:" in problem.what
+"no load:" in problem.message
 any("not valid" in note for note in notes)
 PATTERN.fullmatch(fault.hint)
 re.search("x", str(error))

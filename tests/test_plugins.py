@@ -146,7 +146,7 @@ def test_a_plug_in_that_fails_says_which_and_stops_nothing(
         with pytest.raises(UserError) as raised:
             dishes.find(name)
         assert raised.value.code == "plugin_failed" and raised.value.key == "kitchen-b"
-        assert fault in raised.value.what
+        assert fault in raised.value.message
 
 
 def test_what_a_plug_in_raises_is_told_as_its_fault(packages: Path) -> None:
@@ -157,7 +157,10 @@ def test_what_a_plug_in_raises_is_told_as_its_fault(packages: Path) -> None:
     assert stew.cook is not None
     with pytest.raises(UserError) as raised:
         dishes.guard(stew, stew.cook)("")
-    assert "stew of kitchen-a 1.0" in raised.value.what and "ZeroDivisionError" in raised.value.what
+    assert (
+        "stew of kitchen-a 1.0" in raised.value.message
+        and "ZeroDivisionError" in raised.value.message
+    )
     assert dishes.guard(stew, stew.cook, check_type(str))("pea") == "pea stew"
     with pytest.raises(
         UserError,

@@ -361,7 +361,7 @@ def test_a_worker_with_another_version_refuses_the_run() -> None:
     there = here._replace(versions=here.versions | {"acme-loadgen": "2.0"})
     (fault,) = node_facts.find_differences(here, there, "node")
     assert fault.code == "nodes_differ"
-    assert "acme-loadgen" in fault.what
+    assert "acme-loadgen" in fault.message
 
 
 TRIALS = {

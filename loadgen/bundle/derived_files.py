@@ -88,7 +88,7 @@ def _regenerate_result(kind: ResultKind, marker: Path, folder: Path) -> Iterator
         for file in result_kinds.regenerated_files(kind, marker.parent):
             yield replace(file, name=(prefix / file.name).as_posix())
     except CombinedError as error:
-        reasons = [single_error.what for single_error in error.errors]
+        reasons = [single_error.message for single_error in error.errors]
         yield _damaged(prefix / marker.name, "; ".join(reasons))
     except Exception as error:
         # The files may be somebody else's, and damaged ones can raise anything.

@@ -122,7 +122,7 @@ def add_resume_hint(output_dir: Path, resume_hint: str) -> Iterator[None]:
         hints = [error.hint, f"finished runs are kept, and {resume_hint}"]
         raise TargetError(
             error.code,
-            error.what,
+            error.message,
             error.where,
             "; ".join(filter(None, hints)),
             key=error.key,

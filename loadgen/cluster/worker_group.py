@@ -332,7 +332,7 @@ def _connection_limit_errors(
         for error in resource_limits.limit_errors(demand, facts.limits):
             yield UserError(
                 error.code,
-                f"on {node_label}: {error.what}",
+                f"on {node_label}: {error.message}",
                 error.where,
                 f"more nodes; {error.hint}",
             )

@@ -99,4 +99,4 @@ class ContractErrors:
         if isinstance(error, CombinedError):
             self.in_other_files.extend(error.errors)
         else:
-            self.add(location, error.code, error.what, error.hint or hint)
+            self.add(location, error.code, error.message, error.hint or hint)

@@ -576,7 +576,7 @@ class TermEvaluator:
             cost = self.cost_function(self.runs[0], good_rate.interval)
         except (LoadgenError, CombinedError) as error:
             errors = error.errors if isinstance(error, CombinedError) else [error]
-            reasons = "; ".join(single_error.what for single_error in errors)
+            reasons = "; ".join(single_error.message for single_error in errors)
             raise EstimateError(f"the cost is not known: {reasons}") from None
         if cost.currency != term.currency:
             raise EstimateError(f"the limit is in {term.currency}, the prices in {cost.currency}")

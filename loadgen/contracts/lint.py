@@ -228,11 +228,11 @@ def _add_workload_error(error: LoadgenError, draft: LevelDraft, errors: Contract
     - Any other error is in the workload file.
     """
     if error.where.startswith("--"):
-        errors.add(draft.location, error.code, error.what, error.hint)
+        errors.add(draft.location, error.code, error.message, error.hint)
         return
     if error.code in ("no_load", "endless"):
         hint = "give rate: 10/s (or concurrency: 8) and duration: 10m (or requests: 700)"
-        errors.add(draft.location, error.code, error.what, hint)
+        errors.add(draft.location, error.code, error.message, hint)
         return
     reported_messages = [str(reported) for reported in errors.in_other_files]
     if str(error) not in reported_messages:  # another level may use the same file

@@ -90,7 +90,7 @@ def _read_page_inputs(
     does so).
     """
     summaries = {
-        run: run_folder.kept_summary(directory / run)
+        run: run_folder.read_summary(directory / run)
         for level in validation.levels
         for run in level.runs
     }
@@ -111,7 +111,7 @@ def _summarize_repeats(directory: Path, validation: Validation) -> dict[str, Rep
     repeated_levels = [level for level in validation.levels if len(level.runs) > 1]
     return {
         level.name: repeats.summarize_repeats(
-            [NamedSummary(run, run_folder.kept_summary(directory / run)) for run in level.runs]
+            [NamedSummary(run, run_folder.read_summary(directory / run)) for run in level.runs]
         )
         for level in repeated_levels
     }

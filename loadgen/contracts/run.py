@@ -95,7 +95,7 @@ class Failure(NamedTuple):
     def from_error(cls, context: str, error: LoadgenError | CombinedError) -> Failure:
         """Return the failure for an error that was raised, with what failed as its context."""
         errors = error.errors if isinstance(error, CombinedError) else (error,)
-        messages = "; ".join(single_error.what for single_error in errors)
+        messages = "; ".join(single_error.message for single_error in errors)
         return cls(f"{context}: {messages}", codes(error))
 
     @classmethod

@@ -344,7 +344,7 @@ def read_run(
     return RecordedRun(
         folder=str(run_dir.relative_to(validation_dir)),
         manifest=stored.manifest,
-        summary=run_folder.kept_summary(run_dir),
+        summary=run_folder.read_summary(run_dir),
         rows=stored.rows,
         gaps=pool_measured_gaps(stored.manifest, stored.gaps),
     )

@@ -16,11 +16,13 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import NoReturn
 
 LEAVE_S = 5.0
 """How long a process may take to end before it is killed."""
 FROZEN_S = 20.0
 """A process that is waited for and used no CPU time for this long counts as frozen."""
+_READ_BYTES = 1 << 16
 
 
 def command(module: str, *arguments: str) -> list[str]:
@@ -38,21 +40,24 @@ def count_cpus() -> int:
     return os.cpu_count() or 1
 
 
-def cpu_s(pid: int) -> float:
-    """Return the CPU time of a process and its children, or 0.0 if it is not known.
+def read_cpu_seconds(pid: int) -> float:
+    """Return the CPU time that a process and its children have used, in seconds.
 
-    A process whose CPU time does not grow is stuck or waits.
+    It is read from /proc (see proc(5)), and is 0.0 where the system has no /proc or the process has
+    ended. A process whose CPU time does not grow is stuck or waits.
     """
     try:
-        # The name of the command, in parentheses, may contain spaces.
-        fields = Path(f"/proc/{pid}/stat").read_text("utf-8").rpartition(")")[2].split()
-        children = Path(f"/proc/{pid}/task/{pid}/children").read_text("utf-8").split()
+        stat = Path(f"/proc/{pid}/stat").read_text("utf-8")
+        child_pids = Path(f"/proc/{pid}/task/{pid}/children").read_text("utf-8").split()
     except OSError:
         return 0.0
-    # utime and stime, which are fields 14 and 15 of proc(5), of which two come before the `)`.
-    ticks = int(fields[11]) + int(fields[12])
-    process_cpu_s = ticks / os.sysconf("SC_CLK_TCK")
-    return process_cpu_s + sum(cpu_s(int(child)) for child in children)
+    # Example: `4711 (my command) S 1 4711 ...`. The name may contain spaces and parentheses, so
+    # fields are only split after the last parenthesis. What follows begins with field 3, the state.
+    fields_from_3 = stat.rpartition(")")[2].split()
+    user_ticks = int(fields_from_3[14 - 3])  # utime is field 14.
+    system_ticks = int(fields_from_3[15 - 3])  # stime is field 15.
+    own_cpu_s = (user_ticks + system_ticks) / os.sysconf("SC_CLK_TCK")
+    return own_cpu_s + sum(read_cpu_seconds(int(child_pid)) for child_pid in child_pids)
 
 
 def end_process(process: subprocess.Popen[bytes]) -> None:
@@ -92,18 +97,9 @@ class ForkedProcess:
         self.pid = os.fork()
         is_fork = self.pid == 0
         if is_fork:
-            exit_code = 1
-            try:
-                os.close(input_write)
-                os.close(output_read)
-                _detach_from_parent(name, input_read, output_write)
-                if not keeps_open_files:
-                    _close_descriptors_above(2)
-                work()
-                exit_code = 0
-            finally:
-                # Handlers, buffers and threads of the parent must not run in the fork.
-                os._exit(exit_code)
+            os.close(input_write)
+            os.close(output_read)
+            _run_fork(name, work, input_read, output_write, keeps_open_files=keeps_open_files)
         os.close(input_read)
         os.close(output_write)
         self.stdin = os.fdopen(input_write, "wb")
@@ -112,15 +108,21 @@ class ForkedProcess:
     def wait(self, timeout: float | None = None) -> int:
         """Wait for the process and return its exit code, as `Popen.wait` does.
 
-        The process has ended when its output is closed.
+        `os.waitpid` has no timeout, so this waits until the output of the process ends, which
+        happens when it exits. What it still writes until then is discarded.
+
+        Raises:
+            subprocess.TimeoutExpired: The process has not ended within `timeout` seconds.
         """
         deadline_s = None if timeout is None else time.monotonic() + timeout
         while self.returncode is None:
             remaining_s = None if deadline_s is None else max(deadline_s - time.monotonic(), 0)
-            if not select.select([self.stdout], [], [], remaining_s)[0]:
+            readable, _, _ = select.select([self.stdout], [], [], remaining_s)
+            if not readable:
                 raise subprocess.TimeoutExpired("a copy of this process", timeout or 0)
-            has_closed_output = not os.read(self.stdout.fileno(), 1 << 16)
-            if has_closed_output:
+            output = os.read(self.stdout.fileno(), _READ_BYTES)
+            has_ended = output == b""
+            if has_ended:
                 _, wait_status = os.waitpid(self.pid, 0)
                 self.returncode = os.waitstatus_to_exitcode(wait_status)
         return self.returncode
@@ -131,22 +133,52 @@ class ForkedProcess:
             os.kill(self.pid, signal.SIGKILL)
 
 
-def _detach_from_parent(name: str, source: int, output: int) -> None:
-    """Give a fork a name, a session and standard streams of its own, and no signal handlers.
+def _run_fork(
+    name: str, work: Callable[[], None], source: int, output: int, *, keeps_open_files: bool
+) -> NoReturn:
+    """Run a function in a fork, and end the fork with the exit code 0, or 1 after an exception.
 
-    Garbage of the parent is not collected here, because it would close descriptors that have
-    new owners.
+    Args:
+        name: The name of the process in lists of processes.
+        work: The function.
+        source: The descriptor of the pipe that becomes standard input.
+        output: The descriptor of the pipe that becomes standard output.
+        keeps_open_files: Whether the fork keeps the files that its parent has open.
+    """
+    exit_code = 1
+    try:
+        _detach_from_parent(name)
+        _replace_standard_streams(source, output)
+        if not keeps_open_files:
+            _close_descriptors_above(2)
+        work()
+        exit_code = 0
+    finally:
+        # Exits at once: handlers, buffers and threads of the parent must not run in the fork.
+        os._exit(exit_code)
+
+
+def _detach_from_parent(name: str) -> None:
+    """Give a fork a name and a session of its own, and none of its parent's signal handlers.
+
+    Objects of the parent are never garbage-collected in the fork: their finalizers could close
+    descriptors whose numbers the fork uses for other files.
     """
     gc.freeze()
     signal.set_wakeup_fd(-1)
     for number in signal.valid_signals():
-        if callable(signal.getsignal(number)):
+        has_handler = callable(signal.getsignal(number))
+        if has_handler:
             signal.signal(number, signal.SIG_DFL)
     os.setsid()
     Path("/proc/self/comm").write_text(name, "utf-8")
+
+
+def _replace_standard_streams(source: int, output: int) -> None:
+    """Make descriptors the standard input and output of this process. Errors are discarded."""
     null = os.open(os.devnull, os.O_WRONLY)
-    # `source`, `output` and `null` become the descriptors 0, 1 and 2. They are first copied to
-    # descriptors above 2, since one of them may be among these and would be overwritten.
+    # They become the descriptors 0, 1 and 2. They are first copied to descriptors above 2, since
+    # one of them may be among these and would be overwritten.
     copies = [fcntl.fcntl(descriptor, fcntl.F_DUPFD, 3) for descriptor in (source, output, null)]
     for standard_stream, copy in enumerate(copies):
         os.dup2(copy, standard_stream)
@@ -155,7 +187,10 @@ def _detach_from_parent(name: str, source: int, output: int) -> None:
 
 
 def _close_descriptors_above(highest: int) -> None:
-    """Close all descriptors above `highest`. That of the listing itself is closed already."""
+    """Close all descriptors above `highest`.
+
+    The list of open descriptors has one that was open while the list was read. Closing it fails.
+    """
     for descriptor in map(int, os.listdir("/proc/self/fd")):
         if descriptor > highest:
             with contextlib.suppress(OSError):

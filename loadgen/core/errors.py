@@ -104,17 +104,17 @@ class Place(NamedTuple):
 
 
 class LoadgenError(Exception):
-    """One error.
+    """An error of the user or of a target, which a command prints without a traceback.
 
     Attributes:
         code: What is wrong, for programs.
-        what: What is wrong, as a text.
+        message: What is wrong, for people.
         where: Where it is: file:line:column, an option or a URL.
         hint: What to do.
-        key: What it is about, for programs: an option, a path of keys or a package. By default the
-            option or the path in `where`.
+        key: Which setting or thing it is about, for programs: an option, a path of keys in a file,
+            or a package.
         values: Further values for programs.
-        place: The position in a file that was parsed.
+        place: The position in a file that was parsed, or None.
     """
 
     exit_code = USAGE
@@ -122,28 +122,36 @@ class LoadgenError(Exception):
     def __init__(
         self,
         code: Code,
-        what: str,
+        message: str,
         where: str | Place = "",
         hint: str = "",
         *,
         key: str = "",
         values: Mapping[str, object] | None = None,
     ) -> None:
-        """Create an error. The class describes the arguments.
+        """Create an error. The attributes of the class have the same names as the arguments.
 
-        Without `key`, it is the option or the keys that `where` names.
+        Args:
+            code: What is wrong, for programs.
+            message: What is wrong, for people.
+            where: Where it is, as a position in a file or as a text.
+            hint: What to do.
+            key: Which setting or thing it is about. By default it is taken from `where`: the path
+                of keys in the file, or the option.
+            values: Further values for programs.
         """
-        super().__init__(code, what)
+        super().__init__(code, message)
         self.code = code
-        self.what = what
+        self.message = message
         self.where = str(where)
         self.hint = hint
         self.values = values or {}
         self.place = where if isinstance(where, Place) else None
-        self.key = key or (self.place.path if self.place else _key_in(self.where))
+        key_in_where = _find_key(self.where) if self.place is None else self.place.path
+        self.key = key or key_in_where
 
     def __str__(self) -> str:
-        lines = [f"error: {self.what}"]
+        lines = [f"error: {self.message}"]
         if self.where:
             lines.append(f"  --> {self.where}")
         if self.hint:
@@ -151,19 +159,22 @@ class LoadgenError(Exception):
         return "\n".join(lines)
 
 
-def _key_in(where: str) -> str:
-    """Return the option or the keys that a position names, or "" if it names none.
+def _find_key(where: str) -> str:
+    """Return the setting that a text says an error is at, or "" if it names none.
 
-    Examples: `--slo` in `--slo ttft`, `--set limit` in `--set limit=cpu_share:5%`, and
-    `rate_per_s` in `capacity.json (rate_per_s)`.
+    It names an option, a key that the option `--set KEY=VALUE` sets, or a key of a file:
+
+        --slo ttft                       --slo
+        --set limit=cpu_share:5%         --set limit
+        capacity.json (rate_per_s)       rate_per_s
     """
     if where.startswith("--set "):
         return where.partition("=")[0]
-    if where.startswith("--"):
+    is_option = where.startswith("--")
+    if is_option:
         return where.split(maxsplit=1)[0].rstrip(",")
-    if where.endswith(")") and " (" in where:
-        return where.rpartition(" (")[2].removesuffix(")")
-    return ""
+    key_of_file = re.search(r" \(([^()]*)\)$", where)
+    return "" if key_of_file is None else key_of_file[1]
 
 
 class UserError(LoadgenError):
@@ -193,21 +204,29 @@ class CombinedError(Exception):
 
 
 def missing_result(path: object, hint: str, message: str = "no such folder") -> UserError:
-    """Return the error for a path at which there is no result.
+    """Return the error for a path that is not the folder of a result.
 
-    A URL (whose Path has a single slash) and a file have messages of their own.
+    Args:
+        path: What the user gave instead: nothing that exists, a file, or a URL.
+        hint: What the user can do if nothing exists there.
+        message: The message in this case.
     """
-    if re.match(r"[A-Za-z][A-Za-z0-9+.-]*:/", str(path)):
-        hint = (
+    if _is_url(str(path)):
+        url_hint = (
             "measure the server first with loadgen search (or run, sweep) --url URL, "
             "then give the folder with the results"
         )
-        message = "must be a folder with results, not a URL"
-        return UserError("invalid_value", message, str(path), hint)
+        url_message = "must be a folder with results, not a URL"
+        return UserError("invalid_value", url_message, str(path), url_hint)
     if isfile(str(path)):
-        hint = f"{hint}; a bundle has to be extracted first: unzip {path}"
-        return UserError("wrong_format", "must be a folder, not a file", str(path), hint)
+        file_hint = f"{hint}; a bundle has to be extracted first: unzip {path}"
+        return UserError("wrong_format", "must be a folder, not a file", str(path), file_hint)
     return UserError("missing_file", message, str(path), hint)
+
+
+def _is_url(text: str) -> bool:
+    """Return True for a URL, also after a conversion to Path, which makes `http:/host` of it."""
+    return re.match(r"[A-Za-z][A-Za-z0-9+.-]*:/", text) is not None
 
 
 def codes(error: LoadgenError | CombinedError) -> tuple[Code, ...]:

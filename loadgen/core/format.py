@@ -21,7 +21,8 @@ SYSTEM = "system."
 def quantity(value: float | None, digits: int = 3) -> str:
     """Return a number with at least `digits` significant digits: 0.0123, 4.57, 24,070.
 
-    Thousands are separated, and there is no exponent.
+    Thousands are separated, and there is no exponent. There are at most `digits` + 1 decimals, so a
+    number below the smallest one that these can show is returned as a bound: 0.00001 is <0.0001.
     """
     if value is None:
         return NONE
@@ -29,12 +30,15 @@ def quantity(value: float | None, digits: int = 3) -> str:
         return "0"
     if not math.isfinite(value):
         return str(value)
+    # Rounded first, because 9.999 with three digits is 10.0, which needs a decimal less.
     rounded = abs(float(f"{value:.{digits}g}"))
-    decimals = min(max(digits - 1 - math.floor(math.log10(rounded)), 0), digits + 1)
-    least = 10**-decimals
-    if rounded < least / 2:
-        return f"<{least:.{decimals}f}" if value > 0 else f">-{least:.{decimals}f}"
-    return f"{value:,.{decimals}f}"
+    digits_before_point = math.floor(math.log10(rounded)) + 1
+    decimals = min(max(digits - digits_before_point, 0), digits + 1)
+    smallest_shown = 10**-decimals
+    if rounded >= smallest_shown / 2:
+        return f"{value:,.{decimals}f}"
+    bound = f"{smallest_shown:.{decimals}f}"
+    return f"<{bound}" if value > 0 else f">-{bound}"
 
 
 def milliseconds(value: float | None) -> str:
@@ -74,7 +78,8 @@ def rate(value: float | None, unit: str = "/s") -> str:
 def percent(share: float | None) -> str:
     """Return a fraction as a percentage: 0.0123 is 1.23 %.
 
-    Only a fraction of exactly 0 or 1 is shown as 0 % or 100 %.
+    Only a fraction of exactly 0 or 1 is shown as 0 % or 100 %. Others get as many decimals as that
+    needs: 0.99996 is 99.996 %. A fraction too close to 0 or 1 for four decimals becomes a bound.
     """
     if share is None:
         return NONE
@@ -83,7 +88,8 @@ def percent(share: float | None) -> str:
         return f"{value:.0f} %"
     for decimals in (1, 2, 3, 4):
         text = f"{value:.{decimals}f}"
-        if 0 < float(text) < 100 or value > 100:
+        looks_like_bound = float(text) <= 0 or float(text) == 100
+        if value > 100 or not looks_like_bound:
             return f"{text} %"
     return "> 99.9999 %" if value > 50 else "< 0.0001 %"
 
@@ -103,16 +109,27 @@ def duration(seconds: float | None) -> str:
     return f"{minutes // 60} h {minutes % 60:02d} min"
 
 
+_ROUNDS_TO_1000 = 999.5
+"""The smallest number that is 1,000 when it is rounded to three digits."""
+
+
 def size(number: int | None) -> str:
-    """Return a number of bytes with a decimal unit: 512 B, 9.63 MB."""
+    """Return a number of bytes with a decimal unit: 512 B, 9.63 MB.
+
+    The unit is chosen so that the number is below 1,000, except for terabytes, the largest unit.
+    """
     if number is None:
         return NONE
-    value = float(number)
-    for unit in ("B", "kB", "MB", "GB", "TB"):
-        if value < 999.5 or unit == "TB":
-            return f"{number} B" if unit == "B" else f"{quantity(value)} {unit}"
+    if number < _ROUNDS_TO_1000:
+        return f"{number} B"
+    value = number / 1000
+    unit = "kB"
+    for larger_unit in ("MB", "GB", "TB"):
+        if value < _ROUNDS_TO_1000:
+            break
         value /= 1000
-    raise AssertionError
+        unit = larger_unit
+    return f"{quantity(value)} {unit}"
 
 
 def difference(before: float | None, after: float | None) -> str:

@@ -37,26 +37,32 @@ def is_run(folder: Path) -> bool:
 
 
 def runs_in(folder: Path) -> list[Path]:
-    """Return the runs directly in a folder, ordered by number: c2 before c16."""
-    runs = filter(is_run, folder.glob("*/"))
-    return sorted(
-        runs, key=lambda run: (int("".join(filter(str.isdigit, run.name)) or 0), run.name)
-    )
+    """Return the runs directly in a folder, ordered by the number in their names: c2 before c16."""
+    return sorted(filter(is_run, folder.glob("*/")), key=_number_and_name)
+
+
+def _number_and_name(run: Path) -> tuple[int, str]:
+    """Return the digits in the name of a run as a number (0 without any), and the name."""
+    digits = "".join(character for character in run.name if character.isdigit())
+    return (int(digits) if digits else 0, run.name)
 
 
 def open_run(folder: Path) -> OpenedRun:
-    """Open a run that may have records, a stored summary, or both.
+    """Open a run, from its records if it has them.
 
-    Its summary is computed from its records, or read if it has none.
+    The summary is computed from the records, by the rules of this version. A folder without records
+    has only the summary that was stored at the end of the run.
 
-    Raises UserError for a folder that holds no run and for damaged files.
+    Raises:
+        UserError: The folder holds no run, or a file is damaged.
     """
+    has_only_summary = not store.has_rows(folder) and (folder / SUMMARY).is_file()
+    if has_only_summary:
+        return OpenedRun(read_summary(folder), None)
     if not store.has_rows(folder):
-        has_summary = (folder / SUMMARY).is_file()
-        return OpenedRun(kept_summary(folder) if has_summary else summary(folder), None)
+        return OpenedRun(summary(folder), None)
     stored = store.read_run_lazily(folder)
-    samples = store.read_server_samples(folder)
-    return OpenedRun(add_server_metrics(samples, summarize(*stored, samples)), stored)
+    return OpenedRun(_summarize_stored_run(folder, stored), stored)
 
 
 def refuse_shard(folder: Path) -> None:
@@ -77,7 +83,7 @@ def refuse_shard(folder: Path) -> None:
         )
 
 
-def kept_summary(folder: Path) -> Summary:
+def read_summary(folder: Path) -> Summary:
     """Return the summary that the run has stored.
 
     Raises UserError if there is none, or if it is damaged or of a newer version.
@@ -96,7 +102,11 @@ def kept_summary(folder: Path) -> Summary:
 
 def summary(folder: Path) -> Summary:
     """Compute the summary of a run from its records. Raises UserError as `store.read_run` does."""
-    stored = store.read_run_lazily(folder)
+    return _summarize_stored_run(folder, store.read_run_lazily(folder))
+
+
+def _summarize_stored_run(folder: Path, stored: store.Stored) -> Summary:
+    """Return the summary of what was recorded of the run in a folder."""
     samples = store.read_server_samples(folder)
     return add_server_metrics(samples, summarize(*stored, samples))
 
@@ -136,19 +146,21 @@ def _add_totals_warnings(
 ) -> Verdict:
     """Return the verdict with warnings about counts of the servers that contradict the client's.
 
-    If the servers count cached tokens, the warning that nothing reports them is removed.
+    The counts are those of output tokens, and the share of prompt tokens from the prefix cache. The
+    verdict may have a warning ("cache_unsaid") that nothing reports this share, because it was made
+    without the servers' pages. If a page reports it, that warning is removed.
     """
-    token_dispute = series.find_token_dispute(totals)
-    if token_dispute is not None:
-        verdict = add_warning(verdict, "server_counts", token_dispute)
+    token_warning = series.find_token_dispute(totals)
+    if token_warning is not None:
+        verdict = add_warning(verdict, "server_counts", token_warning)
     if totals.cached_share is None:
         return verdict
     verdict = remove_warning(verdict, "cache_unsaid")
-    cache_dispute = series.find_cache_dispute(
+    cache_warning = series.find_cache_dispute(
         totals, summary.requested_cache_share, summary.tokens.cached_share
     )
-    if cache_dispute is not None:
-        verdict = add_warning(verdict, "cache_disputed", cache_dispute)
+    if cache_warning is not None:
+        verdict = add_warning(verdict, "cache_disputed", cache_warning)
     return verdict
 
 

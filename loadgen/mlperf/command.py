@@ -309,12 +309,12 @@ def recompute_verdict(
 
     Example: loadgen mlperf verdict results/mlperf-llama2-70b-server
     """
-    from loadgen.core.run_folder import kept_summary
+    from loadgen.core.run_folder import read_summary
     from loadgen.mlperf import run, text
     from loadgen.runs.part_sections import part_sections
 
     stored = run.read_result(folder)
-    summary = kept_summary(folder)
+    summary = read_summary(folder)
     result = run.recompute_result(folder, summary)
     report = text.create_report(
         result,

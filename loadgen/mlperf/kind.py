@@ -143,7 +143,7 @@ def regenerate(folder: Path) -> Iterator[RegeneratedFile]:
     5. None of them: nothing can be computed again.
     """
     if run_folder.is_run(folder):
-        files = mlperf_run.recompute_files(folder, run_folder.kept_summary(folder))
+        files = mlperf_run.recompute_files(folder, run_folder.read_summary(folder))
         for name, content in files.items():
             yield RegeneratedFile(name, content, RECORDS)
         return

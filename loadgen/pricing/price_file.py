@@ -281,7 +281,7 @@ def _with_example(error: LoadgenError) -> LoadgenError:
     if error.hint:
         return error
     return UserError(
-        error.code, error.what, error.place or error.where, f"like {EXAMPLE}", key=error.key
+        error.code, error.message, error.place or error.where, f"like {EXAMPLE}", key=error.key
     )
 
 

@@ -63,7 +63,7 @@ def _price_on_separate_endpoint(
     try:
         matching_prices = find_prices(prices, target)
     except UserError as error:
-        return _create_unknown_cost(None, error.what, error.code)
+        return _create_unknown_cost(None, error.message, error.code)
     # Several prices differ only in commitment. The first one in the file is used.
     price = matching_prices[0]
     if isinstance(price, PerToken):

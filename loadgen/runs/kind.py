@@ -138,7 +138,7 @@ def stored_summaries(root: Path, run_dirs: Iterable[Path]) -> tuple[NamedSummary
     Runs without a summary are left out.
     """
     return tuple(
-        NamedSummary(run_dir.relative_to(root).as_posix(), run_folder.kept_summary(run_dir))
+        NamedSummary(run_dir.relative_to(root).as_posix(), run_folder.read_summary(run_dir))
         for run_dir in run_dirs
         if (run_dir / run_folder.SUMMARY).is_file()
     )

@@ -193,7 +193,7 @@ def regenerate(output_dir: Path) -> Iterator[RegeneratedFile]:
 
 
 def _summarize_again(output_dir: Path, stored: RepeatSummary) -> RepeatSummary:
-    runs = [NamedSummary(name, run_folder.kept_summary(output_dir / name)) for name in stored.runs]
+    runs = [NamedSummary(name, run_folder.read_summary(output_dir / name)) for name in stored.runs]
     return summarize_repeats(runs, requested_precision=stored.requested_precision)
 
 

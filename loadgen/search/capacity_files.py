@@ -254,7 +254,7 @@ def find_capacity(outcome: ExperimentOutcome, workload: Workload | None = None) 
     best_trial = _find_evidence(outcome)
     if best_trial is None or result.load is None or result.stop_reason == "unconfirmed":
         return None
-    summary = run_folder.kept_summary(outcome.output_dir / best_trial.run_name)
+    summary = run_folder.read_summary(outcome.output_dir / best_trial.run_name)
     rate_per_s = _rate_of_run(best_trial, summary)
     if not list_objectives(summary) or not rate_per_s:
         return None

@@ -192,7 +192,7 @@ def save_progress(output_dir: Path, workload: Workload) -> None:
     """
     run_dirs = _runs_with_summary(output_dir)
     if run_dirs:
-        findings = analyze_runs(output_dir, run_dirs, run_folder.kept_summary)
+        findings = analyze_runs(output_dir, run_dirs, run_folder.read_summary)
         write_outputs(output_dir, findings, workload)
 
 

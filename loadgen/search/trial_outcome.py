@@ -162,7 +162,7 @@ def recompute_result(output_dir: Path, result: TrialResult, *, mlperf: bool) -> 
         mlperf: Whether the trial was judged by the rules of MLPerf.
     """
     run_dir = output_dir / result.run_name
-    summary = run_folder.kept_summary(run_dir)
+    summary = run_folder.read_summary(run_dir)
     recomputed = msgspec.structs.replace(
         result, metrics=table_metrics(summary), duration_s=summary.window.whole.duration_s or 0.0
     )

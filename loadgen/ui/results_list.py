@@ -99,7 +99,7 @@ def _have_same_workload(parent: Path, run_folders: Sequence[Path]) -> bool:
     from loadgen.runs.run_directory_kind import check_same_workload
 
     summaries = [
-        NamedSummary(folder.name, run_folder.kept_summary(folder))
+        NamedSummary(folder.name, run_folder.read_summary(folder))
         for folder in run_folders
         if (folder / run_folder.SUMMARY).is_file()
     ]

@@ -272,7 +272,7 @@ def test_two_tokenizers_are_told_and_token_ids_refused() -> None:
         check_same_tokenizer(*ends, [_question("text")])
         with refused(UserError, "mismatch") as caught:
             check_same_tokenizer(*ends, ids)
-        assert "A counts 30 tokens" in caught.value.what
+        assert "A counts 30 tokens" in caught.value.message
 
 
 @pytest.mark.parametrize("url", ["foo", "http://127.0.0.1:9", "http://h:99999"])

@@ -512,7 +512,7 @@ def _one_command_at_a_time(nodes: Any) -> None:
     with cluster.open_worker_group(Settings(ray=nodes.address, command=("loadgen.run",))):
         with refused(UserError, "cluster_in_use", "--ray") as caught:
             ray_process.acquire_lease("bob", f"--ray {nodes.address}")
-        assert f"(process {os.getpid()}), loadgen.run, since 20" in caught.value.what
+        assert f"(process {os.getpid()}), loadgen.run, since 20" in caught.value.message
 
 
 def _no_key_is_written_by_ray(nodes: Any) -> None:

@@ -67,4 +67,4 @@ def test_a_full_disk_before_the_start_is_an_error_and_no_endless_wait(tmp_path: 
     with pytest.raises(TargetError) as caught:
         asyncio.run(start())
     assert caught.value.code == "host_refused"
-    assert os.strerror(errno.ENOSPC) in caught.value.what
+    assert os.strerror(errno.ENOSPC) in caught.value.message

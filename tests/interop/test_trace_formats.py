@@ -257,14 +257,14 @@ def test_sessions_and_ends_of_burstgpt(tmp_path: Path) -> None:
     bad = written(tmp_path / "bad.csv", head, "5,s-1,-2,ChatGPT,472,18,490,Conversation log")
     with pytest.raises(CombinedError) as found:
         traces.read_trace(bad)
-    assert [fault.what for fault in found.value.errors] == ["elapsed time is -2"]
+    assert [fault.message for fault in found.value.errors] == ["elapsed time is -2"]
     for took in (-2.0, float("nan"), 1e10):
         unlike = columns | {"Elapsed time": [2.5, took, None, 4.0]}
         with pytest.raises(CombinedError) as found:
             traces.read_trace(parquet(tmp_path / "bad.parquet", **unlike))
-        assert [(fault.what, fault.where.rpartition(" ")[2]) for fault in found.value.errors] == [
-            ("Elapsed time is not a duration", "2")
-        ]
+        assert [
+            (fault.message, fault.where.rpartition(" ")[2]) for fault in found.value.errors
+        ] == [("Elapsed time is not a duration", "2")]
 
 
 def test_rows_of_sessions_without_timestamps(tmp_path: Path) -> None:
@@ -435,7 +435,7 @@ def test_parse_lines_returns_the_same_rows_as_parse_line(rows: list[dict[str, An
             try:
                 trace = builder.build("x")
             except LoadgenError as fault:
-                made.append([str(fault.what)])
+                made.append([str(fault.message)])
             else:
                 columns = (
                     trace.due_ns,

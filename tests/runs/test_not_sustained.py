@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from command_line import exits
 
-from loadgen.core.run_folder import kept_summary
+from loadgen.core.run_folder import read_summary
 from loadgen.runs import outcome
 from loadgen.ui import results_list
 
@@ -27,7 +27,7 @@ def overloaded(tmp_path: Path) -> Path:
 def test_a_run_that_was_not_sustained_says_so_in_junit_and_in_the_list(
     overloaded: Path,
 ) -> None:
-    summary = kept_summary(overloaded)
+    summary = read_summary(overloaded)
     assert summary.sustainable.sustained is False
     cases = {case.name: case for case in outcome.build_cases([("r", summary)])}
     case = cases["the load is sustained"]

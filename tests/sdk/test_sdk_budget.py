@@ -398,5 +398,5 @@ def test_what_a_price_may_not_say_is_refused_by_sdk_and_cost_in_the_same_words(
     (fault,) = getattr(theirs.value, "errors", [theirs.value])
     with refused(WrongUse, fault.code) as ours:
         read_prices(file)
-    assert fault.what.rpartition('" ')[2] in ours.value.message
+    assert fault.message.rpartition('" ')[2] in ours.value.message
     assert fault.place is not None and fault.place.path in ours.value.message and ours.value.hint

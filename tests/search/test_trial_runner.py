@@ -123,7 +123,7 @@ def test_a_trial_is_judged_as_its_run_is(
     exits(*asked, "--max-probes", "5", "-o", str(folder))
     trials_of_it = experiment.read_results(folder)
     summaries = {
-        trial.run_name: run_folder.kept_summary(folder / trial.run_name) for trial in trials_of_it
+        trial.run_name: run_folder.read_summary(folder / trial.run_name) for trial in trials_of_it
     }
     full = [trial for trial in trials_of_it if not trial.ended_early]
     assert [trial.outcome == "under" for trial in full] == [
@@ -191,7 +191,7 @@ def test_a_simulation_of_conversations_ends_once_too_many_requests_miss(tmp_path
         ) and lost.duration_s < whole.duration_s / 2
     probe = runs.run(trial)
     assert (probe.outcome, probe.ended_early, probe.reason_code) == ("over", True, "misses")
-    summary = run_folder.kept_summary(tmp_path / probe.run_name)
+    summary = run_folder.read_summary(tmp_path / probe.run_name)
     assert summary.run.state == "decided"
     assert (
         summary.requests.scheduled

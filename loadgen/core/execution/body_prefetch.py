@@ -105,7 +105,7 @@ class BuilderConnection:
 
     def cpu_s(self) -> float:
         """Return the CPU time that the process has used."""
-        return child_process.cpu_s(self._process.pid)
+        return child_process.read_cpu_seconds(self._process.pid)
 
     def kill(self) -> None:
         """End the process. All further bodies are built late."""

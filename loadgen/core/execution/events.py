@@ -49,9 +49,13 @@ class RunningLoad(Struct):
 
 
 class WaitingFor(Struct, frozen=True):
-    """Something takes long. `what` says as text what is waited for, and how long at most."""
+    """The run waits for something that takes long.
 
-    what: str
+    Attributes:
+        description: What it waits for and how long at most, as text for the user.
+    """
+
+    description: str
 
 
 class TargetsProbed(Struct, frozen=True):
@@ -62,7 +66,7 @@ class TargetsProbed(Struct, frozen=True):
 
     folder: Path
     settings: Settings
-    found: tuple[ProbeResult, ...]
+    probe_results: tuple[ProbeResult, ...]
 
 
 class ManifestCreated(Struct, frozen=True):

@@ -42,7 +42,7 @@ def check_no_results(folder: Path) -> None:
     if has_results:
         raise UserError(
             "file_exists",
-            what="the folder already holds results",
+            message="the folder already holds results",
             where=f"--out {folder}",
             hint="use another --out, or --force to keep those results under a name with a date",
         )
@@ -63,7 +63,7 @@ def locked_folder(folder: Path) -> Iterator[None]:
         if not is_locked:
             raise UserError(
                 "folder_in_use",
-                what="another command is using this folder",
+                message="another command is using this folder",
                 where=str(folder),
                 hint="wait until it ends, or use another --out",
             )

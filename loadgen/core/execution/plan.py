@@ -316,7 +316,7 @@ def build_plan(job: Job) -> Plan:
     if differences:
         raise UserError(
             "nodes_differ",
-            what=f"plug-ins differ: {'; '.join(differences)}",
+            message=f"plug-ins differ: {'; '.join(differences)}",
             where="",
             hint="install the same packages with pip wherever a worker runs",
         )

@@ -67,7 +67,7 @@ def _worker_count_errors(workers: int) -> Iterator[UserError]:
         processes = format.counted(workers, "worker process", "worker processes")
         yield UserError(
             "resource_limit",
-            what=f"{processes} on {format.counted(cpus, 'core')}",
+            message=f"{processes} on {format.counted(cpus, 'core')}",
             where=f"--workers {workers}",
             hint="use --workers auto, at most one per core",
         )
@@ -90,7 +90,7 @@ def _limit_share_errors(plan: Plan) -> Iterator[UserError]:
             requests = format.counted(limit.requests, "request")
             yield UserError(
                 "out_of_range",
-                what=(
+                message=(
                     f"{requests} {limit.state} cannot be spread over "
                     f"{format.counted(workers, 'worker')}"
                 ),
@@ -109,7 +109,7 @@ def _empty_shard_errors(plan: Plan) -> Iterator[UserError]:
     if shard is not None and not _all_measured_stages_send(plan.schedule):
         yield UserError(
             "out_of_range",
-            what="this part of the run has no requests to send",
+            message="this part of the run has no requests to send",
             where=f"--shard {shard.index}/{shard.count}",
             hint="use fewer shards: at most one per request, and one per virtual user",
         )
@@ -161,7 +161,7 @@ def _option_errors(workload: Workload, settings: Settings) -> Iterator[UserError
     if settings.slo_headers and not _has_slo_for_headers(workload):
         yield UserError(
             "missing_key",
-            what="there is no TTFT or TPOT objective to send to a gateway",
+            message="there is no TTFT or TPOT objective to send to a gateway",
             where="--set slo_headers",
             hint="for example --slo ttft:500ms:p95 --slo tpot:50ms:p95",
         )
@@ -178,7 +178,7 @@ def _task_errors(workload: Workload, settings: Settings) -> Iterator[UserError]:
     if calls_tools and settings.api not in ("chat", "messages"):
         yield UserError(
             "unsupported",
-            what="tool calls need the chat API",
+            message="tool calls need the chat API",
             where=f"--api {settings.api}",
             hint="--api chat",
         )
@@ -186,7 +186,7 @@ def _task_errors(workload: Workload, settings: Settings) -> Iterator[UserError]:
     if has_abandoned_requests and not settings.stream:
         yield UserError(
             "unsupported",
-            what="abandoned requests need a streamed response",
+            message="abandoned requests need a streamed response",
             where="--no-stream",
             hint="remove it, or remove `abandoned` from the workload",
         )
@@ -202,7 +202,7 @@ def _prefill_limit_errors(workload: Workload, settings: Settings) -> Iterator[Us
     if workload.max_in_prefill is not None and not shows_end_of_prefill:
         yield UserError(
             "unsupported",
-            what="max_in_prefill needs streamed responses, which show the end of prefill",
+            message="max_in_prefill needs streamed responses, which show the end of prefill",
             where="--no-stream",
             hint="stream responses, or remove max_in_prefill",
         )
@@ -221,7 +221,7 @@ def _stop_rule_errors(workload: Workload, settings: Settings) -> Iterator[UserEr
         if needs_tokens:
             yield UserError(
                 "unsupported",
-                what=f"responses of {settings.api} have no tokens, so this rule never applies",
+                message=f"responses of {settings.api} have no tokens, so this rule never applies",
                 where=f"--stop-when {rule.metric}",
                 hint="errors:20%, or e2e:p50:5s",
             )

@@ -278,7 +278,7 @@ def _difference_errors(
     if (model, result.server_profile) != (first_model, first_result.server_profile):
         yield TargetError(
             "targets_differ",
-            what=(
+            message=(
                 f"serves {model} ({result.server}), but {first_endpoint.display_name} serves "
                 f"{first_model} ({first_result.server})"
             ),

@@ -97,7 +97,7 @@ def unusable_source_errors(source_addresses: Sequence[str]) -> Iterator[UserErro
             reason = error.strerror or str(error)
             yield UserError(
                 "unusable_source",
-                what=f"cannot send from this address: {reason}",
+                message=f"cannot send from this address: {reason}",
                 where=f"--set sources={address}",
                 hint=f"add it to this machine: ip addr add {address}/32 dev DEVICE",
             )
@@ -145,7 +145,7 @@ def _open_file_errors(
         needed_workers = math.ceil(connections / max(open_files - _SPARE_FILES, 1))
         yield UserError(
             "resource_limit",
-            what=(
+            message=(
                 f"{connections:,} concurrent connections need {files_per_worker:,} "
                 f"open files in each of {format.counted(demand.workers, 'worker')}, "
                 f"but a process may open only {open_files:,} here"
@@ -159,7 +159,7 @@ def _open_file_errors(
     if demand.is_simulated and connections + _SPARE_FILES > open_files:
         yield UserError(
             "resource_limit",
-            what=(
+            message=(
                 f"{connections:,} concurrent connections are more than the embedded "
                 f"simulated server can accept ({open_files:,} open files)"
             ),
@@ -188,7 +188,7 @@ def _port_errors(
         needed_sources = math.ceil(needed_ports / ports_per_source)
         yield UserError(
             "resource_limit",
-            what=(
+            message=(
                 f"{needed_ports:,} concurrent connections to {address} are needed, "
                 f"but {source_text} only {available_ports:,} local ports"
             ),

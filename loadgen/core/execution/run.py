@@ -50,9 +50,9 @@ from loadgen.core.sidecars import server_accounts
 from loadgen.core.sidecars.compactor_process import Compactor
 from loadgen.core.sidecars.event_handlers import (
     CacheReset,
+    HostNameCheck,
     ManifestFile,
-    Names,
-    Pages,
+    MetricsPages,
     Profiling,
     ShardStart,
     StopWatch,
@@ -95,11 +95,11 @@ def execute(
     all_listeners: Sequence[events.EventHandler] = (
         manifest_file,
         *listeners,
-        Pages(),
+        MetricsPages(),
         Profiling(),
         StopWatch(),
         CacheReset(),
-        Names(),
+        HostNameCheck(),
         ShardStart(),
     )
     emit = events.broadcast(all_listeners)
@@ -216,7 +216,7 @@ def _check_virtual_time(settings: Settings) -> None:
     if settings.shard is not None:
         raise UserError(
             "unsupported",
-            what=(
+            message=(
                 "a run in virtual time cannot be sharded, because its parts would "
                 "not share one simulated server"
             ),
@@ -226,7 +226,7 @@ def _check_virtual_time(settings: Settings) -> None:
     if settings.profile is not None:
         raise UserError(
             "unsupported",
-            what="a run in virtual time has no server that could be profiled",
+            message="a run in virtual time has no server that could be profiled",
             where="--profile",
             hint="leave it out",
         )
@@ -360,7 +360,7 @@ class _HttpRun:
         slot_count = plan.schedule.slot_count
         has_many_records = slot_count is None or slot_count > tuning.compacted_rows
         return Compactor(
-            self.folder, frozen_s=tuning.helper_frozen_s, starts_process=has_many_records
+            self.folder, stuck_after_s=tuning.helper_frozen_s, starts_process=has_many_records
         )
 
 

@@ -60,7 +60,7 @@ def parse_shard(shard: str, start_at: str) -> Shard:
     if late_s > MAX_LATE_S:
         raise UserError(
             "out_of_range",
-            what=f"the start time is {late_s:.0f} s in the past",
+            message=f"the start time is {late_s:.0f} s in the past",
             where=f"--start-at {start_at}",
             hint="choose a time by which all parts can start: $(date -u -d '+2 minutes' +%FT%TZ)",
         )
@@ -73,7 +73,7 @@ def _parse_fraction(shard: str) -> tuple[int, int]:
     if match is None or not 1 <= int(match[1]) <= int(match[2]):
         raise UserError(
             "invalid_value",
-            what="write INDEX/COUNT, with an index from 1 to the count",
+            message="write INDEX/COUNT, with an index from 1 to the count",
             where=f"--shard {shard}",
             hint="for example --shard 1/8 to --shard 8/8 for eight parts",
         )
@@ -93,7 +93,7 @@ def _parse_time(start_at: str) -> int:
     if start is None or start.tzinfo is None:
         raise UserError(
             "invalid_value",
-            what="is not an RFC 3339 time with a time zone",
+            message="is not an RFC 3339 time with a time zone",
             where=f"--start-at {start_at}",
             hint="--start-at 2026-12-01T10:00:00Z",
         )

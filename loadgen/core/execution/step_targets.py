@@ -216,7 +216,7 @@ def _missing_key_errors(steps: Sequence[_Step], env: Mapping[str, str]) -> Itera
         if variable not in env:
             yield UserError(
                 "unset_variable",
-                what=f"{variable} is not set",
+                message=f"{variable} is not set",
                 where=f"requests.steps.{step.name}.target.api_key_env",
                 hint=f"export {variable}=...",
                 key=variable,
@@ -243,7 +243,7 @@ def _name_errors(
     if not endpoints_of_user.unnamed and steps_without_target:
         yield UserError(
             "missing_option",
-            what=(
+            message=(
                 f'step "{steps_without_target[0]}" names no target, and there is no '
                 "target without a name for it"
             ),
@@ -262,7 +262,7 @@ def _unknown_name_errors(
             hint = did_you_mean(name, sorted(requested_names))
         yield UserError(
             "unknown_name",
-            what=f'no step of this workload uses the target "{name}"',
+            message=f'no step of this workload uses the target "{name}"',
             where=f"--url {name}=",
             hint=hint,
         )
@@ -276,7 +276,7 @@ def _missing_name_errors(
         step_name = next(step.name for step in steps if step.step.target == name)
         yield UserError(
             "missing_option",
-            what=f'step "{step_name}" uses the target "{name}", which is not given',
+            message=f'step "{step_name}" uses the target "{name}", which is not given',
             where="--url",
             hint=f"--url {name}=http://...",
         )

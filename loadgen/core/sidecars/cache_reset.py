@@ -44,7 +44,12 @@ async def reset_caches(settings: Settings, probes: Sequence[ProbeResult]) -> Non
 
 
 async def _reset_cache(settings: Settings, probe: ProbeResult) -> None:
-    """Empty the cache of one target. Raises UserError or TargetError."""
+    """Empty the prefix cache of one target.
+
+    Raises:
+        UserError: This kind of server has no request for it.
+        TargetError: The server cannot be reached or does not empty its cache.
+    """
     target = probe.target
     server_profile = probe.server_profile
     if not server_profile.cache_reset_path:
@@ -54,23 +59,31 @@ async def _reset_cache(settings: Settings, probe: ProbeResult) -> None:
             "holds, or restart the server"
         )
         raise UserError("unsupported", message, target.redacted, hint)
+    response = await _request_cache_reset(settings, probe)
+    refusal = _describe_refusal(response)
+    if refusal:
+        message = (
+            f"{server_profile.title} did not empty its prefix cache: POST "
+            f"{server_profile.cache_reset_path} {target.redact(refusal)}"
+        )
+        hint = server_profile.cache_reset_hint
+        raise TargetError("invalid_answer", message, target.redacted, hint)
+
+
+async def _request_cache_reset(settings: Settings, probe: ProbeResult) -> HttpResponse:
+    """Send the request that empties the cache of a target. Raises TargetError without a response.
+
+    The request has no body, which some servers accept only with a Content-Length of 0.
+    """
+    target = probe.target
     tls_context = settings.tls.context() if target.tls else None
     fetcher = HttpFetcher(target, tls_context, TIMEOUT_S)
     headers = (*target.auth_headers(settings.api_key), *settings.headers, ("Content-Length", "0"))
-    path = target.server_path(server_profile.cache_reset_path)
+    path = target.server_path(probe.server_profile.cache_reset_path)
     try:
-        response = await fetcher.send_request("POST", path, headers, b"")
+        return await fetcher.send_request("POST", path, headers, b"")
     except TargetUnusable as error:
         raise TargetError(error.code, str(error), target.redacted, error.hint) from None
-    problem = _describe_refusal(response)
-    if problem:
-        message = (
-            f"{server_profile.title} did not empty its prefix cache: POST "
-            f"{server_profile.cache_reset_path} {target.redact(problem)}"
-        )
-        raise TargetError(
-            "invalid_answer", message, target.redacted, server_profile.cache_reset_hint
-        )
 
 
 def _describe_refusal(response: HttpResponse) -> str:

@@ -73,23 +73,36 @@ class ParquetParts:
                 path.unlink()
 
     def _row_groups(self) -> Iterator[pa.Table]:
-        """Yield the records of all parts in tables of at least MERGE_ROWS records.
+        """Yield the records of all parts in tables that become the row groups of the merged file.
 
-        The records of the small files of a run would otherwise be as many small row groups.
+        A part has few records, and many small row groups would make reading slow. So parts are
+        joined until a table has at least MERGE_ROWS records. The last table may have fewer.
         """
-        import pyarrow as pa
         import pyarrow.parquet as pq
 
         tables: list[pa.Table] = []
+        row_count = 0
         for part in self._parts:
             with pq.ParquetFile(part) as file:
-                tables.append(file.read())
-            row_count = sum(len(table) for table in tables)
-            is_last_part = part == self._parts[-1]
-            if row_count >= MERGE_ROWS or is_last_part:
-                # Each part has its own dictionaries of names and texts, and a row group has one.
-                yield pa.concat_tables(tables).unify_dictionaries().combine_chunks()
+                table = file.read()
+            tables.append(table)
+            row_count += len(table)
+            if row_count >= MERGE_ROWS:
+                yield _join_tables(tables)
                 tables.clear()
+                row_count = 0
+        if tables:
+            yield _join_tables(tables)
+
+
+def _join_tables(tables: list[pa.Table]) -> pa.Table:
+    """Return a table with the rows of all tables.
+
+    Each table has its own dictionaries of names and texts, and a row group needs a common one.
+    """
+    import pyarrow as pa
+
+    return pa.concat_tables(tables).unify_dictionaries().combine_chunks()
 
 
 def _is_part_of(path: Path, segment: Segment) -> bool:
@@ -112,24 +125,46 @@ def compact_records(folder: Path, end_signal: TextIO | None = None) -> None:
             over already; its records are then converted at once.
     """
     parts = ParquetParts(folder)
-    # For each worker, how many of its records are in Parquet.
     converted_rows: dict[int, int] = {}
     start_s = monotonic()
     is_run_over = False
     while not is_run_over:
-        wait_s = (monotonic() - start_s) / READS_PER_RUN
-        wait_s = min(MAX_WAIT_S, max(MIN_WAIT_S, wait_s))
-        is_run_over = end_signal is None or bool(select.select([end_signal], [], [], wait_s)[0])
-        for segment, is_complete in _with_completeness(segments(folder)):
-            start = converted_rows.get(segment.worker, 0)
-            rows = _read_rows_from(segment, start)
-            if len(rows):
-                parts.add(segment, start, rows)
-                converted_rows[segment.worker] = start + len(rows)
-            if is_complete:
-                parts.replace_segment(segment)
-                segment.path.unlink()
+        is_run_over = end_signal is None or _wait_for_end(end_signal, monotonic() - start_s)
+        _convert_new_records(folder, parts, converted_rows)
     parts.merge()
+
+
+def _wait_for_end(end_signal: TextIO, elapsed_s: float) -> bool:
+    """Wait until it is time for the next read of the record log. Return True if the run is over.
+
+    The waits become longer with the time that the run has taken, so that a long run has a limited
+    number of small files.
+    """
+    wait_s = min(MAX_WAIT_S, max(MIN_WAIT_S, elapsed_s / READS_PER_RUN))
+    readable, _, _ = select.select([end_signal], [], [], wait_s)
+    return bool(readable)
+
+
+def _convert_new_records(folder: Path, parts: ParquetParts, converted_rows: dict[int, int]) -> None:
+    """Convert the records that workers have added to the record log since the last call.
+
+    A complete segment (a file of the record log that is full) is deleted, after all its records
+    have been written to one Parquet file.
+
+    Args:
+        folder: The folder of the run.
+        parts: Writes the Parquet files.
+        converted_rows: For each worker, how many of its records are in Parquet. It is updated.
+    """
+    for segment, is_complete in _with_completeness(segments(folder)):
+        start = converted_rows.get(segment.worker, 0)
+        rows = _read_rows_from(segment, start)
+        if len(rows):
+            parts.add(segment, start, rows)
+            converted_rows[segment.worker] = start + len(rows)
+        if is_complete:
+            parts.replace_segment(segment)
+            segment.path.unlink()
 
 
 def _read_rows_from(segment: Segment, start: int) -> NDArray[np.void]:

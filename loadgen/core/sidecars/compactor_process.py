@@ -18,7 +18,7 @@ from pathlib import Path
 from loadgen.core import child_process
 from loadgen.core.child_process import FROZEN_S
 
-LONG_S = 20.0
+FIRST_CONVERSION_S = 20.0
 """The records of a run that lasts longer than this are converted during the run, s."""
 
 NOT_BEGUN = 3
@@ -41,27 +41,28 @@ class Compactor:
     def __init__(
         self,
         folder: Path,
-        long_s: float = LONG_S,
+        first_conversion_s: float = FIRST_CONVERSION_S,
         *,
-        frozen_s: float = FROZEN_S,
+        stuck_after_s: float = FROZEN_S,
         starts_process: bool = True,
     ) -> None:
-        """Start the process that converts records during the run.
+        """Start the process that converts records during the run, if that is requested.
 
         Args:
             folder: The folder of the run.
-            long_s: After this time the process begins to convert records.
-            frozen_s: A process that uses no CPU time for so long is killed at the end of the run.
-            starts_process: Whether to start a process. False for a load of few records, however
-                long it is: `finish` then converts them.
+            first_conversion_s: After this time the process begins to convert records.
+            stuck_after_s: At the end of the run, a process that has used no CPU time for this long
+                is killed.
+            starts_process: Whether to start a process. Without one, `finish` converts all records,
+                which takes little time if the load is small, however long it lasts.
         """
         self._folder = folder
-        self._frozen_s = frozen_s
+        self._stuck_after_s = stuck_after_s
         self._process: subprocess.Popen[bytes] | None = None
         if starts_process:
             module = "loadgen.core.sidecars.compactor_process"
             self._process = subprocess.Popen(
-                child_process.command(module, str(folder), str(long_s)),
+                child_process.command(module, str(folder), str(first_conversion_s)),
                 stdin=subprocess.PIPE,
                 start_new_session=True,
             )
@@ -80,9 +81,9 @@ class Compactor:
     def close(self) -> int:
         """Tell the process that the run is over, wait for its end, and return its exit code.
 
-        A process that has begun first converts the remaining records. If it fails, `failure` says
-        why. If there is no process, or it had not begun, nothing is converted and the result is
-        NOT_BEGUN.
+        Closing its standard input tells it. A process that has begun to convert records then
+        converts the remaining ones. One that has not begun exits with NOT_BEGUN at once, which is
+        also the result if there is no process. If the process fails, `failure` says why.
         """
         if self._process is None:
             return NOT_BEGUN
@@ -96,19 +97,19 @@ class Compactor:
     def _wait(self, process: subprocess.Popen[bytes]) -> int:
         """Wait for the end of the process, and return its exit code.
 
-        A process that uses no CPU time for `frozen_s` is stuck, for example on a dead disk, and is
-        killed.
+        A process that uses no CPU time for `stuck_after_s` is stuck, for example on a dead disk,
+        and is killed.
         """
         cpu_s: float | None = None
         while True:
             try:
-                return process.wait(self._frozen_s)
+                return process.wait(self._stuck_after_s)
             except subprocess.TimeoutExpired:
                 previous_cpu_s = cpu_s
-                cpu_s = child_process.cpu_s(process.pid)
+                cpu_s = child_process.read_cpu_seconds(process.pid)
                 if cpu_s == previous_cpu_s:
                     process.kill()
-                    self.failure = f"did not respond for {self._frozen_s:g} s and was killed"
+                    self.failure = f"did not respond for {self._stuck_after_s:g} s and was killed"
 
 
 def _describe_exit(exit_code: int) -> str:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import datetime
 import socket
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from threading import Thread
@@ -21,7 +21,7 @@ from loadgen_sdk.wire_formats.server_profiles import NON_GENERATIVE_APIS
 
 from loadgen.core.errors import CombinedError, LoadgenError
 from loadgen.core.execution import events, run_manifest, shard
-from loadgen.core.execution.plan import Settings
+from loadgen.core.execution.plan import Plan, Settings
 from loadgen.core.execution.stop_watch import stop_when_broken
 from loadgen.core.metrics import reasons
 from loadgen.core.results import store
@@ -46,16 +46,20 @@ class ManifestFile:
         self._planned: events.RunPlanned | None = None
 
     def __call__(self, event: events.RunEvent) -> None:
-        """Write the manifest when the run is planned and when its workers are placed."""
-        match event:
-            case events.RunPlanned(plan, manifest):
-                self._planned = event
-                write_manifest(plan.job.folder, manifest)
-            case events.WorkersPlaced(cluster) if self._planned is not None:
-                plan, manifest = self._planned
-                write_manifest(plan.job.folder, msgspec.structs.replace(manifest, cluster=cluster))
-            case events.LoadStarted(_, load):
-                self.load = load
+        """Handle an event of the run.
+
+        The manifest is written when the run is planned, and again with the nodes of the cluster
+        when the workers of a run on a cluster are placed. The load is kept, because its end decides
+        the state in the final manifest.
+        """
+        if isinstance(event, events.RunPlanned):
+            self._planned = event
+            write_manifest(event.plan.job.folder, event.manifest)
+        elif isinstance(event, events.WorkersPlaced) and self._planned is not None:
+            manifest = msgspec.structs.replace(self._planned.manifest, cluster=event.cluster)
+            write_manifest(self._planned.plan.job.folder, manifest)
+        elif isinstance(event, events.LoadStarted):
+            self.load = event.load
 
     @contextmanager
     def removed_without_load(self, folder: Path) -> Iterator[None]:
@@ -68,68 +72,95 @@ class ManifestFile:
             raise
 
 
-class Pages:
-    """Runs the process that reads the metrics pages of the servers and of the hardware."""
+class MetricsPages:
+    """Runs the scraper, the process that reads the metrics pages of servers and hardware."""
 
     def __init__(self) -> None:
+        """Begin without a process."""
         self._scraper: Scraper | None = None
         # Servers whose responses lack the timing breakdown that the settings request.
         self._servers_without_timing: list[str] = []
 
     def __call__(self, event: events.RunEvent) -> RunManifest | None:
-        """Start the process, pass it the start of the load, and end it after the load."""
-        match event:
-            case events.TargetsProbed(folder, settings, probes):
-                self._scraper = Scraper(folder, settings.pages, probes)
-                if settings.server_timing:
-                    self._servers_without_timing = [
-                        probe.server for probe in probes if not probe.reports_server_timing
-                    ]
-            case events.ManifestCreated(manifest) if self._scraper is not None:
-                return self._with_pages(manifest, self._scraper)
-            case events.LoadStarted(start_ns) if self._scraper is not None:
-                self._scraper.start_load(start_ns)
-            case events.LoadEnded() if self._scraper is not None:
-                self._scraper.close()
+        """Handle an event of the run.
+
+        The scraper is started when the targets have been probed, reads from the start of the load
+        to its end, and is then closed. When the manifest is created, the pages that the scraper has
+        found are added to it, and this manifest is returned. Other events return None.
+        """
+        if isinstance(event, events.TargetsProbed):
+            self._start_scraper(event.folder, event.settings, event.probe_results)
+        if self._scraper is None:
+            return None
+        if isinstance(event, events.ManifestCreated):
+            return self._add_pages(event.manifest, self._scraper)
+        if isinstance(event, events.LoadStarted):
+            self._scraper.start_load(event.start_ns)
+        elif isinstance(event, events.LoadEnded):
+            self._scraper.close()
         return None
 
-    def _with_pages(self, manifest: RunManifest, scraper: Scraper) -> RunManifest:
-        """Return the manifest with the pages that are read, and a note if timings are missing."""
+    def _start_scraper(
+        self, folder: Path, settings: Settings, probe_results: Sequence[ProbeResult]
+    ) -> None:
+        """Start the scraper, and note which servers do not report the timing that is requested."""
+        self._scraper = Scraper(folder, settings.pages, probe_results)
+        if settings.server_timing:
+            self._servers_without_timing = [
+                result.server for result in probe_results if not result.reports_server_timing
+            ]
+
+    def _add_pages(self, manifest: RunManifest, scraper: Scraper) -> RunManifest:
+        """Return the manifest with the URLs of the pages that are read.
+
+        If a server reports its timing breakdown of requests neither in its responses nor on a page,
+        although the settings request it, a note says so.
+        """
         pages = scraper.find_pages()
         manifest = msgspec.structs.replace(
             manifest, server_pages=scraper.metrics_urls(), energy_pages=pages.energy
         )
-        missing_timing = None
-        if self._servers_without_timing and not pages.accounts:
-            missing_timing = {"server": self._servers_without_timing[0]}
-        note = reasons.make_note("server_timing_missing", missing_timing)
-        return run_manifest.add_notes(manifest, note)
+        has_timing_pages = bool(pages.accounts)
+        if has_timing_pages or not self._servers_without_timing:
+            return manifest
+        values = {"server": self._servers_without_timing[0]}
+        return run_manifest.add_notes(manifest, reasons.make_note("server_timing_missing", values))
 
 
 class Profiling:
     """Runs the process that starts and stops the profilers of the servers, for `--profile`."""
 
     def __init__(self) -> None:
+        """Begin without a process."""
         self._options: ProfilerOptions | None = None
         self._profiler: Profiler | None = None
         self._stages: tuple[StagePlan, ...] = ()
 
     def __call__(self, event: events.RunEvent) -> RunManifest | None:
-        """Start the process, pass it the times of the profilers, and end it after the load."""
-        match event:
-            case events.TargetsProbed(_, settings, probes) if settings.profile is not None:
-                self._options = settings.profile
-                self._profiler = Profiler(settings.pages, probes)
-            case events.ManifestCreated(manifest) if self._options is not None:
-                self._stages = manifest.stages
-                # Called before the load for its error, if the load does not have the stage.
-                profile_span(self._options, self._stages)
-            case events.LoadStarted(start_ns) if self._options is not None:
-                assert self._profiler is not None
-                self._profiler.begin(start_ns, self._stages, self._options)
-            case events.LoadEnded(manifest) if self._profiler is not None:
-                notes = self._profiler.notes()
-                return None if manifest is None else run_manifest.add_notes(manifest, notes)
+        """Handle an event of the run. Without `--profile`, nothing happens.
+
+        The process is started when the targets have been probed, gets the times of the profilers
+        when the load starts, and is ended after the load. The manifest with notes on what was
+        profiled is then returned. Other events return None.
+
+        Raises:
+            UserError: The load has no stage of the name in `--profile`. This is checked before the
+                load, when the stages are known.
+        """
+        if isinstance(event, events.TargetsProbed) and event.settings.profile is not None:
+            self._options = event.settings.profile
+            self._profiler = Profiler(event.settings.pages, event.probe_results)
+        if self._options is None or self._profiler is None:
+            return None
+        if isinstance(event, events.ManifestCreated):
+            self._stages = event.manifest.stages
+            profile_span(self._options, self._stages)  # It raises the error.
+        elif isinstance(event, events.LoadStarted):
+            self._profiler.begin(event.start_ns, self._stages, self._options)
+        elif isinstance(event, events.LoadEnded):
+            notes = self._profiler.stop_and_create_notes()
+            if event.manifest is not None:
+                return run_manifest.add_notes(event.manifest, notes)
         return None
 
 
@@ -137,44 +168,58 @@ class StopWatch:
     """Ends the load when a stop rule of the workload (`stop_when`) applies."""
 
     def __init__(self) -> None:
-        self._planned: events.RunPlanned | None = None
-        self._watching: asyncio.Task[None] | None = None
+        """Begin without a plan."""
+        self._plan: Plan | None = None
+        self._rule_check: asyncio.Task[None] | None = None
 
     def __call__(self, event: events.RunEvent) -> None:
-        """Watch the stop rules of the workload while the load runs."""
-        match event:
-            case events.RunPlanned(plan):
-                self._planned = event if plan.job.workload.stop_when else None
-            case events.LoadStarted() if self._planned is not None:
-                plan = self._planned.plan
-                rules = plan.job.workload.stop_when
-                horizon_ns = plan.schedule.horizon_ns
-                watching = stop_when_broken(rules, plan.job.folder, event, horizon_ns)
-                self._watching = asyncio.get_running_loop().create_task(watching)
-            case events.LoadEnded() if self._watching is not None:
-                self._watching.cancel()
+        """Handle an event of the run.
+
+        If the workload has stop rules, a task that checks them regularly is started with the load.
+        It is cancelled when the load has ended, because it would otherwise wait for the next check.
+        """
+        if isinstance(event, events.RunPlanned):
+            self._plan = event.plan
+        elif isinstance(event, events.LoadStarted) and self._plan is not None:
+            self._start_rule_check(self._plan, event)
+        elif isinstance(event, events.LoadEnded) and self._rule_check is not None:
+            self._rule_check.cancel()
+
+    def _start_rule_check(self, plan: Plan, load_started: events.LoadStarted) -> None:
+        """Start the task that ends the load if a rule of the workload applies, if it has any."""
+        rules = plan.job.workload.stop_when
+        if rules:
+            check = stop_when_broken(rules, plan.job.folder, load_started, plan.schedule.horizon_ns)
+            self._rule_check = asyncio.get_running_loop().create_task(check)
 
 
 class CacheReset:
-    """Empties the prefix caches of the servers, for `reset_cache`, once the run is planned.
-
-    At that time no check can refuse the run any more.
-    """
+    """Empties the prefix caches of the servers before the load, if the settings request it."""
 
     def __init__(self) -> None:
+        """Begin without targets."""
         self._settings: Settings | None = None
-        self._probes: list[ProbeResult] = []
+        self._probe_results: list[ProbeResult] = []
 
     def __call__(self, event: events.RunEvent) -> None:
-        """Empty the caches when the run is planned."""
-        match event:
-            case events.TargetsProbed(_, settings, probes) if settings.reset_cache:
-                self._settings = settings
-                self._probes = [
-                    probe for probe in probes if probe.target.api not in NON_GENERATIVE_APIS
-                ]
-            case events.RunPlanned() if self._settings is not None:
-                asyncio.run(cache_reset.reset_caches(self._settings, self._probes))
+        """Handle an event of the run.
+
+        The targets are known when they have been probed. Their caches are emptied only when the run
+        is planned, because until then a check may refuse the run, which should leave the servers as
+        they are. Servers of embeddings and scores have no such cache.
+
+        Raises:
+            LoadgenError: A cache could not be emptied.
+        """
+        if isinstance(event, events.TargetsProbed) and event.settings.reset_cache:
+            self._settings = event.settings
+            self._probe_results = [
+                result
+                for result in event.probe_results
+                if result.target.api not in NON_GENERATIVE_APIS
+            ]
+        elif isinstance(event, events.RunPlanned) and self._settings is not None:
+            asyncio.run(cache_reset.reset_caches(self._settings, self._probe_results))
 
 
 def resolve_names(names: Iterable[str]) -> dict[str, list[str]]:
@@ -199,7 +244,7 @@ def resolve_names(names: Iterable[str]) -> dict[str, list[str]]:
     return dict(addresses)
 
 
-class Names:
+class HostNameCheck:
     """Adds a note if the host name of a target resolves to other addresses after the load.
 
     The load went on to the addresses from before. They are not resolved again during the load,
@@ -209,67 +254,96 @@ class Names:
     def __init__(
         self, resolve: Callable[[Iterable[str]], dict[str, list[str]]] = resolve_names
     ) -> None:
+        """Begin without names. `resolve` returns the addresses of host names."""
         self._resolve = resolve
         self._start_ns = 0
         self._addresses_before: dict[str, list[str]] = {}
 
     def __call__(self, event: events.RunEvent) -> RunManifest | None:
-        """Resolve the host names before and after the load."""
-        match event:
-            case events.TargetsProbed(_, _, probes):
-                names = {probe.target.host for probe in probes if probe.dns_ms is not None}
-                self._addresses_before = self._resolve(names)
-            case events.LoadStarted(start_ns):
-                self._start_ns = start_ns
-            case events.LoadEnded(manifest) if manifest is not None:
-                return self._with_notes(manifest)
+        """Handle an event of the run.
+
+        Names are resolved when the targets have been probed, and again after a successful load. The
+        manifest is then returned with notes on names whose addresses have changed. Other events
+        return None.
+        """
+        if isinstance(event, events.TargetsProbed):
+            host_names = {
+                result.target.host for result in event.probe_results if result.dns_ms is not None
+            }
+            self._addresses_before = self._resolve(host_names)
+        elif isinstance(event, events.LoadStarted):
+            self._start_ns = event.start_ns
+        elif isinstance(event, events.LoadEnded) and event.manifest is not None:
+            return self._add_change_notes(event.manifest)
         return None
 
-    def _with_notes(self, manifest: RunManifest) -> RunManifest:
-        """Return the manifest with a note for each name that resolves to other addresses now."""
-        for name, after in self._resolve(self._addresses_before).items():
-            before = self._addresses_before[name]
+    def _add_change_notes(self, manifest: RunManifest) -> RunManifest:
+        """Return the manifest with a note for each name that resolves to other addresses now.
+
+        A name counts as unchanged if one of its addresses is still the same, because a resolver may
+        return a few addresses out of a larger set, other ones each time. It counts as changed if it
+        has no address any more.
+        """
+        for name, addresses_after in self._resolve(self._addresses_before).items():
+            addresses_before = self._addresses_before[name]
             at_s = (monotonic_ns() - self._start_ns) / 1e9
-            # One common address is enough, since a resolver may return some of many in turns.
-            if before and set(before).isdisjoint(after):
-                values = {"name": name, "before": before, "after": after, "at_s": at_s}
+            has_moved = set(addresses_before).isdisjoint(addresses_after)
+            if addresses_before and has_moved:
+                values = {
+                    "name": name,
+                    "before": addresses_before,
+                    "after": addresses_after,
+                    "at_s": at_s,
+                }
                 note = reasons.make_note("name_moved", values)
                 manifest = run_manifest.add_notes(manifest, note)
         return manifest
 
 
 class ShardStart:
-    """Records in the manifest of a shard when its load started, also if it is killed later."""
+    """Records in the manifest of a shard when its load started, even if it is killed later.
+
+    The shards of a run should start together. Each records by how much it was late.
+    """
 
     def __init__(self) -> None:
+        """Begin without a plan."""
         self._planned: events.RunPlanned | None = None
         self._delay_ns = 0
 
     def __call__(self, event: events.RunEvent) -> RunManifest | None:
-        """Record the start of the load in the manifest, when it starts and at its end."""
-        match event:
-            case events.RunPlanned(plan) if plan.job.settings.shard is not None:
-                self._planned = event
-            case events.LoadStarted(start_ns) if self._planned is not None:
-                plan, manifest = self._planned
-                assert plan.job.settings.shard is not None
-                self._delay_ns = shard.start_delay_ns(plan.job.settings.shard, start_ns)
-                write_manifest(plan.job.folder, self._with_delay(manifest))
-            case events.LoadEnded(manifest) if manifest is not None and self._planned is not None:
-                return self._with_delay(manifest)
+        """Handle an event of a run that is a shard. Other runs are not changed.
+
+        When the load starts, the manifest on disk is replaced by one with the start, for the case
+        that the run is killed. When it has ended, the final manifest is returned with the start.
+        """
+        if isinstance(event, events.RunPlanned):
+            self._planned = event
+        if self._planned is None:
+            return None
+        plan = self._planned.plan
+        own_shard = plan.job.settings.shard
+        if own_shard is None:
+            return None
+        if isinstance(event, events.LoadStarted):
+            self._delay_ns = shard.start_delay_ns(own_shard, event.start_ns)
+            write_manifest(plan.job.folder, self._record_start(self._planned.manifest))
+        elif isinstance(event, events.LoadEnded) and event.manifest is not None:
+            return self._record_start(event.manifest)
         return None
 
-    def _with_delay(self, manifest: RunManifest) -> RunManifest:
-        """Return the manifest with the time at which the load started."""
+    def _record_start(self, manifest: RunManifest) -> RunManifest:
+        """Return the manifest with the time at which the load started, and its delay."""
         assert manifest.shard is not None
-        start = datetime.datetime.fromisoformat(manifest.shard.start_at)
-        started = start + datetime.timedelta(microseconds=self._delay_ns / 1000)
+        planned_start = datetime.datetime.fromisoformat(manifest.shard.start_at)
+        actual_start = planned_start + datetime.timedelta(microseconds=self._delay_ns / 1e3)
+        shard_part = msgspec.structs.replace(
+            manifest.shard, start_delay_ms=round(self._delay_ns / 1e6, 3)
+        )
         return msgspec.structs.replace(
             manifest,
-            started=started.astimezone().isoformat(timespec="milliseconds"),
-            shard=msgspec.structs.replace(
-                manifest.shard, start_delay_ms=round(self._delay_ns / 1e6, 3)
-            ),
+            started=actual_start.astimezone().isoformat(timespec="milliseconds"),
+            shard=shard_part,
         )
 
 

@@ -94,8 +94,8 @@ def find_page_addresses(
     )
 
 
-def reads_smi(options: MetricsPageOptions, probes: Sequence[ProbeResult]) -> bool:
-    """Return True if nvidia-smi of this machine is read.
+def should_read_smi(options: MetricsPageOptions, probes: Sequence[ProbeResult]) -> bool:
+    """Return True if nvidia-smi of this machine should be read.
 
     That is the case if the user requests it, or if it is installed and a target is on this machine.
     """
@@ -117,27 +117,28 @@ def check_page_options(
     values: Sequence[str],
     flag: str = "--server-metrics",
     keywords: tuple[str, ...] = SERVER_METRICS_KEYWORDS,
-    exclusive: tuple[str, ...] = SERVER_METRICS_KEYWORDS,
+    exclusive_keywords: tuple[str, ...] = SERVER_METRICS_KEYWORDS,
 ) -> UserError | None:
-    """Return the error in the values of an option that takes pages, or None.
+    """Return the error in the values of an option such as `--server-metrics`, or None.
 
-    The message never repeats a URL, because it may contain a key.
+    A value is the URL of a metrics page or a keyword, such as `off`. The message never repeats a
+    URL, because it may contain a key.
 
     Args:
         values: The values of the option.
         flag: The option.
         keywords: The values that are not URLs.
-        exclusive: The keywords that cannot be combined with other values.
+        exclusive_keywords: Those of the keywords that cannot be combined with other values.
     """
-    hint = f"use {', '.join(keywords)}, or URLs of pages"
-    conflicting = [value for value in values if value in keywords and value in exclusive]
+    usage = f"use {', '.join(keywords)}, or URLs of pages"
+    conflicting = [value for value in values if value in exclusive_keywords]
     if conflicting and len(values) > 1:
         message = f"{conflicting[0]!r} cannot be combined with other values"
-        return UserError("conflict", message, flag, hint)
-    for value in values:
-        if value not in keywords and not _is_page_url(value):
-            hint = f"{hint}: http://host:8000/metrics"
-            return UserError("invalid_url", "must be the URL of a metrics page", flag, hint)
+        return UserError("conflict", message, flag, usage)
+    is_valid = all(value in keywords or _is_page_url(value) for value in values)
+    if not is_valid:
+        hint = f"{usage}: http://host:8000/metrics"
+        return UserError("invalid_url", "must be the URL of a metrics page", flag, hint)
     return None
 
 
@@ -151,75 +152,105 @@ def _is_page_url(text: str) -> bool:
 
 
 def target_headers(options: MetricsPageOptions, target: int, probe: ProbeResult) -> dict[str, str]:
-    """Return the headers of a request to a target: its key, and the headers of the user."""
+    """Return the headers of a request to a target: its authorization, and those of the user.
+
+    Args:
+        options: The options of the run, with the API key of each target.
+        target: The index of the target.
+        probe: What the probe found out about it. A URL with a user and password takes precedence
+            over the key.
+    """
     key = options.keys[target]
     authorization = probe.target.basic or (f"Bearer {key}" if key else "")
-    own_headers = [("Authorization", authorization)] if authorization else []
-    return dict(merge_headers(own_headers, options.headers))
+    key_headers = [("Authorization", authorization)] if authorization else []
+    return dict(merge_headers(key_headers, options.headers))
 
 
 def _metrics_addresses(
     options: MetricsPageOptions, probes: Sequence[ProbeResult]
 ) -> tuple[PageAddress, ...]:
-    """Return the metrics pages that the user names, or else those of the targets."""
+    """Return the metrics pages that the user names, or else those of the targets.
+
+    With the value `off` of `--server-metrics`, there are none. With `drain`, a server that has
+    statistics which each read empties is read there, because the user allows it.
+    """
     if "off" in options.pages:
         return ()
     urls = [page for page in options.pages if page not in SERVER_METRICS_KEYWORDS]
     if urls:
-        has_page_per_target = len(urls) == len(probes)
-        return tuple(
-            _address_of_url(url, index if has_page_per_target else None, options, probes)
-            for index, url in enumerate(urls)
+        return _named_metrics_addresses(urls, options, probes)
+    if "drain" in options.pages:
+        return _target_addresses(
+            options, probes, _drained_metrics_paths, "metrics", is_emptied_by_read=True
         )
-    is_emptied_by_read = "drain" in options.pages
+    return _target_addresses(options, probes, _metrics_paths, "metrics")
 
-    def metrics_paths(probe: ProbeResult) -> tuple[str, ...]:
-        profile = probe.server_profile
-        if is_emptied_by_read and profile.consumed_metrics_path:
-            return (profile.consumed_metrics_path,)
-        return profile.metrics_paths
 
-    return _target_addresses(
-        options, probes, metrics_paths, "metrics", is_emptied_by_read=is_emptied_by_read
+def _named_metrics_addresses(
+    urls: Sequence[str], options: MetricsPageOptions, probes: Sequence[ProbeResult]
+) -> tuple[PageAddress, ...]:
+    """Return the metrics pages with the URLs that the user gives.
+
+    If there are as many URLs as targets, they belong to the targets in the same order.
+    """
+    has_page_per_target = len(urls) == len(probes)
+    return tuple(
+        _address_of_url(url, index if has_page_per_target else None, options, probes)
+        for index, url in enumerate(urls)
     )
+
+
+def _metrics_paths(probe: ProbeResult) -> tuple[str, ...]:
+    """Return the paths at which this kind of server may have its metrics page."""
+    return probe.server_profile.metrics_paths
+
+
+def _drained_metrics_paths(probe: ProbeResult) -> tuple[str, ...]:
+    """Return the path of statistics that each read empties, or else the usual paths."""
+    path = probe.server_profile.consumed_metrics_path
+    return (path,) if path else probe.server_profile.metrics_paths
 
 
 def _energy_addresses(
     options: MetricsPageOptions, probes: Sequence[ProbeResult]
 ) -> tuple[PageAddress, ...]:
-    """Return the energy pages that the user names, and with `auto` those of the targets."""
+    """Return the pages about power and energy to read.
 
-    def energy_paths(probe: ProbeResult) -> tuple[str, ...]:
-        path = probe.server_profile.energy_path
-        return (path,) if path else ()
-
-    addresses = []
-    for url in options.energy:
-        if url not in ENERGY_KEYWORDS:
-            address = _address_of_url(url, None, options, probes)
-            addresses.append(
-                msgspec.structs.replace(address, kind="energy", is_emptied_by_read=False)
-            )
+    They are those whose URLs the user gives to `--energy`, and with the value `auto` also those of
+    the targets. The other keywords, `off` and `nvidia-smi`, stand for no page.
+    """
+    urls = [value for value in options.energy if value not in ENERGY_KEYWORDS]
+    addresses = [
+        _address_of_url(url, None, options, probes, kind="energy", is_emptied_by_read=False)
+        for url in urls
+    ]
     if "auto" in options.energy:
-        addresses += _target_addresses(options, probes, energy_paths, "energy")
+        addresses += _target_addresses(options, probes, _energy_paths, "energy")
     return tuple(addresses)
+
+
+def _energy_paths(probe: ProbeResult) -> tuple[str, ...]:
+    """Return the path at which this kind of server reports its energy, or nothing."""
+    path = probe.server_profile.energy_path
+    return (path,) if path else ()
 
 
 def _breakdown_addresses(
     options: MetricsPageOptions, probes: Sequence[ProbeResult]
 ) -> tuple[PageAddress, ...]:
-    """Return the pages with timing breakdowns of servers whose responses have none.
+    """Return the pages with timing breakdowns of requests, if the user requests these.
 
-    Each read of such a page empties it.
+    Each read of such a page empties it. Servers whose responses contain the breakdowns have none.
     """
-
-    def breakdown_paths(probe: ProbeResult) -> tuple[str, ...]:
-        path = probe.server_profile.timing_records_path
-        return (path,) if path and not probe.reports_server_timing else ()
-
     if not options.accounts:
         return ()
-    return _target_addresses(options, probes, breakdown_paths, "accounts")
+    return _target_addresses(options, probes, _breakdown_paths, "accounts")
+
+
+def _breakdown_paths(probe: ProbeResult) -> tuple[str, ...]:
+    """Return the path of the page with timing breakdowns that a server has, or nothing."""
+    path = probe.server_profile.timing_records_path
+    return (path,) if path and not probe.reports_server_timing else ()
 
 
 def _target_addresses(
@@ -230,21 +261,28 @@ def _target_addresses(
     *,
     is_emptied_by_read: bool = False,
 ) -> tuple[PageAddress, ...]:
-    """Return the pages that the targets serve.
+    """Return the pages of one kind that the targets serve.
 
     A server that is a target several times, with several keys, is read once.
+
+    Args:
+        options: The options of the run.
+        probes: What the probe found out about each target.
+        paths_of: Returns the possible paths of the page of a target, or nothing if it has none.
+        kind: What is read from the pages.
+        is_emptied_by_read: See `PageAddress`.
     """
-    addresses: dict[tuple[str, ...], PageAddress] = {}
+    address_by_urls: dict[tuple[str, ...], PageAddress] = {}
     for index, probe in enumerate(probes):
         paths = paths_of(probe)
-        if not paths:
-            continue
         target = probe.target
         root = f"{'https' if target.tls else 'http'}://{target.address}{target.root}"
         urls = tuple(root + path for path in paths)
-        if urls in addresses:
+        if not paths or urls in address_by_urls:
             continue
-        addresses[urls] = PageAddress(
+        has_stored_names = kind == "metrics"
+        server_metrics = probe.server_profile.metrics if has_stored_names else {}
+        address_by_urls[urls] = PageAddress(
             target=index,
             host=target.host,
             port=target.port,
@@ -254,40 +292,63 @@ def _target_addresses(
             paths=tuple(target.server_path(path) for path in paths),
             urls=urls,
             headers=target_headers(options, index, probe),
-            names=series.stored_names(probe.server_profile.metrics) if kind == "metrics" else {},
+            names=series.stored_names(server_metrics),
         )
-    return tuple(addresses.values())
+    return tuple(address_by_urls.values())
 
 
 def _address_of_url(
-    url: str, target: int | None, options: MetricsPageOptions, probes: Sequence[ProbeResult]
+    url: str,
+    target: int | None,
+    options: MetricsPageOptions,
+    probes: Sequence[ProbeResult],
+    *,
+    kind: PageKind = "metrics",
+    is_emptied_by_read: bool = True,
 ) -> PageAddress:
-    """Return the address of a page that the user names.
+    """Return the address of a page that the user names. Without a path, it is `/metrics`.
 
-    If it is on the host and port of a target, it belongs to this target and gets its headers.
+    If the page is on the host and port of a target, it belongs to this target and gets its headers.
+    A user and password in the URL are sent as basic authorization.
+
+    Args:
+        url: The URL.
+        target: The index of the target that it belongs to, or None to find it by host and port.
+        options: The options of the run.
+        probes: What the probe found out about each target.
+        kind: What is read from the page.
+        is_emptied_by_read: See `PageAddress`. The user who names a page allows that.
     """
     parts = urlsplit(url)
     host = parts.hostname or ""
     tls = parts.scheme == "https"
-    port = parts.port or (443 if tls else 80)
+    default_port = 443 if tls else 80
+    port = parts.port or default_port
+    target_there = _find_target(host, port, probes)
     headers: dict[str, str] = {}
-    for index, probe in enumerate(probes):
-        if (probe.target.host, probe.target.port) == (host, port):
-            headers = target_headers(options, index, probe)
-            target = index if target is None else target
-            break
+    if target_there is not None:
+        headers = target_headers(options, target_there, probes[target_there])
     path = parts.path or "/metrics"
     authority = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
     return PageAddress(
-        target=target,
+        target=target_there if target is None else target,
         host=host,
         port=port,
         tls=tls,
         paths=(f"{path}?{parts.query}" if parts.query else path,),
         urls=(f"{parts.scheme}://{authority}{path}",),
         headers=headers | _basic_authorization(parts),
-        is_emptied_by_read=True,
+        kind=kind,
+        is_emptied_by_read=is_emptied_by_read,
     )
+
+
+def _find_target(host: str, port: int, probes: Sequence[ProbeResult]) -> int | None:
+    """Return the index of the first target with this host and port, or None."""
+    for index, probe in enumerate(probes):
+        if probe.target.host == host and probe.target.port == port:
+            return index
+    return None
 
 
 def _basic_authorization(parts: SplitResult) -> dict[str, str]:

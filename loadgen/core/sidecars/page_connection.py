@@ -39,26 +39,39 @@ class PageConnection:
     ) -> tuple[int, bytes]:
         """Send a request without a body and return the status and the body of the response.
 
-        Raises ConnectionError if the server closed the connection before it answered, another
-        OSError if it cannot be reached in time, and ValueError if the response is malformed or
-        longer than `max_bytes`.
+        After any failure the connection is closed, and the next request opens a new one.
+
+        Raises:
+            ConnectionError: The server closed the connection before it responded.
+            OSError: The server cannot be reached in time.
+            ValueError: The response is malformed or longer than `max_bytes`.
         """
+        # A run that reads no page does not need this client at its start.
         from http.client import HTTPException
 
         try:
-            if self._connection.sock is None:
-                self._connection.connect()
-            sock = self._connection.sock
-            sock.settimeout(self._timeout_s)
-            self._connection.request(method, path, headers=dict(headers))
-            with self._connection.getresponse() as response:
-                return response.status, self._read_body(response, sock, max_bytes)
+            return self._exchange(method, path, headers, max_bytes)
+        # Some exceptions of http.client are errors of these types already.
         except (OSError, ValueError):
             self.close()
             raise
         except HTTPException as error:
             self.close()
             raise ValueError(f"malformed response: {error!r}") from error
+
+    def _exchange(
+        self, method: str, path: str, headers: Mapping[str, str], max_bytes: int
+    ) -> tuple[int, bytes]:
+        """Send a request over the open connection or a new one, and read the response."""
+        if self._connection.sock is None:
+            self._connection.connect()
+        # The client drops its reference to the socket when the response is complete, but reading
+        # the body changes the timeout of the socket, so it is needed here.
+        sock = self._connection.sock
+        sock.settimeout(self._timeout_s)
+        self._connection.request(method, path, headers=dict(headers))
+        with self._connection.getresponse() as response:
+            return response.status, self._read_body(response, sock, max_bytes)
 
     def close(self) -> None:
         """Close the connection. The next request opens it again."""

@@ -176,14 +176,10 @@ class Profiler:
             start_new_session=True,
         )
         self._send(ProfileJob(servers=_profiled_servers(pages, probes), tls=pages.tls))
-        missing = self._receive().missing
-        if missing:
+        servers_without_profiler = self._receive_outcome().missing
+        if servers_without_profiler:
             self.close()
-            server_profile = probes[0].server_profile
-            hint = f"{server_profile.title}: {server_profile.profiler_requirement}"
-            raise TargetError(
-                "unsupported", "the server has no /start_profile", ", ".join(missing), hint
-            )
+            raise _missing_profiler_error(servers_without_profiler, probes)
 
     def begin(self, start_ns: int, stages: Sequence[StagePlan], options: ProfilerOptions) -> None:
         """Pass the times of the profilers to the process when the load has started.
@@ -200,19 +196,28 @@ class Profiler:
         self._send(ProfileSpan(begin_s=begin_s, end_s=end_s))
 
     def close(self) -> None:
-        """Stop the profilers that still run, and wait until the servers have confirmed it."""
+        """Stop the profilers that still run, and wait until the servers have confirmed it.
+
+        The end of its standard input makes the process stop them. Its last line then says what was
+        profiled. A second call has no effect.
+        """
         assert self._process.stdin is not None
         if self._process.stdin.closed:
             return
         with suppress(BrokenPipeError):
             self._process.stdin.close()
-        self._outcome = self._receive()
+        self._outcome = self._receive_outcome()
         self._process.wait()
         assert self._process.stdout is not None
         self._process.stdout.close()
 
-    def notes(self) -> dict[str, ReasonCode]:
-        """Stop the profilers, and return notes about what was profiled and what went wrong."""
+    def stop_and_create_notes(self) -> dict[str, ReasonCode]:
+        """Stop the profilers, and return notes about what was profiled and what went wrong.
+
+        The codes of the notes are "profiled" with the time from the start of the run,
+        "profile_failed" for servers that did not start their profiler, and "profile_left" for
+        servers whose profiler could not be stopped and still runs.
+        """
         self.close()
         outcome = self._outcome
         notes: dict[str, ReasonCode] = {}
@@ -237,11 +242,24 @@ class Profiler:
             self._process.stdin.write(msgspec.json.encode(message) + b"\n")
             self._process.stdin.flush()
 
-    def _receive(self) -> ProfileOutcome:
+    def _receive_outcome(self) -> ProfileOutcome:
         """Return the next outcome from the process, or an empty one if it has ended."""
         assert self._process.stdout is not None
         line = self._process.stdout.readline()
         return msgspec.json.decode(line, type=ProfileOutcome) if line else ProfileOutcome()
+
+
+def _missing_profiler_error(
+    server_urls: Sequence[str], probes: Sequence[ProbeResult]
+) -> TargetError:
+    """Return the error for servers that were started without their profiler.
+
+    The hint is how to start the kind of server of the first target with it.
+    """
+    server_profile = probes[0].server_profile
+    hint = f"{server_profile.title}: {server_profile.profiler_requirement}"
+    message = "the server has no /start_profile"
+    return TargetError("unsupported", message, ", ".join(server_urls), hint)
 
 
 def _check_has_profiler(probes: Sequence[ProbeResult]) -> None:
@@ -325,32 +343,44 @@ class _ServerProfilers:
             connection.close()
 
 
-def run_process(source: BinaryIO, output: BinaryIO) -> None:
+def run_profiler_process(source: BinaryIO, output: BinaryIO) -> None:
     """Run the process that starts and stops the profilers.
 
-    It exchanges JSON lines with the command that runs the load: it reads the job, writes which
-    servers have no profiler, reads when the profilers should run, and writes in the end what it has
-    done. When `source` ends, it stops the profilers early.
+    It exchanges JSON lines with the command that runs the load:
+
+    1. It reads the job, a `ProfileJob`.
+    2. It writes which servers have no profiler. If there are any, the command gives up.
+    3. It reads when the profilers should run, a `ProfileSpan`. The command may end before.
+    4. When the profilers have stopped, or without a step 3, it writes what was done.
 
     Args:
-        source: The pipe from the command.
+        source: The pipe from the command. When it ends, the profilers are stopped early.
         output: The pipe to it.
     """
     profilers = _ServerProfilers(msgspec.json.decode(source.readline(), type=ProfileJob))
     missing = [server.url for server in profilers.servers if profilers.is_missing(server)]
     _report(output, ProfileOutcome(missing=tuple(missing)))
-    line = b"" if missing else source.readline()
-    if not line:
-        _report(output, ProfileOutcome())
-        return
-    span = msgspec.json.decode(line, type=ProfileSpan)
-    _report(output, _profile(profilers, span, source))
+    outcome = ProfileOutcome()
+    if not missing:
+        span_line = source.readline()
+        has_load = span_line != b""
+        if has_load:
+            span = msgspec.json.decode(span_line, type=ProfileSpan)
+            outcome = _profile(profilers, span, source)
+    _report(output, outcome)
 
 
 def _profile(profilers: _ServerProfilers, span: ProfileSpan, source: BinaryIO) -> ProfileOutcome:
-    """Run the profilers for a time, which ends early when `source` does. Return the outcome."""
-    load_has_ended = _wait_until(source, span.begin_s)
-    if load_has_ended:
+    """Run the profilers of the servers during a time of the load, and return what was done.
+
+    Args:
+        profilers: The profilers.
+        span: When they start and stop.
+        source: The pipe from the command, which ends with the load. The profilers then stop early,
+            or are not started at all.
+    """
+    has_load_ended = _wait_until(source, span.begin_s)
+    if has_load_ended:
         return ProfileOutcome()
     started_s = monotonic()
     failed: list[ProfiledServer] = []
@@ -362,12 +392,12 @@ def _profile(profilers: _ServerProfilers, span: ProfileSpan, source: BinaryIO) -
             failed.append(server)
     _wait_until(source, span.end_s)
     stopped_s = monotonic()
-    still_running = [server for server in running if not profilers.stop(server)]
+    not_stopped = [server for server in running if not profilers.stop(server)]
     return ProfileOutcome(
         started_s=started_s,
         stopped_s=stopped_s,
         failed=tuple(server.url for server in failed),
-        still_running=tuple(server.url for server in still_running),
+        still_running=tuple(server.url for server in not_stopped),
     )
 
 
@@ -391,4 +421,4 @@ if __name__ == "__main__":
     os.nice(5)
     # Unbuffered, so that `select` sees a line that was not read yet.
     with open(0, "rb", buffering=0, closefd=False) as source:
-        run_process(source, sys.stdout.buffer)
+        run_profiler_process(source, sys.stdout.buffer)

@@ -7,14 +7,13 @@ later; it never ends a run. Keys arrive on standard input and are written nowher
 
 from __future__ import annotations
 
-import itertools
 import os
 import select
 import subprocess
 import sys
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack, closing, suppress
 from functools import partial
 from io import RawIOBase
 from pathlib import Path
@@ -32,7 +31,7 @@ from loadgen.core.sidecars.page_addresses import (
     MetricsPageOptions,
     PageAddress,
     find_page_addresses,
-    reads_smi,
+    should_read_smi,
 )
 from loadgen.core.sidecars.page_connection import PageConnection
 
@@ -63,7 +62,16 @@ NICENESS = 5
 
 
 class ScrapeJob(msgspec.Struct, frozen=True, kw_only=True):
-    """The job of the scraper process, which is the first line on its standard input, as JSON."""
+    """The job of the scraper process, which is the first line on its standard input, as JSON.
+
+    Attributes:
+        addresses: Where pages may be.
+        verify: Whether certificates of servers are verified.
+        ca: A file of certificate authorities, or None for those of the system.
+        cert: The file of a client certificate, or None.
+        key: The file of its key, or None.
+        reads_nvidia_smi: Whether nvidia-smi of this machine is read too.
+    """
 
     addresses: tuple[PageAddress, ...]
     verify: bool = True
@@ -71,7 +79,6 @@ class ScrapeJob(msgspec.Struct, frozen=True, kw_only=True):
     cert: str | None = None
     key: str | None = None
     reads_nvidia_smi: bool = False
-    """Whether nvidia-smi of this machine is read too."""
 
 
 class FoundPages(NamedTuple):
@@ -88,28 +95,28 @@ class FoundPages(NamedTuple):
 class PageReader:
     """Reads one page over its own connection, which is opened again after a failure."""
 
-    def __init__(self, address: PageAddress, context: ssl.SSLContext | None) -> None:
+    def __init__(self, address: PageAddress, tls_context: ssl.SSLContext | None) -> None:
         """Create a reader, which connects at the first read.
 
         Args:
             address: The address of the page. If a kind of server has its page at one of several
                 paths, the address has all of them, until `find_page` has found the right one.
-            context: The TLS context for a page with HTTPS.
+            tls_context: The TLS context for a page with HTTPS.
         """
         self.address = address
+        # Timing breakdowns that were read and are not written yet.
         self.breakdowns: list[TimingBreakdown] = []
-        """Timing breakdowns that were read and are not written yet."""
         self._path = address.paths[0]
         self._url = address.urls[0]
         self._is_connected = False
         self._connection = PageConnection(
-            address.host, address.port, context if address.tls else None, TIMEOUT_S
+            address.host, address.port, tls_context if address.tls else None, TIMEOUT_S
         )
-        self._iterations = series.IterationParser()
-        self._latest: PageValues = {}
-        """What the latest read returned; empty if it failed."""
-        self._written: PageValues = {}
-        """The value of each series in the last sample of it that was written."""
+        self._iteration_parser = series.IterationParser()
+        # The values of the latest read; empty if it failed.
+        self._latest_values: PageValues = {}
+        # The value of each series in its last sample that was written.
+        self._written_values: PageValues = {}
 
     @property
     def url(self) -> str:
@@ -131,7 +138,7 @@ class PageReader:
         return False
 
     def read(self) -> bool:
-        """Read the page into `_latest`. Return False if it cannot be read or parsed.
+        """Read the page and keep its values. Return False if it cannot be read or parsed.
 
         A server may have closed the connection while it was idle. Then a read fails that would
         succeed with a new connection, so it is repeated once.
@@ -143,10 +150,10 @@ class PageReader:
         return error is None
 
     def _try_read(self) -> Exception | None:
-        """Read the page into `_latest`, and return the error if that failed."""
-        self._latest = {}
+        """Read the page into `_latest_values`, and return the error if that failed."""
+        self._latest_values = {}
         try:
-            self._latest = self._parse(self._fetch(self._path))
+            self._latest_values = self._parse(self._fetch(self._path))
         except (OSError, *PARSE_ERRORS) as error:
             self._connection.close()
             self._is_connected = False
@@ -154,12 +161,13 @@ class PageReader:
         self._is_connected = True
         return None
 
-    def new_samples(
+    def take_new_samples(
         self, t_s: float, duration_s: float, *, includes_rare: bool
     ) -> list[MetricSample]:
-        """Return a sample for each series that the latest read changed.
+        """Return the samples to write after a read, which then count as written.
 
-        Two samples about the read follow: its duration, and `up`, which is always the last one.
+        There is a sample for each series whose value differs from the last written one. Two samples
+        about the read itself follow: its duration, and `up`, which is always the last one.
 
         Args:
             t_s: The time of the read, from the start of the run.
@@ -168,38 +176,61 @@ class PageReader:
                 read (see `series.is_written_rarely`).
         """
         changed_values = {}
-        for key, value in self._latest.items():
+        for key, value in self._latest_values.items():
             is_included = includes_rare or not series.is_written_rarely(key.name)
-            if is_included and self._written.get(key) != value:
+            if is_included and self._written_values.get(key) != value:
                 changed_values[key] = value
-        self._written |= changed_values
-        values_of_read = _values_of_read(duration_s, succeeded=bool(self._latest))
+        self._written_values |= changed_values
+        values_of_read = _values_of_read(duration_s, succeeded=bool(self._latest_values))
         return _make_samples(changed_values | values_of_read, t_s, self.address.target, self.url)
 
     def _parse(self, data: bytes) -> PageValues:
         """Return the values on a page, whose format depends on the kind of the page.
 
-        A page of timing breakdowns has no values. Its breakdowns are added to `breakdowns`, and one
-        value is returned, which shows that the read succeeded.
+        A page of timing breakdowns has no values: its breakdowns are added to `breakdowns`.
 
         Raises one of PARSE_ERRORS for a malformed page.
         """
-        address = self.address
-        if address.kind == "accounts":
-            self.breakdowns += request_accounts.parse_breakdowns(data, address.target or 0)
-            return {SeriesKey("accounts", ""): 1.0}
-        first_character = data.lstrip()[:1]
-        if address.kind == "energy" and first_character == b"{":
+        if self.address.kind == "accounts":
+            return self._parse_breakdowns(data)
+        if self.address.kind == "energy":
+            return self._parse_energy(data)
+        # TensorRT-LLM has a JSON list of statistics, which each read empties.
+        is_json_list = data.lstrip().startswith(b"[")
+        if self.address.is_emptied_by_read and is_json_list:
+            return self._iteration_parser.parse(data)
+        return self._parse_prometheus(data)
+
+    def _parse_breakdowns(self, data: bytes) -> PageValues:
+        """Add the timing breakdowns on a page to `breakdowns`.
+
+        An empty result would count as a failed read, so one value is returned, which is not
+        written.
+        """
+        target = 0 if self.address.target is None else self.address.target
+        self.breakdowns += request_accounts.parse_breakdowns(data, target)
+        return {SeriesKey("accounts", ""): 1.0}
+
+    def _parse_energy(self, data: bytes) -> PageValues:
+        """Return the values about hardware on a page: JSON of trtllm-serve or Prometheus text."""
+        is_json_object = data.lstrip().startswith(b"{")
+        if is_json_object:
             return energy.parse_energy_metrics(data)
-        if address.is_emptied_by_read and first_character == b"[":
-            return self._iterations.parse(data)
+        return energy.select_hardware_values(self._parse_prometheus(data))
+
+    def _parse_prometheus(self, data: bytes) -> PageValues:
+        """Return the values on a page of Prometheus text, by the names under which they are stored.
+
+        `address.names` has the series of other servers that are stored under a name of loadgen.
+        """
         values = series.parse_page(data.decode("utf-8", "replace"))
-        if address.names:
-            values = {
-                SeriesKey(address.names.get(key.name, key.name), key.labels): value
-                for key, value in values.items()
-            }
-        return energy.select_hardware_values(values) if address.kind == "energy" else values
+        stored_names = self.address.names
+        if not stored_names:
+            return values
+        return {
+            SeriesKey(stored_names.get(key.name, key.name), key.labels): value
+            for key, value in values.items()
+        }
 
     def _fetch(self, path: str) -> bytes:
         """Return the body of a page. Raises ValueError for a status other than 200."""
@@ -213,7 +244,8 @@ class PageReader:
 class SmiReader:
     """Reads what a running `nvidia-smi` prints, which is one line per GPU and second.
 
-    That costs less than starting nvidia-smi for each read.
+    That costs less than starting nvidia-smi for each read. It has the same methods as a
+    `PageReader`.
     """
 
     address = PageAddress(target=None, host="", port=0, tls=False, paths=(), urls=(), kind="energy")
@@ -221,52 +253,70 @@ class SmiReader:
     breakdowns: tuple[TimingBreakdown, ...] = ()
 
     def __init__(self) -> None:
+        """Create a reader without a process."""
         self._process: subprocess.Popen[bytes] | None = None
         self._incomplete_line = b""
-        self._latest: PageValues = {}
-        self._printed_s = 0.0
+        self._latest_values: PageValues = {}
+        self._last_output_s = 0.0
 
     def find_page(self) -> bool:
-        """Start nvidia-smi. Return False if it cannot be started or prints nothing."""
-        with suppress(OSError):
+        """Start nvidia-smi. Return True if it has printed values within TIMEOUT_S."""
+        try:
             self._process = subprocess.Popen(
                 energy.SMI_COMMAND,
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.DEVNULL,
             )
-            assert self._process.stdout is not None
-            os.set_blocking(self._process.stdout.fileno(), False)
-            select.select([self._process.stdout], [], [], TIMEOUT_S)
-            return self.read()
-        return False
+        except OSError:  # It is not installed.
+            return False
+        assert self._process.stdout is not None
+        os.set_blocking(self._process.stdout.fileno(), False)
+        # Wait for the first output. Without any, the read finds nothing.
+        select.select([self._process.stdout], [], [], TIMEOUT_S)
+        return self.read()
 
     def read(self) -> bool:
-        """Take what was printed since the last read. Return False if it printed nothing lately.
+        """Take what was printed since the last read. Return True if values are known.
 
-        nvidia-smi prints by its own clock, so a single read without a line is no failure.
+        nvidia-smi prints by its own clock, so a read without new values keeps those of the last
+        one. They are dropped after `energy.LONGEST_GAP_S`.
+        """
+        values = energy.parse_nvidia_smi(self._read_lines())
+        if values:
+            self._latest_values |= values
+            self._last_output_s = monotonic()
+        elif monotonic() > self._last_output_s + energy.LONGEST_GAP_S:
+            self._latest_values = {}
+        return bool(self._latest_values)
+
+    def _read_lines(self) -> str:
+        """Return the complete lines that nvidia-smi has printed since the last call.
+
+        Of much output, only the last MAX_PAGE_BYTES are read, because only the latest values count.
+        A line that is cut there is no row of values, so the parser skips it.
         """
         assert self._process is not None and self._process.stdout is not None
-        printed = self._incomplete_line + (self._process.stdout.read() or b"")
-        *lines, self._incomplete_line = printed[-MAX_PAGE_BYTES:].split(b"\n")
-        values = energy.parse_nvidia_smi(b"\n".join(lines).decode("utf-8", "replace"))
-        if values:
-            self._latest |= values
-            self._printed_s = monotonic()
-        elif monotonic() > self._printed_s + energy.LONGEST_GAP_S:
-            self._latest = {}
-        return bool(self._latest)
+        new_output = self._process.stdout.read() or b""
+        unparsed_output = (self._incomplete_line + new_output)[-MAX_PAGE_BYTES:]
+        *lines, self._incomplete_line = unparsed_output.split(b"\n")
+        return b"\n".join(lines).decode("utf-8", "replace")
 
-    def new_samples(
+    def take_new_samples(
         self,
         t_s: float,
         duration_s: float,
         *,
         includes_rare: bool,  # noqa: ARG002 - There are no rare series here.
     ) -> list[MetricSample]:
-        """Return a sample for each value of the latest read. Most of these few values change."""
-        values_of_read = _values_of_read(duration_s, succeeded=bool(self._latest))
-        return _make_samples(self._latest | values_of_read, t_s, None, self.url)
+        """Return the samples to write after a read. See `PageReader.take_new_samples`.
+
+        All values are written, changed or not: they are few, and nearly all change from read to
+        read.
+        """
+        values_of_read = _values_of_read(duration_s, succeeded=bool(self._latest_values))
+        values = self._latest_values | values_of_read
+        return _make_samples(values, t_s, target=None, url=self.url)
 
     def close(self) -> None:
         """End nvidia-smi."""
@@ -301,58 +351,52 @@ def _make_samples(
 def scrape(folder: Path, source: RawIOBase, output: IO[bytes]) -> None:
     """Run the scraper process until the load has ended.
 
-    The process that started this one sends the job and later the start time, as lines, and closes
-    the pipe at the end of the load. It receives the URLs of the pages that were found.
+    The process exchanges lines with the command that runs the load. It receives the job, sends the
+    URLs of the pages that it has found, and receives the start time of the load. The command closes
+    the pipe at the end of the load.
 
     Args:
         folder: The folder of the run, in which the samples are written.
-        source: The pipe from the other process.
+        source: The pipe from the command.
         output: The pipe to it.
     """
     job = msgspec.json.decode(source.readline(), type=ScrapeJob)
-    context = None
-    if any(address.tls for address in job.addresses):
-        from loadgen_sdk.transport.tls import Tls  # Only needed with TLS.
-
-        context = Tls(verify=job.verify, ca=job.ca, cert=job.cert, key=job.key).context()
-    readers: list[_Reader] = [PageReader(address, context) for address in job.addresses]
+    tls_context = _create_tls_context(job)
+    candidates: list[_Reader] = [PageReader(address, tls_context) for address in job.addresses]
+    smi_reader = SmiReader()
     if job.reads_nvidia_smi:
-        readers.append(SmiReader())
-    try:
-        with ThreadPoolExecutor(max(len(readers), 1)) as pool:
-            _find_and_read_pages(readers, pool, folder, source, output)
-    finally:
-        for reader in readers:
-            if isinstance(reader, SmiReader):
-                reader.close()
+        candidates.append(smi_reader)
+    with closing(smi_reader), ThreadPoolExecutor(max(len(candidates), 1)) as pool:
+        find_start_ns = monotonic_ns()
+        readers = _find_pages(candidates, pool)
+        find_duration_s = (monotonic_ns() - find_start_ns) / 1e9
+        with suppress(BrokenPipeError):
+            output.write(msgspec.json.encode(_found_pages(readers)) + b"\n")
+            output.flush()
+
+        start_line = source.readline()
+        has_load = start_line != b""
+        if has_load and readers:
+            with ExitStack() as files:
+                writer = _SampleWriter(readers, folder, int(start_line), files)
+                writer.write(find_start_ns, find_duration_s, includes_rare=True)
+                _read_until_end(readers, pool, source, writer)
 
 
-def _find_and_read_pages(
-    candidates: Sequence[_Reader],
-    pool: ThreadPoolExecutor,
-    folder: Path,
-    source: RawIOBase,
-    output: IO[bytes],
-) -> None:
-    """Find the pages, wait for the start of the load, and read the pages until the load ends.
+def _create_tls_context(job: ScrapeJob) -> ssl.SSLContext | None:
+    """Return the TLS context of a job, or None if no page is read with TLS."""
+    if not any(address.tls for address in job.addresses):
+        return None
+    # Other jobs do not need this module.
+    from loadgen_sdk.transport.tls import Tls
 
-    Candidates without a page are not read again. `scrape` explains the other arguments.
-    """
-    find_start_ns = monotonic_ns()
-    has_page = list(pool.map(lambda reader: reader.find_page(), candidates))
-    readers = list(itertools.compress(candidates, has_page))
-    find_duration_s = (monotonic_ns() - find_start_ns) / 1e9
-    with suppress(BrokenPipeError):
-        output.write(msgspec.json.encode(_found_pages(readers)) + b"\n")
-        output.flush()
-    start_line = source.readline()
-    if not readers or not start_line:
-        return
-    start_ns = int(start_line)
-    with ExitStack() as files:
-        writer = _SampleWriter(readers, folder, start_ns, files)
-        writer.write(find_start_ns, find_duration_s, includes_rare=True)
-        _read_until_end(readers, pool, source, writer)
+    return Tls(verify=job.verify, ca=job.ca, cert=job.cert, key=job.key).context()
+
+
+def _find_pages(candidates: Sequence[_Reader], pool: ThreadPoolExecutor) -> list[_Reader]:
+    """Return the readers whose page exists, all of which are tried at the same time."""
+    has_page = pool.map(lambda reader: reader.find_page(), candidates)
+    return [reader for reader, is_found in zip(candidates, has_page, strict=True) if is_found]
 
 
 def _found_pages(readers: Sequence[_Reader]) -> FoundPages:
@@ -365,7 +409,11 @@ def _found_pages(readers: Sequence[_Reader]) -> FoundPages:
 
 
 class _SampleWriter:
-    """Writes the results of reads to the files of a run."""
+    """Writes the results of reads to the files of a run.
+
+    Attributes:
+        start_ns: The start of the run on the monotonic clock.
+    """
 
     def __init__(
         self, readers: Sequence[_Reader], folder: Path, start_ns: int, files: ExitStack
@@ -376,18 +424,24 @@ class _SampleWriter:
             readers: The readers whose results are written.
             folder: The folder of the run.
             start_ns: The start of the run on the monotonic clock.
-            files: Closes the files.
+            files: The context that closes the opened files.
         """
         self.start_ns = start_ns
-        self._readers = readers
-        self._page_readers = [reader for reader in readers if reader.address.kind != "accounts"]
-        self._samples_file: IO[bytes] | None = None
-        self._breakdowns_file: IO[bytes] | None = None
-        if self._page_readers:
-            self._samples_file = files.enter_context(_open_file(folder / series.FILE))
-        if len(self._page_readers) < len(readers):
-            breakdowns_path = folder / request_accounts.FILE
-            self._breakdowns_file = files.enter_context(_open_file(breakdowns_path))
+        # Pages with timing breakdowns have no samples, and only they have breakdowns.
+        self._sample_readers: list[_Reader] = []
+        self._breakdown_readers: list[PageReader] = []
+        for reader in readers:
+            if isinstance(reader, PageReader) and reader.address.kind == "accounts":
+                self._breakdown_readers.append(reader)
+            else:
+                self._sample_readers.append(reader)
+        self._sample_file: IO[bytes] | None = None
+        self._breakdown_file: IO[bytes] | None = None
+        if self._sample_readers:
+            self._sample_file = files.enter_context(_open_file(folder / series.FILE))
+        if self._breakdown_readers:
+            breakdown_path = folder / request_accounts.FILE
+            self._breakdown_file = files.enter_context(_open_file(breakdown_path))
 
     def write(self, read_start_ns: int, duration_s: float, *, includes_rare: bool) -> None:
         """Write the values that the latest reads changed, and the timing breakdowns of requests.
@@ -395,19 +449,18 @@ class _SampleWriter:
         Args:
             read_start_ns: When the reads started, on the monotonic clock.
             duration_s: How long they took.
-            includes_rare: See `PageReader.new_samples`.
+            includes_rare: See `PageReader.take_new_samples`.
         """
         t_s = round((read_start_ns - self.start_ns) / 1e9, 4)
-        if self._samples_file is not None:
+        if self._sample_file is not None:
             samples: list[MetricSample] = []
-            for reader in self._page_readers:
-                samples += reader.new_samples(t_s, duration_s, includes_rare=includes_rare)
-            _write_lines(self._samples_file, samples)
-        if self._breakdowns_file is not None:
-            for reader in self._readers:
-                if isinstance(reader, PageReader):
-                    _write_lines(self._breakdowns_file, reader.breakdowns)
-                    reader.breakdowns.clear()
+            for reader in self._sample_readers:
+                samples += reader.take_new_samples(t_s, duration_s, includes_rare=includes_rare)
+            _write_lines(self._sample_file, samples)
+        if self._breakdown_file is not None:
+            for breakdown_reader in self._breakdown_readers:
+                _write_lines(self._breakdown_file, breakdown_reader.breakdowns)
+                breakdown_reader.breakdowns.clear()
 
 
 def _read_until_end(
@@ -415,32 +468,59 @@ def _read_until_end(
 ) -> None:
     """Read all pages about once a second until `source` ends, and once more after that.
 
-    The pages are read at the same time, in threads. A page that is still being read after
-    MAX_DELAY_S delays the others no longer, and is not requested again before it has ended.
+    Only the first read (by the caller) and the last one include the series that change rarely.
+
+    Args:
+        readers: The readers of the pages.
+        pool: Has a thread for each reader.
+        source: The pipe from the command, which ends with the load.
+        writer: Writes what was read.
     """
-    has_ended = False
+    parallel_reads = _ParallelReads(readers, pool)
+    has_load_ended = False
     next_read_s = max(writer.start_ns / 1e9, monotonic())
-    reads: dict[int, Future[bool]] = {}
-    while not has_ended:
-        wait_s = max(next_read_s - monotonic(), 0)
-        has_ended = bool(select.select([source], [], [], wait_s)[0])
-        if has_ended:
+    while not has_load_ended:
+        has_load_ended = _wait_for_end(source, until_s=next_read_s)
+        if has_load_ended:
             sleep(SETTLE_S)
         read_start_ns = monotonic_ns()
         cpu_before_s = process_time()
-
-        for index, reader in enumerate(readers):
-            if index not in reads or reads[index].done():
-                reads[index] = pool.submit(reader.read)
-        wait(reads.values(), MAX_DELAY_S)
-        duration_s = (monotonic_ns() - read_start_ns) / 1e9
-        writer.write(read_start_ns, duration_s, includes_rare=has_ended)
+        parallel_reads.read_all()
+        read_duration_s = (monotonic_ns() - read_start_ns) / 1e9
+        writer.write(read_start_ns, read_duration_s, includes_rare=has_load_ended)
 
         interval_s = _read_interval_s(
             elapsed_s=(read_start_ns - writer.start_ns) / 1e9,
             cpu_s=process_time() - cpu_before_s,
         )
         next_read_s = max(next_read_s + interval_s, monotonic())
+
+
+def _wait_for_end(source: RawIOBase, until_s: float) -> bool:
+    """Wait until a time of the monotonic clock, or until `source` ends. Return True if it ended."""
+    readable, _, _ = select.select([source], [], [], max(until_s - monotonic(), 0))
+    return bool(readable)
+
+
+class _ParallelReads:
+    """Reads several pages at the same time, each in a thread."""
+
+    def __init__(self, readers: Sequence[_Reader], pool: ThreadPoolExecutor) -> None:
+        """Begin without reads. The pool must have a thread for each reader."""
+        self._readers = readers
+        self._pool = pool
+        self._reads: dict[int, Future[bool]] = {}  # the last read of each reader, by its index
+
+    def read_all(self) -> None:
+        """Read all pages, and wait at most MAX_DELAY_S for them.
+
+        A page that takes longer goes on in the background. It is not read again before that read
+        has ended.
+        """
+        for index, reader in enumerate(self._readers):
+            if index not in self._reads or self._reads[index].done():
+                self._reads[index] = self._pool.submit(reader.read)
+        wait(self._reads.values(), MAX_DELAY_S)
 
 
 def _read_interval_s(elapsed_s: float, cpu_s: float) -> float:
@@ -490,23 +570,23 @@ class Scraper:
         self._is_off = "off" in options.pages
         self._found_pages: FoundPages | None = None
         self._process: subprocess.Popen[bytes] | child_process.ForkedProcess | None = None
-        addresses = find_page_addresses(options, probes)
-        needs_nvidia_smi = reads_smi(options, probes)
-        if not addresses and not needs_nvidia_smi:
+        job = ScrapeJob(
+            addresses=find_page_addresses(options, probes),
+            verify=options.tls.verify,
+            ca=options.tls.ca,
+            cert=options.tls.cert,
+            key=options.tls.key,
+            reads_nvidia_smi=should_read_smi(options, probes),
+        )
+        has_work = bool(job.addresses) or job.reads_nvidia_smi
+        if not has_work:
             return
-        with suppress(OSError):
+        try:
             self._process = child_process.start_sidecar(
                 "loadgen.core.sidecars.scraper", str(folder), work=partial(main, str(folder))
             )
-        tls = options.tls
-        job = ScrapeJob(
-            addresses=addresses,
-            verify=tls.verify,
-            ca=tls.ca,
-            cert=tls.cert,
-            key=tls.key,
-            reads_nvidia_smi=needs_nvidia_smi,
-        )
+        except OSError:
+            return
         self._send(msgspec.json.encode(job) + b"\n")
 
     def metrics_urls(self) -> tuple[str, ...] | None:

@@ -38,46 +38,66 @@ TIME_COLUMNS = ("sent_ns", "first_token_ns", "last_token_ns")
 
 
 def add_breakdowns_to_records(folder: Path) -> dict[str, int] | None:
-    """Write the timing breakdowns of a server into the records of a run.
+    """Write the timing breakdowns that servers published into the records of a run.
 
-    The page of the server does not name the requests, so the request of each breakdown is found by
-    its times. Requests of other clients are on the page too.
+    A breakdown says how long one request waited and was processed on the server. The page of the
+    server does not name the requests, so the request of each breakdown is found by its times.
+    Requests of other clients are on the page too, and match no record.
 
     Returns:
-        The values of the warning "accounts_unjoined": how many breakdowns there are (`accounts`)
-        and how many of them match no request (`unjoined`). None if all match, or without any.
+        How many breakdowns there are (`accounts`) and how many match no request (`unjoined`), the
+        values of a warning. None if there is nothing to warn of.
     """
-    file = folder / "requests" / store.MERGED
+    records_file = folder / "requests" / store.MERGED
     with (folder / request_accounts.FILE).open("rb") as lines:
         breakdowns = list(decode_json_lines(lines, TimingBreakdown))
-    if not breakdowns or not file.exists():
+    if not breakdowns or not records_file.exists():
         return None
-    row_indexes = _find_rows(file, breakdowns)
-    is_matched = row_indexes >= 0
+    row_of_breakdown = _find_rows(records_file, breakdowns)
+    is_matched = row_of_breakdown >= 0
     matched_count = int(is_matched.sum())
     if matched_count:
-        matched_rows = row_indexes[is_matched]
-        row_count = len(parquet.Frame([file], []))
-        columns = {}
-        for field, column in COLUMN_BY_FIELD.items():
-            field_values = np.array([getattr(breakdown, field) for breakdown in breakdowns])
-            columns[column] = np.full(row_count, request_accounts.UNKNOWN, np.int64)
-            columns[column][matched_rows] = field_values[is_matched]
-        parquet.write_tables(file, _replace_columns(file, columns))
+        columns = _breakdown_columns(records_file, breakdowns, row_of_breakdown)
+        parquet.write_tables(records_file, _replace_columns(records_file, columns))
     if matched_count == len(breakdowns):
         return None
     return {"unjoined": len(breakdowns) - matched_count, "accounts": len(breakdowns)}
 
 
-def _find_rows(file: Path, breakdowns: Sequence[TimingBreakdown]) -> NDArray[np.int64]:
+def _breakdown_columns(
+    records_file: Path,
+    breakdowns: Sequence[TimingBreakdown],
+    row_of_breakdown: NDArray[np.int64],
+) -> dict[str, NDArray[np.int64]]:
+    """Return the columns of the records that come from breakdowns.
+
+    Args:
+        records_file: The file of the records.
+        breakdowns: The breakdowns.
+        row_of_breakdown: The index of the record of each breakdown, or -1 if it has none.
+    """
+    row_count = len(parquet.Frame([records_file], []))
+    is_matched = row_of_breakdown >= 0
+    matched_rows = row_of_breakdown[is_matched]
+    columns = {}
+    for field, column_name in COLUMN_BY_FIELD.items():
+        field_values = np.array([getattr(breakdown, field) for breakdown in breakdowns])
+        column = np.full(row_count, request_accounts.UNKNOWN, np.int64)
+        column[matched_rows] = field_values[is_matched]
+        columns[column_name] = column
+    return columns
+
+
+def _find_rows(records_file: Path, breakdowns: Sequence[TimingBreakdown]) -> NDArray[np.int64]:
     """Return the index of the record of each breakdown, or -1 if there is none.
 
-    Only ok requests of the same target with all three times are candidates. Each target has a clock
-    of its own.
+    Only successful requests that have all of TIME_COLUMNS can have a breakdown. Each target is
+    matched on its own, because it has a clock of its own.
     """
-    records = parquet.Frame([file], ["status", "target", *TIME_COLUMNS])
+    records = parquet.Frame([records_file], ["status", "target", *TIME_COLUMNS])
     request_times = np.stack([records[name] for name in TIME_COLUMNS], axis=1)
-    is_candidate = (records["status"] == OK) & (request_times.min(axis=1) >= 0)
+    has_all_times = request_times.min(axis=1) >= 0
+    can_have_breakdown = (records["status"] == OK) & has_all_times
     breakdown_times = np.array(
         [(breakdown.arrival, breakdown.first, breakdown.last) for breakdown in breakdowns], np.int64
     )
@@ -85,17 +105,16 @@ def _find_rows(file: Path, breakdowns: Sequence[TimingBreakdown]) -> NDArray[np.
 
     row_of_breakdown = np.full(len(breakdowns), -1, np.int64)
     for target in np.unique(target_of_breakdown).tolist():
-        is_of_target = target_of_breakdown == target
-        candidate_rows = np.flatnonzero(is_candidate & (records["target"] == target))
-        candidate_of_breakdown = account_join.match_breakdowns(
-            breakdown_times[is_of_target], request_times[candidate_rows]
+        # The breakdowns and the records of this target, by their indexes among all.
+        breakdown_indexes = np.flatnonzero(target_of_breakdown == target)
+        row_indexes = np.flatnonzero(can_have_breakdown & (records["target"] == target))
+        match_of_breakdown = account_join.match_breakdowns(
+            breakdown_times[breakdown_indexes], request_times[row_indexes]
         )
-        if candidate_of_breakdown is None:
-            continue
-        is_matched = candidate_of_breakdown >= 0
-        rows = np.full(len(candidate_of_breakdown), -1, np.int64)
-        rows[is_matched] = candidate_rows[candidate_of_breakdown[is_matched]]
-        row_of_breakdown[is_of_target] = rows
+        if match_of_breakdown is not None:
+            is_matched = match_of_breakdown >= 0
+            matched_rows = row_indexes[match_of_breakdown[is_matched]]
+            row_of_breakdown[breakdown_indexes[is_matched]] = matched_rows
     return row_of_breakdown
 
 

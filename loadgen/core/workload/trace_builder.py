@@ -367,7 +367,7 @@ class TraceBuilder:
         rows = len(self)
         first_error = ""
         if self._errors:
-            first_error = f"{self._errors[0].where}: {self._errors[0].what}"
+            first_error = f"{self._errors[0].where}: {self._errors[0].message}"
         return Trace(
             path=self.path,
             format=format_name,

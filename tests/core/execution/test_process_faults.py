@@ -61,7 +61,7 @@ def test_a_killed_compactor_loses_no_record(tmp_path: Path, endpoint: EmbeddedSe
     os.kill(of("sidecars.compactor_process", process.pid), signal.SIGKILL)
     code, out, err = ended(process)
     assert code in (0, 3), err
-    summary = run_folder.kept_summary(tmp_path / "out")
+    summary = run_folder.read_summary(tmp_path / "out")
     assert summary.requests.scheduled == summary.requests.ok >= 100
     assert says(summary.verdict.warning_codes, "store_died"), out
     again = run_folder.summary(tmp_path / "out")

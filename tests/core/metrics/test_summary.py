@@ -1070,7 +1070,7 @@ def test_the_error_about_a_truncated_summary_says_how_to_regenerate_it() -> None
     with refused(UserError, "wrong_format") as caught:
         load_summary(b'{"schema": 1, "ru')
     assert (
-        caught.value.what.startswith("not a summary of a run")
+        caught.value.message.startswith("not a summary of a run")
         and "loadgen report" in caught.value.hint
     )
 

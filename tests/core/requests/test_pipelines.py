@@ -283,7 +283,7 @@ def test_steps_are_compared_with_intervals_of_their_own(tmp_path: Path) -> None:
     assert {one.split(".")[1] for one in found} == set(
         STEPS
     ) and "steps.embed.tokens.output_per_s" not in found
-    summaries = [run_folder.kept_summary(tmp_path / name) for name in ("a", "b")]
+    summaries = [run_folder.read_summary(tmp_path / name) for name in ("a", "b")]
     ranked = found["steps.rank.e2e_ms.p50"]
     assert [ranked.before, ranked.after] == [
         steps_of(summary)["rank"].e2e_ms.p50 for summary in summaries

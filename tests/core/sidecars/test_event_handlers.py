@@ -32,7 +32,7 @@ from loadgen.core.execution.events import (
 from loadgen.core.execution.plan import Settings
 from loadgen.core.results.manifest import RunManifest
 from loadgen.core.results.store import read_run
-from loadgen.core.sidecars.event_handlers import Names, resolve_names
+from loadgen.core.sidecars.event_handlers import HostNameCheck, resolve_names
 from loadgen.core.workload import load, read_flags
 
 
@@ -156,7 +156,7 @@ def test_name_that_resolves_to_another_address_after_the_load_gives_a_warning(
         **unknown,
     )
     addresses = iter((before, after))
-    names = Names(lambda host_names: dict.fromkeys(host_names, next(addresses)))
+    names = HostNameCheck(lambda host_names: dict.fromkeys(host_names, next(addresses)))
     names(TargetsProbed(Path(), Settings(), (found,)))
     names(LoadStarted(monotonic_ns(), RunningLoad(Counters, lambda: None)))
     ended = names(LoadEnded(manifest("x", 1)))

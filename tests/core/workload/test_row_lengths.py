@@ -146,4 +146,4 @@ def test_a_csv_file_with_another_separator_is_called_one(
     model = FromFile.model_construct(path=file)
     with pytest.raises(UserError) as caught:
         build_prompts(SimpleNamespace(requests=model), 1, 2, load_tokenizer(None))
-    assert caught.value.code == "wrong_format" and word in caught.value.what
+    assert caught.value.code == "wrong_format" and word in caught.value.message

@@ -187,7 +187,7 @@ stages: [{arrival: {poisson: "${RATE:-10/s}"}, duration: 30s}]
         ISL="1",
         SECRET="sk-hush",
     )
-    assert "sk-hush" not in str(found) and "${SECRET}" in found[0][1].what
+    assert "sk-hush" not in str(found) and "${SECRET}" in found[0][1].message
     assert found[0][0] == "4:58 (stages[0].duration)"
 
 

@@ -139,7 +139,7 @@ class LocalWorkers:
         if stuck_workers:
             raise TargetError(
                 "process_failed",
-                what=(
+                message=(
                     f"worker {min(stuck_workers)} did not respond for "
                     f"{self._frozen_s:g} s before the load, so it was killed"
                 ),
@@ -172,7 +172,7 @@ class LocalWorkers:
                 break
             for index, start in enumerate(starts):
                 previous_cpu_s = used_cpu_s[index]
-                used_cpu_s[index] = child_process.cpu_s(self._processes[index].pid)
+                used_cpu_s[index] = child_process.read_cpu_seconds(self._processes[index].pid)
                 if not start.done() and used_cpu_s[index] == previous_cpu_s:
                     stuck_workers.add(index)
                     self._processes[index].kill()
