@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -16,12 +17,13 @@ from loadgen.sim.engine.latency_model import (
     parse_duration_ns,
 )
 from loadgen.sim.server.options import Options
-from loadgen.sim.server.request_parser import RequestRules, hash_blocks
+from loadgen.sim.server.request_parser import RequestRules
 
 if TYPE_CHECKING:
     from loadgen.sim.presets.preset import Preset
 
 FLOOD_EVENTS_PER_WRITE = 50  # with the option `flood`
+NS_PER_US = 1e3
 
 
 @dataclass(frozen=True)
@@ -49,8 +51,7 @@ def create_engine(options: Options) -> EngineSetup:
     """Create the engine that the options describe.
 
     With a preset, it is the physical model of a machine. Otherwise, it is a model whose latencies
-    are drawn from distributions. The option `flood` packs many events of one token into each write,
-    to load a client as much as possible.
+    are drawn from distributions.
 
     Raises UserError or CombinedError if the options or the preset are not valid.
     """
@@ -64,17 +65,32 @@ def create_engine(options: Options) -> EngineSetup:
     )
     if options.preset:
         return _create_fleet(options, rules)
+    return _create_latency_model(options, rules)
+
+
+def _create_latency_model(options: Options, rules: RequestRules) -> EngineSetup:
+    """Create an engine whose latencies are drawn. Raises UserError.
+
+    The engine emits as many tokens at a time as an event has. With the option `flood`, an event has
+    one token, and the engine emits the tokens of many events at a time, which are sent in one
+    write, to load a client as much as possible.
+    """
+    if options.flood:
+        tokens_per_event = 1
+        tokens_per_emission = FLOOD_EVENTS_PER_WRITE
+    else:
+        tokens_per_event = options.stream_interval
+        tokens_per_emission = options.stream_interval
     latency_options = LatencyOptions(
         ttft=parse_distribution(options.ttft, "--ttft"),
         itl=parse_distribution(options.itl, "--itl"),
         per_input_token_ns=parse_duration_ns(options.per_input_token, "--per-input-token"),
-        tokens_per_emission=(FLOOD_EVENTS_PER_WRITE if options.flood else options.stream_interval),
+        tokens_per_emission=tokens_per_emission,
         lockstep=options.lockstep,
         slots=options.slots,
         flood=options.flood,
         seed=options.seed,
     )
-    tokens_per_event = 1 if options.flood else options.stream_interval
     return EngineSetup(
         engine=LatencyModel(latency_options),
         fleet=None,
@@ -86,55 +102,67 @@ def create_engine(options: Options) -> EngineSetup:
 def _create_fleet(options: Options, rules: RequestRules) -> EngineSetup:
     """Create the replicas of a preset that this process simulates.
 
-    A server with several processes (`options.cores`) divides the replicas among them: replica n
-    belongs to process n modulo their number. The limits of the preset decide which requests are
-    accepted. Raises UserError or CombinedError.
+    A server with several processes divides the replicas among them: with 3 processes, the process
+    with the index 1 (`options.core`) has replicas 1, 4, 7 and so on.
+
+    Raises UserError or CombinedError if the preset or the number of processes is not valid.
     """
     from loadgen.sim.presets.preset import load_preset
 
     preset = load_preset(options.preset)
-    speeds = preset.speeds[options.core :: options.cores]
-    _check_process_count(options, preset, has_replicas=bool(speeds))
-    limits = preset.limits
-    server = preset.server
-    is_default_model = options.model == Options().model
-    tokens_per_block = limits.tokens_per_block if limits.block_reuse else 0
-    rules = msgspec.structs.replace(
-        rules,
-        model=preset.model.name if is_default_model else options.model,
-        max_seq_len=limits.max_seq_len,
-        max_num_tokens=0 if limits.chunked_prefill else limits.max_num_tokens,
-        tokens_per_block=tokens_per_block,
+    _check_process_count(options, preset)
+    process_count = options.cores
+    speeds = preset.speeds[options.core :: process_count]
+    rules = _apply_preset(rules, options, preset)
+    if rules.tokens_per_block:
+        # Blocks are hashed with numpy. It is imported now, so that no request waits for it.
+        importlib.import_module("numpy")
+    fleet = Fleet(
+        msgspec.structs.replace(preset.system, speeds=speeds),
+        emission_spacing_ns=round(preset.server.emit_us * NS_PER_US),
     )
-    # The first call imports numpy. It is made now, so that no request waits for the import.
-    hash_blocks(b"", 0, tokens_per_block)
-    system = msgspec.structs.replace(preset.system, speeds=speeds)
-    fleet = Fleet(system, emission_spacing_ns=round(server.emit_us * 1e3))
     return EngineSetup(
         engine=fleet,
         fleet=fleet,
         rules=rules,
-        tokens_per_event=server.stream_interval,
+        tokens_per_event=preset.server.stream_interval,
         weight_precision=preset.model.weights,
         kv_cache_precision=preset.model.kv_cache,
     )
 
 
-def _check_process_count(options: Options, preset: Preset, *, has_replicas: bool) -> None:
+def _apply_preset(rules: RequestRules, options: Options, preset: Preset) -> RequestRules:
+    """Return the rules for requests to a preset: its limits, and its model by default.
+
+    A model name that the user has specified is used instead of that of the preset.
+    """
+    limits = preset.limits
+    has_default_model = options.model == Options().model
+    return msgspec.structs.replace(
+        rules,
+        model=preset.model.name if has_default_model else options.model,
+        max_seq_len=limits.max_seq_len,
+        max_num_tokens=0 if limits.chunked_prefill else limits.max_num_tokens,
+        tokens_per_block=limits.tokens_per_block if limits.block_reuse else 0,
+    )
+
+
+def _check_process_count(options: Options, preset: Preset) -> None:
     """Raise UserError if a server cannot divide the replicas of a preset among its processes.
 
     Each process needs a replica. If the number of replicas changes during the run
     (`replicas_at`), one process has to simulate all of them.
     """
-    has_changes_in_several_processes = bool(preset.changes) and options.cores > 1
-    if has_replicas and not has_changes_in_several_processes:
-        return
-    if preset.changes:
-        problem = f"{options.cores} processes are configured, but replicas_at works with only one"
-    else:
+    process_count = options.cores
+    has_replica = options.core < preset.replicas  # this process
+    if preset.changes and process_count > 1:
+        problem = f"{process_count} processes are configured, but replicas_at works with only one"
+    elif not has_replica:
         problem = (
-            f"{options.cores} processes are configured, but there are only "
+            f"{process_count} processes are configured, but there are only "
             f"{preset.replicas} replicas"
         )
+    else:
+        return
     hint = "use at most one process per replica, and a single process with replicas_at"
     raise UserError("out_of_range", problem, "--cores", hint)

@@ -74,6 +74,16 @@ class InjectedFailure(msgspec.Struct, frozen=True):
     name: str
     argument: int | None = None
 
+    @property
+    def duration_ns(self) -> int:
+        """The duration of a failure of DURATION_FAILURES, such as the 2 s of `http_429@2s`."""
+        return self.argument or 0
+
+    @property
+    def token_count(self) -> int:
+        """The number of tokens of a failure of COUNT_FAILURES, such as the 8 of `clamp@8`."""
+        return self.argument or 0
+
 
 class FailureFraction(msgspec.Struct, frozen=True):
     """A failure and the fraction of requests that have it, from 0 to 1."""
@@ -105,14 +115,14 @@ class FailurePlan(msgspec.Struct, frozen=True):
         for entry in self.fractions:
             cumulative_fraction += entry.fraction
             if uniform < cumulative_fraction:
-                return choose_failure_token(entry.failure, output_tokens, self.seed, request_number)
+                return with_token(entry.failure, output_tokens, self.seed, request_number)
         return None
 
 
-def choose_failure_token(
+def with_token(
     failure: InjectedFailure, output_tokens: int, seed: int, request_number: int
 ) -> InjectedFailure:
-    """Return a failure with the token at which it happens, as its argument.
+    """Return a failure together with the token of the completion at which it happens.
 
     The user may have specified the token, which is limited to the last one of the completion.
     Otherwise the token is drawn from the seed and the number of the request. A failure that does
@@ -129,8 +139,8 @@ def choose_failure_token(
 def parse_failure(text: str, where: str = "") -> InjectedFailure:
     """Parse one failure of a header or flag: `truncate`, `truncate@3`, `http_429@2s`.
 
-    What follows the `@` is a duration, a number of tokens or a token index, depending on the
-    failure; most failures that have one also have a default.
+    What follows the `@` depends on the failure. It is a duration (DURATION_FAILURES), the index of
+    a token (TOKEN_FAILURES) or a number of tokens (COUNT_FAILURES). All other failures take no `@`.
 
     Args:
         text: The text to parse.
@@ -149,12 +159,12 @@ def parse_failure(text: str, where: str = "") -> InjectedFailure:
         return InjectedFailure(name, parse_duration_ns(argument, where))
     if name in TOKEN_FAILURES or name in COUNT_FAILURES:
         return InjectedFailure(name, _parse_token_number(name, argument, where))
-    known = ", ".join((*DURATION_FAILURES, *COUNT_FAILURES, *sorted(TOKEN_FAILURES)))
+    names_with_argument = (*DURATION_FAILURES, *COUNT_FAILURES, *sorted(TOKEN_FAILURES))
     raise UserError(
         "unsupported",
         f'the failure "{name}" takes no "@"',
         where,
-        f"only these failures take it: {known}",
+        f"only these failures take it: {', '.join(names_with_argument)}",
     )
 
 

@@ -18,9 +18,9 @@ from loadgen.sim.server.engine_setup import create_engine
 from loadgen.sim.server.error_responses import RefusalError, format_error, refusal, unknown_route
 from loadgen.sim.server.fault_injection import (
     InjectedFailure,
-    choose_failure_token,
     parse_failure,
     parse_failure_plan,
+    with_token,
 )
 from loadgen.sim.server.http_messages import (
     Headers,
@@ -55,6 +55,7 @@ _API_PATHS: dict[str, Api] = {
 }
 _HTTP_ERROR_TEXTS = {413: b"the body is too large", 431: b"the head is too large"}
 _INVALID_REQUEST_TEXT = b"Invalid HTTP request received."
+_STATUS_FAILURE_PREFIX = "http_"  # of failures that are named after a status, such as `http_429`
 NS_PER_S = 1_000_000_000
 
 
@@ -162,40 +163,64 @@ class RequestHandler:
     def _start_response(self, connection: Connection, http_request: HttpRequest, api: Api) -> None:
         """Parse a request to an inference API and start its response. Raises RefusalError.
 
-        Injected failures that replace the whole response (`idle_reset` and `http_...`), delay it
-        (`slow_first_byte`) or shorten it (`clamp`) are carried out here. `response.SimResponse`
-        carries out those that change its bytes.
+        An injected failure may replace the whole response, or delay it. `response.SimResponse`
+        carries out the failures that change its bytes.
         """
         request = self._parse_request(http_request.body, api)
         failure = self._choose_failure(connection, http_request, request)
-        failure_name = failure.name if failure is not None else ""
-        if failure_name == "idle_reset":
-            self._log_request(http_request, 0, request, failure_name)
-            connection.reset()
+        if failure is not None and _replaces_response(failure):
+            self._inject_replacement(connection, http_request, request, failure)
             return
-        if failure is not None and failure_name.startswith("http_"):
-            self._reply_with_injected_status(connection, http_request, request, failure)
-            return
-        if failure is not None and failure_name == "clamp":
-            clamped_tokens = max(1, failure.argument or 0)  # a completion has at least one token
-            request.output_tokens = min(request.output_tokens, clamped_tokens)
+        response = self._create_response(connection, http_request, request, failure)
+        connection.response = response
+        self._log_request(http_request, 200, request, response.failure_name)
+        if failure is not None and failure.name == "slow_first_byte":
+            start_ns = http_request.arrival_ns + failure.duration_ns
+            self.sender.start_later(response, start_ns)
+        else:
+            self.sender.start(response, http_request.arrival_ns)
 
+    def _inject_replacement(
+        self,
+        connection: Connection,
+        http_request: HttpRequest,
+        request: ParsedRequest,
+        failure: InjectedFailure,
+    ) -> None:
+        """Reset the connection, or send an error response, instead of the response to a request."""
+        if failure.name == "idle_reset":
+            self._log_request(http_request, 0, request, failure.name)
+            connection.reset()
+        else:
+            self._reply_with_injected_status(connection, http_request, request, failure)
+
+    def _create_response(
+        self,
+        connection: Connection,
+        http_request: HttpRequest,
+        request: ParsedRequest,
+        failure: InjectedFailure | None,
+    ) -> SimResponse:
+        """Return the response to a request, of which nothing is sent yet.
+
+        The injected failure `clamp` shortens it. A response of the Responses API is also stored,
+        because a later request may continue it.
+        """
+        if failure is not None and failure.name == "clamp":
+            max_tokens = max(1, failure.token_count)  # a completion has at least one token
+            request.output_tokens = min(request.output_tokens, max_tokens)
         request_number = self.counters.requests
+        formatter = self._create_formatter(request, request_number)
+        if isinstance(formatter, ResponsesFormatter) and request.decoded_body.store is not False:
+            self._stored_responses.add(formatter.response_id, request)
         settings = ResponseSettings(
-            formatter=self._create_formatter(request, request_number),
+            formatter=formatter,
             request_number=request_number,
             tokens_per_event=self._tokens_per_event,
             can_report_timing=self._pages.reports_timing_in_response,
             failure=failure,
         )
-        response = SimResponse(connection, http_request, request, settings)
-        connection.response = response
-        self._log_request(http_request, 200, request, failure_name)
-        if failure is not None and failure_name == "slow_first_byte":
-            delay_ns = failure.argument or 0
-            self.sender.start_later(response, http_request.arrival_ns + delay_ns)
-        else:
-            self.sender.start(response, http_request.arrival_ns)
+        return SimResponse(connection, http_request, request, settings)
 
     def _parse_request(self, body: bytes, api: Api) -> ParsedRequest:
         """Parse the body of a request to an inference API. Raises RefusalError.
@@ -213,21 +238,17 @@ class RequestHandler:
         return parse_completions_request(body, api, self._rules)
 
     def _create_formatter(self, request: ParsedRequest, request_number: int) -> ResponseFormatter:
-        """Return the formatter of the response to a request, according to its API.
-
-        A response of the Responses API is also stored, because a later request may continue it.
-        """
+        """Return the formatter of the response to a request, according to its API."""
         context = ResponseContext(self._rules.flavor, request_number, int(time.time()))
-        if request.sequence_lengths:
-            return EmbeddingsFormatter(request, context)
-        if request.api == "messages":
-            return MessageFormatter(request, context)
-        if request.api != "responses":
-            return CompletionFormatter(request, context)
-        formatter = ResponsesFormatter(request, context)
-        if request.decoded_body.store is not False:
-            self._stored_responses.add(formatter.response_id, request)
-        return formatter
+        match request.api:
+            case "embeddings" | "rerank":
+                return EmbeddingsFormatter(request, context)
+            case "messages":
+                return MessageFormatter(request, context)
+            case "responses":
+                return ResponsesFormatter(request, context)
+            case "chat" | "completions":
+                return CompletionFormatter(request, context)
 
     def _choose_failure(
         self, connection: Connection, http_request: HttpRequest, request: ParsedRequest
@@ -240,22 +261,28 @@ class RequestHandler:
 
         Raises RefusalError if the header is not valid.
         """
-        request_number = self.counters.requests
         header = http_request.headers.get(b"x-sim-fault")
         if header is None:
-            failure = self._failure_plan.draw_failure(request_number, request.output_tokens)
+            failure = self._failure_plan.draw_failure(self.counters.requests, request.output_tokens)
         else:
-            try:
-                requested_failure = parse_failure(header.decode("latin-1"), "X-Sim-Fault")
-            except LoadgenError as error:
-                raise refusal(self._rules.flavor, str(error), "X-Sim-Fault") from None
-            failure = choose_failure_token(
-                requested_failure, request.output_tokens, self._options.seed, request_number
-            )
-        is_idle_reset = failure is not None and failure.name == "idle_reset"
-        if is_idle_reset and not connection.responses_sent:
+            failure = self._parse_requested_failure(header, request.output_tokens)
+        is_first_request = connection.responses_sent == 0
+        if failure is not None and failure.name == "idle_reset" and is_first_request:
             return None
         return failure
+
+    def _parse_requested_failure(self, header: bytes, output_tokens: int) -> InjectedFailure:
+        """Return the failure in the header `X-Sim-Fault`. Raises RefusalError if it is not valid.
+
+        Args:
+            header: The value of the header, such as `truncate@3`.
+            output_tokens: The length of the completion, to which the failure is adapted.
+        """
+        try:
+            failure = parse_failure(header.decode("latin-1"), "X-Sim-Fault")
+        except LoadgenError as error:
+            raise refusal(self._rules.flavor, str(error), "X-Sim-Fault") from None
+        return with_token(failure, output_tokens, self._options.seed, self.counters.requests)
 
     def _reply_with_injected_status(
         self,
@@ -264,15 +291,15 @@ class RequestHandler:
         request: ParsedRequest,
         failure: InjectedFailure,
     ) -> None:
-        """Send the error response of an injected failure such as `http_429` or `http_503`.
+        """Send the error response of an injected failure, whose name has the status: `http_429`.
 
         A response 429 has the header `Retry-After`, in whole seconds, as HTTP requires.
         """
-        status = int(failure.name.removeprefix("http_"))
+        status = int(failure.name.removeprefix(_STATUS_FAILURE_PREFIX))
         self._log_request(http_request, status, request, failure.name)
         headers: Headers = ()
         if status == 429:
-            retry_after_s = max(1, round((failure.argument or 0) / NS_PER_S))
+            retry_after_s = max(1, round(failure.duration_ns / NS_PER_S))
             headers = (("retry-after", f"{retry_after_s}"),)
         body = format_error(self._rules.flavor, f"simulated {status}", status)
         self._reply(connection, http_request, HttpResponse(status, body, headers=headers))
@@ -315,17 +342,27 @@ class RequestHandler:
         )
 
 
+def _replaces_response(failure: InjectedFailure) -> bool:
+    """Return whether an injected failure takes the place of the whole response."""
+    return failure.name == "idle_reset" or failure.name.startswith(_STATUS_FAILURE_PREFIX)
+
+
 def _read_authorization(path: str) -> bytes:
     """Return the Authorization header that requests must have, or b"" if no key is required.
 
-    `path` is that of a file with the API key, or "". Raises UserError if it cannot be read.
+    Args:
+        path: The path of the file with the API key, or "" if no key is required.
+
+    Raises:
+        UserError: The file cannot be read.
     """
     if not path:
         return b""
     try:
         with open(path, "rb") as file:
-            return b"Bearer " + file.read().strip()
+            api_key = file.read().strip()
     except OSError as error:
-        raise UserError(
-            of_reading(error), f"cannot be opened: {error.strerror}", str(error.filename)
-        ) from None
+        error_code = of_reading(error)  # which depends on the cause, such as a missing file
+        problem = f"cannot be opened: {error.strerror}"
+        raise UserError(error_code, problem, str(error.filename)) from None
+    return b"Bearer " + api_key

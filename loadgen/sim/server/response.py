@@ -28,10 +28,11 @@ from loadgen.sim.server.server_timing import (
 from loadgen.sim.server.wire_format import (
     DONE_EVENT,
     LAST_CHUNK,
-    TOKEN_WORDS,
     ParsedRequest,
     ResponseFormatter,
     format_chunk,
+    token_word,
+    token_words,
 )
 
 if TYPE_CHECKING:
@@ -72,7 +73,12 @@ _CONTINUATION_AFTER_CUT = {
     "reset_after": Continuation.RESET,
     "stall": Continuation.SILENCE,
 }
-"""Failures that end a response in the middle, and what follows the end."""
+"""Failures that cut a response, so that the rest of it is never sent, and what follows the cut."""
+
+_ENGINE_FAILURES = ("error_event", "engine_error")
+"""Failures that replace the rest of a response by the report of an error."""
+
+_FAILURES_ENDING_STREAM = frozenset((*_CONTINUATION_AFTER_CUT, *_ENGINE_FAILURES))
 
 
 class ResponseSettings(msgspec.Struct, frozen=True, kw_only=True):
@@ -105,6 +111,19 @@ class PrefillSequence:
         self.connection = response.connection
 
 
+def _has_plain_events(
+    formatter: ResponseFormatter, request: ParsedRequest, failure: InjectedFailure | None
+) -> bool:
+    """Return whether all token events but the first and the last differ only in their word.
+
+    They do not if the API numbers its events, if they have token ids instead of words or a usage,
+    or if an injected failure may change one of them.
+    """
+    has_constant_format = bool(formatter.chunk_prefix)  # empty if the API numbers its events
+    has_only_words = request.detokenize and not request.continuous_usage
+    return request.stream and has_constant_format and has_only_words and failure is None
+
+
 class SimResponse:
     """The state of one response.
 
@@ -126,11 +145,9 @@ class SimResponse:
         sequences: If the response waits for several sequences, those that are not finished.
         engine_request: The request in the engine, with the time of admission and the cached tokens.
             None if the engine is no physical model.
-        has_plain_events: Whether all token events but the first and the last are exactly
-            `chunk_prefix + word + chunk_suffix`. The server sends such events without a call of
+        has_plain_events: Whether all token events but the first and the last are plain: they differ
+            only in their word. The server sends them by `build_plain_event` instead of
             `build_next_output`, because this runs once per token.
-        chunk_prefix: What precedes the word in the HTTP chunk of a plain event.
-        chunk_suffix: What follows it.
     """
 
     def __init__(
@@ -141,8 +158,6 @@ class SimResponse:
         settings: ResponseSettings,
     ) -> None:
         """Create a response of which nothing has been sent. The class describes its attributes."""
-        formatter = settings.formatter
-        failure = settings.failure
         self.connection = connection
         self.http_request = http_request
         self.request = request
@@ -156,44 +171,43 @@ class SimResponse:
         self.sequences: list[PrefillSequence] = []
         self.engine_request: SimRequest | None = None
 
-        # The injected failure. For a failure at a token, the argument is the number of the token.
+        # The injected failure. Its argument is, for most failures, the number of a token.
+        failure = settings.failure
         self.failure_name = failure.name if failure else ""
         self._failure_argument = failure.argument if failure else None
-        is_last_on_connection = self.failure_name in ("close_delimited", "connection_close")
+        self._is_close_delimited = self.failure_name == "close_delimited"
+        is_last_on_connection = self._is_close_delimited or self.failure_name == "connection_close"
         self.keep_alive = http_request.keep_alive and not is_last_on_connection
 
         # The format
+        formatter = settings.formatter
         self._formatter = formatter
         self._tokens_per_event = settings.tokens_per_event
-        self.chunk_prefix = formatter.chunk_prefix
-        self.chunk_suffix = formatter.chunk_suffix
-        can_have_plain_events = bool(formatter.chunk_prefix) and failure is None
-        self.has_plain_events = (
-            can_have_plain_events
-            and request.stream
-            and request.detokenize
-            and not request.continuous_usage
-        )
+        self._chunk_prefix = formatter.chunk_prefix
+        self._chunk_suffix = formatter.chunk_suffix
+        self.has_plain_events = _has_plain_events(formatter, request, failure)
         wants_timing = http_request.headers.get(b"x-trtllm-return-metrics") == b"1"
         self._reports_timing = settings.can_report_timing and wants_timing
 
     def build_opening_output(self) -> Output:
         """Return what is sent as soon as the request is accepted, before any token.
 
-        That is the head of a stream, and nothing of any other response, as in trtllm-serve. The
-        injected failures `empty` and `reset_before` always send a head, and end the response.
+        A stream begins with its head. A response that is not streamed sends nothing yet, as in
+        trtllm-serve, because its head has the length of the whole body. The injected failures
+        `empty` and `reset_before` send the head of a stream in any case, and end the response.
         """
-        ends_without_body = self.failure_name in ("empty", "reset_before")
-        if not self.request.stream and not ends_without_body:
-            return Output(b"", Continuation.MORE_BYTES)
-        is_close_delimited = self.failure_name == "close_delimited"
-        framing: BodyFraming = "until_close" if is_close_delimited else "chunked"
-        head = format_response_head(200, SSE, framing, keep_alive=self.keep_alive)
         if self.failure_name == "empty":
-            return Output(head + LAST_CHUNK, Continuation.NEXT_REQUEST)
+            return Output(self._format_stream_head() + LAST_CHUNK, Continuation.NEXT_REQUEST)
         if self.failure_name == "reset_before":
-            return Output(head, Continuation.RESET)
-        return Output(head, Continuation.MORE_BYTES)
+            return Output(self._format_stream_head(), Continuation.RESET)
+        if self.request.stream:
+            return Output(self._format_stream_head(), Continuation.MORE_BYTES)
+        return Output(b"", Continuation.MORE_BYTES)
+
+    def _format_stream_head(self) -> bytes:
+        """Return the status line and the headers of a stream."""
+        framing: BodyFraming = "until_close" if self._is_close_delimited else "chunked"
+        return format_response_head(200, SSE, framing, keep_alive=self.keep_alive)
 
     def build_next_output(self, tokens: int, is_last: bool, now_ns: int) -> Output:
         """Return the bytes to send after the engine has generated some tokens.
@@ -206,12 +220,16 @@ class SimResponse:
             is_last: Whether the last token of the response is among them.
             now_ns: The time at which they are sent.
         """
-        if not self.request.stream:
-            self.first_token_ns = self.first_token_ns or now_ns
-            if is_last:
-                return self._build_whole_output(now_ns)
-            return Output(b"", Continuation.MORE_BYTES)
+        if not self.first_token_ns:
+            self.first_token_ns = now_ns
+        if self.request.stream:
+            return self._build_stream_output(tokens, is_last, now_ns)
+        if is_last:
+            return self._build_whole_output(now_ns)
+        return Output(b"", Continuation.MORE_BYTES)
 
+    def _build_stream_output(self, tokens: int, is_last: bool, now_ns: int) -> Output:
+        """Return the bytes of a stream for some tokens. `build_next_output` has the arguments."""
         start = self.tokens_sent
         self.tokens_sent += tokens
         # The first event has the role and the last one the finish reason, so they are not plain.
@@ -219,9 +237,19 @@ class SimResponse:
         if is_in_middle and self.has_plain_events and self._tokens_per_event == 1:
             self.events_sent += tokens
             return Output(self._format_plain_events(start), Continuation.MORE_BYTES)
-        self.first_token_ns = self.first_token_ns or now_ns
         events, continuation = self._build_stream_events(start, is_last, now_ns)
         return self._frame_events(events, continuation)
+
+    def build_plain_event(self) -> bytes:
+        """Return the HTTP chunk with the next token, and count the token and its event.
+
+        This is for a response with `has_plain_events`, and neither for its first nor its last
+        token. It does the same as `build_next_output`, in less time.
+        """
+        word = token_word(self.digest, self.tokens_sent)
+        self.tokens_sent += 1
+        self.events_sent += 1
+        return self._chunk_prefix + word + self._chunk_suffix
 
     def _frame_events(self, events: list[bytes], continuation: Continuation) -> Output:
         """Return events of a stream as bytes on the connection: each one as an HTTP chunk.
@@ -229,14 +257,14 @@ class SimResponse:
         With the failure `close_delimited` there are no chunks, and the body ends where the
         connection is closed.
         """
-        if self.failure_name == "close_delimited":
-            if continuation is not Continuation.MORE_BYTES:
-                continuation = Continuation.CLOSE
-            return Output(b"".join(events), continuation)
-        data = b"".join([format_chunk(event) for event in events])
-        if continuation is Continuation.NEXT_REQUEST:
-            data += LAST_CHUNK
-        return Output(data, continuation)
+        if not self._is_close_delimited:
+            data = b"".join([format_chunk(event) for event in events])
+            if continuation is Continuation.NEXT_REQUEST:
+                data += LAST_CHUNK
+            return Output(data, continuation)
+        if continuation is Continuation.MORE_BYTES:
+            return Output(b"".join(events), Continuation.MORE_BYTES)
+        return Output(b"".join(events), Continuation.CLOSE)
 
     def build_timing(self, now_ns: int) -> RequestTiming:
         """Return the server timing breakdown of a response that is complete at `now_ns`.
@@ -256,28 +284,21 @@ class SimResponse:
         )
 
     def _format_plain_events(self, start: int) -> bytes:
-        """Return the HTTP chunks of the tokens from number `start` on, one plain event per token.
+        """Return the HTTP chunks of the tokens from number `start` to `tokens_sent`.
 
-        A plain event differs from the others only in its word, so it needs no JSON encoding. The id
-        of the word is that of `wire_format.token_ids`, whose formula is repeated here because this
-        runs once per token.
+        Each token has an event of its own, which differs from the others only in its word. So it
+        needs no JSON encoding.
         """
-        prefix = self.chunk_prefix
-        suffix = self.chunk_suffix
-        digest = self.digest
-        return b"".join(
-            [
-                prefix + TOKEN_WORDS[digest[index & 63] ^ (index >> 6 & 255)] + suffix
-                for index in range(start, self.tokens_sent)
-            ]
-        )
+        words = token_words(self.digest, start, self.tokens_sent)
+        between_words = self._chunk_suffix + self._chunk_prefix
+        return self._chunk_prefix + between_words.join(words) + self._chunk_suffix
 
     def _build_stream_events(self, start: int, is_last: bool, now_ns: int) -> _Events:
         """Return the events of the tokens that have just been generated, and what follows them.
 
-        The events before the first token and those after the last one, such as the usage and
-        `[DONE]`, are included. An injected failure may withhold text, or end the stream at one of
-        the tokens. In the latter case, the events after that token are missing.
+        The first token comes after the opening events of the API, such as the role. The last one is
+        followed by closing events, such as the usage. An injected failure can withhold the text of
+        events, or end the stream after one of the events.
 
         Args:
             start: The number of the first of these tokens; 0 is the first of the response. The
@@ -285,7 +306,7 @@ class SimResponse:
             is_last: Whether the last token of the response is among them.
             now_ns: The current time.
         """
-        events = [] if start else self._formatter.format_opening()
+        events = self._formatter.format_opening() if start == 0 else []
         for event_start in range(start, self.tokens_sent, self._tokens_per_event):
             event_stop = min(event_start + self._tokens_per_event, self.tokens_sent)
             has_last_token = is_last and event_stop == self.tokens_sent
@@ -295,13 +316,13 @@ class SimResponse:
                 continue
             events.append(self._format_token_event(event_start, event_stop, has_last_token))
             self.events_sent += 1
-            if self._contains_failing_token(event_start, event_stop):
+            if self._is_stream_ended_by_failure(event_start, event_stop):
                 end_of_stream = self._build_end_after_failure()
-                if end_of_stream is not None:
-                    return _Events(events + end_of_stream.events, end_of_stream.continuation)
-        if not is_last:
-            return _Events(events, Continuation.MORE_BYTES)
-        return _Events(events + self._format_closing_events(now_ns), Continuation.NEXT_REQUEST)
+                return _Events(events + end_of_stream.events, end_of_stream.continuation)
+        if is_last:
+            closing_events = self._format_closing_events(now_ns)
+            return _Events(events + closing_events, Continuation.NEXT_REQUEST)
+        return _Events(events, Continuation.MORE_BYTES)
 
     def _is_text_withheld(self, event_start: int) -> bool:
         """Return whether an injected failure leaves out the text of the event at this token.
@@ -317,39 +338,50 @@ class SimResponse:
         return self._formatter.format_event(start=tokens_sent, stop=tokens_sent, is_last=True)
 
     def _contains_failing_token(self, start: int, stop: int) -> bool:
-        """Return whether the injected failure happens at one of the tokens of this event."""
+        """Return whether the injected failure happens at one of the tokens `start` to `stop`."""
         return self._failure_argument is not None and start <= self._failure_argument < stop
+
+    def _is_stream_ended_by_failure(self, start: int, stop: int) -> bool:
+        """Return whether the injected failure ends the stream after the event with these tokens.
+
+        Other failures that happen at a token, such as `malformed`, change only its event.
+        """
+        if self.failure_name not in _FAILURES_ENDING_STREAM:
+            return False
+        return self._contains_failing_token(start, stop)
 
     def _format_token_event(self, start: int, stop: int, is_last: bool) -> bytes:
         """Return the event with tokens `start` to `stop`, changed by an injected failure if any.
 
-        `oversized` adds text, `malformed` cuts off the end of the JSON, and `no_finish` leaves out
-        the finish reason of the last event.
+        `oversized` adds text, `malformed` cuts off the end of the JSON, and `no_finish` formats the
+        last event like all others, so that it has no finish reason.
         """
-        failure_name = self.failure_name if self._contains_failing_token(start, stop) else ""
-        filler = b"a" * OVERSIZED_BYTES if failure_name == "oversized" else b""
-        has_finish = is_last and self.failure_name != "no_finish"
-        event = self._formatter.format_event(start, stop, is_last=has_finish, filler=filler)
-        if failure_name == "malformed":
+        has_failure = self._contains_failing_token(start, stop)
+        is_oversized = has_failure and self.failure_name == "oversized"
+        is_malformed = has_failure and self.failure_name == "malformed"
+        event = self._formatter.format_event(
+            start,
+            stop,
+            is_last=is_last and self.failure_name != "no_finish",
+            filler=b"a" * OVERSIZED_BYTES if is_oversized else b"",
+        )
+        if is_malformed:
             return event[:-MALFORMED_CUT] + b"\n\n"
         return event
 
-    def _build_end_after_failure(self) -> _Events | None:
-        """Return how the stream ends after the token at which the failure happens.
+    def _build_end_after_failure(self) -> _Events:
+        """Return the last events of a stream that an injected failure ends, and what follows them.
 
-        Return None if the stream goes on, because the failure changes only its own event (such as
-        `malformed`).
+        A failure that cuts the stream has no such events. A failure of the engine is reported in
+        the form of the API, and some APIs then end the body without its proper end.
         """
         if self.failure_name in _CONTINUATION_AFTER_CUT:
             return _Events([], _CONTINUATION_AFTER_CUT[self.failure_name])
         if self.failure_name == "error_event":
             events = [format_error_event("simulated error"), DONE_EVENT]
             return _Events(events, Continuation.NEXT_REQUEST)
-        if self.failure_name == "engine_error":
-            events, ends_properly = self._formatter.format_engine_failure()
-            continuation = Continuation.NEXT_REQUEST if ends_properly else Continuation.CLOSE
-            return _Events(events, continuation)
-        return None
+        events, ends_properly = self._formatter.format_engine_failure()
+        return _Events(events, Continuation.NEXT_REQUEST if ends_properly else Continuation.CLOSE)
 
     def _format_closing_events(self, now_ns: int) -> list[bytes]:
         """Return the events after the last token.
@@ -384,33 +416,37 @@ class SimResponse:
     def _build_whole_output(self, now_ns: int) -> Output:
         """Return a complete response that is not streamed: its head and its JSON body.
 
-        Injected failures that are defined for tokens of a stream are applied in a similar way. A
-        failure that cuts a stream at a token, for example, cuts the body in the middle.
+        A failure that cuts a stream at a token cuts the body in the middle.
         """
-        if self.failure_name in ("error_event", "engine_error"):
-            return self._build_engine_error_output()
         self.tokens_sent = self.request.output_tokens
         self.events_sent = 1
+        if self.failure_name in _ENGINE_FAILURES:
+            return self._build_engine_error_output()
         timing = self.build_timing(now_ns)
         body = self._format_whole_body(timing)
-        timing_headers: Headers = ()
-        if self._reports_timing:
-            timing_headers = tuple(build_trtllm_timing_headers(timing).items())
-        is_close_delimited = self.failure_name == "close_delimited"
-        framing: BodyFraming = "until_close" if is_close_delimited else len(body)
-        head = format_response_head(
-            200, JSON, framing, headers=timing_headers, keep_alive=self.keep_alive
-        )
+        head = self._format_whole_head(len(body), timing)
         if self.failure_name in _CONTINUATION_AFTER_CUT:
             first_half = body[: len(body) // 2]
             return Output(head + first_half, _CONTINUATION_AFTER_CUT[self.failure_name])
-        continuation = Continuation.CLOSE if is_close_delimited else Continuation.NEXT_REQUEST
-        return Output(head + body, continuation)
+        if self._is_close_delimited:
+            return Output(head + body, Continuation.CLOSE)
+        return Output(head + body, Continuation.NEXT_REQUEST)
+
+    def _format_whole_head(self, body_size: int, timing: RequestTiming) -> bytes:
+        """Return the head of a response that is not streamed.
+
+        It has the server timing breakdown if the client asked for it.
+        """
+        framing: BodyFraming = "until_close" if self._is_close_delimited else body_size
+        timing_headers: Headers = ()
+        if self._reports_timing:
+            timing_headers = tuple(build_trtllm_timing_headers(timing).items())
+        return format_response_head(
+            200, JSON, framing, headers=timing_headers, keep_alive=self.keep_alive
+        )
 
     def _build_engine_error_output(self) -> Output:
         """Return the error response of an engine that fails before a response is complete."""
-        self.tokens_sent = self.request.output_tokens
-        self.events_sent = 1
         body = format_error(self._formatter.flavor, "the simulated engine failed", 500)
         head = format_response_head(500, JSON, len(body), keep_alive=self.keep_alive)
         return Output(head + body, Continuation.NEXT_REQUEST)
@@ -418,15 +454,24 @@ class SimResponse:
     def _format_whole_body(self, timing: RequestTiming) -> bytes:
         """Return the JSON body of a response that is not streamed, changed by a failure if any.
 
-        `malformed` cuts off its end, and `oversized` makes its first text very long.
+        `malformed` cuts off its end, and `oversized` makes one of its texts very long.
         """
-        has_finish_reason = self.failure_name != "no_finish"
         body = self._formatter.format_body(
-            self._count_reported_tokens(), timing, has_finish_reason=has_finish_reason
+            self._count_reported_tokens(),
+            timing,
+            has_finish_reason=self.failure_name != "no_finish",
         )
         if self.failure_name == "malformed":
             return body[:-MALFORMED_CUT]
         if self.failure_name == "oversized":
-            text_start = b'":"'  # the end of a key and the start of its text
-            return body.replace(text_start, text_start + b"a" * OVERSIZED_BYTES, 1)
+            return _lengthen_first_text(body, OVERSIZED_BYTES)
         return body
+
+
+def _lengthen_first_text(json_body: bytes, added_bytes: int) -> bytes:
+    """Return a JSON object in which the first text is longer: `{"id":"x"` becomes `{"id":"aax"`.
+
+    The JSON has no spaces. So the first `":"` in it is the end of a key and the start of its text.
+    """
+    before_text, text_start, rest = json_body.partition(b'":"')
+    return before_text + text_start + b"a" * added_bytes + rest

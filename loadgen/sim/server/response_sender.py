@@ -12,7 +12,6 @@ from loadgen.sim.server.metrics_pages import ServerMetrics
 from loadgen.sim.server.pages import ServerCounters
 from loadgen.sim.server.response import Continuation, PrefillSequence, SimResponse
 from loadgen.sim.server.send_log import SendLog
-from loadgen.sim.server.wire_format import TOKEN_WORDS
 
 SILENT_RESPONSE = object()
 """Takes the place of a response that sends nothing more but keeps its connection busy."""
@@ -85,16 +84,11 @@ class ResponseSender:
     def send_due(self, now_ns: int) -> None:
         """Send everything that is due by `now_ns`.
 
-        Most emissions are one token in a plain event (`SimResponse.has_plain_events`). They are
-        formatted and sent in this loop, without further calls of Python functions, because the time
-        per token limits the load that this server can simulate. `_send_emission` handles all
-        others.
+        Most emissions are one token in the middle of a stream. If its events are plain (see
+        `SimResponse.has_plain_events`), it is sent by a shorter way than all others, because the
+        time per token limits the load that this server can simulate.
         """
         self._start_delayed(now_ns)
-        counters = self._counters
-        log_rows = self._log.rows
-        logs_all = self._log.logs_all
-        clock_ns = time.monotonic_ns
         for emission in self._engine.advance(now_ns):
             response = emission.key
             connection = response.connection
@@ -102,28 +96,26 @@ class ResponseSender:
             if connection.closed or not is_current:
                 self._handle_sequence_emission(emission)
                 continue
-            token_index = response.tokens_sent
-            if (
-                response.has_plain_events
-                and token_index  # the first event has the role
-                and emission.tokens == 1
-                and not emission.is_last
-            ):
-                # The formula of `wire_format.token_ids`.
-                token_id = response.digest[token_index & 63] ^ (token_index >> 6 & 255)
-                data = response.chunk_prefix + TOKEN_WORDS[token_id] + response.chunk_suffix
-                event_index = response.events_sent
-                response.tokens_sent = token_index + 1
-                response.events_sent = event_index + 1
-                counters.events += 1
-                if logs_all:
-                    log_rows.extend(
-                        (response.request_number, event_index, emission.due_ns, clock_ns())
-                    )
-                connection.write(data)
+            is_one_token = emission.tokens == 1 and not emission.is_last
+            is_first = response.tokens_sent == 0  # its event has the role, too
+            if is_one_token and response.has_plain_events and not is_first:
+                self._send_plain_event(response, emission.due_ns)
             else:
                 self._send_emission(response, emission)
-        self._reset_lost_connections()
+        self._cancel_lost_requests()
+
+    def _send_plain_event(self, response: SimResponse, due_ns: int) -> None:
+        """Send the next token of a response in a plain event, and log the send.
+
+        Events in the middle of a response are logged only if all events are.
+        """
+        event_index = response.events_sent
+        data = response.build_plain_event()
+        self._counters.events += 1
+        if self._log.logs_all:
+            sent_ns = time.monotonic_ns()
+            self._log.rows.extend((response.request_number, event_index, due_ns, sent_ns))
+        response.connection.write(data)
 
     def _submit(self, response: SimResponse, start_ns: int) -> None:
         """Submit the request of a response to the engine.
@@ -173,12 +165,10 @@ class ResponseSender:
     def _send_emission(self, response: SimResponse, emission: Emission) -> None:
         """Send the tokens of an emission, and end the response after its last one.
 
-        With the injected failure `split`, each byte is written separately.
+        An emission is a number of tokens of one request that are due at the same time.
         """
         connection: Connection = response.connection
-        is_first = not response.tokens_sent
-        if is_first and response.engine_request is not None:
-            response.request.cached_tokens = response.engine_request.cached_tokens
+        self._report_cached_tokens(response)
         first_event = response.events_sent
         # Timings in the response are planned times, not the times of the sends.
         data, continuation = response.build_next_output(
@@ -186,23 +176,32 @@ class ResponseSender:
         )
         self._counters.events += response.events_sent - first_event
         if response.failure_name == "split":
-            for index in range(len(data) - 1):
-                connection.write(data[index : index + 1])
+            _write_bytes_separately(connection, data[:-1])
             data = data[-1:]
         self._log_events(response, first_event, emission)
         connection.write(data)
         if continuation is Continuation.NEXT_REQUEST:
-            self._counters.completed += 1
-            timing = response.build_timing(emission.due_ns)
-            self._metrics.add_finished(response.request_number, response.request, timing)
+            self._count_completed(response, emission.due_ns)
         if continuation is not Continuation.MORE_BYTES:
             self._end_response(response, continuation)
 
+    def _report_cached_tokens(self, response: SimResponse) -> None:
+        """Let the usage of a response have the number of prompt tokens found in the cache.
+
+        The engine knows it when it has admitted the request, so before the first token.
+        """
+        is_first_emission = response.tokens_sent == 0
+        if is_first_emission and response.engine_request is not None:
+            response.request.cached_tokens = response.engine_request.cached_tokens
+
+    def _count_completed(self, response: SimResponse, done_ns: int) -> None:
+        """Add a complete response to the counters and the metrics of the server."""
+        self._counters.completed += 1
+        timing = response.build_timing(done_ns)
+        self._metrics.add_finished(response.request_number, response.request, timing)
+
     def _log_events(self, response: SimResponse, first_event: int, emission: Emission) -> None:
         """Log the events of an emission just before they are sent.
-
-        Depending on the options of the log, these are all events, only the first and the last event
-        of a response, or none.
 
         Args:
             response: The response.
@@ -210,19 +209,19 @@ class ResponseSender:
                 number after its last event is `response.events_sent`.
             emission: The emission, which has the planned time of the events.
         """
-        log = self._log
-        has_events = response.events_sent > first_event
-        if not has_events or not log.logs_events:
+        event_indexes = range(first_event, response.events_sent)
+        if not event_indexes or not self._log.logs_events:
             return
-        if log.logs_all:
-            logged_events = range(first_event, response.events_sent)
-        elif first_event == 0 or emission.is_last:
-            logged_events = range(response.events_sent - 1, response.events_sent)
+        has_end_of_response = first_event == 0 or emission.is_last
+        if self._log.logs_all:
+            logged_indexes = event_indexes
+        elif has_end_of_response:
+            logged_indexes = event_indexes[-1:]  # the first or the last event of the response
         else:
             return
         sent_ns = time.monotonic_ns()
-        for event_index in logged_events:
-            log.rows.extend((response.request_number, event_index, emission.due_ns, sent_ns))
+        for event_index in logged_indexes:
+            self._log.rows.extend((response.request_number, event_index, emission.due_ns, sent_ns))
 
     def _end_response(self, response: SimResponse, continuation: Continuation) -> None:
         """Remove a response from the engine, and continue, close or reset its connection.
@@ -234,17 +233,27 @@ class ResponseSender:
         self.cancel(response)
         if continuation is Continuation.NEXT_REQUEST:
             connection.finish_response(response.keep_alive)
+        elif continuation is Continuation.CLOSE:
+            connection.finish_response(keep_alive=False)
         elif continuation is Continuation.RESET:
             connection.reset()
-        elif continuation is Continuation.CLOSE:
-            connection.finish_response(False)
         else:
             connection.response = SILENT_RESPONSE
 
-    def _reset_lost_connections(self) -> None:
-        """Reset the connections whose requests were at a replica that was removed."""
+    def _cancel_lost_requests(self) -> None:
+        """Reset the connections of the requests that were lost with a replica.
+
+        During a run, the number of replicas can change. The engine cancels the requests of a
+        removed replica, and their clients lose the connection.
+        """
         if self._fleet is None:
             return
         while self._fleet.lost_keys:
-            key = self._fleet.lost_keys.pop()
-            key.connection.reset()
+            response_or_sequence = self._fleet.lost_keys.pop()
+            response_or_sequence.connection.reset()
+
+
+def _write_bytes_separately(connection: Connection, data: bytes) -> None:
+    """Write each byte by itself, for the injected failure `split`."""
+    for index in range(len(data)):
+        connection.write(data[index : index + 1])

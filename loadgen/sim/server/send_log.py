@@ -83,13 +83,11 @@ class SentRequests(msgspec.Struct):
 
 
 def parse_log(data: bytes) -> SentRequests:
-    """Parse what `SendLog.drain` returns: a line of JSON, then rows of numbers.
-
-    Each column is copied into an array of its own, because that is faster to compute with than
-    every fourth number of the rows.
+    """Parse what `SendLog.drain` returns: a line of JSON, then one row of numbers per event.
 
     Raises ValueError or msgspec.MsgspecError if `data` is not such a log.
     """
+    # Imported here, because the server only writes the log and does without numpy.
     import numpy as np
 
     header_line, _, row_bytes = data.partition(b"\n")
@@ -97,5 +95,13 @@ def parse_log(data: bytes) -> SentRequests:
     table = np.frombuffer(row_bytes, "<i8").reshape(-1, len(COLUMNS))
     if len(table) != header.events:
         raise ValueError(f"the log should have {header.events} events and has {len(table)}")
-    columns = (np.ascontiguousarray(table[:, index]) for index in range(len(COLUMNS)))
-    return SentRequests(header.requests, *columns)
+    request, event, planned_ns, sent_ns = table.T
+    # In the table, the numbers of a column are far apart in memory. In an array of their own they
+    # are neighbors, which makes computations with a column faster.
+    return SentRequests(
+        requests=header.requests,
+        request=np.ascontiguousarray(request),
+        event=np.ascontiguousarray(event),
+        planned_ns=np.ascontiguousarray(planned_ns),
+        sent_ns=np.ascontiguousarray(sent_ns),
+    )

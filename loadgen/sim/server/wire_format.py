@@ -34,6 +34,8 @@ TOKEN_WORDS: tuple[bytes, ...] = tuple(
     """.split()
 )
 """256 words of five bytes, each one token of cl100k: all token events have the same size."""
+WORD_COUNT = 256
+DIGEST_BYTES = 64  # of the digest of a prompt, which determines the words of its completion
 
 DONE_EVENT = b"data: [DONE]\n\n"
 LAST_CHUNK = b"0\r\n\r\n"
@@ -160,26 +162,43 @@ def format_chunk(event: bytes) -> bytes:
 def split_chunk_at_word(before_word: bytes, after_word: bytes) -> tuple[bytes, bytes]:
     """Return the bytes of an HTTP chunk before and after the word of a token event.
 
-    The event is `before_word + word + after_word`. All words have the same length, so the length of
-    the chunk does not depend on the word.
+    The event is `before_word + word + after_word`, and a chunk is its length in hexadecimal, the
+    event and a line end. All words have the same length, so the length of the chunk does not depend
+    on the word. Then a chunk needs only one concatenation per token.
     """
-    size = len(before_word) + len(TOKEN_WORDS[0]) + len(after_word)
-    return b"%x\r\n%b" % (size, before_word), after_word + b"\r\n"
+    event_size = len(before_word) + len(TOKEN_WORDS[0]) + len(after_word)
+    chunk_prefix = b"%x\r\n%b" % (event_size, before_word)
+    chunk_suffix = after_word + b"\r\n"
+    return chunk_prefix, chunk_suffix
 
 
 def token_ids(digest: bytes, start: int, stop: int) -> list[int]:
-    """Return the ids of tokens `start` to `stop`, a function of digest and index only.
+    """Return the ids of tokens `start` to `stop` of a completion. An id is an index of TOKEN_WORDS.
 
-    Token n is the byte n modulo 64 of the digest. The number of the repetition of the digest (n
-    divided by 64) is XORed to it, so that a long text does not repeat itself every 64 words. An id
-    is an index of TOKEN_WORDS.
+    They are a function of the digest of 64 bytes and of the position only. Token n is the byte
+    n % 64 of the digest, XORed with n // 64, so that a long text does not repeat itself every 64
+    words. For example, token 130 is byte 2 of the digest, XORed with 2.
     """
-    return [digest[index & 63] ^ (index >> 6 & 255) for index in range(start, stop)]
+    return [
+        digest[position % DIGEST_BYTES] ^ (position // DIGEST_BYTES % WORD_COUNT)
+        for position in range(start, stop)
+    ]
+
+
+def token_word(digest: bytes, position: int) -> bytes:
+    """Return the word of the token at one position of a completion. See `token_ids`."""
+    token_id = digest[position % DIGEST_BYTES] ^ (position // DIGEST_BYTES % WORD_COUNT)
+    return TOKEN_WORDS[token_id]
+
+
+def token_words(digest: bytes, start: int, stop: int) -> list[bytes]:
+    """Return the words of tokens `start` to `stop` of a completion."""
+    return [TOKEN_WORDS[token_id] for token_id in token_ids(digest, start, stop)]
 
 
 def token_text(digest: bytes, start: int, stop: int) -> bytes:
     """Return the text of tokens `start` to `stop`: words of five bytes."""
-    return b"".join([TOKEN_WORDS[token_id] for token_id in token_ids(digest, start, stop)])
+    return b"".join(token_words(digest, start, stop))
 
 
 def split_at_placeholder(data: bytes) -> tuple[bytes, bytes]:
