@@ -44,7 +44,11 @@ class CompletionFormatter(ResponseFormatter):
     end_marker = DONE_EVENT
 
     def __init__(self, request: ParsedRequest, context: ResponseContext) -> None:
-        """Encode the parts of the response that are the same in all its token events."""
+        """Encode the parts of the response that are the same in all its token events.
+
+        A token event is `_before_text`, its text, and `_after_text`. The last one ends with
+        `_after_last_text` instead, which has the finish reason.
+        """
         self.flavor = context.flavor
         self._request = request
         self._is_chat = request.api == "chat"
@@ -60,11 +64,11 @@ class CompletionFormatter(ResponseFormatter):
         # OpenAI's API sends the finish reason of a chat in a separate event. trtllm-serve and both
         # completions APIs send it in the last event that has text.
         self._has_finish_event = self._is_chat and not self._is_trtllm
-        # A token event is `_before_text`, its text, and `_after_text`.
+
         self._before_text, self._after_text = self._encode_around_text(finish_reason=None)
-        self._after_last_text = self._after_text
-        if not self._has_finish_event:
-            _, self._after_last_text = self._encode_around_text(request.finish_reason)
+        last_reason = None if self._has_finish_event else request.finish_reason
+        _, self._after_last_text = self._encode_around_text(last_reason)
+        # The same bytes as an HTTP chunk: see `ResponseFormatter.chunk_prefix`.
         self.chunk_prefix, self.chunk_suffix = split_chunk_at_word(
             self._before_text, self._after_text
         )
@@ -101,13 +105,14 @@ class CompletionFormatter(ResponseFormatter):
         the server can simulate.
 
         Args:
-            start: The number of the first token.
-            stop: The number after the last token. If it equals `start`, the event has no token.
+            start: The index of the first token in the completion.
+            stop: The index after the last token. If it equals `start`, the event has no token.
             is_last: Whether this is the last token event, which may carry the finish reason.
-            filler: Additional text.
+            filler: Additional text after the tokens, for the injected failure `oversized`.
         """
         content = self._encode_tokens(start, stop)
         if self._request.called_tool:
+            # The text is the only argument of a tool call, so JSON surrounds the whole of it.
             if start == 0:
                 content = TOOL_ARGUMENTS_START + content
             if is_last:
@@ -151,29 +156,41 @@ class CompletionFormatter(ResponseFormatter):
     ) -> bytes:
         """Return the JSON body of a response that is not streamed.
 
-        API, flavor and the options of the request decide which fields it has. `reported_tokens` is
-        what the usage reports as output tokens.
+        Args:
+            reported_tokens: What the usage reports as output tokens.
+            timing: The server timing breakdown, for requests that ask for it.
+            has_finish_reason: Whether the finish reason is sent at all.
+        """
+        finish_reason = self._request.finish_reason if has_finish_reason else None
+        value: JsonObject = {
+            **self._common_fields,
+            "object": "chat.completion" if self._is_chat else "text_completion",
+            "choices": [self._build_whole_choice(finish_reason, timing)],
+            "usage": self._build_usage(reported_tokens),
+        }
+        if self._request.include_metrics:
+            value["metrics"] = build_vllm_metrics(timing)
+        return msgspec.json.encode(value)
+
+    def _build_whole_choice(self, finish_reason: str | None, timing: RequestTiming) -> JsonObject:
+        """Return the choice with the whole completion, for a response that is not streamed.
+
+        The last fields exist only in trtllm-serve and, if the request asks for it, in SGLang.
         """
         request = self._request
-        choice: JsonObject = {"index": 0, **self._build_whole_content()}
-        choice["logprobs"] = None
-        choice["finish_reason"] = request.finish_reason if has_finish_reason else None
+        choice: JsonObject = {
+            "index": 0,
+            **self._build_whole_content(),
+            "logprobs": None,
+            "finish_reason": finish_reason,
+        }
         if self._is_trtllm:
             choice |= {"stop_reason": None, "disaggregated_params": None}
             choice |= _DECODED_TOKENS_PER_ITERATION
         if request.return_meta_info:
             meta_info = build_sglang_meta_info(timing)
             choice["meta_info"] = {**meta_info, "cached_tokens": request.cached_tokens}
-        value: JsonObject = {
-            **self._common_fields,
-            "choices": [choice],
-            "usage": self._build_usage(reported_tokens),
-        }
-        if request.include_metrics:
-            value["metrics"] = build_vllm_metrics(timing)
-        if self._is_chat:
-            value["object"] = "chat.completion"
-        return msgspec.json.encode(value)
+        return choice
 
     def format_engine_failure(self) -> tuple[list[bytes], bool]:
         """Return the events after a failure of the engine, and whether the body ends properly.
@@ -199,17 +216,15 @@ class CompletionFormatter(ResponseFormatter):
     def _encode_around_text(self, finish_reason: str | None) -> tuple[bytes, bytes]:
         """Return the bytes before and after the text in a token event.
 
-        The event is encoded once with a placeholder instead of the text, and split there. So no
-        JSON has to be encoded for a single token.
+        To find them, an event is encoded with a placeholder for its text, and split there. Then a
+        token event needs no JSON encoding.
         """
         choice = self._build_token_choice(TEXT_PLACEHOLDER, finish_reason)
         value = {**self._common_fields, "choices": [choice], **self._null_usage}
         encoded = msgspec.json.encode(value)
-        # With `detokenize` false, the placeholder stands for the token ids in a list. Ids are
-        # numbers, so the quotes around it are removed.
-        encoded = encoded.replace(
-            b'["' + PLACEHOLDER_BYTES + b'"]', b"[" + PLACEHOLDER_BYTES + b"]"
-        )
+        if not self._request.detokenize:
+            # The placeholder stands for numbers in a list, so it must not have quotes around it.
+            encoded = encoded.replace(b'["%b"]' % PLACEHOLDER_BYTES, b"[%b]" % PLACEHOLDER_BYTES)
         before, after = split_at_placeholder(encoded)
         return b"data: " + before, after + b"\n\n"
 
@@ -220,12 +235,22 @@ class CompletionFormatter(ResponseFormatter):
         which keys it has, and whether a null is written or left out.
         """
         if self._request.called_tool:
-            delta = {"tool_calls": [{"index": 0, "function": {"arguments": text}}]}
-            return {"index": 0, "delta": delta, "finish_reason": finish_reason}
-        if self._is_chat and self._is_trtllm:
-            return _build_trtllm_chat_choice(text, finish_reason)
+            return _build_tool_call_choice(text, finish_reason)
         if self._is_chat:
-            return _build_openai_chat_choice({"content": text}, None)
+            return self._build_chat_choice(text, finish_reason)
+        return self._build_completion_choice(text, finish_reason)
+
+    def _build_chat_choice(self, text: str, finish_reason: str | None) -> JsonObject:
+        """Return the choice of a token event of a chat.
+
+        OpenAI's API sends the finish reason of a chat in an event of its own (`format_closing`).
+        """
+        if self._is_trtllm:
+            return _build_trtllm_chat_choice(text, finish_reason)
+        return _build_openai_chat_choice({"content": text}, finish_reason=None)
+
+    def _build_completion_choice(self, text: str, finish_reason: str | None) -> JsonObject:
+        """Return the choice of a token event of a completion."""
         if self._is_trtllm:
             return _build_trtllm_completion_choice(text, finish_reason, self._request.detokenize)
         return {"text": text, "index": 0, "logprobs": None, "finish_reason": finish_reason}
@@ -278,18 +303,21 @@ class CompletionFormatter(ResponseFormatter):
         return f"call_{self._request.digest[:8].hex()}"
 
     def _build_whole_content(self) -> JsonObject:
-        """Return the fields of a choice with the whole completion, for a response without stream.
+        """Return the content fields of a choice with the whole completion.
 
-        A completion has a text, or token ids with `detokenize` false. A chat has a message.
+        A chat has a message. A completion has a text, or token ids if the request has `detokenize`
+        false, a field that only the completions API has.
         """
         request = self._request
         if not request.detokenize:
-            ids = token_ids(request.digest, 0, request.output_tokens)
-            return {"text": "", "token_ids": ids}
+            return {
+                "text": "",
+                "token_ids": token_ids(request.digest, 0, request.output_tokens),
+            }
         text = token_text(request.digest, 0, request.output_tokens).decode()
-        if not self._is_chat:
-            return {"text": text}
-        return {"message": self._build_message(text)}
+        if self._is_chat:
+            return {"message": self._build_message(text)}
+        return {"text": text}
 
     def _build_message(self, text: str) -> JsonObject:
         """Return the message of a chat, with a text or with a call of a tool.
@@ -324,9 +352,13 @@ def _build_trtllm_chat_choice(text: str, finish_reason: str | None) -> JsonObjec
 def _build_trtllm_completion_choice(
     text: str, finish_reason: str | None, detokenize: bool
 ) -> JsonObject:
-    """Return a token choice of trtllm-serve's completions API, which writes every key.
+    """Return the choice of a token event of trtllm-serve's completions API, with every key.
 
-    `text` is the placeholder for the text or for the token ids.
+    Args:
+        text: The text of the event. With `detokenize` false, a placeholder that the formatter later
+            replaces by the ids of the tokens, separated by commas.
+        finish_reason: Why the completion has ended, or None if this is not its last event.
+        detokenize: Whether the event has text. If not, it has token ids.
     """
     return {
         "index": 0,
@@ -340,12 +372,25 @@ def _build_trtllm_completion_choice(
 
 
 def _build_openai_chat_choice(delta: JsonObject, finish_reason: str | None) -> JsonObject:
+    """Return the choice of an event of OpenAI's chat API. The delta is its part of the message."""
     return {"index": 0, "delta": delta, "logprobs": None, "finish_reason": finish_reason}
 
 
+def _build_tool_call_choice(text: str, finish_reason: str | None) -> JsonObject:
+    """Return the choice of a token event of a chat whose completion is a tool call.
+
+    The text is the next part of the JSON arguments of the call.
+    """
+    delta = {"tool_calls": [{"index": 0, "function": {"arguments": text}}]}
+    return {"index": 0, "delta": delta, "finish_reason": finish_reason}
+
+
 def _with_usage(event: bytes, usage: JsonObject) -> bytes:
-    """Return an event with a usage object as its last field, in the place of a null usage."""
-    field = b'"usage":' + msgspec.json.encode(usage) + b"}\n\n"
+    """Return an encoded event with a usage object as its last field.
+
+    An event ends with `}` and two line ends. If its last field is a null usage, that is replaced.
+    """
+    usage_field = b'"usage":' + msgspec.json.encode(usage) + b"}\n\n"
     if event.endswith(_NULL_USAGE_AT_END):
-        return event.removesuffix(_NULL_USAGE_AT_END) + field
-    return event.removesuffix(b"}\n\n") + b"," + field
+        return event.removesuffix(_NULL_USAGE_AT_END) + usage_field
+    return event.removesuffix(b"}\n\n") + b"," + usage_field

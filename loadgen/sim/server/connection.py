@@ -23,7 +23,6 @@ MAX_PIPELINED_REQUESTS = 16  # that may wait behind the one being answered
 RECV_BYTES = 256 << 10
 INCOMPLETE_REQUEST_TIMEOUT_NS = 60_000_000_000
 _LINGER_WITH_RESET = struct.pack("ii", 1, 0)  # SO_LINGER on with timeout 0: close sends a reset
-_HEADERS_COMPLETE = -(1 << 62)  # a header byte count that no request body lifts above the limit
 
 
 class ConnectionOwner(Protocol):
@@ -81,9 +80,8 @@ class Connection:
     def on_readable(self) -> None:
         """Read from the socket and handle the requests that are complete.
 
-        The parser calls the `on_...` methods below with what it finds. The connection is closed if
-        the client has closed its side. Invalid requests, and headers that are too long, are refused
-        with an error response.
+        The connection is closed if the client has closed its side. After the last response, what
+        the client still sends is discarded.
         """
         try:
             data = self.sock.recv(RECV_BYTES)
@@ -95,8 +93,16 @@ class Connection:
             self.close()
             return
         self.idle_since_ns = time.monotonic_ns()
-        if self._is_draining:
-            return
+        if not self._is_draining:
+            self._parse(data)
+            self._handle_next_request()
+
+    def _parse(self, data: bytes) -> None:
+        """Pass bytes to the parser, which calls the `on_...` methods below with what it finds.
+
+        Invalid requests, and headers that are too long, are refused. Only the first refusal of a
+        connection has an effect.
+        """
         self._header_bytes += len(data)
         try:
             self._parser.feed_data(data)
@@ -104,9 +110,9 @@ class Connection:
             pass  # an upgrade to another protocol, which is ignored; the request itself was read
         except httptools.HttpParserError:
             self._refuse(400)
-        if self._header_bytes > MAX_HEADER_BYTES:
+        has_long_headers = not self._has_all_headers and self._header_bytes > MAX_HEADER_BYTES
+        if has_long_headers:
             self._refuse(431)
-        self._handle_next_request()
 
     def on_message_begin(self) -> None:
         """Start a request (called by httptools)."""
@@ -125,10 +131,9 @@ class Connection:
         """Check the announced size, and confirm `Expect: 100-continue` (called by httptools).
 
         A client that sends this header waits for the confirmation before it sends the body. A body
-        that is too large is refused before it is sent. The bytes of the body do not count towards
-        the limit for headers, so the count is set to a number that they never lift above it.
+        that is too large is refused before it is sent.
         """
-        self._header_bytes = _HEADERS_COMPLETE
+        self._has_all_headers = True
         if int(self._headers.get(b"content-length", b"0")) > self.owner.max_body_bytes:
             self._refuse(413)
             return
@@ -173,7 +178,9 @@ class Connection:
         self._headers: dict[bytes, bytes] = {}
         self._body_pieces: list[bytes] = []
         self._body_bytes = 0
+        # The bytes read since the request began, which are headers until all of these are read.
         self._header_bytes = 0
+        self._has_all_headers = False
 
     def _refuse(self, status: int) -> None:
         """Answer with an HTTP error and read no more requests from this connection.
@@ -233,24 +240,26 @@ class Connection:
     def on_writable(self) -> None:
         """Send buffered bytes. The server calls this when the socket accepts bytes again.
 
-        When all are sent, the connection is closed if the last response was to close it. That
-        response may have ended while its bytes were still buffered.
+        When all are sent, the connection is closed if the last response has ended and was to close
+        it. Then the response ended while its bytes were still buffered.
         """
         buffer = self._unsent
         if buffer is None:
             return
         try:
-            del buffer[: self.sock.send(buffer)]
+            sent_bytes = self.sock.send(buffer)
         except (BlockingIOError, InterruptedError):
             return
         except OSError:
             self.close()
             return
+        del buffer[:sent_bytes]
         if buffer:
             return
         self._unsent = None
         self.owner.watch_writable(self, False)
-        if self.response is None and self._close_after_response and not self._pending:
+        has_ended_last_response = self.response is None and not self._pending
+        if has_ended_last_response and self._close_after_response:
             self._close_gracefully()
 
     def finish_response(self, keep_alive: bool) -> None:
@@ -287,17 +296,25 @@ class Connection:
             self.close()
 
     def is_overdue(self, now_ns: int, keep_alive_ns: int) -> bool:
-        """Return whether the connection has been idle for too long, so that it is closed.
+        """Return whether the connection has been idle for too long and has to be closed.
 
-        The limit is `keep_alive_ns` after a response, as in uvicorn. It is a minute if a request is
-        incomplete, or if the client has not sent any.
+        A connection with a response in progress, or with bytes to send, is not idle.
+
+        Args:
+            now_ns: The current time.
+            keep_alive_ns: How long the connection may be idle after a response. A client that has
+                not sent its first request, or only a part of a request, has a minute instead.
         """
-        if self.response is not None or self._unsent is not None:
+        is_busy = self.response is not None or self._unsent is not None
+        if is_busy:
             return False
-        is_after_response = self.responses_sent > 0 and not self._is_request_incomplete
-        if is_after_response or self._is_draining:
-            return now_ns - self.idle_since_ns > keep_alive_ns
-        return now_ns - self.idle_since_ns > INCOMPLETE_REQUEST_TIMEOUT_NS
+        is_between_requests = self.responses_sent > 0 and not self._is_request_incomplete
+        # A draining connection has sent its last response, and waits for the client to close.
+        if is_between_requests or self._is_draining:
+            limit_ns = keep_alive_ns
+        else:
+            limit_ns = INCOMPLETE_REQUEST_TIMEOUT_NS
+        return now_ns - self.idle_since_ns > limit_ns
 
     def close(self) -> None:
         """Close the connection, and let the server cancel its response.

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
-from typing import Any, Literal, cast
+from typing import Any, Literal
 
 import msgspec
 
@@ -21,6 +21,8 @@ from loadgen.sim.server.wire_format import ParsedRequest, ResponseContext, Respo
 DEFAULT_DIMENSIONS = 1024
 MAX_DIMENSIONS = 8192
 MAX_SEQUENCES = 2048  # per request, as in OpenAI's API
+
+NonGenerativeApi = Literal["embeddings", "rerank"]
 
 
 class _EmbeddingsBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
@@ -58,12 +60,14 @@ def parse_embeddings_request(body: bytes, rules: RequestRules) -> ParsedRequest:
     """
     request: _EmbeddingsBody = _decode_body(_decode_embeddings_body, body, rules)
     check_model(request.model, rules)
-    request.input = _normalize_inputs(request.input, rules)
+    inputs = _normalize_inputs(request.input, rules)
+    request.input = list(inputs)  # the response has one embedding per input
     dimensions = request.dimensions
     if dimensions is not None and not 1 <= dimensions <= MAX_DIMENSIONS:
         text = f"dimensions must be from 1 to {MAX_DIMENSIONS}"
         raise refusal(rules.flavor, text, "dimensions")
-    lengths = tuple(_count_input_tokens(value) for value in request.input)
+    lengths = tuple(_count_input_tokens(value) for value in inputs)
+    _check_sequences("embeddings", lengths, rules)
     return _build_parsed_request("embeddings", request, body, lengths, rules)
 
 
@@ -82,6 +86,7 @@ def parse_rerank_request(body: bytes, rules: RequestRules) -> ParsedRequest:
     request.documents = list(texts)
     query_tokens = _count_input_tokens(request.query)
     lengths = tuple(query_tokens + _count_input_tokens(text) for text in texts)
+    _check_sequences("rerank", lengths, rules)
     return _build_parsed_request("rerank", request, body, lengths, rules)
 
 
@@ -95,50 +100,37 @@ def _decode_body(decode: Any, body: bytes, rules: RequestRules) -> Any:
 
 def _normalize_inputs(
     value: str | list[int | str | list[int]], rules: RequestRules
-) -> list[int | str | list[int]]:
+) -> list[str | list[int]]:
     """Return the inputs of an embeddings request as a list of texts and lists of token ids.
 
     OpenAI's API accepts four forms: a text, several texts, the token ids of a text, or several
     lists of token ids. Raises RefusalError.
     """
-    inputs: list[int | str | list[int]]
     if isinstance(value, str):
-        inputs = [value]
+        inputs: list[Any] = [value]
     elif value and all(isinstance(item, int) for item in value):
-        inputs = [cast(list[int], value)]  # the token ids of one text
+        inputs = [value]  # the token ids of one text
     else:
         inputs = value
-    # A number here is one token id among texts or lists.
-    if not inputs or any(isinstance(item, int) or not item for item in inputs):
+    # A list must not mix token ids with texts or lists, and no input may be empty.
+    is_valid = all(isinstance(item, str | list) and item for item in inputs)
+    if not inputs or not is_valid:
         problem = "input must be a text, a list of token ids, or a list of these; none empty"
         raise malformed_body(rules.flavor, problem)
     return inputs
 
 
-def _count_input_tokens(value: Any) -> int:
+def _count_input_tokens(value: str | list[int]) -> int:
     """Return the number of tokens of a text or of a list of token ids."""
-    return max(1, count_tokens(value)) if isinstance(value, str) else len(value)
+    if isinstance(value, str):
+        return max(1, count_tokens(value))
+    return len(value)
 
 
-def _build_parsed_request(
-    api: Literal["embeddings", "rerank"],
-    request: _EmbeddingsBody | _RerankBody,
-    body: bytes,
-    sequence_lengths: tuple[int, ...],
-    rules: RequestRules,
-) -> ParsedRequest:
-    """Return the parsed request after a check of the number and the lengths of its sequences.
-
-    A non-generative request has no output tokens and no completion. Its digest is that of the whole
-    body. Raises RefusalError if there are too many sequences, or one is too long.
-
-    Args:
-        api: The API of the request.
-        request: The decoded body.
-        body: The body as bytes.
-        sequence_lengths: The length of each sequence in tokens.
-        rules: The options of the server.
-    """
+def _check_sequences(
+    api: NonGenerativeApi, sequence_lengths: tuple[int, ...], rules: RequestRules
+) -> None:
+    """Raise RefusalError if a request has too many sequences, or if one of them is too long."""
     if len(sequence_lengths) > MAX_SEQUENCES:
         text = f"at most {MAX_SEQUENCES} at once, got {len(sequence_lengths)}"
         raise refusal(rules.flavor, text, api)
@@ -150,6 +142,24 @@ def _build_parsed_request(
             "that this model takes"
         )
         raise refusal(rules.flavor, text, api, code="context_length_exceeded")
+
+
+def _build_parsed_request(
+    api: NonGenerativeApi,
+    request: _EmbeddingsBody | _RerankBody,
+    body: bytes,
+    sequence_lengths: tuple[int, ...],
+    rules: RequestRules,
+) -> ParsedRequest:
+    """Return the parsed request, which has no output tokens and no completion.
+
+    Args:
+        api: The API of the request.
+        request: The decoded body.
+        body: The body as bytes. The digest of the request is that of the whole body.
+        sequence_lengths: The length of each sequence in tokens.
+        rules: The options of the server.
+    """
     seed = rules.seed.to_bytes(8, "little")
     return ParsedRequest(
         api=api,
@@ -178,29 +188,44 @@ class EmbeddingsFormatter(ResponseFormatter):
     def format_body(
         self, reported_tokens: int, _timing: RequestTiming, *, has_finish_reason: bool = True
     ) -> bytes:
-        """Return the JSON body of the response.
+        """Return the JSON body of the response: the embeddings, or the ranked documents.
+
+        The arguments are those of all formatters.
 
         Args:
-            reported_tokens: Tokens that the usage reports in addition to the input tokens. Above 0
-                only with the injected failure `wrong_count`.
-            has_finish_reason: Whether the response is complete. If not (the injected failure
-                `no_finish`), it contains no values, because this API has no finish reason.
+            reported_tokens: What the usage reports as output tokens: 0, or more with the injected
+                failure `wrong_count`. This API has no output, so they are added to the input.
+            has_finish_reason: False with the injected failure `no_finish`. This API has no finish
+                reason, so the response is incomplete in another way: it contains no values.
         """
         tokens = self._request.input_tokens + reported_tokens
         usage = {"prompt_tokens": tokens, "total_tokens": tokens}
-        model = self._request.model
+        has_values = has_finish_reason
         if self._request.api == "embeddings":
-            vectors = self._build_embeddings() if has_finish_reason else []
-            body = {"object": "list", "data": vectors, "model": model, "usage": usage}
-        else:
-            results = self._rank_documents() if has_finish_reason else []
-            body = {
-                "id": f"rerank-{self._request_number}",
-                "model": model,
+            return self._format_embeddings(usage, has_values)
+        return self._format_ranking(usage, has_values)
+
+    def _format_embeddings(self, usage: dict[str, int], has_values: bool) -> bytes:
+        """Return the JSON body of a response with embeddings."""
+        return msgspec.json.encode(
+            {
+                "object": "list",
+                "data": self._build_embeddings() if has_values else [],
+                "model": self._request.model,
                 "usage": usage,
-                "results": results,
             }
-        return msgspec.json.encode(body)
+        )
+
+    def _format_ranking(self, usage: dict[str, int], has_values: bool) -> bytes:
+        """Return the JSON body of a response with ranked documents."""
+        return msgspec.json.encode(
+            {
+                "id": f"rerank-{self._request_number}",
+                "model": self._request.model,
+                "usage": usage,
+                "results": self._rank_documents() if has_values else [],
+            }
+        )
 
     def _build_embeddings(self) -> list[dict[str, Any]]:
         """Return the embeddings of the inputs: unit vectors, each a function of its input.

@@ -28,6 +28,7 @@ IDLE_CHECK_S = 0.25  # idle connections are closed at most this late
 MAX_WAIT_S = 60.0  # of a poll without connections
 MAX_ACCEPTS = 256  # connections accepted in one turn, so that streams are not delayed for long
 LISTEN_BACKLOG = 4096
+STDIN_READ_BYTES = 4096
 NS_PER_S = 1_000_000_000
 _EDGE_TRIGGERED = getattr(select, "EPOLLET", 0)
 _HANGUP = select.POLLERR | select.POLLHUP
@@ -44,9 +45,9 @@ class SimServer:
         """
         self.max_body_bytes = options.max_body_bytes
         self.max_buffered_bytes = options.buffer_bytes
-        self._log_path = options.log
         self._handler = RequestHandler(options)
         self._sender = self._handler.sender
+        self._log_path = options.log
         self._check_log_path()
         self._keep_alive_ns = parse_duration_ns(options.idle_close, "--idle-close")
 
@@ -56,10 +57,15 @@ class SimServer:
         self._listener = _listen(options)
         self._tls = tls.create_context(options.cert, options.key) if options.cert else None
         self.url = _format_url(self._listener, is_tls=self._tls is not None)
+        self._create_poll()
 
-        # The loop polls the listener, the connections, a timer for what is due next, and a socket
-        # by which `stop` wakes it up.
-        has_epoll = hasattr(select, "epoll")  # on Linux
+    def _create_poll(self) -> None:
+        """Create the object by which the loop waits for events of sockets and other files.
+
+        It watches the listening socket, the connections, a timer for what is due next, and a socket
+        by which `stop` wakes up the loop. Linux has `epoll`, other systems have only `poll`.
+        """
+        has_epoll = hasattr(select, "epoll")
         self._poll: Any = select.epoll() if has_epoll else select.poll()
         self._timeout_units_per_s = 1 if has_epoll else 1000  # epoll waits in s, poll in ms
         self._timer = self._create_timer()
@@ -68,29 +74,32 @@ class SimServer:
         self._poll.register(self._listener.fileno(), select.POLLIN)
         self._poll.register(self._wake_receiver.fileno(), select.POLLIN)
 
-    def run(self, stdin: int = -1) -> None:
-        """Serve until `stop` is called, or until the file descriptor `stdin` ends.
+    def run(self, stdin_fd: int = -1) -> None:
+        """Serve until `stop` is called, or until the file with the descriptor `stdin_fd` ends.
 
-        A parent process keeps the other end of `stdin` open as long as it needs the server. -1
+        A parent process keeps the other end of this file open as long as it needs the server. -1
         means that there is no such file.
         """
-        if stdin >= 0:
-            self._poll.register(stdin, select.POLLIN)
+        if stdin_fd >= 0:
+            self._poll.register(stdin_fd, select.POLLIN)
         listener_fd = self._listener.fileno()
         while not self._is_stopping:
-            for fd, mask in self._poll.poll(self._poll_timeout()):
+            for fd, events in self._poll.poll(self._wait_for_due()):
                 connection = self._connections.get(fd)
                 if connection is not None:
-                    if mask & select.POLLOUT:
-                        connection.on_writable()
-                    if mask & (select.POLLIN | _HANGUP) and not connection.closed:
-                        connection.on_readable()
+                    _handle_connection_events(connection, events)
                 elif fd == listener_fd:
                     self._accept()
-                elif fd == stdin and not os.read(stdin, 4096):
-                    self._is_stopping = True
+                elif fd == stdin_fd:
+                    self._read_stdin(stdin_fd)
             self._sender.send_due(time.monotonic_ns())
             self._close_idle_connections()
+
+    def _read_stdin(self, stdin_fd: int) -> None:
+        """Read and discard what the parent process has sent, and stop if it has closed the file."""
+        data = os.read(stdin_fd, STDIN_READ_BYTES)
+        if not data:
+            self._is_stopping = True
 
     def stop(self, *_: object) -> None:
         """End `run` after this turn. It can be used as a signal handler."""
@@ -150,9 +159,9 @@ class SimServer:
         try:
             open(self._log_path, "wb").close()
         except OSError as error:
-            raise UserError(
-                of_reading(error), f"cannot be opened: {error.strerror}", str(error.filename)
-            ) from None
+            error_code = of_reading(error)  # the same codes as for files that are read
+            problem = f"cannot be opened: {error.strerror}"
+            raise UserError(error_code, problem, str(error.filename)) from None
 
     def _create_timer(self) -> TimerFd | None:
         """Return a timer that ends the poll, or None if the system has none.
@@ -166,26 +175,29 @@ class SimServer:
             return None
         return timer
 
-    def _poll_timeout(self) -> float:
-        """Return the timeout of the next poll in its unit, and arm the timer for what is due next.
+    def _wait_for_due(self) -> float:
+        """Return how long the next poll may wait, in the unit of its timeout.
 
-        The timer ends the poll with a resolution of nanoseconds. On systems without such a timer,
-        the timeout ends the poll when something is due, with a resolution of milliseconds. It is 0
-        if something is due already.
+        It waits until something is due, but not longer than until the next check for idle
+        connections. If there is a timer, it is set to the time at which something is due, because
+        it ends the poll with a resolution of nanoseconds. The timeout of a poll itself has a
+        resolution of milliseconds.
         """
-        max_wait_s = IDLE_CHECK_S if self._connections else MAX_WAIT_S
         due_ns = self._sender.next_due_ns()
+        max_wait_s = IDLE_CHECK_S if self._connections else MAX_WAIT_S
+        max_timeout = max_wait_s * self._timeout_units_per_s
         if due_ns is None:
-            return max_wait_s * self._timeout_units_per_s
+            return max_timeout
         wait_ns = due_ns - time.monotonic_ns()
         if wait_ns <= 0:
             return 0
         if self._timer is None:
-            return min(max_wait_s, wait_ns / NS_PER_S) * self._timeout_units_per_s
+            timeout = wait_ns / NS_PER_S * self._timeout_units_per_s
+            return min(max_timeout, timeout)
         if due_ns != self._timer_due_ns:
             self._timer.arm(due_ns)
             self._timer_due_ns = due_ns
-        return max_wait_s * self._timeout_units_per_s
+        return max_timeout
 
     def _accept(self) -> None:
         """Accept the waiting connections, at most MAX_ACCEPTS of them in one turn of the loop.
@@ -222,6 +234,18 @@ class SimServer:
         ]
         for connection in overdue:
             connection.close()
+
+
+def _handle_connection_events(connection: Connection, events: int) -> None:
+    """Let a connection send and read, according to the events of its socket.
+
+    A socket with an error, or whose client has gone, is read, too: reading finds the cause.
+    """
+    if events & select.POLLOUT:
+        connection.on_writable()
+    is_readable = events & (select.POLLIN | _HANGUP)
+    if is_readable and not connection.closed:
+        connection.on_readable()
 
 
 def _listen(options: Options) -> socket.socket:

@@ -145,7 +145,7 @@ def parse_messages_request(body: bytes, rules: RequestRules) -> ParsedRequest:
     try:
         check_model(request.model, rules)
         output_tokens, finish_reason = choose_output_length(
-            request, request.max_tokens, input_tokens, digest, rules
+            request.max_tokens, input_tokens, digest, rules
         )
     except RefusalError as refusal:
         raise _convert_refusal(refusal) from None
@@ -196,8 +196,12 @@ class MessageFormatter(ResponseFormatter):
     """Formats the response to one request to the Messages API."""
 
     def __init__(self, request: ParsedRequest, context: ResponseContext) -> None:
-        """Encode the bytes before and after the text of a token event, once per response."""
-        self.flavor = context.flavor
+        """Encode the parts of the response that are the same in all its token events.
+
+        A token event is `_before_text`, its text, and `_after_text`. To find them, an event is
+        encoded with a placeholder for its text, and split there.
+        """
+        self.flavor = context.flavor  # of errors before the response starts
         self._request = request
         self._message_id = f"msg_{context.request_number}_{request.digest[:6].hex()}"
         if request.called_tool:
@@ -206,6 +210,7 @@ class MessageFormatter(ResponseFormatter):
             delta = {"type": "text_delta", "text": TEXT_PLACEHOLDER}
         delta_event = _format_event("content_block_delta", index=0, delta=delta)
         self._before_text, self._after_text = split_at_placeholder(delta_event)
+        # The same bytes as an HTTP chunk: see `ResponseFormatter.chunk_prefix`.
         self.chunk_prefix, self.chunk_suffix = split_chunk_at_word(
             self._before_text, self._after_text
         )
@@ -227,14 +232,20 @@ class MessageFormatter(ResponseFormatter):
         ]
 
     def format_event(self, start: int, stop: int, *, is_last: bool, filler: bytes = b"") -> bytes:
-        """Return the event with tokens `start` to `stop`, and `filler` as additional text.
+        """Return the event with tokens `start` to `stop` (exclusive) of the completion.
 
         The event is put together from bytes that were encoded once per response, which is possible
-        because the words need no escapes in JSON. The tokens of a tool call are its only argument,
-        so the first event also has the start of the JSON arguments, and the last one their end.
+        because the words need no escapes in JSON.
+
+        Args:
+            start: The index of the first token in the completion.
+            stop: The index after the last token.
+            is_last: Whether this is the last token event. Only tool calls differ then.
+            filler: Additional text after the tokens, for the injected failure `oversized`.
         """
         content = token_text(self._request.digest, start, stop) + filler
         if self._request.called_tool:
+            # The text is the only argument of a tool call, so JSON surrounds the whole of it.
             if start == 0:
                 content = TOOL_ARGUMENTS_START + content
             if is_last:
@@ -244,9 +255,14 @@ class MessageFormatter(ResponseFormatter):
     def format_closing(
         self, reported_tokens: int, _timing: RequestTiming, *, has_finish_reason: bool = True
     ) -> list[bytes]:
-        """Return the events after the last text, which end the content block and the message.
+        """Return the events after the last text.
 
-        The stop reason and the usage, with `reported_tokens` output tokens, come in between.
+        The content block ends, then follow the stop reason and the usage, and the message ends.
+
+        Args:
+            reported_tokens: What the usage reports as output tokens.
+            has_finish_reason: Whether the stop reason is sent. It is null otherwise.
+            _timing: Not used, because this API reports no server timing.
         """
         delta = {"stop_reason": self._stop_reason(has_finish_reason), "stop_sequence": None}
         return [

@@ -69,7 +69,7 @@ class ServerPages:
             log: The log of requests and events.
 
         Raises:
-            UserError: The version in the options is not valid.
+            UserError: The options are for trtllm-serve, and their version is not valid.
         """
         self._options = options
         self._setup = setup
@@ -77,8 +77,10 @@ class ServerPages:
         self._metrics = metrics
         self._log = log
         self._start_ns = time.monotonic_ns()
-        self._events_when_metrics_were_read = 0
+        self._reported_events = 0  # `counters.events` when the page /metrics was last read
         self.reports_timing_in_response = False
+        # Pages are read with GET, commands are carried out with POST. Only trtllm-serve has
+        # commands.
         self._pages: dict[str, Callable[[], HttpResponse]] = {
             "/v1/models": self._list_models,
             "/health": self._respond_empty,
@@ -118,7 +120,8 @@ class ServerPages:
 
     def answer(self, path: str) -> HttpResponse:
         """Return the page at an existing path, or carry out its command."""
-        return (self._pages.get(path) or self._commands[path])()
+        respond = self._pages.get(path) or self._commands[path]
+        return respond()
 
     def _respond_empty(self) -> HttpResponse:
         return HttpResponse(200, b"", "")
@@ -185,13 +188,13 @@ class ServerPages:
         if fleet is not None:
             rows = [build_iteration_stats(iteration, fleet) for iteration in fleet.iterations]
             fleet.iterations.clear()
-        elif counters.events > self._events_when_metrics_were_read:
+        elif counters.events > self._reported_events:
             engine = self._setup.engine
             row = build_stats_without_engine(
                 counters.events, engine.active_count, engine.queued_count, counters.completed
             )
             rows = [row]
-        self._events_when_metrics_were_read = counters.events
+        self._reported_events = counters.events
         return _json_response(rows)
 
     def _list_models(self) -> HttpResponse:

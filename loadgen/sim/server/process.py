@@ -21,30 +21,33 @@ if TYPE_CHECKING:
     from loadgen.sim.server.embedded import EmbeddedServer
 
 PR_SET_PDEATHSIG = 1  # see prctl(2)
-STDIN = 0
+STDIN_FD = 0
 
 
-def serve(options: Options, stdin: int = -1) -> int:
+def serve(options: Options, stdin_fd: int = -1) -> int:
     """Run one server in this process until it is stopped, and return the exit code.
 
     With the option `cores`, the first process starts the others, which share its port. When the
     server listens, it prints one line of JSON on stdout, `{"url": ..., "pid": ...}`. It ends at
-    SIGTERM, SIGINT or SIGHUP, or when the file descriptor `stdin` ends.
+    SIGTERM, SIGINT or SIGHUP, or when the file with the descriptor `stdin_fd` ends.
     """
-    other_servers: list[EmbeddedServer] = []
-    if options.cores > 1 and options.core == 0:
-        with _reserved_port(options) as options_with_port:
-            other_servers = _start_other_processes(options_with_port)
-        options = options_with_port
+    other_processes: list[EmbeddedServer] = []
+    process_count = options.cores
+    is_first_process = options.core == 0
+    if process_count > 1 and is_first_process:
+        with _reserve_port(options) as shared_options:
+            other_processes = _start_other_processes(shared_options)
+        # From now on, the other processes keep the port. This one listens on it, too.
+        options = shared_options
     server = SimServer(options)
     _stop_on_signals(server)
     gc.freeze()  # these objects are never freed; later ones form no cycles
     print(msgspec.json.encode({"url": server.url, "pid": os.getpid()}).decode(), flush=True)
     try:
-        server.run(stdin)
+        server.run(stdin_fd)
     finally:
-        for other in other_servers:
-            other.stop()
+        for process in other_processes:
+            process.stop()
         server.close()
     return 0
 
@@ -58,17 +61,20 @@ def _stop_on_signals(server: SimServer) -> None:
 
 
 @contextmanager
-def _reserved_port(options: Options) -> Iterator[Options]:
+def _reserve_port(options: Options) -> Iterator[Options]:
     """Reserve a port for several processes within a `with` block, and yield the options with it.
 
-    With port 0, the system chooses a free port. The socket of this function only keeps it until the
-    processes listen on it. Raises TargetError if the address cannot be used.
+    With port 0, the system chooses a free port. A socket is bound to the port, so that no other
+    program gets it before the processes listen on it. They can, because SO_REUSEPORT allows several
+    sockets on one port. The socket itself does not listen, and gets no connections.
+
+    Raises TargetError if the address cannot be used.
     """
     family = socket.AF_INET6 if ":" in options.host else socket.AF_INET
-    with socket.socket(family) as sock:
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+    with socket.socket(family) as placeholder_socket:
+        placeholder_socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
         try:
-            sock.bind((options.host, options.port))
+            placeholder_socket.bind((options.host, options.port))
         except OSError as error:
             raise TargetError(
                 "cannot_listen",
@@ -76,7 +82,8 @@ def _reserved_port(options: Options) -> Iterator[Options]:
                 f"{options.host}:{options.port}",
                 "another --port",
             ) from None
-        yield msgspec.structs.replace(options, port=sock.getsockname()[1])
+        port = placeholder_socket.getsockname()[1]
+        yield msgspec.structs.replace(options, port=port)
 
 
 def _start_other_processes(options: Options) -> list[EmbeddedServer]:
@@ -111,21 +118,31 @@ def main() -> int:
     """Run the child process of `embedded.start` and return its exit code.
 
     The first line of stdin has the options as JSON, and the end of stdin ends the server. An error
-    is printed as one line of JSON, which the parent process reads.
+    is printed as one line of JSON, which the parent process reads. With the argument
+    `--die-with-parent`, the process also ends when its parent dies.
     """
     if "--die-with-parent" in sys.argv:
         die_with_parent()
-    with open(STDIN, "rb", buffering=0, closefd=False) as stdin:
-        line = stdin.readline()
-    if not line:
-        return 0
+    with open(STDIN_FD, "rb", buffering=0, closefd=False) as stdin:
+        options_line = stdin.readline()
+    if not options_line:
+        return 0  # the parent has ended
     try:
-        return serve(msgspec.json.decode(line, type=Options), STDIN)
-    except (LoadgenError, CombinedError, OSError) as error:
-        code = "host_refused" if isinstance(error, OSError) else codes(error)[0]
-        with suppress(BrokenPipeError):  # the parent has ended
-            print(msgspec.json.encode({"error": str(error), "code": code}).decode(), flush=True)
-        return 2
+        options = msgspec.json.decode(options_line, type=Options)
+        return serve(options, STDIN_FD)
+    except OSError as error:
+        _report_error(error, "host_refused")
+    except (LoadgenError, CombinedError) as error:
+        first_code = codes(error)[0]
+        _report_error(error, first_code)
+    return 2
+
+
+def _report_error(error: Exception, code: str) -> None:
+    """Print an error for the parent process, with the code that classifies it."""
+    message = msgspec.json.encode({"error": str(error), "code": code}).decode()
+    with suppress(BrokenPipeError):  # the parent has ended
+        print(message, flush=True)
 
 
 if __name__ == "__main__":

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Mapping
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import msgspec
 
@@ -185,31 +185,32 @@ _IGNORED_BY_OPENAI_COMPLETIONS: IgnoredFields = {
 }
 
 
-def create_body_decoder(fields: type[msgspec.Struct], *ignored: IgnoredFields) -> BodyDecoder:
+def create_body_decoder(
+    body_type: type[msgspec.Struct], *ignored_fields: IgnoredFields
+) -> BodyDecoder:
     """Return a decoder of JSON bodies that accepts known fields only.
 
     Some servers answer 400 to unknown fields. The decoder therefore decodes a type that is created
-    here: a subclass of `fields` with one optional field for each ignored field. So the types of
+    here: a subclass of `body_type` with one optional field for each ignored field. So the types of
     ignored fields are checked, too, although they have no effect.
 
     Args:
-        fields: The type with the fields that have an effect.
-        ignored: Names of further fields that are accepted, by their type.
+        body_type: The type with the fields that have an effect.
+        ignored_fields: Mappings from a type to the names of ignored fields of that type, such as
+            `{bool: "echo logprobs"}`.
 
     Returns:
         A function that raises msgspec.MsgspecError, UnicodeDecodeError or RecursionError.
     """
     default_value = None
-    ignored_fields = [
-        (name, field_type, default_value)
-        for names_by_type in ignored
-        for field_type, names in names_by_type.items()
-        for name in names.split()
-    ]
-    body = msgspec.defstruct(
-        "Body", ignored_fields, bases=(fields,), kw_only=True, forbid_unknown_fields=True
+    optional_fields: list[tuple[str, Any, None]] = []
+    for names_by_type in ignored_fields:
+        for field_type, names in names_by_type.items():
+            optional_fields += [(name, field_type, default_value) for name in names.split()]
+    complete_type = msgspec.defstruct(
+        "Body", optional_fields, bases=(body_type,), kw_only=True, forbid_unknown_fields=True
     )
-    return msgspec.json.Decoder(body).decode
+    return msgspec.json.Decoder(complete_type).decode
 
 
 _DECODERS: dict[tuple[ApiFlavor, CompletionsApi], BodyDecoder] = {
@@ -233,19 +234,12 @@ def parse_completions_request(
 ) -> ParsedRequest:
     """Parse and check a request to the chat or completions API.
 
-    The length of the completion is chosen here. Its text is not generated yet: the digest of the
-    prompt and the seed determines it.
+    The length of the completion is chosen here. Its words follow later from the digest, a hash of
+    the prompt and the seed of the server.
 
-    Raises RefusalError, in the form of the flavor, for everything that this server does not accept.
+    Raises RefusalError for everything that this server does not accept.
     """
-    try:
-        request = _DECODERS[rules.flavor, api](body)
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-        raise malformed_body(rules.flavor, str(error)) from None
-    stream_options = request.stream_options
-    if stream_options is not None and not request.stream:
-        text = "stream_options can only be set if stream is true"
-        raise malformed_body(rules.flavor, text)
+    request = _decode_completions_body(body, api, rules)
     max_tokens = _read_output_limit(request, api, rules)
     if rules.flavor == "openai":
         _check_openai_fields(request)
@@ -259,10 +253,13 @@ def parse_completions_request(
         called_tool = ""
     digest = digest_prompt(content, rules.seed)
     output_tokens, finish_reason = choose_output_length(
-        request, max_tokens, input_tokens, digest, rules
+        max_tokens, input_tokens, digest, rules, _read_stop_options(request)
     )
+    if rules.worse:
+        digest = _change_some_words(digest, fraction=rules.worse)
 
-    include_usage = bool(stream_options is not None and stream_options.include_usage)
+    usage = request.stream_options
+    include_usage = usage is not None and bool(usage.include_usage)
     return ParsedRequest(
         api=api,
         model=request.model,
@@ -270,15 +267,38 @@ def parse_completions_request(
         input_tokens=input_tokens,
         output_tokens=output_tokens,
         finish_reason="tool_calls" if called_tool else finish_reason,
-        digest=_change_some_words(digest, fraction=rules.worse) if rules.worse else digest,
+        digest=digest,
         include_usage=include_usage,
-        continuous_usage=bool(include_usage and stream_options.continuous_usage_stats),
+        continuous_usage=include_usage and bool(usage.continuous_usage_stats),
+        # Only some of the APIs and flavors have these fields.
         detokenize=getattr(request, "detokenize", True),
         include_metrics=getattr(request, "include_metrics", False),
         return_meta_info=getattr(request, "return_meta_info", False),
         blocks=hash_blocks(content, input_tokens, rules.tokens_per_block),
         called_tool=called_tool,
     )
+
+
+def _decode_completions_body(body: bytes, api: CompletionsApi, rules: RequestRules) -> Any:
+    """Return the decoded body, whose type depends on the API and the flavor.
+
+    Raises RefusalError if the body is malformed, or if it has options for a stream without one.
+    """
+    try:
+        request = _DECODERS[rules.flavor, api](body)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise malformed_body(rules.flavor, str(error)) from None
+    if request.stream_options is not None and not request.stream:
+        text = "stream_options can only be set if stream is true"
+        raise malformed_body(rules.flavor, text)
+    return request
+
+
+def _read_stop_options(request: Any) -> StopOptions:
+    """Return when a completion may end by itself. Only trtllm-serve has fields for this."""
+    if isinstance(request, _TrtllmBody):
+        return StopOptions(request.ignore_eos, request.min_tokens)
+    return NO_STOP_OPTIONS
 
 
 def _read_output_limit(request: Any, api: CompletionsApi, rules: RequestRules) -> int | None:
@@ -324,25 +344,41 @@ def _read_completion_prompt(
 ) -> tuple[int, bytes]:
     """Return the number of tokens of a completions prompt, and its content as bytes.
 
-    A prompt is a text or a list of token ids, or a list with one of these. The content is hashed,
-    so it only has to be equal for equal prompts. Lone surrogates in a text are encoded, too
-    (`surrogatepass`), because JSON may contain them. Raises RefusalError.
+    The content is hashed, so it only has to be equal for equal prompts. Lone surrogates in a text
+    are encoded, too (`surrogatepass`), because JSON may contain them. Raises RefusalError.
     """
-    single_prompt: Any = prompt
-    if isinstance(prompt, list) and prompt and not isinstance(prompt[0], int):
-        if len(prompt) > 1:
-            raise refusal(flavor, "several prompts in one request are not simulated", "prompt")
-        single_prompt = prompt[0]
-    if isinstance(single_prompt, str):
-        content = single_prompt.encode("utf-8", "surrogatepass")
-        return max(1, count_tokens(single_prompt)), content
-    if not single_prompt or not all(isinstance(token_id, int) for token_id in single_prompt):
-        raise malformed_body(flavor, "prompt must be a text or a list of token ids")
+    text_or_ids = _unwrap_single_prompt(prompt, flavor)
+    if isinstance(text_or_ids, str):
+        content = text_or_ids.encode("utf-8", "surrogatepass")
+        return max(1, count_tokens(text_or_ids)), content
     try:
-        return len(single_prompt), msgspec.msgpack.encode(single_prompt)
-    except OverflowError:
+        return len(text_or_ids), msgspec.msgpack.encode(text_or_ids)
+    except OverflowError:  # msgpack has no integers of more than 64 bits
         text = "prompt has a token id of more than 64 bits"
         raise malformed_body(flavor, text) from None
+
+
+def _unwrap_single_prompt(
+    prompt: str | list[int | str | list[int]], flavor: ApiFlavor
+) -> str | list[int]:
+    """Return the only prompt of a completions request: a text or a list of token ids.
+
+    The field may also be a list of such prompts, which must have one entry here. Raises
+    RefusalError.
+    """
+    if isinstance(prompt, str):
+        return prompt
+    is_list_of_prompts = bool(prompt) and not isinstance(prompt[0], int)
+    if is_list_of_prompts and len(prompt) > 1:
+        raise refusal(flavor, "several prompts in one request are not simulated", "prompt")
+    single_prompt = prompt[0] if is_list_of_prompts else prompt
+    if isinstance(single_prompt, str):
+        return single_prompt
+    if isinstance(single_prompt, list) and single_prompt:
+        token_ids = [token_id for token_id in single_prompt if isinstance(token_id, int)]
+        if len(token_ids) == len(single_prompt):
+            return token_ids
+    raise malformed_body(flavor, "prompt must be a text or a list of token ids")
 
 
 def _read_chat_prompt(request: Any, flavor: ApiFlavor) -> tuple[int, bytes]:
@@ -458,68 +494,111 @@ def hash_blocks(content: bytes, tokens: int, tokens_per_block: int) -> tuple[int
     return tuple(hashes)
 
 
+class StopOptions(NamedTuple):
+    """When a completion may end by itself, before the limit of output tokens.
+
+    Attributes:
+        ignore_eos: Whether it never ends by itself. EOS is the token that ends a text.
+        min_tokens: The least output tokens before it ends.
+    """
+
+    ignore_eos: bool = False
+    min_tokens: int = 0
+
+
+NO_STOP_OPTIONS = StopOptions()
+
+
 def choose_output_length(
-    request: Any, max_tokens: int | None, input_tokens: int, digest: bytes, rules: RequestRules
+    max_tokens: int | None,
+    input_tokens: int,
+    digest: bytes,
+    rules: RequestRules,
+    stop_options: StopOptions = NO_STOP_OPTIONS,
 ) -> tuple[int, str]:
     """Return the number of output tokens and the finish reason.
 
-    With `ignore_eos` a completion has exactly the requested length. Without it, the simulated model
-    ends the text by itself ("stop") at about that length, unless the limit comes first ("length").
-    The natural length is a function of the digest, so that equal prompts get equal completions.
+    The simulated model ends a text by itself ("stop") unless the limit comes first ("length"). With
+    `ignore_eos` a completion always has exactly the requested length.
 
     Args:
-        request: The decoded body, of any API. `ignore_eos` and `min_tokens` may be missing.
         max_tokens: The limit that the request sets, or None.
         input_tokens: The length of the prompt.
         digest: The digest of the prompt and the seed.
         rules: The options of the server.
+        stop_options: When the completion may end by itself.
 
     Raises:
         RefusalError: The prompt is too long, or the completion would be.
     """
     _check_context_length(max_tokens, input_tokens, rules)
+    # trtllm-serve reduces a limit that does not fit into the context, without an error.
     context_tokens_left = rules.max_seq_len - input_tokens
-    if max_tokens is None:
-        output_limit = context_tokens_left
-    else:
-        # trtllm-serve reduces a limit that does not fit, without an error.
+    output_limit = context_tokens_left
+    if max_tokens is not None:
         output_limit = min(max_tokens, context_tokens_left)
-    if getattr(request, "ignore_eos", False):
+
+    if stop_options.ignore_eos:
         if output_limit > MAX_OUTPUT_TOKENS:
             text = f"an answer of {output_limit} tokens is not simulated"
             raise refusal(rules.flavor, text, "max_tokens")
         return output_limit, "length"
-
-    # The length at which the simulated model ends the text by itself.
-    uniform = int.from_bytes(digest[:4], "little") / 2**32  # from 0 to 1
-    fraction_of_requested = MIN_NATURAL_FRACTION + uniform
-    natural_tokens = round(fraction_of_requested * (max_tokens or NATURAL_TOKENS))
-    natural_tokens = max(1, natural_tokens, getattr(request, "min_tokens", 0))
+    natural_tokens = _choose_natural_length(max_tokens or NATURAL_TOKENS, digest)
+    natural_tokens = max(natural_tokens, stop_options.min_tokens)
     if natural_tokens < output_limit:
         return natural_tokens, "stop"
     return min(output_limit, MAX_OUTPUT_TOKENS), "length"
 
 
-def _check_context_length(max_tokens: int | None, input_tokens: int, rules: RequestRules) -> None:
-    """Raise RefusalError if the prompt (with OpenAI's API also the limit) exceeds the context.
+def _choose_natural_length(requested_tokens: int, digest: bytes) -> int:
+    """Return after how many tokens the simulated model ends a text by itself, at least 1.
 
-    The texts are those of vLLM and of trtllm-serve, because clients recognize the error by them.
+    The length is spread evenly around the requested one. It is a function of the digest, so that
+    equal prompts get equal completions.
     """
-    max_seq_len = rules.max_seq_len
+    uniform = int.from_bytes(digest[:4], "little") / 2**32  # from 0 to 1
+    fraction_of_requested = MIN_NATURAL_FRACTION + uniform
+    return max(1, round(fraction_of_requested * requested_tokens))
+
+
+def _check_context_length(max_tokens: int | None, input_tokens: int, rules: RequestRules) -> None:
+    """Raise RefusalError if a request does not fit into the context, as its API flavor defines."""
     if rules.flavor == "openai":
-        if input_tokens + (max_tokens or 1) > max_seq_len:
-            output_tokens = max_tokens or 0
-            text = (
-                f"This model's maximum context length is {max_seq_len} tokens. However, you "
-                f"requested {input_tokens + output_tokens} tokens ({input_tokens} in the messages, "
-                f"{output_tokens} in the completion)."
-            )
-            raise refusal("openai", text, "messages", code="context_length_exceeded")
+        _check_openai_context(max_tokens, input_tokens, rules.max_seq_len)
+    else:
+        _check_trtllm_context(input_tokens, rules)
+
+
+def _check_openai_context(max_tokens: int | None, input_tokens: int, max_seq_len: int) -> None:
+    """Raise RefusalError if the prompt and the limit of output tokens exceed the context.
+
+    The text is that of vLLM, because clients recognize the error by it.
+    """
+    min_output_tokens = max_tokens or 1
+    if input_tokens + min_output_tokens <= max_seq_len:
         return
-    if input_tokens >= max_seq_len or 0 < rules.max_num_tokens < input_tokens:
-        limit = rules.max_num_tokens or max_seq_len
-        text = (
-            f"The sum of prompt length ({input_tokens}.0), query length (0) should not exceed "
-            f"max_num_tokens ({limit})"
-        )
-        raise refusal("trtllm", text)
+    output_tokens = max_tokens or 0
+    text = (
+        f"This model's maximum context length is {max_seq_len} tokens. However, you "
+        f"requested {input_tokens + output_tokens} tokens ({input_tokens} in the messages, "
+        f"{output_tokens} in the completion)."
+    )
+    raise refusal("openai", text, "messages", code="context_length_exceeded")
+
+
+def _check_trtllm_context(input_tokens: int, rules: RequestRules) -> None:
+    """Raise RefusalError if the prompt is too long for the context or for one iteration.
+
+    The text is that of trtllm-serve, because clients recognize the error by it.
+    """
+    exceeds_context = input_tokens >= rules.max_seq_len
+    # 0 means that a prompt can be spread over several iterations.
+    exceeds_iteration = 0 < rules.max_num_tokens < input_tokens
+    if not exceeds_context and not exceeds_iteration:
+        return
+    limit = rules.max_num_tokens or rules.max_seq_len
+    text = (
+        f"The sum of prompt length ({input_tokens}.0), query length (0) should not exceed "
+        f"max_num_tokens ({limit})"
+    )
+    raise refusal("trtllm", text)

@@ -101,13 +101,15 @@ class StoredResponses:
         were added.
         """
         text = token_text(request.digest, 0, request.output_tokens)
-        content = request.conversation + text + b"assistant"
+        role = b"assistant"  # after the text, as in the prompts that `_read_conversation` builds
+        content = request.conversation + text + role
         tokens = request.input_tokens + request.output_tokens
         self._conversations[response_id] = StoredConversation(content, tokens)
         self._stored_bytes += len(content)
         while self._stored_bytes > MAX_STORED_BYTES:
             oldest_id = next(iter(self._conversations))
-            self._stored_bytes -= len(self._conversations.pop(oldest_id).content)
+            oldest_conversation = self._conversations.pop(oldest_id)
+            self._stored_bytes -= len(oldest_conversation.content)
 
 
 def parse_responses_request(
@@ -132,9 +134,7 @@ def parse_responses_request(
     conversation = _read_conversation(request, rules, stored)
     input_tokens = conversation.tokens
     digest = digest_prompt(conversation.content, rules.seed)
-    output_tokens, finish_reason = choose_output_length(
-        request, max_tokens, input_tokens, digest, rules
-    )
+    output_tokens, finish_reason = choose_output_length(max_tokens, input_tokens, digest, rules)
     return ParsedRequest(
         api="responses",
         model=request.model,
@@ -200,7 +200,7 @@ def _find_previous_conversation(
 class ResponsesFormatter(ResponseFormatter):
     """Formats the response to one request to the Responses API.
 
-    Every event has a sequence number of its own, so `head` and `tail` are empty.
+    Every event has a sequence number of its own, so there are no plain events (`chunk_prefix`).
     """
 
     def __init__(self, request: ParsedRequest, context: ResponseContext) -> None:

@@ -37,20 +37,25 @@ class TlsSocket(ssl.SSLSocket):
     """A non-blocking TLS socket. The handshake takes place while it is read."""
 
     def recv(self, limit: int = _RECV_BYTES, flags: int = 0) -> bytes:
-        """Return everything that is decrypted, which may be more than `limit` bytes.
+        """Return all bytes that can be decrypted now, b"" if the client has closed its side.
 
-        TLS decrypts whole records. If decrypted bytes were left over, the poll would not report
-        them, because it watches the socket below. So all of them are read. Raises BlockingIOError
-        if there are none.
+        The result may be longer than `limit`, unlike that of other sockets. TLS decrypts whole
+        records, and a poll does not see decrypted bytes that are left over, because it watches the
+        socket below. So reading goes on until there are none. Raises BlockingIOError if there is
+        nothing to return yet.
         """
         plaintext = bytearray()
-        try:
-            while data := super().recv(limit, flags):
-                plaintext += data
-        except ssl.SSLWantReadError:
-            if not plaintext:
-                raise BlockingIOError from None
-        return bytes(plaintext)
+        while True:
+            try:
+                data = super().recv(limit, flags)
+            except ssl.SSLWantReadError:  # nothing is left
+                if not plaintext:
+                    raise BlockingIOError from None
+                return bytes(plaintext)
+            is_closed_by_client = not data
+            if is_closed_by_client:
+                return bytes(plaintext)
+            plaintext += data
 
     def send(self, data: ReadableBuffer, flags: int = 0) -> int:
         """Send bytes and return how many. Raises BlockingIOError if the socket accepts none."""
