@@ -7,7 +7,6 @@ often it is named, and how often one is named in runs without a cause.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
@@ -99,8 +98,9 @@ class Case(msgspec.Struct, frozen=True):
         span_s: The time from the first to the last scheduled time.
         replica_keys: The target and replica of each request as one number.
         stride: See `requests`.
-        excess: For each part of TTFT, how much of the additional TTFT of the slow requests it
-            explains, as a fraction. Empty if too few requests are slow.
+        excess_shares: For each part of TTFT, such as "queue", which fraction of the excess TTFT it
+            explains. The excess is by how much the mean TTFT of the slow requests is above that of
+            the fast ones. Empty if too few requests are slow.
         server_curves: The values of the servers' metrics pages, by quantity.
         manifest: The manifest of the run.
         samples: The samples of the pages of servers and hardware.
@@ -114,7 +114,7 @@ class Case(msgspec.Struct, frozen=True):
     span_s: float
     replica_keys: Ints
     stride: int
-    excess: dict[str, float]
+    excess_shares: dict[str, float]
     server_curves: dict[str, series.MetricCurve]
     manifest: RunManifest
     samples: Sequence[MetricSample]
@@ -122,7 +122,7 @@ class Case(msgspec.Struct, frozen=True):
     @property
     def is_explainable(self) -> bool:
         """Whether enough requests are slow to be compared with fast ones."""
-        return bool(self.excess)
+        return bool(self.excess_shares)
 
     def server_values(self, quantity: str) -> Sequence[float]:
         """Return the values of a quantity of the servers' metrics pages."""
@@ -183,13 +183,14 @@ def excess_of_slow(values: Ints, is_slow: Mask, is_fast: Mask) -> float:
 def detect_network(case: Case) -> Cause | None:
     """Detect slow requests whose additional TTFT was mostly spent on connecting or in the network.
 
+    The additional, or excess, TTFT is by how much their mean is above that of the fast requests.
     Time in the network is only known if the server reports how long requests queue and how long
     prefill takes. The rest of TTFT, which belongs to no part, then passed outside of the server.
     """
-    connect_share = case.excess["connect"]
+    connect_share = case.excess_shares["connect"]
     network_share = 0.0
-    if "queue" in case.excess and "prefill" in case.excess:
-        network_share = case.excess["rest"]
+    if "queue" in case.excess_shares and "prefill" in case.excess_shares:
+        network_share = case.excess_shares["rest"]
     share = connect_share + network_share
     if share < MOST_OF_EXCESS:
         return None
@@ -223,31 +224,34 @@ def detect_buffering(case: Case) -> Cause | None:
 
 
 def detect_startup(case: Case) -> Cause | None:
-    """Detect slow requests that were all scheduled at the start of the load."""
+    """Detect slow requests nearly all of which were scheduled at the start of the load.
+
+    The start is the first STARTUP_SHARE of the load, in which a server may still warm up.
+    """
     is_early = case.relative_time < STARTUP_SHARE
     share = float(is_early[case.is_slow].mean())
     if share < CLEAR_SHARE:
         return None
-    last_early_slow = float(case.relative_time[case.is_slow & is_early].max())
+    last_early_slow_s = float(case.relative_time[case.is_slow & is_early].max()) * case.span_s
     evidence = (
-        f"{_percent_of_slow(share)} were sent in the first {last_early_slow * case.span_s:.0f} s, "
-        "while the server was starting up; use a longer --warmup"
+        f"{_percent_of_slow(share)} were sent in the first {last_early_slow_s:.0f} s, while the "
+        "server was starting up; use a longer --warmup"
     )
     return make_cause("startup", share, evidence)
 
 
-class _Bursts(NamedTuple):
-    """Groups of slow requests that were scheduled close to each other, in order of time.
+class _Burst(NamedTuple):
+    """Slow requests that were scheduled close to each other.
 
     Attributes:
-        start_s: The time of the first request of each burst.
-        end_s: The time of its last request.
-        sizes: The number of its requests.
+        start_s: The time of the first request, in seconds since the first one of the run.
+        end_s: The time of the last request.
+        size: The number of requests.
     """
 
-    start_s: NDArray[np.float64]
-    end_s: NDArray[np.float64]
-    sizes: Ints
+    start_s: float
+    end_s: float
+    size: int
 
 
 def detect_periodic_stalls(case: Case) -> Cause | None:
@@ -258,17 +262,18 @@ def detect_periodic_stalls(case: Case) -> Cause | None:
     """
     slow_times_s = case.relative_time[case.is_slow] * case.span_s
     bursts = _drop_small_bursts(_find_bursts(slow_times_s))
-    share = float(bursts.sizes.sum() / len(slow_times_s))
-    if share < CLEAR_SHARE or not _are_short_and_periodic(bursts, case.span_s):
+    share_in_bursts = sum(burst.size for burst in bursts) / len(slow_times_s)
+    if share_in_bursts < CLEAR_SHARE or not _are_short_and_periodic(bursts, case.span_s):
         return None
+    mean_interval_s = np.diff([burst.start_s for burst in bursts]).mean()
     evidence = (
-        f"{_percent_of_slow(share)} came in {len(bursts.sizes)} bursts, one every "
-        f"{np.diff(bursts.start_s).mean():.0f} s; the server stalls periodically"
+        f"{_percent_of_slow(share_in_bursts)} came in {len(bursts)} bursts, one every "
+        f"{mean_interval_s:.0f} s; the server stalls periodically"
     )
-    return make_cause("stalls", share, evidence)
+    return make_cause("stalls", share_in_bursts, evidence)
 
 
-def _find_bursts(times_s: NDArray[np.float64]) -> _Bursts:
+def _find_bursts(times_s: NDArray[np.float64]) -> list[_Burst]:
     """Return the bursts of requests, which are separated by pauses of more than _BURST_PAUSE_S.
 
     For example, the times 1, 2, 10, 11 and 12 are two bursts, from 1 to 2 and from 10 to 12.
@@ -276,35 +281,33 @@ def _find_bursts(times_s: NDArray[np.float64]) -> _Bursts:
     Args:
         times_s: The times of at least one request, in ascending order.
     """
-    is_first = np.diff(times_s, prepend=-math.inf) > _BURST_PAUSE_S
-    first_indexes = np.flatnonzero(is_first)
-    last_indexes = np.append(first_indexes[1:], len(times_s)) - 1
-    return _Bursts(
-        start_s=times_s[first_indexes],
-        end_s=times_s[last_indexes],
-        sizes=last_indexes - first_indexes + 1,
-    )
+    pauses_s = np.diff(times_s)
+    first_indexes = np.flatnonzero(pauses_s > _BURST_PAUSE_S) + 1
+    return [
+        _Burst(start_s=float(times[0]), end_s=float(times[-1]), size=len(times))
+        for times in np.split(times_s, first_indexes)
+    ]
 
 
-def _drop_small_bursts(bursts: _Bursts) -> _Bursts:
+def _drop_small_bursts(bursts: Sequence[_Burst]) -> list[_Burst]:
     """Return the bursts that are not much smaller than the median burst."""
-    min_size = max(_MIN_BURST_SIZE, _MIN_BURST_FRACTION * float(np.median(bursts.sizes)))
-    is_large = bursts.sizes >= min_size
-    return _Bursts(bursts.start_s[is_large], bursts.end_s[is_large], bursts.sizes[is_large])
+    median_size = float(np.median([burst.size for burst in bursts]))
+    min_size = max(_MIN_BURST_SIZE, _MIN_BURST_FRACTION * median_size)
+    return [burst for burst in bursts if burst.size >= min_size]
 
 
-def _are_short_and_periodic(bursts: _Bursts, span_s: float) -> bool:
-    """Return True if there are several bursts, in regular intervals, with most of the time between.
+def _are_short_and_periodic(bursts: Sequence[_Burst], span_s: float) -> bool:
+    """Return True if there are several short bursts at regular intervals.
 
-    Intervals are regular if their coefficient of variation (standard deviation divided by mean) is
-    small.
+    They are short if they take a small part of the span of the load. Intervals are regular if their
+    coefficient of variation (standard deviation divided by mean) is small.
     """
-    if len(bursts.sizes) < _MIN_BURSTS:
+    if len(bursts) < _MIN_BURSTS:
         return False
-    lengths_s = bursts.end_s - bursts.start_s
-    if lengths_s.sum() > _MAX_BURST_SHARE * span_s:
+    total_length_s = sum(burst.end_s - burst.start_s for burst in bursts)
+    if total_length_s > _MAX_BURST_SHARE * span_s:
         return False
-    intervals_s = np.diff(bursts.start_s)
+    intervals_s = np.diff([burst.start_s for burst in bursts])
     return bool(intervals_s.std() <= _MAX_INTERVAL_CV * intervals_s.mean())
 
 
@@ -422,7 +425,10 @@ def _measure_tpot_step(
 
 
 def _is_rising(values: NDArray[np.float64]) -> bool:
-    """Return True if the median of the last third is larger than that of the first third."""
+    """Return True if the median of the last third is clearly larger than that of the first third.
+
+    That is by more than a factor of STEADY_FACTOR.
+    """
     third = max(len(values) // 3, 1)
     return bool(np.median(values[-third:]) > STEADY_FACTOR * np.median(values[:third]))
 
@@ -456,17 +462,17 @@ def _describe_throttling(case: Case, step_time: float) -> str:
 def detect_preemptions(case: Case) -> Cause | None:
     """Detect a server that took requests out of its batch because the KV cache was full.
 
-    A preempted request waits in the queue again and repeats its prefill. The cause explains the
-    share of the excess TTFT that these parts have. If the server does not report its queueing time,
-    the share is not known and counts as all of it.
+    A preempted request waits in the queue again and repeats its prefill. So the share of the cause
+    is that of queue and prefill in the excess TTFT, by which slow requests are above fast ones. If
+    the server does not report its queueing time, the share is not known and counts as 1.
     """
     values = [*case.server_values(series.PREEMPTED), *case.server_values(series.PAUSED)]
     reads_with_preemptions = sum(value > 0 for value in values)
     if reads_with_preemptions < MIN_READS:
         return None
     explained_share = 1.0
-    if "queue" in case.excess:
-        explained_share = case.excess["queue"] + case.excess.get("prefill", 0.0)
+    if "queue" in case.excess_shares:
+        explained_share = case.excess_shares["queue"] + case.excess_shares.get("prefill", 0.0)
     evidence = (
         f"the server's metrics page reports preempted requests in {reads_with_preemptions} reads, "
         "because the KV cache was full"
@@ -477,12 +483,15 @@ def detect_preemptions(case: Case) -> Cause | None:
 def detect_full_kv_cache(case: Case) -> Cause | None:
     """Detect requests that waited in the server's queue for room in the KV cache.
 
-    Waiting must explain most of the excess TTFT of the slow requests. If the server does not report
-    its queueing time, that is part of the rest, which no reported part of TTFT explains.
+    Waiting must explain most of the excess TTFT, by which slow requests are above fast ones. If the
+    server does not report its queueing time, that is part of the rest of TTFT, which belongs to no
+    reported part.
     """
     usage = case.server_values(series.KV_USE)
     full_reads = sum(value >= _FULL_CACHE for value in usage)
-    waiting_share = case.excess["queue"] if "queue" in case.excess else case.excess["rest"]
+    waiting_share = (
+        case.excess_shares["queue"] if "queue" in case.excess_shares else case.excess_shares["rest"]
+    )
     if full_reads < MIN_READS or waiting_share < MOST_OF_EXCESS:
         return None
     evidence = (
@@ -535,7 +544,10 @@ def _share_affected(case: Case, indexes: Ints, long_indexes: Ints) -> float:
 
 
 def _is_affected(case: Case, index: int, long_indexes: Ints) -> bool:
-    """Return True if a request has a long prompt, or waited for its first token beside one.
+    """Return True if a request has a long prompt, or one was processed while it waited.
+
+    A long prompt is processed at the same replica from its send to its first token. That affects
+    the request if it overlaps with the time from the request's own send to its first token.
 
     Args:
         case: All requests.
@@ -548,31 +560,31 @@ def _is_affected(case: Case, index: int, long_indexes: Ints) -> bool:
     first_token_ns = case.requests["first_token_ns"]
     is_same_replica = case.replica_keys[long_indexes] == case.replica_keys[index]
     long_at_replica = long_indexes[is_same_replica]
-    begins_before = sent_ns[long_at_replica] < first_token_ns[index]
-    ends_after = first_token_ns[long_at_replica] > sent_ns[index]
-    return bool((begins_before & ends_after).any())
+    starts_before_end = sent_ns[long_at_replica] < first_token_ns[index]
+    ends_after_start = first_token_ns[long_at_replica] > sent_ns[index]
+    return bool((starts_before_end & ends_after_start).any())
 
 
 def detect_growing_queue(case: Case) -> Cause | None:
     """Detect a queue in which the slow requests waited, and which grew during the load.
 
-    Waiting must explain most of the excess TTFT of the slow requests. The queue is a likely cause
-    if the server reports that they waited in it. It is a possible cause if the server does not
-    report its queueing time, or probably counts waiting as prefill.
+    Waiting must explain most of the excess TTFT, by which slow requests are above fast ones. The
+    queue is a likely cause if the server reports that they waited in it. It is a possible cause if
+    the server does not report its queueing time, or probably counts waiting as prefill.
     """
     growth = _describe_ttft_growth(case)
     if not growth:
         return None
-    if "queue" not in case.excess:
-        share = case.excess["rest"]
+    if "queue" not in case.excess_shares:
+        share = case.excess_shares["rest"]
         certainty = "possible"
         location = "in the server, probably in its queue"
-    elif case.excess["queue"] >= MOST_OF_EXCESS:
-        share = case.excess["queue"]
+    elif case.excess_shares["queue"] >= MOST_OF_EXCESS:
+        share = case.excess_shares["queue"]
         certainty = "likely"
         location = "in the server's queue"
     elif _may_count_waiting_as_prefill(case):
-        share = case.excess["queue"] + case.excess["prefill"]
+        share = case.excess_shares["queue"] + case.excess_shares["prefill"]
         certainty = "possible"
         location = (
             "in the server: it reports the time as prefill, although these prompts "
@@ -596,7 +608,7 @@ def _may_count_waiting_as_prefill(case: Case) -> bool:
     slow_tokens = prompt_tokens[case.is_slow]
     fast_tokens = prompt_tokens[case.is_fast]
     are_lengths_known = bool((slow_tokens >= 0).all() and (fast_tokens >= 0).all())
-    if "prefill" not in case.excess or not are_lengths_known:
+    if "prefill" not in case.excess_shares or not are_lengths_known:
         return False
     return float(slow_tokens.mean()) <= _SIMILAR_LENGTH * float(fast_tokens.mean())
 

@@ -154,7 +154,7 @@ def _build_case(
         span_s=span_ns / 1e9,
         replica_keys=replica_keys(requests).astype(np.int64),
         stride=sample.stride,
-        excess=_divide_excess(requests, server_ttft_ns, send_delay_ns, speed),
+        excess_shares=_divide_excess(requests, server_ttft_ns, send_delay_ns, speed),
         server_curves=series.compute_curves(samples),
         manifest=manifest,
         samples=samples,

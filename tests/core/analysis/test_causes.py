@@ -56,7 +56,7 @@ def test_run_without_a_cause_has_no_explanation(seed: int) -> None:
 
 def test_simultaneous_load_has_no_growing_queue() -> None:
     case = SimpleNamespace(
-        excess={"queue": 1.0}, ttft_ns=np.array([1e9, 2e9]), relative_time=np.zeros(2)
+        excess_shares={"queue": 1.0}, ttft_ns=np.array([1e9, 2e9]), relative_time=np.zeros(2)
     )
     assert cause_detectors.detect_growing_queue(cast("cause_detectors.Case", case)) is None
 
