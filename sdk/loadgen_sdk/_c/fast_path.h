@@ -408,7 +408,8 @@ static int feed_usage(ResponseReader *reader, PyObject *usage)
     return 0;
 }
 
-/* Count the gap between the last output event and this one. Return 0, or -1 with an exception. */
+/* Add the gap between the last output event and this one to the timeline, and note it if it is the
+ * largest. Return 0, or -1 with an exception. */
 static int count_gap(ResponseReader *reader, int64_t timestamp, int64_t uncertainty_ns)
 {
     int64_t gap_ns = timestamp - reader->last_token;
@@ -484,7 +485,8 @@ static int feed_events(ResponseReader *reader, const EventContent *events, int e
     return 0;
 }
 
-/* Return the uncertainty of the last output event if only the end of the response follows it.
+/* Return the uncertainty of the last output event if only the end of the response follows it: by
+ * how many ns it may have arrived before its timestamp.
  *
  * A server sends the end together with the last output or one step later. The last output is
  * therefore at most one gap older than its timestamp, and the mean gap between output events stands
@@ -514,8 +516,10 @@ typedef struct {
     int64_t certain;
 } OutputCounts;
 
-/* Pass the events of a read to the reader, first the uncertain ones and then the certain ones, and
- * count those with output. Return 0, or -1 with an exception. */
+/* Pass the events of a read to the reader, and count those with output.
+ *
+ * The uncertain events come first, which may have arrived before the timestamp of the read. The
+ * others have arrived at it. Return 0, or -1 with an exception. */
 static int feed_timed_events(ResponseReader *reader, const FastPathRead *fast_read,
                              const EventTiming *timing, OutputCounts *counts)
 {
@@ -877,9 +881,8 @@ static enum FeedResult feed_tuple(Exchange *exchange, PyObject *tuple)
 /* Note how the receiver may treat the next reads of a response that goes on.
  *
  * After the first output, reads may be batched (passed on together, later), because nothing waits
- * for the rest, unless `on_output` wants each event at once. With a template, events that differ in
- * their text alone are counted by the receiver. That requires that the next byte is the first one
- * of a chunk. */
+ * for the rest, unless `on_output` wants each event at once. With a template, the receiver only
+ * counts events that differ in their text alone, if the next byte is the first one of a chunk. */
 static void update_batching(Exchange *exchange)
 {
     const ResponseReader *reader = (ResponseReader *)exchange->reader;

@@ -313,8 +313,8 @@ static int64_t read_token_count_attribute(PyObject *owner, PyObject *name)
     return count;
 }
 
-/* Return the number of output tokens of a usage that has the names of the chat API, or -1 for any
- * other usage. */
+/* Return the number of output tokens of a usage with the field names of the chat API
+ * (`prompt_tokens` and `completion_tokens`), or -1 for any other usage. */
 static int64_t count_output_tokens(PyObject *usage)
 {
     if (read_token_count_attribute(usage, name_prompt_tokens) < 0)
@@ -327,8 +327,7 @@ typedef struct {
     PyObject *decoded;     /* NULL if this item of the cache is empty */
     int64_t output_tokens; /* the result of `count_output_tokens` */
     Py_ssize_t size;
-    char json
-        [MAX_CACHED_USAGE_BYTES]; /* a whole JSON object, from its opening to its closing brace */
+    char json[MAX_CACHED_USAGE_BYTES]; /* a whole object, with its closing brace */
 } CachedUsage;
 
 static CachedUsage usage_cache[CACHED_USAGES];
@@ -340,10 +339,10 @@ static void clear_usage_cache(void)
         Py_CLEAR(usage_cache[i].decoded);
 }
 
-/* Return the cached usage whose JSON is at `cursor`, or NULL.
+/* Return the cached usage whose JSON is at `cursor`, or NULL if it is not in the cache.
  *
- * A JSON object ends with its closing brace. If the data begins with the JSON of a cached usage, it
- * therefore cannot be a longer object. */
+ * It is enough that the data begins with the JSON of a cached usage: that JSON is an object with
+ * its closing brace, so that the object in the data ends there too. */
 static const CachedUsage *find_cached_usage(const char *cursor, const char *end)
 {
     for (int i = 0; i < CACHED_USAGES; i++) {
@@ -354,8 +353,8 @@ static const CachedUsage *find_cached_usage(const char *cursor, const char *end)
     return NULL;
 }
 
-/* Return the number of output tokens of a decoded usage, or -1 if it has not the names of the chat
- * API. The number of a cached usage was counted before. */
+/* Return the number of output tokens of a decoded usage, or -1 if it has not the field names of the
+ * chat API. For a usage in the cache, the number is stored there. */
 static int64_t output_tokens_of_usage(PyObject *usage)
 {
     for (int i = 0; i < CACHED_USAGES; i++) {

@@ -205,7 +205,8 @@ static int read_template(const SocketBuffer *buffer, Template *template)
     return PyBytes_AsStringAndSize(after, (char **)&template->after, &template->after_size);
 }
 
-/* Append a read to the plain reads of a buffer. Return 0, or -1 with an exception. */
+/* Append a read to the array of plain reads of a buffer, which doubles its capacity when it is
+ * full. Return 0, or -1 with an exception. */
 static int append_plain_read(SocketBuffer *buffer, const PlainRead *read)
 {
     const int first_capacity = 32;
@@ -229,8 +230,8 @@ static int append_plain_read(SocketBuffer *buffer, const PlainRead *read)
 /* Count the chunks and the events of a read, if it holds nothing but plain events.
  *
  * A plain event differs in its text alone from the event of which the template was made. Return 1,
- * or 0 if the read holds anything else. A large read of several chunks is not examined to its end
- * and gives 0. */
+ * or 0 if the read holds anything else. A large read of several chunks gives 0 too: it is passed on
+ * at once, so that counting its events would save nothing. */
 static int count_plain_events(const Read *read, const Template *template, Py_ssize_t *chunk_count,
                               Py_ssize_t *event_count)
 {
@@ -246,13 +247,14 @@ static int count_plain_events(const Read *read, const Template *template, Py_ssi
         cursor = parse_plain_chunk(cursor, end, template, &events_in_chunk);
         if (cursor == NULL)
             return 0;
-        ++*chunk_count;
+        *chunk_count += 1;
         *event_count += events_in_chunk;
     }
     return 1;
 }
 
-/* Store a read as a plain read, without its bytes, if it holds nothing but plain events.
+/* Store a read as a plain read, without its bytes, if it holds nothing but plain events, which
+ * differ from an earlier event in their text alone.
  *
  * Several chunks may be several packets, of which only the newest has arrived at the timestamp. A
  * single chunk is one write of the server, so that its events have arrived together. Return 1 if
@@ -289,7 +291,8 @@ static PyObject *new_plain_read_object(const PlainRead *read)
     return Py_BuildValue("LLL", read->timestamp, read->event_count, read->uncertainty_ns);
 }
 
-/* Return a new tuple `PlainRun` for the plain reads of a buffer, or NULL with an exception.
+/* Return a new tuple `PlainRun` for the plain reads of a buffer, of which only the timestamp and
+ * the number of events are known, or NULL with an exception.
  *
  * Its items are the list of the reads, the number of their bytes, and the time of the last one. */
 static PyObject *new_plain_run_tuple(const SocketBuffer *buffer)
