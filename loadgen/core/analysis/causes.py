@@ -27,7 +27,7 @@ from loadgen.core.analysis.cause_detectors import (
 )
 from loadgen.core.metrics.columns import UNDEFINED, Columns, JoinedColumns, order_by_time
 from loadgen.core.metrics.replica_keys import replica_keys
-from loadgen.core.metrics.request_metrics import sendable_ns
+from loadgen.core.metrics.request_metrics import earliest_send_ns
 from loadgen.core.metrics.sections import Cause, Explanation
 from loadgen.core.server_metrics import series
 
@@ -328,7 +328,7 @@ def _measure_send_delay(requests: JoinedColumns) -> Ints:
     Args:
         requests: The requests, ordered by scheduled time.
     """
-    could_send_ns = sendable_ns(requests)
+    could_send_ns = earliest_send_ns(requests)
     connect_wait_ns = could_send_ns - requests["due_ns"]
     delay_ns: Ints = requests["sent_ns"] - could_send_ns + _measure_stop(requests, connect_wait_ns)
     return delay_ns

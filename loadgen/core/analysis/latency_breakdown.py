@@ -21,7 +21,7 @@ from loadgen.core.metrics.columns import (
     as_selection,
     class_indices,
 )
-from loadgen.core.metrics.request_metrics import sendable_ns
+from loadgen.core.metrics.request_metrics import earliest_send_ns
 from loadgen.core.metrics.sections import E2eSplit, Near, SlowRequest, SplitGroup, Splits, TtftSplit
 from loadgen.core.stats.quantiles import milliseconds
 
@@ -372,7 +372,7 @@ def _split_ttft(values: Values, percentile: Near) -> TtftSplit:
         values: The columns of these requests, by name.
         percentile: The percentile.
     """
-    could_send_ns = sendable_ns(values)
+    could_send_ns = earliest_send_ns(values)
     ttft_ns = float(values["ttft"].mean())
     client_ns = float((values["sent_ns"] - could_send_ns).mean())
     connect_ns = float((could_send_ns - values["due_ns"]).mean())
@@ -476,7 +476,7 @@ def list_slowest_requests(
     indexes = np.array([request.request_index for request in listed], np.int64)
     slowest = JoinedColumns(measured, only_ok=True, order=indexes)
     loads = _measure_concurrent_loads(slowest, len(listed), (*measured, *not_measured))
-    could_send_ns = sendable_ns(slowest).tolist()
+    could_send_ns = earliest_send_ns(slowest).tolist()
     return tuple(
         _describe_request(
             request.metric, _read_fields(slowest, row), could_send_ns[row], loads[row], manifest

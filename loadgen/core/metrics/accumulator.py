@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
     from loadgen.core.metrics.columns import Columns
     from loadgen.core.metrics.uncertainty import Range, StatisticRanges
-    from loadgen.core.slo import Slo
+    from loadgen.core.slo import Slo, Term
     from loadgen.core.stats.quantiles import Distribution
 
 REQUEST_AMOUNTS = ("ok", "good", "input", "output")
@@ -130,7 +130,15 @@ class MetricAccumulator:
     """
 
     def __init__(self, slo: Slo | None = None) -> None:
-        """Begin without requests. The private dictionaries are caches of computed statistics."""
+        """Create an accumulator without requests.
+
+        The attributes are described at the class. For example, `sums["ok"]` is the number of ok
+        requests, `minima["sent"]` the time of the first send, and `samples["session"]` has the
+        duration of each conversation. The private attributes keep statistics that were computed.
+
+        Args:
+            slo: The SLO that the requests are judged by, or None.
+        """
         self.slo = slo
         self.sums: dict[str, int] = {}
         self.minima: dict[str, int] = {}
@@ -139,6 +147,7 @@ class MetricAccumulator:
         self.samples: dict[str, Values] = {}
         self.amounts: dict[str, Amounts] = {}
         self.columns: list[Columns] = []
+        # By the name of the metric, and for single values by the index in its ordered sample too.
         self._distributions: dict[str, Distribution] = {}
         self._statistic_ranges: dict[str, StatisticRanges | None] = {}
         self._value_by_index: dict[tuple[str, int], float] = {}
@@ -148,7 +157,10 @@ class MetricAccumulator:
         return self.sums.get(name, 0)
 
     def sums_with_prefix(self, prefix: str) -> dict[str, int]:
-        """Return the sums whose names begin with a prefix, without it, the largest first."""
+        """Return the sums whose names begin with a prefix, by the rest of the name.
+
+        The largest sum comes first, and equal ones are in order of their names.
+        """
         sums = [
             (name.removeprefix(prefix), total)
             for name, total in self.sums.items()
@@ -181,9 +193,11 @@ class MetricAccumulator:
         return self._distributions[name]
 
     def _keep_quantiles(self, metric: str, sample: Values) -> None:
-        """Keep the quantiles of a sample, which SLO terms need with all digits."""
-        for _, p in QUANTILES if sample.count else ():
-            index = quantile_index(sample.count, p)
+        """Keep the quantiles of a sample in ns, which SLO terms need; a distribution is in ms."""
+        if not sample.count:
+            return
+        for _, probability in QUANTILES:
+            index = quantile_index(sample.count, probability)
             self._value_by_index[metric, index] = sample.nth(index)
 
     def nth_value(self, metric: str, index_in_order: int) -> float:
@@ -257,21 +271,15 @@ class MetricAccumulator:
         self.failures[kind] = representative._replace(requests=known.requests + added.requests)
 
     def merge(self, other: MetricAccumulator) -> None:
-        """Add the records of another accumulator, which does not change.
+        """Add all requests of another accumulator, which does not change.
 
-        Stages or classes are merged in this way into the total of several of them.
-        ENDS_OF_LAST_SENT are taken from the accumulator whose last request was sent later.
+        The total of several stages is made in this way.
         """
-        other_sent_last = other.maximum("sent") > self.maximum("sent")
+        self._merge_maxima(other)
         for name, count in other.sums.items():
             self.add_to_sum(name, count)
         for name, value in other.minima.items():
             self.minima[name] = min(self.minima.get(name, NEVER_NS), value)
-        for name, value in other.maxima.items():
-            if name not in ENDS_OF_LAST_SENT:
-                self.maxima[name] = max(self.maximum(name), value)
-            elif other_sent_last:
-                self.maxima[name] = value
         for kind, failures in other.failures.items():
             self.add_failures(kind, failures)
         for name, sample in other.samples.items():
@@ -279,6 +287,19 @@ class MetricAccumulator:
         for name, amounts in other.amounts.items():
             self.amount(name).merge(amounts)
         self.columns += other.columns
+
+    def _merge_maxima(self, other: MetricAccumulator) -> None:
+        """Keep the larger one of each maximum.
+
+        ENDS_OF_LAST_SENT are no maxima. They belong to the request that was sent last, so they are
+        taken from the accumulator that has it.
+        """
+        other_has_last_sent = other.maximum("sent") > self.maximum("sent")
+        for name, value in other.maxima.items():
+            if name not in ENDS_OF_LAST_SENT:
+                self.maxima[name] = max(self.maximum(name), value)
+            elif other_has_last_sent:
+                self.maxima[name] = value
 
     def add(self, columns: Columns, texts: Sequence[str], *, is_open_loop: bool) -> None:
         """Add records of one stage.
@@ -296,17 +317,23 @@ class MetricAccumulator:
     def _add_block(self, columns: Columns, texts: Sequence[str], is_open_loop: bool) -> None:
         """Add a block of records to the sums, the extremes and the failures.
 
-        `add` calls it for one block after the other, which takes little memory. The parameters are
-        those of `add`.
+        Args:
+            columns: The records of the block, which are a part of those that `add` got.
+            texts: Error texts, finish reasons and remarks, which `columns["text"]` indexes.
+            is_open_loop: Whether the stage is an open loop, whose due times are its offered load.
         """
         ok = columns.where(OK)
         self._count_by_status(columns)
         for name in ("resent", "bytes_sent", "bytes_received"):
             self.add_to_sum(name, columns[name].sum(dtype=np.int64))
-        self._add_times(columns, is_open_loop)
+        self._add_due_times(columns, is_open_loop)
+        self._add_sent_times(columns)
+        self._add_end_times(columns)
+        self._count_first_tokens(columns)
         self._add_tokens(columns, ok)
         self._add_failures_by_kind(columns, texts)
         self._count_finish_reasons(columns, texts)
+        self._count_remarks(columns, texts)
         self._count_without_tpot(columns, ok)
         self.add_to_sum("stalled", (columns.measure("max_gap")[ok] > STALL_NS).sum())
         if self.slo is not None:
@@ -323,89 +350,126 @@ class MetricAccumulator:
             self.add_to_sum(status, columns.where(code).sum())
 
     def _count_without_tpot(self, columns: Columns, ok: NDArray[np.bool_]) -> None:
-        """Count the ok requests without a TPOT, and among them those with enough tokens for one.
+        """Count the ok requests without a TPOT, the time per output token after the first event.
 
-        The latter are "tpot_no_span", whose output came at one instant, and "tpot_no_output", whose
-        output could not be timed. Requests that ask for no output, such as embeddings, are left
-        out.
+        - "tpot_undefined": all of them.
+        - "tpot_no_span": those with enough tokens for a TPOT, all of which came at one instant.
+        - "tpot_no_output": those with enough tokens for a TPOT, but no event that could be timed.
+
+        Requests that ask for no output, such as embeddings, are left out.
         """
         with_output = ok & ~columns.request_no_output
-        has_no_tpot = columns.measure("tpot") == UNDEFINED
-        self.add_to_sum("tpot_undefined", has_no_tpot[with_output].sum())
-        self.add_to_sum("tpot_no_span", request_metrics.has_no_span(columns)[with_output].sum())
-        self.add_to_sum("tpot_no_output", request_metrics.lacks_output(columns)[with_output].sum())
+        is_undefined = columns.measure("tpot") == UNDEFINED
+        came_at_one_instant = request_metrics.has_no_span(columns)
+        came_without_event = request_metrics.lacks_output(columns)
+        self.add_to_sum("tpot_undefined", (with_output & is_undefined).sum())
+        self.add_to_sum("tpot_no_span", (with_output & came_at_one_instant).sum())
+        self.add_to_sum("tpot_no_output", (with_output & came_without_event).sum())
 
     def _count_slo_outcomes(self, columns: Columns, ok: NDArray[np.bool_], slo: Slo) -> None:
-        """Count good requests, and for each SLO term the requests with a value and those over it.
+        """Count the good requests, which meet all terms of the SLO, and those that miss a term.
 
-        A request is good if it meets all terms. An unfinished request is a miss if it was over a
-        limit already when the drain ended. Terms on the gaps of all requests together have no value
-        per request and are not counted here.
+        An unfinished request, which the end of the drain cut, counts as a miss if it had exceeded a
+        limit by then.
         """
+        # The only unfinished requests that count are misses.
         is_unfinished_miss = columns.where(UNFINISHED) & outcomes.is_counted(columns, slo)
         self.add_to_sum("unfinished_misses", is_unfinished_miss.sum())
         self.add_to_sum("good", outcomes.meets_slo(columns, slo).sum())
         for term_number, term in enumerate(slo.terms):
-            if not per_request(term.metric):
-                continue
-            values = drop_undefined(columns.measure(term.metric)[ok])
-            is_over_when_cut = outcomes.is_over_when_cut(columns, term)
-            self.add_to_sum(term_sum_name(term_number, "values"), len(values))
-            self.add_to_sum(term_sum_name(term_number, "over"), (values > term.limit_ns).sum())
-            self.add_to_sum(term_sum_name(term_number, "unfinished_over"), is_over_when_cut.sum())
+            # Terms on the gaps of all requests together have no value per request.
+            if per_request(term.metric):
+                self._count_term_outcomes(columns, ok, term_number, term)
 
-    def _add_times(self, columns: Columns, is_open_loop: bool) -> None:
-        """Add the ranges of due and sent times and the latest ends, which bound the windows.
+    def _count_term_outcomes(
+        self, columns: Columns, ok: NDArray[np.bool_], term_number: int, term: Term
+    ) -> None:
+        """Count the requests by which a term of the SLO is judged.
 
-        "start" is the latest due time of a single request or of the first one of a task. "open_due"
-        are the due times of open loops alone, which give the offered rate. Timestamps of first
-        tokens that the kernel took are counted too.
+        They are the ok requests with a value of its metric, those of them whose value is over its
+        limit, and the unfinished requests that had exceeded the limit when they were cut.
+
+        Args:
+            columns: The records.
+            ok: Which of them are ok.
+            term_number: The index of the term in the SLO.
+            term: The term.
         """
-        due_ns = columns["due_ns"][columns.reached_due_time]
+        values = drop_undefined(columns.measure(term.metric)[ok])
+        is_over_when_cut = outcomes.is_over_when_cut(columns, term)
+        self.add_to_sum(term_sum_name(term_number, "values"), len(values))
+        self.add_to_sum(term_sum_name(term_number, "over"), (values > term.limit_ns).sum())
+        self.add_to_sum(term_sum_name(term_number, "unfinished_over"), is_over_when_cut.sum())
+
+    def _add_due_times(self, columns: Columns, is_open_loop: bool) -> None:
+        """Add when requests were due, which bounds the measurement window and gives offered rates.
+
+        - "due": all requests that reached their due time.
+        - "open_due": those of open loops, which alone have an offered rate.
+        - "start": the latest start, which is a single request or the first one of a task.
+        """
+        reached_due_time = columns.reached_due_time
+        due_ns = columns["due_ns"][reached_due_time]
         self.add_range("due", due_ns)
-        is_start = columns.reached_due_time & (columns["turn"] <= 0)
-        self.add_maximum("start", columns["due_ns"][is_start])
         if is_open_loop:
             self.add_range("open_due", due_ns)
-        self._add_sent_times(columns)
+        is_start = reached_due_time & (columns["turn"] <= 0)
+        self.add_maximum("start", columns["due_ns"][is_start])
+
+    def _add_end_times(self, columns: Columns) -> None:
+        """Add the latest end and the latest token, which bound the measurement window."""
         for name in ("done_ns", "last_token_ns"):
             self.add_maximum(name, columns[name])
+
+    def _count_first_tokens(self, columns: Columns) -> None:
+        """Count the requests with a first token, and those whose timestamp the kernel took."""
         has_first_token = columns["first_token_ns"] >= 0
         self.add_to_sum("with_first_token", has_first_token.sum())
         self.add_to_sum("kernel_timestamps", columns["kernel_stamp"][has_first_token].sum())
 
     def _add_sent_times(self, columns: Columns) -> None:
-        """Add the range of sent times, and keep ENDS_OF_LAST_SENT."""
+        """Add the first and the last time of a send, and the ends of the request sent last."""
         latest_before = self.maximum("sent")
         self.add_range("sent", columns["sent_ns"][columns["sent_ns"] >= 0])
-        if self.maximum("sent") > latest_before:
+        has_later_request = self.maximum("sent") > latest_before
+        if has_later_request:
             last = int(np.argmax(columns["sent_ns"]))
             self.maxima["issued_end"] = int(columns["end_ns"][last])
             self.maxima["issued_done"] = int(columns["done_ns"][last])
 
     def _add_tokens(self, columns: Columns, ok: NDArray[np.bool_]) -> None:
-        """Add the token counts of ok and of failed requests, and what shows if they can be trusted.
-
-        The tokens of failed requests are kept apart, because a provider may bill them.
-        "input_tokens_of_cached" are the prompt tokens of the requests whose cached tokens are
-        known, so that the cached share has the right denominator.
-        """
+        """Add the token counts of requests, and what is needed to check them against each other."""
         for name in TOKEN_FIELDS:
             self.add_known(name, columns[name][as_selection(ok)])
-        prompt = columns["input_tokens"]
-        self.add_known("input_tokens_of_cached", prompt[ok & (columns["cached_tokens"] >= 0)])
-        failed = columns.where(FAILED)
-        self.add_known("failed_input", prompt[failed])
-        self.add_known("failed_output", columns["output_tokens"][failed])
+        self._add_tokens_of_cached(columns, ok)
+        self._add_tokens_of_failed(columns)
         self._add_tokens_of_events(columns, ok)
         self._add_tokens_beyond_events(columns, ok)
-        self._count_conflicting_counts(columns, ok)
+        self._count_impossible_counts(columns, ok)
         self._add_requested_tokens(columns, ok)
         self._add_built_tokens(columns, ok)
         self._count_token_sources(columns, ok)
 
+    def _add_tokens_of_cached(self, columns: Columns, ok: NDArray[np.bool_]) -> None:
+        """Add the prompt tokens of the ok requests whose cached tokens are known.
+
+        They are the denominator of the cached share.
+        """
+        is_cached_known = ok & (columns["cached_tokens"] >= 0)
+        self.add_known("input_tokens_of_cached", columns["input_tokens"][is_cached_known])
+
+    def _add_tokens_of_failed(self, columns: Columns) -> None:
+        """Add the tokens of failed requests in sums of their own. A provider may bill them."""
+        failed = columns.where(FAILED)
+        self.add_known("failed_input", columns["input_tokens"][failed])
+        self.add_known("failed_output", columns["output_tokens"][failed])
+
     def _add_tokens_of_events(self, columns: Columns, ok: NDArray[np.bool_]) -> None:
-        """Add the output events of ok requests, and the streamed and billed tokens they carried."""
+        """Add the output events of ok requests and the tokens that they carried.
+
+        Some servers count, and bill, reasoning tokens that they never stream. So there are fewer
+        streamed tokens than billed ones.
+        """
         has_both = (columns["output_tokens"] >= 0) & (columns["output_events"] > 0)
         selected = as_selection(ok & has_both)
         streamed_tokens = request_metrics.streamed_tokens(columns)[selected]
@@ -414,12 +478,11 @@ class MetricAccumulator:
         self.add_to_sum("billed_tokens", columns["output_tokens"][selected].sum(dtype=np.int64))
 
     def _add_tokens_beyond_events(self, columns: Columns, ok: NDArray[np.bool_]) -> None:
-        """Add the tokens of responses that exceed one token per output event.
+        """Add the surplus of tokens over output events in responses.
 
-        If there are many, an event carries several tokens, and gaps between events are not gaps
-        between tokens. Only responses whose tokens were counted exactly are used. One token of a
-        response may have no text and so no event: the one that ends it, or any one of a long
-        response. It is not counted as exceeding.
+        If there are many, events carry several tokens, and gaps between events are not gaps between
+        tokens. A token that may have no text has no event, and is no surplus. Only responses whose
+        tokens were counted exactly are used.
         """
         is_exact = np.isin(columns["output_source"], EXACT_SOURCES)
         selected = as_selection(ok & (columns["output_events"] > 0) & is_exact)
@@ -432,74 +495,90 @@ class MetricAccumulator:
         self.add_to_sum("exact_tokens", tokens.sum())
         self.add_to_sum("surplus_tokens", surplus_tokens.sum())
 
-    def _count_conflicting_counts(self, columns: Columns, ok: NDArray[np.bool_]) -> None:
-        """Count the responses whose token counts conflict with their events or with the request.
+    def _count_impossible_counts(self, columns: Columns, ok: NDArray[np.bool_]) -> None:
+        """Count the responses whose number of output tokens cannot be true.
 
-        A response cannot have fewer tokens than output events (understated), nor more tokens than
-        were requested (overstated).
+        A response cannot have fewer tokens than output events ("understated_counts"), nor more than
+        were requested. "conflicting_counts" has the responses of both kinds, and "exact_counts" all
+        that were examined, whose tokens the server or a tokenizer counted.
         """
-        is_exact = np.isin(columns["output_source"], EXACT_SOURCES)
-        is_exactly_counted = (
-            ok & ~columns.request_no_output & (columns["output_tokens"] >= 0) & is_exact
-        )
-        is_understated = is_exactly_counted & request_metrics.understates(columns)
-        is_overstated = is_exactly_counted & request_metrics.overstates(columns)
-        self.add_to_sum("exact_counts", is_exactly_counted.sum())
+        is_exact_source = np.isin(columns["output_source"], EXACT_SOURCES)
+        has_output_count = ~columns.request_no_output & (columns["output_tokens"] >= 0)
+        is_examined = ok & has_output_count & is_exact_source
+        is_understated = is_examined & request_metrics.understates(columns)
+        is_overstated = is_examined & request_metrics.overstates(columns)
+        self.add_to_sum("exact_counts", is_examined.sum())
         self.add_to_sum("conflicting_counts", (is_understated | is_overstated).sum())
         self.add_to_sum("understated_counts", is_understated.sum())
 
     def _add_requested_tokens(self, columns: Columns, ok: NDArray[np.bool_]) -> None:
-        """Add the requested output tokens, and the output tokens of the same requests."""
-        output = columns["output_tokens"]
+        """Add the requested and the received output tokens of the ok requests that have both.
+
+        "length_mismatches" are the requests for which these numbers differ.
+        """
+        received = columns["output_tokens"]
         requested = columns["asked_output"]
-        comparable = ok & (requested > 0) & (output >= 0)
-        self.add_to_sum("requests_with_length", comparable.sum())
-        self.add_to_sum("requested_tokens", requested[comparable].sum(dtype=np.int64))
-        self.add_to_sum("received_tokens", output[comparable].sum(dtype=np.int64))
-        self.add_to_sum("length_mismatches", (requested != output)[comparable].sum())
+        has_both = ok & (requested > 0) & (received >= 0)
+        self.add_to_sum("requests_with_length", has_both.sum())
+        self.add_to_sum("requested_tokens", requested[has_both].sum(dtype=np.int64))
+        self.add_to_sum("received_tokens", received[has_both].sum(dtype=np.int64))
+        self.add_to_sum("length_mismatches", (requested != received)[has_both].sum())
 
     def _add_built_tokens(self, columns: Columns, ok: NDArray[np.bool_]) -> None:
-        """Add the prompt tokens as built here, and as the server counted them."""
-        prompt = columns["input_tokens"]
+        """Add the prompt tokens as the client built them, and as the server counted them.
+
+        A later check compares both sums. Only requests that have both numbers are added.
+        """
+        counted = columns["input_tokens"]
         built = columns["built_tokens"]
-        is_of_server = columns["input_source"] == SOURCES.index("server")
-        has_both = ok & ~columns.request_no_output & is_of_server & (built > 0) & (prompt >= 0)
+        is_counted_by_server = (columns["input_source"] == SOURCES.index("server")) & (counted >= 0)
+        has_both = ok & ~columns.request_no_output & is_counted_by_server & (built > 0)
         self.add_to_sum("prompts_compared", has_both.sum())
         self.add_to_sum("prompt_tokens_built", built[has_both].sum(dtype=np.int64))
-        self.add_to_sum("prompt_tokens_of_server", prompt[has_both].sum(dtype=np.int64))
+        self.add_to_sum("prompt_tokens_of_server", counted[has_both].sum(dtype=np.int64))
 
     def _count_token_sources(self, columns: Columns, ok: NDArray[np.bool_]) -> None:
         """Count the ok requests by the source of their token counts, for input and for output.
 
-        A request that asks for no output has no source of output counts and counts as "unasked".
+        A request that asks for no output has no output to count. It is in "output_source_unasked".
         """
         with_output = ok & ~columns.request_no_output
-        for direction, selected in (("input", ok), ("output", with_output)):
-            requests = np.bincount(columns[f"{direction}_source"][selected], minlength=len(SOURCES))
-            for source, count in zip(SOURCES, requests.tolist(), strict=True):
-                self.add_to_sum(f"{direction}_source_{source or 'none'}", count)
+        self._count_by_source("input_source", columns["input_source"][ok])
+        self._count_by_source("output_source", columns["output_source"][with_output])
         self.add_to_sum("output_source_unasked", (ok & columns.request_no_output).sum())
 
-    def _count_finish_reasons(self, columns: Columns, texts: Sequence[str]) -> None:
-        """Count the ok requests by finish reason, and those with a remark.
+    def _count_by_source(self, field: str, source_codes: NDArray[np.int64]) -> None:
+        """Count requests by a source of token counts, in sums such as "input_source_server"."""
+        requests_by_code = np.bincount(source_codes, minlength=len(SOURCES)).tolist()
+        for source, requests in zip(SOURCES, requests_by_code, strict=True):
+            self.add_to_sum(f"{field}_{source or 'none'}", requests)
 
-        The common finish reasons have codes in FINISH_REASONS. Any other one has the code "other",
-        and the text of the request is the reason. The text of other ok requests is a remark about
-        something unusual in the response (`record.text_of`).
+    def _count_finish_reasons(self, columns: Columns, texts: Sequence[str]) -> None:
+        """Count the ok requests by the finish reason of the response, such as "stop" or "length".
+
+        Common reasons have a code in FINISH_REASONS. Any other one has the code "other", and the
+        text of the request is the reason.
         """
         ok = columns.where(OK)
-        reasons = columns["finish_reason"][ok]
-        text_indexes = columns["text"][ok]
-        is_other_reason = reasons == FINISH["other"]
-        for code, count in enumerate(np.bincount(reasons[~is_other_reason]).tolist()):
-            if count:
-                self.add_to_sum(f"{FINISH_PREFIX}{FINISH_REASONS[code] or 'none'}", count)
-        for reason, count in _count_texts(text_indexes[is_other_reason], texts):
-            self.add_to_sum(FINISH_PREFIX + (reason or "other"), count)
-        has_remark = ~is_other_reason & (text_indexes >= 0)
-        for remark, count in _count_texts(text_indexes[has_remark], texts):
+        has_other_reason = columns["finish_reason"] == FINISH["other"]
+        requests_by_code = np.bincount(columns["finish_reason"][ok & ~has_other_reason]).tolist()
+        for code, requests in enumerate(requests_by_code):
+            if requests:
+                self.add_to_sum(FINISH_PREFIX + (FINISH_REASONS[code] or "none"), requests)
+        text_indexes = columns["text"][ok & has_other_reason]
+        for reason, requests in _count_texts(text_indexes, texts):
+            self.add_to_sum(FINISH_PREFIX + (reason or "other"), requests)
+
+    def _count_remarks(self, columns: Columns, texts: Sequence[str]) -> None:
+        """Count the ok requests by remark, a text about something unusual in the response.
+
+        The text of a request with the finish reason "other" is that reason, and no remark.
+        """
+        has_other_reason = columns["finish_reason"] == FINISH["other"]
+        has_remark = columns.where(OK) & ~has_other_reason & (columns["text"] >= 0)
+        for remark, requests in _count_texts(columns["text"][has_remark], texts):
             if remark:
-                self.add_to_sum(REMARK_PREFIX + remark, count)
+                self.add_to_sum(REMARK_PREFIX + remark, requests)
 
     def _add_failures_by_kind(self, columns: Columns, texts: Sequence[str]) -> None:
         """Count the failures of each kind, such as "reset" or "http_5xx", and workers that died.
@@ -509,19 +588,22 @@ class MetricAccumulator:
         kind_codes = np.flatnonzero(np.bincount(columns["kind"]))
         for code in kind_codes.tolist():
             kind = KINDS[code]
-            if not kind or kind == "unfinished":
+            if kind in ("", "unfinished"):
                 continue
             rows = np.flatnonzero(columns["kind"] == code)
-            self.add_failures(kind, _count_failures(columns, rows, texts))
+            self.add_failures(kind, _summarize_failures(columns, rows, texts))
             if kind == "worker_died":
                 for worker in np.unique(columns["worker"][rows]).tolist():
                     self.add_to_sum(f"{DEAD_WORKER_PREFIX}{worker}", 1)
 
 
-def _count_failures(
+def _summarize_failures(
     columns: Columns, rows: NDArray[np.int64], texts: Sequence[str]
 ) -> FailureCount:
     """Return the number of failures of one kind, with the one that is shown for all of them.
+
+    The earliest failure with an error text is shown. If none has a text, it is the earliest one of
+    all, with its HTTP status as the text.
 
     Args:
         columns: The records.
@@ -530,14 +612,16 @@ def _count_failures(
     """
     rows_with_text = rows[columns["text"][rows] >= 0]
     candidates = rows_with_text if len(rows_with_text) else rows
-    first = candidates[np.argmin(columns["due_ns"][candidates])]
-    due_ns = int(columns["due_ns"][first])
-    error_text = _text_at(int(columns["text"][first]), texts)
-    if error_text:
-        return FailureCount(len(rows), due_ns, error_text, has_error_text=True)
-    status = int(columns["http_status"][first])
+    earliest = candidates[np.argmin(columns["due_ns"][candidates])]
+    error_text = _text_at(int(columns["text"][earliest]), texts)
+    status = int(columns["http_status"][earliest])
     status_text = f"HTTP {status}" if status else ""
-    return FailureCount(len(rows), due_ns, status_text, has_error_text=False)
+    return FailureCount(
+        requests=len(rows),
+        due_ns=int(columns["due_ns"][earliest]),
+        text=error_text or status_text,
+        has_error_text=bool(error_text),
+    )
 
 
 def _text_at(index: int, texts: Sequence[str]) -> str:
@@ -575,18 +659,31 @@ def _time_request_amounts(columns: Columns, name: str, slo: Slo | None) -> Timed
 
     - "output": the output tokens, spread from the first to the last one.
     - "input": the prompt tokens, at the first output token, when the prompt has been processed.
-    - "ok" and "good": 1 for each ok request, or for each that meets the SLO, at its end.
+    - "ok" and "good": 1 for each ok request, or for each that meets the SLO, at its end. Without an
+      SLO every ok request is good.
     """
-    if name == "output":
-        return request_metrics.time_output_tokens(columns)
-    if name == "input":
-        has_prompt_tokens = columns.where(OK) & (columns["input_tokens"] >= 0)
-        selected = as_selection(has_prompt_tokens)
-        first_token_ns = request_metrics.time_or_end(columns, "first_token_ns", selected)
-        return TimedAmounts(first_token_ns, first_token_ns, columns["input_tokens"][selected])
-    if name == "good" and slo is not None:
-        is_counted = outcomes.meets_slo(columns, slo)
-    else:
-        is_counted = columns.where(OK)
+    match name:
+        case "output":
+            return request_metrics.time_output_tokens(columns)
+        case "input":
+            return _time_prompt_tokens(columns)
+        case "good" if slo is not None:
+            return _time_request_ends(columns, outcomes.meets_slo(columns, slo))
+        case _:
+            return _time_request_ends(columns, columns.where(OK))
+
+
+def _time_prompt_tokens(columns: Columns) -> TimedAmounts:
+    """Return the prompt tokens of each ok request at the time of its first output token."""
+    has_prompt_tokens = columns.where(OK) & (columns["input_tokens"] >= 0)
+    selected = as_selection(has_prompt_tokens)
+    first_token_ns = request_metrics.time_or_end(columns, "first_token_ns", selected)
+    return TimedAmounts(first_token_ns, first_token_ns, columns["input_tokens"][selected])
+
+
+def _time_request_ends(columns: Columns, is_counted: NDArray[np.bool_]) -> TimedAmounts:
+    """Return an amount of 1 at the end of each counted request."""
     end_ns = columns["end_ns"][as_selection(is_counted)]
-    return TimedAmounts(end_ns, end_ns, np.broadcast_to(np.int64(1), len(end_ns)))
+    # The same 1 for every request takes no memory.
+    ones = np.broadcast_to(np.int64(1), len(end_ns))
+    return TimedAmounts(end_ns, end_ns, ones)

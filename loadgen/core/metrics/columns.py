@@ -17,7 +17,7 @@ from loadgen.core.stats.quantiles import BLOCK_ROWS, block_slices
 from loadgen.figures import METRICS
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from numpy.typing import NDArray
 
@@ -95,23 +95,28 @@ def as_selection(mask: NDArray[np.bool_]) -> NDArray[np.bool_] | slice:
 def order_by_time(times_ns: NDArray[np.int64], slots: NDArray[np.int64]) -> NDArray[Any]:
     """Return the indices that put requests in order of time, and of their slots at equal times.
 
-    A slot is the position of a request in the schedule, so most slots are in order of time. A
-    stable sort of values that are nearly in order is fast: the requests are first put in order of
-    their slots, and then sorted by time. Where slots repeat or have large gaps, both are sorted at
-    once, which is slower.
+    A slot is the position of a request in the schedule, so slots are nearly in order of time. A
+    stable sort of values that are nearly in order is fast. So the requests are put in order of
+    their slots by a table, and then sorted by time. If their slots do not fit a table, both are
+    sorted in one slower step.
     """
-    rows = _rows_by_slot(slots)
-    if rows is None:
+    rows_by_slot = _rows_by_slot(slots)
+    if rows_by_slot is None:
         return np.lexsort((slots, times_ns))
-    order: NDArray[np.int32] = rows[np.argsort(times_ns[rows], kind="stable")]
+    order_by_time_of_rows = np.argsort(times_ns[rows_by_slot], kind="stable")
+    order: NDArray[np.int32] = rows_by_slot[order_by_time_of_rows]
     return order
 
 
 def _rows_by_slot(slots: NDArray[np.int64]) -> NDArray[np.int32] | None:
-    """Return the row of each request in order of their slots, from a table with a row per slot.
+    """Return the indices of requests in order of their slots, from a table with an entry per slot.
 
-    Returns None without requests, if the table would have more than twice as many entries as there
-    are requests, and if a slot is repeated, which the table cannot hold.
+    For the slots 7, 5 and 8, the table of the slots 5 to 8 is [1, NO_ROW, 0, 2], and the result is
+    [1, 0, 2]. Returns None in each of these cases:
+
+    - There are no requests.
+    - The range of slots is more than twice as large as the number of requests.
+    - A slot is repeated, which the table cannot hold.
     """
     if not len(slots):
         return None
@@ -164,7 +169,7 @@ def class_indices(manifest: RunManifest, start_ids: NDArray[np.int64]) -> NDArra
 
 
 def is_of_class(manifest: RunManifest, name: str, rows: NDArray[np.void]) -> NDArray[np.bool_]:
-    """Return which records are requests of a class."""
+    """Return which records are requests of the class with this name."""
     class_names = [request_class.name for request_class in manifest.classes]
     start_ids = rows["request"] // manifest.turns_per_session
     mask: NDArray[np.bool_] = class_indices(manifest, start_ids) == class_names.index(name)
@@ -185,18 +190,29 @@ def step_indices(
             the other.
         turns: The turn of each request, from 0.
     """
-    class_names = [request_class.name for request_class in manifest.classes]
-    if manifest.classes:
-        class_of_request = class_indices(manifest, request_ids // manifest.turns_per_session)
-    else:
-        class_names = [""]  # `of_class` of the steps of a run without classes
-        class_of_request = np.zeros_like(request_ids)
-    step_of_turn = np.full((len(class_names), manifest.turns_per_session), NO_STEP)
-    for step_index, step in enumerate(manifest.steps):
-        class_index = class_names.index(step.of_class)
-        step_of_turn[class_index, list(step.turns)] = step_index
-    steps: NDArray[np.int64] = step_of_turn[class_of_request, turns]
+    if not manifest.classes:
+        return _steps_of_class(manifest, "")[turns]
+    start_ids = request_ids // manifest.turns_per_session
+    class_of_request = class_indices(manifest, start_ids)
+    steps = np.full(len(request_ids), NO_STEP)
+    for class_index, request_class in enumerate(manifest.classes):
+        is_of_class = class_of_request == class_index
+        steps[is_of_class] = _steps_of_class(manifest, request_class.name)[turns[is_of_class]]
     return steps
+
+
+def _steps_of_class(manifest: RunManifest, class_name: str) -> NDArray[np.int64]:
+    """Return, for each turn of the tasks of a class, the index of its step, NO_STEP without one.
+
+    Args:
+        manifest: The manifest of the run.
+        class_name: The name of the class. The steps of a run without classes have the class "".
+    """
+    step_of_turn = np.full(manifest.turns_per_session, NO_STEP)
+    for step_index, step in enumerate(manifest.steps):
+        if step.of_class == class_name:
+            step_of_turn[list(step.turns)] = step_index
+    return step_of_turn
 
 
 # -- columns ---------------------------------------------------------------------------------------
@@ -217,13 +233,13 @@ class Columns:
         *,
         keep_all: bool = False,
     ) -> None:
-        """Take records or columns, without reading any column yet.
+        """Create a view of records or columns, without reading any column yet.
 
         Args:
             rows: The records or columns.
             selected: Which rows to select; None selects all.
-            keep_all: Whether to keep every column in memory that was read, and not only
-                CACHED_COLUMNS.
+            keep_all: Whether to keep each column in memory once it was read. Otherwise only
+                CACHED_COLUMNS are kept.
         """
         self._length = len(rows) if selected is None else int(np.count_nonzero(selected))
         self._rows = rows
@@ -231,24 +247,29 @@ class Columns:
         self._selection: NDArray[Any] | None = None
         if selected is not None and self._length < len(rows):
             self._select(selected)
-        # Records of a file have the method `read_range` for a range of a column.
-        self._read_range = getattr(self._rows, "read_range", None)
+        self._read_range = _range_reader(self._rows)
         self._cache: dict[str, NDArray[np.int64]] = {}
         self._keeps_all = keep_all
-        self._is_large_file = self._read_range is not None and self._length > BLOCK_ROWS
+        is_file = self._read_range is not None
+        self._is_large_file = is_file and self._length > BLOCK_ROWS
 
     def _select(self, selected: NDArray[np.bool_]) -> None:
-        """Select some of the rows in the form that is cheapest to read columns with.
+        """Keep which rows are selected, in the form that is cheapest to read columns with.
 
-        Adjacent records become a slice, which copies nothing. Otherwise a mask is kept if it
-        selects most records, because it copies faster then, and indices if it selects few.
+        - Adjacent records become a slice of the records, which copies nothing.
+        - A selection of most rows stays a mask, which copies faster than indices then.
+        - A selection of few rows becomes indices.
+
+        Args:
+            selected: Which rows are selected: as many as the length of these columns.
         """
-        first = int(selected.argmax())
-        end = first + self._length
-        can_be_sliced = not isinstance(self._rows, Columns)
-        if can_be_sliced and selected[first:end].all():
+        selected_count = self._length
+        first = int(selected.argmax())  # the first True
+        end = first + selected_count
+        are_records = not isinstance(self._rows, Columns)
+        if are_records and selected[first:end].all():
             self._rows = _slice_rows(self._rows, slice(first, end))
-        elif 2 * self._length > len(selected):
+        elif 2 * selected_count > len(selected):
             self._selection = selected
         else:
             self._selection = np.flatnonzero(selected)
@@ -282,10 +303,12 @@ class Columns:
         return column
 
     def take(self, field: str, positions: NDArray[Any] | slice) -> NDArray[np.int64]:
-        """Return the values of a field at some positions, given by index, mask or slice.
+        """Return the values of a field at some positions, given as indices, a mask or a slice.
 
-        For a few indices, only the range of a file that holds them is read, and not the column.
+        A column that is not in memory is not read as a whole for a few indices. Only the range of
+        the file that contains them is read.
         """
+        # Columns of columns read their values from the others, which keep them in memory.
         is_in_memory = self._keeps_all or field in self._cache or isinstance(self._rows, Columns)
         if is_in_memory or isinstance(positions, slice) or positions.dtype == bool:
             return self[field][positions]
@@ -294,13 +317,15 @@ class Columns:
         return self._read_rows(field, self._row_indices(positions))
 
     def _read_rows(self, field: str, row_indices: NDArray[np.int64]) -> NDArray[Any]:
-        """Return a field of single rows. Of a file, only the range that holds them is read.
+        """Return a field of single rows.
+
+        If the records are in a file, only the range of rows that contains them is read.
 
         Args:
             field: The name of the field.
             row_indices: The indices of the rows among all records, selected or not.
         """
-        if self._read_range is None:
+        if self._read_range is None:  # the records are in memory
             column: NDArray[Any] = self._rows[field]
             return column[row_indices]
         first = int(row_indices.min())
@@ -319,10 +344,10 @@ class Columns:
         return selected_rows[positions]
 
     def blocks(self) -> Iterator[Columns]:
-        """Yield the same rows in order, in blocks of BLOCK_ROWS.
+        """Yield the same rows in order, in blocks of at most BLOCK_ROWS records.
 
-        What is computed from one block at a time takes little memory. Columns that are in memory as
-        a whole, and few rows, are one block.
+        A computation that takes one block after the other needs little memory. If all columns are
+        in memory anyway, or if there are few records, all rows are yielded as one block.
         """
         rows = self._rows
         if isinstance(rows, Columns) or self._keeps_all or len(rows) <= BLOCK_ROWS:
@@ -330,7 +355,8 @@ class Columns:
             return
         mask = self._selection_mask()
         for block in block_slices(len(rows)):
-            yield Columns(_slice_rows(rows, block), None if mask is None else mask[block])
+            selected = None if mask is None else mask[block]
+            yield Columns(_slice_rows(rows, block), selected)
 
     def _selection_mask(self) -> NDArray[np.bool_] | None:
         """Return the selected rows as a mask, or None if all are selected."""
@@ -341,9 +367,10 @@ class Columns:
         return mask
 
     def measure(self, metric: str) -> NDArray[np.int64]:
-        """Return a metric of `loadgen.figures` for every row, UNDEFINED without a value.
+        """Return a metric of every row, such as "ttft", in ns; UNDEFINED for a row without a value.
 
-        Times are in ns.
+        `loadgen.figures` defines the metrics. Those in CACHED_COLUMNS are computed once and kept.
+        Those of a large file are computed anew in each call, which takes little memory.
         """
         if metric in self._cache:
             return self._cache[metric]
@@ -355,13 +382,8 @@ class Columns:
         return values
 
     def _measure_by_blocks(self, metric: str) -> NDArray[np.int64]:
-        """Compute a metric of a large file from one block at a time, which keeps memory small.
-
-        The file first frees the columns that it keeps, since the blocks read theirs anew.
-        """
-        # A part of a file names the file that it belongs to.
-        file = getattr(self._rows, "frame", self._rows)
-        file.release_memory()  # type: ignore[union-attr]
+        """Compute a metric of a large file from one block at a time, which keeps memory small."""
+        _release_file_memory(self._rows)
         values = np.empty(len(self), np.int64)
         first = 0
         for block in self.blocks():
@@ -404,6 +426,26 @@ def _slice_rows(rows: Any, block: slice) -> Any:
     return rows.slice_records(block) if hasattr(rows, "slice_records") else rows[block]
 
 
+def _range_reader(rows: RowSource) -> Callable[[str, int, int], NDArray[Any]] | None:
+    """Return the method of a file that reads a range of a column, None for records in memory.
+
+    Only records of a file have this method: `parquet.Frame`, and `parquet.FrameSlice` for a part of
+    them. Its parameters are the name of the column, the first row, and the row after the last one.
+    """
+    return getattr(rows, "read_range", None)
+
+
+def _release_file_memory(rows: Any) -> None:
+    """Return memory that reading a file left unused to the system.
+
+    Args:
+        rows: The records of a file (`parquet.Frame`), or a part of them, whose attribute `frame` is
+            the file.
+    """
+    file = getattr(rows, "frame", rows)
+    file.release_memory()
+
+
 class JoinedColumns:
     """The columns of several stages as one, one stage after the other or in a given order."""
 
@@ -415,69 +457,74 @@ class JoinedColumns:
         order: NDArray[np.int64] | None = None,
         keeps_columns: bool = True,
     ) -> None:
-        """Take the columns of each stage.
+        """Join the columns of several stages.
 
         Args:
             stages: The columns of each stage.
             only_ok: Whether to leave out all requests but the ok ones.
-            order: The requests to take, in this order, as indices of the requests of all stages
-                one after the other; None takes all of them.
-            keeps_columns: Whether to keep columns in memory once they were read. False suits
-                those who need each of many columns once.
+            order: The requests to take, in this order. Index 0 is the first request of the first
+                stage, and the requests of each stage follow those of the stage before it. None
+                takes all requests, in this numbering.
+            keeps_columns: Whether to keep each column in memory once it was read. Without that, it
+                is read again in each call, which saves memory if each column is needed once.
         """
         self._stages = stages
         self._keeps_columns = keeps_columns
         self._cache: dict[str, NDArray[np.int64]] = {}
+        # The rows that are taken from each stage.
         self._selection_of_stage: list[NDArray[Any] | slice] = [
             as_selection(columns.where(OK)) if only_ok else slice(None) for columns in stages
         ]
-        # The index of each requested row among the rows that are read stage after stage. None if
-        # they are read in the requested order.
-        self._requested_order: NDArray[np.int64] | None = None
+        # The places in the joined column of the rows of each stage. None if the rows of the stages
+        # just follow each other.
+        self._places_of_stage: list[NDArray[np.int64]] | None = None
         if order is not None:
             self._take_in_order(order)
 
     def _take_in_order(self, order: NDArray[np.int64]) -> None:
-        """Select only the requested rows of each stage, and set the order to put them in.
+        """Select the requested rows of each stage, and find their places in the joined column.
 
-        Columns are read stage after stage, so the rows of a stage come out together, whatever their
-        places in the requested order are.
+        For stages of 3 and 2 requests and the order [4, 0, 2], rows 0 and 2 of the first stage go
+        to the places 1 and 2, and row 1 of the second stage goes to place 0.
         """
-        rows_of_stage = [
-            np.arange(len(columns))[selection]
-            for columns, selection in zip(self._stages, self._selection_of_stage, strict=True)
-        ]
-        first_index_of_stage = np.cumsum([0, *map(len, rows_of_stage)])
-        stage_of_request = np.searchsorted(first_index_of_stage, order, "right") - 1
-        self._selection_of_stage = [
-            rows[order[stage_of_request == stage] - first_index_of_stage[stage]]
-            for stage, rows in enumerate(rows_of_stage)
-        ]
-        # Reading stage after stage permutes the requests. The inverse of that permutation, which is
-        # its argsort, restores the requested order.
-        reading_order = np.argsort(stage_of_request, kind="stable")
-        self._requested_order = np.argsort(reading_order)
+        places_of_stage = []
+        first_index = 0  # the index of the first request of the stage in `order`
+        for stage, columns in enumerate(self._stages):
+            rows = np.arange(len(columns))[self._selection_of_stage[stage]]
+            end_index = first_index + len(rows)
+            places = np.flatnonzero((order >= first_index) & (order < end_index))
+            self._selection_of_stage[stage] = rows[order[places] - first_index]
+            places_of_stage.append(places)
+            first_index = end_index
+        self._places_of_stage = places_of_stage
 
     def __getitem__(self, field: str) -> NDArray[np.int64]:
         """Return the column of a field of `record.FIELDS`."""
         if field in self._cache:
             return self._cache[field]
         stages = zip(self._stages, self._selection_of_stage, strict=True)
-        return self._concatenate(field, [columns.take(field, rows) for columns, rows in stages])
+        return self._join(field, [columns.take(field, rows) for columns, rows in stages])
 
     def measure(self, metric: str) -> NDArray[np.int64]:
         """Return a metric of `loadgen.figures`, UNDEFINED for a row without a value."""
         if metric in self._cache:
             return self._cache[metric]
         stages = zip(self._stages, self._selection_of_stage, strict=True)
-        values = [columns.measure(metric)[rows] for columns, rows in stages]
-        return self._concatenate(metric, values)
+        return self._join(metric, [columns.measure(metric)[rows] for columns, rows in stages])
 
-    def _concatenate(self, name: str, stage_values: list[NDArray[np.int64]]) -> NDArray[np.int64]:
-        """Return the values of all stages as one column in the requested order, and keep it."""
-        column: NDArray[np.int64] = join_arrays(stage_values).astype(np.int64, copy=False)
-        if self._requested_order is not None:
-            column = column[self._requested_order]
+    def _join(self, name: str, values_of_stages: list[NDArray[np.int64]]) -> NDArray[np.int64]:
+        """Return the values of all stages as one column, and keep it if columns are kept.
+
+        Args:
+            name: The name of the field or metric.
+            values_of_stages: The selected values of each stage.
+        """
+        if self._places_of_stage is None:
+            column = join_arrays(values_of_stages).astype(np.int64, copy=False)
+        else:
+            column = np.empty(sum(map(len, values_of_stages)), np.int64)
+            for places, values in zip(self._places_of_stage, values_of_stages, strict=True):
+                column[places] = values
         if self._keeps_columns:
             self._cache[name] = column
         return column

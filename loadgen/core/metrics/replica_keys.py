@@ -56,32 +56,40 @@ class NumberedKeys(NamedTuple):
 def number_keys(keys: NDArray[Any]) -> NumberedKeys:
     """Return the different keys, and for each request the index of its key among them.
 
-    It is what `numpy.unique` returns with `return_inverse`. That function sorts all keys, which
-    takes long for millions of requests. There are few replicas, so a table with an entry for each
-    possible key is faster, unless the keys are far apart.
+    For the keys 9, 7, 9 the different keys are 7 and 9, and the indices are 1, 0, 1. This is what
+    `numpy.unique` returns with `return_inverse`, but it sorts all keys, which takes long for
+    millions of requests. A table with an entry for each possible key is faster. Keys that are so
+    far apart that the table would be large are sorted.
     """
-    lowest = int(keys.min(initial=0))
-    if not len(keys) or int(keys.max()) - lowest > MAX_KEY_RANGE:
+    if not len(keys):
         return NumberedKeys(*np.unique(keys, return_inverse=True))
-    offsets = keys - lowest
-    is_used = np.zeros(int(offsets.max()) + 1, bool)
-    is_used[offsets] = True
-    used_offsets = np.flatnonzero(is_used)
-    index_of_offset = np.zeros(len(is_used), np.min_scalar_type(len(used_offsets)))
-    index_of_offset[used_offsets] = np.arange(len(used_offsets))
-    return NumberedKeys(used_offsets + lowest, index_of_offset[offsets])
+    lowest_key = min(int(keys.min()), 0)
+    if int(keys.max()) - lowest_key > MAX_KEY_RANGE:
+        return NumberedKeys(*np.unique(keys, return_inverse=True))
+    table_positions = keys - lowest_key
+    is_used = np.zeros(int(table_positions.max()) + 1, bool)
+    is_used[table_positions] = True
+    used_positions = np.flatnonzero(is_used)
+    # The smallest integer type that holds all indices saves memory.
+    index_of_position = np.zeros(len(is_used), np.min_scalar_type(len(used_positions)))
+    index_of_position[used_positions] = np.arange(len(used_positions))
+    return NumberedKeys(used_positions + lowest_key, index_of_position[table_positions])
 
 
 def group_by_key(keys: NDArray[Any]) -> Iterator[tuple[int, NDArray[np.int64]]]:
-    """Yield each key in ascending order with the indices of its requests, in their order.
+    """Yield each different key, in ascending order, with the indices of the requests that have it.
 
-    Few keys are looked for one by one, which needs less memory than to sort all requests by key.
+    For the keys 9, 7, 9 it yields 7 with [1], and then 9 with [0, 2].
     """
     numbered = number_keys(keys)
     if len(numbered.keys) <= MAX_KEYS_WITHOUT_SORT:
-        for index, key in enumerate(numbered.keys.tolist()):
-            yield key, np.flatnonzero(numbered.key_index == index)
+        # One search per key needs less memory than a sort of all requests.
+        for key_index, key in enumerate(numbered.keys.tolist()):
+            yield key, np.flatnonzero(numbered.key_index == key_index)
         return
-    order = np.argsort(numbered.key_index, kind="stable")
-    ends = np.cumsum(np.bincount(numbered.key_index))
-    yield from zip(numbered.keys.tolist(), np.split(order, ends[:-1]), strict=True)
+    requests_by_key = np.argsort(numbered.key_index, kind="stable")
+    first = 0
+    counts = np.bincount(numbered.key_index).tolist()
+    for key, count in zip(numbered.keys.tolist(), counts, strict=True):
+        yield key, requests_by_key[first : first + count]
+        first += count

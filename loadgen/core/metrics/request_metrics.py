@@ -31,7 +31,9 @@ MILLIONTHS = 1_000_000
 
 
 def _between(start: str, end: str) -> Callable[[Columns], NDArray[np.int64]]:
-    """Return a metric: the function that computes the time between two fields of each request.
+    """Return a function that computes the time between two fields of each request, in ns.
+
+    The time is UNDEFINED for a request in which one of the two fields is not known (-1).
 
     Args:
         start: The field with the earlier time, such as "due_ns".
@@ -39,7 +41,6 @@ def _between(start: str, end: str) -> Callable[[Columns], NDArray[np.int64]]:
     """
 
     def measure(columns: Columns) -> NDArray[np.int64]:
-        """Return the time of each request, UNDEFINED if one of the two fields is not known."""
         start_ns = columns[start]
         end_ns = columns[end]
         values = end_ns - start_ns
@@ -76,11 +77,11 @@ def _divide(span_ns: NDArray[np.int64], divisor: NDArray[np.int64]) -> NDArray[n
 
 
 def streamed_tokens(columns: Columns) -> NDArray[np.int64]:
-    """Return the output tokens that were streamed, without hidden reasoning; -1 if not counted.
+    """Return the output tokens of each request that were streamed; negative if not counted.
 
-    Some servers count reasoning tokens that they never send. Their first output event is already a
-    part of the answer, so a response whose first token is also the first one of the answer, and
-    that has reasoning tokens by the server's count, has hidden reasoning.
+    Some servers count reasoning tokens that they never send. Such hidden tokens are left out. A
+    response has them if the server counts reasoning tokens, but its first output event is already a
+    part of the answer.
     """
     output_tokens = columns["output_tokens"]
     reasoning_tokens = columns["reasoning_tokens"]
@@ -88,6 +89,7 @@ def streamed_tokens(columns: Columns) -> NDArray[np.int64]:
         return output_tokens
     starts_with_answer = columns["first_token_ns"] == columns["first_answer_ns"]
     has_hidden_reasoning = (reasoning_tokens > 0) & starts_with_answer
+
     hidden_tokens = np.where(has_hidden_reasoning, reasoning_tokens, 0)
     token_counts: NDArray[np.int64] = output_tokens - hidden_tokens
     return token_counts
@@ -131,11 +133,11 @@ def acceptance(columns: Columns) -> NDArray[np.int64]:
 def accepted_length(columns: Columns) -> NDArray[np.int64]:
     """Return the output tokens per step of the model under speculative decoding, in millionths.
 
-    Each step of the model yields one token of its own and the accepted tokens of a draft before it.
-    So the number of steps is the output tokens less the accepted ones. UNDEFINED for a response
-    whose server reports no drafted tokens.
+    Each step of the model yields one token of its own, after the accepted tokens of a draft. So the
+    number of steps is the output tokens less the accepted ones: 10 tokens, 6 of them accepted, took
+    4 steps, which is 2.5 tokens per step. The value is UNDEFINED if the server reports no drafts.
     """
-    if int(columns["draft_tokens"].max(initial=0)) <= 0:
+    if int(columns["draft_tokens"].max(initial=0)) <= 0:  # no request has drafts
         return np.broadcast_to(np.int64(UNDEFINED), len(columns))
     drafted = columns["draft_tokens"].astype(np.int64)
     accepted = columns["accepted_tokens"].astype(np.int64)
@@ -172,7 +174,7 @@ def connect(columns: Columns) -> NDArray[np.int64]:
     """Return the time from the due time until a new connection was ready; 0 on a reused one."""
     due_ns = columns["due_ns"]
     is_unknown = (due_ns < 0) | (columns["ready_ns"] < 0)
-    return np.where(is_unknown, UNDEFINED, sendable_ns(columns) - due_ns)
+    return np.where(is_unknown, UNDEFINED, earliest_send_ns(columns) - due_ns)
 
 
 def tcp(columns: Columns) -> NDArray[np.int64]:
@@ -185,17 +187,23 @@ def tls(columns: Columns) -> NDArray[np.int64]:
     return np.where(columns["tls_ns"] <= 0, UNDEFINED, columns["tls_ns"])
 
 
-def sendable_ns(
+def earliest_send_ns(
     columns: Columns | JoinedColumns | Mapping[str, NDArray[np.int64]],
 ) -> NDArray[np.int64]:
     """Return the earliest time at which each request could be sent, in ns.
 
-    That is its due time on a reused connection. On a new one it is the time at which the connection
-    was ready, if that was later. What passes from then to the send is the delay of the client.
+    A request on a reused connection can be sent when it is due. One on a new connection can be sent
+    when it is due and the connection is ready. The time from then to the send is the delay of the
+    client.
+
+    Args:
+        columns: The columns `due_ns`, `ready_ns` (when the connection was ready) and `reused`
+            (whether the connection had been used before) of the requests.
     """
     due_ns = columns["due_ns"]
-    connected_ns = np.maximum(due_ns, columns["ready_ns"])
-    times_ns: NDArray[np.int64] = np.where(columns["reused"] > 0, due_ns, connected_ns)
+    is_reused = columns["reused"] > 0
+    due_and_connected_ns = np.maximum(due_ns, columns["ready_ns"])
+    times_ns: NDArray[np.int64] = np.where(is_reused, due_ns, due_and_connected_ns)
     return times_ns
 
 

@@ -8,7 +8,7 @@ import numpy as np
 
 from loadgen.core.metrics import tasks
 from loadgen.core.metrics.accumulator import MetricAccumulator
-from loadgen.core.metrics.columns import Columns, class_indices, join_arrays, step_indices
+from loadgen.core.metrics.columns import Columns, class_indices, step_indices
 from loadgen.core.metrics.tasks import TaskColumns
 from loadgen.core.metrics.windows import is_first_request_of_user, is_last_request_of_user
 from loadgen.core.results.manifest import StagePlan
@@ -43,6 +43,31 @@ class CutConversations(NamedTuple):
     cancelled: int
 
 
+class _CutConversationTable(NamedTuple):
+    """The conversations of a stage whose last turn was never scheduled, one row for each.
+
+    Attributes:
+        numbers: The number of each conversation, which decides its class.
+        is_cancelled: Whether one of its turns was cancelled.
+    """
+
+    numbers: NDArray[np.int64]
+    is_cancelled: NDArray[np.bool_]
+
+
+class _PartGrouping(NamedTuple):
+    """How records are divided among targets, among classes or among steps.
+
+    Attributes:
+        parts: The accumulators of the targets, classes or steps.
+        part_of_record: The index of the part that each record belongs to. It is NO_STEP, which is
+            no index, for a record that belongs to none.
+    """
+
+    parts: list[MeasuredAndWarmup]
+    part_of_record: NDArray[np.int64]
+
+
 class RunAccumulator:
     """The records of a run added up, for each stage, target, class and step.
 
@@ -63,12 +88,11 @@ class RunAccumulator:
         self.stages = [MetricAccumulator(manifest.slo) for _ in self._plans]
         # A single target has the records of the run, so it is not accumulated once more.
         target_count = len(manifest.targets) if len(manifest.targets) > 1 else 0
-        self.targets = _new_pairs([manifest.slo] * target_count)
-        self.classes = _new_pairs([plan.slo for plan in manifest.classes])
-        self.steps = _new_pairs([None] * len(manifest.steps))
-        # For each measured stage, the conversations that the end of the load cut off.
-        self._cut_conversation_numbers: list[NDArray[np.int64]] = []
-        self._is_cut_conversation_cancelled: list[NDArray[np.bool_]] = []
+        self.targets = _new_parts([manifest.slo] * target_count)
+        self.classes = _new_parts([plan.slo for plan in manifest.classes])
+        self.steps = _new_parts([None] * len(manifest.steps))
+        # One table for each measured stage.
+        self._cut_conversations: list[_CutConversationTable] = []
         for stage in range(len(self._plans)):
             self._add_stage(stage, rows, texts)
 
@@ -78,30 +102,39 @@ class RunAccumulator:
         Args:
             stage: The index of the stage.
             rows: The records of all stages.
-            texts: The texts of records.
+            texts: Error texts and other texts of records, which `rows["text"]` indexes.
         """
         plan = self._plans[stage]
-        accumulator = self.stages[stage]
         # Columns that are read once more for each target, class or step stay in memory.
         has_parts = bool(self.targets or self.classes or self.steps)
         columns = Columns(rows, rows["stage"] == stage, keep_all=has_parts)
-        accumulator.add(columns, texts, is_open_loop=not plan.closed)
+        self.stages[stage].add(columns, texts, is_open_loop=not plan.closed)
         if not len(columns):
             return
         self._add_conversations(stage, columns)
         self._add_user_times(stage, columns)
-        for pairs, index_of_row in self._assign_rows(columns):
-            for index, pair in enumerate(pairs):
-                part_columns = Columns(columns, index_of_row == index)
-                part = pair.of_stage(plan)
-                part.add(part_columns, texts, is_open_loop=not plan.closed)
-                part_columns.forget()
+        self._add_to_parts(plan, columns, texts)
+
+    def _add_to_parts(self, plan: StagePlan, columns: Columns, texts: Sequence[str]) -> None:
+        """Add the records of a stage to the targets, classes and steps that they belong to.
+
+        Args:
+            plan: The plan of the stage.
+            columns: The records of the stage.
+            texts: Error texts and other texts of records, which `columns["text"]` indexes.
+        """
+        for grouping in self._group_by_part(columns):
+            for part_index, part in enumerate(grouping.parts):
+                part_columns = Columns(columns, grouping.part_of_record == part_index)
+                accumulator = part.of_stage(plan)
+                accumulator.add(part_columns, texts, is_open_loop=not plan.closed)
+                part_columns.forget()  # frees memory; columns are read again when needed
 
     def _add_user_times(self, stage: int, columns: Columns) -> None:
         """Add when the virtual users of a closed loop began and ended.
 
-        Between the last start and the first ends, the load runs at its full concurrency. In an open
-        loop no time is added.
+        The load has its full concurrency from the start of the last virtual user, a maximum, until
+        some of them end, of which all ends are kept. No record of an open loop is selected.
         """
         plan = self._plans[stage]
         accumulator = self.stages[stage]
@@ -111,27 +144,23 @@ class RunAccumulator:
         accumulator.add_maximum("user_start", columns["due_ns"][is_first])
         accumulator.sample("user_end").add(columns["done_ns"][is_last])
 
-    def _assign_rows(
-        self, columns: Columns
-    ) -> Iterator[tuple[list[MeasuredAndWarmup], NDArray[np.int64]]]:
-        """Yield the targets, the classes and the steps, each with the assignment of the records.
-
-        The assignment has, for each record, the index of its target, class or step in the list. A
-        record of no step has NO_STEP, which is no index.
-        """
+    def _group_by_part(self, columns: Columns) -> Iterator[_PartGrouping]:
+        """Yield how the records are divided among targets, among classes and among steps."""
         if self.targets:
-            yield self.targets, columns["target"]
+            yield _PartGrouping(self.targets, columns["target"])
         if self.classes:
             start_ids = columns["request"] // self._manifest.turns_per_session
-            yield self.classes, class_indices(self._manifest, start_ids)
+            yield _PartGrouping(self.classes, class_indices(self._manifest, start_ids))
         if self.steps:
-            yield self.steps, step_indices(self._manifest, columns["request"], columns["turn"])
+            step_of_record = step_indices(self._manifest, columns["request"], columns["turn"])
+            yield _PartGrouping(self.steps, step_of_record)
 
     def _add_conversations(self, stage: int, columns: Columns) -> None:
-        """Add the conversations and tasks of a stage whose last request is recorded.
+        """Add the conversations and tasks of a stage, which consist of several requests.
 
-        The end of the load cuts off a conversation whose last turn was never scheduled. Such a one
-        has no outcome. In a measured stage it is counted by `count_cut_conversations`.
+        Only those whose last request is recorded have an outcome, such as ok. The end of the load
+        cuts off the others before their last request is due. They are counted if the stage is
+        measured.
         """
         table = tasks.tabulate_tasks(columns, self._manifest.turns_per_session)
         if not len(table.numbers):
@@ -139,23 +168,34 @@ class RunAccumulator:
         plan = self._plans[stage]
         if plan.measured:
             is_cut = ~table.has_ended
-            self._cut_conversation_numbers.append(table.numbers[is_cut])
-            self._is_cut_conversation_cancelled.append(table.columns.cancelled[is_cut] > 0)
-        ended = table.columns.select(table.has_ended)
-        _add_ended_tasks(self.stages[stage], ended)
+            is_cancelled = table.columns.cancelled > 0
+            cut = _CutConversationTable(table.numbers[is_cut], is_cancelled[is_cut])
+            self._cut_conversations.append(cut)
+        ended_numbers = table.numbers[table.has_ended]
+        ended_tasks = table.columns.select(table.has_ended)
+        _add_ended_tasks(self.stages[stage], ended_tasks)
         if self.classes:
-            class_of_task = class_indices(self._manifest, table.numbers[table.has_ended])
-            for index, pair in enumerate(self.classes):
-                _add_ended_tasks(pair.of_stage(plan), ended.select(class_of_task == index))
+            class_of_task = class_indices(self._manifest, ended_numbers)
+            for class_index, part in enumerate(self.classes):
+                tasks_of_class = ended_tasks.select(class_of_task == class_index)
+                _add_ended_tasks(part.of_stage(plan), tasks_of_class)
 
     def count_cut_conversations(self, class_index: int | None = None) -> CutConversations:
-        """Count the measured conversations of a class, or of all, that the load cut off."""
-        numbers = join_arrays(self._cut_conversation_numbers)
-        is_cancelled = np.concatenate([np.zeros(0, bool), *self._is_cut_conversation_cancelled])
-        if class_index is not None and len(numbers):
-            is_cancelled = is_cancelled[class_indices(self._manifest, numbers) == class_index]
-        cancelled = int(is_cancelled.sum())
-        return CutConversations(by_end_of_load=len(is_cancelled) - cancelled, cancelled=cancelled)
+        """Count the measured conversations whose last turn was never scheduled.
+
+        Args:
+            class_index: The request class whose conversations are counted; None counts all.
+        """
+        by_end_of_load = 0
+        cancelled = 0
+        for table in self._cut_conversations:
+            is_cancelled = table.is_cancelled
+            if class_index is not None:
+                class_of_conversation = class_indices(self._manifest, table.numbers)
+                is_cancelled = is_cancelled[class_of_conversation == class_index]
+            cancelled += int(is_cancelled.sum())
+            by_end_of_load += int((~is_cancelled).sum())
+        return CutConversations(by_end_of_load, cancelled)
 
     def measured_and_warmup(self) -> MeasuredAndWarmup:
         """Return the total of all measured stages, and that of all other stages."""
@@ -175,10 +215,10 @@ class RunAccumulator:
 
     def of_targets(self, numbers: Sequence[int]) -> MeasuredAndWarmup:
         """Return the total of several targets, such as those of a region."""
-        pairs = [self.targets[number] for number in numbers]
+        parts = [self.targets[number] for number in numbers]
         return MeasuredAndWarmup(
-            self._merge([pair.measured for pair in pairs]),
-            self._merge([pair.warmup for pair in pairs]),
+            measured=self._merge([part.measured for part in parts]),
+            warmup=self._merge([part.warmup for part in parts]),
         )
 
     def of_classes(self, numbers: Sequence[int]) -> MeasuredAndWarmup:
@@ -190,41 +230,52 @@ class RunAccumulator:
         return total
 
 
-def _new_pairs(slos: Sequence[Slo | None]) -> list[MeasuredAndWarmup]:
-    """Return a pair of empty accumulators for each SLO."""
+def _new_parts(slos: Sequence[Slo | None]) -> list[MeasuredAndWarmup]:
+    """Return empty accumulators of one target, class or step for each SLO."""
     return [MeasuredAndWarmup(MetricAccumulator(slo), MetricAccumulator(slo)) for slo in slos]
 
 
 def _add_ended_tasks(accumulator: MetricAccumulator, ended: TaskColumns) -> None:
     """Add conversations and tasks whose last request is recorded.
 
-    The sums "sessions..." count them: all, cancelled ones, those whose user went away, and those
-    that the end of the drain cut. Durations, waits and tokens are those of the ok ones, of which
-    all requests are ok. If the SLO limits whole tasks, those within its limits are counted too.
+    A task, like a conversation, is a sequence of requests. Both are called sessions in the names of
+    the sums. If the SLO limits whole tasks, those within its limits are counted too.
     """
-    is_ok = ended.ok > 0
+    _count_ended_tasks(accumulator, ended)
+    _add_ok_tasks(accumulator, ended.select(ended.ok > 0))
+    if accumulator.slo is not None and accumulator.slo.task is not None:
+        good = ended.select(tasks.meets_task_term(ended, accumulator.slo.task))
+        accumulator.add_to_sum("sessions_good", len(good.end_ns))
+        _add_task_ends(accumulator, "good_session", good.end_ns)
+
+
+def _count_ended_tasks(accumulator: MetricAccumulator, ended: TaskColumns) -> None:
+    """Count tasks by how they ended.
+
+    - "sessions": all of them.
+    - "sessions_cancelled": those with a cancelled request.
+    - "sessions_abandoned": those whose user went away in the middle of a response.
+    - "sessions_cut": those that the end of the drain cut.
+    """
     is_cancelled = ended.cancelled > 0
     is_cut_by_drain = (ended.unfinished > 0) & ~is_cancelled
-    accumulator.add_to_sum("sessions", len(is_ok))
+    accumulator.add_to_sum("sessions", len(is_cancelled))
     accumulator.add_to_sum("sessions_cancelled", is_cancelled.sum())
     accumulator.add_to_sum("sessions_abandoned", ended.abandoned.sum())
     accumulator.add_to_sum("sessions_cut", is_cut_by_drain.sum())
 
-    ok = ended.select(is_ok)
-    accumulator.add_to_sum("sessions_ok", len(ok.end_ns))
+
+def _add_ok_tasks(accumulator: MetricAccumulator, ok: TaskColumns) -> None:
+    """Add the durations, the waits for first tokens and the tokens of tasks that ended ok."""
     accumulator.sample("session").add(ok.end_ns - ok.due_ns)
     accumulator.sample("session_wait").add(ok.wait_ns)
     accumulator.sample("session_longest_wait").add(ok.longest_wait_ns)
+    accumulator.add_to_sum("sessions_ok", len(ok.end_ns))
     accumulator.add_to_sum("session_requests", ok.requests.sum())
     accumulator.add_to_sum("session_input", ok.input_tokens.sum())
     accumulator.add_to_sum("session_cached", ok.cached_tokens.sum())
     accumulator.add_to_sum("session_output", ok.output_tokens.sum())
     _add_task_ends(accumulator, "session", ok.end_ns)
-
-    if accumulator.slo is not None and accumulator.slo.task is not None:
-        good = ended.select(tasks.meets_task_term(ended, accumulator.slo.task))
-        accumulator.add_to_sum("sessions_good", len(good.end_ns))
-        _add_task_ends(accumulator, "good_session", good.end_ns)
 
 
 def _add_task_ends(accumulator: MetricAccumulator, name: str, end_ns: NDArray[np.int64]) -> None:

@@ -84,20 +84,23 @@ def summarize_tasks(
 ) -> Sessions | None:
     """Return the summary of conversations and agentic tasks, or None if there are none.
 
+    Both are sequences of requests, and are called sessions in the summary.
+
     Args:
-        accumulator: The requests, and the tasks whose last request is recorded.
+        accumulator: The requests, and the sessions whose last request is recorded.
         cut: The number of conversations whose last turn was never scheduled.
-        window: The intervals that rates are over.
+        window: The measurement window and the steady state, which rates are divided by.
     """
     ended = accumulator.sum("sessions")
     if not ended and not cut.by_end_of_load and not cut.cancelled:
         return None
     ok = accumulator.sum("sessions_ok")
     cut_by_drain = accumulator.sum("sessions_cut")
-    count = ended - accumulator.sum("sessions_cancelled") - cut_by_drain
+    # Cancelled sessions and those that the end of the run cut have no outcome.
+    with_outcome = ended - accumulator.sum("sessions_cancelled") - cut_by_drain
     has_cached_tokens = accumulator.sum("cached_tokens_known") > 0
     return Sessions(
-        count=count,
+        count=with_outcome,
         cut=cut.by_end_of_load + cut_by_drain,
         abandoned=accumulator.sum("sessions_abandoned"),
         ok=ok,
@@ -110,7 +113,7 @@ def summarize_tasks(
         input_tokens=_mean_of_ok(accumulator, "session_input"),
         cached_tokens=_mean_of_ok(accumulator, "session_cached") if has_cached_tokens else None,
         output_tokens=_mean_of_ok(accumulator, "session_output"),
-        goodput=_measure_task_goodput(accumulator, count, window),
+        goodput=_measure_task_goodput(accumulator, with_outcome, window),
     )
 
 
@@ -121,35 +124,48 @@ def _mean_of_ok(accumulator: MetricAccumulator, sum_name: str) -> float | None:
 
 
 def _measure_task_goodput(
-    accumulator: MetricAccumulator, count: int, window: Window
+    accumulator: MetricAccumulator, with_outcome: int, window: Window
 ) -> TaskGoodput | None:
-    """Return how many tasks are within the limits of the SLO, or None if it has none for tasks.
+    """Return how many tasks are good, which is to keep the limits of the SLO for whole tasks.
 
-    An SLO may limit the duration of a whole task and the wait for each of its first tokens, and
-    require that a share of the tasks keeps these limits.
+    An SLO may limit the duration of a task and the wait for each of its first tokens, and requires
+    that a share of the tasks keeps these limits. Returns None if the SLO has no such part.
 
     Args:
         accumulator: The tasks.
-        count: The number of tasks that count, which are all but cancelled and cut ones.
+        with_outcome: The number of tasks that count: all but cancelled ones and those that the end
+            of the run cut.
         window: The intervals that rates are over.
     """
-    term = accumulator.slo.task if accumulator.slo is not None else None
-    if term is None:
+    if accumulator.slo is None or accumulator.slo.task is None:
         return None
+    term = accumulator.slo.task
     good = accumulator.sum("sessions_good")
+    share = None
+    is_met = None
+    if with_outcome:
+        share = good / with_outcome
+        is_met = good >= term.share * with_outcome
     return TaskGoodput(
         within_ms=None if term.within_ns is None else milliseconds(term.within_ns),
         wait_ms=None if term.wait_ns is None else milliseconds(term.wait_ns),
         good=good,
         rps=per_second(good, window),
         steady_rps=_steady_per_s(accumulator, "good_session", window),
-        share=good / count if count else None,
+        share=share,
         share_limit=term.share,
-        met=good >= term.share * count if count else None,
+        met=is_met,
     )
 
 
 def _steady_per_s(accumulator: MetricAccumulator, amount: str, window: Window) -> float | None:
-    """Return the rate at which tasks ended in the steady state."""
+    """Return the rate, per second, at which tasks ended in the steady state.
+
+    Args:
+        accumulator: The tasks.
+        amount: Which tasks count: "session" for ok ones, or "good_session".
+        window: The intervals of the run, of which the steady state is used.
+    """
     steady = window.steady
-    return per_second(accumulator.amount(amount).between(steady.start_s, steady.end_s), steady)
+    ended = accumulator.amount(amount).between(steady.start_s, steady.end_s)
+    return per_second(ended, steady)

@@ -91,32 +91,57 @@ class _TaskRequests:
     """The requests of conversations and tasks, those of each task side by side."""
 
     def __init__(self, columns: Columns) -> None:
-        """Order the requests by session, so that each task is a run of adjacent rows."""
+        """Order the requests by session, so that the requests of each task are adjacent."""
         rows = np.flatnonzero(columns["session"] != NO_SESSION)
         self.columns = columns
         self.order = rows[np.argsort(columns.take("session", rows), kind="stable")]
         self._sessions = columns.take("session", self.order)
-        self._starts = np.flatnonzero(np.diff(self._sessions, prepend=NO_SESSION))
+        # The position of the first request of each task, where the session number changes.
+        self._task_starts = np.flatnonzero(np.diff(self._sessions, prepend=NO_SESSION))
 
     def column(self, field: str) -> NDArray[np.int64]:
         """Return a field of the requests."""
         return self.columns.take(field, self.order)
 
-    def combine(self, operation: np.ufunc, values: NDArray[Any]) -> NDArray[np.int64]:
-        """Combine the values of all requests of each task into one by a binary operation."""
-        return operation.reduceat(values, self._starts).astype(np.int64)
+    def smallest(self, values: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return, for each task, the smallest of the values of its requests."""
+        return self._combine(np.minimum, values)
+
+    def largest(self, values: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return, for each task, the largest of the values of its requests."""
+        return self._combine(np.maximum, values)
+
+    def total(self, values: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return, for each task, the sum of the values of its requests."""
+        return self._combine(np.add, values)
+
+    def are_all(self, mask: NDArray[np.bool_]) -> NDArray[np.int64]:
+        """Return, for each task, 1 if the mask is True for all of its requests, else 0."""
+        return self._combine(np.logical_and, mask)
+
+    def is_any(self, mask: NDArray[np.bool_]) -> NDArray[np.int64]:
+        """Return, for each task, 1 if the mask is True for any of its requests, else 0."""
+        return self._combine(np.logical_or, mask)
+
+    def _combine(self, operation: np.ufunc, values: NDArray[Any]) -> NDArray[np.int64]:
+        """Combine the values of the requests of each task by a binary operation.
+
+        `reduceat` does so from each start to the next: with np.add, the values 1, 2, 3 and the task
+        starts 0 and 2 give 3 (1 + 2) and 3.
+        """
+        return operation.reduceat(values, self._task_starts).astype(np.int64)
 
     def total_tokens(self, field: str) -> NDArray[np.int64]:
-        """Return the sum of a token count for each task; unknown counts are 0."""
-        return self.combine(np.add, np.maximum(self.column(field).astype(np.int64), 0))
+        """Return, for each task, the sum of a token count; counts that are not known (-1) are 0."""
+        return self.total(np.maximum(self.column(field).astype(np.int64), 0))
 
     def count_by_task(self) -> NDArray[np.int64]:
         """Return the number of requests of each task."""
-        return np.diff(self._starts, append=len(self.order))
+        return np.diff(self._task_starts, append=len(self.order))
 
     def task_numbers(self) -> NDArray[np.int64]:
         """Return the session number of each task."""
-        return self._sessions[self._starts].astype(np.int64)
+        return self._sessions[self._task_starts].astype(np.int64)
 
     def wait_ns(self) -> NDArray[np.int64]:
         """Return how long each request waited for its first token.
@@ -125,13 +150,15 @@ class _TaskRequests:
         """
         ttft_ns = self.columns.measure("ttft")[self.order]
         e2e_ns = self.columns.measure("e2e")[self.order]
-        return np.maximum(np.where(ttft_ns == UNDEFINED, e2e_ns, ttft_ns), 0)
+        has_first_token = ttft_ns != UNDEFINED
+        return np.maximum(np.where(has_first_token, ttft_ns, e2e_ns), 0)
 
 
 def tabulate_tasks(columns: Columns, turns: int) -> TaskTable:
     """Return the conversations and tasks that these requests belong to, one row for each.
 
-    Requests that stand alone are left out. A task has ended if its last turn is among the requests.
+    The value of a task is combined from those of its requests: it is due when its first request is,
+    for example, and ok if all of them are. Requests that stand alone are left out.
 
     Args:
         columns: The records of a stage.
@@ -140,26 +167,25 @@ def tabulate_tasks(columns: Columns, turns: int) -> TaskTable:
     requests = _TaskRequests(columns)
     if not len(requests.order):
         return _empty_table()
-    combine = requests.combine
     status = requests.column("status")
-    is_abandoned = requests.column("kind") == KIND["abandoned"]
     wait_ns = requests.wait_ns()
     tasks = TaskColumns(
-        due_ns=combine(np.minimum, requests.column("due_ns")),
-        end_ns=combine(np.maximum, requests.column("end_ns")),
-        ok=combine(np.logical_and, status == OK),
-        cancelled=combine(np.logical_or, status == CANCELLED),
-        unfinished=combine(np.logical_or, status == UNFINISHED),
-        abandoned=combine(np.logical_or, is_abandoned),
-        stage=combine(np.maximum, requests.column("stage")),
-        wait_ns=combine(np.add, wait_ns),
-        longest_wait_ns=combine(np.maximum, wait_ns),
+        due_ns=requests.smallest(requests.column("due_ns")),
+        end_ns=requests.largest(requests.column("end_ns")),
+        ok=requests.are_all(status == OK),
+        cancelled=requests.is_any(status == CANCELLED),
+        unfinished=requests.is_any(status == UNFINISHED),
+        abandoned=requests.is_any(requests.column("kind") == KIND["abandoned"]),
+        stage=requests.largest(requests.column("stage")),
+        wait_ns=requests.total(wait_ns),
+        longest_wait_ns=requests.largest(wait_ns),
         requests=requests.count_by_task(),
         input_tokens=requests.total_tokens("input_tokens"),
         cached_tokens=requests.total_tokens("cached_tokens"),
         output_tokens=requests.total_tokens("output_tokens"),
     )
-    last_slots = combine(np.maximum, requests.column("slot"))
+    last_slots = requests.largest(requests.column("slot"))
+    # A task has ended if its last turn is among the requests.
     has_ended = is_last_slot_of_task(last_slots, turns)
     return TaskTable(requests.task_numbers(), tasks, has_ended)
 
