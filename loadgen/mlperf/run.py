@@ -528,7 +528,7 @@ def _with_stability(
         return result
     stability = summary.sustainable
     if stability.sustained is False:
-        return replace(result, sustained=False, sustained_why=stability.why)
+        return replace(result, sustained=False, sustained_why=stability.reason)
     has_longer_runs = (
         search_result is not None
         and search_result.length_factor > 1
@@ -543,7 +543,7 @@ def _with_stability(
         )
     load_duration_s = max(result.scheduled_s, test.min_duration_ns / NS_PER_S)
     longer_minutes = sustainable.CONFIRMATION_FACTOR * load_duration_s / 60
-    return replace(result, sustained_why=stability.why, longer_minutes=longer_minutes)
+    return replace(result, sustained_why=stability.reason, longer_minutes=longer_minutes)
 
 
 # -- notes and warnings ----------------------------------------------------------------------------

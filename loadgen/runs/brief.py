@@ -459,7 +459,7 @@ def find_cause(summary: Summary) -> str:
     if summary.sustainable.code == "falls_behind":
         return _describe_overload(summary)
     if summary.sustainable.sustained is False:
-        return f"Not sustainable: {summary.sustainable.why}. Try loadgen search."
+        return f"Not sustainable: {summary.sustainable.reason}. Try loadgen search."
     if summary.goodput.met is False:
         return summary.causes.text
     return ""

@@ -79,7 +79,7 @@ def _unsustained_case(summary: Summary, group: str) -> JUnitCase:
 
     It does not fail the build, because the run itself has no such objective.
     """
-    text = f"NOT SUSTAINED: {summary.sustainable.why}"
+    text = f"NOT SUSTAINED: {summary.sustainable.reason}"
     return JUnitCase(name="the load is sustained", group=group, outcome="skipped", text=text)
 
 

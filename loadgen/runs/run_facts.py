@@ -182,7 +182,7 @@ def describe_trends(drift: Drift) -> list[str]:
 def describe_stability(sustainable: Sustainable) -> str:
     """Return whether the server could sustain the load, with the reason."""
     labels = {True: "stable", False: "NOT SUSTAINED", None: "not assessed"}
-    return f"{labels[sustainable.sustained]}: {sustainable.why}"
+    return f"{labels[sustainable.sustained]}: {sustainable.reason}"
 
 
 # -- tokens and rates ------------------------------------------------------------------------------

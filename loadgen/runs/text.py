@@ -150,7 +150,7 @@ def _result_paragraphs(summary: Summary) -> Iterator[Paragraph]:
             f"{requests} succeeded; counts and errors are correct, latencies are not."
         )
     if summary.sustainable.sustained is False:
-        yield Paragraph(f"NOT SUSTAINED: {summary.sustainable.why}", "warn")
+        yield Paragraph(f"NOT SUSTAINED: {summary.sustainable.reason}", "warn")
 
 
 def _result_kind(summary: Summary) -> Kind:

@@ -230,7 +230,7 @@ def judge_search_trial(
         return Decision(FAILED, "failures", failed_requests, decision.decided_at_ns)
     has_passed_at_full_length = decision.reason_code == FULL_LENGTH
     if has_passed_at_full_length and summary.sustainable.sustained is False:
-        growth = summary.sustainable.why
+        growth = summary.sustainable.reason
         return Decision(FAILED, "not_sustained", growth, decision.decided_at_ns)
     return decision
 
@@ -364,7 +364,7 @@ def _read_growth(summary: Summary) -> _Growth:
     sustainability = summary.sustainable
     is_known = sustainability.sustained is not None
     needed_load_s = None if is_known else sustainability.needed_s
-    return _Growth(sustainability.sustained, sustainability.why, needed_load_s)
+    return _Growth(sustainability.sustained, sustainability.reason, needed_load_s)
 
 
 def _measure_offered_load(finished: FinishedTrial) -> _OfferedLoad:

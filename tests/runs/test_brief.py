@@ -94,7 +94,7 @@ def test_latencies_of_an_invalid_run_are_marked(tmp_path: Path) -> None:
 
 def test_unsustained_load_without_overload_names_its_reason(tmp_path: Path) -> None:
     summary = run_in_virtual_time(tmp_path / "run", "met")
-    grows = Sustainable(sustained=False, code="grows", why="TTFT grows")
+    grows = Sustainable(sustained=False, code="grows", reason="TTFT grows")
 
     output = render_brief(msgspec.structs.replace(summary, sustainable=grows))
 

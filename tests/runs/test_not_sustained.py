@@ -31,7 +31,7 @@ def test_a_run_that_was_not_sustained_says_so_in_junit_and_in_the_list(
     assert summary.sustainable.sustained is False
     cases = {case.name: case for case in outcome.build_cases([("r", summary)])}
     case = cases["the load is sustained"]
-    assert (case.outcome, case.text) == ("skipped", f"NOT SUSTAINED: {summary.sustainable.why}")
+    assert (case.outcome, case.text) == ("skipped", f"NOT SUSTAINED: {summary.sustainable.reason}")
 
     (listed,) = results_list.results_in(overloaded.parent)
     assert listed.outcome == "VALID, SLO met, NOT SUSTAINED"

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 import numpy as np
 
 from loadgen.core.metrics.client_use import full_seconds_within
-from loadgen.core.metrics.columns import LOST, UNDEFINED, JoinedColumns
+from loadgen.core.metrics.columns import LOST, JoinedColumns, drop_undefined
 from loadgen.core.stats.quantiles import Distribution, distribution_of
 
 if TYPE_CHECKING:
@@ -54,62 +54,87 @@ def summarize_machines(
     measured: Sequence[Columns],
     samples: Sequence[WorkerSample],
 ) -> tuple[MachineSummary, ...]:
-    """Return a summary of each machine of a cluster, also of those that were lost before the load.
+    """Return what each machine of a cluster sent, with the machines that were lost before the load.
 
     Returns an empty tuple if a single machine sent the load and none was lost.
 
     Args:
         manifest: The manifest of the run.
         window: The measurement window.
-        scale_ms: The latency by which lateness is judged, see `run_evidence.LatenessScale`.
+        scale_ms: The latency that the lateness of sends is compared with: the p50 of TTFT, or of
+            E2E (`run_evidence.LatenessScale`). None if it is not known.
         measured: The measured records.
         samples: The samples that each worker took of itself.
     """
     if manifest.cluster is None:
         return ()
-    workers_of_machine: dict[str, list[PlacedWorker]] = {}
-    for worker in manifest.cluster.workers:
-        machine_name = f"{worker.node} ({worker.address})"
-        workers_of_machine.setdefault(machine_name, []).append(worker)
+    workers_by_machine = _group_workers(manifest.cluster.workers)
     lost_machines = [
         MachineSummary(name=name, workers=0, state="lost before the load")
         for name in manifest.cluster.lost
     ]
-    if len(workers_of_machine) + len(lost_machines) < 2:
+    if len(workers_by_machine) + len(lost_machines) < 2:
         return ()
-    full_seconds = full_seconds_within(samples, window)
+    # A request is late if it was sent more than a share of a typical latency after its due time.
     late_ns = None if scale_ms is None else manifest.limits.send_lag_share * scale_ms * 1e6
     requests = _MachineRequests(measured, late_ns)
+    full_seconds = full_seconds_within(samples, window)
     machines = [
         _summarize_machine(name, workers, requests, full_seconds)
-        for name, workers in workers_of_machine.items()
+        for name, workers in workers_by_machine.items()
     ]
     return (*machines, *lost_machines)
+
+
+def _group_workers(workers: Sequence[PlacedWorker]) -> dict[str, list[PlacedWorker]]:
+    """Return the workers of each machine, by its name with its address, which is unique."""
+    workers_by_machine: dict[str, list[PlacedWorker]] = {}
+    for worker in workers:
+        machine_name = f"{worker.node} ({worker.address})"
+        workers_by_machine.setdefault(machine_name, []).append(worker)
+    return workers_by_machine
+
+
+class _RequestsOfMachine(NamedTuple):
+    """The measured requests that the workers of one machine were to send.
+
+    Attributes:
+        requests: Their number.
+        lost: How many of them were lost.
+        late: How many of them were sent late. None if the limit is not known.
+        send_lag_ms: How much later than due they were sent.
+    """
+
+    requests: int
+    lost: int
+    late: int | None
+    send_lag_ms: Distribution
 
 
 class _MachineRequests:
     """The measured requests of all machines, from which those of one machine are selected."""
 
     def __init__(self, measured: Sequence[Columns], late_ns: float | None) -> None:
-        """Take the records, and the send lag above which a request is late, None if unknown."""
+        """Read the columns that the summaries of machines need.
+
+        Args:
+            measured: The measured records.
+            late_ns: How much after its due time a request has to be sent to be late, or None.
+        """
         columns = JoinedColumns(measured, only_ok=False, keeps_columns=False)
         self._worker = columns["worker"]
         self._is_lost: NDArray[np.bool_] = columns["status"] == LOST
         self._send_lag_ns = columns.measure("send_lag")
         self._late_ns = late_ns
 
-    def add_to_summary(self, machine: MachineSummary, worker_numbers: list[int]) -> MachineSummary:
-        """Return the summary of a machine with the requests of its workers: their number and lag.
-
-        Args:
-            machine: The summary without requests.
-            worker_numbers: The numbers of the workers on the machine.
-        """
+    def of_workers(self, worker_numbers: list[int]) -> _RequestsOfMachine:
+        """Return the requests of some workers, which are those of one machine."""
         is_selected = np.isin(self._worker, worker_numbers)
-        send_lag_ns = self._send_lag_ns[is_selected & (self._send_lag_ns != UNDEFINED)]
-        late = None if self._late_ns is None else int((send_lag_ns > self._late_ns).sum())
-        return msgspec.structs.replace(
-            machine,
+        send_lag_ns = drop_undefined(self._send_lag_ns[is_selected])
+        late = None
+        if self._late_ns is not None:
+            late = int((send_lag_ns > self._late_ns).sum())
+        return _RequestsOfMachine(
             requests=int(is_selected.sum()),
             lost=int(self._is_lost[is_selected].sum()),
             late=late,
@@ -120,24 +145,34 @@ class _MachineRequests:
 def _summarize_machine(
     name: str,
     workers: list[PlacedWorker],
-    requests: _MachineRequests,
+    all_requests: _MachineRequests,
     full_seconds: Sequence[WorkerSample],
 ) -> MachineSummary:
-    """Return the summary of a machine: the use of its cores and the requests of its workers.
+    """Return the summary of one machine: the use of its cores and the requests of its workers.
 
-    The cores are the sum, over its workers, of the mean share of a core that each used.
+    Args:
+        name: The name of the machine.
+        workers: Its workers.
+        all_requests: The requests of all machines.
+        full_seconds: The samples of all workers over full seconds of the measurement window.
     """
     worker_numbers = [worker.worker for worker in workers]
-    cpu_shares_of_workers = [
-        [sample.cpu_share for sample in full_seconds if sample.worker == number]
-        for number in worker_numbers
-    ]
-    known_shares = [shares for shares in cpu_shares_of_workers if shares]
-    machine = MachineSummary(
+    of_machine = all_requests.of_workers(worker_numbers)
+    mean_shares = []  # for each worker, the share of a core that it used on average
+    largest_shares = []
+    for number in worker_numbers:
+        shares = [sample.cpu_share for sample in full_seconds if sample.worker == number]
+        if shares:
+            mean_shares.append(sum(shares) / len(shares))
+            largest_shares.append(max(shares))
+    return MachineSummary(
         name=name,
         workers=len(workers),
-        cores=sum(sum(shares) / len(shares) for shares in known_shares) if known_shares else None,
-        cpu_share_max=max(map(max, known_shares), default=None),
+        requests=of_machine.requests,
+        lost=of_machine.lost,
+        late=of_machine.late,
+        send_lag_ms=of_machine.send_lag_ms,
+        cores=sum(mean_shares) if mean_shares else None,
+        cpu_share_max=max(largest_shares, default=None),
         state="lost under load" if any(worker.lost for worker in workers) else "",
     )
-    return requests.add_to_summary(machine, worker_numbers)

@@ -650,16 +650,16 @@ def _metric_fields(distributions: Mapping[str, Distribution]) -> dict[str, Any]:
     `block` of the summary, are together in the dictionary `figures`, by name.
     """
     own_fields: dict[str, Distribution] = {}
-    figures: dict[str, Distribution] = {}
+    other_metrics: dict[str, Distribution] = {}
     for definition in METRICS.available():
         if definition.name not in distributions:
             continue
         distribution = distributions[definition.name]
         if definition.block:
-            figures[definition.field] = distribution
+            other_metrics[definition.field] = distribution
         else:
             own_fields[definition.field] = distribution
-    return {**own_fields, "figures": figures}
+    return {**own_fields, "figures": other_metrics}
 
 
 def count_unrecorded(data: RunData, stages: Sequence[MetricAccumulator]) -> list[int]:

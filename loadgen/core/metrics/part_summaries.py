@@ -636,11 +636,11 @@ def combine_targets(targets: Sequence[TargetFacts]) -> TargetFacts:
 
 def _common_fields(targets: Sequence[TargetFacts]) -> dict[str, Any]:
     """Return the fields of targets that have the same value for all of them."""
-    first, *others = targets
+    values_of_first = msgspec.structs.asdict(targets[0])
     return {
-        field: getattr(first, field)
-        for field in TargetFacts.__struct_fields__
-        if all(getattr(target, field) == getattr(first, field) for target in others)
+        field: value
+        for field, value in values_of_first.items()
+        if all(getattr(target, field) == value for target in targets)
     }
 
 

@@ -8,7 +8,7 @@ the first half.
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -61,35 +61,32 @@ class Shortfall(NamedTuple):
 
 
 def find_shortfall(measured: Sequence[Columns]) -> Shortfall | None:
-    """Return how far the server of an open loop fell behind, or None if it kept up.
+    """Return how far the server of an open loop fell behind its load, or None if it kept up.
 
-    In the second half of the load a server that keeps up delivers as many first tokens, and ends
-    as many responses, as the arrivals and the delays of the first quarter lead to expect. It does
-    not keep up if it delivers less than MIN_DELIVERED_SHARE of them and the difference is beyond
-    chance. How long requests wait does not matter. Failed and dropped requests are expected and not
-    delivered.
+    A server that keeps up delivers as many first tokens, and ends as many responses, as arrive. How
+    many are expected in the second half of the load follows from the arrivals and from the delays
+    of the first quarter. The server fell behind if it delivered less than MIN_DELIVERED_SHARE of
+    them and the difference is too large to be chance. Failed and dropped requests are expected.
 
-    Of sessions only the first tokens of the first turns are compared, because how long a session
-    lasts depends on more than the server.
+    Args:
+        measured: The records of each measured stage.
     """
-    requests = _IndependentRequests(measured)
+    requests = _PlannedRequests(measured)
     due_ns = requests.column("due_ns")
     if len(due_ns) < 2 or int(due_ns.min()) == int(due_ns.max()):
         return None
-    half = _SecondHalf(due_ns)
-    prompt_work = half.relative_work(requests.column("input_tokens"))
-    shortfall = half.find_shortfall("first tokens", requests.first_token_ns(), prompt_work)
-    if shortfall is not None or requests.have_sessions:
+    test = _DeliveryTest(due_ns)
+    prompt_work = test.relative_work(requests.column("input_tokens"))
+    shortfall = test.find_shortfall("first tokens", requests.first_token_ns(), prompt_work)
+    # How long the requests of a session take together depends on more than the server.
+    if shortfall is not None or requests.have_sessions():
         return shortfall
     end_ns = requests.ok_end_ns()
-    durations_ns = (end_ns - due_ns)[end_ns >= 0]
-    if not len(durations_ns):
+    if not test.lasts_long_enough(end_ns):
         return None
-    if MIN_DURATIONS * float(np.median(durations_ns)) > half.duration_ns:
-        return None  # the server is still filling: its first responses came faster than later ones
-    output_work = half.relative_work(requests.requested_output_tokens())
+    output_work = test.relative_work(requests.requested_output_tokens())
     work = _multiply_work(prompt_work, output_work)
-    return half.find_shortfall("responses", end_ns, work)
+    return test.find_shortfall("responses", end_ns, work)
 
 
 def requested_output_tokens(columns: Columns) -> NDArray[np.int64]:
@@ -98,27 +95,27 @@ def requested_output_tokens(columns: Columns) -> NDArray[np.int64]:
     return np.where(requested >= 0, requested, columns["output_tokens"])
 
 
-class _IndependentRequests:
-    """Requests that reached their due time and wait for no earlier request of a session.
+class _PlannedRequests:
+    """The requests that were due when the arrival process planned it, whatever the server did.
 
-    Cancelled and lost requests are left out. Each column is read when it is asked for, because all
-    of them together would take more memory than the rest of a summary.
+    They are single requests and the first requests of sessions. A later request of a session is due
+    when its previous response has ended, so it is left out. Requests that were cancelled, lost or
+    never due are left out too.
 
-    Attributes:
-        have_sessions: Whether any request belongs to a session.
+    Each column is read in each call, because all of them together would take more memory than the
+    rest of a summary.
     """
 
     def __init__(self, measured: Sequence[Columns]) -> None:
-        """Select the independent requests of each measured stage."""
+        """Select the planned requests of each measured stage."""
         self._stages = measured
-        self._selections: list[NDArray[np.bool_] | slice] = []
-        self.have_sessions = False
-        for columns in measured:
-            was_due = columns.reached_due_time & ~columns.where(CANCELLED) & ~columns.where(LOST)
-            in_session = columns["session"] >= 0
-            self.have_sessions = self.have_sessions or bool((was_due & in_session).any())
-            is_independent = was_due & (~in_session | (columns["turn"] == 0))
-            self._selections.append(as_selection(is_independent))
+        self._selections = [as_selection(_is_planned(columns)) for columns in measured]
+
+    def have_sessions(self) -> bool:
+        """Return True if any request belongs to a session."""
+        return any(
+            bool((_was_due(columns) & _in_session(columns)).any()) for columns in self._stages
+        )
 
     def column(self, field: str) -> NDArray[np.int64]:
         """Return a field of the records."""
@@ -144,9 +141,27 @@ class _IndependentRequests:
         return self._select(requested_output_tokens(columns) for columns in self._stages)
 
     def _select(self, columns_of_stages: Iterable[NDArray[np.int64]]) -> NDArray[np.int64]:
-        """Return the values of the independent requests of all stages as one array."""
+        """Return the values of the planned requests of all stages as one array."""
         selected = zip(columns_of_stages, self._selections, strict=True)
         return join_arrays([column[selection] for column, selection in selected])
+
+
+def _was_due(columns: Columns) -> NDArray[np.bool_]:
+    """Return which requests reached their due time and were neither cancelled nor lost."""
+    return columns.reached_due_time & ~columns.where(CANCELLED) & ~columns.where(LOST)
+
+
+def _in_session(columns: Columns) -> NDArray[np.bool_]:
+    """Return which requests belong to a session, which is a conversation or a task."""
+    in_session: NDArray[np.bool_] = columns["session"] >= 0
+    return in_session
+
+
+def _is_planned(columns: Columns) -> NDArray[np.bool_]:
+    """Return which requests were due at a time that the arrival process planned."""
+    is_first_turn = columns["turn"] == 0
+    is_planned: NDArray[np.bool_] = _was_due(columns) & (is_first_turn | ~_in_session(columns))
+    return is_planned
 
 
 RelativeWork: TypeAlias = "NDArray[np.float64] | None"
@@ -155,115 +170,158 @@ RelativeWork: TypeAlias = "NDArray[np.float64] | None"
 
 def _multiply_work(first: RelativeWork, second: RelativeWork) -> RelativeWork:
     """Return the product of two kinds of work, where None stands for a factor of 1."""
-    if first is None or second is None:
-        return second if first is None else first
+    if first is None:
+        return second
+    if second is None:
+        return first
     return first * second
 
 
-class _SecondHalf:
-    """The second half of a load, in which events are compared with those that are expected."""
+class _DeliveryTest:
+    """Compares the events in the second half of a load with the number that is expected.
+
+    The first quarter of the load shows how long after its due time the event of a request comes
+    while the server still keeps up. An event is a first token or the end of a response.
+    """
 
     def __init__(self, due_ns: NDArray[np.int64]) -> None:
-        """Take the due times of all requests of the load, and divide the load at its middle.
+        """Find the first quarter and the second half of a load.
 
-        The delays of the requests of the first quarter, which are called early, tell how long
-        requests take while the server still keeps up.
+        Args:
+            due_ns: The due time of each request, in any order.
         """
         first_ns = int(due_ns.min())
         last_ns = int(due_ns.max())
         quarter_end_ns = first_ns + (last_ns - first_ns) / 4
         self._due_ns = due_ns
-        self._start_ns = (first_ns + last_ns) / 2
-        self._end_ns = float(last_ns)
-        self._is_early = due_ns <= quarter_end_ns
+        self._is_in_first_quarter = due_ns <= quarter_end_ns
+        self._half_start_ns = (first_ns + last_ns) / 2
+        self._half_end_ns = float(last_ns)
         self._ordered_due_ns = sort_times(due_ns)
-        self._dispersion = _index_of_dispersion(self._ordered_due_ns)
 
     @property
     def duration_ns(self) -> float:
         """The length of the second half."""
-        return self._end_ns - self._start_ns
+        return self._half_end_ns - self._half_start_ns
+
+    def lasts_long_enough(self, end_ns: NDArray[np.int64]) -> bool:
+        """Return True if the second half lasts MIN_DURATIONS times as long as a request does.
+
+        In a shorter load, the server is still filling. Its first responses then come faster than
+        later ones, although it keeps up.
+
+        Args:
+            end_ns: The end of each response, -1 without one.
+        """
+        durations_ns = (end_ns - self._due_ns)[end_ns >= 0]
+        if not len(durations_ns):
+            return False
+        return MIN_DURATIONS * float(np.median(durations_ns)) <= self.duration_ns
 
     def relative_work(self, tokens: NDArray[np.int64]) -> RelativeWork:
         """Return the tokens of each request relative to the mean of the first quarter.
 
-        Returns None unless requests became longer. A count of -1 is not known and counts as 1.
+        Returns None if the requests of the second half are not longer than those of the first
+        quarter. A request with an unknown number of tokens (-1) has the work 1.
+
+        Args:
+            tokens: The prompt or output tokens of each request.
         """
         is_known = tokens >= 0
-        early_tokens = tokens[is_known & self._is_early]
-        late_tokens = tokens[is_known & (self._due_ns > self._start_ns)]
-        if not len(early_tokens) or not len(late_tokens) or not early_tokens.any():
+        is_in_second_half = self._due_ns > self._half_start_ns
+        first_quarter_tokens = tokens[is_known & self._is_in_first_quarter]
+        second_half_tokens = tokens[is_known & is_in_second_half]
+        if not first_quarter_tokens.any() or not len(second_half_tokens):
             return None
-        early_mean = float(early_tokens.mean())
-        if float(late_tokens.mean()) <= (1 + MIN_GROWTH_SHARE) * early_mean:
+        first_quarter_mean = float(first_quarter_tokens.mean())
+        if float(second_half_tokens.mean()) <= (1 + MIN_GROWTH_SHARE) * first_quarter_mean:
             return None
-        return np.where(is_known, tokens / early_mean, 1.0)
+        return np.where(is_known, tokens / first_quarter_mean, 1.0)
 
     def find_shortfall(
         self, events: EventName, event_ns: NDArray[np.int64], work: RelativeWork
     ) -> Shortfall | None:
         """Return how many fewer events came than expected, or None if enough came.
 
-        A shortfall within CHANCE_SIGMAS standard deviations may be chance and does not count. The
-        variance of the number of events is that of the number of arrivals: their mean times their
-        index of dispersion.
-
         Args:
             events: What the events are called.
             event_ns: The time of the event of each request, -1 if it never came.
             work: The work of each request, by which its expected delay is multiplied.
         """
-        is_early_event = (event_ns >= 0) & self._is_early
-        early_delays_ns = event_ns[is_early_event] - self._due_ns[is_early_event]
-        if not len(early_delays_ns):
+        has_known_delay = (event_ns >= 0) & self._is_in_first_quarter
+        delays_ns = event_ns[has_known_delay] - self._due_ns[has_known_delay]
+        if not len(delays_ns):
             return None
-        expected = self._count_expected(early_delays_ns, work)
-        observed = int(((event_ns > self._start_ns) & (event_ns <= self._end_ns)).sum())
+        expected = self._count_expected(delays_ns, work)
+        is_in_second_half = (event_ns > self._half_start_ns) & (event_ns <= self._half_end_ns)
+        observed = int(is_in_second_half.sum())
         is_negligible = observed >= MIN_DELIVERED_SHARE * expected
-        standard_deviation = math.sqrt(self._dispersion * expected)
-        may_be_chance = expected - observed <= CHANCE_SIGMAS * standard_deviation
-        if is_negligible or may_be_chance:
+        if is_negligible or self._may_be_chance(expected, observed):
             return None
         return Shortfall(events, expected, observed, self.duration_ns / 1e9)
 
-    def _count_expected(self, early_delays_ns: NDArray[np.int64], work: RelativeWork) -> float:
+    def _may_be_chance(self, expected: float, observed: int) -> bool:
+        """Return True if a shortfall is within CHANCE_SIGMAS standard deviations.
+
+        The variance of the number of events is that of the number of arrivals: the mean of that
+        number times the index of dispersion of the arrivals.
+        """
+        variance = _index_of_dispersion(self._ordered_due_ns) * expected
+        return expected - observed <= CHANCE_SIGMAS * math.sqrt(variance)
+
+    def _count_expected(self, delays_ns: NDArray[np.int64], work: RelativeWork) -> float:
         """Return the expected events of the second half if delays stay those of the first quarter.
 
-        Each request contributes the probability that its event comes in the second half.
-
         Args:
-            early_delays_ns: The delays from the due time to the event in the first quarter.
+            delays_ns: The delays from the due time to the event in the first quarter.
             work: The work of each request, by which its delay is multiplied.
         """
-        delays_ns = np.quantile(
-            early_delays_ns, np.linspace(0, 1, DELAY_QUANTILES), method="nearest"
-        )
+        probabilities = np.linspace(0, 1, DELAY_QUANTILES)
+        delay_quantiles_ns = np.quantile(delays_ns, probabilities, method="nearest")
         if work is None:
-            # All requests have the same delays. It is faster then to count, for each delay, the
-            # requests whose event comes in the second half, and to take the mean over the delays.
-            due_by_end = self._count_due(self._end_ns - delays_ns)
-            due_by_start = self._count_due(self._start_ns - delays_ns)
-            return float((due_by_end - due_by_start).mean())
+            return self._count_expected_of_equal_requests(delay_quantiles_ns)
+        return self._count_expected_by_work(delay_quantiles_ns, work)
+
+    def _count_expected_of_equal_requests(self, delays_ns: NDArray[np.float64]) -> float:
+        """Return the expected events if any request may have any of the delays.
+
+        If all requests had the delay d, the events of the second half would be those of the
+        requests due between its start less d and its end less d. The mean of that number over all
+        delays is expected.
+        """
+        due_by_end = self._count_due(self._half_end_ns - delays_ns)
+        due_by_start = self._count_due(self._half_start_ns - delays_ns)
+        return float((due_by_end - due_by_start).mean())
+
+    def _count_expected_by_work(
+        self, delays_ns: NDArray[np.float64], work: NDArray[np.float64]
+    ) -> float:
+        """Return the expected events if the delay of a request is multiplied by its work.
+
+        They are the sum, over all requests, of the probability that the event of the request comes
+        in the second half. It comes by a time t if its delay, without the factor work, is at most
+        (t - due time) / work. It is computed in slices, which takes little memory.
+        """
         probabilities = np.empty(len(self._due_ns))
         for rows in block_slices(len(self._due_ns)):
-            # A delay of d times the work is over by a time if d is at most (time - due) / work.
-            until_end_ns = (self._end_ns - self._due_ns[rows]) / work[rows]
-            until_start_ns = (self._start_ns - self._due_ns[rows]) / work[rows]
-            by_end = _share_of_delays(delays_ns, until_end_ns)
-            by_start = _share_of_delays(delays_ns, until_start_ns)
+            longest_delay_ns = (self._half_end_ns - self._due_ns[rows]) / work[rows]
+            shortest_delay_ns = (self._half_start_ns - self._due_ns[rows]) / work[rows]
+            by_end = _share_of_delays(delays_ns, longest_delay_ns)
+            by_start = _share_of_delays(delays_ns, shortest_delay_ns)
             probabilities[rows] = by_end - by_start
         return float(probabilities.sum())
 
-    def _count_due(self, times_ns: NDArray[Any]) -> NDArray[np.int64]:
+    def _count_due(self, times_ns: NDArray[np.float64]) -> NDArray[np.int64]:
         """Return the number of requests that are due up to each time."""
         whole_ns = np.floor(times_ns).astype(np.int64)
-        counts: NDArray[np.int64] = np.searchsorted(self._ordered_due_ns, whole_ns, "right")
-        return counts
+        return np.searchsorted(self._ordered_due_ns, whole_ns, side="right")
 
 
-def _share_of_delays(delays_ns: NDArray[Any], elapsed_ns: NDArray[Any]) -> NDArray[np.float64]:
-    """Return, for each request, the share of the delays that are over after the elapsed time."""
-    return np.searchsorted(delays_ns, elapsed_ns, "right") / len(delays_ns)
+def _share_of_delays(
+    ordered_delays_ns: NDArray[np.float64], limits_ns: NDArray[np.float64]
+) -> NDArray[np.float64]:
+    """Return, for each limit, the share of the delays that are at most as long as it."""
+    return np.searchsorted(ordered_delays_ns, limits_ns, side="right") / len(ordered_delays_ns)
 
 
 def _index_of_dispersion(ordered_due_ns: NDArray[np.int64]) -> float:

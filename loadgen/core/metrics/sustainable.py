@@ -65,12 +65,12 @@ class Sustainable(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         sustained: None if it is not known.
         code: The reason, for programs.
-        why: The reason, as a sentence.
+        reason: The reason, as a sentence.
         start_s: Start of the time tested.
         end_s: End of the time tested.
         parts: Number of targets or replicas tested.
         growing: The names of those that grew, the one that grew most first.
-        growth_share: The growth of the one that grew most, of the series named in `why`.
+        growth_share: The growth of the one that grew most, of the series named in `reason`.
         visible_share: The smallest growth that would have been seen in each of them.
         needed_s: The length of the load that would decide, where a longer one would.
         work_growth_share: How much longer prompts or responses became over the time tested. None
@@ -79,7 +79,7 @@ class Sustainable(msgspec.Struct, frozen=True, kw_only=True):
 
     sustained: bool | None = None
     code: SustainedCode = "not_judged"
-    why: str = "not judged"
+    reason: str = msgspec.field(default="not judged", name="why")
     start_s: float | None = None
     end_s: float | None = None
     parts: int = 0
@@ -95,8 +95,9 @@ def judge_load(
 ) -> Sustainable:
     """Judge whether the measured load of a run was sustained.
 
-    It was not if TTFT or the requests in flight grew, or if the server of an open loop delivered
-    less than the arrivals lead to expect. If many requests failed, it is not decided.
+    It was not if the wait for the first token or the number of requests in flight grew over time.
+    In an open loop, it was not either if the server delivered less than it had to at the rate of
+    the arrivals. If many requests failed, it is not decided.
 
     Args:
         measured: The records of each measured stage.
@@ -107,16 +108,25 @@ def judge_load(
     stages = [stage for stage in manifest.stages if stage.measured]
     reason = _reason_not_to_judge(stages, manifest)
     if reason:
-        return Sustainable(why=reason)
-    by_growth = _judge_by_growth(measured, warmup, window, manifest)
+        return Sustainable(reason=reason)
+    judgement = _judge_by_growth(measured, warmup, window, manifest)
     is_open_loop = not any(stage.closed for stage in stages)
-    if by_growth.sustained is not False and is_open_loop:
-        shortfall = find_shortfall(measured)
-        if shortfall is not None:
-            return msgspec.structs.replace(
-                by_growth, sustained=False, code="falls_behind", why=shortfall.text, needed_s=None
-            )
-    return _undecided_if_many_failed(by_growth, measured) if by_growth.sustained else by_growth
+    has_grown = judgement.sustained is False
+    if is_open_loop and not has_grown:
+        judgement = _judge_by_delivery(judgement, measured)
+    if judgement.sustained is True and _have_many_failed(measured):
+        return _undecided_by_failures(judgement, measured)
+    return judgement
+
+
+def _judge_by_delivery(by_growth: Sustainable, measured: Sequence[Columns]) -> Sustainable:
+    """Return the judgement by growth, unless the server delivered too little to keep up."""
+    shortfall = find_shortfall(measured)
+    if shortfall is None:
+        return by_growth
+    return msgspec.structs.replace(
+        by_growth, sustained=False, code="falls_behind", reason=shortfall.text, needed_s=None
+    )
 
 
 def _reason_not_to_judge(stages: Sequence[StagePlan], manifest: RunManifest) -> str:
@@ -130,99 +140,142 @@ def _reason_not_to_judge(stages: Sequence[StagePlan], manifest: RunManifest) -> 
     return ""
 
 
-def _undecided_if_many_failed(sustained: Sustainable, measured: Sequence[Columns]) -> Sustainable:
-    """Return the judgement of a sustained load, or an undecided one if too many requests failed.
+def _count_failed(measured: Sequence[Columns]) -> int:
+    """Return how many requests failed or were lost."""
+    return sum(int((columns.where(FAILED) | columns.where(LOST)).sum()) for columns in measured)
+
+
+def _have_many_failed(measured: Sequence[Columns]) -> bool:
+    """Return True if more requests failed than FAILURE_SHARE allows."""
+    requests = sum(map(len, measured))
+    return _count_failed(measured) > FAILURE_SHARE * requests
+
+
+def _undecided_by_failures(judgement: Sustainable, measured: Sequence[Columns]) -> Sustainable:
+    """Return the judgement of a load under which nothing grew and many requests failed.
 
     A server that rejects requests has a short queue although it does not keep up.
     """
-    count = sum(map(len, measured))
-    failed = sum(
-        int(columns.where(status).sum()) for columns in measured for status in (FAILED, LOST)
+    requests = sum(map(len, measured))
+    reason = (
+        f"{_count_failed(measured):,} of {requests:,} requests failed, and a queue does not grow "
+        "if the server rejects requests"
     )
-    if failed <= FAILURE_SHARE * count:
-        return sustained
-    why = (
-        f"{failed:,} of {count:,} requests failed, and a queue does not grow if the server "
-        "rejects requests"
-    )
-    return msgspec.structs.replace(sustained, sustained=None, code="failures", why=why)
+    return msgspec.structs.replace(judgement, sustained=None, code="failures", reason=reason)
 
 
 def _judge_by_growth(
     measured: Sequence[Columns], warmup: Sequence[Columns], window: Window, manifest: RunManifest
 ) -> Sustainable:
-    """Test the second half of the load for growth, if it is long enough to show any.
+    """Test whether anything grows in the second half of the steady state.
 
-    Growth shows only over several durations of a request, because a server that falls behind needs
-    that long to have longer queues.
+    A server that falls behind has longer queues only after several durations of a request. So the
+    load is not judged if it is shorter than that.
+
+    Args:
+        measured: The records of each measured stage.
+        warmup: The records of each other stage, whose requests are in flight too.
+        window: The measurement window.
+        manifest: The manifest of the run.
     """
-    start_s = window.steady.start_s
-    end_s = window.steady.end_s
-    if start_s is None or end_s is None:
+    steady = window.steady
+    if steady.start_s is None or steady.end_s is None:
         return _judge_without_steady_state(measured)
-    time = TestedTime((start_s + end_s) / 2 * 1e9, end_s * 1e9)
-    e2e_ns = join_arrays([drop_undefined(part.measure("e2e")[part.where(OK)]) for part in measured])
-    if not len(e2e_ns):
-        return Sustainable(why="no request succeeded")
-    median_e2e_ns = float(np.median(e2e_ns))
-    if time.end_ns - time.start_ns < MIN_DURATIONS * median_e2e_ns:
-        return _too_short(load_s=end_s - start_s, request_s=median_e2e_ns / 1e9)
-    return _judge_series(measure_replicas(measured, warmup, time, manifest), time)
+    median_e2e_ns = _median_e2e_ns(measured)
+    if median_e2e_ns is None:
+        return Sustainable(reason="no request succeeded")
+    middle_s = (steady.start_s + steady.end_s) / 2
+    tested_time = TestedTime(start_ns=middle_s * 1e9, end_ns=steady.end_s * 1e9)
+    if tested_time.end_ns - tested_time.start_ns < MIN_DURATIONS * median_e2e_ns:
+        return _too_short(load_s=steady.end_s - steady.start_s, request_s=median_e2e_ns / 1e9)
+    replicas = measure_replicas(measured, warmup, tested_time, manifest)
+    return _judge_series(replicas, tested_time)
+
+
+def _median_e2e_ns(measured: Sequence[Columns]) -> float | None:
+    """Return the median end-to-end latency of the ok requests in ns, None if there are none."""
+    e2e_ns_of_stages = []
+    for columns in measured:
+        e2e_ns = columns.measure("e2e")[columns.where(OK)]
+        e2e_ns_of_stages.append(drop_undefined(e2e_ns))
+    e2e_ns = join_arrays(e2e_ns_of_stages)
+    return float(np.median(e2e_ns)) if len(e2e_ns) else None
 
 
 def _judge_without_steady_state(measured: Sequence[Columns]) -> Sustainable:
     """Return why a load without a steady state cannot be judged."""
-    due_ns = join_arrays([part["due_ns"][part.reached_due_time] for part in measured])
-    if len(due_ns) and int(due_ns.max()) > int(due_ns.min()):
-        why = "too short: at no time was the load only that of measured requests"
-        return Sustainable(code="too_short", why=why)
-    return Sustainable(
-        why="all requests are scheduled at the same time, so nothing can grow over time"
-    )
+    due_ns = join_arrays([columns["due_ns"][columns.reached_due_time] for columns in measured])
+    are_due_over_time = len(due_ns) > 0 and int(due_ns.max()) > int(due_ns.min())
+    if not are_due_over_time:
+        return Sustainable(
+            reason="all requests are scheduled at the same time, so nothing can grow over time"
+        )
+    reason = "too short: at no time was the load only that of measured requests"
+    return Sustainable(code="too_short", reason=reason)
 
 
 def _too_short(load_s: float, request_s: float) -> Sustainable:
-    """Return the judgement of a load that is short against the duration of its requests."""
+    """Return the judgement of a load that is short compared with the duration of its requests.
+
+    Args:
+        load_s: The length of the steady state.
+        request_s: The median duration of a request.
+    """
+    # The second half, which is tested, has to last MIN_DURATIONS requests.
     needed_s = 2 * MIN_DURATIONS * request_s
-    why = (
+    reason = (
         f"too short: the steady state lasted {format.duration(load_s)}, but "
         f"{format.duration(needed_s)} are needed because a request takes "
         f"{format.duration(request_s)} (p50)"
     )
-    return Sustainable(code="too_short", why=why, needed_s=needed_s)
+    return Sustainable(code="too_short", reason=reason, needed_s=needed_s)
 
 
 def _judge_series(replicas: Sequence[ReplicaSeries], time: TestedTime) -> Sustainable:
-    """Judge the load by the series of all replicas."""
+    """Judge the load by the series of all replicas, if each of them got enough requests.
+
+    Args:
+        replicas: What happened at each replica or target over time.
+        time: The part of the load that is tested.
+    """
+    if not replicas:
+        return _too_few_requests(0, "", replicas, time)
     for replica in replicas:
         if replica.due_requests < MIN_REQUESTS:
             return _too_few_requests(replica.due_requests, replica.name, replicas, time)
-    if not replicas:
-        return _too_few_requests(0, "", replicas, time)
     return _GrowthReport(replicas, time, find_growth(replicas)).judge()
 
 
 def _too_few_requests(
     due_requests: int, name: str, replicas: Sequence[ReplicaSeries], time: TestedTime
 ) -> Sustainable:
-    """Return the judgement of a load with too few requests at one replica."""
+    """Return the judgement of a load with too few requests at one replica.
+
+    Args:
+        due_requests: The requests that were due there in the tested time.
+        name: The name of the replica, "" if there is one server.
+        replicas: All replicas.
+        time: The part of the load that is tested, its second half.
+    """
     where = f" at {name}" if name else ""
-    why = (
+    reason = (
         f"too few requests: {due_requests} in the second half of the load "
         f"({time.duration_s:,.0f} s){where}, {MIN_REQUESTS} needed"
     )
     needed_s = 2 * time.duration_s * MIN_REQUESTS / due_requests if due_requests else None
-    return Sustainable(code="too_few", why=why, parts=len(replicas), needed_s=needed_s)
+    return Sustainable(code="too_few", reason=reason, parts=len(replicas), needed_s=needed_s)
 
 
-def _are_few_in_flight(replicas: Sequence[ReplicaSeries]) -> bool:
-    """Return True if so few requests were in flight that every server kept up.
+def _has_short_queues(replicas: Sequence[ReplicaSeries]) -> bool:
+    """Return True if so few requests were in flight at each replica that it kept up for certain.
 
-    The requests that a server is behind with are in flight. If these are fewer than the share of
-    the due requests that it may be behind with, then it kept up, however noisy the series are.
+    A server that is behind has the requests that it did not deliver in flight. It may be behind
+    with a small share of the requests that were due. If even all requests in flight are fewer, it
+    kept up, however noisy the series are.
     """
+    undelivered_share = 1 - MIN_DELIVERED_SHARE
     return all(
-        float(replica.in_flight.max()) < (1 - MIN_DELIVERED_SHARE) * replica.due_requests
+        float(replica.in_flight.max()) < undelivered_share * replica.due_requests
         for replica in replicas
     )
 
@@ -233,17 +286,19 @@ class _GrowthReport:
     def __init__(
         self, replicas: Sequence[ReplicaSeries], time: TestedTime, test: GrowthTest
     ) -> None:
-        """Take the result of the test, and prepare the phrases that several sentences share.
+        """Prepare the phrases that several sentences share.
 
         Args:
             replicas: The series of each replica, or of each target, at least one.
-            time: The part of the load that was tested.
+            time: The part of the load that was tested, which is its second half.
             test: The result of the test of all series.
         """
         self._test = test
         self._replicas = replicas
         self._time = time
-        self._replica_noun = "replica" if replicas[0].name.startswith("replica") else "target"
+        # A replica is named by its number, such as "replica 3", and a target by its name.
+        are_replicas = replicas[0].name.startswith("replica ")
+        self._replica_noun = "replica" if are_replicas else "target"
         self._per_replica_phrase = f" per {self._replica_noun}" if len(replicas) > 1 else ""
         self._time_phrase = f"the second half ({time.duration_s:,.0f} s)"
         if test.work_growth_share is not None:
@@ -258,17 +313,19 @@ class _GrowthReport:
             return self._possibly_growing()
         if self._test.visible_share <= MAX_VISIBLE_SHARE:
             return self._steady()
-        if _are_few_in_flight(self._replicas):
+        if _has_short_queues(self._replicas):
             return self._steady_by_few_in_flight()
         return self._too_noisy()
 
-    def _make_judgement(self, code: SustainedCode, why: str, sustained: bool | None) -> Sustainable:
+    def _make_judgement(
+        self, code: SustainedCode, reason: str, sustained: bool | None
+    ) -> Sustainable:
         """Return a judgement with the fields that are the same for every outcome of the test."""
         visible_share = self._test.visible_share
         return Sustainable(
             sustained=sustained,
             code=code,
-            why=why,
+            reason=reason,
             start_s=float(self._time.start_ns / 1e9),
             end_s=float(self._time.end_ns / 1e9),
             parts=len(self._replicas),
@@ -277,22 +334,25 @@ class _GrowthReport:
         )
 
     def _growing(self) -> Sustainable:
-        """Return the judgement of a load under which a series grows beyond chance.
+        """Return the judgement of a load under which the test found growth beyond chance.
 
-        The sentence shows the series that grows most. Of several replicas it says how many grow.
+        Its reason describes the series that grows most. If there are several replicas, it also says
+        how many of them are affected.
         """
         growths = sorted(self._test.certain, reverse=True)
         largest = growths[0]
         growing_replicas = dict.fromkeys(growth.replica for growth in growths if growth.replica)
-        count = len(self._replicas)
+        replica_count = len(self._replicas)
         affected = ""
-        if count > 1:
-            affected = f"; {len(growing_replicas)} of {count} {self._replica_noun}s are affected"
-        why = (
+        if replica_count > 1:
+            affected = (
+                f"; {len(growing_replicas)} of {replica_count} {self._replica_noun}s are affected"
+            )
+        reason = (
             f"upward trend in {_series_of(largest)}, {_format_change(largest)} in "
             f"{self._time_phrase}{affected}"
         )
-        judgement = self._make_judgement("grows", why, sustained=False)
+        judgement = self._make_judgement("grows", reason, sustained=False)
         return msgspec.structs.replace(
             judgement, growing=tuple(growing_replicas), growth_share=largest.share
         )
@@ -300,47 +360,49 @@ class _GrowthReport:
     def _possibly_growing(self) -> Sustainable:
         """Return the judgement of a load under which a series may grow."""
         largest = max(self._test.possible)
-        why = (
+        reason = (
             f"possible upward trend in {_series_of(largest)}, {_format_change(largest)} in "
             f"{self._time_phrase}, which may be chance. Use a longer --duration"
         )
-        judgement = self._make_judgement("may_grow", why, sustained=None)
+        judgement = self._make_judgement("may_grow", reason, sustained=None)
         return msgspec.structs.replace(judgement, growth_share=largest.share)
 
     def _steady(self) -> Sustainable:
         """Return the judgement of a load under which nothing grows."""
         visible_share = max(self._test.visible_share, MIN_GROWTH_SHARE)
-        why = (
+        reason = (
             f"no upward trend in TTFT or concurrency in {self._time_phrase}; detection threshold "
             f"{visible_share:.0%}{self._per_replica_phrase}"
         )
-        return self._make_judgement("steady", why, sustained=True)
+        return self._make_judgement("steady", reason, sustained=True)
 
     def _steady_by_few_in_flight(self) -> Sustainable:
         """Return the judgement of a load that had few requests in flight, so the server kept up."""
         most_in_flight = max(float(replica.in_flight.max()) for replica in self._replicas)
-        why = (
+        reason = (
             f"the server kept up: at most {most_in_flight:,.0f} requests were in flight"
             f"{self._per_replica_phrase} in {self._time_phrase}, less than "
             f"{1 - MIN_DELIVERED_SHARE:.0%} of the scheduled requests"
         )
-        return self._make_judgement("steady", why, sustained=True)
+        return self._make_judgement("steady", reason, sustained=True)
 
     def _too_noisy(self) -> Sustainable:
         """Return the judgement of a load whose series are too noisy to show a growth.
 
-        It proposes the length of a load that would show one: the smallest visible growth falls with
-        the square root of the length.
+        It proposes the length of a load that would show a growth by MAX_VISIBLE_SHARE, which is 1.
+        The smallest visible growth falls with the square root of the length. So a load in which it
+        was 1.5 has to last 1.5 ** 2 times as long, and at most MAX_PROPOSED_FACTOR times.
         """
         visible_share = self._test.visible_share
         threshold = f"{visible_share:.0%}" if math.isfinite(visible_share) else "unlimited"
-        why = (
+        reason = (
             f"no upward trend in {self._time_phrase}, but the detection threshold is "
             f"{threshold}. Use a longer --duration"
         )
-        needed_s = 2 * self._time.duration_s * min(visible_share**2, MAX_PROPOSED_FACTOR)
-        judgement = self._make_judgement("too_noisy", why, sustained=None)
-        return msgspec.structs.replace(judgement, needed_s=needed_s)
+        load_s = 2 * self._time.duration_s  # the tested time is the second half of the load
+        length_factor = min((visible_share / MAX_VISIBLE_SHARE) ** 2, MAX_PROPOSED_FACTOR)
+        judgement = self._make_judgement("too_noisy", reason, sustained=None)
+        return msgspec.structs.replace(judgement, needed_s=load_s * length_factor)
 
 
 def _series_of(growth: Growth) -> str:

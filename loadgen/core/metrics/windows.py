@@ -86,34 +86,46 @@ def measure_window(
     all_stages: Sequence[MetricAccumulator],
     full_load: FullLoadTime = ALWAYS,
 ) -> Window:
-    """Return the intervals that the rates of some requests are divided by (see `Window`).
+    """Return the intervals that the rates of some requests are divided by.
+
+    - The measurement window: from the first due time to the last token.
+    - The steady state: from the first to the last due time, as far as the load is full then.
+    - The time of MLPerf LoadGen: from the first due time to the end of the request sent last.
+    - The full run: from its start to the end of its last request.
 
     Args:
         accumulator: The requests.
         all_stages: The requests of all stages, which together last as long as the run.
-        full_load: The time in which the load of these requests runs alone and in full.
+        full_load: The time in which the load of these requests is full, without any other load.
     """
-    whole = span(0, max(stage.maximum("done_ns") for stage in all_stages))
+    full_run = span(0, max(stage.maximum("done_ns") for stage in all_stages))
     if not accumulator.sum("due"):
-        return Window(whole=whole)
+        return Window(whole=full_run)
     first_due_ns = accumulator.minima["due"]
-    # Later turns of conversations and tasks are due at the pace of the server, so only the first
-    # requests bound the steady state.
-    last_start_ns = accumulator.maxima["start"]
-    steady = span(max(first_due_ns, full_load.start_ns), min(last_start_ns, full_load.end_ns))
     measured = span(first_due_ns, _last_token_ns(accumulator))
     return Window(
         start_s=measured.start_s,
         end_s=measured.end_s,
         duration_s=measured.duration_s,
-        steady=steady,
+        steady=_steady_state(accumulator, full_load),
         last_issued=span(first_due_ns, _last_issued_end_ns(accumulator)),
-        whole=whole,
+        whole=full_run,
     )
 
 
+def _steady_state(accumulator: MetricAccumulator, full_load: FullLoadTime) -> Span:
+    """Return the time between the first and the last due time in which the load is full.
+
+    Later turns of conversations and tasks are due at the pace of the server. So the last due time
+    is that of a single request or of the first request of a conversation or task, which is a start.
+    """
+    first_due_ns = accumulator.minima["due"]
+    last_start_ns = accumulator.maxima["start"]
+    return span(max(first_due_ns, full_load.start_ns), min(last_start_ns, full_load.end_ns))
+
+
 def _last_token_ns(accumulator: MetricAccumulator) -> int:
-    """Return the time of the last token, or of the last end if no request has a token."""
+    """Return the time of the last token, or of the last end if no request has a token (-1)."""
     last_token_ns = accumulator.maxima["last_token_ns"]
     return accumulator.maxima["done_ns"] if last_token_ns < 0 else last_token_ns
 
@@ -152,42 +164,44 @@ def find_full_load_time(
 def is_first_request_of_user(columns: Columns, plan: StagePlan, turns: int) -> NDArray[np.bool_]:
     """Return which records of a stage are the first requests of the virtual users of a closed loop.
 
-    Slots number all planned requests of a run. A virtual user sends one session after another, and
-    the sessions are numbered such that the first `concurrency` sessions of a stage are the first
-    ones of its users. No record of an open loop is selected.
+    A virtual user sends one session, a conversation or a single request, after the other. The slots
+    of a run number all planned requests, session by session. The first sessions of `concurrency`
+    virtual users are the first `concurrency` sessions of the stage.
 
     Args:
         columns: The records of the stage.
-        plan: The plan of the stage.
+        plan: The plan of the stage. No record of an open loop is selected.
         turns: The number of slots of each session, which is 1 for single requests.
     """
     if not plan.concurrency:
         return np.zeros(len(columns), bool)
     end_of_first_sessions = plan.first_slot + plan.concurrency * turns
-    is_first: NDArray[np.bool_] = columns["slot"] < end_of_first_sessions
-    is_first &= columns["turn"] == 0
+    is_in_first_session = columns["slot"] < end_of_first_sessions
+    is_first: NDArray[np.bool_] = is_in_first_session & (columns["turn"] == 0)
     return is_first
 
 
 def is_last_request_of_user(columns: Columns, plan: StagePlan, turns: int) -> NDArray[np.bool_]:
-    """Return which ok records of a stage are the last requests of its virtual users.
+    """Return which ok records of a stage are the last requests of the virtual users of a loop.
 
-    The last `concurrency` sessions of a stage are the last ones of its virtual users. No record is
-    selected in an open loop, nor if the stage has no number of requests and ends by its duration.
+    The last sessions of `concurrency` virtual users are the last `concurrency` sessions of the
+    stage: with 8 virtual users and 100 conversations, those with the numbers 92 to 99. The last
+    request of such a session is the one that is looked for.
 
     Args:
         columns: The records of the stage.
-        plan: The plan of the stage.
+        plan: The plan of the stage. No record is selected of an open loop, nor of a closed loop
+            that ends by its duration and has no number of requests.
         turns: The number of slots of each session, which is 1 for single requests.
     """
     if not plan.concurrency or plan.slots is None:
         return np.zeros(len(columns), bool)
     session_count = plan.slots // turns if plan.sessions is None else plan.sessions
     start_of_last_sessions = plan.first_slot + (session_count - plan.concurrency) * turns
+    is_in_last_session = columns["slot"] >= start_of_last_sessions
     is_single_request = columns["session"] < 0
-    is_last: NDArray[np.bool_] = columns["slot"] >= start_of_last_sessions
-    is_last &= is_last_slot_of_task(columns["slot"], turns) | is_single_request
-    is_last &= columns.where(OK)
+    ends_session = is_single_request | is_last_slot_of_task(columns["slot"], turns)
+    is_last: NDArray[np.bool_] = is_in_last_session & ends_session & columns.where(OK)
     return is_last
 
 
@@ -219,7 +233,8 @@ def is_within(times_ns: NDArray[np.int64], interval: Span | Window) -> NDArray[n
 def count_events_within(timeline: Sequence[NDArray[np.int64]], interval: Span) -> float | None:
     """Return the number of output events in an interval, or None if there are no events.
 
-    A bin that an end of the interval cuts counts in proportion.
+    The timeline counts events in bins of time. If an interval ends within a bin, a part of the
+    events of the bin counts, as if they were spread evenly over it.
 
     Args:
         timeline: For each stage, the number of output events in bins of BIN_NS.
@@ -232,36 +247,47 @@ def count_events_within(timeline: Sequence[NDArray[np.int64]], interval: Span) -
 
 
 def cumulate_event_counts(timeline: Sequence[NDArray[np.int64]]) -> NDArray[np.int64] | None:
-    """Return the number of output events of all stages before each bin, and before the end.
+    """Return how many output events came before each bin of time, and before the end of the last.
 
-    It is computed once for many calls of `count_events_between`. Returns None if there are no
-    events.
+    For a stage with 3, 0 and 2 events in its bins, the result is [0, 3, 3, 5]. It is computed once
+    for many calls of `count_events_between`. Returns None if there are no events.
 
     Args:
         timeline: For each stage, the number of output events in bins of BIN_NS.
     """
     if not any(counts.any() for counts in timeline):
         return None
-    bin_count = max(map(len, timeline))
-    counts_of_bins = np.zeros(1 + bin_count, np.int64)  # the first entry is 0: none before bin 0
+    events_of_bins = np.zeros(max(map(len, timeline)), np.int64)
     for counts in timeline:
-        counts_of_bins[1 : 1 + len(counts)] += counts
-    return np.cumsum(counts_of_bins)
+        events_of_bins[: len(counts)] += counts
+    return np.concatenate([[0], np.cumsum(events_of_bins)])
 
 
 def count_events_between(events_before_bins: NDArray[np.int64], interval: Span | Window) -> float:
-    """Return the number of events in an interval; the argument is of `cumulate_event_counts`."""
+    """Return the number of output events in an interval, 0 if the interval is not known.
+
+    Args:
+        events_before_bins: The result of `cumulate_event_counts`.
+        interval: The interval.
+    """
     if interval.start_s is None or interval.end_s is None:
         return 0.0
+    events_before_start = _events_until(events_before_bins, interval.start_s)
     events_before_end = _events_until(events_before_bins, interval.end_s)
-    return events_before_end - _events_until(events_before_bins, interval.start_s)
+    return events_before_end - events_before_start
 
 
 def _events_until(events_before_bins: NDArray[np.int64], time_s: float) -> float:
-    """Return the number of events up to a time; those of its bin count in proportion."""
-    bins = time_s * 1e9 / BIN_NS
-    first = min(max(int(bins), 0), len(events_before_bins) - 2)
-    return float(np.interp(bins, [first, first + 1], events_before_bins[first : first + 2]))
+    """Return the number of events up to a time, as if the events of a bin were spread evenly.
+
+    For [0, 3, 3, 5] events before the bins 0 to 3, half a bin after the start gives 1.5 events.
+    """
+    bins = time_s * 1e9 / BIN_NS  # the time in bins, such as 2.5
+    last_bin = len(events_before_bins) - 2
+    bin_number = min(max(int(bins), 0), last_bin)
+    before_bin = events_before_bins[bin_number]
+    before_next_bin = events_before_bins[bin_number + 1]
+    return float(np.interp(bins, [bin_number, bin_number + 1], [before_bin, before_next_bin]))
 
 
 def estimate_tokens_within(columns: Columns, interval: Span) -> float:

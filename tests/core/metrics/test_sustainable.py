@@ -166,7 +166,7 @@ def judge_records(rows: Any, **stage: Any) -> Sustainable:
 def test_the_one_target_that_is_overloaded_is_named() -> None:
     found = judge_records(simulate_queues([0.6, 1.2, 0.6]))
     assert (found.sustained, found.growing, found.parts) == (False, ("target B",), 3)
-    assert "target B" in found.why and "1 of 3 targets" in found.why
+    assert "target B" in found.reason and "1 of 3 targets" in found.reason
     assert found.growth_share is not None and found.growth_share > 0.5
 
 
@@ -174,7 +174,7 @@ def test_targets_that_keep_up_are_sustained_with_their_visible_growth() -> None:
     found = judge_records(simulate_queues([0.5, 0.5, 0.5]))
     assert found.sustained is True and found.growing == ()
     assert found.visible_share is not None and 0 < found.visible_share < 1
-    assert "per target" in found.why
+    assert "per target" in found.reason
     assert (found.start_s, found.end_s) == (pytest.approx(200, abs=1), pytest.approx(400, abs=1))
 
 
@@ -325,7 +325,7 @@ def test_a_load_that_cannot_be_judged_gives_the_reason() -> None:
     too_short = judge_records(slow)
     assert (too_short.sustained, too_short.code) == (None, "too_short")
     ramp = judge_records(rows, rate=None, arrival="ramp 1/s to 40/s")
-    assert ramp.sustained is None and "ramp 1/s to 40/s" in ramp.why
+    assert ramp.sustained is None and "ramp 1/s to 40/s" in ramp.reason
     at_once = rows.copy()
     at_once["due_ns"] = 0
     assert judge_records(at_once).sustained is None
@@ -576,7 +576,7 @@ def test_one_slow_replica_makes_a_valid_run_rules_only(tmp_path: Path) -> None:
     out = " ".join(as_text.render(mlperf_text.create_report(nothing_grew), full=True).split())
     assert "stability not verified" in out and "In this run: nothing grows" in out
     stored = mlperf_run.read_result(folder)
-    assert (stored.sustained, stored.sustained_why) == (False, summary.sustainable.why)
+    assert (stored.sustained, stored.sustained_why) == (False, summary.sustainable.reason)
 
 
 @pytest.mark.parametrize(
