@@ -270,9 +270,9 @@ def _list_sustained_notes_on_runs(summaries: Sequence[Summary]) -> Iterator[Reas
     # None means that the run was too short to tell.
     undecided = [judgment for judgment in judgments if judgment.sustained is None]
     if overloaded:
-        yield make_note("overloaded", why=overloaded[0].why)
+        yield make_note("overloaded", why=overloaded[0].reason)
     elif undecided:
-        yield make_note("not_sustained", why=undecided[0].why)
+        yield make_note("not_sustained", why=undecided[0].reason)
 
 
 def _remove_duplicates(texts: Sequence[str]) -> list[str]:
