@@ -101,7 +101,13 @@ class _Cells(NamedTuple):
 
 
 class _Comparison(NamedTuple):
-    """The nodes compared by one metric, in so many blocks of time."""
+    """The comparison of the nodes by one metric.
+
+    Attributes:
+        variances: The components of the variance of the metric.
+        outliers: The nodes that stand out.
+        block_count: The number of blocks of time that the steady-state window was divided into.
+    """
 
     variances: VarianceTable
     outliers: list[OutlierNode]

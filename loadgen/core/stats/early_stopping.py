@@ -60,18 +60,19 @@ def needed_queries(over_limit: int, quantile: float = 0.99, confidence: float = 
         quantile: The fraction of all queries that must be within the limit, 0.99 for a p99.
         confidence: The confidence with which the test must show it.
     """
-    smallest = _expected_within_limit(over_limit, quantile)
-    largest = max(1, smallest)
-    while not _is_enough(largest, over_limit, quantile, confidence):
-        smallest = largest + 1
-        largest = 2 * largest
-    while smallest < largest:
-        middle = (smallest + largest) // 2
+    # The number of queries within the limit is from `lower` to `upper`.
+    lower = _expected_within_limit(over_limit, quantile)
+    upper = max(1, lower)
+    while not _is_enough(upper, over_limit, quantile, confidence):
+        lower = upper + 1
+        upper = 2 * upper
+    while lower < upper:
+        middle = (lower + upper) // 2
         if _is_enough(middle, over_limit, quantile, confidence):
-            largest = middle
+            upper = middle
         else:
-            smallest = middle + 1
-    return smallest + over_limit
+            lower = middle + 1
+    return lower + over_limit
 
 
 def _is_enough(within_limit: int, over_limit: int, quantile: float, confidence: float) -> bool:
@@ -108,12 +109,13 @@ def allowed_over(queries: int, quantile: float = 0.99) -> int:
     """
     if needed_queries(0, quantile) > queries:
         return TOO_FEW_QUERIES
-    smallest = 0
-    largest = max(1, int(queries * (1 - quantile)) + 1)
-    while smallest < largest:
-        middle = (smallest + largest + 1) // 2
+    # The allowed number is from `lower` to `upper`.
+    lower = 0
+    upper = max(1, int(queries * (1 - quantile)) + 1)
+    while lower < upper:
+        middle = (lower + upper + 1) // 2  # above `lower`, so that the interval becomes smaller
         if needed_queries(middle, quantile) <= queries:
-            smallest = middle
+            lower = middle
         else:
-            largest = middle - 1
-    return smallest
+            upper = middle - 1
+    return lower

@@ -59,8 +59,9 @@ class Distribution(msgspec.Struct, frozen=True, kw_only=True):
     supported: tuple[str, ...] = ()
 
     def without(self, statistics: Collection[str]) -> Distribution:
-        """Return the same distribution without these statistics."""
-        return msgspec.structs.replace(self, **dict.fromkeys(statistics)) if statistics else self
+        """Return the same distribution with these statistics, such as "p99", set to None."""
+        none_by_name = dict.fromkeys(statistics)
+        return msgspec.structs.replace(self, **none_by_name)
 
     def withheld(self) -> Distribution:
         """Return the same distribution without any statistic: only `count` and `supported` stay."""
