@@ -5,6 +5,15 @@
  * The file is compiled without contraction of a * b + c, so that durations equal those of Python to
  * the last bit.
  *
+ * Words used below:
+ *
+ * - A replica serves a batch of requests in iterations. Each iteration computes one token per
+ *   request.
+ * - A block is a part of the key-value cache, for some tokens of a sequence. Requests with the same
+ *   beginning of the prompt can share blocks. All other blocks are private.
+ * - A bucket is a list of the requests that get their last token in the same iteration.
+ * - A request in prefill has its prompt computed. Then it decodes: it gets one token per iteration.
+ *
  * Functions that can fail return -1 with a Python exception set, unless they say otherwise. */
 
 #define PY_SSIZE_T_CLEAN
@@ -147,7 +156,7 @@ static PyTypeObject *request_type, *replica_type;
 
 /* -- arithmetic -------------------------------------------------------------------------------- */
 
-/* The quotient rounded down, as in Python. C rounds towards 0. */
+/* Return the quotient rounded down, as in Python. C rounds towards 0: -7 / 2 is -3, not -4. */
 static int64_t floor_divide(int64_t dividend, int64_t divisor)
 {
     int64_t quotient = dividend / divisor;
@@ -155,13 +164,14 @@ static int64_t floor_divide(int64_t dividend, int64_t divisor)
     return quotient - is_rounded_up;
 }
 
-/* The quotient rounded up. */
+/* Return the quotient rounded up. */
 static int64_t ceil_divide(int64_t dividend, int64_t divisor)
 {
     return -floor_divide(-dividend, divisor);
 }
 
-/* The remainder with the sign of the divisor, as in Python. */
+/* Return the remainder with the sign of the divisor, as in Python. In C it has that of the
+ * dividend: -7 % 4 is -3, and here it is 1. */
 static int64_t floor_modulo(int64_t dividend, int64_t divisor)
 {
     int64_t remainder = dividend % divisor;
@@ -187,7 +197,7 @@ static void *grow_array(void *items, Py_ssize_t *capacity, Py_ssize_t initial, s
     return grown;
 }
 
-/* Append the end time of an iteration. Return -1 if there is no memory. */
+/* Append the end time of an iteration in ns. Return 0, or -1 with a MemoryError. */
 static int append_time(TimeArray *array, int64_t value)
 {
     if (array->count == array->capacity) {
@@ -201,8 +211,8 @@ static int append_time(TimeArray *array, int64_t value)
     return 0;
 }
 
-/* Append a request. The array takes over the caller's reference, unless there is no memory: then
- * the result is -1. */
+/* Append a request to an array, which takes over the caller's reference. Return 0, or -1 with a
+ * MemoryError. Then the caller keeps its reference. */
 static int append_request(RequestArray *array, Request *request)
 {
     if (array->count == array->capacity) {
@@ -333,11 +343,14 @@ static void remove_from_bucket(Replica *self, Request *request)
 
 /* -- SimRequest -------------------------------------------------------------------------------- */
 
-/* Convert a Python int. -1 is also a valid number, so PyErr_Occurred tells an error from it. */
+/* Set `value` to the number of a Python int. Return 0, or -1 with a TypeError for another object
+ * and with an OverflowError for a number of more than 64 bits. */
 static int convert_int64(PyObject *object, int64_t *value)
 {
     *value = PyLong_AsLongLong(object);
-    return *value == -1 && PyErr_Occurred() ? -1 : 0;
+    /* -1 is the result for an error, but also a valid number. */
+    int has_failed = *value == -1 && PyErr_Occurred() != NULL;
+    return has_failed ? -1 : 0;
 }
 
 /* Convert the hash of a block from a Python object: an int or any other hashable object. Return 0,
@@ -597,31 +610,38 @@ static PyType_Spec request_spec = {
 
 /* -- the table of shared blocks ---------------------------------------------------------------- */
 
-/* Multiplicative (Fibonacci) hashing: neighbouring numbers get distant slots. The factor is 2^64
- * divided by the golden ratio (Knuth, The Art of Computer Programming, volume 3, section 6.4). */
+/* Return 32 bits of a number by which it is placed in a hash table.
+ *
+ * This is multiplicative (Fibonacci) hashing: neighboring numbers get distant slots. The factor is
+ * 2^64 divided by the golden ratio (Knuth, The Art of Computer Programming, volume 3, section 6.4).
+ * Only the upper bits of the product depend on all bits of the number, so they are mixed into the
+ * lower ones. */
 static uint32_t mix_hash(int64_t value)
 {
-    uint64_t mixed = (uint64_t)value * 0x9E3779B97F4A7C15u;
-    return (uint32_t)(mixed ^ (mixed >> 29));
+    uint64_t product = (uint64_t)value * 0x9E3779B97F4A7C15u;
+    return (uint32_t)(product ^ (product >> 29));
 }
 
-/* An entry of a slot has the mixed hash of a block in its upper 32 bits, and its index + 1 in
- * its lower ones, so that no entry is 0, which is the empty slot. */
+/* Return the entry of a slot for a block: the mixed hash of the block in the upper 32 bits, and its
+ * index + 1 in the lower ones. So no entry is 0, which is the empty slot. */
 static uint64_t make_slot_entry(const BlockHash *block_hash, int64_t index)
 {
-    return (uint64_t)mix_hash(block_hash->value) << 32 | (uint64_t)(index + 1);
+    uint64_t upper_half = (uint64_t)mix_hash(block_hash->value) << 32;
+    uint64_t lower_half = (uint64_t)(index + 1);
+    return upper_half | lower_half;
 }
 
-/* The mixed hash of a block from the entry of its slot. */
-static uint32_t get_slot_hash(uint64_t slot)
+/* Return the mixed hash of a block from the entry of its slot. */
+static uint32_t get_slot_hash(uint64_t entry)
 {
-    return (uint32_t)(slot >> 32);
+    return (uint32_t)(entry >> 32);
 }
 
-/* The index of a block from the entry of its slot. */
-static int64_t get_slot_block(uint64_t slot)
+/* Return the index of a block from the entry of its slot. */
+static int64_t get_slot_block(uint64_t entry)
 {
-    return (int64_t)(uint32_t)slot - 1;
+    uint32_t lower_half = (uint32_t)entry;
+    return (int64_t)lower_half - 1;
 }
 
 /* Load the slot of one of the next blocks of a prompt into the cache of the processor, because it
@@ -648,20 +668,21 @@ static int is_same_hash(const BlockHash *first, const BlockHash *second)
     return PyObject_RichCompareBool(first->object, second->object, Py_EQ);
 }
 
-/* Return the index of the shared block with this hash, NOT_FOUND, or SEARCH_FAILED.
+/* Return the index of the shared block with this hash. Return NOT_FOUND if there is none, or
+ * SEARCH_FAILED with an exception if hashes cannot be compared.
  *
  * The search begins at the slot of the hash and ends at the first empty slot (linear probing).
- * The upper half of an entry has the hash, so that most other blocks are passed over without
- * reading them. */
+ * An entry has the mixed hash of its block, so that other blocks are rarely read. */
 static int64_t find_block(const BlockTable *table, const BlockHash *block_hash)
 {
     if (table->slots == NULL)
         return NOT_FOUND;
     uint32_t hash = mix_hash(block_hash->value);
-    int64_t slot = hash & table->slots_mask;
-    while (table->slots[slot]) {
-        if (get_slot_hash(table->slots[slot]) == hash) {
-            int64_t index = get_slot_block(table->slots[slot]);
+    int64_t slot = hash & table->slots_mask; /* the hash modulo the number of slots */
+    while (table->slots[slot] != EMPTY_SLOT) {
+        uint64_t entry = table->slots[slot];
+        if (get_slot_hash(entry) == hash) {
+            int64_t index = get_slot_block(entry);
             int is_same = is_same_hash(&table->blocks[index].hash, block_hash);
             if (is_same < 0)
                 return SEARCH_FAILED;
@@ -683,7 +704,7 @@ static void insert_slot(BlockTable *table, uint64_t entry)
 }
 
 /* Double the slots of a table, and insert all entries again, because the slot of a hash depends
- * on the number of slots. A new table gets INITIAL_SLOTS. Return -1 if there is no memory. */
+ * on the number of slots. A new table gets INITIAL_SLOTS. Return 0, or -1 with a MemoryError. */
 static int double_slots(BlockTable *table)
 {
     uint64_t *old_slots = table->slots;
@@ -889,7 +910,7 @@ static int64_t count_free_blocks(const Replica *self)
 }
 
 /* Append a block, by its index in the table, to the list of blocks that a request shares with
- * others. Return -1 if there is no memory. */
+ * others. Return 0, or -1 with a MemoryError. */
 static int append_shared_block(Request *request, int64_t index)
 {
     if (request->shared_count == request->shared_capacity) {
@@ -1489,10 +1510,10 @@ static int is_uneventful(Replica *self)
 
 /* -- cancellation ------------------------------------------------------------------------------ */
 
-/* Remove a waiting request from the queue. The caller takes over the reference.
+/* Remove a waiting request from the queue. The caller takes over the reference. Return 0, or -1
+ * with a ValueError for a request that was never submitted.
  *
- * Only the first request of a queue has no predecessor. Any other request without one was never
- * submitted, which is an error of the caller. */
+ * Such a request has no predecessor, and is not the first one of the queue. */
 static int remove_waiting_request(Replica *self, Request *request)
 {
     if (request->previous == NULL && request != self->waiting.head) {
@@ -1503,22 +1524,28 @@ static int remove_waiting_request(Replica *self, Request *request)
     return 0;
 }
 
-/* Remove a request in prefill from the batch, and free its blocks. The caller takes over the
- * reference. */
+/* Return the index of a request in an array, or -1 without an exception if it is not there. */
+static Py_ssize_t find_request(const RequestArray *array, const Request *request)
+{
+    for (Py_ssize_t i = 0; i < array->count; i++)
+        if (array->items[i] == request)
+            return i;
+    return -1;
+}
+
+/* Remove a request in prefill from the batch, and free its blocks. Return 0, or -1 with a
+ * ValueError for a request of another replica. The caller takes over the reference. */
 static int remove_prefilling_request(Replica *self, Request *request)
 {
     if (request == self->partly_prefilled) {
         self->partly_prefilled = NULL;
     } else {
-        RequestArray *array = &self->finishing_prefill;
-        Py_ssize_t index = 0;
-        while (index < array->count && array->items[index] != request)
-            index++;
-        if (index == array->count) {
+        Py_ssize_t index = find_request(&self->finishing_prefill, request);
+        if (index < 0) {
             PyErr_SetString(PyExc_ValueError, "a request of another replica");
             return -1;
         }
-        remove_at(array, index);
+        remove_at(&self->finishing_prefill, index);
     }
     release_blocks(self, request, request->private_block_count);
     self->active_count--;
@@ -1553,7 +1580,7 @@ static int cancel_request(Replica *self, Request *request)
 
 /* -- the methods of Replica -------------------------------------------------------------------- */
 
-/* Read an attribute of a Python object as a float. */
+/* Set `number` to an attribute of a Python object, a float. Return 0, or -1 with an exception. */
 static int read_float(PyObject *object, const char *name, double *number)
 {
     PyObject *value = PyObject_GetAttrString(object, name);
@@ -1564,7 +1591,7 @@ static int read_float(PyObject *object, const char *name, double *number)
     return PyErr_Occurred() ? -1 : 0;
 }
 
-/* Read an attribute of a Python object as an integer. */
+/* Set `number` to an attribute of a Python object, an int. Return 0, or -1 with an exception. */
 static int read_int(PyObject *object, const char *name, int64_t *number)
 {
     PyObject *value = PyObject_GetAttrString(object, name);
@@ -1575,7 +1602,8 @@ static int read_int(PyObject *object, const char *name, int64_t *number)
     return failed;
 }
 
-/* Read an attribute of a Python object as 0 or 1. */
+/* Set `flag` to 1 if an attribute of a Python object, a bool or int, is true, and to 0 otherwise.
+ * Return 0, or -1 with an exception. */
 static int read_bool(PyObject *object, const char *name, int *flag)
 {
     int64_t number = 0;
@@ -1584,7 +1612,8 @@ static int read_bool(PyObject *object, const char *name, int *flag)
     return failed;
 }
 
-/* Copy the costs of an iteration from a Costs object (replica.py) to the replica. */
+/* Copy the costs of an iteration from a Costs object (replica.py) to the replica. Return 0, or -1
+ * with an exception. */
 static int read_costs(Replica *self, PyObject *costs)
 {
     if (read_float(costs, "overhead_ns", &self->overhead_ns) < 0 ||
@@ -1596,9 +1625,9 @@ static int read_costs(Replica *self, PyObject *costs)
     return 0;
 }
 
-/* Copy the limits of the server from a ServerLimits object (replica.py) to the replica.
- *
- * Raises ValueError for limits with which the arrays of a replica could not be created. */
+/* Copy the limits of the server from a ServerLimits object (replica.py) to the replica. Return 0,
+ * or -1 with an exception: a ValueError for limits with which the arrays of a replica could not be
+ * created. */
 static int read_limits(Replica *self, PyObject *limits)
 {
     if (read_int(limits, "max_batch_size", &self->max_batch_size) < 0 ||
@@ -1635,7 +1664,8 @@ static int create_buckets(Replica *self)
     return self->buckets == NULL ? -1 : 0;
 }
 
-/* Replica(costs, limits): create an idle replica. The allocator has set all fields to 0. */
+/* Replica(costs, limits): create an idle replica. The allocator has set all fields to 0. Return 0,
+ * or -1 with an exception. A second call for the same replica is an error. */
 static int replica_init(Replica *self, PyObject *args, PyObject *keywords)
 {
     static char *names[] = {"costs", "limits", NULL};
@@ -1757,7 +1787,8 @@ static PyObject *replica_submit(Replica *self, PyObject *object)
     Py_RETURN_NONE;
 }
 
-/* Replica.begin_iteration(now_ns) -> bool */
+/* Replica.begin_iteration(now_ns) -> bool: begin an iteration. Return False if there is nothing to
+ * do, or NULL with an exception. */
 static PyObject *replica_begin_iteration(Replica *self, PyObject *now)
 {
     int64_t now_ns;
@@ -1767,7 +1798,8 @@ static PyObject *replica_begin_iteration(Replica *self, PyObject *now)
     return has_begun < 0 ? NULL : PyBool_FromLong(has_begun);
 }
 
-/* Replica.end_iteration() -> list of the requests that are done */
+/* Replica.end_iteration() -> list: end the current iteration, and return a new list of the requests
+ * that are done with it, or NULL with an exception. */
 static PyObject *replica_end_iteration(Replica *self, PyObject *none)
 {
     PyObject *done = PyList_New(0);
@@ -1803,7 +1835,7 @@ static Replica **get_replicas(PyObject *list, Py_ssize_t *count)
     return replicas;
 }
 
-/* Return the index of the replica whose iteration ends first. */
+/* Return the index of the replica whose iteration ends first. The first of several counts. */
 static Py_ssize_t find_first_to_end(Replica **replicas, Py_ssize_t count)
 {
     Py_ssize_t first = 0;
@@ -1856,7 +1888,8 @@ static PyObject *replica_advance_to_next_event(PyObject *none, PyObject *args)
     return result;
 }
 
-/* Replica.cancel(request): stop a request. */
+/* Replica.cancel(request): stop a request unless it is done. Return None, or NULL with an exception
+ * if the request is not one of this replica. */
 static PyObject *replica_cancel(Replica *self, PyObject *object)
 {
     Request *request = check_request(object);
@@ -1865,7 +1898,8 @@ static PyObject *replica_cancel(Replica *self, PyObject *object)
     Py_RETURN_NONE;
 }
 
-/* Replica.count_generated_tokens(request) -> int */
+/* Replica.count_generated_tokens(request) -> int: how many tokens a request has by the end of the
+ * last finished iteration. Return NULL with a TypeError for an object that is no request. */
 static PyObject *replica_count_generated_tokens(Replica *self, PyObject *object)
 {
     Request *request = check_request(object);
@@ -1891,7 +1925,8 @@ static PyObject *replica_discard_iteration_ends(Replica *self, PyObject *none)
     Py_RETURN_NONE;
 }
 
-/* Replica.iteration_end_ns(iteration) -> int: when an iteration ended. */
+/* Replica.iteration_end_ns(iteration) -> int: when an iteration ended. Return NULL with an
+ * IndexError if it has not begun. */
 static PyObject *replica_iteration_end_ns(Replica *self, PyObject *object)
 {
     int64_t iteration;
@@ -1904,6 +1939,8 @@ static PyObject *replica_iteration_end_ns(Replica *self, PyObject *object)
     return PyLong_FromLongLong(self->end_times.values[iteration]);
 }
 
+/* Replica.first_token_requests: a new list of the requests that got a first token in the iteration
+ * that ended last. */
 static PyObject *replica_first_token_requests(Replica *self, void *none)
 {
     return list_of_requests(&self->first_token_requests);
@@ -1923,17 +1960,20 @@ static PyObject *replica_iteration_ends_ns(Replica *self, void *none)
     return array;
 }
 
+/* Replica.queued_count: the number of requests that wait for admission. */
 static PyObject *replica_queued_count(Replica *self, void *none)
 {
     return PyLong_FromSsize_t(self->waiting.count);
 }
 
+/* Replica.next_due_ns: the due time of the first request that waits, or NEVER if none waits. */
 static PyObject *replica_next_due_ns(Replica *self, void *none)
 {
     Request *first = self->waiting.head;
     return PyLong_FromLongLong(first == NULL ? NEVER : first->due_ns);
 }
 
+/* Replica.used_block_count: the number of blocks that cannot be used for another request now. */
 static PyObject *replica_used_block_count(Replica *self, void *none)
 {
     return PyLong_FromLongLong(self->private_block_count + self->block_table.used_count);
