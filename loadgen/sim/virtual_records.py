@@ -453,9 +453,6 @@ def _build_sent_columns(
 ) -> dict[str, Column]:
     """Return the columns of the records of sent requests, without gaps and events.
 
-    The network takes no time: a request is sent when it is due, and a token is received when it is
-    emitted.
-
     Args:
         sent: The requests.
         first_ns: When each of them got its first token or, of a non-generative request, its
@@ -467,30 +464,41 @@ def _build_sent_columns(
     has_event = first_ns >= 0
     is_non_generative = has_event & (sent.requested_tokens == 0)
     has_tokens = has_event & ~is_non_generative
-    last_token_ns = np.where(has_tokens, last_ns, -1)
-    times = _SentTimes(
-        first_event_ns=first_ns,
-        first_token_ns=np.where(has_tokens, first_ns, -1),
-        last_token_ns=last_token_ns,
-        end_ns=np.where(is_non_generative, first_ns, last_token_ns),
-    )
+    times = _find_times(first_ns, last_ns, is_non_generative)
     return {
         **_time_columns(sent, times),
         **_outcome_columns(sent, is_non_generative),
         **_token_columns(sent, source, reports_cached_tokens),
         **_server_timing_columns(sent, times),
         "first_event_tokens": has_tokens,
+        # Nothing is sent, so no request needs a new connection.
         "reused": 1,
         "tcp_ns": -1,
         "tls_ns": -1,
     }
 
 
-def _time_columns(sent: SentColumns, times: _SentTimes) -> dict[str, Column]:
-    """Return the timestamps of each request.
+def _find_times(first_ns: Ints, last_ns: Ints, is_non_generative: NDArray[np.bool_]) -> _SentTimes:
+    """Return when sent requests got their tokens. `_build_sent_columns` describes the arguments.
 
-    `done_ns` is when the request was over for the client: at its end or its failure. In virtual
-    time, a request is sent at once when it is due, and the head of the response comes at once, too.
+    A request without an event has -1 in `first_ns` and gets -1 for all times.
+    """
+    has_tokens = (first_ns >= 0) & ~is_non_generative
+    last_token_ns = np.where(has_tokens, last_ns, -1)
+    return _SentTimes(
+        first_event_ns=first_ns,
+        first_token_ns=np.where(has_tokens, first_ns, -1),
+        last_token_ns=last_token_ns,
+        end_ns=np.where(is_non_generative, first_ns, last_token_ns),
+    )
+
+
+def _time_columns(sent: SentColumns, times: _SentTimes) -> dict[str, Column]:
+    """Return the timestamps of each request in ns.
+
+    In virtual time, the network takes no time. So a request is ready and sent at once when it is
+    due, and the head of the response (`first_byte_ns`) comes at once, too. `done_ns` is when the
+    request was over for the client: at its end or its failure.
     """
     is_failed = sent.failure > 0
     return {

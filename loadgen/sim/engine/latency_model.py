@@ -323,18 +323,27 @@ class LatencyModel:
     ) -> None:
         """Add the sequences of a non-generative request (embeddings, rerank).
 
-        Each of them ends with its first token. Its key is that of the same index in `keys`, and its
-        length in tokens that in `lengths`.
+        A sequence is one of the texts of the request. It is done with its prefill, which is
+        simulated as a request for one output token.
+
+        Args:
+            now_ns: The time of arrival.
+            keys: One key per sequence, which names it in emissions.
+            lengths: The length of each sequence in tokens.
         """
-        for key, tokens in zip(keys, lengths, strict=True):
-            self.submit(now_ns, key, tokens, 1)
+        for key, input_tokens in zip(keys, lengths, strict=True):
+            self.submit(now_ns, key, input_tokens, output_tokens=1)
 
     def next_event_ns(self) -> int | None:
         """Return when the next emission is due, or None if there is none."""
         heap = self._heap
-        while heap and heap[0][2].key is None:
+        while heap:
+            due_ns, _, stream = heap[0]
+            is_cancelled = stream.key is None
+            if not is_cancelled:
+                return due_ns
             heapq.heappop(heap)
-        return heap[0][0] if heap else None
+        return None
 
     def advance(self, now_ns: int) -> list[Emission]:
         """Return all emissions that are due by `now_ns`, in order of their due times.
@@ -346,24 +355,24 @@ class LatencyModel:
         self._now_ns = now_ns
         heap = self._heap
         emissions: list[Emission] = []
-        while heap and heap[0][0] <= now_ns:
+        while heap:
             due_ns, arrival_index, stream = heap[0]
-            key = stream.key
-            is_cancelled = key is None
+            if due_ns > now_ns:
+                break
+            is_cancelled = stream.key is None
             if is_cancelled:
                 heapq.heappop(heap)
                 continue
-            tokens = stream.next_tokens
-            remaining_tokens = stream.remaining_tokens - tokens
-            is_last = remaining_tokens <= 0
-            emissions.append(Emission(key, tokens, is_last, due_ns))
+            tokens_left = stream.remaining_tokens - stream.next_tokens
+            is_last = tokens_left <= 0
+            emissions.append(Emission(stream.key, stream.next_tokens, is_last, due_ns))
             if is_last:
                 heapq.heappop(heap)
-                del self._streams[key]
+                del self._streams[stream.key]
                 self._free_slot(due_ns)
             else:
-                next_due_ns = self._plan_next_emission(stream, due_ns, remaining_tokens)
-                stream.remaining_tokens = remaining_tokens
+                next_due_ns = self._plan_next_emission(stream, due_ns, tokens_left)
+                stream.remaining_tokens = tokens_left
                 heapq.heapreplace(heap, (next_due_ns, arrival_index, stream))
         return emissions
 

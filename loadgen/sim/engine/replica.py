@@ -518,11 +518,13 @@ class Replica:
             replica. The end is NEVER if all replicas are idle.
         """
         while True:
+            # The replica whose iteration ends first; of several, the one with the lowest index.
             end_ns, index = min((replica.end_ns, index) for index, replica in enumerate(replicas))
-            if end_ns >= before_ns or not replicas[index]._is_uneventful():
+            replica = replicas[index]
+            if end_ns >= before_ns or not replica._is_uneventful():
                 return end_ns, index
-            replicas[index].end_iteration()
-            replicas[index].begin_iteration(end_ns)
+            replica.end_iteration()
+            replica.begin_iteration(end_ns)
 
     def cancel(self, request: SimRequest) -> None:
         """Stop a request unless it is done. Its blocks are free from the next iteration on.

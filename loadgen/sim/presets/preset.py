@@ -500,16 +500,17 @@ def _find_impossible_values(preset: Preset) -> Iterator[tuple[str, Loc]]:
     if server.max_num_tokens < server.max_batch_size:
         problem = "server.max_num_tokens must be at least server.max_batch_size"
         yield problem, ("server", "max_num_tokens")
-    for time, count in preset.replicas_at.items():
-        if count > preset.replicas:
+    for time, replica_count in preset.replicas_at.items():
+        if replica_count > preset.replicas:
             problem = (
-                f"{count} replicas are configured, but these machines have only {preset.replicas}"
+                f"{replica_count} replicas are configured, but these machines have only "
+                f"{preset.replicas}"
             )
             yield problem, ("replicas_at", time)
-    capacity_tokens = preset.limits.kv_blocks * preset.limits.tokens_per_block
-    if capacity_tokens < server.max_seq_len:
+    cache_tokens = preset.limits.kv_blocks * preset.limits.tokens_per_block
+    if cache_tokens < server.max_seq_len:
         problem = (
-            f"the KV cache has room for only {capacity_tokens:,} tokens beside the "
+            f"the KV cache has room for only {cache_tokens:,} tokens beside the "
             "weights, fewer than server.max_seq_len"
         )
         yield problem, ("server", "max_seq_len")

@@ -220,22 +220,25 @@ class Connection:
             return
         buffer = self._unsent
         if buffer is None:
-            try:
-                accepted_bytes = self.sock.send(data)
-            except (BlockingIOError, InterruptedError):
-                accepted_bytes = 0
-            except OSError:
-                self.close()
-                return
-            if accepted_bytes == len(data):
-                return
-            self._unsent = bytearray(data[accepted_bytes:])
-            self.owner.watch_writable(self, True)
+            self._send_or_buffer(data)
         elif len(buffer) > self.owner.max_buffered_bytes:
             self.owner.count_slow_reader()
             self.reset()
         else:
             buffer += data
+
+    def _send_or_buffer(self, data: bytes) -> None:
+        """Pass `data` to the kernel, and buffer the part that it does not accept now."""
+        try:
+            accepted_bytes = self.sock.send(data)
+        except (BlockingIOError, InterruptedError):
+            accepted_bytes = 0
+        except OSError:
+            self.close()
+            return
+        if accepted_bytes < len(data):
+            self._unsent = bytearray(data[accepted_bytes:])
+            self.owner.watch_writable(self, True)
 
     def on_writable(self) -> None:
         """Send buffered bytes. The server calls this when the socket accepts bytes again.

@@ -390,16 +390,18 @@ def _read_chat_prompt(request: Any, flavor: ApiFlavor) -> tuple[int, bytes]:
     """
     if not request.messages:
         raise malformed_body(flavor, "messages must not be empty")
-    descriptions = [tool.function.description for tool in request.tools or ()]
-    pieces = [description for description in descriptions if description]
-    text_tokens = TEMPLATE_TOKENS + sum(map(count_tokens, pieces))
+    tool_descriptions = [tool.function.description for tool in request.tools or ()]
+    pieces = [description for description in tool_descriptions if description]
+    input_tokens = TEMPLATE_TOKENS + sum(map(count_tokens, pieces))
     for message in request.messages:
         texts = message.texts()
-        text_tokens += sum(map(count_tokens, texts))
+        input_tokens += sum(map(count_tokens, texts))
         pieces += [*texts, message.role]
     content = "".join(pieces).encode("utf-8", "surrogatepass")
     token_ids = getattr(request, "prompt_token_ids", None)
-    return len(token_ids) if token_ids else text_tokens, content
+    if token_ids:
+        input_tokens = len(token_ids)
+    return input_tokens, content
 
 
 def _find_forced_tool(request: Any) -> str:
@@ -477,21 +479,29 @@ def hash_blocks(content: bytes, tokens: int, tokens_per_block: int) -> tuple[int
     """
     if not tokens_per_block:
         return ()
+    block_count = tokens // tokens_per_block
+    hashes = []
+    prefix_hash = 0
+    block_start = 0
+    for block_end in _find_block_ends(content, tokens_per_block)[:block_count]:
+        prefix_hash = hash((prefix_hash, content[block_start:block_end]))
+        hashes.append(prefix_hash)
+        block_start = block_end
+    return tuple(hashes)
+
+
+def _find_block_ends(content: bytes, tokens_per_block: int) -> list[int]:
+    """Return the byte positions in a prompt at which its blocks end.
+
+    The n-th space ends the n-th token, so every `tokens_per_block`-th space ends a block. With 2
+    tokens per block, the blocks of b"a b c d e" end at the spaces before "c" and before "e".
+    """
     # Importing numpy is half of the start-up time of a server that needs none of it.
     import numpy as np
 
-    full_blocks = tokens // tokens_per_block
-    spaces = np.flatnonzero(np.frombuffer(content, np.uint8) == SPACE)
-    # The n-th space ends the n-th token, so every `tokens_per_block`-th one ends a block.
-    block_ends = spaces[tokens_per_block - 1 :: tokens_per_block][:full_blocks]
-    prefix_hash = 0
-    start = 0
-    hashes = []
-    for end in block_ends.tolist():
-        prefix_hash = hash((prefix_hash, content[start:end]))
-        hashes.append(prefix_hash)
-        start = end
-    return tuple(hashes)
+    space_positions = np.flatnonzero(np.frombuffer(content, np.uint8) == SPACE)
+    block_ends: list[int] = space_positions[tokens_per_block - 1 :: tokens_per_block].tolist()
+    return block_ends
 
 
 class StopOptions(NamedTuple):
