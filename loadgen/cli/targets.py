@@ -143,7 +143,7 @@ def load_targets(
     )
     # A list at the top level is read as a mapping with the list under `targets`.
     content, errors = read_yaml(
-        text, str(path), env, kind=kind, smallest=_EXAMPLE, list_as="targets"
+        text, str(path), env, kind=kind, example=_EXAMPLE, key_of_list="targets"
     )
     # From here on, each check appends its errors to this list, which `context` refers to.
     context = FileContext(file=str(path), directory=path.parent, errors=errors)

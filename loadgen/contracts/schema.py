@@ -195,7 +195,7 @@ def read_contract_document(
     text: str, label: str, env: Mapping[str, str]
 ) -> tuple[Map, list[LoadgenError]]:
     """Return the YAML document of a contract, and the errors in it."""
-    return read_yaml(text, label, env, kind="contract", smallest=EXAMPLE_HINT)
+    return read_yaml(text, label, env, kind="contract", example=EXAMPLE_HINT)
 
 
 def find_contract_file(path: Path) -> Path:

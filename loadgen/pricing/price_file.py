@@ -267,7 +267,7 @@ def _parse_document(
     Raises CombinedError if the document does not have the form of a price file.
     """
     yaml_document, yaml_errors = read_yaml(
-        text, label, env, kind="price file", smallest=f"like {EXAMPLE}"
+        text, label, env, kind="price file", example=f"like {EXAMPLE}"
     )
     context = FileContext(file=label, directory=Path(), errors=yaml_errors)
     document = validate_document(PriceDocument, yaml_document, context)

@@ -182,7 +182,7 @@ def read_system_file(path: Path, env: Mapping[str, str] = os.environ) -> SystemD
         CombinedError: The file has errors; all of them are in it.
     """
     text = read_yaml_text(path, f"--system {path}", "system file", lambda: _EXAMPLE, _EXAMPLE)
-    document, errors = read_yaml(text, str(path), env, kind="system file", smallest=_SMALLEST)
+    document, errors = read_yaml(text, str(path), env, kind="system file", example=_SMALLEST)
     context = FileContext(file=str(path), directory=path.parent, errors=errors)
     # Validation adds the errors that it finds to those of the context.
     system = validate_document(SystemUnderTest, document, context)

@@ -120,8 +120,12 @@ class DocumentErrors:
         self.errors.append(UserError(code, problem, place, hint))
 
     def add_option(self, code: Code, problem: str, option: str, hint: str) -> None:
-        """Add a mistake in an option of the command line, or in the file as a whole."""
+        """Add a mistake in an option of the command line, such as `--concurrency 8`."""
         self.errors.append(UserError(code, problem, option, hint))
+
+    def add_file_error(self, code: Code, problem: str, hint: str) -> None:
+        """Add a mistake of the file as a whole, which has no line."""
+        self.errors.append(UserError(code, problem, self.file, hint))
 
 
 def validate_document(model: type[Model], document: Any, context: FileContext) -> Model | None:
@@ -140,48 +144,62 @@ def validate_document(model: type[Model], document: Any, context: FileContext) -
 
 
 def sort_errors(errors: list[LoadgenError]) -> list[LoadgenError]:
-    """Sort errors by line and column, and keep one error for each mistake.
+    """Sort errors by line and column, and leave out those that follow from another one.
 
-    A mistake can cause a second error that says nothing new: an unset variable makes its value
-    wrong, too, and a mistyped key is also reported as missing.
+    A mistake can cause a second error that says nothing new. An unset variable makes its value
+    wrong, too: of several errors at one position, the first is kept. A mistyped key is also
+    reported as missing: the error for the missing key is left out. Several keys can be missing at
+    one position, and all of them are kept.
     """
-    mistyped_keys = {error.values.get("did_you_mean") for error in errors}
+    mistyped_keys = {
+        error.values["did_you_mean"] for error in errors if "did_you_mean" in error.values
+    }
     first_errors: dict[tuple[str, str], LoadgenError] = {}
     for error in errors:
-        # Several keys can be missing at one position.
         missing_key = error.key if error.code == "missing_key" else ""
-        if not missing_key or missing_key not in mistyped_keys:
-            first_errors.setdefault((error.where, missing_key), error)
+        if missing_key in mistyped_keys:
+            continue
+        position = error.where
+        first_errors.setdefault((position, missing_key), error)
     return sorted(first_errors.values(), key=_line_and_column)
 
 
 def _line_and_column(error: LoadgenError) -> tuple[int, int]:
-    return (error.place.line, error.place.column) if error.place else (0, 0)
+    """Return the line and column of an error. Errors without a place come first."""
+    if error.place is None:
+        return 0, 0
+    return error.place.line, error.place.column
 
 
 def locate(document: Map, loc: Loc) -> Location:
     """Return the location of the value that pydantic reports an error for.
 
-    `loc` is pydantic's path to the value: keys of mappings and indexes of lists. It can have steps
-    that do not exist in the document, such as the name of a member of a union, or the key of a
-    value that was written in a short form. Such steps are skipped. So the result may be the
+    `loc` is pydantic's path to the value: keys of mappings and indexes of lists. It can have
+    entries that do not exist in the document, such as the name of a member of a union, or the key
+    of a value that was written in a short form. Such entries are skipped. So the result may be the
     location of a value that contains the reported one.
     """
     location = Location(document.at, "", document)
-    for step in loc:
-        location = _step_into(location, step) or location
+    for key_or_index in loc:
+        location = _find_child(location, key_or_index) or location
     return location
 
 
-def _step_into(location: Location, step: int | str) -> Location | None:
-    """Return the location of a key or an item of a value, or None if there is none."""
-    value = location.value
-    if isinstance(value, Map) and isinstance(step, str):
+def _find_child(parent: Location, key_or_index: int | str) -> Location | None:
+    """Return the location of a value inside a mapping or list, or None if there is none.
+
+    A field of a model may have another name in the file: pydantic reports `measured` for a value
+    that the user wrote as `warmup`.
+    """
+    value = parent.value
+    if isinstance(value, Map) and isinstance(key_or_index, str):
         for key in value:
-            if step in (key, OTHER_SPELLINGS.get(key)):
-                return Location(value.values_at[key], child_path(location.path, key), value[key])
-    if isinstance(value, Seq) and isinstance(step, int) and step < len(value):
-        return Location(value.values_at[step], child_path(location.path, step), value[step])
+            field = OTHER_SPELLINGS.get(key, key)
+            if key_or_index in (key, field):
+                return Location(value.values_at[key], child_path(parent.path, key), value[key])
+    if isinstance(value, Seq) and isinstance(key_or_index, int) and key_or_index < len(value):
+        path = child_path(parent.path, key_or_index)
+        return Location(value.values_at[key_or_index], path, value[key_or_index])
     return None
 
 
@@ -191,13 +209,15 @@ def to_user_error(error: ErrorDetails, document: Map, file: str) -> LoadgenError
     A missing key, a missing value and a value that fits no member of a union have messages of
     their own. All other errors say what is wrong with a value.
     """
-    error_type = error["type"]
     location = _locate_error(document, error["loc"])
-    if error_type == "missing":
+    # `key:` without a value is read as None. `key: null` is too, but it has a text in the file.
+    has_no_value = error["input"] is None and location.position.text == ""
+    fits_no_union_member = error["type"] == NO_SUCH_TAG
+    if error["type"] == "missing":
         return _missing_key_error(str(error["loc"][-1]), location, file)
-    if error["input"] is None and not location.position.text:
+    if has_no_value:
         return _missing_value_error(location, file)
-    if error_type == NO_SUCH_TAG:
+    if fits_no_union_member:
         return _union_error(error, location, file)
     problem = _problem_with_value(error, location)
     text = f"{_subject(error, location)}{problem.predicate}"
@@ -231,21 +251,21 @@ def _missing_value_error(location: Location, file: str) -> LoadgenError:
 def _union_error(error: ErrorDetails, location: Location, file: str) -> LoadgenError:
     """Return the error for a value that selects no member of a `TaggedUnion`.
 
-    The value is no mapping, has several keys, or has one key that is not known.
+    Such a union is written as a mapping whose only key selects the member, such as
+    `{poisson: 10/s}`. The value is no mapping, has several keys, or has one key that is not known.
     """
+    # `TaggedUnion` has put these into the error.
     noun = str(error["ctx"]["noun"])
     known_tags = str(error["ctx"]["known"]).split(", ")
-    noun_with_article = f"an {noun}" if noun[0] in "aeiou" else f"a {noun}"
+    article = "an" if noun[0] in "aeiou" else "a"
     value = location.value
     if not isinstance(value, Map) or not value:
-        problem = f"{_quoted_value(location)}is not {noun_with_article}"
+        problem = f"{_quoted_value(location)}is not {article} {noun}"
         return UserError("wrong_type", problem, location.place(file), _example(noun, known_tags))
     if len(value) > 1:
-        problem = f"{noun_with_article} has one key, not {len(value)}"
-        hint = (
-            "its parameters go inside, for example "
-            f"{_example(f'{noun} with parameters', known_tags)}"
-        )
+        problem = f"{article} {noun} has one key, not {len(value)}"
+        example = _example(f"{noun} with parameters", known_tags)
+        hint = f"its parameters go inside, for example {example}"
         return UserError("conflict", problem, location.place(file), hint)
     tag = next(iter(value))
     place = place_at(file, value.keys_at[tag], location.path)
@@ -261,20 +281,25 @@ def _problem_with_value(error: ErrorDetails, location: Location) -> _Problem:
     user. The error types of pydantic itself have a text in `_PROBLEMS`. For all others, the message
     of pydantic is used.
     """
+    error_type = error["type"]
     context = error.get("ctx", {})
-    if error["type"] == "value_error" and isinstance(context["error"], units.InvalidValueError):
+    if error_type == "value_error" and isinstance(context["error"], units.InvalidValueError):
         validator_error = context["error"]
         return _Problem(validator_error.code, str(validator_error), validator_error.hint)
-    if error["type"] == "literal_error":
-        # pydantic lists the accepted words as "'a', 'b' or 'c'".
-        quoted_words = context["expected"].replace(" or ", ", ").split(", ")
-        accepted_words = [word.strip("'") for word in quoted_words]
-        hint = did_you_mean(location.position.text, accepted_words)
+    if error_type == "literal_error":
+        accepted_values = _split_accepted_values(context["expected"])
+        hint = did_you_mean(location.position.text, accepted_values)
         return _Problem("unknown_name", "is an unknown value", hint)
-    if error["type"] in _PROBLEMS:
-        return _PROBLEMS[error["type"]]
+    if error_type in _PROBLEMS:
+        return _PROBLEMS[error_type]
     message = error["msg"].replace("Input should", "should").replace("String should", "should")
     return _Problem("out_of_range", message)
+
+
+def _split_accepted_values(expected: str) -> list[str]:
+    """Return the values in a text of pydantic such as "'a', 'b' or 'c'"."""
+    quoted_values = expected.replace(" or ", ", ").split(", ")
+    return [value.strip("'") for value in quoted_values]
 
 
 def _subject(error: ErrorDetails, location: Location) -> str:
@@ -287,7 +312,11 @@ def _subject(error: ErrorDetails, location: Location) -> str:
 
 
 def _quoted_value(location: Location) -> str:
-    """Return the value as it was written, or its path if it is a list or a mapping."""
+    """Return the value as it was written, or its path if it is a list or a mapping.
+
+    The result ends with a space, so that a predicate can follow. It is empty for the document as a
+    whole, and it is the path for a URL, which may contain a password.
+    """
     text = location.position.text
     may_contain_password = location.path.endswith("url")
     if text and not may_contain_password:

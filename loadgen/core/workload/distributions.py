@@ -27,19 +27,21 @@ class Fixed(Tagged):
     value: int
 
     @classmethod
-    def normalize(cls, data: Any) -> Any:
+    def convert_to_fields(cls, data: Any) -> Any:
         """Accept the bare value, too."""
-        return super().normalize(data) if isinstance(data, dict) else {"value": data}
+        return super().convert_to_fields(data) if isinstance(data, dict) else {"value": data}
 
     @classmethod
     def extend_json_schema(cls, schema: JsonSchemaValue) -> JsonSchemaValue:
         """Return a JSON Schema that accepts `300` as well as `{fixed: 300}`."""
+        value_schema = cls.short_form_schema(schema)
         mapping_schema = super().extend_json_schema(schema)
-        # The first alternative is the short form, see `Tagged.extend_json_schema`.
-        value_schema = mapping_schema["properties"][cls.tag]["anyOf"][0]
+        # Title and description belong to both alternatives.
+        title = mapping_schema.pop("title")
+        description = mapping_schema.pop("description")
         return {
-            "title": mapping_schema.pop("title"),
-            "description": mapping_schema.pop("description"),
+            "title": title,
+            "description": description,
             "anyOf": [value_schema, mapping_schema],
         }
 
@@ -120,29 +122,31 @@ class ListOfValues(Tagged):
     def _read_values_from_file(cls, data: Any, info: ValidationInfo) -> Any:
         """Replace the name of a file under `values` by the values in that file.
 
-        A file can only be named in a file, to whose directory it is relative.
+        The name is relative to the directory of the workload file. So a distribution that is built
+        in Python, without a workload file, cannot name one.
         """
-        body = cls.normalize(data)
-        if not isinstance(info.context, FileContext) or not isinstance(body, dict):
+        if not isinstance(info.context, FileContext):
             return data
-        file_name = body.get("values")
-        if not isinstance(file_name, str):
+        fields = cls.convert_to_fields(data)
+        if not isinstance(fields, dict) or not isinstance(fields.get("values"), str):
             return data
-        body = body.with_renamed_keys({}) if isinstance(body, Map) else dict(body)
-        body["values"] = _read_column(info.context.directory / file_name)
-        return body
+        column = _read_column(info.context.directory / fields["values"])
+        with_column = fields.copy_with_positions() if isinstance(fields, Map) else dict(fields)
+        with_column["values"] = column
+        return with_column
 
     @classmethod
     def extend_json_schema(cls, schema: JsonSchemaValue) -> JsonSchemaValue:
-        """Return a JSON Schema that accepts the name of a file in place of the values, too."""
-        mapping_schema = super().extend_json_schema(schema)
+        """Return a JSON Schema that accepts the name of a file in place of a list of values.
+
+        That is, `{empirical: FILE}` and `{empirical: {values: FILE}}`.
+        """
         file_schema = {"type": "string", "description": "give a file with one value per line"}
-        # The alternatives are the list of values alone, and a mapping with the key `values`. The
-        # name of a file can be written in place of the list in both.
-        alternatives = mapping_schema["properties"][cls.tag]["anyOf"]
-        fields = alternatives[1]["properties"]
-        fields["values"] = {"anyOf": [fields["values"], file_schema]}
-        alternatives.append(file_schema)
+        list_schema = schema["properties"]["values"]
+        mapping_schema = super().extend_json_schema(schema)
+        # `super` has put `schema` itself, the mapping of the fields, into its result.
+        schema["properties"]["values"] = {"anyOf": [list_schema, file_schema]}
+        mapping_schema["properties"][cls.tag]["anyOf"].append(file_schema)
         return mapping_schema
 
 

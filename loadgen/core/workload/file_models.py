@@ -79,8 +79,11 @@ class Part(BaseModel):
         return [str(info.validation_alias or name) for name, info in cls.model_fields.items()]
 
     @classmethod
-    def normalize(cls, data: Any) -> Any:
-        """Convert every accepted spelling of this part to a mapping of its fields."""
+    def convert_to_fields(cls, data: Any) -> Any:
+        """Convert every accepted spelling of this part to a mapping of its fields.
+
+        A subclass with a short form converts it here, such as `10/s` to `{rate: 10/s}`.
+        """
         return data
 
     @classmethod
@@ -99,7 +102,7 @@ class Part(BaseModel):
         """
         if isinstance(data, BaseModel):
             return data
-        data = cls.normalize(data)
+        data = cls.convert_to_fields(data)
         context = info.context
         if not isinstance(context, FileContext) or not isinstance(data, Map):
             return data
@@ -150,7 +153,7 @@ class Tagged(Part):
     short: ClassVar[str | None] = None
 
     @classmethod
-    def normalize(cls, data: Any) -> Any:
+    def convert_to_fields(cls, data: Any) -> Any:
         """Convert `{tag: fields}` and `{tag: short form}` to a mapping of the fields."""
         if not isinstance(data, dict) or list(data) != [cls.tag]:
             return data
@@ -170,18 +173,31 @@ class Tagged(Part):
         # Title and description belong to the mapping, not to the value of the tag.
         title = schema.pop("title")
         description = schema.pop("description")
-        short_forms = [schema["properties"][cls.short]] if cls.short else []
+        short_form = cls.short_form_schema(schema)
+        value_schemas = [schema] if short_form is None else [short_form, schema]
         return {
             "title": title,
             "type": "object",
-            "properties": {cls.tag: {"anyOf": [*short_forms, schema]}},
+            "properties": {cls.tag: {"anyOf": value_schemas}},
             "required": [cls.tag],
             "additionalProperties": False,
             "description": description,
         }
 
+    @classmethod
+    def short_form_schema(cls, fields_schema: JsonSchemaValue) -> JsonSchemaValue | None:
+        """Return the JSON Schema of the short form, or None if there is none.
+
+        `fields_schema` is that of a mapping of the fields.
+        """
+        if cls.short is None:
+            return None
+        schema: JsonSchemaValue = fields_schema["properties"][cls.short]
+        return schema
+
     @model_serializer(mode="wrap")
     def _serialize_with_tag(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Return the fields as they are written in a file, under the tag."""
         return {self.tag: handler(self)}
 
 
@@ -191,8 +207,8 @@ class TaggedUnion:
 
     Attributes:
         noun: What the union is called in error messages.
-        bare_types: A value of one of the types in it is written without a key and means the member
-            with the tag BARE_VALUE_TAG.
+        bare_types: The types of values that can be written without a key, such as 150 for
+            `{fixed: 150}`. Such a value means the member with the tag BARE_VALUE_TAG.
     """
 
     noun: str
@@ -205,28 +221,35 @@ class TaggedUnion:
 
         pydantic calls this method for an annotation such as
         `Annotated[Constant | Poisson, TaggedUnion("arrival")]` and passes the union as `source`.
-        Without a discriminator pydantic would try all members and report the mistakes of each. With
-        it only those of the member that the user named are reported.
+        The discriminator selects one member before it is validated, so that only its mistakes are
+        reported. Without one, pydantic would try all members and report the mistakes of each.
         """
         members: tuple[type[Tagged], ...] = get_args(source)
         tags = [member.tag for member in members]
+
+        def select_tag(value: Any) -> str | None:
+            return self._select_tag(value, tags)
+
         members_with_tags = tuple(Annotated[member, Tag(member.tag)] for member in members)
         # The members are only known at run time, so the union cannot be written with `|`.
         union: Any = Union[members_with_tags]  # noqa: UP007
-        # The error for a value that selects no member. Its hint lists the tags that can be written.
-        written_tags = [tag for tag in tags if tag != BARE_VALUE_TAG]
         discriminator = Discriminator(
-            lambda value: self._select_tag(value, tags),
+            select_tag,
+            # The error of a value that selects no member.
             custom_error_type=NO_SUCH_TAG,
             custom_error_message="is no {noun}",
-            custom_error_context={"noun": self.noun, "known": ", ".join(written_tags)},
+            custom_error_context={
+                "noun": self.noun,
+                "known": ", ".join(tag for tag in tags if tag != BARE_VALUE_TAG),
+            },
         )
         return handler.generate_schema(Annotated[union, discriminator])
 
     def _select_tag(self, value: Any, tags: list[str]) -> str | None:
-        """Return the tag of the member that describes a value, or None if no member does.
+        """Return the tag of the member that a value is written for, or None if it is for none.
 
-        The value is an instance of a member, a mapping with a tag as its only key, or a bare value.
+        The value is an instance of a member, a mapping with a tag as its only key, or a value that
+        is written without a key (see `bare_types`).
         """
         if isinstance(value, Tagged):
             return value.tag
@@ -234,7 +257,7 @@ class TaggedUnion:
             (only_key,) = value
             if only_key in tags:
                 return str(only_key)
-        # Python counts a boolean as an integer, but `true` is no length.
+        # Python counts a boolean as an integer, but nobody writes `true` for a number.
         if isinstance(value, self.bare_types) and not isinstance(value, bool):
             return BARE_VALUE_TAG
         return None

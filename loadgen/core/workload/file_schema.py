@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from copy import deepcopy
 from typing import Any
 
 from pydantic.json_schema import GenerateJsonSchema, JsonSchemaValue
@@ -34,18 +33,26 @@ def file_json_schema(model: type[Part], title: str) -> dict[str, Any]:
 def workload_json_schema() -> dict[str, Any]:
     """Return the JSON Schema of a workload file, for editors.
 
-    pydantic generates the schema of the model, in which a workload has the key `requests`. Two
-    other forms are added that `WorkloadFile` converts to it: `classes` and `trace`.
+    pydantic generates the schema of the model, in which the key `requests` is required. In a file,
+    one of the keys `classes` and `trace` can take its place. `WorkloadFile` converts them to
+    `requests`, so they are no fields of the model and are added here.
     """
     schema = file_json_schema(WorkloadFile, "A loadgen workload")
     properties = schema["properties"]
     properties["classes"] = {"$ref": "#/$defs/Mix/properties/classes"}
-    # A `trace` is the name of a file or a mapping, as in the arrival process `trace`. In a workload
-    # the mapping need not name the file, because `--trace FILE` may do so.
-    trace_schema = deepcopy(schema["$defs"]["Replay"]["properties"]["trace"])
-    _, mapping_schema = trace_schema["anyOf"]
-    del mapping_schema["required"]
-    properties["trace"] = trace_schema
+    properties["trace"] = _trace_schema(schema["$defs"])
     schema["required"].remove("requests")
     schema["oneOf"] = [{"required": [key]} for key in ("requests", "classes", "trace")]
     return schema
+
+
+def _trace_schema(definitions: dict[str, Any]) -> dict[str, Any]:
+    """Return the JSON Schema of the key `trace` of a workload: a file name or a mapping.
+
+    It is that of the arrival process `{trace: ...}`, without required keys: a workload need not
+    name the file, because `--trace FILE` may do so.
+    """
+    arrival_schema: dict[str, Any] = definitions["Replay"]["properties"]["trace"]
+    file_name_schema, mapping_schema = arrival_schema["anyOf"]
+    without_required = {key: value for key, value in mapping_schema.items() if key != "required"}
+    return arrival_schema | {"anyOf": [file_name_schema, without_required]}

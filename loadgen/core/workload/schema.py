@@ -8,6 +8,7 @@ docs/reference/workload-file.md.
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 import msgspec
@@ -125,7 +126,7 @@ class WorkloadFile(Part):
         return [*super().yaml_keys(), "classes", "trace"]
 
     @classmethod
-    def normalize(cls, data: Any) -> Any:
+    def convert_to_fields(cls, data: Any) -> Any:
         """Convert `classes`, `trace` and spikes to the fields `requests` and `stages`.
 
         Other values than a mapping are returned as they are, and pydantic reports them.
@@ -156,7 +157,7 @@ def _with_expanded_spikes(data: Map) -> Map:
     """Return a workload in which each spike is written as a stage with an arrival."""
     if not isinstance(data.get("stages"), Seq):
         return data
-    workload = data.with_renamed_keys({})  # a copy with the positions of all keys
+    workload = data.copy_with_positions()
     workload["stages"] = spikes.expand_spikes(data["stages"])
     return workload
 
@@ -226,20 +227,23 @@ def _with_expanded_trace(data: Map) -> Map:
         block = {"file": block}
     _check_trace_block(block)
     _refuse_keys_beside_trace(data)
+    requests = {"trace": block["file"]} | _select_keys(block, TRACE_KEYS_OF_REQUESTS)
+    replay = {"file": block["file"]} | _select_keys(block, TRACE_KEYS_OF_ARRIVALS)
     # `requests` and `stages` keep the position of `trace` in the file, for error messages.
     workload = data.with_renamed_keys({"trace": "requests"})
-    workload["requests"] = {
-        "trace": block["file"],
-        **{key: block[key] for key in TRACE_KEYS_OF_REQUESTS if key in block},
-    }
-    replay = {
-        "file": block["file"],
-        **{key: block[key] for key in TRACE_KEYS_OF_ARRIVALS if key in block},
-    }
-    workload["stages"] = [{"arrival": {"trace": replay}}]
-    workload.keys_at["stages"] = data.keys_at["trace"]
-    workload.values_at["stages"] = data.values_at["trace"]
+    workload["requests"] = requests
+    workload.add(
+        "stages",
+        [{"arrival": {"trace": replay}}],
+        key_at=data.keys_at["trace"],
+        value_at=data.values_at["trace"],
+    )
     return workload
+
+
+def _select_keys(mapping: Mapping[str, Any], keys: Iterable[str]) -> dict[str, Any]:
+    """Return the entries of a mapping with some keys, if it has them."""
+    return {key: mapping[key] for key in keys if key in mapping}
 
 
 def _refuse_keys_beside_trace(data: Map) -> None:

@@ -43,7 +43,7 @@ class WrittenTerm(Part):
     quantile: Quantile | None = Field(default=None, validation_alias="at")
 
     @classmethod
-    def normalize(cls, data: Any) -> Any:
+    def convert_to_fields(cls, data: Any) -> Any:
         """Accept the limit alone, too."""
         return data if isinstance(data, dict) else {"limit": data}
 
@@ -59,7 +59,7 @@ class WrittenLimits(Part):
     limits: tuple[WrittenTerm, ...] = Field(min_length=1)
 
     @classmethod
-    def normalize(cls, data: Any) -> Any:
+    def convert_to_fields(cls, data: Any) -> Any:
         """Accept one limit alone, too."""
         return {"limits": data if isinstance(data, list) else [data]}
 
@@ -101,7 +101,7 @@ class WrittenSlo(Part):
     task: WrittenTaskTerm | None = None
 
     @classmethod
-    def normalize(cls, data: Any) -> Any:
+    def convert_to_fields(cls, data: Any) -> Any:
         """Replace other names of metrics by the names of the metrics."""
         if not isinstance(data, Map):
             return data

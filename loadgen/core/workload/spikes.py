@@ -6,7 +6,7 @@ A spike multiplies the load of the stage before it for some time.
 from __future__ import annotations
 
 import re
-from typing import Any
+from typing import Any, NamedTuple
 
 from loadgen.core import units
 from loadgen.core.workload.yaml_marks import Map, Seq
@@ -23,48 +23,82 @@ def expand_spikes(stages: Seq) -> Seq:
     """Return the stages with each spike written as a stage with an arrival and a duration.
 
     For example, `spike: 3x for 60s` after a stage with 10 requests/s becomes a stage of 60 s with
-    30 requests/s. In a spike with a mistake, the error takes the place of the value under the key
-    `spike`. The model `Stage` raises it, because only pydantic reports it with its position.
+    30 requests/s. A spike with a mistake becomes a stage with an `InvalidSpike`.
     """
     expanded = Seq(stages.at)
     expanded.values_at = stages.values_at
-    unnamed_spikes = 0  # They are called spike, spike-2, spike-3 and so on.
+    unnamed_spikes = 0
     for stage in stages:
         if not isinstance(stage, Map) or "spike" not in stage:
             expanded.append(stage)
             continue
         stage_before = expanded[-1] if expanded else None
-        expanded.append(_expand_spike(stage, stage_before, unnamed_spikes + 1))
         if "name" not in stage:
             unnamed_spikes += 1
+        expanded.append(_expand_spike(stage, stage_before, unnamed_spikes))
     return expanded
 
 
-def _expand_spike(stage: Map, stage_before: Any, number: int) -> Map:
-    """Return a spike as a stage with a name.
+class InvalidSpike(NamedTuple):
+    """The value of `spike` in a stage whose spike has a mistake.
 
-    If the spike has a mistake, return it with the error in place of its value. `number` counts the
-    spikes without a name, from 1 on.
+    pydantic reports a mistake with its position in the file only if a model raises it while it is
+    validated. So the error is stored here until the model `Stage` raises it.
+    """
+
+    error: units.InvalidValueError
+
+
+def _expand_spike(stage: Map, stage_before: Any, number: int) -> Map:
+    """Return a spike as a stage with a name, or as one with an `InvalidSpike`.
+
+    Spikes without a name are called spike, spike-2, spike-3 and so on, by their `number`.
     """
     try:
         expanded = _stage_of_spike(stage, stage_before)
     except units.InvalidValueError as error:
-        expanded = stage.with_renamed_keys({})
-        expanded["spike"] = error
-        return expanded
+        invalid_stage = stage.copy_with_positions()
+        invalid_stage["spike"] = InvalidSpike(error)
+        return invalid_stage
     if "name" not in expanded:
-        expanded["name"] = "spike" if number == 1 else f"spike-{number}"
-        expanded.keys_at["name"] = expanded.keys_at["arrival"]
-        expanded.values_at["name"] = expanded.keys_at["arrival"]
+        name = "spike" if number == 1 else f"spike-{number}"
+        # A key that is not in the file has the position of the arrival.
+        position = expanded.keys_at["arrival"]
+        expanded.add("name", name, key_at=position, value_at=position)
     return expanded
 
 
 def _stage_of_spike(stage: Map, stage_before: Any) -> Map:
     """Return a spike as a stage with an arrival and a duration.
 
-    The new keys have the position of the key `spike`, for error messages. Raises
-    `units.InvalidValueError` if the spike cannot be understood, or if the stage before it has no
-    load that could be multiplied.
+    Both have the position of the key `spike`, for error messages. Raises `units.InvalidValueError`
+    if the spike cannot be understood, or if the stage before it has no load to multiply.
+    """
+    spike = _parse_spike(stage)
+    arrival_before = stage_before.get("arrival") if isinstance(stage_before, Map) else None
+    expanded = stage.with_renamed_keys({"spike": "arrival"})
+    expanded["arrival"] = _multiply_load(arrival_before, spike.factor)
+    expanded.add(
+        "duration",
+        spike.duration,
+        key_at=stage.keys_at["spike"],
+        value_at=stage.values_at["spike"],
+    )
+    return expanded
+
+
+class _Spike(NamedTuple):
+    """How many times the load before a spike is sent, and for how long, such as `60s`."""
+
+    factor: float
+    duration: str
+
+
+def _parse_spike(stage: Map) -> _Spike:
+    """Return the spike of a stage, for example (3.0, "60s") for `spike: 3x for 60s`.
+
+    Raises `units.InvalidValueError` if it is not of this form, or if the stage also has keys that a
+    spike defines.
     """
     if "arrival" in stage or "duration" in stage or "count" in stage:
         raise units.InvalidValueError(
@@ -75,44 +109,53 @@ def _stage_of_spike(stage: Map, stage_before: Any) -> Map:
         raise units.InvalidValueError(
             "invalid_value", "has a spike that is not of the form 3x for 60s", _HINT
         )
-    # The duration stays a text, but an invalid one is reported as a mistake in the spike.
-    units.duration_ns(match["duration"])
-    arrival_before = stage_before.get("arrival") if isinstance(stage_before, Map) else None
-    expanded = stage.with_renamed_keys({"spike": "arrival"})
-    expanded["arrival"] = _multiply_load(arrival_before, float(match["factor"]))
-    expanded["duration"] = match["duration"]
-    expanded.keys_at["duration"] = stage.keys_at["spike"]
-    expanded.values_at["duration"] = stage.values_at["spike"]
-    return expanded
+    duration = match["duration"]
+    units.duration_ns(duration)  # Raises the error of an invalid duration.
+    return _Spike(float(match["factor"]), duration)
 
 
 def _multiply_load(arrival: Any, factor: float) -> dict[str, Any]:
     """Return an arrival process, as it is written in a file, with its load multiplied.
 
     The load is the rate, or the concurrency of a closed loop. For example, `{poisson: 10/s}` with
-    the factor 3 becomes `{poisson: 30/s}`. Raises `units.InvalidValueError` if the process has no
-    such load.
+    the factor 3 becomes `{poisson: {rate: 30/s}}`. Raises `units.InvalidValueError` if the process
+    has no such load.
     """
     process, parameters = _process_and_parameters(arrival)
-    key = LOAD_KEYS.get(process, "")
-    load = parameters.get(key) if isinstance(parameters, dict) else parameters
+    load_key = LOAD_KEYS.get(process, "")
+    load = parameters.get(load_key)
     if load is None or load == "inf":
         hint = f"put a stage with arrival: {{poisson: 10/s}} (or {', '.join(LOAD_KEYS)}) before it"
         problem = "has a spike, but no load before it that it could multiply"
         raise units.InvalidValueError("conflict", problem, hint)
     if process == "closed":
-        if not isinstance(load, int):
-            problem = "has a spike after a concurrency that is not an integer"
-            raise units.InvalidValueError("wrong_type", problem, _HINT)
-        # The users of a spike start at once.
-        return {process: {"concurrency": round(load * factor), "ramp": "0s"}}
-    rate = f"{units.rate_per_s(str(load)) * factor:.12g}/s"
-    other_parameters = parameters if isinstance(parameters, dict) else {}
-    return {process: {**other_parameters, key: rate}}
+        return {process: _multiply_concurrency(load, factor)}
+    rate_per_s = units.rate_per_s(str(load)) * factor
+    return {process: {**parameters, load_key: f"{rate_per_s:.12g}/s"}}
 
 
-def _process_and_parameters(arrival: Any) -> tuple[str, Any]:
-    """Return the only key of an arrival and its value, or an empty name if there is none."""
-    if isinstance(arrival, dict) and arrival:
-        return next(iter(arrival.items()))
-    return "", None
+def _multiply_concurrency(concurrency: Any, factor: float) -> dict[str, Any]:
+    """Return the parameters of a closed loop with its number of virtual users multiplied.
+
+    The users of a spike start at once, whatever ramp the stage before has. Raises
+    `units.InvalidValueError` if the concurrency is not an integer.
+    """
+    if not isinstance(concurrency, int):
+        problem = "has a spike after a concurrency that is not an integer"
+        raise units.InvalidValueError("wrong_type", problem, _HINT)
+    return {"concurrency": round(concurrency * factor), "ramp": "0s"}
+
+
+def _process_and_parameters(arrival: Any) -> tuple[str, dict[str, Any]]:
+    """Return the name of an arrival process as written in a file, and its parameters.
+
+    `{poisson: 10/s}` is the short form of `{poisson: {rate: 10/s}}`; both give ("poisson",
+    {"rate": "10/s"}). The name is empty if `arrival` is no arrival process.
+    """
+    if not isinstance(arrival, dict) or not arrival:
+        return "", {}
+    process, parameters = next(iter(arrival.items()))
+    if isinstance(parameters, dict):
+        return process, parameters
+    load_key = LOAD_KEYS.get(process, "")
+    return process, {load_key: parameters}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from typing import NamedTuple
 
+from loadgen.core.errors import Code
 from loadgen.core.units import NS_PER_S
 from loadgen.core.workload.diagnostics import DocumentErrors
 from loadgen.core.workload.request_classes import Requests, requests_by_class
@@ -32,76 +33,78 @@ def check_stages(stages: list[Stage], requests: Requests, errors: DocumentErrors
     """
     if not stages:
         problem = "there is no load: the file has no stages, and no option gives one"
-        errors.add_option("no_load", problem, errors.file, LOAD_HINT)
+        errors.add_file_error("no_load", problem, LOAD_HINT)
         return
     if not any(stage.measured for stage in stages):
         errors.add_at(
             ("stages",), "no_load", "there is no load to measure: no stage is measured", LOAD_HINT
         )
         return
-    size_error = _find_size_error(stages, requests)
+    size_error = _find_task_count_error(stages, requests) or _find_arrival_count_error(stages)
     if size_error is not None:
-        errors.add_option("too_large", size_error.problem, errors.file, size_error.hint)
+        errors.add_file_error(size_error.code, size_error.problem, size_error.hint)
         return
     # Errors have the position of the stage in the file. Options can add and remove stages, so a
     # stage is looked up there by its name first.
     stages_of_file = errors.document.get("stages") or ()
     file_index_of_name = {stage.get("name"): index for index, stage in enumerate(stages_of_file)}
     for index, stage in enumerate(stages):
-        file_index = file_index_of_name.get(stage.name, index)
-        _check_end(stage, file_index, errors)
+        location = ("stages", file_index_of_name.get(stage.name, index))
+        end_error = _find_missing_end(stage) or _find_late_users(stage)
+        if end_error is not None:
+            errors.add_at(location, end_error.code, end_error.problem, end_error.hint)
 
 
-class _SizeError(NamedTuple):
-    """Why stages are too large to plan, and what the user can do."""
+class _StageError(NamedTuple):
+    """What is wrong with stages, and what the user can do."""
 
+    code: Code
     problem: str
     hint: str
 
 
-def _find_size_error(stages: list[Stage], requests: Requests) -> _SizeError | None:
-    """Return an error if too many requests have to be planned before the run, else None.
+def _find_task_count_error(stages: list[Stage], requests: Requests) -> _StageError | None:
+    """Return an error if too many tasks have to be drawn before the run, else None.
 
-    The arrival times of an open loop and the graphs of tasks are drawn before a run, so that
-    sending does not wait for them. Both take memory and time, so their numbers are limited.
+    The graphs of tasks are drawn before a run, so that sending does not wait for them. That takes
+    time for each task.
     """
-    arrival_counts = [_count_planned_arrivals(stage) for stage in stages]
-    if _draws_tasks(requests):
-        task_count = sum(
-            max(stage.count or 0, arrival_count)
-            for stage, arrival_count in zip(stages, arrival_counts, strict=True)
-        )
-        if task_count > MAX_TASKS:
-            problem = (
-                f"{task_count:,.0f} tasks would have to be drawn before the "
-                f"start, at most {MAX_TASKS:,} are allowed"
-            )
-            hint = (
-                "use a lower count, or a closed loop with only a duration, which "
-                "draws tasks during the run"
-            )
-            return _SizeError(problem, hint)
-    planned_arrivals = sum(arrival_counts)
-    if planned_arrivals > MAX_PLANNED_ARRIVALS:
-        gigabytes = planned_arrivals * BYTES_PER_ARRIVAL / 1e9
-        problem = (
-            f"{planned_arrivals:,.0f} requests to plan: "
-            f"their scheduled times alone need {gigabytes:,.1f} GB"
-        )
-        hint = (
-            "use a lower rate or a shorter duration (at most "
-            f"{MAX_PLANNED_ARRIVALS:,} requests), or a closed loop (--concurrency), "
-            "which plans none"
-        )
-        return _SizeError(problem, hint)
-    return None
+    if not _draws_tasks(requests):
+        return None
+    task_count = sum(max(stage.count or 0, _count_planned_arrivals(stage)) for stage in stages)
+    if task_count <= MAX_TASKS:
+        return None
+    return _StageError(
+        "too_large",
+        f"{task_count:,.0f} tasks would have to be drawn before the "
+        f"start, at most {MAX_TASKS:,} are allowed",
+        "use a lower count, or a closed loop with only a duration, which "
+        "draws tasks during the run",
+    )
+
+
+def _find_arrival_count_error(stages: list[Stage]) -> _StageError | None:
+    """Return an error if the arrival times of open loops would need too much memory, else None."""
+    planned_arrivals = sum(_count_planned_arrivals(stage) for stage in stages)
+    if planned_arrivals <= MAX_PLANNED_ARRIVALS:
+        return None
+    gigabytes = planned_arrivals * BYTES_PER_ARRIVAL / 1e9
+    return _StageError(
+        "too_large",
+        f"{planned_arrivals:,.0f} requests to plan: "
+        f"their scheduled times alone need {gigabytes:,.1f} GB",
+        "use a lower rate or a shorter duration (at most "
+        f"{MAX_PLANNED_ARRIVALS:,} requests), or a closed loop (--concurrency), "
+        "which plans none",
+    )
 
 
 def _count_planned_arrivals(stage: Stage) -> float:
-    """Return how many arrivals the schedule of a stage will contain.
+    """Return how many arrival times the schedule of a stage will contain.
 
-    It contains the arrivals of an open loop. A closed loop has none, because it decides during the
-    run when a request is sent. A stage without a limit counts as 0, and `_check_end` reports it.
+    A closed loop has none, because it decides during the run when a request is sent. A stage that
+    nothing limits, such as one with an infinite rate and only a duration, counts as 0. It is
+    reported by `_find_missing_end`.
     """
     arrival = stage.arrival
     if isinstance(arrival, Closed):
@@ -113,9 +116,8 @@ def _count_planned_arrivals(stage: Stage) -> float:
     if stage.duration_ns is None:
         return 0
     rate_per_s = arrival.mean_rate if isinstance(arrival, Ramp) else arrival.rate
-    if not math.isfinite(rate_per_s):
-        return 0
-    return rate_per_s * stage.duration_ns / NS_PER_S
+    is_infinite = not math.isfinite(rate_per_s)
+    return 0 if is_infinite else rate_per_s * stage.duration_ns / NS_PER_S
 
 
 def _count_replayed_arrivals(arrival: Replay, duration_ns: int) -> float:
@@ -137,32 +139,34 @@ def _draws_tasks(requests: Requests) -> bool:
     )
 
 
-def _check_end(stage: Stage, index: int, errors: DocumentErrors) -> None:
-    """Add an error for a stage that never ends, or ends before all its users have started.
+def _find_missing_end(stage: Stage) -> _StageError | None:
+    """Return an error for a stage that never ends, else None.
 
     An infinite rate needs a count, because all of its requests are due before any duration is over.
     """
-    location = ("stages", index)
-    arrival = stage.arrival
-    sends_all_at_once = isinstance(arrival, Constant) and math.isinf(arrival.rate)
+    sends_all_at_once = isinstance(stage.arrival, Constant) and math.isinf(stage.arrival.rate)
     if sends_all_at_once and stage.count is None:
-        problem = (
-            f'stage "{stage.name}" sends everything at once, but does not state how many requests'
+        return _StageError(
+            "endless",
+            f'stage "{stage.name}" sends everything at once, but does not state how many requests',
+            "use --num-requests 200 (--warmup 20req), or count: in the stage",
         )
-        hint = "use --num-requests 200 (--warmup 20req), or count: in the stage"
-        errors.add_at(location, "endless", problem, hint)
-        return
     if stage.duration_ns is None and stage.count is None and stage.at_least is None:
         problem = f'stage "{stage.name}" never ends: it has neither duration nor count'
-        errors.add_at(location, "endless", problem, END_HINT)
-        return
-    if not isinstance(arrival, Closed) or not stage.duration_ns:
-        return
-    ramp_ns = arrival.ramp_ns or 0
-    if ramp_ns >= stage.duration_ns:
-        problem = (
-            f'stage "{stage.name}" ends after {stage.duration_ns / NS_PER_S:g} s, '
-            "before all its virtual users have started"
-        )
-        hint = f"use a shorter ramp (--stagger); it is {ramp_ns / NS_PER_S:g} s now"
-        errors.add_at(location, "out_of_range", problem, hint)
+        return _StageError("endless", problem, END_HINT)
+    return None
+
+
+def _find_late_users(stage: Stage) -> _StageError | None:
+    """Return an error for a closed loop that ends before all its users have started, else None."""
+    if not isinstance(stage.arrival, Closed) or not stage.duration_ns:
+        return None
+    ramp_ns = stage.arrival.ramp_ns or 0
+    if ramp_ns < stage.duration_ns:
+        return None
+    return _StageError(
+        "out_of_range",
+        f'stage "{stage.name}" ends after {stage.duration_ns / NS_PER_S:g} s, '
+        "before all its virtual users have started",
+        f"use a shorter ramp (--stagger); it is {ramp_ns / NS_PER_S:g} s now",
+    )

@@ -213,28 +213,21 @@ class Stage(Part):
         return [*super().yaml_keys(), "warmup", "spike"]
 
     @classmethod
-    def normalize(cls, data: Any) -> Any:
+    def convert_to_fields(cls, data: Any) -> Any:
         """Convert `warmup: true` to `measured: false`.
 
-        Raises `InvalidValueError` for a stage with both keys. Also raises the error that
-        `expand_spikes` found in a spike: pydantic reports it with the position of the stage only if
-        a validator of the stage raises it.
+        Raises `InvalidValueError` for a stage with both keys, and for an invalid spike. Spikes are
+        expanded before a stage is validated, but their errors must be raised here, so that pydantic
+        reports them with the position of the stage.
         """
         if not isinstance(data, Map):
             return data
-        # `expand_spikes` stores the error of a spike in place of its value.
-        if isinstance(data.get("spike"), units.InvalidValueError):
-            raise data["spike"]
+        spike = data.get("spike")
+        if isinstance(spike, spikes.InvalidSpike):
+            raise spike.error
         if "warmup" not in data:
             return data
-        if "measured" in data:
-            hint = "keep one of them: warmup: true means measured: false"
-            raise units.InvalidValueError("conflict", "has both measured and warmup", hint)
-        warmup = data["warmup"]
-        stage = data.with_renamed_keys({"warmup": "measured"})
-        # A value that is not a boolean is kept, so that pydantic reports it.
-        stage["measured"] = not warmup if isinstance(warmup, bool) else warmup
-        return stage
+        return _with_warmup_as_measured(data)
 
     @classmethod
     def extend_json_schema(cls, schema: JsonSchemaValue) -> JsonSchemaValue:
@@ -254,3 +247,19 @@ class Stage(Part):
         schema["not"] = {"required": ["measured", "warmup"]}
         schema["oneOf"] = [{"required": ["arrival"]}, {"required": ["spike"]}]
         return schema
+
+
+def _with_warmup_as_measured(stage: Map) -> Map:
+    """Return a stage in which `warmup: true` is written as `measured: false`.
+
+    Raises `InvalidValueError` for a stage with both keys. A value that is not a boolean is kept, so
+    that pydantic reports it.
+    """
+    if "measured" in stage:
+        hint = "keep one of them: warmup: true means measured: false"
+        raise units.InvalidValueError("conflict", "has both measured and warmup", hint)
+    warmup = stage["warmup"]
+    converted = stage.with_renamed_keys({"warmup": "measured"})
+    if isinstance(warmup, bool):
+        converted["measured"] = not warmup
+    return converted

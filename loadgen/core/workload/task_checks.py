@@ -146,16 +146,17 @@ class _StepGraph:
         """Yield an error unless the task begins with one request and ends with one request.
 
         The first request is the start of the task, and the last response is its end, so a task has
-        one time from start to end. The graph must have no cycles, so that it has both.
+        one time from start to end. The steps must have no cycles (`check_cycles`): then at least
+        one step waits for no other, and no other waits for at least one.
         """
         steps_with_successor = {name for names in self.predecessors.values() for name in names}
         first_steps = [name for name in self.steps if not self.predecessors[name]]
         last_steps = [name for name in self.steps if name not in steps_with_successor]
         yield from self.check_one_first_step(first_steps)
         yield from self.check_one_last_step(last_steps)
-        yield from self.check_single(first_steps[0], "begins", "add a step before it")
+        yield from self.check_is_not_parallel(first_steps[0], "begins", "add a step before it")
         hint = "add a step after it, which waits for all of them"
-        yield from self.check_single(last_steps[0], "ends", hint)
+        yield from self.check_is_not_parallel(last_steps[0], "ends", hint)
 
     def check_one_first_step(self, first_steps: list[str]) -> Iterator[LoadgenError]:
         """Yield an error if several steps wait for no other step."""
@@ -168,7 +169,7 @@ class _StepGraph:
             yield self.error("unsupported", second, "after", problem, f"after: {first}")
 
     def check_one_last_step(self, last_steps: list[str]) -> Iterator[LoadgenError]:
-        """Yield an error if no step waits for several steps."""
+        """Yield an error if there are several steps that no other step waits for."""
         if len(last_steps) > 1:
             first, second = last_steps[:2]
             problem = (
@@ -177,8 +178,8 @@ class _StepGraph:
             hint = f"let one wait for all others: after: [{', '.join(last_steps[:-1])}]"
             yield self.error("unsupported", first, "", problem, hint)
 
-    def check_single(self, name: str, verb: str, hint: str) -> Iterator[LoadgenError]:
-        """Yield an error if the first or last step runs several times in parallel.
+    def check_is_not_parallel(self, name: str, verb: str, hint: str) -> Iterator[LoadgenError]:
+        """Yield an error if the first or last step has several copies that run in parallel.
 
         Args:
             name: The name of the step.
@@ -195,7 +196,8 @@ class _StepGraph:
     def check_step(self, name: str, step: Map) -> Iterator[LoadgenError]:
         """Yield the errors of one step."""
         yield from self.check_tools(name, step)
-        yield from self.check_message(name, step)
+        yield from self.check_content(name, step)
+        yield from self.check_think_time(name, step)
         yield from self.check_context(name, step)
         yield from self.check_kind(name, step)
 
@@ -238,44 +240,50 @@ class _StepGraph:
 
         Otherwise it continues the conversation of the first step that it waits for: its request
         contains all messages of that step. Only a chat can continue a conversation, and only that
-        of a chat.
+        of a chat. A step that waits only for steps that do not exist counts as continuing one.
         """
-        if not self.predecessors[name] or "context" in step or _kind(step) != "chat":
+        is_first_step = not self.predecessors[name]
+        if is_first_step or "context" in step or _kind(step) != "chat":
             return True
-        predecessor_steps = self.predecessor_steps(name)
-        return bool(predecessor_steps) and _kind(predecessor_steps[0]) != "chat"
+        existing_predecessors = self.predecessor_steps(name)
+        if not existing_predecessors:
+            return False
+        return _kind(existing_predecessors[0]) != "chat"
 
-    def check_message(self, name: str, step: Map) -> Iterator[LoadgenError]:
-        """Yield the errors of a step without a user message, that is, without `input_tokens`.
+    def check_content(self, name: str, step: Map) -> Iterator[LoadgenError]:
+        """Yield an error if a step has nothing to send that the model does not know yet.
 
-        - The first step of a task must have a user message.
-        - A later chat must have one, a tool result, or responses of other steps to send.
-        - A think time (`think_time`) is the pause before a user message, so it needs one.
+        Most steps have a user message (`input_tokens`). The first step of a task must have one. A
+        later chat may send the result of a tool or the responses of other steps instead, and an
+        embedding or ranking repeats an earlier message.
         """
-        has_message = "input_tokens" in step
-        if has_message:
+        if "input_tokens" in step:
             return
         is_first_step = not self.predecessors[name]
         if is_first_step:
             problem = f'step "{name}" begins the task, but has no message'
             yield self.error("missing_key", name, "input_tokens", problem, "input_tokens: 500")
         elif _kind(step) == "chat" and not self.sends_tool_result(step):
-            yield from self.check_sends_responses(name, step)
-        if "think_time" in step:
+            yield from self.check_sends_other_responses(name, step)
+
+    def check_think_time(self, name: str, step: Map) -> Iterator[LoadgenError]:
+        """Yield an error for a think time, the pause before a user message, without a message."""
+        if "think_time" in step and "input_tokens" not in step:
             problem = "think_time has no effect before the result of a tool"
             hint = "set the time of the tool instead"
             yield self.error("conflict", name, "think_time", problem, hint)
 
-    def check_sends_responses(self, name: str, step: Map) -> Iterator[LoadgenError]:
-        """Yield an error if a request of a chat without message and tool result has no new content.
+    def check_sends_other_responses(self, name: str, step: Map) -> Iterator[LoadgenError]:
+        """Yield an error if a chat without user message and tool result has an empty request.
 
-        The only content left is the responses of the steps that the chat waits for. Its first
-        request sends all of them if it begins a new conversation. If it continues the conversation
-        of the first step, which contains that response already, it sends those of the other steps.
-        Later turns of the chat have no such content.
+        Such a chat can only send the responses of the steps that it waits for. If it continues the
+        conversation of the first of these steps, that response is in the conversation already, so
+        another one is needed. They are sent once, so a second turn of the chat is always empty.
         """
-        has_other_responses = len(self.predecessors[name]) > 1
-        is_first_request_empty = not has_other_responses and not self.begins_context(name, step)
+        unsent_responses = len(self.predecessors[name])
+        if not self.begins_context(name, step):
+            unsent_responses -= 1
+        is_first_request_empty = unsent_responses == 0
         has_later_turns = step.get("turns", 1) != 1
         if not is_first_request_empty and not has_later_turns:
             return
@@ -328,16 +336,18 @@ class _StepGraph:
             yield self.error("missing_key", name, "documents", problem, hint)
 
     def check_chat(self, name: str, step: Map) -> Iterator[LoadgenError]:
-        """Yield the errors of the keys of a chat.
-
-        A chat needs `output_tokens`. The key `best` says how many of the ranked documents a chat
-        gets, so there must be a rerank right before it, and the chat has no documents of its own.
-        """
+        """Yield an error for a chat without `output_tokens`, and those of its key `best`."""
         if "output_tokens" not in step:
             problem = f'step "{name}" has no output_tokens'
             yield self.error("missing_key", name, "output_tokens", problem, "output_tokens: 300")
-        if "best" not in step:
-            return
+        if "best" in step:
+            yield from self.check_ranked_documents(name, step)
+
+    def check_ranked_documents(self, name: str, step: Map) -> Iterator[LoadgenError]:
+        """Yield the errors of a chat that gets the best documents of a ranking (`best: 5`).
+
+        There must be a rerank step right before it, and the chat can have no other documents.
+        """
         kinds_of_predecessors = [_kind(predecessor) for predecessor in self.predecessor_steps(name)]
         if "rerank" not in kinds_of_predecessors:
             problem = "there is no rerank step directly before it"

@@ -18,6 +18,8 @@ from loadgen.core.errors import Code, CombinedError, LoadgenError, Place, UserEr
 MAX_NODES = 100_000
 """Most values, with aliases expanded. Ten nested lists of ten aliases would be 10^10 values."""
 MAX_DEPTH = 50
+LIBYAML_DEPTH_PROBLEM = "exceeded maximum nesting depth"
+"""The message of libyaml 0.2.6, which has a limit of its own that it checks before ours."""
 
 _INTEGER = re.compile(r"[-+]?[0-9]{1,300}|0x[0-9a-fA-F]{1,200}|0o[0-7]{1,200}")
 _FLOAT = re.compile(
@@ -76,6 +78,10 @@ class Map(dict[str, Any]):
         self.keys_at[key] = key_at
         self.values_at[key] = value_at
 
+    def copy_with_positions(self) -> Map:
+        """Return a copy that also has the path and the positions of this mapping."""
+        return self.with_renamed_keys({})
+
     def with_renamed_keys(self, names: Mapping[str, str]) -> Map:
         """Return a copy in which some keys have other names.
 
@@ -110,7 +116,7 @@ def overlay(base: Map, changes: Map) -> Map:
 
     Mappings inside are merged key by key. The position of a value is the one in its own file.
     """
-    merged = base.with_renamed_keys({})
+    merged = base.copy_with_positions()
     merged.at = changes.at
     for key, changed_value in changes.items():
         value = changed_value
@@ -154,35 +160,37 @@ def read_yaml(
     env: Mapping[str, str],
     *,
     kind: str = "workload",
-    smallest: str = SMALLEST_WORKLOAD,
-    list_as: str = "",
+    example: str = SMALLEST_WORKLOAD,
+    key_of_list: str = "",
 ) -> tuple[Map, list[LoadgenError]]:
-    """Return the mapping at the top of a YAML text, and the errors in it.
+    """Return the mapping at the top of a YAML text, and the errors inside it.
 
-    Such errors are repeated keys and unset variables. Other mistakes end the parsing.
+    A mistake that leaves no mapping is raised. Smaller ones, repeated keys and unset variables, are
+    returned, so that the caller can report them together with those that it finds itself.
 
     Args:
-        text: The text.
+        text: The content of the file, with `${VARIABLE}` not expanded yet.
         file: The name of the file in error messages.
         env: The environment variables that the text may refer to.
-        kind: The word for such a file in error messages.
-        smallest: A short and valid file of this kind, for hints.
-        list_as: If the text is a list, read it as a mapping with the list under this key.
+        kind: What such a file is called in error messages, such as "workload" or "contract".
+        example: A short and valid file of this kind, for hints.
+        key_of_list: If the text is a list, read it as a mapping with the list under this key.
 
     Raises:
-        CombinedError: One error that ends the parsing: a syntax error, or no mapping at the top.
+        CombinedError: The one error that ends the parsing: a syntax error, or no mapping at the
+            top.
     """
     root = _compose(text, file, kind)
-    if list_as and isinstance(root, yaml.SequenceNode):
-        key = yaml.ScalarNode(_STRING_TAG, list_as, root.start_mark)
+    if key_of_list and isinstance(root, yaml.SequenceNode):
+        key = yaml.ScalarNode(_STRING_TAG, key_of_list, root.start_mark)
         root = yaml.MappingNode(_MAPPING_TAG, [(key, root)], root.start_mark)
     if root is None:
         place = place_at(file, Position(1, 1), "")
-        raise _fatal_error("empty_file", "the file is empty", place, smallest)
+        raise _fatal_error("empty_file", "the file is empty", place, example)
     if not isinstance(root, yaml.MappingNode):
         problem = f"the top level of a {kind} must be a mapping (key: value)"
         place = place_at(file, _position(root), "")
-        raise _fatal_error("wrong_type", problem, place, smallest)
+        raise _fatal_error("wrong_type", problem, place, example)
     reader = _NodeReader(file, env)
     document = reader.read_mapping(root, "", 0)
     return document, reader.errors
@@ -215,22 +223,33 @@ def _refuse_deep_nesting(text: str, file: str) -> None:
 
     Composing the nodes recurses in C and would crash. Parsing to events does not recurse.
     """
-    depth = 0
     try:
-        for event in yaml.parse(text, Loader=Loader):
-            if isinstance(event, yaml.CollectionStartEvent):
-                depth += 1
-            elif isinstance(event, yaml.CollectionEndEvent):
-                depth -= 1
-            if depth > MAX_DEPTH:
-                place = place_at(file, _position_of_mark(event.start_mark), "")
-                hint = f"at most {MAX_DEPTH} levels"
-                raise _fatal_error("too_large", "nested too deeply", place, hint)
+        too_deep_mark = _find_deep_nesting(text)
     except yaml.MarkedYAMLError as error:
-        # libyaml 0.2.6 has a limit of its own, which it checks before it returns the events.
-        if error.problem == "exceeded maximum nesting depth" and error.problem_mark is not None:
-            _refuse_deep_nesting(text[: error.problem_mark.index], file)
-        raise
+        if error.problem != LIBYAML_DEPTH_PROBLEM or error.problem_mark is None:
+            raise
+        # libyaml has reached its own limit before it returned the events. The text up to there has
+        # the nesting that is too deep for us.
+        too_deep_mark = _find_deep_nesting(text[: error.problem_mark.index])
+    if too_deep_mark is not None:
+        place = place_at(file, _position_of_mark(too_deep_mark), "")
+        raise _fatal_error("too_large", "nested too deeply", place, f"at most {MAX_DEPTH} levels")
+
+
+def _find_deep_nesting(text: str) -> Any:
+    """Return the mark at which a text is nested more deeply than MAX_DEPTH, or None.
+
+    Raises yaml.MarkedYAMLError for a syntax error before that.
+    """
+    depth = 0
+    for event in yaml.parse(text, Loader=Loader):
+        if isinstance(event, yaml.CollectionStartEvent):
+            depth += 1
+        elif isinstance(event, yaml.CollectionEndEvent):
+            depth -= 1
+        if depth > MAX_DEPTH:
+            return event.start_mark
+    return None
 
 
 def _position(node: yaml.Node) -> Position:
@@ -320,6 +339,7 @@ class _NodeReader:
     """Converts the nodes of a text to values with positions, and collects the errors in them."""
 
     def __init__(self, file: str, env: Mapping[str, str]) -> None:
+        """Prepare to read one file, with these environment variables."""
         self.errors: list[LoadgenError] = []
         self._file = file
         self._env = env
@@ -327,14 +347,14 @@ class _NodeReader:
 
     def read_mapping(self, node: yaml.MappingNode, path: str, depth: int) -> Map:
         """Return a mapping. A repeated key and a key that is no scalar are errors."""
-        self._count_node(node, path, depth)
+        self._check_limits(node, path, depth)
         return self._read_entries(node, path, depth)
 
     def _read_value(self, node: yaml.Node, path: str, depth: int) -> Any:
         """Return the value of a node: a Map, a Seq or the value of a scalar."""
         if isinstance(node, yaml.MappingNode):
             return self.read_mapping(node, path, depth)
-        self._count_node(node, path, depth)
+        self._check_limits(node, path, depth)
         if isinstance(node, yaml.ScalarNode):
             return self._read_scalar(node, path)
         sequence = Seq(_position(node))
@@ -343,20 +363,23 @@ class _NodeReader:
             sequence.values_at.append(_position(item))
         return sequence
 
-    def _count_node(self, node: yaml.Node, path: str, depth: int) -> None:
-        """Raise CombinedError if there are too many nodes, or an alias inside itself.
+    def _check_limits(self, node: yaml.Node, path: str, depth: int) -> None:
+        """Count a node. Raise CombinedError if there are too many or if it is nested too deeply.
 
         The text itself is not nested more deeply than MAX_DEPTH, which was checked before. So a
         greater depth can only come from an alias that contains itself.
         """
         self._nodes_left -= 1
-        if self._nodes_left >= 0 and depth <= MAX_DEPTH:
+        is_too_deep = depth > MAX_DEPTH
+        if self._nodes_left >= 0 and not is_too_deep:
             return
-        place = place_at(self._file, _position(node), path.partition("[")[0])
+        # The path of a list item is cut before its index, because it can be very long here.
+        path_of_list = path.partition("[")[0]
+        place = place_at(self._file, _position(node), path_of_list)
         hint = (
             f"use at most {MAX_DEPTH} levels and {MAX_NODES:,} values; each use of an alias counts"
         )
-        if depth > MAX_DEPTH:
+        if is_too_deep:
             raise _fatal_error("cycle", "has an alias inside itself", place, hint)
         raise _fatal_error("too_large", "too many values", place, hint)
 
@@ -371,30 +394,30 @@ class _NodeReader:
         for key_node, value_node in node.value:
             if key_node.tag == _MERGE_TAG:
                 merged_nodes.append(value_node)
-            elif self._is_valid_key(key_node, mapping):
-                key = key_node.value
-                value = self._read_value(value_node, child_path(path, key), depth + 1)
-                mapping.add(key, value, _position(key_node), _position(value_node))
+                continue
+            key_error = self._find_key_error(key_node, mapping)
+            if key_error is not None:
+                self.errors.append(key_error)
+                continue
+            key = key_node.value
+            value = self._read_value(value_node, child_path(path, key), depth + 1)
+            mapping.add(key, value, _position(key_node), _position(value_node))
         for merged_node in merged_nodes:
             self._merge(mapping, merged_node, path, depth)
         return mapping
 
-    def _is_valid_key(self, key_node: yaml.Node, mapping: Map) -> bool:
-        """Return True if a key can be added to a mapping, else add an error."""
+    def _find_key_error(self, key_node: yaml.Node, mapping: Map) -> LoadgenError | None:
+        """Return why a key cannot be added to a mapping: it is no scalar or a repeated key."""
         position = _position(key_node)
         if not isinstance(key_node, yaml.ScalarNode):
             place = place_at(self._file, position, mapping.path)
-            self.errors.append(UserError("wrong_type", "a key must be a single word", place))
-            return False
+            return UserError("wrong_type", "a key must be a single word", place)
         key = key_node.value
         if key in mapping:
             place = place_at(self._file, position, child_path(mapping.path, key))
             hint = f"the first one is on line {mapping.keys_at[key].line}; keep one"
-            self.errors.append(
-                UserError("duplicate", f'the key "{key}" is specified twice', place, hint)
-            )
-            return False
-        return True
+            return UserError("duplicate", f'the key "{key}" is specified twice', place, hint)
+        return None
 
     def _merge(self, mapping: Map, source: yaml.Node, path: str, depth: int) -> None:
         """Add the keys of the mappings under `<<` that are not set yet. The first mapping wins."""
@@ -404,7 +427,7 @@ class _NodeReader:
                 place = place_at(self._file, _position(node), path)
                 self.errors.append(UserError("wrong_type", '"<<" can merge only mappings', place))
                 continue
-            self._count_node(node, path, depth + 1)
+            self._check_limits(node, path, depth + 1)
             merged = self._read_entries(node, path, depth)
             for key, value in merged.items():
                 if key not in mapping:
@@ -413,15 +436,16 @@ class _NodeReader:
     def _read_scalar(self, node: yaml.ScalarNode, path: str) -> Any:
         """Return the value of a scalar, with variables expanded.
 
-        A quoted scalar is text, except for a variable, which needs quotes inside { }.
+        An unquoted scalar may be a number, a boolean or null. A quoted one and a block of text are
+        always text. There is one exception: inside { } YAML allows `${N}` only in quotes, so the
+        value of a variable may be a number although it is quoted.
         """
         is_block = node.style in ("|", ">")
+        is_quoted_or_block = bool(node.style)
         if "${" in node.value:
             text = self._expand_variables(node, path)
-            # "${N}" may stand for a number, although it is quoted.
             return text if is_block else resolve_scalar(text)
-        is_quoted = bool(node.style)
-        return node.value if is_quoted else resolve_scalar(node.value)
+        return node.value if is_quoted_or_block else resolve_scalar(node.value)
 
     def _expand_variables(self, node: yaml.ScalarNode, path: str) -> str:
         """Return the text of a scalar with each reference replaced by the value of its variable."""

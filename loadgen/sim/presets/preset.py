@@ -58,7 +58,7 @@ class SourcedNumber(Part):
     source: str
 
     @classmethod
-    def normalize(cls, data: Any) -> Any:
+    def convert_to_fields(cls, data: Any) -> Any:
         """Accept a bare number, with which a user replaces a constant."""
         if isinstance(data, int | float) and not isinstance(data, bool):
             return {"value": data, "source": "set by the user"}
@@ -415,7 +415,7 @@ def _read_document(path: Path) -> tuple[Map, list[LoadgenError]]:
     """Return the document in a file, and the errors in its syntax. Raises UserError."""
     hint = "see docs/evidence/simulation.md"
     text = read_yaml_text(path, str(path), "preset", lambda: hint, hint)
-    return read_yaml(text, str(path), os.environ, kind="preset", smallest="extends: gb300-vm")
+    return read_yaml(text, str(path), os.environ, kind="preset", example="extends: gb300-vm")
 
 
 def _complete_document(document: Map, path: Path, extended_by: tuple[str, ...]) -> Map:
