@@ -118,12 +118,15 @@ def select_load_options(options: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def read_flags(**options: Any) -> Overrides:
-    """Parse the options that change a workload, and ignore others.
+    """Parse the values of options that change a workload, such as `read_flags(concurrency="8")`.
 
-    The name `x_y` stands for `--x-y`. A value is a text as it is typed, a number, or a sequence of
-    texts for an option that can be repeated. None means that an option is not specified. A value
-    that is not valid does not raise: `errors` of the result has all mistakes, so that the user sees
-    them together.
+    Other options are ignored, and so are values of None. The errors of all values that are not
+    valid are in `errors` of the result, so that the user sees them together.
+
+    Args:
+        options: The value of each option by its name; `x_y` is the option `--x-y`. A value is the
+            text that the user typed, a number, or a sequence of texts for an option that can be
+            repeated.
     """
     fields: dict[str, Any] = {}
     errors: list[LoadgenError] = []
@@ -155,11 +158,11 @@ def _parse_option(name: str, text: str, earlier_fields: Mapping[str, Any]) -> di
     """Return the fields of `Overrides` that an option sets, with their values.
 
     Most options set the field of the same name. An option that can be repeated returns its field
-    with the value of all its occurrences so far.
+    with the values of all its occurrences so far.
 
     Args:
         name: The name of the option, such as `request_rate`.
-        text: Its value as it is typed.
+        text: Its value as the user typed it.
         earlier_fields: The fields that earlier options set.
 
     Raises:
@@ -171,11 +174,11 @@ def _parse_option(name: str, text: str, earlier_fields: Mapping[str, Any]) -> di
         return {"warmup_count": _count_parser(0)(text)}
     if name in ("slo", "goodput"):
         default_unit = "ms" if name == "goodput" else None
-        return _add_slo_term(text, default_unit, earlier_fields)
+        return _merge_slo_term(text, default_unit, earlier_fields)
     if name == "stop_when":
-        return {"stop_when": _add_stop_rule(text, earlier_fields.get("stop_when", ()))}
+        return {"stop_when": _append_stop_rule(text, earlier_fields.get("stop_when", ()))}
     if name == "limit":
-        return {"limits": _add_limit(text, earlier_fields.get("limits", {}))}
+        return {"limits": _with_validity_limit(text, earlier_fields.get("limits", {}))}
     return {name: _PARSERS[name](text)}
 
 
@@ -243,6 +246,7 @@ def _parse_output_tokens(text: str) -> int | str:
 
 
 def _parse_seed(text: str) -> int:
+    """Return a seed of 64 bits. Raises `units.InvalidValueError`."""
     if not re.fullmatch(r"[0-9]{1,20}", text) or int(text) >= 2**64:
         raise units.InvalidValueError(
             "invalid_value", "is not a seed", "use an integer from 0 to 2^64 - 1"
@@ -251,6 +255,7 @@ def _parse_seed(text: str) -> int:
 
 
 def _parse_salt(text: str) -> str:
+    """Return a salt, a word that decides the texts of prompts. Raises `units.InvalidValueError`."""
     if not re.fullmatch(SALT_PATTERN, text):
         hint = "use letters, digits and . _ -, or `fresh` for a new salt in every run"
         raise units.InvalidValueError("invalid_value", "is not a salt", hint)
@@ -263,6 +268,7 @@ def _parse_seconds(text: str) -> int:
 
 
 def _parse_seconds_above_zero(text: str) -> int:
+    """Return a duration in ns that is not zero. A number without a unit is in seconds."""
     duration_ns = _parse_seconds(text)
     if duration_ns == 0:
         raise units.InvalidValueError(
@@ -272,10 +278,14 @@ def _parse_seconds_above_zero(text: str) -> int:
 
 
 def _parse_warmup(text: str) -> dict[str, int]:
-    """Return the field of `Overrides` for a warm-up: a duration, or a number of requests."""
-    count = re.fullmatch(r"([0-9]{1,12}) ?(req|reqs|requests)", text)
+    """Return the field of `Overrides` for a warm-up, with its value.
+
+    It is `warmup_ns` for a duration such as `10s`, and `warmup_count` for requests such as `10req`.
+    Raises `units.InvalidValueError`.
+    """
+    count = re.fullmatch(r"(?P<number>[0-9]{1,12}) ?(req|reqs|requests)", text)
     if count:
-        return {"warmup_count": int(count[1])}
+        return {"warmup_count": int(count["number"])}
     try:
         return {"warmup_ns": _parse_seconds(text)}
     except units.InvalidValueError as error:
@@ -286,17 +296,17 @@ def _parse_warmup(text: str) -> dict[str, int]:
 # -- options that can be repeated ----------------------------------------------------------------
 
 
-def _add_slo_term(
+def _merge_slo_term(
     text: str, default_unit: str | None, earlier_fields: Mapping[str, Slo | None]
 ) -> dict[str, Slo]:
-    """Parse a term of an SLO and return the field of `Overrides` that contains it, with its value.
+    """Return the field of `Overrides` that a term of an SLO belongs to, with all its terms so far.
 
-    A term such as `ttft:2s:p95` is added to `replacement_slo`, which replaces the SLO of the
-    workload. With a leading `+` it is added to `added_slo`, which is merged with that SLO.
+    `ttft:2s:p95` belongs to `replacement_slo`, which replaces the SLO of the workload. `+ttft:2s`
+    belongs to `added_slo`, which is added to that SLO.
 
     Args:
         text: The term.
-        default_unit: The unit of a limit without one; None requires a unit.
+        default_unit: The unit of a limit that has none, such as "ms". None requires a unit.
         earlier_fields: The fields that the options before this one set.
 
     Raises:
@@ -304,8 +314,8 @@ def _add_slo_term(
     """
     is_added = text.startswith("+")
     slo = parse_slo_term(text.removeprefix("+"), default_unit)
-    for field in ("replacement_slo", "added_slo"):
-        earlier_slo = earlier_fields.get(field)
+    for earlier_field in ("replacement_slo", "added_slo"):
+        earlier_slo = earlier_fields.get(earlier_field)
         if earlier_slo is not None:
             _check_no_common_objective(earlier_slo, slo)
     field = "added_slo" if is_added else "replacement_slo"
@@ -327,30 +337,31 @@ def _check_no_common_objective(first: Slo, second: Slo) -> None:
 
 
 def parse_slo_term(text: str, default_unit: str | None = None) -> Slo:
-    """Return the SLO of one term such as `ttft:2s`, `ttft:2s:p95` or `attainment:99%`.
+    """Return the SLO of one term: `METRIC:LIMIT`, `METRIC:LIMIT:PERCENTILE` or `attainment:SHARE`.
 
-    A term without a percentile means p99. A limit needs a unit unless there is a default unit.
-    Raises `units.InvalidValueError` if the text is no term.
+    Examples are `ttft:2s`, `ttft:2s:p95` and `attainment:99%`. A term without a percentile means
+    p99. A limit needs a unit unless there is a default unit. Raises `units.InvalidValueError` if
+    the text is no term.
     """
-    example = "ttft:2000 tpot:200 (milliseconds)"
-    if default_unit is None:
-        example = "ttft:2s, ttft:2s:p95, attainment:99%"
-    hint = f"known: {', '.join((*metrics(), ATTAINMENT))}; {example}"
-    name, colon, limit_text = text.partition(":")
-    if not colon:
-        raise units.InvalidValueError(
-            "invalid_value", "is not an SLO term", f"METRIC:LIMIT, like {example}"
-        )
+    example = "ttft:2s, ttft:2s:p95, attainment:99%"
+    if default_unit == "ms":
+        example = "ttft:2000 tpot:200 (milliseconds)"
+    if ":" not in text:
+        hint = f"METRIC:LIMIT, like {example}"
+        raise units.InvalidValueError("invalid_value", "is not an SLO term", hint)
+    name, _, condition = text.partition(":")
     if name == ATTAINMENT:
-        return Slo(goodput_share=units.share(limit_text))
+        return Slo(goodput_share=units.share(condition))
+
+    hint = f"known: {', '.join((*metrics(), ATTAINMENT))}; {example}"
     metric = METRIC_ALIASES.get(name, name)
     if metric not in metrics():
-        suggestion = _suggest_slo_term(name, limit_text)
-        raise units.InvalidValueError(
-            "unknown_name", f'has the unknown metric "{name}"', suggestion + hint
-        )
-    limit, colon, quantile_text = limit_text.partition(":")
-    quantile = units.quantile(quantile_text) if colon else DEFAULT_QUANTILE
+        problem = f'has the unknown metric "{name}"'
+        question = _suggest_slo_term(name, condition)  # It ends with a space if it is not empty.
+        raise units.InvalidValueError("unknown_name", problem, f"{question}{hint}")
+    limit, _, quantile_text = condition.partition(":")
+    has_quantile = ":" in condition
+    quantile = units.quantile(quantile_text) if has_quantile else DEFAULT_QUANTILE
     limit_ns = units.duration_ns(limit, default_unit)
     if limit_ns == 0:
         raise units.InvalidValueError("out_of_range", "has a limit of zero", hint)
@@ -379,34 +390,36 @@ def _suggest_slo_term(name: str, limit_text: str) -> str:
     return f'did you mean "{suggestion}:{limit_text}{percentile_suffix}"? '
 
 
-def _add_stop_rule(text: str, rules: Sequence[StopRule]) -> tuple[StopRule, ...]:
-    """Parse a rule that stops a run early (`--stop-when`), and return it after the earlier rules.
+def _append_stop_rule(text: str, earlier_rules: Sequence[StopRule]) -> tuple[StopRule, ...]:
+    """Return the rules that stop a run early (`--stop-when`), with that of a text as the last one.
 
-    Raises `units.InvalidValueError` if an earlier rule limits the same metric at the same
-    percentile.
+    Raises `units.InvalidValueError` if the text is no rule, or if an earlier rule limits the same
+    metric at the same percentile.
     """
     rule = parse_stop_rule(text)
-    limited_metrics = {(earlier_rule.metric, earlier_rule.quantile) for earlier_rule in rules}
+    limited_metrics = {(earlier.metric, earlier.quantile) for earlier in earlier_rules}
     if (rule.metric, rule.quantile) in limited_metrics:
         name = text.strip().rpartition(":")[0]
         raise units.InvalidValueError(
             "duplicate", f"limits {name} a second time", "keep one of them"
         )
-    return (*rules, rule)
+    return (*earlier_rules, rule)
 
 
-def _add_limit(text: str, limits: Mapping[str, float]) -> dict[str, float]:
-    """Parse a limit of validity such as `cpu_share:95%`, and return it with the earlier limits.
+def _with_validity_limit(text: str, earlier_limits: Mapping[str, float]) -> dict[str, float]:
+    """Return the limits of a valid run by name, completed by that of a text (`--set limit=...`).
 
-    Raises `units.InvalidValueError` for an unknown limit and for one that was specified before.
+    A run that exceeds such a limit is INVALID. For example, `cpu_share:95%` allows a worker to use
+    95 % of a core. Raises `units.InvalidValueError` for an unknown limit and for one that was
+    specified before.
     """
     name, _, value = text.partition(":")
     if name not in Limits.model_fields:
         hint = f"use one of {', '.join(Limits.model_fields)}, for example send_lag_share:10%"
         raise units.InvalidValueError("unknown_name", f'has the unknown limit "{name}"', hint)
-    if name in limits:
+    if name in earlier_limits:
         raise units.InvalidValueError("duplicate", f"sets {name} a second time", "keep one of them")
-    return {**limits, name: units.share(value)}
+    return {**earlier_limits, name: units.share(value)}
 
 
 _PARSERS: dict[str, Callable[[str], Any]] = {

@@ -10,13 +10,14 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple, TypeVar
 
 import yaml
 from msgspec.structs import replace
 
 from loadgen.core.errors import CombinedError, UserError
 from loadgen.core.units import NS_PER_S
+from loadgen.core.workload.data_files import HUB
 from loadgen.core.workload.diagnostics import DocumentErrors, sort_errors, validate_document
 from loadgen.core.workload.file_models import FileContext
 from loadgen.core.workload.flags import Overrides, read_flags
@@ -27,21 +28,15 @@ from loadgen.core.workload.workload_files import (
     packaged_files,
     read_workload_text,
 )
-from loadgen.core.workload.yaml_marks import read_yaml
+from loadgen.core.workload.yaml_marks import Map, read_yaml
+
+T = TypeVar("T")
 
 NO_OVERRIDES = Overrides()
 
 DEFAULT_DURATION_NS = 60 * NS_PER_S
 """The duration of a load that options describe by two lengths, without an end."""
 
-TRACE_OPTIONS_OF_REQUESTS = (
-    "trace_slice",
-    "trace_loop",
-    "on_bad_row",
-    "trace_replay",
-    "trace_unit",
-)
-"""The options that a trace is read with. The others apply to the base workload."""
 
 PLACEHOLDER_REQUESTS = {"input_tokens": 1, "output_tokens": 1}
 """Valid requests for a workload without requests of its own, which are replaced later.
@@ -124,9 +119,16 @@ def workload_from_trace(
         name = path.name.partition(".")[0] or "trace"
         return _build_workload(_trace_source(path, name), overrides)
     overrides = _with_trace_block_of_base(base, overrides)
-    # The trace is first loaded as a workload of its own, with only the options for reading it.
-    trace_options = {name: getattr(overrides, name) for name in TRACE_OPTIONS_OF_REQUESTS}
-    replay = _build_workload(_trace_source(path, "trace"), Overrides(**trace_options))
+    # The trace is first loaded as a workload of its own, with only the options for reading it. The
+    # others apply to the base workload.
+    options_for_reading = Overrides(
+        trace_slice=overrides.trace_slice,
+        trace_loop=overrides.trace_loop,
+        on_bad_row=overrides.on_bad_row,
+        trace_replay=overrides.trace_replay,
+        trace_unit=overrides.trace_unit,
+    )
+    replay = _build_workload(_trace_source(path, "trace"), options_for_reading)
     fields_of_trace = {"requests": replay.requests, "stages": replay.stages}
     return load(base, overrides, replaced_fields=fields_of_trace)
 
@@ -145,9 +147,9 @@ def _trace_source(path: Path, name: str) -> _Source:
 def _with_trace_block_of_base(base: str, overrides: Overrides) -> Overrides:
     """Return the options, completed by the `trace:` block of a base workload.
 
-    The block says how a trace is replayed, for example `trace: {file: a.jsonl, speed: 2}`. Its
-    trace is replaced by that of the command line, but its speed still applies unless the user
-    specified the option `trace_speed`. Other mistakes in the base are reported when it is loaded.
+    The block says how a trace is replayed, for example `trace: {file: a.jsonl, speed: 2}`. Its file
+    is replaced by the trace of the command line, but its other keys count as options that the user
+    has not specified. Other mistakes in the base are reported when it is loaded.
 
     Raises CombinedError for an unknown key in the block.
     """
@@ -155,12 +157,21 @@ def _with_trace_block_of_base(base: str, overrides: Overrides) -> Overrides:
     block = None if errors else document.get("trace")
     if not isinstance(block, Mapping):
         return overrides
-    options = _options_of_trace_block(block, base)
-    block_overrides = read_flags(**options)
-    unspecified_options = [name for name in options if getattr(overrides, name) is None]
-    added_values = {name: getattr(block_overrides, name) for name in unspecified_options}
-    all_errors = (*overrides.errors, *block_overrides.errors)
-    return replace(overrides, **added_values, errors=all_errors)
+    of_block = read_flags(**_options_of_trace_block(block, base))
+
+    def prefer(specified: T | None, default: T | None) -> T | None:
+        return default if specified is None else specified
+
+    return replace(
+        overrides,
+        trace_slice=prefer(overrides.trace_slice, of_block.trace_slice),
+        trace_speed=prefer(overrides.trace_speed, of_block.trace_speed),
+        trace_loop=prefer(overrides.trace_loop, of_block.trace_loop),
+        trace_replay=prefer(overrides.trace_replay, of_block.trace_replay),
+        trace_unit=prefer(overrides.trace_unit, of_block.trace_unit),
+        on_bad_row=prefer(overrides.on_bad_row, of_block.on_bad_row),
+        errors=(*overrides.errors, *of_block.errors),
+    )
 
 
 def _options_of_trace_block(block: Mapping[str, Any], file: str) -> dict[str, Any]:
@@ -194,29 +205,41 @@ def workload_from_dataset(
     Raises:
         CombinedError: All mistakes in the data set, the base and the options.
     """
-    name = str(dataset)
-    source = name  # A data set of Hugging Face stays a name.
-    if not name.startswith("hf:"):
-        hint = (
-            "give a file (JSONL, JSON list, CSV, Parquet, Arrow), or a data set of "
-            "Hugging Face: hf:ORG/NAME"
-        )
-        _check_is_file(Path(name), "--dataset", "file", hint)
-        source = str(Path(name).resolve())
-    requests = {"from": source}
+    source = _locate_dataset(str(dataset))
+    requests = {"from": source.path_or_name}
     if base is None:
-        # The name of a data set of Hugging Face follows the prefix "hf:".
-        workload_name = Path(name.partition(":")[2] or name).stem
         return workload_from_mapping(
-            {"name": workload_name, "requests": requests}, overrides, f"--dataset {name}"
+            {"name": source.short_name, "requests": requests}, overrides, f"--dataset {dataset}"
         )
-    # The data set is first loaded as a workload of its own. Only its requests are used, but a valid
-    # workload needs a stage, too.
-    unused_stage = {"arrival": {"closed": 1}, "count": 1}
+    # The requests are validated as those of a workload of its own, which needs a stage as well.
+    any_stage = {"arrival": {"closed": 1}, "count": 1}
     data_workload = workload_from_mapping(
-        {"name": "data", "requests": requests, "stages": [unused_stage]}
+        {"name": "data", "requests": requests, "stages": [any_stage]}
     )
     return load(base, overrides, replaced_fields={"requests": data_workload.requests})
+
+
+class _DatasetSource(NamedTuple):
+    """Where a data set is, and what a workload that sends it is called."""
+
+    path_or_name: str
+    short_name: str
+
+
+def _locate_dataset(dataset: str) -> _DatasetSource:
+    """Return the absolute path of a data set, or its name if it is one of Hugging Face.
+
+    Raises CombinedError if there is no such file.
+    """
+    if dataset.startswith(HUB):
+        return _DatasetSource(dataset, Path(dataset.removeprefix(HUB)).stem)
+    hint = (
+        "give a file (JSONL, JSON list, CSV, Parquet, Arrow), or a data set of "
+        "Hugging Face: hf:ORG/NAME"
+    )
+    path = Path(dataset)
+    _check_is_file(path, "--dataset", "file", hint)
+    return _DatasetSource(str(path.resolve()), path.stem)
 
 
 def load_from_options(
@@ -255,17 +278,14 @@ def load_from_options(
 def _workload_from_lengths(overrides: Overrides) -> Workload:
     """Return the workload with the prompt and output length of the options, and nothing else.
 
-    The other options describe its load, which lasts DEFAULT_DURATION_NS if they set no end. Raises
-    CombinedError if a length is missing.
+    The workload gets these lengths when the options are applied to it, like any other workload. Its
+    load lasts DEFAULT_DURATION_NS if the options set no end. Raises CombinedError if a length is
+    missing.
     """
     input_tokens = overrides.input_tokens
     output_tokens = overrides.output_tokens
     if input_tokens is None and output_tokens is None:
-        if overrides.errors:
-            raise CombinedError(list(overrides.errors))
-        data = "use --dataset FILE, --trace FILE, or --input-tokens and --output-tokens"
-        hint = f"give a file, one of {', '.join(packaged_files())}, {data}"
-        raise CombinedError([UserError("missing_option", "no workload", "WORKLOAD", hint)])
+        raise _missing_workload(overrides)
     if output_tokens is None:
         raise _missing_length(overrides, "--input-tokens", "--output-tokens")
     if input_tokens is None:
@@ -277,6 +297,18 @@ def _workload_from_lengths(overrides: Overrides) -> Workload:
         "requests": PLACEHOLDER_REQUESTS,
     }
     return workload_from_mapping(workload, overrides, "--input-tokens, --output-tokens")
+
+
+def _missing_workload(overrides: Overrides) -> CombinedError:
+    """Return the error for a command without a workload, or those of its options if it has any.
+
+    A mistake in an option can be the reason why it names no workload.
+    """
+    if overrides.errors:
+        return CombinedError(list(overrides.errors))
+    other_ways = "use --dataset FILE, --trace FILE, or --input-tokens and --output-tokens"
+    hint = f"give a file, one of {', '.join(packaged_files())}, {other_ways}"
+    return CombinedError([UserError("missing_option", "no workload", "WORKLOAD", hint)])
 
 
 def _missing_length(overrides: Overrides, option: str, missing_option: str) -> CombinedError:
@@ -312,25 +344,33 @@ def _build_workload(
     Raises:
         CombinedError: All mistakes in the text and the options.
     """
-    document, yaml_errors = read_yaml(source.text, source.label, source.env)
-    if replaced_fields and "trace" in document:
-        # The block stands for the requests and stages of a trace, which are replaced. Without it,
-        # the trace that it names is not read.
-        del document["trace"]
-        document.setdefault("requests", dict(PLACEHOLDER_REQUESTS))
-    context = FileContext(file=source.label, directory=source.directory, errors=yaml_errors)
+    document, errors = read_yaml(source.text, source.label, source.env)
+    if replaced_fields:
+        _remove_trace_block(document)
+    # All steps add the mistakes that they find to `errors`.
+    context = FileContext(file=source.label, directory=source.directory, errors=errors)
     workload_file = validate_document(WorkloadFile, document, context)
     # A file may lack what an option supplies. So if options have mistakes, nothing is checked that
     # depends on both.
     if workload_file is None or overrides.errors:
-        raise CombinedError(sort_errors(context.errors) + list(overrides.errors))
+        raise CombinedError(sort_errors(errors) + list(overrides.errors))
 
     fields = {name: getattr(workload_file, name) for name in WorkloadFile.model_fields}
     fields.update(replaced_fields or {})
     # All fields have been validated, so the model is built without validating them again.
     workload = Workload.model_construct(**fields, source_text=source.text)
-    errors = DocumentErrors(source.label, document, context.errors)
-    workload = apply_overrides(workload, overrides, errors)
-    if errors.errors:
-        raise CombinedError(sort_errors(errors.errors))
+    workload = apply_overrides(workload, overrides, DocumentErrors(source.label, document, errors))
+    if errors:
+        raise CombinedError(sort_errors(errors))
     return workload
+
+
+def _remove_trace_block(document: Map) -> None:
+    """Remove the `trace:` block of a workload whose requests and stages are replaced.
+
+    The block stands for requests and stages, so placeholders take its place. Otherwise the trace
+    that it names would be read for nothing.
+    """
+    if "trace" in document:
+        del document["trace"]
+        document.setdefault("requests", dict(PLACEHOLDER_REQUESTS))

@@ -7,8 +7,6 @@ are added to it. `flags.py` reads the options, and `stage_overrides.py` applies 
 
 from __future__ import annotations
 
-from typing import Any
-
 from loadgen.core import seeds
 from loadgen.core.slo import ATTAINMENT, Slo, merge_slos
 from loadgen.core.workload.diagnostics import DocumentErrors
@@ -27,19 +25,18 @@ def apply_overrides(workload: Workload, overrides: Overrides, errors: DocumentEr
     Options that contradict the workload or each other are added to `errors`. An option that is not
     specified is None, or empty, and changes nothing.
     """
-    changes: dict[str, Any] = {
+    computed_fields = {
         "requests": _override_requests(workload.requests, overrides, errors),
         "stages": override_stages(workload, overrides, errors),
         "slo": _override_slo(workload, overrides, errors),
         "limits": workload.limits.model_copy(update=dict(overrides.limits)),
         "replaced": _replaced_stages(workload, overrides),
-        "salt": workload.salt,
+        "salt": _override_salt(workload, overrides),
     }
-    # If the workload states what the cache of the server contains, it must not contain prompts of
-    # an earlier run. So the texts are new in every run, unless `--salt` below fixes them.
-    if isinstance(workload.requests, Synthetic) and workload.requests.cache is not None:
-        changes["salt"] = workload.salt or seeds.FRESH
-    options_by_field = {
+    if overrides.salt is not None and isinstance(workload.requests, FromFile):
+        problem = "a salt changes generated prompts, but prompts of a file are sent unchanged"
+        errors.add_option("conflict", problem, f"--salt {overrides.salt}", "leave the option out")
+    option_values = {
         "grace_ns": overrides.grace,
         "timeout_ns": overrides.timeout,
         "stall_timeout_ns": overrides.stall_timeout,
@@ -48,13 +45,25 @@ def apply_overrides(workload: Workload, overrides: Overrides, errors: DocumentEr
         "max_in_prefill": overrides.max_in_prefill,
         "seed": overrides.seed,
         "schedule_seed": overrides.schedule_seed,
-        "salt": overrides.salt,
     }
-    changes |= {field: value for field, value in options_by_field.items() if value is not None}
-    if overrides.salt is not None and isinstance(workload.requests, FromFile):
-        problem = "a salt changes generated prompts, but prompts of a file are sent unchanged"
-        errors.add_option("conflict", problem, f"--salt {overrides.salt}", "leave the option out")
-    return workload.model_copy(update=changes)
+    specified_values = {field: value for field, value in option_values.items() if value is not None}
+    return workload.model_copy(update=computed_fields | specified_values)
+
+
+def _override_salt(workload: Workload, overrides: Overrides) -> str | None:
+    """Return the salt, which decides the texts of prompts: that of the option or of the workload.
+
+    A workload may state which share of its prompts is in the cache of the server (`cache`). Then
+    the cache must not contain prompts of an earlier run, so each run has a random salt by default.
+    """
+    if overrides.salt is not None:
+        return overrides.salt
+    states_cache_share = (
+        isinstance(workload.requests, Synthetic) and workload.requests.cache is not None
+    )
+    if states_cache_share and not workload.salt:
+        return seeds.FRESH
+    return workload.salt
 
 
 def with_unique_prompts(workload: Workload, run_name: str) -> Workload:
@@ -71,10 +80,15 @@ def with_unique_prompts(workload: Workload, run_name: str) -> Workload:
 
 
 def _replaced_stages(workload: Workload, overrides: Overrides) -> tuple[str, ...]:
-    """Return the names of the measured stages if one stage of the command line replaces several."""
+    """Return the names of the measured stages if an option replaces several of them by one.
+
+    Otherwise return the names that the workload already has from an earlier replacement.
+    """
     measured = tuple(stage.name or "load" for stage in workload.stages if stage.measured)
     has_load_option = overrides.request_rate is not None or overrides.concurrency is not None
-    return measured if len(measured) > 1 and has_load_option else workload.replaced
+    if has_load_option and len(measured) > 1:
+        return measured
+    return workload.replaced
 
 
 def _override_requests(
@@ -90,38 +104,52 @@ def _override_requests(
 
     An error is added for each length that cannot be set.
     """
-    if isinstance(requests, FromTrace | Task | Mix):
-        _refuse_lengths(requests, overrides, errors)
-        if isinstance(requests, FromTrace):
-            return requests.model_copy(update=changed_trace_fields(overrides))
+    if isinstance(requests, FromTrace):
+        _refuse_length_options("trace", overrides, errors)
+        return requests.model_copy(update=changed_trace_fields(overrides))
+    if isinstance(requests, Task | Mix):
+        length_owner = "steps" if isinstance(requests, Task) else "classes"
+        _refuse_length_options(length_owner, overrides, errors)
         return requests
-    changes: dict[str, Any] = {}
+    _check_length_options(requests, overrides, errors)
+    return requests.model_copy(update=_changed_lengths(overrides))
+
+
+def _changed_lengths(overrides: Overrides) -> dict[str, FixedTokens | str]:
+    """Return the fields of requests that the options for lengths set, with their values."""
+    changes: dict[str, FixedTokens | str] = {}
     if overrides.input_tokens is not None:
         changes["input_tokens"] = FixedTokens.model_construct(value=overrides.input_tokens)
-        if isinstance(requests, FromFile):
-            problem = "the prompts come from a file, so their length cannot be set"
-            option = f"--input-tokens {overrides.input_tokens}"
-            errors.add_option("conflict", problem, option, "leave the option out")
     if overrides.output_tokens == "unlimited":
         changes["output_tokens"] = "unlimited"
-        if not isinstance(requests, FromFile):
-            problem = "only rows of a data set can be sent without an output limit"
-            hint = "give a number of tokens, for example --output-tokens 200"
-            errors.add_option("conflict", problem, "--output-tokens unlimited", hint)
     elif overrides.output_tokens is not None:
         changes["output_tokens"] = FixedTokens.model_construct(value=overrides.output_tokens)
-    return requests.model_copy(update=changes)
+    return changes
 
 
-def _refuse_lengths(
-    requests: FromTrace | Task | Mix, overrides: Overrides, errors: DocumentErrors
+def _check_length_options(
+    requests: Synthetic | FromFile, overrides: Overrides, errors: DocumentErrors
 ) -> None:
-    """Add an error for each length that options set although the requests have their own."""
-    owner = {FromTrace: "trace", Task: "steps", Mix: "classes"}[type(requests)]
+    """Add an error for a length that these requests cannot have."""
+    if overrides.input_tokens is not None and isinstance(requests, FromFile):
+        problem = "the prompts come from a file, so their length cannot be set"
+        option = f"--input-tokens {overrides.input_tokens}"
+        errors.add_option("conflict", problem, option, "leave the option out")
+    if overrides.output_tokens == "unlimited" and not isinstance(requests, FromFile):
+        problem = "only rows of a data set can be sent without an output limit"
+        hint = "give a number of tokens, for example --output-tokens 200"
+        errors.add_option("conflict", problem, "--output-tokens unlimited", hint)
+
+
+def _refuse_length_options(length_owner: str, overrides: Overrides, errors: DocumentErrors) -> None:
+    """Add an error for each option that sets a length although the requests have their own.
+
+    `length_owner` is what defines the lengths of the requests, such as "trace".
+    """
     options = {"--input-tokens": overrides.input_tokens, "--output-tokens": overrides.output_tokens}
     for option, tokens in options.items():
         if tokens is not None:
-            problem = f"the lengths are defined by the {owner}"
+            problem = f"the lengths are defined by the {length_owner}"
             errors.add_option("conflict", problem, f"{option} {tokens}", "leave the option out")
 
 
@@ -129,29 +157,42 @@ def _override_slo(workload: Workload, overrides: Overrides, errors: DocumentErro
     """Return the SLO of the workload as changed by the options.
 
     `--slo ttft:2s` replaces the SLO of the workload, and `--slo +ttft:2s` adds a term to it. An
-    error is added in two cases: if each class has an SLO of its own, so that this one has no
-    effect, and if there is an attainment but no latency limit that requests could attain.
+    error is added if the result has no effect or no meaning.
     """
     if overrides.replacement_slo is None and overrides.added_slo is None:
         return workload.slo
-    # Requests of a single kind have no classes.
-    classes = getattr(workload.requests, "classes", {}).values()
-    if classes and all(request_class.slo for request_class in classes):
+    _check_slo_has_effect(workload, errors)
+    base_slo = overrides.replacement_slo or workload.slo or Slo()
+    slo = merge_slos(base_slo, overrides.added_slo or Slo())
+    _check_attainment_has_limit(slo, workload.slo, errors)
+    return slo
+
+
+def _check_slo_has_effect(workload: Workload, errors: DocumentErrors) -> None:
+    """Add an error if each request class has its own SLO, which hides that of the workload."""
+    if not isinstance(workload.requests, Mix):
+        return
+    if all(request_class.slo for request_class in workload.requests.classes.values()):
         hint = (
             "write the limits of the classes in your own workload file, which may extend this one"
         )
         errors.add_option("no_effect", "each request class has its own SLO", "--slo", hint)
-    slo = merge_slos(
-        overrides.replacement_slo or workload.slo or Slo(), overrides.added_slo or Slo()
-    )
-    if not slo.terms and slo.goodput_share is not None:
-        share = f"{slo.goodput_share * 100:g}%"
-        hint = "add --slo ttft:2s"
-        if workload.slo is not None and workload.slo.terms:
-            hint = (
-                f"use --slo +{ATTAINMENT}:{share} to keep the limits of the workload, "
-                "or add --slo ttft:2s"
-            )
-        problem = "an attainment needs a latency limit that requests can meet"
-        errors.add_option("no_slo", problem, f"--slo {ATTAINMENT}:{share}", hint)
-    return slo
+
+
+def _check_attainment_has_limit(slo: Slo, workload_slo: Slo | None, errors: DocumentErrors) -> None:
+    """Add an error if an SLO has an attainment without a latency limit.
+
+    The attainment is the share of requests that meet all latency limits. If the options have
+    replaced the limits of the workload (`workload_slo`), the hint says how to keep them.
+    """
+    if slo.terms or slo.goodput_share is None:
+        return
+    share = f"{slo.goodput_share * 100:g}%"
+    hint = "add --slo ttft:2s"
+    if workload_slo is not None and workload_slo.terms:
+        hint = (
+            f"use --slo +{ATTAINMENT}:{share} to keep the limits of the workload, "
+            "or add --slo ttft:2s"
+        )
+    problem = "an attainment needs a latency limit that requests can meet"
+    errors.add_option("no_slo", problem, f"--slo {ATTAINMENT}:{share}", hint)

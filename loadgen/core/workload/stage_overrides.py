@@ -32,6 +32,16 @@ if TYPE_CHECKING:
 MAX_STAGES = 1_000
 MAX_RATE_PER_S = 1e6
 
+OPTION_OF_TRACE_FIELD = {
+    "slice_ns": "trace_slice",
+    "on_bad_row": "on_bad_row",
+    "replay": "trace_replay",
+    "unit": "trace_unit",
+    "speed": "trace_speed",
+    "loop": "trace_loop",
+}
+"""Maps a field of a replayed trace to the option that sets it."""
+
 ArrivalOption = Constant | Poisson | Gamma | Closed
 """The arrival processes that options of the command line can describe."""
 
@@ -41,9 +51,7 @@ def override_stages(
 ) -> tuple[Stage, ...]:
     """Return the stages as changed by the options of the command line.
 
-    Each stage of the result has a name and a limit (a duration, a count or minimums). The order of
-    the changes matters: an option for the load may replace stages before options for limits apply
-    to them, and a warm-up gets the arrival process that measured stages then have. Mistakes are
+    Each stage of the result has a name and a limit (a duration, a count or minimums). Mistakes are
     added to `errors`.
     """
     arrival = _arrival_of_options(overrides, errors)
@@ -52,24 +60,43 @@ def override_stages(
         # addition that there is no load.
         return ()
     if len(workload.stages) > MAX_STAGES:
-        problem = format.counted(len(workload.stages), "stage")
-        hint = (
+        errors.add_at(
+            ("stages",),
+            "too_large",
+            format.counted(len(workload.stages), "stage"),
             f"use at most {MAX_STAGES:,} stages, or a trace (--trace) for a load "
-            "that changes all the time"
+            "that changes all the time",
         )
-        errors.add_at(("stages",), "too_large", problem, hint)
         return ()
     stages = _with_names(workload.stages, errors)
+    stages = _with_options(stages, arrival, overrides, errors)
+    _refuse_trace_options_without_trace(workload.requests, stages, overrides, errors)
+    stages = _with_limits_of_data(stages, workload.requests, overrides, errors)
+    check_stages(stages, workload.requests, errors)
+    return tuple(stages)
+
+
+def _with_options(
+    stages: list[Stage], arrival: ArrivalOption | None, overrides: Overrides, errors: DocumentErrors
+) -> list[Stage]:
+    """Return the stages as changed by the options for traces, the load, limits and the warm-up.
+
+    The order matters: an option for the load can replace stages, options for limits apply to the
+    new stages, and a warm-up gets the arrival process that the measured stages then have.
+
+    Args:
+        stages: The stages of the file.
+        arrival: The arrival process that the options describe, or None if they describe none.
+        overrides: The options.
+        errors: Mistakes are added here.
+    """
     stages = [_with_trace_options(stage, overrides) for stage in stages]
     stages = _with_load_options(stages, arrival, overrides, errors)
-    _refuse_trace_options_without_trace(workload.requests, stages, overrides, errors)
     if overrides.duration is not None or overrides.num_requests is not None:
         stages = [_with_limit_options(stage, overrides) for stage in stages]
     if overrides.warmup_ns is not None or overrides.warmup_count is not None:
         stages = _with_warmup(stages, overrides)
-    stages = _with_limits_of_data(stages, workload.requests, overrides, errors)
-    check_stages(stages, workload.requests, errors)
-    return tuple(stages)
+    return stages
 
 
 def changed_trace_fields(overrides: Overrides) -> dict[str, Any]:
@@ -138,34 +165,41 @@ def _unused_name(base_name: str, used_names: set[str]) -> str:
 def _arrival_of_options(overrides: Overrides, errors: DocumentErrors) -> ArrivalOption | None:
     """Return the arrival process that the options describe, or None if they describe none.
 
-    A concurrency makes a closed loop. A rate makes Poisson arrivals, with a burstiness gamma
-    arrivals, of which a burstiness of 1 is Poisson. An infinite rate sends everything at once.
+    A concurrency makes a closed loop, and a rate an open loop. An error is added if both are
+    specified.
     """
-    rate = overrides.request_rate
-    if overrides.concurrency is not None:
-        if rate is None and overrides.burstiness is None:
-            return Closed.model_construct(
-                concurrency=overrides.concurrency, ramp_ns=overrides.stagger
-            )
-        other_option = "--request-rate" if rate is not None else "--set burstiness"
-        problem = (
-            f"--concurrency is a closed loop and {other_option} an open loop, "
-            "so they cannot be combined"
-        )
-        options = f"--concurrency {overrides.concurrency} {other_option}"
-        errors.add_option("conflict", problem, options, "use --max-in-flight to limit an open loop")
-        return None
-    if rate is None:
-        return None
-    if math.isinf(rate):
-        if overrides.burstiness is not None:
+    rate_per_s = overrides.request_rate
+    if overrides.concurrency is None:
+        return None if rate_per_s is None else _open_loop_arrival(rate_per_s, overrides, errors)
+    if rate_per_s is None and overrides.burstiness is None:
+        return Closed.model_construct(concurrency=overrides.concurrency, ramp_ns=overrides.stagger)
+    open_loop_option = "--request-rate" if rate_per_s is not None else "--set burstiness"
+    problem = (
+        f"--concurrency is a closed loop and {open_loop_option} an open loop, "
+        "so they cannot be combined"
+    )
+    options = f"--concurrency {overrides.concurrency} {open_loop_option}"
+    errors.add_option("conflict", problem, options, "use --max-in-flight to limit an open loop")
+    return None
+
+
+def _open_loop_arrival(
+    rate_per_s: float, overrides: Overrides, errors: DocumentErrors
+) -> ArrivalOption:
+    """Return the arrival process of a rate: Poisson arrivals, or gamma arrivals if bursty.
+
+    With an infinite rate everything is sent at once. An error is added if it has a burstiness.
+    """
+    burstiness = overrides.burstiness
+    if math.isinf(rate_per_s):
+        if burstiness is not None:
             problem = "with everything sent at once there are no inter-arrival times to vary"
             options = "--request-rate inf --set burstiness"
             errors.add_option("conflict", problem, options, "give a finite rate")
-        return Constant.model_construct(rate=rate)
-    if overrides.burstiness is None or overrides.burstiness == 1:
-        return Poisson.model_construct(rate=rate)
-    return Gamma.model_construct(rate=rate, burstiness=overrides.burstiness)
+        return Constant.model_construct(rate=rate_per_s)
+    if burstiness is None or burstiness == 1:  # A gamma process of shape 1 is a Poisson process.
+        return Poisson.model_construct(rate=rate_per_s)
+    return Gamma.model_construct(rate=rate_per_s, burstiness=burstiness)
 
 
 def _with_load_options(
@@ -173,9 +207,16 @@ def _with_load_options(
 ) -> list[Stage]:
     """Return the stages with the arrival process, the burstiness and the ramp of the options.
 
-    A burstiness without a rate and a ramp without a concurrency change the stages of the file. With
-    them they are already part of `arrival`, which replaces those stages. (The ramp is the option
-    `--stagger`.)
+    An arrival process of the options replaces the stages of the file. A burstiness or a ramp that
+    is specified alone changes the stages of the file instead. The ramp is how long the virtual
+    users of a closed loop take to start, the option `--stagger`.
+
+    Args:
+        stages: The stages of the file.
+        arrival: The arrival process of the options, which already has their burstiness and ramp. It
+            is None without a rate and a concurrency.
+        overrides: The options.
+        errors: Mistakes are added here.
     """
     if arrival is not None:
         stages = _replace_measured_stages(arrival, stages)
@@ -339,29 +380,23 @@ def _with_trace_options(stage: Stage, overrides: Overrides) -> Stage:
 def _refuse_trace_options_without_trace(
     requests: Requests, stages: list[Stage], overrides: Overrides, errors: DocumentErrors
 ) -> None:
-    """Add an error for each option for a trace that would have no effect.
+    """Add an error for each option for traces that has no effect.
 
-    Some options change only the arrivals, such as the speed. They need a stage that replays a
-    trace. The others change arrivals and requests. They need such a stage or requests of a trace.
+    Some options, such as the speed, only change when requests arrive. They have an effect if a
+    stage replays the arrivals of a trace. The others also have one if only the requests are those
+    of a trace.
     """
     if any(isinstance(stage.arrival, Replay) for stage in stages):
         return
-    problem = "the arrivals are not replayed from a trace"
-    unused_fields = _changed_replay_fields(overrides)
-    if not isinstance(requests, FromTrace):
+    if isinstance(requests, FromTrace):
+        problem = "the arrivals are not replayed from a trace"
+        unused_fields = _changed_replay_fields(overrides)
+    else:
         problem = "no trace is replayed"
-        unused_fields |= changed_trace_fields(overrides)
-    option_of_field = {
-        "slice_ns": "trace_slice",
-        "replay": "trace_replay",
-        "unit": "trace_unit",
-        "speed": "trace_speed",
-        "loop": "trace_loop",
-    }
+        unused_fields = _changed_replay_fields(overrides) | changed_trace_fields(overrides)
     hint = "use --trace FILE, without --request-rate and --concurrency"
     for field in unused_fields:
-        option = f"--set {option_of_field.get(field, field)}"
-        errors.add_option("no_effect", problem, option, hint)
+        errors.add_option("no_effect", problem, f"--set {OPTION_OF_TRACE_FIELD[field]}", hint)
 
 
 def _with_limits_of_data(
@@ -377,10 +412,19 @@ def _with_limits_of_data(
     has_replay = any(isinstance(stage.arrival, Replay) for stage in stages)
     if not isinstance(requests, FromFile | FromTrace) and not has_replay:
         return stages
+    limited_stages = None
     with collecting(errors.errors):
-        return _with_counts(stages, requests)
-    # The file has mistakes, so its length is not known. Any count keeps a stage without a limit
-    # from being reported as a mistake as well.
+        limited_stages = _with_counts(stages, requests)
+    # None if the file has mistakes, so that its length is not known.
+    return _with_assumed_counts(stages) if limited_stages is None else limited_stages
+
+
+def _with_assumed_counts(stages: list[Stage]) -> list[Stage]:
+    """Return the stages with a count of 1 for those without a limit.
+
+    The count is never used, because the data has mistakes that end the command. It only keeps the
+    missing limit from being reported in addition.
+    """
     return [
         stage if stage.duration_ns or stage.count else stage.model_copy(update={"count": 1})
         for stage in stages
@@ -406,27 +450,49 @@ def _with_counts(stages: list[Stage], requests: Requests) -> list[Stage]:
 
     Raises LoadgenError or CombinedError if the file cannot be read.
     """
-    from loadgen.core.workload.trace_sessions import read_replay_source
-
     measured = [stage for stage in stages if stage.measured]
-    row_count: int | None = None
-    if isinstance(requests, FromTrace):
-        row_count = len(read_replay_source(requests))
-    elif isinstance(requests, FromFile) and any(stage.duration_ns is None for stage in measured):
-        row_count = _count_rows(requests.path)
+    row_count = _count_rows_of_requests(requests, measured)
     new_stages = []
     for stage in stages:
-        count: int | None = None
         has_limit = stage.duration_ns is not None or stage.count is not None
-        if not has_limit and isinstance(stage.arrival, Replay):
-            count = len(read_replay_source(stage.arrival)) * stage.arrival.loop
-        elif not has_limit and stage.measured and len(measured) == 1:
+        count: int | None = None
+        if has_limit:
+            count = stage.count
+        elif isinstance(stage.arrival, Replay):
+            count = _count_replayed_arrivals(stage.arrival)
+        elif stage.measured and len(measured) == 1:
             count = row_count
-        new_stages.append(stage.model_copy(update={"count": count}) if count else stage)
+        new_stages.append(stage.model_copy(update={"count": count}))
     return new_stages
 
 
+def _count_replayed_arrivals(replay: Replay) -> int:
+    """Return the number of arrivals of a trace that is replayed completely, `loop` times."""
+    # Runs without a trace do not need this module.
+    from loadgen.core.workload.trace_sessions import read_replay_source
+
+    return len(read_replay_source(replay)) * replay.loop
+
+
+def _count_rows_of_requests(requests: Requests, measured_stages: list[Stage]) -> int | None:
+    """Return the number of rows of the trace or data set that requests come from.
+
+    Return None if they come from neither, or if a data set need not be read, because all measured
+    stages have a duration.
+    """
+    if isinstance(requests, FromTrace):
+        # Runs without a trace do not need this module.
+        from loadgen.core.workload.trace_sessions import read_replay_source
+
+        return len(read_replay_source(requests))
+    if isinstance(requests, FromFile):
+        needs_count = any(stage.duration_ns is None for stage in measured_stages)
+        return _count_rows(requests.path) if needs_count else None
+    return None
+
+
 def _count_rows(path: Path) -> int:
+    """Return the number of rows of a data set. Raises UserError or CombinedError."""
     from loadgen.core.workload.dataset import read_rows
 
     return len(read_rows(path))
