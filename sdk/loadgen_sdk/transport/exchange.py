@@ -42,6 +42,9 @@ recognises no events, and the compiled one only those that it can decode."""
 MANY_EVENTS = 1 << 40
 """Stands for the number of events of a response whose length was not requested."""
 
+HEAD_INCOMPLETE = 0
+"""The status of a response before its head is complete."""
+
 FIRST_ERROR_STATUS = 300
 """A status of this or more means that the request has failed. Redirects are not followed."""
 
@@ -190,9 +193,9 @@ class Exchange(ExchangeState):
         """Pass the events of a read to the reader, with the uncertainty of their timestamp.
 
         All events of a read have the timestamp of its newest packet, and those before the last may
-        have arrived earlier. After the first output, the events of one chunk count as exact,
-        because a server writes a chunk at once. Before it, their uncertainty is passed on too,
-        because it is the uncertainty of the measured time to first token.
+        have arrived earlier. After the first output, events that came in one write of the server
+        count as exact. Before it, their uncertainty is passed on too, because it is the uncertainty
+        of the measured time to first token.
 
         Args:
             decoded: The events of the read.
@@ -200,22 +203,18 @@ class Exchange(ExchangeState):
             read_at: When the process had read it.
             empty_at: When the socket was last known to be empty, so that no event arrived earlier.
         """
-        has_first_output = self.reader.first_token != NEVER
+        reader = self.reader
+        has_first_output = reader.first_token != NEVER
         if not has_first_output:
             self._feed_until_first_output(decoded, timestamp, read_at, empty_at)
-        elif self._has_exact_timestamp(decoded):
-            self.reader.feed(decoded.events, timestamp)
+            return
+        chunks, events = decoded
+        # A server writes a chunk at once. Without chunks, only a single event is one write.
+        is_one_write = chunks == 1 and (self.response.is_chunked or count_events(events) == 1)
+        if is_one_write:
+            reader.feed(events, timestamp)
         else:
             self._feed_with_uncertainty(decoded, timestamp, earliest=empty_at)
-
-    def _has_exact_timestamp(self, decoded: DecodedRead) -> bool:
-        """Return True if all events of a read came in one write of the server.
-
-        A body without chunks does not show the writes, so only a single event is one for certain.
-        """
-        if decoded.chunks != 1:
-            return False
-        return self.response.is_chunked or count_events(decoded.events) == 1
 
     def _feed_until_first_output(
         self, decoded: DecodedRead, timestamp: int, read_at: int, empty_at: int
@@ -303,18 +302,13 @@ class Exchange(ExchangeState):
             EventTooLargeError: An event exceeds the limit of the decoder.
         """
         body_data = data
-        if not self._is_head_complete:
+        if self.response.status == HEAD_INCOMPLETE:
             body_data = self._feed_head(data, timestamp, from_kernel)
-            if not self._is_head_complete:
+            if self.response.status == HEAD_INCOMPLETE:
                 return NOTHING_DECODED
         if self.is_event_stream and self.response.is_chunked:
             return self._decode_chunked_stream(body_data)
         return self._decode_body(body_data)
-
-    @property
-    def _is_head_complete(self) -> bool:
-        """Whether the head of the response was parsed. Its status is 0 before that."""
-        return self.response.status != 0
 
     def _feed_head(self, data: bytes, timestamp: int, from_kernel: bool) -> bytes:
         """Parse the head of the response, or a part of it, and return the bytes of the body.
@@ -331,7 +325,7 @@ class Exchange(ExchangeState):
         """
         response = self.response
         body_start = response.feed_head(data)
-        if not self._is_head_complete:
+        if response.status == HEAD_INCOMPLETE:
             return b""
         self.head_received_at = timestamp
         self.has_kernel_timestamp = from_kernel
@@ -344,51 +338,47 @@ class Exchange(ExchangeState):
     def _decode_chunked_stream(self, data: bytes) -> DecodedRead:
         """Return the events in a part of the body, which is a stream of events in chunks.
 
-        Most data are whole chunks of whole events. `_recognise_whole_chunks` recognises them in one
-        pass, if the data begin with a chunk. Only the bytes before and after them are decoded
-        step by step, as HTTP and server-sent events are defined. The first bytes of a chunk without
-        a complete event are kept until the rest arrives, so that it can be recognised as a whole.
+        The data usually begin with a chunk, so that whole chunks can be recognised in one pass
+        (`_decode_from_chunk_start`). If the read before has left a part of a chunk, the data are
+        first brought to that point.
         """
-        decoded_parts: list[DecodedRead] = []
-        rest = data
+        if self.is_at_chunk_start:
+            return self._decode_from_chunk_start(data)
         if self.incomplete_chunk:
-            rest = self.incomplete_chunk + data
+            chunk_and_data = self.incomplete_chunk + data
             self.incomplete_chunk = b""
             self.is_at_chunk_start = True
-
-        bytes_to_chunk_end = 0 if self.is_at_chunk_start else self.response.missing_chunk_bytes
-        if 0 < bytes_to_chunk_end < len(rest):
-            decoded_parts.append(self._decode_body(rest[:bytes_to_chunk_end]))
-            rest = rest[bytes_to_chunk_end:]
-
+            return self._decode_from_chunk_start(chunk_and_data)
+        bytes_to_chunk_end = self.response.missing_chunk_bytes
+        if not 0 < bytes_to_chunk_end < len(data):  # The end of the chunk is not in the data.
+            return self._decode_body(data)
+        end_of_chunk = self._decode_body(data[:bytes_to_chunk_end])
+        next_chunks = data[bytes_to_chunk_end:]
         if self.is_at_chunk_start:
-            decoded_chunks, rest = self._recognise_whole_chunks(rest)
-            decoded_parts.append(decoded_chunks)
-            if is_incomplete_event(rest):
-                decoded_parts.append(DecodedRead(chunks=1, events=()))
-                self.incomplete_chunk = rest
-                self.is_at_chunk_start = False
-                rest = b""
+            return _join_decoded(end_of_chunk, self._decode_from_chunk_start(next_chunks))
+        return _join_decoded(end_of_chunk, self._decode_body(next_chunks))
 
-        if rest:
-            decoded_parts.append(self._decode_body(rest))
-        return _join_decoded(decoded_parts)
+    def _decode_from_chunk_start(self, data: bytes) -> DecodedRead:
+        """Return the events in data that begin with a chunk.
 
-    def _recognise_whole_chunks(self, data: bytes) -> tuple[DecodedRead, bytes]:
-        """Recognise whole chunks of whole events at the beginning of `data`.
-
-        Plain events, which differ from an earlier event of the response in their text alone, are
-        counted without being decoded.
-
-        Returns:
-            What the recognised chunks hold, and the bytes after them.
+        Most data are whole chunks of whole events, which `parse_whole_chunks` recognises in one
+        pass. It only counts plain events, which differ from an earlier event of the response in
+        their text alone. Other chunks are decoded step by step. The first bytes of a chunk without
+        a complete event are kept until the rest arrives, so that it can be recognised as a whole.
         """
         before_text, after_text = self.reader.template or NO_TEMPLATE
         chunks, events, size_bytes = parse_whole_chunks(data, before_text, after_text)
         if chunks:
             # A byte order mark is possible at the start of the body only, which is now past.
             self.decoder.has_started = True
-        return DecodedRead(chunks, events), data[size_bytes:]
+        rest = data[size_bytes:]
+        if not rest:
+            return DecodedRead(chunks, events)
+        if is_incomplete_event(rest):
+            self.incomplete_chunk = rest
+            self.is_at_chunk_start = False
+            return DecodedRead(chunks + 1, events)
+        return _join_decoded(DecodedRead(chunks, events), self._decode_body(rest))
 
     def _decode_body(self, data: bytes) -> DecodedRead:
         """Decode a part of the body chunk by chunk, and return the events in it.
@@ -397,7 +387,9 @@ class Exchange(ExchangeState):
         whole chunk and a whole event. The next read may then be recognised without decoding. Any
         other body has no events, and is stored until it is complete.
         """
-        body_parts = self.response.feed(data) if data else []
+        if not data:
+            return NOTHING_DECODED
+        body_parts = self.response.feed(data)
         chunks = len(body_parts)
         # The usual read has one chunk, which need not be copied.
         content = body_parts[0] if chunks == 1 else b"".join(body_parts)
@@ -616,13 +608,9 @@ def is_incomplete_event(data: bytes) -> bool:
     return len(content) < chunk_size_of_line(size_line)
 
 
-def _join_decoded(parts: list[DecodedRead]) -> DecodedRead:
-    """Return what consecutive parts of a read hold together."""
-    if len(parts) == 1:
-        return parts[0]
-    chunks = sum(part.chunks for part in parts)
-    events = [event for part in parts for event in part.events]
-    return DecodedRead(chunks, events)
+def _join_decoded(first: DecodedRead, second: DecodedRead) -> DecodedRead:
+    """Return what two consecutive parts of a read hold together."""
+    return DecodedRead(chunks=first.chunks + second.chunks, events=[*first.events, *second.events])
 
 
 def is_event_stream(status: int, headers: Mapping[str, str]) -> bool:

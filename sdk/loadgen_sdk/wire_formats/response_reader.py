@@ -109,6 +109,9 @@ class ResponseReader(ResponseReaderState):
     ) -> None:
         """Process the events of a read of which some may have arrived before its timestamp.
 
+        The uncertainty is recorded for the last output event (an event with a piece of the output),
+        for the event timeline, and for the largest gap between output events.
+
         Args:
             uncertain: The events that may have arrived earlier than `timestamp`.
             certain: The events that arrived at `timestamp`. They follow the uncertain ones.
