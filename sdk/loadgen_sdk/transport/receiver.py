@@ -108,6 +108,8 @@ CHUNKED_BODY_END = b"\r\n\r\n"
 DELIVERIES_PER_CLOCK_READING = 8
 """How many buffers are delivered between two looks at the clock."""
 
+NS_PER_S = 1_000_000_000
+
 NEVER_NS = 1 << 62
 """A time that never comes."""
 
@@ -420,10 +422,11 @@ class Receiver:
         return None
 
     def send(self, buffer: SocketBuffer, parts: Sequence[bytes | memoryview]) -> tuple[int, int]:
-        """Write parts to a socket with one system call, at most MAX_WRITE_BYTES of them.
+        """Write the first MAX_WRITE_BYTES of some parts to a socket with one system call.
 
         Returns:
-            The time before the first byte, and how many bytes the socket accepted, or WRITE_FAILED.
+            The time before the first byte, monotonic in ns, and how many bytes the socket accepted,
+            or WRITE_FAILED.
         """
         started_at = monotonic_ns()
         try:
@@ -726,18 +729,21 @@ class Receiver:
         return Read(data, timestamp, self.now, empty_at, from_kernel=True)
 
     def _kernel_timestamp(self, ancillary: list[tuple[int, int, bytes]]) -> int | None:
-        """Return the kernel's timestamp in the ancillary data of a read, or None without one.
+        """Return the kernel's timestamp of a read on the monotonic clock, in ns, or None.
 
-        The kernel uses the wall clock, so the timestamp is converted to the monotonic one. The
-        data is a list of (level, type, bytes), in which the timestamp is the only item.
+        Args:
+            ancillary: The ancillary data of `recvmsg`, as (level, type, bytes). The timestamp is
+                the only item, as a `timespec` of the wall clock. There is none on systems without
+                kernel timestamps.
         """
         if not ancillary:
             return None
-        seconds, nanoseconds = _unpack_timespec(ancillary[0][2])
+        _level, _type, timespec = ancillary[0]
+        seconds, nanoseconds = _unpack_timespec(timespec)
         if not seconds:  # The packet arrived before timestamps were switched on.
             return None
-        timestamp: int = seconds * 1_000_000_000 + nanoseconds + self._wall_to_monotonic_ns
-        return timestamp
+        wall_ns: int = seconds * NS_PER_S + nanoseconds
+        return wall_ns + self._wall_to_monotonic_ns
 
     def _store_read(self, buffer: SocketBuffer, read: Read) -> None:
         """Store a read in the buffer of its socket, and queue the buffer if its owner must act now.
@@ -799,15 +805,18 @@ class Receiver:
             self._queue.append(buffer)
 
     def _flush_plain_reads(self, buffer: SocketBuffer) -> None:
-        """Append the plain events that were counted to the reads of the buffer, as a `PlainRun`."""
-        if buffer.plain_arrivals:
-            buffer.reads.append(
-                PlainRun(buffer.plain_arrivals, buffer.plain_bytes, buffer.plain_read_at)
-            )
-            buffer.plain_arrivals = []
-            buffer.plain_bytes = 0
-            if buffer.is_queued:
-                self.queued_reads += 1
+        """Append the plain events that were only counted to the reads of the buffer.
+
+        They become one `PlainRun`, which has their timestamps and the number of their bytes.
+        """
+        if not buffer.plain_arrivals:
+            return
+        plain_run = PlainRun(buffer.plain_arrivals, buffer.plain_bytes, buffer.plain_read_at)
+        buffer.reads.append(plain_run)
+        buffer.plain_arrivals = []
+        buffer.plain_bytes = 0
+        if buffer.is_queued:
+            self.queued_reads += 1
 
 
 def _last_known_empty_at(buffer: SocketBuffer, previous_poll_at: int) -> int:

@@ -186,10 +186,15 @@ class ResponseReader(ResponseReaderState):
             position += 1
 
     def count_plain_events(self, count: int, timestamp: int, uncertainty: int = 0) -> None:
-        """Count plain events that came together at `timestamp`.
+        """Count plain events that came together, as one gap and `count` output events.
 
-        They may have arrived earlier by at most `uncertainty` ns. There always is an earlier output
-        event, from which the template was learned.
+        A plain event differs from an earlier event of the response in its text alone. That earlier
+        event was an output event, so `last_token` is known.
+
+        Args:
+            count: The number of events. Nothing is done if it is 0.
+            timestamp: When they arrived, monotonic in ns.
+            uncertainty: By how much they may have arrived earlier, in ns.
         """
         if not count:
             return
@@ -207,10 +212,14 @@ class ResponseReader(ResponseReaderState):
         self.end = timestamp
 
     def count_plain_events_at(self, timestamps: list[int]) -> None:
-        """Count plain events that each have an exact timestamp of their own.
+        """Count plain events, each of which arrived at an exact time of its own.
 
-        `timestamps` has at least one item. Its gaps are computed by `map`, because a loop in
-        Python would cost more than the rest of the work per event.
+        The gap of an event is the time since the one before it: after an event at 10, those at
+        [30, 60] have the gaps [20, 30]. The gaps are computed by `map`, because a loop in Python
+        would cost more than the rest of the work per event.
+
+        Args:
+            timestamps: When the events arrived, in order, monotonic in ns. There is at least one.
         """
         previous_timestamps = [self.last_token, *timestamps]
         gaps = list(map(sub, timestamps, previous_timestamps))
@@ -374,8 +383,14 @@ class ResponseReader(ResponseReaderState):
     ) -> bool:
         """Process the choices of an event and return whether the event has output.
 
-        An event with several choices, as with `n: 2`, is still one output event, because its
-        choices arrived together.
+        An event with several choices, as a request with `n: 2` gets, is still one output event,
+        because its choices arrived together.
+
+        Args:
+            choices: The choices.
+            payload: The event, in which unknown fields are looked for if no output has come so far.
+            timestamp: When the event arrived, monotonic in ns.
+            uncertainty: By how much it may have arrived earlier, in ns.
         """
         has_output = False
         for choice in choices:
