@@ -46,11 +46,12 @@ class DeferralPolicy:
         self._next_pause_ns = DEFER_PAUSE_NS
 
     def count_reads(self, reads: int, merged_reads: int, *, is_timely: bool) -> None:
-        """Count the reads of one poll of the sockets that can be deferred.
+        """Count the reads of one poll of the sockets that may be read late ("deferred").
 
         Args:
             reads: How many sockets were read.
-            merged_reads: How many of these reads held several events.
+            merged_reads: How many of these reads held several events, of which only the newest has
+                an exact timestamp.
             is_timely: The poll was made at its planned time. A late poll finds several events
                 because the process was busy, so its merged reads are no sign against deferring.
         """
@@ -64,7 +65,14 @@ class DeferralPolicy:
         return now - self._period_started_at > DECISION_PERIOD_NS
 
     def decide(self, now: int) -> bool:
-        """Decide from the reads of the period that ends now, and begin the next period.
+        """Decide whether to read sockets late ("defer"), from the reads of the last period.
+
+        That is worthwhile if there are many reads, because it saves wake-ups of the process, and if
+        few of them are merged: a merged read holds several events, of which only the newest has an
+        exact timestamp. The next period begins now.
+
+        Args:
+            now: The monotonic time, in ns.
 
         Returns:
             Whether the decision (`is_deferring_worthwhile`) has changed.
@@ -89,9 +97,10 @@ class DeferralPolicy:
         self._timely_merged_reads = 0
 
     def _update_pause(self, now: int, has_too_many_merged: bool) -> None:
-        """Pause deferring after too many merged reads, twice as long each time in a row.
+        """Do not defer sockets for a while if that has merged too many reads.
 
-        The traffic probably stays as it is, so trying again soon would merge reads again.
+        The traffic probably stays as it is, so that trying again soon would merge reads again. Each
+        pause in a row is therefore twice as long as the one before.
         """
         if has_too_many_merged:
             self._paused_until = now + self._next_pause_ns

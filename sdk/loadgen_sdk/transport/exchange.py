@@ -338,9 +338,10 @@ class Exchange(ExchangeState):
     def _decode_chunked_stream(self, data: bytes) -> DecodedRead:
         """Return the events in a part of the body, which is a stream of events in chunks.
 
-        The data usually begin with a chunk, so that whole chunks can be recognised in one pass
-        (`_decode_from_chunk_start`). If the read before has left a part of a chunk, the data are
-        first brought to that point.
+        Usually the data begin with a chunk, so that whole chunks can be recognised in one pass
+        (`_decode_from_chunk_start`). They do not if a chunk was split between two reads. Then its
+        beginning was kept, and is put before the data, or was decoded already, and its end is
+        decoded by itself.
         """
         if self.is_at_chunk_start:
             return self._decode_from_chunk_start(data)
@@ -350,7 +351,8 @@ class Exchange(ExchangeState):
             self.is_at_chunk_start = True
             return self._decode_from_chunk_start(chunk_and_data)
         bytes_to_chunk_end = self.response.missing_chunk_bytes
-        if not 0 < bytes_to_chunk_end < len(data):  # The end of the chunk is not in the data.
+        has_chunk_end = 0 < bytes_to_chunk_end < len(data)
+        if not has_chunk_end:
             return self._decode_body(data)
         end_of_chunk = self._decode_body(data[:bytes_to_chunk_end])
         next_chunks = data[bytes_to_chunk_end:]

@@ -43,11 +43,12 @@ class Proxy(NamedTuple):
 def tunnel_refusal(response: bytes) -> str:
     """Return why a proxy refused a tunnel, or "" if its response to CONNECT opens it.
 
-    Its status line is like `HTTP/1.1 200 Connection established`.
+    It opens the tunnel by the status 200, as in `HTTP/1.1 200 Connection established`.
     """
     status_line = response.partition(b"\r\n")[0].decode("latin-1")
-    status_text = status_line.split(" ")[1:2]  # [] if the line is a single word
-    if status_text == ["200"]:
+    status_and_reason = status_line.partition(" ")[2]
+    status = status_and_reason.partition(" ")[0]
+    if status == "200":
         return ""
     return f"the proxy refused the tunnel: {status_line[:100]!r}"
 

@@ -568,6 +568,10 @@ class Receiver:
     def _read_ready(self, ready: list[tuple[int, int]]) -> list[tuple[int, int]]:
         """Read the sockets that the first epoll has just reported.
 
+        A socket that is reported now was empty when the poll before this one began, because that
+        poll did not report it. This bounds when its data can have arrived, so it is noted in the
+        read.
+
         Args:
             ready: The descriptors with their events, such as `[(7, EPOLLIN)]`.
 
@@ -585,7 +589,7 @@ class Receiver:
             if fd == deferred_fd:  # `_poll_and_read_deferred` handles it.
                 continue
             buffer = self._buffers.get(fd)
-            if buffer is None or not buffer.is_readable:
+            if buffer is None or not buffer.is_readable:  # the timer, or a socket that connects
                 unhandled.append((fd, events))
                 continue
             if events & _EPOLLOUT:
@@ -769,9 +773,10 @@ class Receiver:
     def _try_count_plain_events(self, buffer: SocketBuffer, read: Read) -> bool:
         """Store the timestamp and the number of the events of a read if all of them are plain.
 
-        The template of the buffer says how a plain event looks. Several events in one chunk are one
-        write of the server and have arrived together. Events in several chunks may have arrived one
-        by one since the socket was empty, so their timestamp is uncertain.
+        A plain event differs from an earlier one of the response in its text alone, as the template
+        of the buffer says. Several events in one chunk are one write of the server and have arrived
+        together. Events in several chunks may have arrived one by one since the socket was empty,
+        so their timestamp is uncertain.
 
         Returns:
             True if the read was stored in this way. Otherwise nothing was changed.

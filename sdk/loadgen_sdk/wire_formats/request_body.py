@@ -157,7 +157,8 @@ class BodyEncoder:
 
         Most requests of a load differ in their prompt alone. The bodies of such requests with the
         same output length share a template, the bytes before and after the prompt, so that only the
-        prompt is encoded. Other requests are those with messages, token ids or fields of their own.
+        prompt is encoded. Requests with messages, token ids or fields of their own have no
+        template.
         """
         prompt = request.prompt
         if (

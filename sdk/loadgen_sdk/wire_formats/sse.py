@@ -87,14 +87,20 @@ class SseDecoder(DecoderState):
             return []
         unparsed = self._take_unparsed_bytes(new_bytes)
         if not self.has_started:
-            # A body may begin with a byte order mark, of which only a part may have come so far.
-            is_partial_mark = unparsed != _BYTE_ORDER_MARK and _BYTE_ORDER_MARK.startswith(unparsed)
-            if is_partial_mark:
-                self._unparsed = unparsed
-                return []
-            self.has_started = True
-            unparsed = unparsed.removeprefix(_BYTE_ORDER_MARK)
+            return self._decode_start_of_body(unparsed)
         return self._decode_complete_blocks(unparsed)
+
+    def _decode_start_of_body(self, body_start: bytes) -> list[bytes | NamedEvent]:
+        """Decode the first bytes of a body, which may begin with a byte order mark.
+
+        If only a part of the mark has come so far, it waits for the rest of it.
+        """
+        is_partial_mark = body_start != _BYTE_ORDER_MARK and _BYTE_ORDER_MARK.startswith(body_start)
+        if is_partial_mark:
+            self._unparsed = body_start
+            return []
+        self.has_started = True
+        return self._decode_complete_blocks(body_start.removeprefix(_BYTE_ORDER_MARK))
 
     def end(self) -> list[bytes | NamedEvent]:
         """Return the last event of a body that ends without a blank line, or an empty list.
