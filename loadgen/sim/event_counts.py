@@ -179,33 +179,50 @@ class _EventCounter:
     def _add_aligned_spans(
         self, record_index: Ints, first_event: Ints, last_event: Ints, times_ns: Ints
     ) -> None:
-        """Add spans with an event at each of the same times, from their first to their last event.
+        """Add spans whose events come at the same times, as far as they are within the span.
 
-        For each of these times it is counted how many spans have an event then. This takes less
-        time and memory than a list of all events, because a batch has many spans at once.
+        A span is a part of a response without a pause. It has one event at each of the given times
+        from its first to its last event.
 
         Args:
             record_index: The record of each span.
             first_event: The index in `times_ns` of the first event of each span.
             last_event: The index in `times_ns` of its last event.
-            times_ns: The times at which the spans have events, in ascending order.
+            times_ns: The times at which spans can have events, in ascending order.
         """
-        gaps_ns = np.diff(times_ns)  # from the event at an index to the event at the next index
-        has_gap = last_event > first_event
+        gaps_ns = np.diff(times_ns)  # gap n is the time from event n to event n + 1
         stage_of_span = self._stage_of_record[record_index]
         for stage in np.unique(stage_of_span).tolist():
             in_stage = stage_of_span == stage
             event_counts = _count_ranges(first_event[in_stage], last_event[in_stage], len(times_ns))
             self._add_to_timeline(stage, times_ns, event_counts)
 
-            in_stage &= has_gap
-            last_gap = last_event[in_stage] - 1
-            gap_counts = _count_ranges(first_event[in_stage], last_gap, len(gaps_ns))
-            self._gaps_of_stage[stage].add(gaps_ns, gap_counts)
+        # A span from event 3 to event 5 has the gaps 3 and 4.
+        has_gap = last_event > first_event
+        self._add_aligned_gaps(
+            record_index[has_gap], first_event[has_gap], last_event[has_gap] - 1, gaps_ns
+        )
 
-        if has_gap.any():
-            largest_ns = _range_maxima(gaps_ns, first_event[has_gap], last_event[has_gap])
-            np.maximum.at(self._largest_gap_ns, record_index[has_gap], largest_ns)
+    def _add_aligned_gaps(
+        self, record_index: Ints, first_gap: Ints, last_gap: Ints, gaps_ns: Ints
+    ) -> None:
+        """Add the gaps of spans, each of which has consecutive ones of the same gaps.
+
+        Args:
+            record_index: The record of each span.
+            first_gap: The index in `gaps_ns` of the first gap of each span.
+            last_gap: The index in `gaps_ns` of its last gap.
+            gaps_ns: The times between consecutive events.
+        """
+        if not len(record_index):
+            return
+        stage_of_span = self._stage_of_record[record_index]
+        for stage in np.unique(stage_of_span).tolist():
+            in_stage = stage_of_span == stage
+            gap_counts = _count_ranges(first_gap[in_stage], last_gap[in_stage], len(gaps_ns))
+            self._gaps_of_stage[stage].add(gaps_ns, gap_counts)
+        largest_ns = _range_maxima(gaps_ns, starts=first_gap, stops=last_gap + 1)
+        np.maximum.at(self._largest_gap_ns, record_index, largest_ns)
 
     def _add_tail_events(
         self, record_index: Ints, previous_event_ns: Ints, tail_event_ns: Ints

@@ -228,6 +228,9 @@ class PrefixSizer:
         With 32 tokens per block and a system prompt of 80 tokens, blocks 0 and 1 are shared by all
         prompts, and block 2 (tokens 64 to 95) by the prompts of the group.
 
+        Each group and each conversation has a range of numbers for itself. The hash of a block is
+        the start of this range plus the position of the block in the prompt.
+
         Args:
             conversation: The number of the conversation. A single request is one with one turn.
             input_tokens: The length of the prompt.
@@ -336,7 +339,11 @@ class TaskSizer:
         return RequestSize(input_tokens, output_tokens, blocks)
 
     def _hash_blocks_of_owner(self, owner: SegmentOwner, positions: range) -> Sequence[Hashable]:
-        """Return the hashes of the blocks of one owner, which are consecutive.
+        """Return the hashes of consecutive blocks of a prompt that have the same owner.
+
+        Each step and each request has a range of numbers for itself. The hash of a block is the
+        start of this range plus the position of the block in the prompt. For documents, the hash is
+        a tuple of them and the position.
 
         Args:
             owner: What the tokens of the blocks depend on: the name of a step, the index of a

@@ -390,14 +390,16 @@ class Simulation:
     def _cancel_timed_out(self, now_ns: int) -> None:
         """Cancel the requests whose timeout is over.
 
-        All requests have the same timeout, so the first one in order of due time times out first.
+        All requests have the same timeout, so they time out in order of their due times, which is
+        the order of the requests in flight. Requests at the front that are done are removed.
         """
         in_flight = self._in_flight
         while in_flight:
             request = in_flight[0]
-            if request.state != DONE:
-                if request.due_ns + self._timeout_ns > now_ns:
-                    return
+            is_done = request.state == DONE
+            if not is_done and request.due_ns + self._timeout_ns > now_ns:
+                return
+            if not is_done:
                 self._cancel_request(request, now_ns, "timeout_total")
             in_flight.popleft()
 

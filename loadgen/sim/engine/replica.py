@@ -215,8 +215,8 @@ class _IterationWork:
     def duration_ns(self, costs: Costs) -> int:
         """Return how long the iteration takes, by the roofline model of `Costs`.
 
-        Memory is read while the processor computes, so the longer of both counts. The result is
-        rounded up, so that an iteration always takes some time.
+        Memory is read while the processor computes, so the iteration takes as long as the slower of
+        both. The result is rounded up, so that an iteration always takes some time.
         """
         memory_ns = costs.weights_ns + self.tokens_read * costs.kv_token_ns
         computed_tokens = self.decoding_count + self.context_tokens
@@ -398,8 +398,9 @@ class Replica:
         self._partly_prefilled: SimRequest | None = None
         self._finishing_prefill: list[SimRequest] = []  # with the current iteration
 
-        # The batch. `_decoding_requests` is in order of admission. A dict without values is an
-        # ordered set: any request can be removed quickly, and the last one found.
+        # The batch. The decoding requests are stored in order of admission, and by the iteration of
+        # their last token. A dict without values is an ordered set: any request can be removed
+        # quickly, and the last one found.
         self.active_count = 0
         self.decoding_count = 0
         self._decoding_requests: dict[SimRequest, None] = {}
@@ -842,7 +843,11 @@ class Replica:
         return request.prefill_tokens + output_tokens - 1
 
     def _count_private_blocks(self, request: SimRequest, cached_tokens: int) -> int:
-        """Return how many private blocks a decoding request has.
+        """Return how many private blocks a decoding request has: those it does not share.
+
+        With `reserves_output_blocks`, all were taken at admission. Otherwise they are taken as they
+        are needed, and the current iteration may have taken one for a token that is not in the
+        cache yet.
 
         Args:
             request: The request.
@@ -850,13 +855,9 @@ class Replica:
         """
         limits = self._limits
         if limits.reserves_output_blocks:
-            return request.private_block_count  # all were taken at admission
+            return request.private_block_count
         block_count = _divide_rounding_up(cached_tokens, limits.tokens_per_block)
-        # The current iteration has taken a block for a token that is not in the cache yet.
-        has_taken_block = self._is_computing and self._block_demand.needs_block(
-            request, self.iteration
-        )
-        if has_taken_block:
+        if self._is_computing and self._block_demand.needs_block(request, self.iteration):
             block_count += 1
         return block_count - len(request.shared_blocks)
 
