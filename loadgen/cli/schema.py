@@ -36,7 +36,7 @@ def build_file_schema(kind: str) -> dict[str, Any]:
     known = ", ".join(KINDS)
     raise UserError(
         "unknown_name",
-        f'there is no kind of file called "{kind}"',
+        f'unknown kind of file: "{kind}"',
         f"--schema {kind}",
         f"known: {known}",
     )

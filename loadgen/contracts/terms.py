@@ -256,7 +256,7 @@ def _parse_energy(value: object) -> tuple[float, str]:
         raise InvalidValueError(
             "invalid_value",
             "must be an energy per token or request",
-            "joules per output token or ok request, like 0.5 J/token",
+            "use joules per output token or successful request, for example 0.5 J/token",
         )
     return float(match["joules"]), match["unit_of_work"]
 

@@ -790,7 +790,7 @@ def check_number_responses(api: str, trials: Sequence[Trial]) -> Finding:
             advice="read the server's log",
         )
     fastest_ms = min(trial.headers_ms for trial in trials)
-    observed = f"E2E latency {format.quantity(fastest_ms)} ms for a short text ({api})"
+    observed = f"shortest E2E latency {format.quantity(fastest_ms)} ms, for a short text ({api})"
     meaning = "E2E latency under load will not be lower; this API has no tokens and no TTFT"
     return Finding("response", OK, observed, meaning)
 

@@ -105,7 +105,7 @@ def _check_cell_count(row: dict[str | Any, Any], location: str) -> None:
     if None in row:
         raise UserError(
             "invalid_syntax",
-            "the row has more cells than the first line has names",
+            "the row has more cells than the header line",
             location,
             "put cells that contain commas in quotes",
         )

@@ -79,7 +79,7 @@ def import_loadgen() -> LoadGenModule:
         machine = f"{platform.system()} on {platform.machine()}"
         raise UserError(
             "not_installed",
-            f"the official LoadGen is not installed here ({machine})",
+            f"MLPerf LoadGen (package mlperf_loadgen) is not installed here ({machine})",
             "--harness loadgen",
             f"{INSTALL_HINT}; --harness own works without it",
             key="mlperf_loadgen",
@@ -580,7 +580,7 @@ def _result_notes(
 ) -> list[str]:
     """Return the notes of a result: the endpoint, the prompts, warnings, and LoadGen's metrics."""
     target = queries.probe.target.redacted
-    notes = [f"served by {target} ({queries.probe.model}); queries issued by the official LoadGen"]
+    notes = [f"served by {target} ({queries.probe.model}); MLPerf LoadGen issued the queries"]
     has_generated_prompts = not isinstance(official.data.requests, FromFile)
     if has_generated_prompts:
         notes.append(f"prompts: {queries.reproduction_options}")

@@ -8,7 +8,7 @@ _PLACES = {"latency", "client"}
 """The tables whose metrics are defined on the page."""
 
 DEFINITIONS: tuple[tuple[str, str], ...] = (
-    ("Scheduled time", "the time at which the schedule starts a request"),
+    ("Scheduled time", "the time at which a request has to start by the schedule"),
     ("Sent", "the time at which the first byte of a request was passed to the kernel"),
     *(
         (definition.label, definition.meaning)

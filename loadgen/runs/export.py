@@ -55,7 +55,7 @@ def export(
             "-o",
             metavar="FILE",
             help="File to write, or the directory of the store of a tracker.",
-            show_default="stdout, or the store that the environment of the tracker names",
+            show_default="stdout, or for a tracker its configured store, as in MLFLOW_TRACKING_URI",
         ),
     ] = None,
     schema: Annotated[
@@ -148,9 +148,9 @@ def _check_exportable(folder: Path) -> None:
     if runs:
         raise UserError(
             "ambiguous",
-            "the directory has several runs, and one can be exported",
+            "the directory has several runs, but only one run can be exported at a time",
             str(folder),
-            f"give the directory of one of them, for example {runs[-1]}",
+            f"use the directory of one run, for example {runs[-1]}",
         )
 
 

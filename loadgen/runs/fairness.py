@@ -36,9 +36,9 @@ def _describe_indices(fairness: Fairness) -> str:
     """Return Jain's index by the requests that succeeded, and by those that met the SLO."""
     indices = []
     if fairness.ok_index is not None:
-        indices.append(f"{fairness.ok_index:.3f} by successful requests")
+        indices.append(f"{fairness.ok_index:.3f} for successful requests")
     if fairness.good_index is not None:
-        indices.append(f"{fairness.good_index:.3f} by requests that met the SLO")
+        indices.append(f"{fairness.good_index:.3f} for requests that met the SLO")
     if not indices:
         return ""
     text = f"Jain's fairness index (1: all tenants are served equally): {'; '.join(indices)}."

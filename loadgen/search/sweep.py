@@ -44,9 +44,9 @@ def parse_loads(text: str, flag: str, kind: LoadKind) -> tuple[float, ...]:
     if ellipsis_indices:
         has_one_before_last = ellipsis_indices == [len(parts) - 2]
         if not has_one_before_last or len(loads) < MIN_LOADS_OF_SERIES:
-            hint = "write the first ones, then ..., then the last: 1,2,4,...,512"
+            hint = "write the first loads, then ..., then the last one, as in 1,2,4,...,512"
             raise UserError(
-                "invalid_value", "the series of loads is not regular", error_location, hint
+                "invalid_value", "the series of loads cannot be continued", error_location, hint
             )
         loads = _continue_series(loads[:-1], loads[-1], error_location)
     if len(loads) > MAX_LOADS:

@@ -327,7 +327,7 @@ def find_implausible_amount(
     return WrongUse(
         "out_of_range",
         f"{amount_text} is implausible",
-        f"between {lowest} and {highest:,} {currency}; check the unit ({plausible_range.unit})",
+        f"expected {lowest} to {highest:,} {currency}; check the unit ({plausible_range.unit})",
     )
 
 
@@ -336,7 +336,7 @@ def find_future_date(as_of: str, today: date) -> WrongUse | None:
     if as_of == UNDATED or first_day(as_of) <= today:
         return None
     hint = "write the day at which the price was valid"
-    return WrongUse("out_of_range", f"{as_of} is in the future (today is {today})", hint)
+    return WrongUse("out_of_range", f"the date {as_of} is in the future (today is {today})", hint)
 
 
 def first_day(as_of: str) -> date:

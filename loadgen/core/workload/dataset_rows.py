@@ -98,7 +98,7 @@ FINISH_REASONS = frozenset(
 
 Text = Annotated[str, Meta(min_length=1)]
 TokenIds = Annotated[list[Annotated[int, Meta(ge=0)]], Meta(min_length=1)]
-PROMPT_TYPE = FieldType("a text that is not empty, or a list of token IDs", Text | TokenIds)
+PROMPT_TYPE = FieldType("a non-empty text or a list of token IDs", Text | TokenIds)
 LENGTH_TYPE = FieldType(
     f"an integer from 1 to {MOST_TOKENS:,}", Annotated[int, Meta(ge=1, le=MOST_TOKENS)]
 )

@@ -32,7 +32,7 @@ def check_stages(stages: list[Stage], requests: Requests, errors: DocumentErrors
     stage has no end.
     """
     if not stages:
-        problem = "there is no load: the file has no stages, and no option gives one"
+        problem = "no load is specified: the file has no stages, and no option sets a load"
         errors.add_file_error("no_load", problem, LOAD_HINT)
         return
     if not any(stage.measured for stage in stages):

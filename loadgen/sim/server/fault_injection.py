@@ -32,7 +32,7 @@ FAILURE_EFFECTS: dict[str, str] = {
     "engine_error": "the engine fails after a token, reported as the API defines (@: which)",
     "oversized": "the event of a token has 1 MiB of text (@: which)",
     "split": "each byte of each event is a separate write",
-    "wrong_count": "usage counts seven tokens too many (@: the tokens that it counts)",
+    "wrong_count": "the reported usage has seven tokens too many (@: the number that it reports)",
     "clamp": "the response ends early, as if the server had a limit (@: tokens, default 8)",
     "one_event": "all text comes with the first token",
     "no_text": "events have no text; usage counts the tokens",

@@ -105,7 +105,7 @@ class ModelList:
         if self.status >= 500:
             return TargetUnusable(
                 "no_model",
-                f"the list of models returned HTTP {self.status}",
+                f"the request for the list of models failed with HTTP {self.status}",
                 (
                     "check that the server is running; the response may come from a "
                     "proxy. With --model NAME the list is not needed"

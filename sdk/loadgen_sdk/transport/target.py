@@ -245,7 +245,7 @@ def _parse_api_key(api_key: str | None) -> _ApiKey:
         raise TargetUnusable(
             "invalid_value",
             "the API key has characters that an HTTP header cannot contain",
-            "check the file or the environment variable of the key",
+            "check the environment variable, or the file of --api-key-file, that contains the key",
         )
     if key.lower().startswith(_BEARER_PREFIX):
         return _ApiKey(key[len(_BEARER_PREFIX) :].strip(), is_bearer_token=True)
