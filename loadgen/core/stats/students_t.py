@@ -155,14 +155,10 @@ def _beta_continued_fraction(x: float, a: float, b: float) -> float:
         even_term = m * (b - m) * x / ((a + 2 * m - 1) * (a + 2 * m))
         odd_term = -(a + m) * (a + b + m) * x / ((a + 2 * m) * (a + 2 * m + 1))
         for term in (even_term, odd_term):
-            numerator_ratio = _avoid_zero(1 + term / numerator_ratio)
-            denominator_ratio = 1 / _avoid_zero(1 + term * denominator_ratio)
+            # TINY stands for a ratio of 0, by which the next step would divide.
+            numerator_ratio = (1 + term / numerator_ratio) or TINY
+            denominator_ratio = 1 / ((1 + term * denominator_ratio) or TINY)
             fraction *= numerator_ratio * denominator_ratio
         if abs(numerator_ratio * denominator_ratio - 1) < FRACTION_TOLERANCE:
             break
     return fraction
-
-
-def _avoid_zero(value: float) -> float:
-    """Return a number that is safe to divide by: TINY instead of 0."""
-    return TINY if value == 0 else value

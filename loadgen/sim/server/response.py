@@ -289,9 +289,9 @@ class SimResponse:
         Each token has an event of its own, which differs from the others only in its word. So it
         needs no JSON encoding.
         """
-        words = token_words(self.digest, start, self.tokens_sent)
+        token_texts = token_words(self.digest, start, self.tokens_sent)
         between_words = self._chunk_suffix + self._chunk_prefix
-        return self._chunk_prefix + between_words.join(words) + self._chunk_suffix
+        return self._chunk_prefix + between_words.join(token_texts) + self._chunk_suffix
 
     def _build_stream_events(self, start: int, is_last: bool, now_ns: int) -> _Events:
         """Return the events of the tokens that have just been generated, and what follows them.
