@@ -68,7 +68,10 @@ SENTENCES = {
     "whole_machines": (
         "{used:GPU was|GPUs were} used and {paid} are paid, because machines are rented as a whole"
     ),
-    "part_of_machines": "only {used} of the {bought:purchased GPU is|purchased GPUs are} included in the cost, because the run used no more",
+    "part_of_machines": (
+        "only {used} of the {bought:purchased GPU is|purchased GPUs are} included in the cost, "
+        "because the run used no more"
+    ),
     "short_run": (
         "short run without warm-up: the steady-state rate includes the ramp-up and is too low"
     ),

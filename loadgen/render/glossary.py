@@ -27,8 +27,8 @@ GLOSSARY = {
     "times of Poisson arrivals have a CV of 1.",
     "schedule": "The list of scheduled times of all requests. It is drawn from the seed before "
     "the run starts.",
-    "scheduled time": "The time at which a request has to start by the schedule. Latencies count from "
-    "it, so that queueing in the client is included.",
+    "scheduled time": "The time at which a request has to start by the schedule. Latencies count "
+    "from it, so that queueing in the client is included.",
     "coordinated omission": "The error of measuring only from the time of sending: a client "
     "that is held up by a slow server then hides the waiting time.",
     "offered load": "The load that the schedule really contains. Random arrivals with a target "

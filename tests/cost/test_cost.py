@@ -536,7 +536,7 @@ def test_a_run_that_missed_its_slo_has_no_price_in_the_headline():
 def test_whether_a_load_lasts_is_said_before_its_price(
     sustained: bool | None, code: str | None, word: str | None
 ):
-    run = changed(GPUS, sustainable={"sustained": sustained, "why": "because"})
+    run = changed(GPUS, sustainable={"sustained": sustained, "reason": "because"})
     one = priced(run, rent("60"))
     assert {"overloaded", "not_sustained"} & set(noted(one)) == ({code} if code else set())
     shown = printed(compare_costs([one], book(rent("60"))))
