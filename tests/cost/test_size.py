@@ -780,8 +780,8 @@ def test_what_cannot_be_sized_is_said(arguments: tuple[str, ...]) -> None:
     ("changes", "word"),
     [
         ({"goodput": {"met": False}}, "SLO MISSED"),
-        ({"sustainable": {"sustained": False, "why": "because"}}, "NOT SUSTAINED"),
-        ({"sustainable": {"sustained": None, "why": "because"}}, "STABILITY UNKNOWN"),
+        ({"sustainable": {"sustained": False, "reason": "because"}}, "NOT SUSTAINED"),
+        ({"sustainable": {"sustained": None, "reason": "because"}}, "STABILITY UNKNOWN"),
     ],
 )
 def test_what_spoils_a_number_of_machines_is_said_before_it(
