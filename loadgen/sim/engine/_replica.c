@@ -68,7 +68,7 @@ typedef struct Request {
     int state;
     int64_t *shared_blocks; /* indexes in BlockTable.blocks */
     Py_ssize_t shared_count, shared_capacity;
-    /* Neighbours in `Replica.waiting` or, while the request decodes, in `Replica.running`. Both
+    /* Neighbours in `Replica.waiting_queue` or, while the request decodes, in `Replica.decoding_queue`. Both
      * queues own their requests. */
     struct Request *previous, *next;
     /* Neighbours in a bucket of `Replica.buckets`. */
@@ -123,7 +123,7 @@ typedef struct {
     int64_t max_batch_size, max_num_tokens, kv_blocks, tokens_per_block, max_seq_len;
     int chunked_prefill, reserves_output_blocks, block_reuse;
 
-    RequestQueue waiting, running;
+    RequestQueue waiting_queue, decoding_queue;
     /* Decoding requests by the iteration of their last token, modulo the number of buckets. */
     RequestQueue *buckets;
     int64_t bucket_mask;
@@ -1117,7 +1117,7 @@ static void remove_from_batch(Replica *self, Request *request)
     int64_t private_blocks = count_private_blocks(self, request, cached_tokens);
     if (!self->reserves_output_blocks)
         self->block_demand_by_phase[find_block_phase(self, request)]--;
-    unlink_request(&self->running, request);
+    unlink_request(&self->decoding_queue, request);
     self->kv_tokens -= cached_tokens;
     self->decoding_count--;
     self->active_count--;
@@ -1204,12 +1204,12 @@ static int pause_newest_request(Replica *self)
     if (request != NULL) {
         result = interrupt_prefill(self, request);
     } else {
-        request = self->running.tail;
+        request = self->decoding_queue.tail;
         result = interrupt_decoding(self, request);
     }
     request->prefill_tokens_left = request->prefill_tokens;
     request->state = WAITING;
-    push_front(&self->waiting, request);
+    push_front(&self->waiting_queue, request);
     self->pause_count++;
     return result;
 }
@@ -1259,7 +1259,7 @@ static int take_decoding_blocks(Replica *self)
  * prompt exceeds the budget (in tokens) and cannot be prefilled in parts. */
 static int can_admit_first_waiting(const Replica *self, int64_t budget, int64_t now_ns)
 {
-    const Request *request = self->waiting.head;
+    const Request *request = self->waiting_queue.head;
     if (request == NULL || request->due_ns > now_ns)
         return 0;
     if (self->active_count >= self->max_batch_size)
@@ -1275,13 +1275,13 @@ static int admit_first_waiting(Replica *self, int64_t budget, int64_t now_ns, Re
     *admitted = NULL;
     if (!can_admit_first_waiting(self, budget, now_ns))
         return 0;
-    Request *request = self->waiting.head;
+    Request *request = self->waiting_queue.head;
     int has_blocks = allocate_blocks(self, request);
     if (has_blocks < 0)
         return -1;
     if (!has_blocks)
         return 0;
-    unlink_request(&self->waiting, request);
+    unlink_request(&self->waiting_queue, request);
     request->state = PREFILLING;
     self->active_count++;
     if (request->admitted_ns < 0)
@@ -1431,7 +1431,7 @@ static void start_decoding(Replica *self, Request *request)
     self->kv_tokens += request->prefill_tokens;
     if (!self->reserves_output_blocks)
         self->block_demand_by_phase[find_block_phase(self, request)]++;
-    push_back(&self->running, request);
+    push_back(&self->decoding_queue, request);
     add_to_bucket(self, request);
     self->decoding_count++;
 }
@@ -1516,11 +1516,11 @@ static int is_uneventful(Replica *self)
  * Such a request has no predecessor, and is not the first one of the queue. */
 static int remove_waiting_request(Replica *self, Request *request)
 {
-    if (request->previous == NULL && request != self->waiting.head) {
+    if (request->previous == NULL && request != self->waiting_queue.head) {
         PyErr_SetString(PyExc_ValueError, "a request that was not submitted");
         return -1;
     }
-    unlink_request(&self->waiting, request);
+    unlink_request(&self->waiting_queue, request);
     return 0;
 }
 
@@ -1712,9 +1712,9 @@ static int visit_array(const RequestArray *array, visitproc visit, void *arg)
 static int replica_traverse(Replica *self, visitproc visit, void *arg)
 {
     Py_VISIT(Py_TYPE(OBJECT(self)));
-    int result = visit_queue(&self->waiting, visit, arg);
+    int result = visit_queue(&self->waiting_queue, visit, arg);
     if (result == 0)
-        result = visit_queue(&self->running, visit, arg);
+        result = visit_queue(&self->decoding_queue, visit, arg);
     if (result == 0)
         result = visit_array(&self->finishing_prefill, visit, arg);
     if (result == 0)
@@ -1731,8 +1731,8 @@ static int replica_traverse(Replica *self, visitproc visit, void *arg)
 /* Release all objects that a replica owns. */
 static int replica_clear(Replica *self)
 {
-    clear_queue(&self->waiting);
-    clear_queue(&self->running);
+    clear_queue(&self->waiting_queue);
+    clear_queue(&self->decoding_queue);
     clear_requests(&self->finishing_prefill);
     clear_requests(&self->first_token_requests);
     Py_CLEAR(self->partly_prefilled);
@@ -1783,7 +1783,7 @@ static PyObject *replica_submit(Replica *self, PyObject *object)
         request->remaining_output_tokens = max_output_tokens;
     }
     Py_INCREF(object);
-    push_back(&self->waiting, request);
+    push_back(&self->waiting_queue, request);
     Py_RETURN_NONE;
 }
 
@@ -1963,13 +1963,13 @@ static PyObject *replica_iteration_ends_ns(Replica *self, void *none)
 /* Replica.queued_count: the number of requests that wait for admission. */
 static PyObject *replica_queued_count(Replica *self, void *none)
 {
-    return PyLong_FromSsize_t(self->waiting.count);
+    return PyLong_FromSsize_t(self->waiting_queue.count);
 }
 
 /* Replica.next_due_ns: the due time of the first request that waits, or NEVER if none waits. */
 static PyObject *replica_next_due_ns(Replica *self, void *none)
 {
-    Request *first = self->waiting.head;
+    Request *first = self->waiting_queue.head;
     return PyLong_FromLongLong(first == NULL ? NEVER : first->due_ns);
 }
 
