@@ -44,22 +44,24 @@ MAX_FILES_IN_NOTE = 4
 
 
 def is_jsonl(file: Path) -> bool:
-    """Return True if a file is read as JSONL, one row per line, and needs no conversion.
+    """Return True if a file has one row per line in JSON, so that it need not be converted.
 
-    A file that begins with a list is JSONL only if each line is a conversation, that is, a list of
-    turns.
+    JSONL is what a file is if no other format is recognized. A file that begins with a list is
+    usually one JSON document. It is JSONL only if each line is a conversation, that is, a list of
+    messages.
 
-    Raises UserError for a file that is no text or has no known format, and OSError.
+    Raises UserError for a file in UTF-16, and OSError if it cannot be read.
     """
     beginning = _read_beginning(file)
     if beginning.startswith(UTF16_MARKS):
         raise UserError(
             "wrong_encoding", "the file is encoded in UTF-16", str(file), "save it as UTF-8"
         )
-    is_list = beginning.removeprefix(codecs.BOM_UTF8).lstrip().startswith(b"[")
-    if is_list and _has_conversation_per_line(file):
+    begins_with_list = beginning.removeprefix(codecs.BOM_UTF8).lstrip().startswith(b"[")
+    if begins_with_list and _has_conversation_per_line(file):
         return True
-    return _find_format(file, beginning) is None
+    other_format = _find_format(file, beginning)
+    return other_format is None
 
 
 def is_conversation(row: Any) -> bool:
@@ -78,6 +80,7 @@ def read_converted_rows(file: Path) -> Iterator[LocatedRow]:
 
 
 def _read_beginning(file: Path) -> bytes:
+    """Return the first bytes of a file, in which its format is recognized."""
     with file.open("rb") as stream:
         return stream.read(BEGINNING_BYTES)
 
@@ -126,32 +129,54 @@ class _HubFile(NamedTuple):
 
 
 def resolve_data_set(path: Path) -> tuple[list[Path], str]:
-    """Return the files of a data set, and a note about them if it is one of Hugging Face.
+    """Return the files of a data set, and a note for the user about where they come from.
 
-    The name `hf:ORG/NAME/CONFIG:SPLIT` stands for the files of a data set whose directory is the
-    configuration and whose name contains the split. They are taken from the cache of this host or
-    downloaded. Any other path is a plain file, whose note is "".
+    The path is a plain file, whose note is "", or the name of a data set of Hugging Face, such as
+    `hf:ORG/NAME/CONFIG:SPLIT`. Its files are taken from the cache of this host or downloaded.
 
     Raises UserError if there is no such data set, configuration or split.
     """
     name = str(path)
     if not name.startswith(HUB):
         return [path], ""
-    match = HUB_NAME.fullmatch(name)
-    if match is None:
-        hint = "write hf:ORG/NAME, hf:ORG/NAME:SPLIT or hf:ORG/NAME/CONFIG:SPLIT"
-        raise UserError("invalid_value", "is not the name of a data set", name, hint)
-    data_set = match["data_set"]
-    files = _find_cached_files(data_set) or _download_files(data_set)
-    config = match["config"]
-    config_files = [file for file in files if not config or config in file.relative_path.parts]
-    split = match["split"] or _default_split(config_files)
+    part = _parse_hub_name(name)
+    files = _find_cached_files(part.data_set) or _download_files(part.data_set)
+    config_files = [
+        file for file in files if not part.config or part.config in file.relative_path.parts
+    ]
+    split = part.split or _default_split(config_files)
     selected = sorted(file.path for file in config_files if not split or split in file.name_parts)
     if not selected:
         names = sorted({str(file.relative_path) for file in files})
         hint = f"the data set has these files: {', '.join(names[:MAX_FILES_IN_HINT])}"
         raise UserError("unknown_name", "the data set has no such part", name, hint)
-    return selected, _describe_hub_files(data_set, split, selected)
+    return selected, _describe_hub_files(part.data_set, split, selected)
+
+
+class _HubPart(NamedTuple):
+    """A part of a data set of Hugging Face.
+
+    Attributes:
+        data_set: The name of the data set, `ORG/NAME`.
+        config: The configuration, a directory that contains its files, or "" for all of them.
+        split: The split, a word in the names of its files, or "" for the default.
+    """
+
+    data_set: str
+    config: str
+    split: str
+
+
+def _parse_hub_name(name: str) -> _HubPart:
+    """Return what a name such as `hf:ORG/NAME/CONFIG:SPLIT` stands for.
+
+    Raises UserError if it is no such name.
+    """
+    match = HUB_NAME.fullmatch(name)
+    if match is None:
+        hint = "write hf:ORG/NAME, hf:ORG/NAME:SPLIT or hf:ORG/NAME/CONFIG:SPLIT"
+        raise UserError("invalid_value", "is not the name of a data set", name, hint)
+    return _HubPart(match["data_set"], match["config"] or "", match["split"] or "")
 
 
 def _describe_hub_files(data_set: str, split: str, files: list[Path]) -> str:
@@ -185,6 +210,7 @@ def _find_cached_files(data_set: str) -> list[_HubFile]:
 
 
 def _download_files(data_set: str) -> list[_HubFile]:
+    """Download the data files of a data set of Hugging Face. Raises UserError."""
     patterns = [f"*{suffix}" for suffix in SUFFIXES]
     directory = hub.download_snapshot(data_set, "dataset", patterns, f"{HUB}{data_set}")
     return _find_data_files(directory)

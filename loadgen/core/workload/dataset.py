@@ -105,6 +105,7 @@ class _TemporaryFile:
     _numbers = itertools.count()
 
     def __init__(self) -> None:
+        """Create the file and remove its name, so that it cannot outlive this process."""
         directory = os.environ.get("TMPDIR") or "/tmp"
         name = f"{directory}/loadgen-{os.getpid()}-{next(self._numbers)}.jsonl"
         self.descriptor = os.open(name, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
@@ -132,10 +133,11 @@ class _RowChecker:
     """Checks the rows of a data set, and collects what is known of those that can be sent."""
 
     def __init__(self, path: Path) -> None:
+        """Start without rows. `path` is the file of the data set, for error messages."""
         self._path = path
         self._offsets = array("Q")
         self._errors: list[LoadgenError] = []
-        # The keys of these two are used as sets that keep their order.
+        # Sets that keep their order: the keys of a dictionary.
         self._ignored_fields: dict[str, None] = {}
         self._conversion_notes: dict[str, None] = {}
         self._empty_conversations = 0
@@ -144,9 +146,8 @@ class _RowChecker:
     def accept(self, line: bytes, start: int, where: str) -> bool:
         """Check the next row, and return True if a request can be built from it.
 
-        If so, the offset of the row and notes about its fields are collected for `finish`. A row is
-        not accepted if it has a mistake, which is collected as well so that the user sees the first
-        mistakes together, or if it is a conversation without a question.
+        A row with a mistake and a conversation without a question are not accepted. Mistakes are
+        collected, so that the user sees the first MAX_ERRORS of them together.
 
         Args:
             line: The row as JSON.
@@ -154,7 +155,7 @@ class _RowChecker:
             where: The file and line, for error messages.
 
         Raises:
-            CombinedError: There are as many mistakes as are shown together.
+            CombinedError: MAX_ERRORS rows have mistakes.
         """
         try:
             row = parse_row(line)
@@ -162,18 +163,26 @@ class _RowChecker:
             self._empty_conversations += 1
             return False
         except BadRowError as error:
-            place = f"{where}:{error.column}" if error.column else where
-            self._errors.append(UserError(error.code, str(error), place, error.hint, key=error.key))
-            if has_too_many(self._errors, str(self._path)):
-                raise CombinedError(self._errors) from None
+            self._add_error(error, where)
             return False
+        self._add_row(row, start)
+        return True
+
+    def _add_error(self, error: BadRowError, where: str) -> None:
+        """Collect the mistake of a row. Raises CombinedError if there are MAX_ERRORS of them."""
+        place = f"{where}:{error.column}" if error.column else where
+        self._errors.append(UserError(error.code, str(error), place, error.hint, key=error.key))
+        if has_too_many(self._errors, str(self._path)):
+            raise CombinedError(self._errors) from None
+
+    def _add_row(self, row: DatasetRow, start: int) -> None:
+        """Collect the offset of a valid row, and what the user is told about its fields."""
+        self._offsets.append(start)
         if row.output_tokens is None and not row.recorded_response:
             self._rows_without_length += 1
         self._ignored_fields.update(dict.fromkeys(row.ignored_fields))
         if row.conversion_note:
             self._conversion_notes[row.conversion_note] = None
-        self._offsets.append(start)
-        return True
 
     def finish(self, content: _DataSetContent) -> Rows:
         """Return the rows of the data set after all of them were added.
@@ -198,7 +207,10 @@ class _RowChecker:
         )
 
     def _notes(self, source_note: str) -> Iterator[str]:
-        """Yield sentences about renamed fields and rows that were left out."""
+        """Yield sentences about renamed fields and rows that were left out.
+
+        The first one is `source_note`, which says where the files come from, if it is not empty.
+        """
         if source_note:
             yield source_note
         for note in self._conversion_notes:
@@ -206,6 +218,23 @@ class _RowChecker:
         if self._empty_conversations:
             conversations = format.counted(self._empty_conversations, "conversation")
             yield f"{self._path.name}: left out {conversations} without a user message"
+
+
+class _DataSetVersion(NamedTuple):
+    """A data set as it is at a time.
+
+    Attributes:
+        path: The file, or the name of a data set of Hugging Face.
+        files: Its files.
+        sizes_and_times: The size of each file and the time of its last change in ns. Other values
+            are another version.
+        source_note: A sentence for the user about where the files come from, or "".
+    """
+
+    path: Path
+    files: tuple[Path, ...]
+    sizes_and_times: tuple[tuple[int, int], ...]
+    source_note: str
 
 
 def read_rows(path: str | Path) -> Rows:
@@ -220,41 +249,41 @@ def read_rows(path: str | Path) -> Rows:
     try:
         states = [file.stat() for file in files]
         sizes_and_times = tuple((state.st_size, state.st_mtime_ns) for state in states)
-        return _read_cached(path, tuple(files), source_note, sizes_and_times)
+        version = _DataSetVersion(path, tuple(files), sizes_and_times, source_note)
+        return _read_cached(version)
     except OSError as error:
         problem = f"cannot read the requests: {error.strerror}"
-        raise UserError(of_reading(error), problem, str(error.filename or path)) from None
+        error_code = of_reading(error)  # "missing_file" or "unreadable_file"
+        raise UserError(error_code, problem, str(error.filename or path)) from None
 
 
 @functools.lru_cache(maxsize=DATASETS_CACHED)
-def _read_cached(
-    path: Path,
-    files: tuple[Path, ...],
-    source_note: str,
-    sizes_and_times: tuple[tuple[int, int], ...],  # noqa: ARG001 - part of the key of the cache
-) -> Rows:
-    """Read a data set, or return the rows that were read before if no file has changed.
-
-    A change of a file changes `sizes_and_times`, so the cache has no entry and the file is read.
-    """
+def _read_cached(version: _DataSetVersion) -> Rows:
+    """Read a data set, or return its rows from the cache if no file has changed."""
+    files = version.files
     if len(files) == 1 and data_files.is_jsonl(files[0]):
-        return _read_jsonl(files[0], source_note)
-    return _read_converted(path, files, source_note)
+        return _read_jsonl(files[0], version.source_note)
+    return _read_converted(version.path, files, version.source_note)
 
 
 def _read_jsonl(path: Path, source_note: str) -> Rows:
-    """Check a JSONL file and return its rows, which stay in the file."""
+    """Check a JSONL file and return where its rows are, so that they can be read again.
+
+    The rows themselves are not stored, because the file can be larger than memory. `source_note` is
+    a sentence for the user about where the file comes from, or "".
+    """
     checker = _RowChecker(path)
     digest = hashlib.sha256()
     offset = 0
     with path.open("rb") as file:
         for number, raw_line in enumerate(file, 1):
             digest.update(raw_line)
+            start = offset
             line = raw_line
-            if number == 1:
+            if number == 1 and raw_line.startswith(codecs.BOM_UTF8):
+                # The byte order mark is no part of the first row.
+                start = len(codecs.BOM_UTF8)
                 line = raw_line.removeprefix(codecs.BOM_UTF8)
-            # The first row starts after the byte order mark, if there is one.
-            start = offset + len(raw_line) - len(line)
             offset += len(raw_line)
             if line.strip():
                 checker.accept(line, start, f"{path}:{number}")
@@ -300,6 +329,7 @@ def _encode_row(row: Mapping[str, Any], where: str) -> bytes:
 
 
 def _update_digest(digest: hashlib._Hash, file: Path) -> None:
+    """Add the content of a file to a hash, in pieces that bound the memory."""
     with file.open("rb") as stream:
         while content := stream.read(COPY_BYTES):
             digest.update(content)

@@ -131,6 +131,8 @@ class DatasetRow(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class _OutputLength(NamedTuple):
+    """The output tokens that a row requests, None for no length, and whether they are exact."""
+
     tokens: int | None
     is_exact: bool
 
@@ -150,11 +152,11 @@ def parse_row(line: bytes) -> DatasetRow:
         raise BadRowError("wrong_type", "the row is not a JSON object", hint)
     converted = convert_row(row)
     row = converted.row
-    _check_is_request(row)
+    _check_has_prompt(row)
     length = _output_length(row)
     return DatasetRow(
         messages=_check_messages(row["messages"]) if "messages" in row else None,
-        prompt=_convert_field(row, "prompt", PROMPT_TYPE) if "prompt" in row else None,
+        prompt=_convert_value(row["prompt"], "prompt", PROMPT_TYPE) if "prompt" in row else None,
         output_tokens=length.tokens,
         is_exact_length=length.is_exact,
         extra=_extra_fields(row),
@@ -175,10 +177,7 @@ def wrap_conversation(row: Any) -> Any:
 
 
 def _decode_line(line: bytes) -> Any:
-    """Return the JSON value of a line.
-
-    Raises BadRowError with the column of the mistake, which the decoder only states in its message.
-    """
+    """Return the JSON value of a line. Raises BadRowError with the column of a mistake."""
     try:
         # The JSON decoder would count a bad byte from the start of its string.
         line.decode()
@@ -191,20 +190,34 @@ def _decode_line(line: bytes) -> Any:
     except RecursionError:
         raise BadRowError("too_large", "nested too deeply") from None
     except msgspec.DecodeError as error:
-        # The message ends with the offset of the mistake, such as "(byte 17)".
-        position = re.search(r"\(byte (\d+)\)", str(error))
-        message = re.sub(r" \(byte \d+\)", "", str(error)).removeprefix("JSON is malformed: ")
-        message = message.replace(
-            "Input data was truncated", "the line ends before the JSON object is complete"
-        )
-        column = int(position[1]) + 1 if position else 0
-        problem = f"not JSON: {message}"
-        hint = "write one JSON object per line"
-        raise BadRowError("invalid_syntax", problem, hint, column=column) from None
+        raise _describe_syntax_error(str(error)) from None
 
 
-def _check_is_request(row: dict[str, Any]) -> None:
-    """Raise BadRowError unless a row has exactly one of `prompt` and `messages`."""
+def _describe_syntax_error(message: str) -> BadRowError:
+    """Return the error of a line that is no JSON, by the message of the decoder.
+
+    The decoder has no attribute for the position of a mistake. Its message is, for example, "JSON
+    is malformed: invalid character (byte 17)", where bytes are counted from 0. If it has no
+    position, the column of the result is 0, and no column is reported.
+    """
+    position = re.search(r" \(byte (?P<offset>\d+)\)", message)
+    column = 0
+    if position:
+        column = int(position["offset"]) + 1
+        message = message.replace(position[0], "")
+    message = message.removeprefix("JSON is malformed: ")
+    message = message.replace(
+        "Input data was truncated", "the line ends before the JSON object is complete"
+    )
+    hint = "write one JSON object per line"
+    return BadRowError("invalid_syntax", f"not JSON: {message}", hint, column=column)
+
+
+def _check_has_prompt(row: dict[str, Any]) -> None:
+    """Raise BadRowError unless a row has exactly one of `prompt` and `messages`.
+
+    A row of a trace, which has lengths in place of a prompt, gets an error of its own.
+    """
     if {"timestamp", "input_length"} <= row.keys():
         problem = "this is a row of a trace, not a prompt"
         raise BadRowError("wrong_format", problem, "use --trace FILE to replay a trace")
@@ -212,15 +225,20 @@ def _check_is_request(row: dict[str, Any]) -> None:
         problem = "the row has both `prompt` and `messages`"
         raise BadRowError("conflict", problem, "keep exactly one of them")
     if "prompt" not in row and "messages" not in row:
-        hint = (
-            "give exactly one of them, or one of the names in common data sets: "
-            "conversations, question, instruction, text"
-        )
-        suggestions = [closest(field, ("prompt", "messages")) for field in row]
-        suggestion = next((name for name in suggestions if name), "")
-        if suggestion:
-            hint = f'did you mean "{suggestion}"?'
-        raise BadRowError("missing_key", "the row has neither `prompt` nor `messages`", hint)
+        problem = "the row has neither `prompt` nor `messages`"
+        raise BadRowError("missing_key", problem, _hint_for_missing_prompt(row))
+
+
+def _hint_for_missing_prompt(row: dict[str, Any]) -> str:
+    """Return a hint for a row without a prompt: a field that may be mistyped, or all names."""
+    for field in row:
+        similar_name = closest(field, ("prompt", "messages"))
+        if similar_name:
+            return f'did you mean "{similar_name}"?'
+    return (
+        "give exactly one of them, or one of the names in common data sets: "
+        "conversations, question, instruction, text"
+    )
 
 
 def _output_length(row: dict[str, Any]) -> _OutputLength:
@@ -242,17 +260,17 @@ def _convert_length(row: dict[str, Any], field: str) -> int:
     """Return the output length in a field. 12.0 is the whole number 12. Raises BadRowError."""
     value = row[field]
     if isinstance(value, float) and value.is_integer():
-        row = {field: int(value)}
-    length: int = _convert_field(row, field, LENGTH_TYPE)
+        value = int(value)
+    length: int = _convert_value(value, field, LENGTH_TYPE)
     return length
 
 
-def _convert_field(row: dict[str, Any], field: str, expected: FieldType) -> Any:
-    """Return the value of a field of this type. Raises BadRowError."""
+def _convert_value(value: Any, field: str, expected: FieldType) -> Any:
+    """Return the value of a field, converted to a type. Raises BadRowError if it has another."""
     try:
-        return msgspec.convert(row[field], expected.type)
+        return msgspec.convert(value, expected.type)
     except msgspec.ValidationError:
-        problem = f"{field} is {shortened(row[field])}"
+        problem = f"{field} is {shortened(value)}"
         raise BadRowError("wrong_type", problem, expected.description, field) from None
 
 
@@ -287,17 +305,32 @@ def _extra_fields(row: dict[str, Any]) -> dict[str, Any]:
 
     Raises BadRowError if a field has another type than the API expects, or is not allowed.
     """
-    for field in BODY_FIELDS.keys() & row.keys():
-        _convert_field(row, field, BODY_FIELDS[field])  # Raises BadRowError for another type.
+    return _read_body_fields(row) | _read_extra_body(row)
+
+
+def _read_body_fields(row: dict[str, Any]) -> dict[str, Any]:
+    """Return the fields of a row that the API has too. Raises BadRowError for a wrong type."""
     body_fields = {field: value for field, value in row.items() if field in BODY_FIELDS}
-    # A recorded response has a field `stop`, too, with the reason why it ended.
+    for field, value in body_fields.items():
+        _convert_value(
+            value, field, BODY_FIELDS[field]
+        )  # Checks the type. The value is sent as is.
     if is_finish_reason(body_fields.get("stop")):
+        # In a recorded response, `stop` is the reason why it ended, and no stop sequence.
         del body_fields["stop"]
-    extra_body: dict[str, Any] = {}
-    if "extra_body" in row:
-        extra_body = _convert_field(row, "extra_body", EXTRA_BODY_TYPE)
-    first_refused = next(find_refused_fields(extra_body), None)
-    if first_refused is not None:
-        path = f"extra_body.{first_refused.name}"
-        raise BadRowError("unsupported", first_refused.problem, first_refused.row_hint, path)
-    return body_fields | extra_body
+    return body_fields
+
+
+def _read_extra_body(row: dict[str, Any]) -> dict[str, Any]:
+    """Return the object `extra_body` of a row, {} without one.
+
+    Raises BadRowError if it is no object or has a field that is not allowed.
+    """
+    if "extra_body" not in row:
+        return {}
+    extra_body: dict[str, Any] = _convert_value(row["extra_body"], "extra_body", EXTRA_BODY_TYPE)
+    refused_field = next(find_refused_fields(extra_body), None)
+    if refused_field is not None:
+        path = f"extra_body.{refused_field.name}"
+        raise BadRowError("unsupported", refused_field.problem, refused_field.row_hint, path)
+    return extra_body

@@ -97,53 +97,68 @@ def _convert_prompt(row: Row, prompt_field: str) -> ConvertedRow:
 
     The row may also have a system prompt, with which it becomes a chat of two messages, and a
     recorded response, which tells how long the response should be. Data sets use the same names
-    for different contents, so the response is looked for in the fields that are left. The note of
-    the result says which fields were used.
+    for different contents: the field `input` may be a prompt or an addition to an instruction. So
+    each part is looked for in the fields that no part before it has used.
     """
-    text = row[prompt_field]
-    used_fields = [prompt_field]
-    note = f"prompts are `{prompt_field}`"
-    # In Alpaca's data set, an instruction may come with an input.
-    if prompt_field == "instruction" and isinstance(row.get("input"), str):
-        text = f"{text}\n\n{row['input']}".strip()
-        used_fields.append("input")
-        note += " and `input`"
-    converted: Row = {"prompt": text}
-    system_field = _first_text_field(row, SYSTEM_FIELDS)
+    prompt = _read_prompt(row, prompt_field)
+    fields_left = _without(row, prompt.used_fields)
+    notes = [f"prompts are {' and '.join(f'`{field}`' for field in prompt.used_fields)}"]
+
+    request: Row = {"prompt": prompt.text}
+    system_field = _first_text_field(fields_left, SYSTEM_FIELDS)
     if system_field is not None:
         system_message = {"role": "system", "content": row[system_field]}
-        converted = {"messages": [system_message, {"role": "user", "content": text}]}
-        used_fields.append(system_field)
-        note += f", system prompts from `{system_field}`"
+        request = {"messages": [system_message, {"role": "user", "content": prompt.text}]}
+        fields_left = _without(fields_left, [system_field])
+        notes.append(f"system prompts from `{system_field}`")
+
     response = ""
-    response_field = _first_text_field(_without(row, used_fields), RESPONSE_FIELDS)
+    response_field = _first_text_field(fields_left, RESPONSE_FIELDS)
     if response_field is not None:
         response = row[response_field]
-        used_fields.append(response_field)
-        note += f", output lengths from `{response_field}`"
-    return ConvertedRow(_without(row, used_fields) | converted, note, response)
+        fields_left = _without(fields_left, [response_field])
+        notes.append(f"output lengths from `{response_field}`")
+    return ConvertedRow(fields_left | request, ", ".join(notes), response)
+
+
+class _Prompt(NamedTuple):
+    """The text of a prompt, and the fields of the row that it is made of."""
+
+    text: str
+    used_fields: list[str]
+
+
+def _read_prompt(row: Row, prompt_field: str) -> _Prompt:
+    """Return the prompt of a row. In Alpaca's data set, an instruction may come with an input."""
+    text = row[prompt_field]
+    if prompt_field == "instruction" and isinstance(row.get("input"), str):
+        return _Prompt(f"{text}\n\n{row['input']}".strip(), ["instruction", "input"])
+    return _Prompt(text, [prompt_field])
 
 
 def _without_recorded_response(row: Row) -> ConvertedRow:
-    """Remove the recorded response from a row with `prompt` or `messages`, and return both.
+    """Separate the recorded response of a row with `prompt` or `messages` from what is sent.
 
-    The recorded response must not be sent to the server, but it tells how long the response should
-    be. It is the last message if the assistant sent it, unless the row asks the server to continue
-    that message. Otherwise it is in a field such as `completion`.
+    The recorded response must not be sent to the server. Only its length is used, as the length
+    that the new response should have. It is the last message if the assistant sent it, unless the
+    row asks the server to continue that message. Otherwise it is in a field such as `completion`.
     """
     messages = row.get("messages")
     if _ends_with_response(messages) and not _continues_last_message(row):
         content = messages[-1].get("content")
         return ConvertedRow(
-            row | {"messages": messages[:-1]},
-            "the response at the end of `messages` is not sent",
-            content if isinstance(content, str) else "",
+            row=row | {"messages": messages[:-1]},
+            note="the response at the end of `messages` is not sent",
+            response=content if isinstance(content, str) else "",
         )
     response_field = _first_text_field(row, RESPONSE_FIELDS)
     if response_field is None:
         return ConvertedRow(row)
-    note = f"output lengths from `{response_field}`"
-    return ConvertedRow(_without(row, [response_field]), note, row[response_field])
+    return ConvertedRow(
+        row=_without(row, [response_field]),
+        note=f"output lengths from `{response_field}`",
+        response=row[response_field],
+    )
 
 
 def _continues_last_message(row: Row) -> bool:
@@ -154,15 +169,18 @@ def _continues_last_message(row: Row) -> bool:
 
 
 def _ends_with_response(messages: Any) -> TypeGuard[list[Any]]:
-    """Return True for a list of messages whose last one is a complete one of the assistant.
+    """Return True if the last of several messages is a complete response of the assistant.
 
-    A message with `prefix` is the beginning of a response, which the server continues.
+    A single message of the assistant answers nothing, so it is no response. A message with `prefix`
+    is only the beginning of a response, which the server continues.
     """
     if not isinstance(messages, list) or len(messages) < 2:
         return False
-    last = messages[-1]
-    is_of_assistant = isinstance(last, dict) and last.get("role") == "assistant"
-    return is_of_assistant and not last.get("prefix")
+    last_message = messages[-1]
+    if not isinstance(last_message, dict):
+        return False
+    is_complete = not last_message.get("prefix")
+    return last_message.get("role") == "assistant" and is_complete
 
 
 def _batch_body(row: Row) -> Row:
@@ -184,21 +202,27 @@ def _first_question(turns: list[Any], field: str) -> tuple[list[dict[str, str]],
     They are the system messages and the first message of the user. Turns without a text, and
     responses before the first question, are left out. The response is "" if there is none.
 
-    `turns` is the list of turns, and `field` its name in the row, for error messages. Raises
-    BadRowError if a turn has mistakes, and EmptyConversationError if there is no question.
+    Args:
+        turns: The turns of the conversation.
+        field: The name of this list in the row, for error messages.
+
+    Raises:
+        BadRowError: A turn has mistakes.
+        EmptyConversationError: There is no question.
     """
     messages: list[dict[str, str]] = []
     has_question = False
     for index, turn in enumerate(turns):
         role, text = _parse_turn(turn, f"{field}[{index}]")
-        follows_question = bool(messages) and messages[-1]["role"] == "user"
-        if role == "assistant" and follows_question:
+        if role == "assistant" and has_question and messages[-1]["role"] == "user":
             return messages, text
-        is_first_question = role == "user" and not has_question
-        if text and (role == "system" or is_first_question):
+        if role == "user" and has_question:
+            continue
+        if text and role in ("system", "user"):
             messages.append({"role": role, "content": text})
-            has_question = has_question or is_first_question
-    if not messages or messages[-1]["role"] != "user":
+            has_question = has_question or role == "user"
+    ends_with_question = bool(messages) and messages[-1]["role"] == "user"
+    if not ends_with_question:
         raise EmptyConversationError("missing_value", "the conversation has no user message")
     return messages, ""
 

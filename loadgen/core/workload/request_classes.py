@@ -204,7 +204,10 @@ class Mix(Part):
 
 
 def _convert_to_shares(weights: list[float | str]) -> list[float]:
-    """Return the share of each class in all starts.
+    """Return the share of each class in all sessions (requests, conversations and tasks).
+
+    The weights 3 and 1 give the shares 0.75 and 0.25. Texts of error messages are predicates whose
+    subject is "classes".
 
     Args:
         weights: Numbers above zero, or texts such as "60%".

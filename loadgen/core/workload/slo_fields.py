@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from functools import cache
 from typing import Annotated, Any, ClassVar, Self
@@ -19,6 +20,7 @@ from pydantic import (
 from pydantic.json_schema import JsonSchemaValue
 
 from loadgen.core import units
+from loadgen.core.errors import LoadgenError
 from loadgen.core.slo import (
     DEFAULT_QUANTILE,
     METRIC_ALIASES,
@@ -82,6 +84,7 @@ class WrittenTaskTerm(Part):
 
     @model_validator(mode="after")
     def _check_has_limit(self) -> Self:
+        """Refuse an objective of tasks that limits nothing."""
         if self.within_ns is None and self.wait_ns is None:
             example = "task: {within: 90s, wait: 2s, attainment: 95%}"
             raise units.InvalidValueError("missing_value", "has no limit", example)
@@ -102,7 +105,11 @@ class WrittenSlo(Part):
 
     @classmethod
     def convert_to_fields(cls, data: Any) -> Any:
-        """Replace other names of metrics by the names of the metrics."""
+        """Return an SLO in which each metric has its own name in place of an alias.
+
+        For example, the key `e2el` of other tools becomes `e2e`. Raises `InvalidValueError` if two
+        keys mean the same metric.
+        """
         if not isinstance(data, Map):
             return data
         names = set[str]()
@@ -125,16 +132,17 @@ class WrittenSlo(Part):
     def to_slo(self) -> Slo:
         """Return the SLO that the file describes.
 
+        The `attainment` of a file, the smallest share of requests that meet all latency limits, is
+        the `goodput_share` of the SLO.
+
         Raises `InvalidValueError` if two limits are for the same metric and percentile, or if the
         SLO has no limit that requests or tasks can meet.
         """
         latency_terms = self._latency_terms()
         _check_one_limit_per_percentile(latency_terms)
-        has_attainment = self.attainment is not None
-        has_task_term = self.task is not None
-        # The attainment is the share of requests that meet all latency limits, so it has no meaning
-        # without such a limit. Limits of tasks alone are enough if there is no attainment.
-        is_latency_term_required = has_attainment or not has_task_term
+        # An attainment has no meaning without a latency limit. Limits of tasks alone are enough if
+        # there is no attainment.
+        is_latency_term_required = self.attainment is not None or self.task is None
         if is_latency_term_required and not latency_terms:
             example = "slo: {ttft: 2s, tpot: 200ms, at: p99}"
             raise units.InvalidValueError("missing_value", "has no term", example)
@@ -182,21 +190,30 @@ def validate_slo(value: Any, info: ValidationInfo) -> Slo | None:
     """Return the SLO of a workload, from one of the forms that pydantic may pass.
 
     A workload that was built in Python has an `Slo`. A workload that was stored as JSON has the
-    fields of an `Slo`. A workload file has a key for each metric; plug-ins can add metrics. If an
-    SLO in a file has an unknown key, the error is in the context and the result is None, so that
-    the rest of the file is checked as well.
+    fields of an `Slo`. A workload file has a key for each metric.
     """
     if value is None or isinstance(value, Slo):
         return value
-    context = info.context
-    if not isinstance(context, FileContext):
-        return msgspec.convert(value, Slo)
-    errors_before = len(context.errors)
+    if isinstance(info.context, FileContext):
+        return _validate_slo_of_file(value, info.context)
+    return msgspec.convert(value, Slo)
+
+
+def _validate_slo_of_file(value: Any, context: FileContext) -> Slo | None:
+    """Return the SLO that is written in a file, or None if it has an unknown key.
+
+    An unknown key is added to the errors of the context and not raised, so that the rest of the
+    file is checked as well. What such an SLO would mean is not checked, because the user first has
+    to mend the key.
+    """
     metric_names = tuple(dict.fromkeys((*metrics(), *context.extra_metrics)))
-    slo_of_file = build_slo_model(metric_names).model_validate(value, context=context)
-    if len(context.errors) > errors_before:
-        return None
-    return slo_of_file.to_slo()
+    slo_errors: list[LoadgenError] = []
+    slo_context = dataclasses.replace(context, errors=slo_errors)
+    try:
+        slo_of_file = build_slo_model(metric_names).model_validate(value, context=slo_context)
+    finally:
+        context.errors.extend(slo_errors)
+    return None if slo_errors else slo_of_file.to_slo()
 
 
 # The JSON Schema has the metrics of this package only. Packages that add metrics may be missing.

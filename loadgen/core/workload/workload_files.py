@@ -48,14 +48,20 @@ def read_workload_text(path_or_name: str) -> str:
             hint_if_missing=lambda: _hint_for_missing_workload(file, path_or_name),
             hint_if_too_large="use --dataset for a file of prompts",
         )
-        is_contract = re.search(r"(?m)^levels:", text) is not None
-        if is_contract:
-            problem = "this is a contract, not a workload"
-            hint = f"loadgen validate {path_or_name}"
-            raise UserError("wrong_format", problem, path_or_name, hint)
+        _refuse_contract(text, path_or_name)
     except UserError as error:
         raise CombinedError([error]) from None
     return text
+
+
+def _refuse_contract(text: str, label: str) -> None:
+    """Raise UserError for a contract, which has the key `levels` that no workload has.
+
+    The text is not parsed, because a mistake in it must not hide what it is.
+    """
+    if re.search(r"^levels:", text, re.MULTILINE):
+        problem = "this is a contract, not a workload"
+        raise UserError("wrong_format", problem, label, f"loadgen validate {label}")
 
 
 def read_yaml_text(
