@@ -755,7 +755,9 @@ def _get_energy_per_unit(energy: EnergyUse, metric: EnergyMetric) -> float:
     """Return the joules per unit of work. Raise EstimateError with the reason if not known."""
     joules: float | None = getattr(energy, metric.field)
     if joules is None:
-        raise EstimateError(energy.why or "the energy of the accelerators was not measured")
+        raise EstimateError(
+            energy.missing_reason or "the energy of the accelerators was not measured"
+        )
     return joules
 
 

@@ -18,7 +18,7 @@ def describe_energy(energy: EnergyUse) -> list[str]:
     If nothing was measured, the only phrase is the reason.
     """
     if energy.joules is None or energy.watts is None:
-        return [energy.why or "no page reports the power of the accelerators"]
+        return [energy.missing_reason or "no page reports the power of the accelerators"]
     phrases = [
         *_energy_per_work(energy, energy.joules),
         _describe_power(energy, energy.watts),

@@ -8,6 +8,7 @@ conversation with the replies of the server, is built when it is needed and coun
 from __future__ import annotations
 
 import itertools
+import math
 import mmap
 import os
 import tempfile
@@ -19,11 +20,12 @@ from typing import Any
 
 import msgspec
 from loadgen_sdk.hashing import sum_of_hashes
+from loadgen_sdk.probe.probe import ProbeResult
 from loadgen_sdk.request import Completion, Request
 from loadgen_sdk.wire_formats.request_body import BodyEncoder, BodyFormat
 
 from loadgen.core.execution import step_targets
-from loadgen.core.execution.plan import Job
+from loadgen.core.execution.plan import Endpoint, Job
 from loadgen.core.execution.probing import client_options
 from loadgen.core.requests.digest import REQUESTS_HASHED_TOGETHER, Digest
 from loadgen.core.requests.prompts import AssistantTurn, Prompts
@@ -67,28 +69,42 @@ def links_responses(job: Job) -> bool:
 
 
 def body_encoder(job: Job, prompts: Prompts) -> EncodeBody:
-    """Return a function that builds the body of a request, with the bytes that the client sends.
+    """Return a function that builds the body of a request: the bytes that the client sends.
 
-    The body depends on the target, because targets of different steps of a task may have different
-    APIs and models. Targets of the same step need the same body, so the encoder of the first of
-    them is used.
+    The body depends on the endpoint, because endpoints may have different APIs and models. In a
+    run with tasks, each step of a task may have endpoints of its own. All endpoints of a step need
+    the same body, so that of the first one is built.
     """
-    encoders = []
-    for endpoint, result in zip(job.settings.endpoints, job.probe_results, strict=True):
-        settings = job.settings.for_endpoint(endpoint)
-        body_format = BodyFormat(
-            result.server_profile,
-            result.target.api,
-            result.model,
-            settings.stream,
-            extra_body=client_options(settings, result)["extra_body"],
-        )
-        encoders.append(BodyEncoder(body_format).encode)
-    targets_of_request = step_targets.targets_by_request(job.settings, prompts)
-    if targets_of_request is None:
-        encode = encoders[0]
-        return lambda _request_id, request: encode(request)
-    return lambda request_id, request: encoders[targets_of_request(request_id)[0]](request)
+    encoders = [
+        _endpoint_encoder(job, endpoint, result)
+        for endpoint, result in zip(job.settings.endpoints, job.probe_results, strict=True)
+    ]
+    endpoint_indexes_of_request = step_targets.targets_by_request(job.settings, prompts)
+
+    def encode_for_any_endpoint(_request_id: int, request: Request) -> bytes:
+        return encoders[0].encode(request)
+
+    if endpoint_indexes_of_request is None:
+        return encode_for_any_endpoint
+
+    def encode_for_step(request_id: int, request: Request) -> bytes:
+        first_endpoint_index = endpoint_indexes_of_request(request_id)[0]
+        return encoders[first_endpoint_index].encode(request)
+
+    return encode_for_step
+
+
+def _endpoint_encoder(job: Job, endpoint: Endpoint, result: ProbeResult) -> BodyEncoder:
+    """Return the encoder of bodies for one endpoint, whose API and model the probe has found."""
+    settings = job.settings.for_endpoint(endpoint)
+    body_format = BodyFormat(
+        result.server_profile,
+        result.target.api,
+        result.model,
+        settings.stream,
+        extra_body=client_options(settings, result)["extra_body"],
+    )
+    return BodyEncoder(body_format)
 
 
 class _StoredBody(msgspec.Struct, frozen=True, gc=False):
@@ -102,13 +118,18 @@ class _StoredBody(msgspec.Struct, frozen=True, gc=False):
 
 
 class _BodyIndex:
-    """The stored bodies of one stage, in ascending order of their requests."""
+    """The stored bodies of one stage, in ascending order of their requests.
+
+    A load may have millions of bodies. Their fields are therefore stored one after the other in a
+    flat array of integers, which needs less memory than an object for each body: the fields of
+    body 0, then those of body 1, and so on. Each body is a row of _FIELD_COUNT numbers, of which
+    the first one is the id of its request.
+    """
 
     _FIELD_COUNT = len(_StoredBody.__struct_fields__)
 
     def __init__(self) -> None:
-        # A load may have millions of bodies. Their fields are therefore stored one after the other
-        # in a flat array of integers, which needs less memory than an object for each body.
+        """Begin without bodies."""
         self._values = array("q")
 
     def __len__(self) -> int:
@@ -121,14 +142,16 @@ class _BodyIndex:
     def find(self, request_id: int) -> _StoredBody | None:
         """Return the body of a request, or None if it was not built in advance.
 
-        The ids of requests are usually evenly spaced, so the first two show in which row a
-        request should be. If it is not there, it is searched for.
+        The ids of requests are usually evenly spaced, such as 5, 8, 11, so the row of a request
+        follows from the first two ids. If the request is not there, a binary search finds it.
         """
         values = self._values
         start = 0
         if len(values) > self._FIELD_COUNT:
-            spacing = values[self._FIELD_COUNT] - values[0]
-            start = (request_id - values[0]) // spacing * self._FIELD_COUNT
+            first_id = values[0]
+            second_id = values[self._FIELD_COUNT]
+            expected_row = (request_id - first_id) // (second_id - first_id)
+            start = expected_row * self._FIELD_COUNT
         is_in_expected_row = 0 <= start < len(values) and values[start] == request_id
         if not is_in_expected_row:
             row = bisect_left(range(len(self)), request_id, key=self._request_id)
@@ -158,40 +181,40 @@ class Bodies:
         links_responses: bool = False,
         max_blocks: int = _MAX_BLOCKS,
     ) -> None:
-        """Create the temporary file.
+        """Begin without bodies, and create the temporary file that will hold them.
 
         Args:
             prompts: The requests.
             encode_body: Builds the body of a request.
             stages: The number of stages of the load.
-            links_responses: See the function of this name.
+            links_responses: Whether a later turn of a conversation names the previous response by
+                its id and sends only the new message.
             max_blocks: The number of blocks of the file that are kept in memory.
         """
         self._prompts = prompts
         self._encode_body = encode_body
         self._links_responses = links_responses
-        # True if later turns of a conversation contain what the server replied, so that they
-        # cannot be built in advance.
+        # Later turns of a conversation that contain the server's replies are not built in advance.
         self._uses_real_replies = prompts.history == "server"
-        self._input_source = ""
 
+        # The temporary file, the blocks of it that are in memory, and where each body is in it.
         self._file = tempfile.TemporaryFile()  # noqa: SIM115 - closed by close()
         self._fd = self._file.fileno()
         self._file_end = 0
         self._blocks: dict[int, bytes] = {}
         self._max_blocks = max_blocks
         self._index_by_stage = [_BodyIndex() for _ in range(stages)]
+        self._input_source = ""  # how the tokens of all prompts were counted
 
         # For each conversation in progress: its replies by turn, and the id of the last response.
         self._replies: dict[int, dict[int, AssistantTurn]] = {}
         self._response_ids: dict[int, str] = {}
 
+        # The digests of all requests and of the bytes of all bodies.
         self.digest = Digest(includes_replies=not self._uses_real_replies)
-        """The digest of all requests."""
         self.body_digest = Digest()
-        """The digest of the bytes of all bodies."""
+        # How many bodies were built in the sending loop.
         self.late_bodies = 0
-        """How many bodies were built in the sending loop."""
 
     def build(
         self,
@@ -201,37 +224,44 @@ class Bodies:
         max_bodies: int | None = None,
         max_cpu_s: float | None = None,
     ) -> int:
-        """Build the bodies of requests and return how many were built.
+        """Build bodies in advance, append them to the temporary file, and return their number.
 
         Args:
             stage: The stage that sends them.
-            request_ids: The ids of the requests, in ascending order.
+            request_ids: The ids of the requests, in ascending order. Only the ids of the bodies
+                that are built are taken from the iterator, so a later call continues with the rest.
             max_bodies: The largest number of bodies to build.
             max_cpu_s: The CPU time after which no further batch is started.
         """
-        built_before = self.built_count(stage)
-        deadline_s = None if max_cpu_s is None else process_time() + max_cpu_s
-        request_ids = itertools.islice(request_ids, max_bodies)
+        deadline_s = math.inf if max_cpu_s is None else process_time() + max_cpu_s
+        limited_ids = itertools.islice(request_ids, max_bodies)
+        built_count = 0
         with open(self._fd, "wb", _WRITE_BUFFER_BYTES, closefd=False) as file:
-            while deadline_s is None or process_time() < deadline_s:
-                batch = list(itertools.islice(request_ids, REQUESTS_HASHED_TOGETHER))
+            while process_time() < deadline_s:
+                batch = list(itertools.islice(limited_ids, REQUESTS_HASHED_TOGETHER))
                 if not batch:
                     break
                 file.write(self._build_batch(stage, batch))
-        return self.built_count(stage) - built_before
+                built_count += len(batch)
+        return built_count
 
     def built_count(self, stage: int) -> int:
         """Return how many bodies of a stage were built in advance, sent or not."""
         return len(self._index_by_stage[stage])
 
     def take_body(self, stage: int, request_id: int) -> tuple[bytes | memoryview, RequestFacts]:
-        """Return the bytes to send for a request, and what is known of it before its response."""
+        """Return the bytes to send for a request, and its numbers of tokens for the record.
+
+        The body is read from the temporary file if it was built in advance. A turn that contains
+        replies of the server can only be built now. Any other body that has to be built now counts
+        as late, because that delays the sending loop.
+        """
         if self._uses_real_replies and self._prompts.needs_replies(request_id):
             return self._build_with_replies(request_id)
         body = self._index_by_stage[stage].find(request_id)
         if body is None:
             self.late_bodies += 1
-            return self._build_now(request_id, self._prompts[request_id])
+            return self._build_in_sending_loop(request_id, self._prompts[request_id])
         facts = RequestFacts(body.input_tokens, self._input_source, body.output_tokens)
         return self._read(body.offset, body.length), facts
 
@@ -245,19 +275,21 @@ class Bodies:
     def record_response(self, request_id: int, completion: Completion) -> None:
         """Keep the response to a request if later turns of its conversation have to send it.
 
-        The replies of a conversation are kept from its first turn until it ends: with its last turn
-        or with a turn that fails.
+        Requests are numbered by conversation: turn t of conversation c is request
+        `c * turns + t`. The replies of a conversation are kept from its first turn until it ends,
+        with its last turn or with a turn that fails.
         """
         if not self._uses_real_replies:
             return
         turns = self._prompts.turns
         conversation, turn = divmod(request_id, turns)
-        if turn == 0 and turns > 1:
-            self._replies[conversation] = {}
-        if turn + 1 == turns or completion.failure is not None:
+        is_last_turn = turn + 1 == turns
+        if is_last_turn or completion.failure is not None:
             self._replies.pop(conversation, None)
             self._response_ids.pop(conversation, None)
             return
+        if turn == 0:
+            self._replies[conversation] = {}
         replies = self._replies.get(conversation)
         if replies is None:  # Another turn of the conversation has failed meanwhile.
             return
@@ -270,43 +302,55 @@ class Bodies:
         self._file.close()
 
     def _build_batch(self, stage: int, request_ids: list[int]) -> bytes:
-        """Return the bodies of requests, one after the other, as they are appended to the file.
+        """Build the bodies of requests, and return them joined as they are appended to the file.
 
-        The position of each is added to the index, and its contents to the digests.
+        The position of each body is added to the index of the stage, and its contents to the
+        digests.
         """
         requests = list(zip(request_ids, iter_requests(self._prompts, request_ids), strict=True))
         bodies = [self._encode_body(request_id, request) for request_id, request in requests]
-        index = self._index_by_stage[stage]
-        for (request_id, request), body in zip(requests, bodies, strict=True):
-            facts = facts_of_request(request)
-            stored_body = _StoredBody(
-                request_id=request_id,
-                offset=self._file_end,
-                length=len(body),
-                input_tokens=facts.tokens,
-                output_tokens=facts.requested_output,
-            )
-            index.append(stored_body)
-            # All requests of a load have the same source, if they have one at all.
-            self._input_source = facts.source or self._input_source
-            self._file_end += len(body)
         self.digest.add(requests)
         self.body_digest.add_sum(len(bodies), sum_of_hashes(zip(request_ids, bodies, strict=True)))
+        for (request_id, request), body in zip(requests, bodies, strict=True):
+            self._index_body(stage, request_id, request, len(body))
         return b"".join(bodies)
 
-    def _read(self, offset: int, length: int) -> bytes | memoryview:
-        """Return the body that is stored in the file at `offset` with `length` bytes.
+    def _index_body(self, stage: int, request_id: int, request: Request, length: int) -> None:
+        """Note that the body of a request follows in the file, and how many tokens it asks for."""
+        facts = facts_of_request(request)
+        stored_body = _StoredBody(
+            request_id=request_id,
+            offset=self._file_end,
+            length=length,
+            input_tokens=facts.tokens,
+            output_tokens=facts.requested_output,
+        )
+        self._index_by_stage[stage].append(stored_body)
+        self._file_end += length
+        # All requests of a load have the same source, if they have one at all.
+        if facts.source:
+            self._input_source = facts.source
 
-        How it is read depends on its size. Many short bodies share a block, which is kept in
-        memory. A longer body, or a short one in two blocks, is read on its own. A very long one is
-        mapped into memory, so that it is not copied.
+    def _read(self, offset: int, length: int) -> bytes | memoryview:
+        """Return the `length` bytes of the body that begins at `offset` in the file.
+
+        Short bodies are read in blocks, each of which holds many of them. Longer ones are read on
+        their own. Very long ones are mapped into memory, so that they are not copied.
         """
         if length > _MAX_COPIED_BODY_BYTES:
             return self._map(offset, length)
+        if length <= _MAX_SHORT_BODY_BYTES:
+            body = self._read_from_block(offset, length)
+            if body is not None:
+                return body
+        return os.pread(self._fd, length, offset)
+
+    def _read_from_block(self, offset: int, length: int) -> bytes | None:
+        """Return a short body from its block of the file, or None if it is in two blocks."""
         block_number, start_in_block = divmod(offset, _BLOCK_BYTES)
         end_in_block = start_in_block + length
-        if length > _MAX_SHORT_BODY_BYTES or end_in_block > _BLOCK_BYTES:
-            return os.pread(self._fd, length, offset)
+        if end_in_block > _BLOCK_BYTES:
+            return None
         block = self._blocks.get(block_number, b"")
         # The block is missing, or it was read before the end of this body was written.
         if len(block) < end_in_block:
@@ -333,23 +377,26 @@ class Bodies:
         mapping = mmap.mmap(self._fd, end - start, access=mmap.ACCESS_READ, offset=start)
         return memoryview(mapping)[offset - start :]
 
-    def _build_now(self, request_id: int, request: Request) -> tuple[bytes, RequestFacts]:
-        """Build the body of a request in the sending loop."""
+    def _build_in_sending_loop(
+        self, request_id: int, request: Request
+    ) -> tuple[bytes, RequestFacts]:
+        """Build the body of a request when it is sent. See `take_body` for the result."""
         return self._encode_body(request_id, request), facts_of_request(request)
 
     def _build_with_replies(self, request_id: int) -> tuple[bytes, RequestFacts]:
-        """Build the body of a later turn, which contains the replies of the server so far.
+        """Build the body of a later turn of a conversation, after the server's earlier replies.
 
-        With the id of the last response, it contains only the new message.
+        The body contains the whole conversation so far. If responses are linked (an option of the
+        Responses API), it contains only the new message and the id of the last response, from
+        which the server knows the rest.
         """
         conversation = request_id // self._prompts.turns
         request = self._prompts.with_replies(request_id, self._replies.get(conversation, {}))
-        response_id = self._response_ids.get(conversation)
-        if response_id and request.messages:
-            # The server knows the earlier messages from the response with this id.
-            extra = request.extra | {"previous_response_id": response_id}
+        last_response_id = self._response_ids.get(conversation)
+        if last_response_id and request.messages:
+            extra = request.extra | {"previous_response_id": last_response_id}
             request = msgspec.structs.replace(request, messages=request.messages[-1:], extra=extra)
-        return self._build_now(request_id, request)
+        return self._build_in_sending_loop(request_id, request)
 
 
 def _tool_call_messages(completion: Completion) -> tuple[dict[str, Any], ...]:

@@ -14,7 +14,7 @@ from loadgen.core.execution.bodies import EncodeBody, body_encoder, facts_of_req
 from loadgen.core.execution.plan import build_plan
 from loadgen.core.requests.prompts import Prompts
 from loadgen.core.requests.synthetic_prompts import iter_requests
-from loadgen.core.results.record import SOURCES
+from loadgen.core.results.record import SOURCES, RequestFacts
 
 FRAME = struct.Struct("<qiiiB")
 """Header of a frame: request id, bytes of the body, input tokens, requested output tokens, and
@@ -29,27 +29,34 @@ _NICENESS = 5
 
 
 def serve_bodies(prompts: Prompts, encode_body: EncodeBody) -> None:
-    """Build the bodies of the request ids on standard input, until the input ends."""
+    """Build the bodies of the request ids on standard input, until the input ends.
+
+    An id is 8 bytes long. For each one, a header (see FRAME) and the body are written to standard
+    output.
+
+    Args:
+        prompts: The requests.
+        encode_body: Builds the body of a request.
+    """
     # The loop that sends has priority.
     os.nice(_NICENESS)
-    pending = bytearray()
+    unparsed = bytearray()
     while data := os.read(0, _READ_BYTES):
-        pending += data
-        complete_bytes = len(pending) // REQUEST_ID.size * REQUEST_ID.size
-        request_ids = [
-            request_id for (request_id,) in REQUEST_ID.iter_unpack(pending[:complete_bytes])
-        ]
-        for request_id, request in zip(
-            request_ids, iter_requests(prompts, request_ids), strict=True
-        ):
+        unparsed += data
+        complete_bytes = len(unparsed) // REQUEST_ID.size * REQUEST_ID.size
+        request_ids = [row[0] for row in REQUEST_ID.iter_unpack(unparsed[:complete_bytes])]
+        del unparsed[:complete_bytes]
+        requests = iter_requests(prompts, request_ids)
+        for request_id, request in zip(request_ids, requests, strict=True):
             body = encode_body(request_id, request)
-            facts = facts_of_request(request)
-            source_index = SOURCES.index(facts.source)
-            header = FRAME.pack(
-                request_id, len(body), facts.tokens, facts.requested_output, source_index
-            )
-            _write_all(header + body)
-        del pending[:complete_bytes]
+            _write_all(_pack_frame(request_id, body, facts_of_request(request)))
+
+
+def _pack_frame(request_id: int, body: bytes, facts: RequestFacts) -> bytes:
+    """Return the header of a body and the body."""
+    source_index = SOURCES.index(facts.source)
+    header = FRAME.pack(request_id, len(body), facts.tokens, facts.requested_output, source_index)
+    return header + body
 
 
 def _run_builder() -> None:
@@ -73,12 +80,13 @@ def _read_exactly(size: int) -> bytes:
 
 def _write_all(data: bytes) -> None:
     """Write data to standard output, or end the process if nobody reads it."""
-    view = memoryview(data)
-    while view:
+    unwritten = memoryview(data)
+    while unwritten:
         try:
-            view = view[os.write(1, view) :]
+            written_bytes = os.write(1, unwritten)
         except BrokenPipeError:
             os._exit(0)
+        unwritten = unwritten[written_bytes:]
 
 
 if __name__ == "__main__":

@@ -62,7 +62,7 @@ class BuilderConnection:
         on_body: Callable[[BuiltBody], None],
         on_end: Callable[[], None],
     ) -> None:
-        """Start the process and send it the job. Call this in a running event loop.
+        """Start the builder process. Call this in a running event loop.
 
         Args:
             job: The job of the run.
@@ -84,17 +84,25 @@ class BuilderConnection:
         assert self._process.stdout is not None
         self._read_fd = self._process.stdout.fileno()
         self._write_fd = self._process.stdin.fileno()
+        self._loop = asyncio.get_running_loop()
+        self._open_pipes()
+        # `start_sidecar` returns a fork, which has a copy of the job, or a new interpreter.
+        is_new_interpreter = isinstance(self._process, subprocess.Popen)
+        if is_new_interpreter:
+            self._send_job(job)
+
+    def _open_pipes(self) -> None:
+        """Let the event loop read from the process without blocking."""
         for descriptor in (self._read_fd, self._write_fd):
             os.set_blocking(descriptor, False)
             _enlarge_pipe(descriptor)
-        self._loop = asyncio.get_running_loop()
         self._loop.add_reader(self._read_fd, self._read)
-        # A fork has a copy of the job already, and a new interpreter has not.
-        is_new_interpreter = isinstance(self._process, subprocess.Popen)
-        if is_new_interpreter:
-            pickled_job = pickle.dumps(job)
-            self._outgoing += len(pickled_job).to_bytes(body_builder.JOB_SIZE_BYTES, "little")
-            self._outgoing += pickled_job
+
+    def _send_job(self, job: Job) -> None:
+        """Send the pickled job, after its size."""
+        pickled_job = pickle.dumps(job)
+        self._outgoing += len(pickled_job).to_bytes(body_builder.JOB_SIZE_BYTES, "little")
+        self._outgoing += pickled_job
         self._write()
 
     def request(self, request_ids: list[int]) -> None:
@@ -183,11 +191,17 @@ def _enlarge_pipe(descriptor: int) -> None:
 class BodyPrefetch(Bodies):
     """Bodies that another process builds.
 
-    Create it in a running event loop, wait for `receive_first_bodies`, then send.
+    Bodies are asked for before their requests are sent, as in a look-ahead window:
+
+    - of a virtual user of a closed loop, the first turns of its next few sessions,
+    - of an open loop, the first turns of the next sessions, up to `Tuning.window` of them,
+    - of every session that has begun, its later turns.
+
+    Create an object in a running event loop, wait for `receive_first_bodies`, then send.
     """
 
     def __init__(self, job: Job, schedule: Schedule, prompts: Prompts) -> None:
-        """Start the builder and request the first bodies of each stage.
+        """Start the builder process and ask it for the first bodies of each stage.
 
         Args:
             job: The job of the run.
@@ -199,38 +213,36 @@ class BodyPrefetch(Bodies):
         super().__init__(prompts, encode_body, stages=0, links_responses=links_responses(job))
         self._schedule = schedule
         self._window_size = job.settings.tuning.window
-        self._frozen_s = job.settings.tuning.helper_frozen_s
-        # The ids of requests whose bodies were requested and have not arrived.
-        self._requested: set[int] = set()
-        # The bodies that have arrived, by the id of the request.
-        self._received: dict[int, BuiltBody] = {}
-        self._received_bytes = 0
-        # For each stage with an open loop: the first turns that were not requested yet, and how
-        # many sessions are in its window, since they were requested and have not started.
+        self._stuck_after_s = job.settings.tuning.helper_frozen_s
+        self._awaited_ids: set[int] = set()  # asked for and not yet arrived
+        self._arrived: dict[int, BuiltBody] = {}  # by the id of the request
+        self._arrived_bytes = 0
+        # For each stage: the first turns of an open loop that were not asked for yet, and the
+        # number of its sessions that were asked for and have not begun.
         self._next_first_turns = [
             _first_turns_of_arrivals(schedule, stage) for stage in schedule.stages
         ]
-        self._window_sessions = [0] * len(schedule.stages)
-        self._all_received: asyncio.Future[None] | None = None
+        self._sessions_ahead = [0] * len(schedule.stages)
+        self._all_arrived: asyncio.Future[None] | None = None
         self._builder = BuilderConnection(
             job, prompts, encode_body, self._on_body, self._on_builder_end
         )
         for stage in schedule.stages:
-            self._request(_first_turns_of_users(schedule, stage))
+            self._prefetch(_first_turns_of_users(schedule, stage))
             self._refill_window(stage.index)
 
     async def receive_first_bodies(self) -> None:
-        """Wait until all bodies that were requested have arrived.
+        """Wait until all bodies that were asked for have arrived. The load starts after that.
 
-        The load starts after that. A builder that uses no CPU time for `helper_frozen_s` is stuck.
-        It is killed, and the sending loop builds all bodies itself.
+        A builder that uses no CPU time for `Tuning.helper_frozen_s` is stuck. It is killed, and the
+        sending loop builds all bodies itself.
         """
-        if not self._requested:
+        if not self._awaited_ids:
             return
-        self._all_received = asyncio.get_running_loop().create_future()
+        self._all_arrived = asyncio.get_running_loop().create_future()
         used_cpu_s: float | None = None
         while True:
-            done, _ = await asyncio.wait([self._all_received], timeout=self._frozen_s)
+            done, _ = await asyncio.wait([self._all_arrived], timeout=self._stuck_after_s)
             if done:
                 return
             previous_cpu_s = used_cpu_s
@@ -240,22 +252,26 @@ class BodyPrefetch(Bodies):
                 self._builder.kill()
 
     def take_body(self, stage: int, request_id: int) -> tuple[bytes, RequestFacts]:
-        """Return the bytes to send for a request, and what is known of it before its response."""
+        """Return the bytes to send for a request, and its numbers of tokens for the record.
+
+        Because the request is sent now, the bodies of the requests that will follow it are asked
+        for.
+        """
         if self._schedule.max_turns > 1:
-            self._request_next_turns(request_id)
-        self._request_later_sessions(stage, request_id)
+            self._prefetch_next_turns(request_id)
+        self._prefetch_later_sessions(stage, request_id)
         if self._uses_real_replies and self._prompts.needs_replies(request_id):
             return self._build_with_replies(request_id)
-        built_body = self._take_received(request_id)
+        built_body = self._take_arrived(request_id)
         if built_body is None:
             self.late_bodies += 1
-            return self._build_now(request_id, self._prompts[request_id])
+            return self._build_in_sending_loop(request_id, self._prompts[request_id])
         return built_body.body, built_body.facts
 
     def facts_of_unsent(self, stage: int, request_id: int) -> RequestFacts:
         """Return what is known of a request that is never sent."""
-        self._request_later_sessions(stage, request_id)
-        built_body = self._take_received(request_id)
+        self._prefetch_later_sessions(stage, request_id)
+        built_body = self._take_arrived(request_id)
         return UNKNOWN if built_body is None else built_body.facts
 
     def close(self) -> None:
@@ -263,11 +279,11 @@ class BodyPrefetch(Bodies):
         super().close()
         self._builder.close()
 
-    # Requesting bodies
+    # Asking for bodies
 
-    def _request_next_turns(self, request_id: int) -> None:
-        """Request the turns that follow a request, unless they contain replies of the server."""
-        self._request(
+    def _prefetch_next_turns(self, request_id: int) -> None:
+        """Ask for the turns that follow a request, unless they contain replies of the server."""
+        self._prefetch(
             [
                 next_id
                 for next_id in self._schedule.next_slot_ids(request_id)
@@ -275,110 +291,114 @@ class BodyPrefetch(Bodies):
             ]
         )
 
-    def _request_later_sessions(self, stage_index: int, request_id: int) -> None:
-        """Request the bodies of sessions that follow, if a request is the first one of its session.
+    def _prefetch_later_sessions(self, stage_index: int, request_id: int) -> None:
+        """Ask for bodies of sessions that follow the one of a request, if that begins with it.
 
         This is called when the request is sent, or when it is known that it never will be. In a
-        closed loop, a later session of the same virtual user follows. In an open loop, the session
-        has left the window, which has room for the next one.
+        closed loop, a later session of the same virtual user is asked for. In an open loop, the
+        session is no longer ahead, so there is room in the window for another one.
         """
         stage = self._schedule.stages[stage_index]
         session_index = request_id // self._schedule.max_turns
-        starts_session = request_id == self._schedule.first_slot_id(session_index)
-        if starts_session:
-            if stage.is_closed_loop:
-                self._request(_first_turn_to_prefetch(self._schedule, stage, session_index))
-            else:
-                self._window_sessions[stage_index] -= 1
+        begins_session = request_id == self._schedule.first_slot_id(session_index)
+        if begins_session and stage.is_closed_loop:
+            later_session = _later_session_of_user(stage, session_index)
+            if later_session is not None:
+                self._prefetch([self._schedule.first_slot_id(later_session)])
+        elif begins_session:
+            self._sessions_ahead[stage_index] -= 1
+        # The window may also have room because bodies were sent since the last call.
         self._refill_window(stage_index)
 
     def _refill_window(self, stage_index: int) -> None:
-        """Request the first turns of the next sessions of an open loop until its window is full.
+        """Ask for the first turns of the next sessions of an open loop until its window is full.
 
-        The window is also full if the bodies in memory take more than _MAX_PREFETCHED_BYTES.
+        The window is full if it has `Tuning.window` sessions that have not begun, or if the bodies
+        in memory take more than _MAX_PREFETCHED_BYTES. A closed loop has no window.
         """
-        request_ids: list[int] = []
+        first_turns: list[int] = []
         while (
-            self._window_sessions[stage_index] < self._window_size
-            and self._received_bytes < _MAX_PREFETCHED_BYTES
+            self._sessions_ahead[stage_index] < self._window_size
+            and self._arrived_bytes < _MAX_PREFETCHED_BYTES
         ):
-            request_id = next(self._next_first_turns[stage_index], None)
-            if request_id is None:
+            first_turn = next(self._next_first_turns[stage_index], None)
+            if first_turn is None:
                 break
-            request_ids.append(request_id)
-            self._window_sessions[stage_index] += 1
-        self._request(request_ids)
+            first_turns.append(first_turn)
+            self._sessions_ahead[stage_index] += 1
+        self._prefetch(first_turns)
 
-    def _request(self, request_ids: list[int]) -> None:
-        """Request the bodies of these request ids from the builder, if there are any."""
+    def _prefetch(self, request_ids: list[int]) -> None:
+        """Ask the builder for the bodies of requests, if there are any."""
         if request_ids:
-            self._requested.update(request_ids)
+            self._awaited_ids.update(request_ids)
             self._builder.request(request_ids)
 
     # Receiving bodies
 
-    def _take_received(self, request_id: int) -> BuiltBody | None:
+    def _take_arrived(self, request_id: int) -> BuiltBody | None:
         """Remove and return the body of a request, or return None if it has not arrived."""
-        self._requested.discard(request_id)
-        built_body = self._received.pop(request_id, None)
+        self._awaited_ids.discard(request_id)
+        built_body = self._arrived.pop(request_id, None)
         if built_body is not None:
-            self._received_bytes -= len(built_body.body)
+            self._arrived_bytes -= len(built_body.body)
         return built_body
 
     def _on_body(self, built_body: BuiltBody) -> None:
         """Keep a body until its request is sent."""
-        # A body whose request was already sent, with a late body, is no longer in the set.
-        if built_body.request_id in self._requested:
-            self._requested.discard(built_body.request_id)
-            self._received[built_body.request_id] = built_body
-            self._received_bytes += len(built_body.body)
-        self._report_if_all_received()
+        # A body whose request was already sent, with a late body, is no longer awaited.
+        if built_body.request_id in self._awaited_ids:
+            self._awaited_ids.discard(built_body.request_id)
+            self._arrived[built_body.request_id] = built_body
+            self._arrived_bytes += len(built_body.body)
+        self._report_if_all_arrived()
 
     def _on_builder_end(self) -> None:
         """Expect no more bodies, so that the load starts even if the builder has died."""
-        self._requested.clear()
-        self._report_if_all_received()
+        self._awaited_ids.clear()
+        self._report_if_all_arrived()
 
-    def _report_if_all_received(self) -> None:
-        """Let `receive_first_bodies` return if no requested body is missing."""
-        if self._requested or self._all_received is None or self._all_received.done():
+    def _report_if_all_arrived(self) -> None:
+        """Let `receive_first_bodies` return if no body is missing."""
+        if self._awaited_ids or self._all_arrived is None or self._all_arrived.done():
             return
-        self._all_received.set_result(None)
+        self._all_arrived.set_result(None)
 
 
-def _bodies_per_user(stage: ScheduledStage) -> int:
-    """Return how many bodies are ready for each virtual user; 0 for an open loop."""
-    if not stage.is_closed_loop:
-        return 0
+def _sessions_ahead_of_user(stage: ScheduledStage) -> int:
+    """Return how many sessions of each virtual user of a closed loop have a body in advance."""
     return max(1, min(_MAX_BODIES_PER_USER, _MAX_BODIES_OF_ALL_USERS // stage.concurrency))
 
 
 def _first_turns_of_users(schedule: Schedule, stage: ScheduledStage) -> list[int]:
-    """Return the first turns of the first sessions of all virtual users of a closed loop."""
-    request_ids = []
-    for round_index in range(_bodies_per_user(stage)):
-        for virtual_user in schedule.virtual_users_of(stage):
-            index = round_index * stage.concurrency + virtual_user
-            if stage.session_count is None or index < stage.session_count:
-                request_ids.append(schedule.first_slot_id(stage.first_session + index))
-    return request_ids
+    """Return the first turns of the first sessions of all virtual users; none for an open loop.
 
-
-def _first_turn_to_prefetch(
-    schedule: Schedule, stage: ScheduledStage, session_index: int
-) -> list[int]:
-    """Return the first turn to request when a virtual user starts a session; at most one.
-
-    The bodies of the next few sessions of the user were requested before, so this is the first turn
-    of the session after them. Successive sessions of a user are `concurrency` apart. There is none
-    if it would be beyond the last session of the stage.
+    The sessions of a stage are dealt out like cards: with 3 users, user 0 has the sessions 0, 3,
+    6, and so on.
     """
-    later_session = session_index + stage.concurrency * _bodies_per_user(stage)
-    if stage.session_count is not None:
-        end_session = stage.first_session + stage.session_count
-        if later_session >= end_session:
-            return []
-    return [schedule.first_slot_id(later_session)]
+    if not stage.is_closed_loop:
+        return []
+    first_turns = []
+    for round_index in range(_sessions_ahead_of_user(stage)):
+        for virtual_user in schedule.virtual_users_of(stage):
+            session = round_index * stage.concurrency + virtual_user
+            if stage.session_count is None or session < stage.session_count:
+                first_turns.append(schedule.first_slot_id(stage.first_session + session))
+    return first_turns
+
+
+def _later_session_of_user(stage: ScheduledStage, session: int) -> int | None:
+    """Return which session of a virtual user to ask for when the user begins `session`.
+
+    The next sessions of the user were asked for before, so it is the one after them. Successive
+    sessions of a user are `concurrency` apart. With 3 users and 4 sessions ahead, session 12 is
+    asked for when session 0 begins. Return None if the stage has no session of this number.
+    """
+    later_session = session + stage.concurrency * _sessions_ahead_of_user(stage)
+    if stage.session_count is None:
+        return later_session
+    end_session = stage.first_session + stage.session_count
+    return later_session if later_session < end_session else None
 
 
 def _first_turns_of_arrivals(schedule: Schedule, stage: ScheduledStage) -> Iterator[int]:

@@ -10,6 +10,8 @@ Tables of times have a row for each breakdown or request and these three columns
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -32,88 +34,188 @@ MIN_MATCHED_FRACTION = 0.5
 """If fewer of the requests have a breakdown, the offset of the clocks was not found."""
 
 
+FIRST_TOKEN = 1
+"""The column of a table of times that has the first token."""
+
+
 def match_breakdowns(
     breakdown_times: NDArray[np.int64], request_times: NDArray[np.int64]
 ) -> NDArray[np.int64] | None:
-    """Return the index of the request of each breakdown, -1 for a breakdown without one.
+    """Return for each breakdown the index of its request, or -1 if it has none.
 
-    Two clocks are compared, so their offset is estimated first: of two estimates, the one that
-    matches most breakdowns is used. Then the requests are assigned again, with the typical
-    differences of this server removed.
+    A breakdown is what a server reports of one request, without naming it. The two belong together
+    if their times agree, apart from the offset of the two clocks and the usual delays between
+    client and server. So the requests are matched twice: first with an estimate of the offset and a
+    wide limit, then with the delays corrected that the first matches show, and a narrow limit.
 
     Args:
-        breakdown_times: Arrival, first and last token of each breakdown, on the server's clock.
-        request_times: The same times of each request, on the client's clock.
+        breakdown_times: A row for each breakdown with its arrival, first and last token, in ns on
+            the server's clock.
+        request_times: The same times of each request, in ns on the client's clock.
 
     Returns:
         The indexes, or None if the offset of the clocks cannot be found.
     """
     if not len(breakdown_times) or not len(request_times):
         return None
-    offset_ns = 0
-    request_of_breakdown = np.full(len(breakdown_times), -1, np.int64)
-    for candidate_ns in _candidate_offsets(breakdown_times[:, 1], request_times[:, 1]):
-        candidate = _assign(breakdown_times - candidate_ns, request_times, MAX_DIFFERENCE_NS)
-        if (candidate >= 0).sum() > (request_of_breakdown >= 0).sum():
-            request_of_breakdown = candidate
-            offset_ns = candidate_ns
-    is_matched = request_of_breakdown >= 0
+    rough_match = _match_with_best_offset(breakdown_times, request_times)
     matchable_count = min(len(breakdown_times), len(request_times))
-    if is_matched.sum() < MIN_MATCHED_FRACTION * matchable_count:
+    if rough_match.matched_count < MIN_MATCHED_FRACTION * matchable_count:
         return None
-
-    # The second assignment removes the median difference of each of the three times, and accepts
-    # only differences that are usual for this server.
-    matched_requests = request_times[request_of_breakdown[is_matched]]
-    differences_ns = breakdown_times[is_matched] - offset_ns - matched_requests
-    medians_ns = np.median(differences_ns, axis=0).astype(np.int64)
-    largest_deviations_ns = np.abs(differences_ns - medians_ns).max(axis=1)
-    spread_ns = int(np.median(largest_deviations_ns))
-    limit_ns = min(max(MAX_SPREADS * spread_ns, MIN_DIFFERENCE_NS), MAX_DIFFERENCE_NS)
-    return _assign(breakdown_times - offset_ns - medians_ns, request_times, limit_ns)
+    corrected_times, limit_ns = _correct_delays(breakdown_times, request_times, rough_match)
+    return _assign_requests(corrected_times, request_times, limit_ns)
 
 
-def _candidate_offsets(
+class _RoughMatch(NamedTuple):
+    """The requests of breakdowns as they follow from an offset of the clocks.
+
+    Attributes:
+        offset_ns: How far the server's clock is ahead of the client's.
+        request_of_breakdown: The index of the request of each breakdown, or -1.
+    """
+
+    offset_ns: int
+    request_of_breakdown: NDArray[np.int64]
+
+    @property
+    def matched_count(self) -> int:
+        """Return how many breakdowns have a request."""
+        return int((self.request_of_breakdown >= 0).sum())
+
+
+def _match_with_best_offset(
+    breakdown_times: NDArray[np.int64], request_times: NDArray[np.int64]
+) -> _RoughMatch:
+    """Return the match for that of several estimates of the clock offset which matches most."""
+    matches = []
+    for offset_ns in _estimate_clock_offsets(
+        breakdown_times[:, FIRST_TOKEN], request_times[:, FIRST_TOKEN]
+    ):
+        request_of_breakdown = _assign_requests(
+            breakdown_times - offset_ns, request_times, MAX_DIFFERENCE_NS
+        )
+        matches.append(_RoughMatch(offset_ns, request_of_breakdown))
+    return max(matches, key=lambda match: match.matched_count)
+
+
+def _correct_delays(
+    breakdown_times: NDArray[np.int64], request_times: NDArray[np.int64], match: _RoughMatch
+) -> tuple[NDArray[np.int64], int]:
+    """Return the times of breakdowns as the client would see them, and a limit for differences.
+
+    Each of the three times has a typical delay between server and client, which is estimated by the
+    median over all matches. The limit is MAX_SPREADS times the usual difference that is left.
+    """
+    is_matched = match.request_of_breakdown >= 0
+    matched_request_times = request_times[match.request_of_breakdown[is_matched]]
+    client_clock_times = breakdown_times - match.offset_ns
+    differences_ns = client_clock_times[is_matched] - matched_request_times
+    delays_ns = np.median(differences_ns, axis=0).astype(np.int64)
+    largest_deviations_ns = np.abs(differences_ns - delays_ns).max(axis=1)
+    usual_deviation_ns = int(np.median(largest_deviations_ns))
+    limit_ns = min(max(MAX_SPREADS * usual_deviation_ns, MIN_DIFFERENCE_NS), MAX_DIFFERENCE_NS)
+    return client_clock_times - delays_ns, limit_ns
+
+
+def _estimate_clock_offsets(
     breakdown_first_tokens: NDArray[np.int64], request_first_tokens: NDArray[np.int64]
 ) -> list[int]:
-    """Return two estimates of the offset of the clocks, from the first tokens on both sides.
+    """Return two estimates in ns of how far the server's clock is ahead of the client's.
 
-    They are the median difference of breakdowns and requests in the same order, and the most
-    frequent difference of any two.
+    Both compare the times of first tokens on the two clocks. The first is right if both sides have
+    nearly the same requests, the second also if either has many more.
     """
-    breakdowns = np.sort(breakdown_first_tokens)
-    requests = np.sort(request_first_tokens)
-    in_order = breakdowns[: len(requests)] - requests[: len(breakdowns)]
-    of_any_two = (breakdowns[:SAMPLED_REQUESTS, None] - requests[None, :SAMPLED_REQUESTS]).ravel()
-    bins, counts = np.unique(of_any_two // BIN_NS, return_counts=True)
-    most_frequent_bin = int(bins[np.argmax(counts)])
-    near = of_any_two[np.abs(of_any_two // BIN_NS - most_frequent_bin) <= 1]
-    return [int(np.median(in_order)), int(np.median(near))]
+    server_times = np.sort(breakdown_first_tokens)
+    client_times = np.sort(request_first_tokens)
+    return [
+        _median_offset_in_order(server_times, client_times),
+        _most_frequent_offset(server_times[:SAMPLED_REQUESTS], client_times[:SAMPLED_REQUESTS]),
+    ]
 
 
-def _assign(
+def _median_offset_in_order(
+    server_times: NDArray[np.int64], client_times: NDArray[np.int64]
+) -> int:
+    """Return the median difference of the first times on both sides, the second ones, and so on."""
+    common_count = min(len(server_times), len(client_times))
+    return int(np.median(server_times[:common_count] - client_times[:common_count]))
+
+
+def _most_frequent_offset(server_times: NDArray[np.int64], client_times: NDArray[np.int64]) -> int:
+    """Return the most frequent difference of any time of the server and any of the client.
+
+    Differences of a breakdown and its own request are all similar, and others are spread widely.
+    They are counted in bins of BIN_NS. The median of the fullest bin and its two neighbours is more
+    exact than a bin.
+    """
+    # A matrix with the difference of every pair, as a flat array.
+    differences = (server_times[:, np.newaxis] - client_times[np.newaxis, :]).ravel()
+    bin_of_difference = differences // BIN_NS
+    bins, counts = np.unique(bin_of_difference, return_counts=True)
+    fullest_bin = int(bins[np.argmax(counts)])
+    is_near_fullest_bin = np.abs(bin_of_difference - fullest_bin) <= 1
+    return int(np.median(differences[is_near_fullest_bin]))
+
+
+def _assign_requests(
     breakdown_times: NDArray[np.int64], request_times: NDArray[np.int64], limit_ns: int
 ) -> NDArray[np.int64]:
-    """Return the index of the nearest free request of each breakdown, -1 for none.
+    """Assign to each breakdown the nearest request that no other breakdown has.
 
-    Breakdowns are assigned in the order of their first tokens. `breakdown_times` are on the clock
-    of the requests. None of the three times may differ by more than `limit_ns`.
+    Breakdowns choose in the order of their first tokens.
+
+    Args:
+        breakdown_times: A row for each breakdown with its arrival, first and last token, in ns on
+            the client's clock.
+        request_times: The same times of each request.
+        limit_ns: The largest difference that each of the three times may have.
+
+    Returns:
+        The index of the request of each breakdown, or -1 if none is within the limit.
     """
-    order = np.argsort(request_times[:, 1], kind="stable")
-    first_tokens = request_times[order, 1]
-    breakdown_first_tokens = breakdown_times[:, 1]
-    low = np.searchsorted(first_tokens, breakdown_first_tokens - limit_ns, "left").tolist()
-    high = np.searchsorted(first_tokens, breakdown_first_tokens + limit_ns, "right").tolist()
+    # In this order, the requests whose first token is within the limit are next to each other: for
+    # breakdown i they are `request_order[range_starts[i] : range_ends[i]]`.
+    request_order = np.argsort(request_times[:, FIRST_TOKEN], kind="stable")
+    request_first_tokens = request_times[request_order, FIRST_TOKEN]
+    first_tokens = breakdown_times[:, FIRST_TOKEN]
+    range_starts = np.searchsorted(request_first_tokens, first_tokens - limit_ns, "left").tolist()
+    range_ends = np.searchsorted(request_first_tokens, first_tokens + limit_ns, "right").tolist()
+
     is_free = np.ones(len(request_times), bool)
     request_of_breakdown = np.full(len(breakdown_times), -1, np.int64)
-    for breakdown in np.argsort(breakdown_first_tokens, kind="stable").tolist():
-        candidates = order[low[breakdown] : high[breakdown]]
-        candidates = candidates[is_free[candidates]]
-        if not len(candidates):
-            continue
-        differences = np.abs(request_times[candidates] - breakdown_times[breakdown])
-        nearest = int(np.argmin(differences.sum(axis=1)))
-        if differences[nearest].max() <= limit_ns:
-            request_of_breakdown[breakdown] = candidates[nearest]
-            is_free[candidates[nearest]] = False
+    for breakdown_index in np.argsort(first_tokens, kind="stable").tolist():
+        candidates = request_order[range_starts[breakdown_index] : range_ends[breakdown_index]]
+        free_candidates = candidates[is_free[candidates]]
+        request_index = _find_nearest_request(
+            breakdown_times[breakdown_index], free_candidates, request_times, limit_ns
+        )
+        if request_index is not None:
+            request_of_breakdown[breakdown_index] = request_index
+            is_free[request_index] = False
     return request_of_breakdown
+
+
+def _find_nearest_request(
+    times: NDArray[np.int64],
+    candidates: NDArray[np.int64],
+    request_times: NDArray[np.int64],
+    limit_ns: int,
+) -> int | None:
+    """Return which candidate is nearest to the three times of a breakdown, or None.
+
+    The nearest one has the smallest sum of differences. It is too far away if one of them is above
+    the limit.
+
+    Args:
+        times: The times of the breakdown.
+        candidates: The indexes of some requests.
+        request_times: The times of all requests.
+        limit_ns: The largest difference that each time may have.
+    """
+    if not len(candidates):
+        return None
+    differences_ns = np.abs(request_times[candidates] - times)
+    nearest = int(np.argmin(differences_ns.sum(axis=1)))
+    if differences_ns[nearest].max() > limit_ns:
+        return None
+    return int(candidates[nearest])

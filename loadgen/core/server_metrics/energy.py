@@ -88,7 +88,7 @@ The sources are ordered by preference.
 
 HOST = ("node_rapl_package_joules_total", "node_rapl_dram_joules_total")
 """Counters of the node exporter for the energy of the processors and the memory of the host."""
-_OTHER_NAMES = {
+_RENAMED_SERIES = {
     # Newer versions of DCGM have this name.
     "DCGM_FI_DEV_CLOCKS_EVENT_REASONS": "DCGM_FI_DEV_CLOCK_THROTTLE_REASONS",
     # The parser appends `_total` to the name of a counter.
@@ -97,7 +97,7 @@ _OTHER_NAMES = {
 _SOURCE_NAMES = {
     metric.name for metric_by_quantity in SOURCES.values() for metric in metric_by_quantity.values()
 }
-_HARDWARE_NAMES = _SOURCE_NAMES | {*HOST, *_OTHER_NAMES}
+_HARDWARE_NAMES = _SOURCE_NAMES | {*HOST, *_RENAMED_SERIES}
 """The names of all series about hardware."""
 
 THROTTLE_REASONS = {
@@ -140,13 +140,21 @@ class EnergyUse(msgspec.Struct, frozen=True, kw_only=True):
     memory_used_gib: float | None = None  # of all devices, at most
     throttled: dict[str, float] = {}  # fraction of readings by reason
     host_joules: float | None = None  # by the node exporter: processors and memory of the host
-    why: str = ""  # why there is no energy although a source was read
+    # Why there is no energy although a source was read.
+    missing_reason: str = msgspec.field(default="", name="why")
 
 
 class _Energy(NamedTuple):
     """An energy and its uncertainty, in J."""
 
     joules: float
+    error_j: float
+
+
+class _InterpolatedValue(NamedTuple):
+    """A value of a curve between two of its points, and by how much it may be wrong."""
+
+    value: float
     error: float
 
 
@@ -177,27 +185,37 @@ class _HardwareReadings(NamedTuple):
     pages: tuple[PageReading, ...]
     by_name: Mapping[str, Sequence[Readings]]
 
+    def has_source(self, source: str) -> bool:
+        """Return True if a page has a metric of a source."""
+        return any(metric.name in self.by_name for metric in SOURCES[source].values())
+
     def of_quantity(self, source: str, quantity: str) -> Sequence[Readings]:
         """Return the series of a quantity that a source reports; none if it does not report it."""
         metric = SOURCES[source].get(quantity)
         return () if metric is None else self.by_name.get(metric.name, ())
+
+    @property
+    def host_counters(self) -> Sequence[Readings]:
+        """Return the counters of the energy of the host."""
+        return [counter for name in HOST for counter in self.by_name.get(name, ())]
 
 
 # -- pages -----------------------------------------------------------------------------------------
 
 
 def select_hardware_values(values: PageValues) -> PageValues:
-    """Return the values about hardware on a page of Prometheus text.
+    """Return the values about power, energy and clocks on a page of Prometheus text.
 
-    The page of a node exporter has two thousand other series, which are not stored. Names of newer
-    versions of DCGM become the names in SOURCES.
+    Other series are dropped, because the page of a node exporter has two thousand of them. A series
+    that has another name in other versions of an exporter is renamed to its name in SOURCES.
 
-    Raises ValueError if there are no such values.
+    Raises:
+        ValueError: There are no such values.
     """
     hardware_values = {}
     for key, value in values.items():
         if key.name in _HARDWARE_NAMES:
-            name = _OTHER_NAMES.get(key.name, key.name)
+            name = _RENAMED_SERIES.get(key.name, key.name)
             hardware_values[SeriesKey(name, key.labels)] = value
     if not hardware_values:
         raise ValueError("the page reports no energy")
@@ -205,9 +223,12 @@ def select_hardware_values(values: PageValues) -> PageValues:
 
 
 def parse_energy_metrics(data: bytes) -> PageValues:
-    """Return the energy in a page `/energy_metrics` of trtllm-serve: `{"total_energy_j": 1.5}`.
+    """Return the energy counter on the page `/energy_metrics` of TensorRT-LLM, in joules.
 
-    Raises ValueError for anything else.
+    The page is a JSON object such as `{"total_energy_j": 1.5}`.
+
+    Raises:
+        ValueError: The page is not such an object.
     """
     try:
         total_j = msgspec.json.decode(data).get("total_energy_j")
@@ -216,26 +237,30 @@ def parse_energy_metrics(data: bytes) -> PageValues:
     is_number = isinstance(total_j, int | float) and not isinstance(total_j, bool)
     if not is_number or not math.isfinite(total_j):
         raise ValueError("the page reports no energy")
-    metric = SOURCES["energy_metrics"][JOULES]
-    return {SeriesKey(metric.name, ""): float(total_j)}
+    counter_name = SOURCES["energy_metrics"][JOULES].name
+    return {SeriesKey(counter_name, labels=""): float(total_j)}
 
 
 def parse_nvidia_smi(text: str) -> PageValues:
-    """Return the values in the output of SMI_COMMAND; the last line of each GPU counts.
+    """Return the values in the output of SMI_COMMAND, by series and GPU.
 
-    A value that a GPU does not report is written `[N/A]` there and is left out.
+    Each line has the fields of _SMI_FIELDS of one GPU, for example `0, 301.5, 700.00, 1980, 512,
+    0x4`. If a GPU has several lines, the last one counts. Other lines, such as warnings, are
+    skipped, and so is a value `[N/A]` that a GPU does not report.
     """
+    # Runs without nvidia-smi do not need this module.
     import csv
 
     values: PageValues = {}
     for row in csv.reader(text.splitlines(), skipinitialspace=True):
-        if len(row) != len(_SMI_FIELDS) or not row[0].strip().isdigit():
+        is_line_of_gpu = len(row) == len(_SMI_FIELDS) and row[0].strip().isdigit()
+        if not is_line_of_gpu:
             continue
-        device = format_labels({"gpu": row[0].strip()})
-        for name, field in zip(_SMI_FIELDS.values(), row, strict=True):
+        labels = format_labels({"gpu": row[0].strip()})
+        for series_name, field in zip(_SMI_FIELDS.values(), row, strict=True):
             number = _parse_smi_number(field.strip())
-            if name and number is not None:
-                values[SeriesKey(name, device)] = number
+            if series_name and number is not None:
+                values[SeriesKey(series_name, labels)] = number
     return values
 
 
@@ -254,145 +279,191 @@ def _parse_smi_number(text: str) -> float | None:
 def measure_energy(
     samples: Sequence[MetricSample], start_s: float | None, end_s: float | None
 ) -> EnergyUse | None:
-    """Return the use of energy in the steady-state window, or None without hardware pages.
+    """Return the energy that a run used in its steady state, or None without hardware pages.
 
-    The source is the first one of SOURCES with enough readings. Without one, `why` in the result
-    says what is missing. The caller adds the values per token and per request, which depend on the
-    load.
+    The accelerators are measured by the first source of SOURCES that has enough readings. If none
+    has, the result says why. The caller adds the values per token and per request, which depend on
+    the load.
 
     Args:
         samples: The samples of all metrics pages of a run.
-        start_s: The start of the window, from the start of the run. None if there is no window.
+        start_s: The start of the steady state, from the start of the run. None if there is none.
         end_s: Its end.
     """
     readings = _group_readings(samples)
-    sources = [
-        source
-        for source, metric_by_quantity in SOURCES.items()
-        if any(metric.name in readings.by_name for metric in metric_by_quantity.values())
-    ]
-    host_counters = [
-        series_readings for name in HOST for series_readings in readings.by_name.get(name, ())
-    ]
-    if not sources and not host_counters:
+    sources = [source for source in SOURCES if readings.has_source(source)]
+    if not sources and not readings.host_counters:
         return None
-    use = EnergyUse(pages=readings.pages)
     if start_s is None or end_s is None:
-        return msgspec.structs.replace(use, why="the load never was steady")
+        return EnergyUse(pages=readings.pages, missing_reason="the load never was steady")
 
     window = _Window(start_s, end_s)
-    host_energy = _add_energies(_energy_of_counter(counter, window) for counter in host_counters)
-    if host_energy is not None:
-        use = msgspec.structs.replace(use, host_joules=host_energy.joules, window_s=window.length_s)
+    host_use = _measure_host(readings, window)
     for source in sources:
-        source_use = _add_source(use, source, readings, window)
+        source_use = _add_source(host_use, source, readings, window)
         if source_use is not None:
             return source_use
     if not sources:
-        return use
-    reason = (
+        return host_use
+    missing_reason = (
         f"its {window.length_s:.0f} s have too few readings. One per second is "
         f"needed, with no gap of more than {LONGEST_GAP_S:.0f} s"
     )
-    return msgspec.structs.replace(use, why=reason)
+    return msgspec.structs.replace(host_use, missing_reason=missing_reason)
+
+
+def _measure_host(readings: _HardwareReadings, window: _Window) -> EnergyUse:
+    """Return the energy of the processors and the memory of the host, if their counters cover it.
+
+    The values of the accelerators are still missing in the result.
+    """
+    energy = _add_energies(
+        _energy_of_counter(counter, window) for counter in readings.host_counters
+    )
+    if energy is None:
+        return EnergyUse(pages=readings.pages)
+    return EnergyUse(pages=readings.pages, host_joules=energy.joules, window_s=window.length_s)
 
 
 def _add_source(
     use: EnergyUse, source: str, readings: _HardwareReadings, window: _Window
 ) -> EnergyUse | None:
-    """Return `use` with the values of a source, or None if the source has too few readings.
+    """Return `use` with what a source reports of the accelerators in a window.
 
-    The energy comes from counters of energy, or else from readings of the power.
+    Return None if the source has too few readings for the energy. Other values are None if the
+    source does not report them.
     """
-    power = readings.of_quantity(source, WATTS)
-    energy = None
-    if JOULES in SOURCES[source]:
-        factor = SOURCES[source][JOULES].factor
-        counters = readings.of_quantity(source, JOULES)
-        energy = _add_energies(_energy_of_counter(counter, window, factor) for counter in counters)
-    if energy is None:
-        energy = _add_energies(_energy_of_power(device, window) for device in power)
+    energy = _measure_source(source, readings, window)
     if energy is None:
         return None
-
-    limits = readings.of_quantity(source, LIMIT)
-    clocks_mhz = [
-        reading.value
-        for device in readings.of_quantity(source, CLOCK)
-        for reading in _select_window(device, window)
-    ]
+    power_of_devices = readings.of_quantity(source, WATTS)
+    limit_of_devices = readings.of_quantity(source, LIMIT)
+    clocks_mhz = _values_in_window(readings.of_quantity(source, CLOCK), window)
     memory_mib = _sums_over_devices(readings.of_quantity(source, MEMORY), window)
     throttled = _throttled_fractions(readings.of_quantity(source, THROTTLE), window)
     return msgspec.structs.replace(
         use,
         source=source,
-        devices=len(power) or None,
+        devices=len(power_of_devices) if power_of_devices else None,
         window_s=window.length_s,
         joules=energy.joules,
-        error_j=energy.error,
+        error_j=energy.error_j,
         watts=energy.joules / window.length_s,
-        watts_max=max(_sums_over_devices(power, window), default=None),
-        limit_watts=sum(device[-1].value for device in limits) or None,
+        watts_max=max(_sums_over_devices(power_of_devices, window), default=None),
+        limit_watts=_sum_of_last_values(limit_of_devices),
         clock_mhz=sum(clocks_mhz) / len(clocks_mhz) if clocks_mhz else None,
         clock_min_mhz=min(clocks_mhz, default=None),
         memory_used_gib=max(memory_mib) / 1024 if memory_mib else None,
-        throttled={reason: fraction for reason, fraction in throttled.items() if fraction},
+        throttled={reason: fraction for reason, fraction in throttled.items() if fraction > 0},
     )
+
+
+def _measure_source(source: str, readings: _HardwareReadings, window: _Window) -> _Energy | None:
+    """Return the energy of all accelerators in a window according to one source.
+
+    It comes from counters of energy, or if the source has none that cover the window, from readings
+    of the power. Return None if these do not cover it either.
+    """
+    counter_metric = SOURCES[source].get(JOULES)
+    if counter_metric is not None:
+        energy = _add_energies(
+            _energy_of_counter(counter, window, joules_per_unit=counter_metric.factor)
+            for counter in readings.of_quantity(source, JOULES)
+        )
+        if energy is not None:
+            return energy
+    return _add_energies(
+        _energy_of_power(device_power, window)
+        for device_power in readings.of_quantity(source, WATTS)
+    )
+
+
+def _values_in_window(readings_by_device: Sequence[Readings], window: _Window) -> list[float]:
+    """Return the values of all devices at all reads in a window."""
+    return [
+        reading.value
+        for readings in readings_by_device
+        for reading in _select_window(readings, window)
+    ]
+
+
+def _sum_of_last_values(readings_by_device: Sequence[Readings]) -> float | None:
+    """Return the sum of the last values of all devices, or None if nothing was reported.
+
+    A sum of 0 also counts as not reported.
+    """
+    total = sum(readings[-1].value for readings in readings_by_device)
+    return total if total else None
 
 
 def _group_readings(samples: Sequence[MetricSample]) -> _HardwareReadings:
-    """Return the readings of the pages that have values of SOURCES or HOST.
+    """Return the values of every series about hardware at each read of its page.
 
-    A sample is stored only when its value has changed, so the current value of each series of a
-    page is repeated at every successful read of the page.
+    A sample is stored only when its value has changed. So the current value of each series of a
+    page is tracked, and is a reading at every successful read of the page. A read ends with a
+    sample named `up`, whose value is 1 if the read succeeded.
     """
     hardware_pages = {sample.page for sample in samples if sample.name in _HARDWARE_NAMES}
     hardware_samples = [sample for sample in samples if sample.page in hardware_pages]
-    current_by_page: dict[str, dict[SeriesKey, float]] = {page: {} for page in hardware_pages}
-    readings: dict[str, dict[tuple[str, str], Readings]] = {}
+    current_values_by_page: dict[str, PageValues] = {page: {} for page in hardware_pages}
+    readings_by_series: dict[tuple[str, SeriesKey], Readings] = {}
     for sample in hardware_samples:
-        current_values = current_by_page[sample.page]
+        current_values = current_values_by_page[sample.page]
+        ends_successful_read = sample.name == UP and sample.value > 0
         if sample.name in _HARDWARE_NAMES:
             current_values[SeriesKey(sample.name, sample.labels)] = sample.value
-        # `up` is the last sample of each read.
-        elif sample.name == UP and sample.value:
-            for key, value in current_values.items():
-                readings_by_device = readings.setdefault(key.name, {})
-                device = (sample.page, key.labels)
-                readings_by_device.setdefault(device, []).append(Point(sample.t_s, value))
-    return _HardwareReadings(
-        pages=summarize_reads(hardware_samples),
-        by_name={name: list(by_device.values()) for name, by_device in readings.items()},
-    )
+        elif ends_successful_read:
+            for series_key, value in current_values.items():
+                readings = readings_by_series.setdefault((sample.page, series_key), [])
+                readings.append(Point(sample.t_s, value))
+
+    readings_by_name: dict[str, list[Readings]] = {}
+    for (_, series_key), readings in readings_by_series.items():
+        readings_by_name.setdefault(series_key.name, []).append(readings)
+    return _HardwareReadings(summarize_reads(hardware_samples), readings_by_name)
 
 
 def _energy_of_counter(
     counter: Readings, window: _Window, joules_per_unit: float = 1.0
 ) -> _Energy | None:
-    """Return the growth of a counter of energy in a window.
+    """Return the growth of an energy counter in a window, or None if it was not read around it.
 
-    Return None if the readings do not cover the window. A counter that falls was restarted, so its
-    growth before the restart is added.
+    The counter is read at other times than the ends of the window, so its value there is
+    interpolated. The uncertainties at both ends add up to that of the result.
+
+    Args:
+        counter: The values of the counter at the times of the reads.
+        window: The window.
+        joules_per_unit: The unit of the counter.
+    """
+    growth_curve = _growth_since_first_reading(counter)
+    at_start = _interpolate(growth_curve, window.start_s)
+    at_end = _interpolate(growth_curve, window.end_s)
+    if at_start is None or at_end is None:
+        return None
+    return _Energy(
+        joules=(at_end.value - at_start.value) * joules_per_unit,
+        error_j=(at_end.error + at_start.error) * joules_per_unit,
+    )
+
+
+def _growth_since_first_reading(counter: Readings) -> list[Point]:
+    """Return by how much a counter has grown since its first reading, where its value changes.
+
+    A reading that repeats the value before it is left out: the exporter updates its value more
+    rarely than it is read, so the reading does not show how much was used until then. A value that
+    is lower than the one before it shows a restart, after which the counter began again at 0.
     """
     curve = [Point(counter[0].t_s, 0.0)]
     for before, after in pairwise(counter):
         has_restarted = after.value < before.value
         growth = after.value if has_restarted else after.value - before.value
-        # An exporter that updates its value more rarely than it is read repeats it. The repeated
-        # reading does not show how much was used until then, so it is no point of the curve.
         if growth:
             curve.append(Point(after.t_s, curve[-1].value + growth))
-    start = _interpolate(curve, window.start_s)
-    end = _interpolate(curve, window.end_s)
-    if start is None or end is None:
-        return None
-    return _Energy(
-        joules=(end.joules - start.joules) * joules_per_unit,
-        error=(end.error + start.error) * joules_per_unit,
-    )
+    return curve
 
 
-def _interpolate(curve: Sequence[Point], t_s: float) -> _Energy | None:
+def _interpolate(curve: Sequence[Point], t_s: float) -> _InterpolatedValue | None:
     """Return the value of a growing curve at a time, by linear interpolation between its points.
 
     The true value may be anywhere between those of the two points, so the error is the distance to
@@ -400,22 +471,28 @@ def _interpolate(curve: Sequence[Point], t_s: float) -> _Energy | None:
     """
     for before, after in pairwise(curve):
         if before.t_s <= t_s <= after.t_s:
-            fraction = (t_s - before.t_s) / (after.t_s - before.t_s)
+            interval_s = after.t_s - before.t_s
+            fraction = (t_s - before.t_s) / interval_s if interval_s else 0.0
             growth = after.value - before.value
             error = max(fraction, 1 - fraction) * growth
-            return _Energy(before.value + fraction * growth, error)
+            return _InterpolatedValue(before.value + fraction * growth, error)
     return None
 
 
 def _energy_of_power(power: Readings, window: _Window) -> _Energy | None:
     """Return the integral of the power of a device over a window, by the trapezoidal rule.
 
-    The power may change in a step at any time between two readings. If that time is uniformly
-    distributed, the variance of the energy of this interval is a twelfth of the square of step
-    times length. The error is two standard deviations of the sum.
+    The power between two readings is not known. It is assumed to change in one step, at a uniformly
+    distributed time. The energy of the interval then is uniformly distributed, too, over a range of
+    `step_w * length_s`, and the variance of a uniform distribution is the square of its range
+    divided by 12. The uncertainty of the result is two standard deviations.
 
     Return None if the readings do not cover the window, or if two are more than LONGEST_GAP_S
     apart.
+
+    Args:
+        power: The readings of the power in W.
+        window: The window.
     """
     if not power or power[0].t_s > window.start_s or power[-1].t_s < window.end_s:
         return None
@@ -425,31 +502,37 @@ def _energy_of_power(power: Readings, window: _Window) -> _Energy | None:
         # The part of the interval inside the window.
         start_s = max(before.t_s, window.start_s)
         end_s = min(after.t_s, window.end_s)
-        if end_s <= start_s:
-            continue
-        interval_s = after.t_s - before.t_s
-        if interval_s > LONGEST_GAP_S:
-            return None
-        step_w = after.value - before.value
-        start_w = before.value + step_w * (start_s - before.t_s) / interval_s
-        end_w = before.value + step_w * (end_s - before.t_s) / interval_s
         length_s = end_s - start_s
-        joules += (start_w + end_w) / 2 * length_s
+        if length_s <= 0:
+            continue
+        if after.t_s - before.t_s > LONGEST_GAP_S:
+            return None
+        mean_w = (_power_at(start_s, before, after) + _power_at(end_s, before, after)) / 2
+        step_w = after.value - before.value
+        joules += mean_w * length_s
         variance += (step_w * length_s) ** 2 / 12
-    return _Energy(joules, 2 * math.sqrt(variance))
+    return _Energy(joules, error_j=2 * math.sqrt(variance))
+
+
+def _power_at(t_s: float, before: Point, after: Point) -> float:
+    """Return the power at a time on the straight line between two readings."""
+    fraction = (t_s - before.t_s) / (after.t_s - before.t_s)
+    return before.value + fraction * (after.value - before.value)
 
 
 def _add_energies(energies: Iterable[_Energy | None]) -> _Energy | None:
     """Return the sum of energies, or None if there are none or one of them is not known."""
-    total: _Energy | None = None
+    known_energies: list[_Energy] = []
     for energy in energies:
         if energy is None:
             return None
-        if total is None:
-            total = energy
-        else:
-            total = _Energy(total.joules + energy.joules, total.error + energy.error)
-    return total
+        known_energies.append(energy)
+    if not known_energies:
+        return None
+    return _Energy(
+        joules=sum(energy.joules for energy in known_energies),
+        error_j=sum(energy.error_j for energy in known_energies),
+    )
 
 
 def _select_window(readings: Readings, window: _Window) -> Readings:
@@ -508,10 +591,11 @@ def without_hardware_pages(samples: Sequence[MetricSample]) -> list[MetricSample
 def throttled_fractions(
     samples: Sequence[MetricSample], start_s: float, end_s: float
 ) -> dict[str, float]:
-    """Return for each reason the fraction of reads at which it throttled at least one device.
+    """Return for each reason the fraction of reads at which it slowed down at least one GPU.
 
-    The first source of SOURCES with throttle reasons in this time counts. Without one the result is
-    empty.
+    A reason is a key of THROTTLE_REASONS, such as "thermal". Several programs may report it, such
+    as the DCGM exporter and nvidia-smi. The first of them (in the order of SOURCES) that was read
+    in this time is used. If none was, the result is empty.
 
     Args:
         samples: The samples of all metrics pages of a run.

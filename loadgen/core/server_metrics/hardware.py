@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
+from typing import NamedTuple
 
 import msgspec
 
@@ -35,7 +36,7 @@ class SeenHardware(msgspec.Struct, frozen=True, kw_only=True):
         model: Their model. Several models are separated by commas.
         driver: Their driver. Several drivers are separated by commas.
         power_limit_w: The power limit of one accelerator, the lowest if they differ.
-        power_limit_most_w: The highest power limit.
+        highest_power_limit_w: The highest power limit.
     """
 
     pages: tuple[str, ...]
@@ -43,7 +44,7 @@ class SeenHardware(msgspec.Struct, frozen=True, kw_only=True):
     model: str = ""
     driver: str = ""
     power_limit_w: float | None = None
-    power_limit_most_w: float | None = None
+    highest_power_limit_w: float | None = msgspec.field(default=None, name="power_limit_most_w")
 
     @property
     def descriptions(self) -> list[str]:
@@ -51,10 +52,11 @@ class SeenHardware(msgspec.Struct, frozen=True, kw_only=True):
         facts = [f"{self.accelerators} x {self.model or 'accelerators without a name'}"]
         if self.driver:
             facts.append(f"driver {self.driver}")
-        low_w = self.power_limit_w
-        high_w = self.power_limit_most_w
-        if low_w is not None and high_w is not None:
-            limit = f"{low_w:g} W each" if low_w == high_w else f"{low_w:g} to {high_w:g} W"
+        lowest_w = self.power_limit_w
+        highest_w = self.highest_power_limit_w
+        if lowest_w is not None and highest_w is not None:
+            has_one_limit = lowest_w == highest_w
+            limit = f"{lowest_w:g} W each" if has_one_limit else f"{lowest_w:g} to {highest_w:g} W"
             facts.append(f"power limit {limit}")
         return facts
 
@@ -71,33 +73,57 @@ class SeenHardware(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def find_hardware(samples: Sequence[MetricSample]) -> SeenHardware | None:
-    """Return what the samples of a run report, or None if no page of hardware was read."""
-    pages: dict[str, None] = {}
-    labels_of_device: dict[str, dict[str, str]] = {}
-    limit_of_device_w: dict[str, float] = {}
+    """Return the accelerators that the metrics pages of a run report, or None if there are none.
+
+    Args:
+        samples: The samples of all metrics pages of the run.
+    """
+    pages: list[str] = []
+    devices: dict[_DeviceKey, _Device] = {}
     for sample in samples:
-        if not sample.name.startswith(("DCGM_FI_", "nvidia_smi_")):
+        labels = _parse_labels(sample.labels)
+        device_name = _first_label(labels, DEVICE_LABELS)
+        is_about_hardware = sample.name.startswith(("DCGM_FI_", "nvidia_smi_"))
+        if not is_about_hardware or not device_name:
             continue
-        labels = {name: value for name, value in _LABEL.findall(sample.labels) if value}
-        device_label = _first_label(labels, DEVICE_LABELS)
-        if not device_label:
-            continue
-        # Without UUIDs each node has a GPU 0, so the page is part of the name.
-        device = f"{sample.page} {device_label}"
-        pages[sample.page] = None
-        labels_of_device.setdefault(device, {}).update(labels)
+        if sample.page not in pages:
+            pages.append(sample.page)
+        device = devices.setdefault(_DeviceKey(sample.page, device_name), _Device())
+        device.labels.update(labels)
         if sample.name in LIMITS and sample.value > 0:
-            limit_of_device_w[device] = sample.value
-    if not labels_of_device:
+            device.power_limit_w = sample.value
+    if not devices:
         return None
+    limits_w = [
+        device.power_limit_w for device in devices.values() if device.power_limit_w is not None
+    ]
     return SeenHardware(
         pages=tuple(pages),
-        accelerators=len(labels_of_device),
-        model=_distinct_values(labels_of_device.values(), MODEL_LABELS),
-        driver=_distinct_values(labels_of_device.values(), DRIVER_LABELS),
-        power_limit_w=min(limit_of_device_w.values(), default=None),
-        power_limit_most_w=max(limit_of_device_w.values(), default=None),
+        accelerators=len(devices),
+        model=_distinct_values(devices.values(), MODEL_LABELS),
+        driver=_distinct_values(devices.values(), DRIVER_LABELS),
+        power_limit_w=min(limits_w, default=None),
+        highest_power_limit_w=max(limits_w, default=None),
     )
+
+
+class _DeviceKey(NamedTuple):
+    """An accelerator. The page is needed because without UUIDs every node has a GPU 0."""
+
+    page: str
+    name: str
+
+
+class _Device(msgspec.Struct):
+    """What the samples of one accelerator say: its labels, and the limit of its power."""
+
+    labels: dict[str, str] = {}
+    power_limit_w: float | None = None
+
+
+def _parse_labels(text: str) -> dict[str, str]:
+    """Return the labels in a text such as `gpu="0",modelName="NVIDIA H200"`, without empty ones."""
+    return {name: value for name, value in _LABEL.findall(text) if value}
 
 
 def _first_label(labels: dict[str, str], names: Sequence[str]) -> str:
@@ -105,7 +131,7 @@ def _first_label(labels: dict[str, str], names: Sequence[str]) -> str:
     return next((labels[name] for name in names if name in labels), "")
 
 
-def _distinct_values(devices: Iterable[dict[str, str]], names: Sequence[str]) -> str:
+def _distinct_values(devices: Iterable[_Device], names: Sequence[str]) -> str:
     """Return the values of a label of all devices, separated by commas."""
-    values = {_first_label(labels, names) for labels in devices}
+    values = {_first_label(device.labels, names) for device in devices}
     return ", ".join(sorted(value for value in values if value))

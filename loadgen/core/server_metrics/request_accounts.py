@@ -72,37 +72,43 @@ def parse_breakdowns(data: bytes, target: int) -> list[TimingBreakdown]:
 
 
 def _parse_breakdown(record: Mapping[str, Any], target: int) -> TimingBreakdown:
-    """Return the breakdown in the JSON record of one request.
+    """Return the breakdown in the JSON record of one request. What it does not have is UNKNOWN.
 
     A disaggregated server runs prefill (`ctx`) and decode (`gen`) on different machines, and nests
-    a record of each. They may have different clocks, so only differences of times in the same
-    record are durations. The arrival at the front end is preferred to that at the engine.
+    a record of each. These may have different clocks, so a duration is always the difference of two
+    times in the same record.
     """
     prefill_record = _nested_object(record, "ctx_perf_metrics") or record
     decode_record = _nested_object(record, "gen_perf_metrics") or record
-    prefill = _nested_object(prefill_record, "perf_metrics", "timing_metrics")
-    decode = _nested_object(decode_record, "perf_metrics", "timing_metrics")
+    prefill_times = _nested_object(prefill_record, "perf_metrics", "timing_metrics")
+    decode_times = _nested_object(decode_record, "perf_metrics", "timing_metrics")
     speculation = _nested_object(decode_record, "perf_metrics", "speculative_decoding")
-    engine_arrival = _ns(prefill, "arrival_time")
-    scheduled = _ns(prefill, "first_scheduled_time")
-    first_token = _ns(prefill, "first_token_time")
-    front_end_arrival = _ns(record, "disagg_server_arrival_time")
-    if front_end_arrival == UNKNOWN:
-        front_end_arrival = _ns(prefill, "server_arrival_time")
     return TimingBreakdown(
         target=target,
-        arrival=engine_arrival if front_end_arrival == UNKNOWN else front_end_arrival,
-        first=first_token,
-        last=_ns(decode, "last_token_time"),
-        queue=_duration(scheduled, engine_arrival),
-        prefill=_duration(first_token, scheduled),
-        transfer=_duration(
-            _ns(decode, "kv_cache_transfer_end"), _ns(decode, "kv_cache_transfer_start")
-        ),
-        decode=_duration(_ns(decode, "last_token_time"), _ns(decode, "first_token_time")),
+        arrival=_arrival_ns(record, prefill_times),
+        first=_ns(prefill_times, "first_token_time"),
+        last=_ns(decode_times, "last_token_time"),
+        queue=_duration_ns(prefill_times, "arrival_time", "first_scheduled_time"),
+        prefill=_duration_ns(prefill_times, "first_scheduled_time", "first_token_time"),
+        transfer=_duration_ns(decode_times, "kv_cache_transfer_start", "kv_cache_transfer_end"),
+        decode=_duration_ns(decode_times, "first_token_time", "last_token_time"),
         drafted=_count(speculation, "total_draft_tokens"),
         accepted=_count(speculation, "total_accepted_draft_tokens"),
     )
+
+
+def _arrival_ns(record: Mapping[str, Any], prefill_times: Mapping[str, Any]) -> int:
+    """Return when a request arrived, at the part of the server that is nearest to the client.
+
+    That is the front end of a disaggregated server, else the front end of a single server, else the
+    engine.
+    """
+    arrival_times = (
+        _ns(record, "disagg_server_arrival_time"),
+        _ns(prefill_times, "server_arrival_time"),
+        _ns(prefill_times, "arrival_time"),
+    )
+    return next((time_ns for time_ns in arrival_times if time_ns != UNKNOWN), UNKNOWN)
 
 
 def _nested_object(value: Any, *path: str) -> dict[str, Any]:
@@ -128,6 +134,8 @@ def _count(value: Mapping[str, Any], name: str) -> int:
     return tokens
 
 
-def _duration(end: int, start: int) -> int:
-    """Return the duration between two times, or UNKNOWN if one of them is not known."""
-    return end - start if end >= start >= 0 else UNKNOWN
+def _duration_ns(times: Mapping[str, Any], start_name: str, end_name: str) -> int:
+    """Return the duration between two times of a record, or UNKNOWN if one of them is not known."""
+    start_ns = _ns(times, start_name)
+    end_ns = _ns(times, end_name)
+    return end_ns - start_ns if end_ns >= start_ns >= 0 else UNKNOWN

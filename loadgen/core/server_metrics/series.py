@@ -7,7 +7,7 @@ counts are reported together with the client's, and a disagreement is reported a
 from __future__ import annotations
 
 import math
-from itertools import pairwise
+from itertools import groupby, pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
@@ -105,22 +105,25 @@ PageValues = dict[SeriesKey, float]
 
 
 def stored_names(metrics: Mapping[str, Sequence[str]]) -> dict[str, str]:
-    """Return the names under which the metrics of a server of a plug-in are stored.
+    """Return under which names the metrics of a kind of server are stored in the results.
 
-    The names of the built-in servers are stored as they are, since NAMES_BY_QUANTITY has them. The
-    metrics of other servers are stored under a name of loadgen, so that results can be read without
-    the plug-in.
+    A server whose metrics are in NAMES_BY_QUANTITY is known to every reader of results, so its
+    names are stored as they are. The metrics of a server that a plug-in added are renamed, for
+    example `acme_running` to `loadgen:running`, so that results can be read without the plug-in.
 
     Args:
-        metrics: The names of the server's metrics, by quantity.
+        metrics: For each quantity, such as "running", the names that it has on the server's page.
+
+    Returns:
+        The stored name by the name on the page, for names that are changed.
     """
     names = {}
-    for quantity, server_names in metrics.items():
+    for quantity, page_names in metrics.items():
         if quantity not in SERVER_METRICS:
             continue
-        for server_name in server_names:
-            if server_name not in QUANTITY_OF:
-                names[server_name] = PLUGIN_PREFIX + quantity
+        for page_name in page_names:
+            if page_name not in QUANTITY_OF:
+                names[page_name] = PLUGIN_PREFIX + quantity
     return names
 
 
@@ -256,37 +259,38 @@ class IterationParser:
         self._missed_count = 0
 
     def parse(self, data: bytes) -> PageValues:
-        """Return the values of the last row, the mean latency, and how many rows were read so far.
+        """Return the numbers of the last iteration, and what is computed from all iterations.
 
-        An empty list is valid: nothing has run since the last read. Raises ValueError if the data
-        are not a list of iterations.
+        An iteration is a step of the server's batch. Computed are the mean of its duration, how
+        many iterations were read so far, and how many were missed. An empty list is valid: nothing
+        has run since the last read.
+
+        Raises:
+            ValueError: The data are not a list of iterations.
         """
         try:
-            rows = msgspec.json.decode(data, type=list[dict[str, Any]])
+            iterations = msgspec.json.decode(data, type=list[dict[str, Any]])
         except (ValueError, RecursionError) as error:
             raise ValueError(f"not a list of iterations: {error}") from None
-        self._count_rows(rows)
-        values = {
-            _iteration_key("read_total"): float(self._read_count),
-            _iteration_key("missed_total"): self._missed_count,
+        self._count_iterations(iterations)
+        values: dict[str, float] = {
+            "read_total": float(self._read_count),
+            "missed_total": self._missed_count,
         }
-        if not rows:
-            return values
-        for name, value in _numeric_leaves(rows[-1]):
-            values[_iteration_key(name)] = value
-        used_blocks = values.get(_iteration_key("kvCacheStats.usedNumBlocks"))
-        max_blocks = values.get(_iteration_key("kvCacheStats.maxNumBlocks"))
-        if used_blocks is not None and max_blocks:
-            values[_iteration_key("kvCacheStats.usedShare")] = used_blocks / max_blocks
-        latencies_ms = _numbers_in(rows, "iterLatencyMS")
-        if latencies_ms:
-            values[_iteration_key("iterLatencyMS")] = sum(latencies_ms) / len(latencies_ms)
-        return values
+        if iterations:
+            values |= dict(_numeric_leaves(iterations[-1]))
+            values |= _share_of_used_blocks(values)
+            values |= _mean_latency(iterations)
+        # The statistics have no labels.
+        return {SeriesKey(ITERATION + name, labels=""): value for name, value in values.items()}
 
-    def _count_rows(self, rows: Sequence[Mapping[str, Any]]) -> None:
-        """Count the rows of a read, and those that are missing since the read before."""
-        self._read_count += len(rows)
-        numbers = sorted({int(number) for number in _numbers_in(rows, "iter")})
+    def _count_iterations(self, iterations: Sequence[Mapping[str, Any]]) -> None:
+        """Count the iterations of a read, and those that are missing since the read before.
+
+        Iterations are numbered. A gap between two numbers is what another client has read.
+        """
+        self._read_count += len(iterations)
+        numbers = sorted({int(number) for number in _numbers_in(iterations, "iter")})
         if not numbers:
             return
         if self._last_number is not None:
@@ -296,9 +300,21 @@ class IterationParser:
         self._last_number = numbers[-1]
 
 
-def _iteration_key(name: str) -> SeriesKey:
-    """Return the key of a value in TensorRT-LLM's JSON statistics, which have no labels."""
-    return SeriesKey(ITERATION + name, "")
+def _share_of_used_blocks(values: Mapping[str, float]) -> dict[str, float]:
+    """Return the fraction of KV cache blocks in use, which the server does not compute itself."""
+    used_blocks = values.get("kvCacheStats.usedNumBlocks")
+    max_blocks = values.get("kvCacheStats.maxNumBlocks")
+    if used_blocks is None or not max_blocks:
+        return {}
+    return {"kvCacheStats.usedShare": used_blocks / max_blocks}
+
+
+def _mean_latency(iterations: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+    """Return the mean duration of the iterations, under the name of that of a single one."""
+    latencies_ms = _numbers_in(iterations, "iterLatencyMS")
+    if not latencies_ms:
+        return {}
+    return {"iterLatencyMS": sum(latencies_ms) / len(latencies_ms)}
 
 
 def _numbers_in(rows: Sequence[Mapping[str, Any]], name: str) -> list[float]:
@@ -327,20 +343,23 @@ def is_written_rarely(name: str) -> bool:
 
 
 def compute_curves(metric_samples: Sequence[MetricSample]) -> dict[str, MetricCurve]:
-    """Return the known quantities over time, by name, for charts and for the search for causes.
+    """Return how the quantities of the servers changed during a run, for charts.
 
-    Series of several pages and labels are added, and those of fractions averaged. A counter becomes
-    a rate per second between two reads, at the middle of the interval. A counter that never grows
-    has no curve.
+    A quantity, such as "running", is what servers report under different names, and a known name is
+    in QUANTITY_OF. If several pages or labels report it, their values are added. Only fractions,
+    such as the use of a cache, are averaged.
+
+    A counter becomes a rate per second between two reads, at the middle of the interval. A counter
+    that never grows has no curve.
     """
     curve_by_quantity = {}
     for quantity, points in _points_by_quantity(metric_samples).items():
-        if quantity in _COUNTERS:
-            points = _rates_of_counter(points)
-            if not any(point.value for point in points):
-                continue
-        times_s = tuple(point.t_s for point in points)
-        values = tuple(point.value for point in points)
+        curve_points = _rates_of_counter(points) if quantity in _COUNTERS else points
+        never_grows = quantity in _COUNTERS and not any(point.value for point in curve_points)
+        if never_grows:
+            continue
+        times_s = tuple(point.t_s for point in curve_points)
+        values = tuple(point.value for point in curve_points)
         curve_by_quantity[quantity] = MetricCurve(times_s, values)
     return curve_by_quantity
 
@@ -427,7 +446,7 @@ def _combine_series(quantity: str, values: Sequence[float]) -> float:
 def summarize(
     metric_samples: Sequence[MetricSample], client_output_tokens: int | None
 ) -> ServerTotals | None:
-    """Return the block `server` of a summary, or None if no page was ever read.
+    """Return what the servers counted during a run, or None if no page was ever read.
 
     Args:
         metric_samples: The samples of all metrics pages of a run.
@@ -437,33 +456,41 @@ def summarize(
     if all(page.failed == page.reads for page in pages):
         return None
     points = _points_by_quantity(metric_samples)
-    output_tokens = _growth_of(points, OUTPUT)
-    input_tokens = _growth_of(points, INPUT)
-    cached_tokens = _growth_of(points, CACHED)
-    hit_share = points[HITS][-1].value if HITS in points else None
-
-    # Servers count either cached tokens or hits of cache queries, or report only their own rate.
-    cached_share = _fraction(cached_tokens, input_tokens)
-    if cached_share is None:
-        cached_share = _fraction(_growth_of(points, CACHE_HITS), _growth_of(points, CACHE_QUERIES))
-    if cached_share is None:
-        cached_share = hit_share
-
     # The fullest cache matters, not the mean over pages.
     kv_use = [sample.value for sample in metric_samples if QUANTITY_OF.get(sample.name) == KV_USE]
     return ServerTotals(
         pages=pages,
-        output_tokens=output_tokens,
+        output_tokens=_growth_of(points, OUTPUT),
         client_output_tokens=client_output_tokens,
-        input_tokens=input_tokens,
-        cached_tokens=cached_tokens,
+        input_tokens=_growth_of(points, INPUT),
+        cached_tokens=_growth_of(points, CACHED),
         requests_ok=_growth_of(points, DONE),
         running_max=_maximum_of(points, RUNNING),
         waiting_max=_maximum_of(points, WAITING),
         kv_use_max=max(kv_use, default=None),
-        hit_share=hit_share,
-        cached_share=cached_share,
+        hit_share=_last_value_of(points, HITS),
+        cached_share=_cached_share(points),
     )
+
+
+def _cached_share(points_by_quantity: Mapping[str, Sequence[Point]]) -> float | None:
+    """Return the fraction of prompt tokens that came from the prefix cache, or None.
+
+    Servers report it in different ways. The first of these that they have is used: counters of
+    cached and of all prompt tokens, counters of hits and of queries of the cache, or the hit rate
+    that they compute themselves.
+    """
+    share_of_tokens = _fraction(
+        _growth_of(points_by_quantity, CACHED), _growth_of(points_by_quantity, INPUT)
+    )
+    if share_of_tokens is not None:
+        return share_of_tokens
+    share_of_queries = _fraction(
+        _growth_of(points_by_quantity, CACHE_HITS), _growth_of(points_by_quantity, CACHE_QUERIES)
+    )
+    if share_of_queries is not None:
+        return share_of_queries
+    return _last_value_of(points_by_quantity, HITS)
 
 
 def summarize_reads(metric_samples: Iterable[MetricSample]) -> tuple[PageReading, ...]:
@@ -490,41 +517,57 @@ def _maximum_of(points_by_quantity: Mapping[str, Sequence[Point]], quantity: str
     return round(max(point.value for point in points)) if points else None
 
 
+def _last_value_of(
+    points_by_quantity: Mapping[str, Sequence[Point]], quantity: str
+) -> float | None:
+    """Return the value of a quantity at the last read, or None if no page has it."""
+    points = points_by_quantity.get(quantity)
+    return points[-1].value if points else None
+
+
 def _fraction(count: int | None, total: int | None) -> float | None:
+    """Return count / total, or None if one of them is not known or the total is 0."""
     return count / total if count is not None and total else None
 
 
 def find_cache_dispute(
-    totals: ServerTotals, requested: float | None, reported: float | None
+    totals: ServerTotals, requested_share: float | None, reported_share: float | None
 ) -> dict[str, Any] | None:
-    """Return the values of the warning "cache_disputed", or None if there is no reason for it.
+    """Compare the fraction of cached prompt tokens that the servers counted with the expected one.
 
-    The warning says that the servers' counters show another cached fraction of prompt tokens than
-    the responses, or than the workload if the responses do not report it. Up to CACHED_SHARE is no
-    difference.
+    Expected is the fraction that the responses report, or if they do not, the one that the workload
+    was made for.
 
     Args:
         totals: What the servers counted.
-        requested: The fraction that the workload requests, or None if it requests none.
-        reported: The fraction that the responses report, or None if they do not.
+        requested_share: The fraction that the workload was made for, or None if for none.
+        reported_share: The fraction that the responses report, or None if they do not.
+
+    Returns:
+        The values of a warning if the two differ by more than CACHED_SHARE: the fraction of the
+        servers (`share`), the expected one (`beside`), and where it is from (`of`). Otherwise None.
     """
-    if totals.cached_share is None or requested is None:
+    if totals.cached_share is None or requested_share is None:
         return None
-    expected = requested if reported is None else reported
-    if abs(totals.cached_share - expected) <= CACHED_SHARE:
+    if reported_share is None:
+        expected_share = requested_share
+        source = "cache_asked"
+    else:
+        expected_share = reported_share
+        source = "cache_answers"
+    if abs(totals.cached_share - expected_share) <= CACHED_SHARE:
         return None
-    return {
-        "share": totals.cached_share,
-        "beside": expected,
-        "of": "cache_asked" if reported is None else "cache_answers",
-    }
+    return {"share": totals.cached_share, "beside": expected_share, "of": source}
 
 
 def find_token_dispute(totals: ServerTotals) -> dict[str, Any] | None:
-    """Return the values of the warning "server_counts", or None if there is no reason for it.
+    """Compare the output tokens that the servers counted with those that the client counted.
 
-    The warning says that servers and client count different numbers of output tokens. If the
-    servers count more, other clients used them too. If they count fewer, a server was restarted.
+    Returns:
+        The values of a warning if the two differ by more than MAX_DISAGREEMENT: both counts, the
+        fraction by which the servers counted more, and the likely cause. If they counted more,
+        other clients used them too ("others"). If they counted less, a server was restarted
+        during the run ("restarted"). Otherwise None.
     """
     disagreement = _token_disagreement(totals)
     if disagreement is None or abs(disagreement) <= MAX_DISAGREEMENT:
@@ -557,35 +600,42 @@ class _SeriesValues:
     """
 
     def __init__(self) -> None:
-        self._values: dict[str, dict[_SeriesOfPage, float]] = {}
-        """By quantity and series."""
-        self._last_counts: dict[_SeriesOfPage, float] = {}
-        """The last reading of each counter, as on the page."""
-        self._pages_read: set[str] = set()
-        """The pages of which one read was successful and has ended."""
+        """Begin without samples."""
+        self._values_by_quantity: dict[str, dict[_SeriesOfPage, float]] = {}
+        self._last_counts: dict[_SeriesOfPage, float] = {}  # of counters, as on the page
+        self._pages_read: set[str] = set()  # pages of which one read has succeeded
 
     def add(self, sample: MetricSample) -> None:
-        """Add a sample of a series, or the sample `up`, which ends a read."""
-        if sample.name == UP and sample.value:
+        """Add the next sample of a run.
+
+        Each read of a page ends with a sample named `up`, whose value is 1 if it succeeded. After
+        the first successful read of a page, a new counter on it is known to have started at 0.
+        """
+        if sample.name == UP and sample.value > 0:
             self._pages_read.add(sample.page)
         quantity = QUANTITY_OF.get(sample.name)
         if quantity is None:
             return
         key = _SeriesOfPage(sample.page, sample.name, sample.labels)
-        values = self._values.setdefault(quantity, {})
+        values = self._values_by_quantity.setdefault(quantity, {})
         if quantity in _COUNTERS:
-            values[key] = values.get(key, 0.0) + self._growth(key, sample.value)
+            values[key] = values.get(key, 0.0) + self._growth_since_last_sample(key, sample.value)
             self._last_counts[key] = sample.value
         else:
             values[key] = sample.value
 
-    def _growth(self, key: _SeriesOfPage, count: float) -> float:
-        """Return by how much a counter has grown since its last reading."""
+    def _growth_since_last_sample(self, key: _SeriesOfPage, count: float) -> float:
+        """Return by how much a counter has grown since its last sample.
+
+        A counter without an earlier sample has not grown yet if it belongs to the first read of its
+        page. If it appears later, it has grown from 0, because a server creates some counters when
+        they count something for the first time. A lower count than before shows a restart, after
+        which the counter has grown from 0 as well.
+        """
         previous = self._last_counts.get(key)
         if previous is None:
-            # A server creates some series when they count something for the first time. One that
-            # appears after the first read therefore started at 0 meanwhile.
-            previous = 0.0 if key.page in self._pages_read else count
+            is_first_read = key.page not in self._pages_read
+            return 0.0 if is_first_read else count
         has_restarted = count < previous
         return count if has_restarted else count - previous
 
@@ -593,7 +643,7 @@ class _SeriesValues:
         """Return the value of each quantity over all series."""
         return {
             quantity: _combine_series(quantity, list(values.values()))
-            for quantity, values in self._values.items()
+            for quantity, values in self._values_by_quantity.items()
         }
 
 
@@ -605,17 +655,14 @@ def _points_by_quantity(metric_samples: Sequence[MetricSample]) -> dict[str, lis
     """
     series_values = _SeriesValues()
     points: dict[str, list[Point]] = {}
-    has_new_values = False
-    for sample, next_sample in pairwise([*metric_samples, None]):
-        assert sample is not None
-        series_values.add(sample)
-        if sample.name != UP:
-            continue
-        has_new_values = has_new_values or bool(sample.value)
-        # Pages that are read at the same time have samples with the same time.
-        is_last_page = next_sample is None or next_sample.t_s != sample.t_s
-        if has_new_values and is_last_page:
-            has_new_values = False
+    # Pages that are read at the same time have samples with the same time.
+    for t_s, samples_of_read in groupby(metric_samples, key=lambda sample: sample.t_s):
+        has_read_page = False
+        for sample in samples_of_read:
+            series_values.add(sample)
+            if sample.name == UP and sample.value > 0:
+                has_read_page = True
+        if has_read_page:
             for quantity, value in series_values.by_quantity().items():
-                points.setdefault(quantity, []).append(Point(sample.t_s, value))
+                points.setdefault(quantity, []).append(Point(t_s, value))
     return points

@@ -241,7 +241,7 @@ def test_an_endless_load_builds_a_few_bodies_per_user_in_advance(
         prefetch = BodyPrefetch(plan.job, shard(plan.schedule, 0, 1), plan.requests)
         try:
             await prefetch.receive_first_bodies()
-            return len(prefetch._received) + len(prefetch._requested)
+            return len(prefetch._arrived) + len(prefetch._awaited_ids)
         finally:
             prefetch.close()
 
@@ -266,9 +266,9 @@ def test_prefetched_bodies_are_limited(tmp_path: Path) -> None:
         try:
             for number in plan.schedule.slot_ids_of(plan.schedule.stages[0]):
                 await prefetch.receive_first_bodies()
-                most = max(most, len(prefetch._received) + len(prefetch._requested))
+                most = max(most, len(prefetch._arrived) + len(prefetch._awaited_ids))
                 assert prefetch.take_body(0, number)[0] == make(number, plan.requests[number])
-            assert (prefetch.late_bodies, prefetch._received) == (0, {})
+            assert (prefetch.late_bodies, prefetch._arrived) == (0, {})
         finally:
             prefetch.close()
         return most

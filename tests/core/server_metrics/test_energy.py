@@ -125,7 +125,7 @@ def test_readings_with_holes_give_no_energy_and_say_why(
     values: list[tuple[float, float | None]], why: bool
 ) -> None:
     used = energy.measure_energy(read(WATTS, values), 0.0, 20.0)
-    assert used is not None and used.joules is None and bool(used.why) is why
+    assert used is not None and used.joules is None and bool(used.missing_reason) is why
 
 
 def test_throttle_reasons_are_shares_of_the_readings_and_idle_is_none() -> None:

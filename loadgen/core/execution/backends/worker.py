@@ -267,7 +267,7 @@ def _main() -> None:
 
 def _report_error(error: LoadgenError) -> None:
     """Report why this worker could not start."""
-    names = ("code", "what", "where", "hint", "key")
+    names = ("code", "message", "where", "hint", "key")
     fields = {name: getattr(error, name) for name in names}
     _write_line(json.dumps(fields).encode() + b"\n")
 
