@@ -311,46 +311,37 @@ class Bodies:
         bodies = [self._encode_body(request_id, request) for request_id, request in requests]
         self.digest.add(requests)
         self.body_digest.add_sum(len(bodies), sum_of_hashes(zip(request_ids, bodies, strict=True)))
-        for (request_id, request), body in zip(requests, bodies, strict=True):
-            self._index_body(stage, request_id, request, len(body))
-        return b"".join(bodies)
 
-    def _index_body(self, stage: int, request_id: int, request: Request, length: int) -> None:
-        """Note that the body of a request follows in the file, and how many tokens it asks for."""
-        facts = facts_of_request(request)
-        stored_body = _StoredBody(
-            request_id=request_id,
-            offset=self._file_end,
-            length=length,
-            input_tokens=facts.tokens,
-            output_tokens=facts.requested_output,
-        )
-        self._index_by_stage[stage].append(stored_body)
-        self._file_end += length
-        # All requests of a load have the same source, if they have one at all.
-        if facts.source:
-            self._input_source = facts.source
+        index = self._index_by_stage[stage]
+        for (request_id, request), body in zip(requests, bodies, strict=True):
+            facts = facts_of_request(request)
+            stored_body = _StoredBody(
+                request_id=request_id,
+                offset=self._file_end,
+                length=len(body),
+                input_tokens=facts.tokens,
+                output_tokens=facts.requested_output,
+            )
+            index.append(stored_body)
+            self._file_end += len(body)
+            if facts.source:  # It is the same for all requests that have one.
+                self._input_source = facts.source
+        return b"".join(bodies)
 
     def _read(self, offset: int, length: int) -> bytes | memoryview:
         """Return the `length` bytes of the body that begins at `offset` in the file.
 
-        Short bodies are read in blocks, each of which holds many of them. Longer ones are read on
-        their own. Very long ones are mapped into memory, so that they are not copied.
+        Very long bodies are mapped into memory, so that they are not copied. Long ones are read on
+        their own. Short ones are cut out of blocks, each of which holds many of them and is read
+        once.
         """
         if length > _MAX_COPIED_BODY_BYTES:
             return self._map(offset, length)
-        if length <= _MAX_SHORT_BODY_BYTES:
-            body = self._read_from_block(offset, length)
-            if body is not None:
-                return body
-        return os.pread(self._fd, length, offset)
-
-    def _read_from_block(self, offset: int, length: int) -> bytes | None:
-        """Return a short body from its block of the file, or None if it is in two blocks."""
         block_number, start_in_block = divmod(offset, _BLOCK_BYTES)
         end_in_block = start_in_block + length
-        if end_in_block > _BLOCK_BYTES:
-            return None
+        is_in_one_block = end_in_block <= _BLOCK_BYTES
+        if length > _MAX_SHORT_BODY_BYTES or not is_in_one_block:
+            return os.pread(self._fd, length, offset)
         block = self._blocks.get(block_number, b"")
         # The block is missing, or it was read before the end of this body was written.
         if len(block) < end_in_block:

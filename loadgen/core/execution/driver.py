@@ -13,7 +13,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from functools import partial
 from time import monotonic_ns
-from typing import Any, Protocol
+from typing import Protocol, TypedDict, Unpack
 
 import msgspec
 from loadgen_sdk.request import Completion, Failure
@@ -65,6 +65,14 @@ _FLUSH_INTERVAL_NS = SECOND_NS // 2  # how often records are written to disk
 _TIMELINE_INTERVAL_NS = 2 * SECOND_NS  # Less often, since a histogram is written in full each time.
 
 
+class SendOptions(TypedDict, total=False):
+    """The arguments of `Sender.send` that only some loads use."""
+
+    header_lines: bytes  # further header lines of the request
+    on_output: Callable[..., None]  # called with each output event
+    on_first_output: Callable[[int], None]  # called with the time of the first output
+
+
 class Sender(Protocol):
     """The client of one target, as far as the driver uses it. The SDK's `Pool` is one."""
 
@@ -78,20 +86,20 @@ class Sender(Protocol):
         *,
         name: str,
         requested_output_tokens: int,
-        **options: Any,
+        **options: Unpack[SendOptions],
     ) -> object:
         """Send a request and call `on_done` when it has ended. Return a handle for `cancel`.
 
         Args:
-            request: None, because the driver has only the encoded body of the request.
+            request: The request that `body` is the encoding of. The driver has only the body, so it
+                passes None.
             body: The encoded body.
-            due: The planned time of the request, monotonic in ns.
+            due: The scheduled time of the request on the monotonic clock, in ns.
             on_done: Called exactly once, perhaps before this method returns.
             timeline: Receives the time of each output event.
-            name: The id of the request in its headers.
-            requested_output_tokens: The requested number of output tokens.
-            **options: `header_lines` (further header lines), `on_output` (called with each output
-                event) and `on_first_output` (called with the time of the first output).
+            name: The id of the request, which is sent in a header.
+            requested_output_tokens: The requested number of output tokens, -1 for none.
+            **options: See `SendOptions`.
         """
 
     def cancel(self, exchange: object, failure: Failure) -> None:
@@ -174,7 +182,7 @@ class Driver:
         self._reactor = resources.reactor
         self._record_log = resources.record_log
         self._redact = resources.redact
-        self._header_lines = resources.header_lines
+        self._class_header_lines = resources.header_lines
         self._unbuilt_slot_ids_by_stage = resources.unbuilt_slot_ids
         self._target_selection = TargetSelection(
             settings.route,
@@ -187,15 +195,15 @@ class Driver:
         self._in_flight: dict[int, _SentRequest] = {}  # by slot id
         self._sent_by_stage = [0] * len(schedule.stages)
         self._timelines = [Timeline(start_ns) for _ in schedule.stages]
-        # How far the slot ids of two successive sessions of the same virtual user are apart. 0 for
-        # a stage with a count.
-        self._session_distance_by_stage = [
+        # By how much the slot ids of two successive sessions of a virtual user differ. 0 in a stage
+        # with a number of requests.
+        self._slots_between_sessions_by_stage = [
             0 if stage.session_count is not None else stage.concurrency * schedule.max_turns
             for stage in schedule.stages
         ]
         # Options of `Sender.send` that do not depend on whether the request has a session.
         self._has_send_options = (
-            self._trace is not None or self._header_lines is not None or self._limits_prefill
+            self._trace is not None or self._class_header_lines is not None or self._limits_prefill
         )
         self._drain_ns = settings.drain_ns
         self._load_end_ns = FOREVER
@@ -215,7 +223,7 @@ class Driver:
         self._defers_next_requests = False
 
         self._reactor.turn_ns = settings.hold_ns
-        self._reactor.on_wake = self._on_wake
+        self._reactor.on_wake = self._start_due_requests
         self._reactor.on_tick = self._on_tick
         # Without a separate process, bodies of an endless load are built while nothing else
         # happens.
@@ -265,55 +273,56 @@ class Driver:
     def stop(self) -> None:
         """Stop the load, when the user interrupts it or a rule or a failed target ends it.
 
-        No more requests start. Those in flight may end within the drain, but at most within
-        MAX_DRAIN_AFTER_STOP_NS. A second call ends the run at once and cancels them. So does the
-        first call if the load is over and only the drain is left.
+        No more requests start. Those in flight have a limited time to end, the drain: that of the
+        settings, but at most MAX_DRAIN_AFTER_STOP_NS. A second call ends the run at once and
+        cancels them. So does the first call if the load is over and only the drain is left.
         """
         if self._finished.done():
             return
         now = monotonic_ns()
+        was_called_before = self.interrupted
         is_only_draining = now >= self._load_end_ns and not self.stopped
-        ends_at_once = self.interrupted or is_only_draining
         self.interrupted = True
+        # The dispatcher must stop first, so that the end of a request starts no other one.
         self._dispatcher.stop()
-        if ends_at_once:
+        if was_called_before or is_only_draining:
             self._cancel_all(Failure("interrupted", "interrupted by the user"))
-        self._record_unsent_slots("interrupted")
-        if ends_at_once:
+            self._record_unsent_slots("interrupted")
             self._finish()
-            return
-        drain_ns = min(self._drain_ns, MAX_DRAIN_AFTER_STOP_NS)
-        self._drain_end_ns = min(self._drain_end_ns, now + drain_ns)
-        self._check_finished()
+        else:
+            self._record_unsent_slots("interrupted")
+            drain_ns = min(self._drain_ns, MAX_DRAIN_AFTER_STOP_NS)
+            self._drain_end_ns = min(self._drain_end_ns, now + drain_ns)
+            self._check_finished()
 
     # Starting and ending requests
 
-    def _on_wake(self, now: int) -> None:
+    def _start_due_requests(self, now: int) -> None:
         """Start the requests that are due, and record the slots that the dispatcher dropped.
 
-        At most _REQUESTS_PER_TURN are started, so that responses are read in between. The event
-        loop calls this method again if more are due.
+        The event loop calls this when the next request is due. At most _REQUESTS_PER_TURN are
+        started, so that responses are read in between. If more are due, it is called again.
         """
         self._defers_next_requests = True
         for slot in self._dispatcher.take_due_slots(now - self.start_ns, _REQUESTS_PER_TURN):
             if slot.drop_reason:
-                self._record_unsent(slot)
+                self._record_unsent_slot(slot)
             else:
                 self._send(slot)
         self._defers_next_requests = False
         self._schedule_wake_up()
 
     def _schedule_wake_up(self) -> None:
-        """Let the event loop call `_on_wake` when the next request is due."""
+        """Let the event loop call `_start_due_requests` when the next request is due."""
         due_ns = self._dispatcher.next_due_ns()
         self._reactor.wake_at(FOREVER if due_ns is None else self.start_ns + due_ns)
 
     def _send(self, slot: DispatchedSlot) -> None:
         """Send the request of a slot to the target that the route selects for it.
 
-        The client calls `_on_done` when the request has ended. That can happen before `send`
-        returns, for example if no socket could be opened, so the request is registered in
-        `_in_flight` first, and its handle for `Sender.cancel` is added afterwards.
+        A slot is the place of one request in the schedule. The client calls `_on_done` when the
+        request has ended. That can happen before `send` returns, for example if no socket could be
+        opened, so the request is added to `_in_flight` first, and its handle afterwards.
         """
         slot_id = slot.slot_id
         self._sent_by_stage[slot.stage] += 1
@@ -325,13 +334,13 @@ class Driver:
         if len(self._clients) > 1:
             target = self._target_selection.choose(slot_id, monotonic_ns())
         body, request_facts = self._bodies.take_body(slot.stage, slot_id)
-        options: dict[str, Any] = {}
+        options: SendOptions = {}
         if self._has_send_options or slot.session is not None:
             options = self._send_options(slot)
         sent_request = _SentRequest(target)
         self._in_flight[slot_id] = sent_request
         sent_request.handle = self._clients[target].send(
-            request=None,
+            request=None,  # The client needs only its body.
             body=body,
             due=self.start_ns + slot.due_ns,
             on_done=partial(self._on_done, slot, target, request_facts),
@@ -341,23 +350,21 @@ class Driver:
             **options,
         )
 
-    def _send_options(self, slot: DispatchedSlot) -> dict[str, Any]:
-        """Return the options of `Sender.send` that only some loads use.
-
-        They are the header lines for tracing, sessions and SLOs, a callback for the first output if
-        the requests in prefill are limited, and a callback for a user who leaves.
-        """
-        options: dict[str, Any] = {}
+    def _send_options(self, slot: DispatchedSlot) -> SendOptions:
+        """Return the options of `Sender.send` that only some loads use."""
+        options: SendOptions = {}
+        # The lines are sent in this order: of the request class and its SLO, of the trace, of the
+        # session.
         header_lines = b""
+        if self._class_header_lines is not None:
+            header_lines += self._class_header_lines(slot.slot_id)
+        if self._trace is not None:
+            header_lines += self._trace.header(slot.slot_id)
         if slot.session is not None:
-            header_lines = self._session_header_line(slot.session)
+            header_lines += self._session_header_line(slot.session)
             abandonment = self._schedule.sessions.get(slot.session).abandonment
             if abandonment is not None and abandonment.turn == slot.turn:
                 options["on_output"] = self._abandon_after(slot.slot_id, abandonment.tokens)
-        if self._trace is not None:
-            header_lines = self._trace.header(slot.slot_id) + header_lines
-        if self._header_lines is not None:
-            header_lines = self._header_lines(slot.slot_id) + header_lines
         if header_lines:
             options["header_lines"] = header_lines
         if self._limits_prefill:
@@ -402,31 +409,32 @@ class Driver:
     def _build_next_body(self) -> bool:
         """Build one request body in advance. Return True if there may be more to build.
 
-        The event loop calls this while it is idle, for a load without a number of requests, whose
-        bodies cannot all be built before it. In each stage, BODIES_AHEAD bodies are kept ready for
-        the requests that follow those that were sent.
+        The event loop calls this while it has nothing else to do. It is for a load without a known
+        number of requests, of which only the first bodies can be built before the load. In each
+        stage, the bodies of the next BODIES_AHEAD requests are kept ready. Stages with enough
+        bodies, or without requests that still need one, are skipped.
         """
         for stage, unbuilt_slot_ids in enumerate(self._unbuilt_slot_ids_by_stage):
             needed_bodies = self._sent_by_stage[stage] + BODIES_AHEAD
-            if self._bodies.built_count(stage) < needed_bodies:
-                has_built_one = self._bodies.build(stage, unbuilt_slot_ids, max_bodies=1) > 0
-                if has_built_one:
-                    return True
+            has_enough = self._bodies.built_count(stage) >= needed_bodies
+            if not has_enough and self._bodies.build(stage, unbuilt_slot_ids, max_bodies=1):
+                return True
         return False
 
     def _on_first_output(self, slot_id: int, at_ns: int) -> None:
         """Tell the dispatcher that a request is no longer in prefill, so another may start."""
         self._dispatcher.report_first_output(slot_id, at_ns - self.start_ns)
         if not self._defers_next_requests:
-            self._on_wake(monotonic_ns())
+            self._start_due_requests(monotonic_ns())
 
     def _on_done(
         self, slot: DispatchedSlot, target: int, request_facts: RequestFacts, completion: Completion
     ) -> None:
-        """Record the end of a request, and start the requests that follow it.
+        """Record the end of a request, and start the requests that are due after it.
 
-        A client calls this for each request, whether it succeeded or failed. While several requests
-        are started or cancelled in a row, none is started here.
+        A client calls this for each request, whether it succeeded or failed. No request is started
+        here if it was called by `send` or `cancel` while this driver starts or cancels several
+        requests in a row (`_defers_next_requests`). The driver then starts what is due afterwards.
 
         Args:
             slot: The slot of the request.
@@ -445,7 +453,7 @@ class Driver:
         self._report_end(slot, completion)
         if self._defers_next_requests:
             return
-        self._on_wake(monotonic_ns())
+        self._start_due_requests(monotonic_ns())
         if not self._in_flight:
             self._check_finished()
 
@@ -459,14 +467,15 @@ class Driver:
             self.counters.recent_ttft_ns.append(completion.first_token - completion.due)
 
     def _count_failure(self, target: int, completion: Completion) -> None:
-        """Count a failure, and end the run if its target stopped responding and settings say so.
+        """Count a failed request, and stop the run if its target has stopped responding.
 
-        A request that the load generator itself has ended (the kinds in CUTS), for example at the
-        end of the drain, is not counted as failed. A request that `_cancel_all` ends says nothing
-        about its target.
+        The run is stopped only if it is configured so (`--on-target-failure stop`). A request that
+        the load generator itself has ended, for example at the end of the drain, does not count as
+        failed. If it was ended together with all others, it also says nothing about its target.
         """
         assert completion.failure is not None
-        if completion.failure.kind not in CUTS:
+        was_ended_by_loadgen = completion.failure.kind in CUTS
+        if not was_ended_by_loadgen:
             self.counters.failed += 1
         if self._is_cancelling:
             return
@@ -477,20 +486,23 @@ class Driver:
     def _report_end(self, slot: DispatchedSlot, completion: Completion) -> None:
         """Tell the dispatcher that a request has ended, so that it can start what follows.
 
-        In a stage without a count, a virtual user whose request failed continues with its next
-        session. If that session would go to a target that is down, the user pauses before it.
+        If the request failed, the later turns of its session are dropped with the reason that is
+        passed here. A virtual user then goes on with its next session. If that would go to a target
+        that is down, the user pauses before, because its requests would otherwise fail in a fast
+        loop.
         """
         failure = completion.failure
         pause_ns = 0
-        session_distance = self._session_distance_by_stage[slot.stage]
-        if failure is not None and session_distance:
-            first_slot_of_session = slot.slot_id - slot.turn
-            next_session_slot = first_slot_of_session + session_distance
-            pause_ns = self._target_selection.pause_ns(next_session_slot)
-        # Why the later turns of the session are dropped if this one failed.
         drop_reason = "previous_turn_failed"
-        if failure is not None and failure.kind == "abandoned":
-            drop_reason = "abandoned"
+        # 0 in a stage with a number of requests, where users do not pause.
+        slots_between_sessions = self._slots_between_sessions_by_stage[slot.stage]
+        if failure is not None:
+            if slots_between_sessions:
+                first_slot_of_session = slot.slot_id - slot.turn
+                first_slot_of_next_session = first_slot_of_session + slots_between_sessions
+                pause_ns = self._target_selection.pause_ns(first_slot_of_next_session)
+            if failure.kind == "abandoned":
+                drop_reason = "abandoned"
         self._dispatcher.report_finished(
             slot.slot_id,
             completion.done - self.start_ns,
@@ -529,7 +541,7 @@ class Driver:
             key, completion, self.start_ns, text_index=text_index, request_facts=request_facts
         )
 
-    def _record_unsent(self, slot: DispatchedSlot) -> None:
+    def _record_unsent_slot(self, slot: DispatchedSlot) -> None:
         """Write the record of a slot whose request was never sent, and never will be.
 
         Its status says whether it was dropped by a limit, or cut because the load ended.
@@ -556,18 +568,20 @@ class Driver:
             self._reactor.turn_ns = 0
 
     def _end_drain(self) -> None:
-        """Cancel what is still in flight, and record the slots after it as not sent.
+        """Cancel the requests in flight, because the time that they had to end is over.
 
-        The drain is the time that requests in flight have after the load to end (`--grace`).
+        This time, the drain, begins at the end of the load (`--grace`) or at its interruption.
         """
         if self.interrupted:
+            # `stop` has already recorded the slots that will not be sent.
             self._cancel_all(
                 Failure("interrupted", "not finished when the drain after the interruption ended")
             )
             return
-        # Stop first: the dispatcher must not drop the turns after those that are cancelled.
+        # Without this, the end of a cancelled request would drop the later turns of its session as
+        # "previous_turn_failed". They are recorded as "unfinished" instead.
         self._dispatcher.stop()
-        # The requests that are cancelled must not start others.
+        # The end of a cancelled request must not start other requests.
         self._defers_next_requests = True
         drain_s = self._drain_ns / SECOND_NS
         self._cancel_all(
@@ -579,20 +593,21 @@ class Driver:
         self._defers_next_requests = False
         self._record_unsent_slots("unfinished")
 
-    def _record_unsent_slots(self, reason: str) -> None:
+    def _record_unsent_slots(self, stop_reason: str) -> None:
         """Record, after `Dispatcher.stop`, every slot that will never be sent.
 
-        The dispatcher gives slots that the stop itself dropped the reason "interrupted". They are
-        recorded with `reason`, and slots that it dropped earlier with their own reason.
+        Args:
+            stop_reason: Why the load was stopped. It is recorded for the slots that the stop
+                dropped, which have the reason "interrupted" in the dispatcher. Slots that were
+                dropped earlier keep their own reason.
         """
         if self._has_recorded_unsent:
             return
         self._has_recorded_unsent = True
         for slot in self._dispatcher.unsent_slots():
-            if slot.drop_reason == "interrupted":
-                self._record_unsent(msgspec.structs.replace(slot, drop_reason=reason))
-            else:
-                self._record_unsent(slot)
+            was_dropped_by_stop = slot.drop_reason == "interrupted"
+            reason = stop_reason if was_dropped_by_stop else slot.drop_reason
+            self._record_unsent_slot(msgspec.structs.replace(slot, drop_reason=reason))
 
     def _cancel_all(self, failure: Failure) -> None:
         """End all requests in flight with a failure. They do not count against their targets."""

@@ -18,7 +18,7 @@ from loadgen.core.execution.plan import Endpoint, Settings
 from loadgen.core.requests.mix import class_and_step
 from loadgen.core.requests.prompts import Prompts
 from loadgen.core.workload import Task, Workload, requests_by_class
-from loadgen.core.workload.tasks import TaskStep
+from loadgen.core.workload.tasks import StepTarget, TaskStep
 
 StepKey = tuple[str, str]
 """The class and the name of a step."""
@@ -27,37 +27,50 @@ _API_BY_STEP_KIND: dict[str, Api] = {"embed": "embeddings", "rerank": "rerank"}
 _OTHER_STEPS: StepKey = ("", "")  # the key of everything that is not a step of its own
 
 
-class _Step(NamedTuple):
-    """A step of the tasks of a request class."""
+class _WorkloadStep(NamedTuple):
+    """A step of the tasks of a request class, as the workload defines it.
+
+    Attributes:
+        class_name: The class of the tasks.
+        name: The name of the step.
+        definition: What the workload says about the step.
+    """
 
     class_name: str
     name: str
-    step: TaskStep
+    definition: TaskStep
 
     @property
     def key(self) -> StepKey:
         return self.class_name, self.name
 
     @property
+    def target(self) -> str | StepTarget | None:
+        """Return the name of its target, or the URL in the workload, or None for any target."""
+        return self.definition.target
+
+    @property
     def differs_from_run(self) -> bool:
         """Return True if the step has an API, a target or a model of its own."""
-        return (
-            self.step.kind != "chat" or self.step.target is not None or self.step.model is not None
-        )
+        has_own_api = self.definition.kind != "chat"
+        return has_own_api or self.target is not None or self.definition.model is not None
 
     @property
     def target_name(self) -> str:
         """Return the name of its target, or its own name if the workload gives a URL or nothing."""
-        return self.step.target if isinstance(self.step.target, str) else self.name
+        return self.target if isinstance(self.target, str) else self.name
 
 
-class _UserEndpoints(NamedTuple):
-    """The endpoints that the user gave."""
+class _SpecifiedEndpoints(NamedTuple):
+    """The endpoints that the user specified.
+
+    Attributes:
+        by_name: Endpoints that serve only the steps which request them by this name.
+        unnamed: Endpoints for everything else.
+    """
 
     by_name: Mapping[str, Sequence[Endpoint]]
-    """Endpoints whose names steps request."""
     unnamed: Sequence[Endpoint]
-    """Endpoints for everything else."""
 
 
 class _StepTargets:
@@ -78,90 +91,95 @@ class _StepTargets:
 def resolve_step_targets(
     workload: Workload, settings: Settings, env: Mapping[str, str] = os.environ
 ) -> Settings:
-    """Return settings with an endpoint for each combination of target, API and model of steps.
+    """Return settings in which the endpoints of each step of tasks are decided.
 
-    The steps of a task may go to different targets. The user gives all targets that steps request
-    by name, or none. If none is given, one endpoint serves everything. If no step has a target, an
-    API or a model of its own, the settings are returned unchanged.
+    A step may name its target, such as `embedder`, for which the user then specifies an endpoint
+    with that name. If the user specifies no names at all, one endpoint serves every step. A step
+    with an API or a model of its own gets a copy of its endpoint with these. If no step differs
+    from the run, the settings are returned unchanged.
 
     Args:
         workload: The workload, whose tasks have the steps.
-        settings: The settings, with the endpoints that the user gives.
+        settings: The settings, with the endpoints that the user specified.
         env: Environment variables, of which some have API keys.
 
     Raises:
-        CombinedError: Targets or API keys are missing, or no step requests a target.
+        CombinedError: Endpoints or API keys are missing, or no step requests an endpoint.
     """
-    steps = list(_steps(workload))
-    endpoints_of_user = _separate_endpoints(steps, settings)
-    errors = list(_name_errors(steps, endpoints_of_user))
-    errors += _missing_key_errors(steps, env)
+    steps = list(_iterate_steps(workload))
+    specified = _separate_endpoints(steps, settings)
+    errors = [*_name_errors(steps, specified), *_missing_key_errors(steps, env)]
     if errors:
         raise CombinedError(errors)
     if not any(step.differs_from_run for step in steps):
         return settings
-    targets = _StepTargets()
+    step_targets = _StepTargets()
     if _has_other_requests(workload, steps):
-        targets.add(_OTHER_STEPS, endpoints_of_user.unnamed)
+        step_targets.add(_OTHER_STEPS, specified.unnamed)
     for step in steps:
-        endpoints = _endpoints_of_step(step, endpoints_of_user, settings, env)
-        targets.add(step.key, endpoints)
+        step_targets.add(step.key, _endpoints_of_step(step, specified, settings, env))
     return replace(
         settings,
-        url=targets.endpoints[0].url,
-        targets=tuple(targets.endpoints),
-        step_targets=targets.indexes_by_step,
+        url=step_targets.endpoints[0].url,
+        targets=tuple(step_targets.endpoints),
+        step_targets=step_targets.indexes_by_step,
     )
 
 
 def targets_by_request(
     settings: Settings, prompts: Prompts
 ) -> Callable[[int], Sequence[int]] | None:
-    """Return a function from the id of a request to the indexes of the endpoints that serve it.
+    """Return a function that returns the indexes of the targets which can serve a request.
 
-    Return None if each endpoint serves all requests.
+    Its argument is the id of the request. The class and the step of a task that the request belongs
+    to decide. Return None if each target can serve all requests.
     """
     indexes_by_step = settings.step_targets
     if not indexes_by_step:
         return None
     other_indexes = indexes_by_step.get(_OTHER_STEPS, ())
-    return lambda request_id: indexes_by_step.get(
-        class_and_step(prompts, request_id), other_indexes
-    )
+
+    def target_indexes(request_id: int) -> Sequence[int]:
+        step_key = class_and_step(prompts, request_id)
+        return indexes_by_step.get(step_key, other_indexes)
+
+    return target_indexes
 
 
-def _steps(workload: Workload) -> Iterator[_Step]:
+def _iterate_steps(workload: Workload) -> Iterator[_WorkloadStep]:
     """Yield the steps of all tasks of a workload."""
     for class_name, requests in requests_by_class(workload.requests).items():
         if isinstance(requests, Task):
-            for name, step in requests.steps.items():
-                yield _Step(class_name, name, step)
+            for name, definition in requests.steps.items():
+                yield _WorkloadStep(class_name, name, definition)
 
 
-def _separate_endpoints(steps: Sequence[_Step], settings: Settings) -> _UserEndpoints:
-    """Separate the endpoints that steps request by name from those for everything else.
+def _separate_endpoints(steps: Sequence[_WorkloadStep], settings: Settings) -> _SpecifiedEndpoints:
+    """Separate the endpoints of named steps from those for everything else.
 
-    An endpoint of `--url NAME=URL` is always one of the first kind, so that a name which no step
-    requests is reported. An endpoint of `--targets` has a name anyway.
+    `--url NAME=URL` says that the endpoint is for steps only, so it is one of the former even if no
+    step requests this name, which is then reported as an error. In a file of `--targets`, every
+    endpoint may have a name, which matters only if a step requests it.
     """
     requested_names = _requested_names(steps)
     by_name: dict[str, list[Endpoint]] = {}
     unnamed: list[Endpoint] = []
     for endpoint in settings.endpoints:
         name = endpoint.serves or endpoint.name
-        if endpoint.serves or name in requested_names:
+        is_for_steps_only = endpoint.serves != ""
+        if is_for_steps_only or name in requested_names:
             by_name.setdefault(name, []).append(endpoint)
         else:
             unnamed.append(endpoint)
-    return _UserEndpoints(by_name, unnamed)
+    return _SpecifiedEndpoints(by_name, unnamed)
 
 
-def _requested_names(steps: Sequence[_Step]) -> set[str]:
+def _requested_names(steps: Sequence[_WorkloadStep]) -> set[str]:
     """Return the names of targets that steps request."""
-    return {step.step.target for step in steps if isinstance(step.step.target, str)}
+    return {step.target for step in steps if isinstance(step.target, str)}
 
 
-def _has_other_requests(workload: Workload, steps: Sequence[_Step]) -> bool:
+def _has_other_requests(workload: Workload, steps: Sequence[_WorkloadStep]) -> bool:
     """Return True if some requests of a workload have no target, API or model of their own."""
     requests_of_classes = requests_by_class(workload.requests).values()
     has_only_tasks = all(isinstance(requests, Task) for requests in requests_of_classes)
@@ -169,29 +187,27 @@ def _has_other_requests(workload: Workload, steps: Sequence[_Step]) -> bool:
 
 
 def _endpoints_of_step(
-    step: _Step, endpoints_of_user: _UserEndpoints, settings: Settings, env: Mapping[str, str]
+    step: _WorkloadStep,
+    specified: _SpecifiedEndpoints,
+    settings: Settings,
+    env: Mapping[str, str],
 ) -> list[Endpoint]:
     """Return the endpoints that serve a step, with the API and the model of the step.
 
-    The target of a step is a name that the user gives endpoints for, or a URL in the workload. A
-    step without a target is served by the unnamed endpoints.
+    Args:
+        step: The step.
+        specified: The endpoints that the user specified.
+        settings: The settings of the run.
+        env: Environment variables with API keys.
     """
-    target = step.step.target
-    endpoints: Sequence[Endpoint] = endpoints_of_user.unnamed
-    if isinstance(target, str):
-        endpoints = endpoints_of_user.by_name.get(step.target_name, endpoints_of_user.unnamed)
-    elif target is not None:
-        api_key = settings.api_key
-        if target.api_key_env is not None:
-            api_key = env[target.api_key_env]
-        endpoints = [Endpoint(url=target.url, api_key=api_key)]
+    endpoints = _base_endpoints_of_step(step, specified, settings, env)
     if not step.differs_from_run:
         return list(endpoints)
     return [
         replace(
             endpoint,
-            api=_API_BY_STEP_KIND.get(step.step.kind),
-            model=step.step.model,
+            api=_API_BY_STEP_KIND.get(step.definition.kind),
+            model=step.definition.model,
             serves=step.target_name,
             name=_endpoint_name(step, endpoint, number, len(endpoints)),
         )
@@ -199,17 +215,45 @@ def _endpoints_of_step(
     ]
 
 
-def _endpoint_name(step: _Step, endpoint: Endpoint, number: int, endpoint_count: int) -> str:
+def _base_endpoints_of_step(
+    step: _WorkloadStep,
+    specified: _SpecifiedEndpoints,
+    settings: Settings,
+    env: Mapping[str, str],
+) -> Sequence[Endpoint]:
+    """Return the endpoints that a step requests, still with the API and the model of the run.
+
+    The target of a step is a URL in the workload, or the name of endpoints that the user specified.
+    Unnamed endpoints serve a step without a target, and all steps if no names were specified.
+    """
+    target = step.target
+    if target is None:
+        return specified.unnamed
+    if isinstance(target, str):
+        return specified.by_name.get(target, specified.unnamed)
+    api_key = settings.api_key if target.api_key_env is None else env[target.api_key_env]
+    return [Endpoint(url=target.url, api_key=api_key)]
+
+
+def _endpoint_name(
+    step: _WorkloadStep, endpoint: Endpoint, number: int, endpoint_count: int
+) -> str:
     """Return the name of an endpoint of a step, numbered if there are several without a name."""
     if endpoint_count == 1 or endpoint.name == step.target_name:
         return step.target_name
     return f"{step.target_name} {endpoint.name or number}"
 
 
-def _missing_key_errors(steps: Sequence[_Step], env: Mapping[str, str]) -> Iterator[UserError]:
-    """Yield an error for each environment variable with an API key that is not set."""
+def _missing_key_errors(
+    steps: Sequence[_WorkloadStep], env: Mapping[str, str]
+) -> Iterator[UserError]:
+    """Yield an error for each environment variable with an API key that is not set.
+
+    Only a target that the workload gives as a URL may name such a variable. A target that is a name
+    has the key that the user gives with its endpoint.
+    """
     for step in steps:
-        target = step.step.target
+        target = step.target
         if target is None or isinstance(target, str) or target.api_key_env is None:
             continue
         variable = target.api_key_env
@@ -224,23 +268,31 @@ def _missing_key_errors(steps: Sequence[_Step], env: Mapping[str, str]) -> Itera
 
 
 def _name_errors(
-    steps: Sequence[_Step], endpoints_of_user: _UserEndpoints
+    steps: Sequence[_WorkloadStep], specified: _SpecifiedEndpoints
 ) -> Iterator[LoadgenError]:
-    """Yield an error for each target that no step requests, and for each that is missing.
+    """Yield the errors in the names of endpoints that the user specified, if there are any names.
 
-    Nothing is missing if the user names no target at all: then one endpoint serves every step.
+    With names, every step must find an endpoint: one with the name of its target, or an unnamed one
+    for a step without a target. And every name must be requested by a step.
     """
     requested_names = _requested_names(steps)
-    unknown_names = endpoints_of_user.by_name.keys() - requested_names
-    yield from _unknown_name_errors(unknown_names, requested_names)
-    if not endpoints_of_user.by_name:
+    specified_names = specified.by_name.keys()
+    if not specified_names:
         return
-    # A name with a typing error is reported once, not also as a missing target.
-    if not unknown_names:
-        missing_names = requested_names - endpoints_of_user.by_name.keys()
-        yield from _missing_name_errors(steps, missing_names)
-    steps_without_target = [step.name for step in steps if step.step.target is None]
-    if not endpoints_of_user.unnamed and steps_without_target:
+    unknown_names = specified_names - requested_names
+    if unknown_names:
+        # A misspelled name is reported once, and not also as a missing one.
+        yield from _unknown_name_errors(unknown_names, requested_names)
+    else:
+        yield from _missing_name_errors(steps, requested_names - specified_names)
+    if not specified.unnamed:
+        yield from _missing_unnamed_errors(steps)
+
+
+def _missing_unnamed_errors(steps: Sequence[_WorkloadStep]) -> Iterator[UserError]:
+    """Yield an error if a step has no target, for which no endpoint without a name exists."""
+    steps_without_target = [step.name for step in steps if step.target is None]
+    if steps_without_target:
         yield UserError(
             "missing_option",
             message=(
@@ -269,14 +321,19 @@ def _unknown_name_errors(
 
 
 def _missing_name_errors(
-    steps: Sequence[_Step], missing_names: Iterable[str]
+    steps: Sequence[_WorkloadStep], missing_names: Iterable[str]
 ) -> Iterator[UserError]:
-    """Yield an error for each name of a target that a step requests and the user does not give."""
+    """Yield an error for each target that a step requests by name and the user did not specify.
+
+    Args:
+        steps: The steps.
+        missing_names: The names, each of which is requested by a step.
+    """
     for name in sorted(missing_names):
-        step_name = next(step.name for step in steps if step.step.target == name)
+        requesting_steps = [step.name for step in steps if step.target == name]
         yield UserError(
             "missing_option",
-            message=f'step "{step_name}" uses the target "{name}", which is not given',
+            message=f'step "{requesting_steps[0]}" uses the target "{name}", which is not given',
             where="--url",
             hint=f"--url {name}=http://...",
         )

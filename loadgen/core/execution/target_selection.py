@@ -56,9 +56,9 @@ class TargetSelection:
         """Create a selection among the targets of a run.
 
         Args:
-            route: How targets are chosen.
+            route: How targets are chosen: auto, round-robin, least-in-flight or sticky.
             target_count: The number of targets.
-            max_turns: The number of turns of the largest session.
+            max_turns: How many slots each session has: the turns of the longest session.
             in_flight: Returns how many requests of this worker are in flight at a target.
             targets_by_slot: Returns the targets that can serve a slot, if not all can.
         """
@@ -67,11 +67,12 @@ class TargetSelection:
         self._all_targets = range(target_count)
         self._max_turns = max_turns
         self._targets_by_slot = targets_by_slot
+        # When each target that is down is tried again, in ns.
         self._next_retry_ns = [0] * target_count
+        # For each target, the number of successive requests without a byte of a response.
         self.silent_failures = [0] * target_count
-        """For each target, the number of successive requests without a byte of a response."""
+        # When each target that was ever down first stopped responding, in ns.
         self.down_since_ns: dict[int, int] = {}
-        """When each target that was ever down first stopped responding, in ns."""
 
     def choose(self, slot_id: int, now_ns: int) -> int:
         """Return the target of a slot that starts at `now_ns`."""
@@ -83,7 +84,7 @@ class TargetSelection:
         return self._choose_least_in_flight(targets, slot_id, now_ns, self._in_flight)
 
     def choose_unsent(self, slot_id: int) -> int:
-        """Return the target that the record of a slot has which is not sent."""
+        """Return the target to record for a slot whose request is not sent."""
         return self.choose(slot_id, _NOT_SENT_NS)
 
     def pause_ns(self, slot_id: int) -> int:
@@ -111,20 +112,24 @@ class TargetSelection:
         self.silent_failures[target] = 0
 
     def report_failure(self, target: int, completion: Completion, now_ns: int) -> bool:
-        """Report a request that failed, and detect a target that stopped responding.
+        """Report a request that failed, and return True if its target has just gone down.
 
-        Return True if this makes the target count as down for the first time. A failure with a
-        response, such as a status code, is none of these: the target responds.
+        A target is down after DOWN_AFTER failures in a row without any response. A failure with a
+        response, such as a status code, shows that the target responds, and does not count. A
+        target that goes down is tried again after RETRY_NS. If it goes down a second time, the
+        result is False, because the run has already reacted to the first time.
         """
         assert completion.failure is not None
-        has_response = bool(completion.http_status)
+        has_response = completion.http_status != 0
         if has_response or completion.failure.kind not in _FAILURES_WITHOUT_RESPONSE:
             return False
         self.silent_failures[target] += 1
-        if self.silent_failures[target] != DOWN_AFTER:
+        has_just_gone_down = self.silent_failures[target] == DOWN_AFTER
+        if not has_just_gone_down:
             return False
         self._next_retry_ns[target] = now_ns + RETRY_NS
-        if target in self.down_since_ns:
+        was_down_before = target in self.down_since_ns
+        if was_down_before:
             return False
         self.down_since_ns[target] = now_ns
         return True
@@ -149,20 +154,29 @@ class TargetSelection:
     ) -> int:
         """Return the target with the fewest requests in flight, or one that is due for a retry.
 
-        If several targets have equally many, the slot id decides, so that they take turns.
+        If several targets have equally many, the next one after `slot_id` in a circle of targets is
+        chosen, so that they take turns. Targets that are down are left out, except that each is
+        tried by one request every RETRY_NS, which is noted here.
         """
         candidates = targets
         if self.down_since_ns:
-            for target in targets:
-                if self.is_down(target) and now_ns >= self._next_retry_ns[target]:
-                    self._next_retry_ns[target] = now_ns + RETRY_NS
-                    return target
+            retried_target = self._take_due_retry(targets, now_ns)
+            if retried_target is not None:
+                return retried_target
             reachable_targets = [target for target in targets if not self.is_down(target)]
             # If all are down, each request goes to one of them and fails.
             candidates = reachable_targets or targets
 
-        def load_then_turn(target: int) -> tuple[int, int]:
-            """Return the load of a target, and where it is in the order that begins at the slot."""
+        def load_and_turn(target: int) -> tuple[int, int]:
+            """Return the load of a target, and its distance from the slot in the circle."""
             return in_flight(target), (target - slot_id) % len(targets)
 
-        return min(candidates, key=load_then_turn)
+        return min(candidates, key=load_and_turn)
+
+    def _take_due_retry(self, targets: Sequence[int], now_ns: int) -> int | None:
+        """Return a target that is down and due for a retry, or None. The retry counts as made."""
+        for target in targets:
+            if self.is_down(target) and now_ns >= self._next_retry_ns[target]:
+                self._next_retry_ns[target] = now_ns + RETRY_NS
+                return target
+        return None

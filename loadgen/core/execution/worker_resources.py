@@ -28,7 +28,7 @@ from loadgen.core.execution.body_prefetch import BodyPrefetch
 from loadgen.core.execution.plan import Job, Plan, Tuning
 from loadgen.core.execution.probing import client_options
 from loadgen.core.execution.process_memory import LARGEST_KEPT_BLOCK, set_largest_kept_block
-from loadgen.core.execution.request_headers import request_header_lines
+from loadgen.core.execution.request_headers import create_header_function
 from loadgen.core.execution.shard import CONNECTION_S, sleep_until_before_start
 from loadgen.core.results.manifest import Cluster
 from loadgen.core.results.record_log import RecordLog
@@ -148,7 +148,7 @@ async def open_resources(
                 unbuilt_slot_ids=unbuilt_slot_ids,
                 record_log=record_log,
                 redact=_create_redactor(job),
-                header_lines=request_header_lines(
+                header_lines=create_header_function(
                     job.workload, plan.requests, sends_slos=job.settings.slo_headers
                 ),
             )

@@ -482,18 +482,17 @@ def _server_timing_columns(completion: Completion, usage: Usage) -> dict[str, in
     They come from the timing fields in the response. The number of cached tokens is also part of
     the usage, which takes precedence. What the server does not report is left out.
     """
-    columns: dict[str, int | None] = {}
-    if completion.server_timing is not None:
-        timing = parse_server_timing(completion.server_timing)
-        columns = {
-            "cached_tokens": timing.cached_tokens,
-            "server_queue_ns": timing.queue_ns,
-            "server_prefill_ns": timing.prefill_ns,
-            "server_transfer_ns": timing.transfer_ns,
-            "server_decode_ns": timing.decode_ns,
-            "draft_tokens": timing.drafted_tokens,
-            "accepted_tokens": timing.accepted_tokens,
-        }
-    if usage.cached is not None:
-        columns["cached_tokens"] = usage.cached
+    if completion.server_timing is None:
+        # Most servers report at most the usage.
+        return {} if usage.cached is None else {"cached_tokens": usage.cached}
+    timing = parse_server_timing(completion.server_timing)
+    columns = {
+        "cached_tokens": timing.cached_tokens if usage.cached is None else usage.cached,
+        "server_queue_ns": timing.queue_ns,
+        "server_prefill_ns": timing.prefill_ns,
+        "server_transfer_ns": timing.transfer_ns,
+        "server_decode_ns": timing.decode_ns,
+        "draft_tokens": timing.drafted_tokens,
+        "accepted_tokens": timing.accepted_tokens,
+    }
     return {name: value for name, value in columns.items() if value is not None}
