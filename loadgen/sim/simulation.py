@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
+from enum import Enum, auto
 
 import numpy as np
 from numpy.typing import NDArray
@@ -87,6 +88,71 @@ class _Abandonments:
         self.planned = [entry for entry in self.planned if entry.request.state != DONE]
 
 
+class _Action(Enum):
+    """A scheduled action."""
+
+    CHANGE_REPLICAS = auto()
+    CHECK_LOAD = auto()
+    STOP_LOAD = auto()
+
+
+class _ScheduledActions:
+    """The actions that take place at certain times, and not because of a request.
+
+    Attributes:
+        changes: The changes of the number of replicas, in order of time.
+        checks: The repeated checks of the load.
+        stop_ns: When the load is stopped, or NEVER.
+        next_ns: The time of the next action, or NEVER.
+    """
+
+    def __init__(
+        self, changes: Sequence[ReplicaChange], checks: Sequence[InterimCheck], stop_ns: int
+    ) -> None:
+        """Schedule the actions of a run. The class describes the arguments."""
+        self.changes = deque(changes)
+        self.checks = [_ScheduledCheck(check, next_ns=check.every_ns) for check in checks]
+        self.stop_ns = stop_ns
+        self.update_next()
+
+    def update_next(self) -> None:
+        """Set `next_ns` after an action has been applied."""
+        self.next_ns = min(self._next_change_ns(), self.next_check_ns(), self.stop_ns)
+
+    def _next_change_ns(self) -> int:
+        """Return when the number of replicas changes next, or NEVER."""
+        return self.changes[0].at_ns if self.changes else NEVER
+
+    def next_check_ns(self) -> int:
+        """Return when the load is checked next, or NEVER."""
+        return min((scheduled.next_ns for scheduled in self.checks), default=NEVER)
+
+    def choose(self, next_event_ns: int, end_of_run_ns: int) -> _Action | None:
+        """Return the next action, or None if another event comes first.
+
+        At the same time, this order holds:
+
+        1. a change of the number of replicas
+        2. the next event: requests that are due, or the end of an iteration
+        3. the stop of the load
+        4. a check of the load
+
+        Args:
+            next_event_ns: The time of the next event, or NEVER, which is later than any time.
+            end_of_run_ns: The end of the run. The number of replicas does not change after it.
+        """
+        change_ns = self._next_change_ns()
+        check_ns = self.next_check_ns()
+        has_change = change_ns < NEVER and change_ns <= end_of_run_ns
+        if has_change and change_ns <= min(next_event_ns, self.stop_ns, check_ns):
+            return _Action.CHANGE_REPLICAS
+        if check_ns < min(next_event_ns, self.stop_ns):
+            return _Action.CHECK_LOAD
+        if self.stop_ns < next_event_ns:
+            return _Action.STOP_LOAD
+        return None
+
+
 class Simulation:
     """One simulated run. `run` simulates the whole load.
 
@@ -145,14 +211,9 @@ class Simulation:
         self._unfinished_sequences: dict[int, list[SimRequest]] = {}  # by non-generative request
         self._abandonments = _Abandonments(schedule)
 
-        # The scheduled actions.
-        self._changes = deque(changes)
-        self._checks = [_ScheduledCheck(check, next_ns=check.every_ns) for check in checks]
-        self._stop_ns = bounds.stop_ns
-        self._next_action_ns = self._find_next_action_ns()
-
-        # Limits of time. At the end of the run, requests in flight fail with this name of
-        # `record.KIND`.
+        # Actions and limits of time. At the end of the run, requests in flight fail with this name
+        # of `record.KIND`.
+        self._actions = _ScheduledActions(changes, checks, bounds.stop_ns)
         self._timeout_ns = bounds.timeout_ns
         self._drain_after_stop_ns = bounds.drain_after_stop_ns
         self._end_of_run_ns = bounds.end_ns(schedule.horizon_ns)
@@ -174,7 +235,7 @@ class Simulation:
             end_ns, replica_index = self._advance_to_next_event(self.replicas, quiet_until_ns)
             next_event_ns = due_ns if due_ns <= end_ns else end_ns
 
-            if self._next_action_ns <= next_event_ns:
+            if self._actions.next_ns <= next_event_ns:
                 has_acted = self._apply_scheduled_action(next_event_ns)
                 if has_acted:
                     continue
@@ -206,7 +267,7 @@ class Simulation:
         if self._abandonments.planned:
             return 0
         # Comparisons instead of `min`, because this runs once per event.
-        quiet_until_ns = self._next_action_ns
+        quiet_until_ns = self._actions.next_ns
         if due_ns < quiet_until_ns:
             quiet_until_ns = due_ns
         if self._end_of_run_ns < quiet_until_ns:
@@ -235,7 +296,7 @@ class Simulation:
         if has_idle_replica:
             until_ns = due_ns
         else:
-            until_ns = min(end_ns, self._end_of_run_ns, self._next_action_ns)
+            until_ns = min(end_ns, self._end_of_run_ns, self._actions.next_ns)
         for slot in self._dispatcher.take_due_slots(until_ns):
             if slot.drop_reason:
                 self.requests.add_unsent(slot.slot_id, slot.due_ns, slot.drop_reason)
@@ -471,53 +532,25 @@ class Simulation:
 
     # Scheduled actions: changes of replicas, checks and the stop of the load
 
-    def _find_next_action_ns(self) -> int:
-        """Return the time of the next scheduled action, or NEVER."""
-        return min(self._next_change_ns(), self._next_check_ns(), self._stop_ns)
-
-    def _next_change_ns(self) -> int:
-        """Return when the number of replicas changes next, or NEVER."""
-        return self._changes[0].at_ns if self._changes else NEVER
-
-    def _next_check_ns(self) -> int:
-        """Return when the load is checked next, or NEVER."""
-        return min((scheduled.next_ns for scheduled in self._checks), default=NEVER)
-
     def _apply_scheduled_action(self, next_event_ns: int) -> bool:
-        """Apply the next scheduled action, unless another event comes first.
+        """Apply the next scheduled action, and return whether there was one.
 
-        At the same time, this order holds:
-
-        1. a change of the number of replicas
-        2. the next event: requests that are due, or the end of an iteration
-        3. the stop of the load
-        4. a check of the load
-
-        Args:
-            next_event_ns: The time of the next event, or NEVER, which is later than any time.
-
-        Returns:
-            Whether an action was applied.
+        There is none if the next event, at `next_event_ns`, comes first. NEVER means that no event
+        follows, because all requests have ended.
         """
-        change_ns = self._next_change_ns()
-        check_ns = self._next_check_ns()
-        stop_ns = self._stop_ns
-        has_change = change_ns < NEVER and change_ns <= self._end_of_run_ns
-        is_change_first = has_change and change_ns <= min(next_event_ns, stop_ns, check_ns)
-        is_check_first = check_ns < min(next_event_ns, stop_ns)
-        is_stop_first = stop_ns < next_event_ns
-
-        if is_change_first:
-            self._change_replicas()
-        elif is_check_first and next_event_ns == NEVER:
-            self._checks.clear()  # all requests have ended, and nothing is left to check
-        elif is_check_first:
-            self._run_checks(check_ns)
-        elif is_stop_first:
-            self._stop_load()
-        else:
+        actions = self._actions
+        action = actions.choose(next_event_ns, self._end_of_run_ns)
+        if action is None:
             return False
-        self._next_action_ns = self._find_next_action_ns()
+        if action is _Action.CHANGE_REPLICAS:
+            self._change_replicas()
+        elif action is _Action.STOP_LOAD:
+            self._stop_load()
+        elif next_event_ns < NEVER:
+            self._run_checks(actions.next_check_ns())
+        else:
+            actions.checks.clear()  # nothing is left to check
+        actions.update_next()
         return True
 
     def _change_replicas(self) -> None:
@@ -526,8 +559,9 @@ class Simulation:
         A new replica has an empty cache. The requests in flight at a removed replica fail with a
         connection reset.
         """
-        change = self._changes.popleft()
-        for replica in self.replicas[self._serving_count : change.serving_count]:
+        change = self._actions.changes.popleft()
+        new_replicas = self.replicas[self._serving_count : change.serving_count]
+        for replica in new_replicas:
             replica.reset_cache()
         self._serving_count = change.serving_count
         for request in self._in_flight:
@@ -538,10 +572,11 @@ class Simulation:
     def _stop_load(self) -> None:
         """Start no more requests. Those in flight may end within the drain."""
         self._dispatcher.stop()
-        self._checks.clear()
-        self._end_of_run_ns = min(self._end_of_run_ns, self._stop_ns + self._drain_after_stop_ns)
+        self._actions.checks.clear()
+        end_of_drain_ns = self._actions.stop_ns + self._drain_after_stop_ns
+        self._end_of_run_ns = min(self._end_of_run_ns, end_of_drain_ns)
         self._failure_at_end_of_run = "interrupted"
-        self._stop_ns = NEVER
+        self._actions.stop_ns = NEVER
 
     def _run_checks(self, now_ns: int) -> None:
         """Run the checks that are due now. A check may end the load.
@@ -549,7 +584,7 @@ class Simulation:
         Each check gets the records of the requests that have ended since it ran last. If one of
         them returns True, the load stops now, and there are no more checks.
         """
-        for scheduled in self._checks:
+        for scheduled in self._actions.checks:
             if scheduled.next_ns != now_ns:
                 continue
             scheduled.next_ns += scheduled.check.every_ns
@@ -558,8 +593,8 @@ class Simulation:
             if scheduled.check.ends(now_ns, new_records):
                 self.is_ended_by_check = True
         if self.is_ended_by_check:
-            self._stop_ns = now_ns
-            self._checks.clear()
+            self._actions.stop_ns = now_ns
+            self._actions.checks.clear()
 
     def _build_records_since(self, seen_count: int) -> NDArray[np.void]:
         """Return the records of the ended requests that a check has not seen yet.

@@ -68,10 +68,10 @@ typedef struct Request {
     int state;
     int64_t *shared_blocks; /* indexes in BlockTable.blocks */
     Py_ssize_t shared_count, shared_capacity;
-    /* Neighbours in `Replica.waiting_queue` or, while the request decodes, in `Replica.decoding_queue`. Both
-     * queues own their requests. */
+    /* Neighbors in `Replica.waiting_queue` or, while the request decodes, in
+     * `Replica.decoding_queue`. Both queues own their requests. */
     struct Request *previous, *next;
-    /* Neighbours in a bucket of `Replica.buckets`. */
+    /* Neighbors in a bucket of `Replica.buckets`. */
     struct Request *bucket_previous, *bucket_next;
 } Request;
 
@@ -98,7 +98,7 @@ typedef struct {
 typedef struct {
     BlockHash hash;
     int64_t user_count;
-    int64_t older; /* the neighbours in the list of unused blocks, or NO_BLOCK */
+    int64_t older; /* the neighbors in the list of unused blocks, or NO_BLOCK */
     union {
         int64_t newer;
         int64_t next_free; /* the next entry in the list of free entries, or NO_BLOCK */
