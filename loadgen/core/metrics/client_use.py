@@ -45,7 +45,7 @@ def summarize_client_use(
     window: Window,
     workers: int,
 ) -> ClientUse:
-    """Return the CPU time and the peak memory of all workers, and the largest use of one core.
+    """Return the CPU time and the memory that the load generator itself used.
 
     Values that follow from samples are None without any.
 
@@ -55,20 +55,13 @@ def summarize_client_use(
         window: The measurement window.
         workers: The number of workers.
     """
-    cpu_s_by_worker: dict[int, float] = {}
-    peak_rss_by_worker: dict[int, int] = {}
-    for sample in samples:
-        worker = sample.worker
-        cpu_s_by_worker[worker] = max(cpu_s_by_worker.get(worker, 0.0), sample.cpu_s)
-        peak_rss = max(peak_rss_by_worker.get(worker, 0), sample.peak_rss_bytes)
-        peak_rss_by_worker[worker] = peak_rss
     busiest = worst_second(samples, window, "cpu_share")
     most_delayed = worst_second(samples, window, "waited_share")
     first_tokens = accumulator.sum("with_first_token")
     kernel_timestamps = accumulator.sum("kernel_timestamps")
     return ClientUse(
-        cpu_s=sum(cpu_s_by_worker.values()) if samples else None,
-        peak_rss_bytes=sum(peak_rss_by_worker.values()) if samples else None,
+        cpu_s=_total_cpu_s(samples),
+        peak_rss_bytes=_total_peak_rss_bytes(samples),
         workers=workers,
         cpu_share_max=None if busiest is None else busiest.cpu_share,
         waited_share_max=None if most_delayed is None else most_delayed.waited_share,
@@ -76,10 +69,41 @@ def summarize_client_use(
     )
 
 
+def _total_cpu_s(samples: Sequence[WorkerSample]) -> float | None:
+    """Return the CPU time of all workers, None without samples.
+
+    A sample has the CPU time of its worker up to then, so the largest one counts.
+    """
+    cpu_s_of_worker: dict[int, float] = {}
+    for sample in samples:
+        previous_cpu_s = cpu_s_of_worker.get(sample.worker, 0.0)
+        cpu_s_of_worker[sample.worker] = max(previous_cpu_s, sample.cpu_s)
+    return sum(cpu_s_of_worker.values()) if samples else None
+
+
+def _total_peak_rss_bytes(samples: Sequence[WorkerSample]) -> int | None:
+    """Return the sum of the largest resident memory of each worker, None without samples."""
+    peak_of_worker: dict[int, int] = {}
+    for sample in samples:
+        previous_peak = peak_of_worker.get(sample.worker, 0)
+        peak_of_worker[sample.worker] = max(previous_peak, sample.peak_rss_bytes)
+    return sum(peak_of_worker.values()) if samples else None
+
+
 def worst_second(
     samples: Sequence[WorkerSample], window: Window, share: ShareField
 ) -> WorkerSample | None:
-    """Return the full second in the measurement window with the largest share, None without one."""
+    """Return the second of the measurement window in which a worker had the largest share.
+
+    Args:
+        samples: The samples that each worker took of itself.
+        window: The measurement window.
+        share: Which share of the second: that in which the worker used its core, waited for a core,
+            or wrote records.
+
+    Returns:
+        The sample of that second, None if there is no sample over a full second.
+    """
     full_seconds = full_seconds_within(samples, window)
     return max(full_seconds, key=lambda sample: getattr(sample, share) or 0.0, default=None)
 
@@ -88,10 +112,11 @@ def full_seconds_within(samples: Sequence[WorkerSample], window: Window) -> list
     """Return the samples over a full second that lie in the measurement window."""
     if window.start_s is None or window.end_s is None:
         return []
-    return [
-        sample
-        for sample in samples
-        if sample.span_s >= FULL_SECOND_S
-        and sample.t_s - sample.span_s >= window.start_s
-        and sample.t_s <= window.end_s
-    ]
+    full_seconds = []
+    for sample in samples:
+        is_full_second = sample.span_s >= FULL_SECOND_S
+        begins_in_window = sample.t_s - sample.span_s >= window.start_s
+        ends_in_window = sample.t_s <= window.end_s
+        if is_full_second and begins_in_window and ends_in_window:
+            full_seconds.append(sample)
+    return full_seconds

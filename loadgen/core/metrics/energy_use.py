@@ -18,24 +18,33 @@ if TYPE_CHECKING:
 
 
 def summarize_energy(samples: Sequence[MetricSample], summary: Summary) -> EnergyUse | None:
-    """Return the energy of the steady window with its tokens and requests.
+    """Return the energy that the accelerators used in the steady state, per token and per request.
 
     Returns None if no metrics page of the hardware was read.
+
+    Args:
+        samples: The samples of the metrics pages.
+        summary: The summary of the run.
     """
     steady = summary.window.steady
-    used = energy.measure_energy(samples, steady.start_s, steady.end_s)
-    if used is None:
+    energy_use = energy.measure_energy(samples, steady.start_s, steady.end_s)
+    if energy_use is None:
         return None
+    watts = energy_use.watts
     tokens_per_s = summary.tokens.steady_output_per_s
+    requests_per_s = summary.load.steady_completed_rps
     return msgspec.structs.replace(
-        used,
+        energy_use,
         declared_watts=_declared_watts(summary),
-        joules_per_output_token=_joules_per(used.watts, tokens_per_s),
-        joules_per_request=_joules_per(used.watts, summary.load.steady_completed_rps),
-        output_tokens_per_s_per_watt=tokens_per_s / used.watts
-        if used.watts and tokens_per_s
-        else None,
+        joules_per_output_token=_joules_per(watts, tokens_per_s),
+        joules_per_request=_joules_per(watts, requests_per_s),
+        output_tokens_per_s_per_watt=_rate_per_watt(tokens_per_s, watts),
     )
+
+
+def _rate_per_watt(rate_per_s: float | None, watts: float | None) -> float | None:
+    """Return a rate divided by the power, or None if either is 0 or not known."""
+    return rate_per_s / watts if rate_per_s and watts else None
 
 
 def _joules_per(watts: float | None, rate_per_s: float | None) -> float | None:
@@ -44,11 +53,16 @@ def _joules_per(watts: float | None, rate_per_s: float | None) -> float | None:
 
 
 def _declared_watts(summary: Summary) -> float | None:
-    """Return the power limit of all accelerators as `--system` declares it, None if it does not."""
+    """Return the power limit of all accelerators that the user declared with `--system`.
+
+    Returns None unless both the limit of one accelerator and their number are known.
+    """
     metadata = summary.run.metadata
     limit_w = metadata.get(f"{SYSTEM}accelerator.power_limit_w", "")
-    gpus = summary.target.gpus or _declared_gpus(metadata)
-    return float(limit_w) * gpus if limit_w.isdigit() and gpus else None
+    accelerators = summary.target.gpus or _declared_gpus(metadata)
+    if not limit_w.isdigit() or not accelerators:
+        return None
+    return float(limit_w) * accelerators
 
 
 def _declared_gpus(metadata: dict[str, str]) -> int | None:

@@ -34,7 +34,7 @@ from loadgen.core.metrics.step_times import measure_step_times
 from loadgen.core.metrics.summary import SCHEMA, RunFacts, Summary
 from loadgen.core.metrics.sustainable import Sustainable, judge_load
 from loadgen.core.metrics.task_summary import summarize_tasks
-from loadgen.core.metrics.timing_evidence import TimingEvidence, is_local, is_read_promptly
+from loadgen.core.metrics.timing_evidence import TimingEvidence, are_events_read_promptly, is_local
 from loadgen.core.metrics.token_usage import (
     output_tokens_over_time,
     prompt_count_difference,
@@ -256,12 +256,12 @@ def _collect_timing_evidence(
     """
     # Without timestamps of the kernel, the receive delay is 0 and proves nothing.
     has_kernel_timestamps = measured.sum("kernel_timestamps") > 0
-    are_events_read_promptly = has_kernel_timestamps and is_read_promptly(
+    is_prompt = has_kernel_timestamps and are_events_read_promptly(
         distributions["client_lag"], distributions["event_error"]
     )
     return TimingEvidence(
         unsure_share=events.unsure_share,
-        is_read_promptly=are_events_read_promptly,
+        is_read_promptly=is_prompt,
         is_local=is_local(data.manifest),
         samples=data.worker_samples,
         window=window,

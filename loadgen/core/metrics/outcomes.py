@@ -24,21 +24,23 @@ if TYPE_CHECKING:
 
 
 def is_over_when_cut(columns: Columns, term: Term) -> NDArray[np.bool_]:
-    """Return which unfinished requests would have exceeded the limit of a term in any case.
+    """Return which unfinished requests had exceeded the limit of a term when they were cut.
 
     When the end of the drain cuts a request, its value of a metric is not known, but often a lower
-    bound of it is: a request without a first token after 5 s has a TTFT of more than 5 s.
-    `MetricDefinition.least` computes that bound. No request is over the limit if the metric has no
-    such bound, as metrics of pooled gaps.
+    bound of it is: a request without a first token after 5 s has a TTFT of more than 5 s. If a
+    metric has no such bound, as that of gaps between all events, no request is known to be over.
     """
     was_cut = columns.where(UNFINISHED) & (columns["sent_ns"] >= 0)
     definition = METRICS.get(term.metric)
     if definition is None or definition.least is None or not was_cut.any():
         return np.zeros(len(columns), bool)
-    lower_bounds = METRICS.guard(definition, definition.least)(columns)
-    is_over: NDArray[np.bool_] = was_cut & (lower_bounds > term.limit_ns)
-    # A request that asks for no output has no value of a metric of output.
-    return is_over & ~columns.request_no_output if definition.needs else is_over
+    # An error in a metric of another package is reported as an error of that package.
+    compute_lower_bounds = METRICS.guard(definition, definition.least)
+    is_over: NDArray[np.bool_] = was_cut & (compute_lower_bounds(columns) > term.limit_ns)
+    needs_output = bool(definition.needs)
+    if needs_output:
+        is_over &= ~columns.request_no_output
+    return is_over
 
 
 def is_counted(columns: Columns, slo: Slo | None) -> NDArray[np.bool_]:
@@ -57,7 +59,12 @@ def is_counted(columns: Columns, slo: Slo | None) -> NDArray[np.bool_]:
 
 
 def is_undecided(unfinished: int, not_cancelled: int) -> bool:
-    """Return True if more requests are unfinished than leave an SLO term decided."""
+    """Return True if so many requests are unfinished that they could decide an SLO.
+
+    Args:
+        unfinished: The number of unfinished requests.
+        not_cancelled: The number of all requests but cancelled ones.
+    """
     return unfinished > UNFINISHED_SHARE * not_cancelled
 
 
@@ -68,13 +75,9 @@ def meets_slo(
 ) -> NDArray[np.bool_]:
     """Return which requests are good: ok, and within the limit of every term on single requests.
 
-    A request without a value misses a term, with two exceptions: a response that is too short to
-    have a TPOT does not miss a term on TPOT, and a request that asks for no output misses no term
-    on output. Terms on the gaps of all requests together judge no single request.
-
     Args:
         columns: The requests.
-        slo: The SLO.
+        slo: The SLO. Its terms on the gaps of all requests together judge no single request.
         replaced_values: Values of some metrics to use instead of the measured ones, such as bounds
             of uncertain values.
     """
@@ -83,15 +86,29 @@ def meets_slo(
     for term in slo.terms:
         if not per_request(term.metric):
             continue
-        if term.metric in replaced_values:
-            values = replaced_values[term.metric]
-        else:
+        values = replaced_values.get(term.metric)
+        if values is None:
             values = columns.measure(term.metric)
-        is_undefined = values == UNDEFINED
-        is_within = ~is_undefined & (values <= term.limit_ns)
-        may_be_undefined = columns.request_no_output | (needs(term.metric) == "tokens")
-        is_good = is_good & (is_within | (is_undefined & may_be_undefined))
+        is_good = is_good & _meets_term(columns, term, values)
     return is_good
+
+
+def _meets_term(columns: Columns, term: Term, values: NDArray[np.int64]) -> NDArray[np.bool_]:
+    """Return which requests are within the limit of a term, or need no value of its metric.
+
+    A request without a value misses the term, with two exceptions: a response that is too short to
+    have a value of a metric of tokens, such as TPOT, and a request that asks for no output.
+
+    Args:
+        columns: The requests.
+        term: The term.
+        values: The value of each request, UNDEFINED for one without a value.
+    """
+    is_undefined = values == UNDEFINED
+    is_metric_of_tokens = needs(term.metric) == "tokens"
+    needs_no_value = is_undefined & (is_metric_of_tokens | columns.request_no_output)
+    is_met: NDArray[np.bool_] = needs_no_value | (~is_undefined & (values <= term.limit_ns))
+    return is_met
 
 
 # -- lower bounds of the metrics of unfinished requests --------------------------------------------
@@ -150,21 +167,23 @@ def least_max_gap(columns: Columns) -> NDArray[np.int64]:
 def _least_per_token(
     columns: Columns, excluded_tokens: NDArray[np.int64] | int
 ) -> NDArray[np.int64]:
-    """Return a lower bound of the time per output token of unfinished requests.
+    """Return a lower bound of the time per output token of unfinished requests, in ns.
 
     It is the time from the first token to the end or the cut, divided by the most tokens that the
-    response could have had: the requested ones. It is 0 where no first token had come.
+    response could have: the requested ones. It is 0 if no first token had come, or if no number of
+    tokens was requested.
 
     Args:
         columns: The requests.
-        excluded_tokens: How many tokens the metric does not divide by, such as those of the first
-            event.
+        excluded_tokens: How many tokens the metric leaves out of its divisor. TPOT, for example,
+            leaves out those of the first event.
     """
     first_token_ns = columns["first_token_ns"]
-    divisor = columns["asked_output"].astype(np.int64) - excluded_tokens
-    per_token = (_end_or_cut_ns(columns) - first_token_ns) // np.maximum(divisor, 1)
-    is_known = (first_token_ns >= 0) & (divisor > 0)
-    values: NDArray[np.int64] = np.where(is_known, per_token, 0)
+    elapsed_ns = _end_or_cut_ns(columns) - first_token_ns
+    most_tokens = columns["asked_output"].astype(np.int64) - excluded_tokens
+    per_token_ns = elapsed_ns // np.maximum(most_tokens, 1)
+    is_known = (first_token_ns >= 0) & (most_tokens > 0)
+    values: NDArray[np.int64] = np.where(is_known, per_token_ns, 0)
     return values
 
 

@@ -314,21 +314,29 @@ def format_reason(
 ) -> str:
     """Return the sentence of a reason.
 
+    The sentence is the code itself if there is no sentence for it, as for a code of a newer
+    version, or if the values do not fit the sentence, as in a damaged file.
+
     Args:
         reason: The code with its values.
         sentences: The sentences by code; SENTENCES if None.
         formats: The formats that the sentences use; FORMATS if None.
-
-    Returns:
-        The sentence. It is the code itself if there is no sentence for it, as for a code of a newer
-        version, or if the values do not fit the sentence, as in a damaged file.
     """
-    sentence = (SENTENCES if sentences is None else sentences).get(reason.code, reason.code)
-    formatter = _ReasonFormatter(reason.values, FORMATS if formats is None else formats)
-    try:
-        return formatter.vformat(sentence, (), reason.values)
-    except (LookupError, ValueError, TypeError, AttributeError, OverflowError):
+    if sentences is None:
+        sentences = SENTENCES
+    if formats is None:
+        formats = FORMATS
+    sentence = sentences.get(reason.code)
+    if sentence is None:
         return reason.code
+    try:
+        return _ReasonFormatter(reason.values, formats).format_sentence(sentence)
+    except _MISFIT_ERRORS:
+        return reason.code
+
+
+_MISFIT_ERRORS = (LookupError, ValueError, TypeError, AttributeError, OverflowError)
+"""What formatting a sentence raises if a value is missing or has another type than it expects."""
 
 
 def make_note(code: str, values: dict[str, Any] | None) -> dict[str, ReasonCode]:
@@ -340,26 +348,34 @@ def make_note(code: str, values: dict[str, Any] | None) -> dict[str, ReasonCode]
 
 
 class _ReasonFormatter(string.Formatter):
-    """Formats the sentence of a reason.
+    """Formats the sentence of a reason, with the values of the reason in its placeholders.
 
-    Beside the format specifications of Python it knows those of a table, `{n:body was|bodies were}`
-    for a number of things, and `{name:part}` for a part of a sentence, which may use all values.
+    The text after the colon of a placeholder says how its value is formatted. Beside the format
+    specifications of Python, such as `{value_ms:.3g}`, there are these:
+
+    - `{share:share}`, and other names in the table of formats: what that function returns.
+    - `{requests:request|requests}`: the number with its noun in singular or plural.
+    - `{remedy:part}`: the part of a sentence with this name in `_PARTS`, which may have
+      placeholders of its own.
     """
 
     def __init__(self, values: dict[str, Any], formats: Formats) -> None:
         self._values = values
         self._formats = formats
 
-    def format_field(self, value: Any, format_spec: str) -> str:
-        """Return a value as the text after the colon of its placeholder says.
+    def format_sentence(self, sentence: str) -> str:
+        """Return a sentence, or a part of one, with the values of the reason."""
+        return self.vformat(sentence, (), self._values)
 
-        - `{remedy:part}`: the part of a sentence of that name in `_PARTS`.
-        - `{requests:request|requests}`: a number with its noun in singular or plural.
-        - `{share:share}` and other names in the table of formats: what that function returns.
-        - Anything else is a format specification of Python, such as `{value_ms:.3g}`.
+    def format_field(self, value: Any, format_spec: str) -> str:
+        """Return a value as text. `string.Formatter` calls this method for each placeholder.
+
+        Args:
+            value: The value of the placeholder.
+            format_spec: The text after its colon.
         """
         if format_spec == "part":
-            return self.vformat(_PARTS[value], (), self._values)
+            return self.format_sentence(_PARTS[value])
         if "|" in format_spec:
             singular, plural = format_spec.split("|")
             return format.counted(value, singular, plural)

@@ -9,7 +9,6 @@ import numpy as np
 
 from loadgen.core.limits import STALL_NS
 from loadgen.core.metrics.accumulator import FINISH_PREFIX
-from loadgen.core.results.record import STATUSES
 from loadgen.core.stats.quantiles import milliseconds
 
 if TYPE_CHECKING:
@@ -83,13 +82,14 @@ class RequestCounts(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def dropped_share(self) -> float:
-        """The share of the requests that the client dropped at the limit of requests in flight.
+        """The share of the requests that the client did not send because too many were in flight.
 
-        It is 0 if each dropped request followed a turn of its conversation that failed, because
-        such a request could not be sent anyway.
+        A request of a conversation is not sent either if its previous turn failed. It is not the
+        client that prevents it. If all dropped requests are of this kind, the share is 0.
         """
         not_cancelled = self.scheduled - self.cancelled
-        if not not_cancelled or self.dropped <= self._count_of_error("previous_turn_failed"):
+        dropped_after_failed_turn = self._count_of_error("previous_turn_failed")
+        if not_cancelled == 0 or self.dropped <= dropped_after_failed_turn:
             return 0.0
         return self.dropped / not_cancelled
 
@@ -120,6 +120,22 @@ def count_requests(accumulator: MetricAccumulator, unrecorded: int) -> RequestCo
         accumulator: The requests that have a record.
         unrecorded: The number of requests without a record, which count as lost.
     """
+    return RequestCounts(
+        scheduled=accumulator.sum("recorded") + unrecorded,
+        ok=accumulator.sum("ok"),
+        failed=accumulator.sum("failed"),
+        dropped=accumulator.sum("dropped"),
+        cancelled=accumulator.sum("cancelled"),
+        unfinished=accumulator.sum("unfinished"),
+        lost=accumulator.sum("lost") + unrecorded,
+        resent=accumulator.sum("resent"),
+        by_error=_count_errors(accumulator, unrecorded),
+        by_finish=accumulator.sums_with_prefix(FINISH_PREFIX),
+    )
+
+
+def _count_errors(accumulator: MetricAccumulator, unrecorded: int) -> dict[str, ErrorKind]:
+    """Return the number of failures of each kind, the most frequent first."""
     errors = {
         kind: ErrorKind(count=failures.requests, first_text=failures.text)
         for kind, failures in accumulator.failures.items()
@@ -127,15 +143,8 @@ def count_requests(accumulator: MetricAccumulator, unrecorded: int) -> RequestCo
     if unrecorded:
         text = "planned or sent, but its record is missing"
         errors["no_record"] = ErrorKind(count=unrecorded, first_text=text)
-    counts = {name: accumulator.sum(name) for name in (*STATUSES, "resent")}
-    counts["lost"] += unrecorded
     most_frequent_first = sorted(errors.items(), key=lambda item: (-item[1].count, item[0]))
-    return RequestCounts(
-        scheduled=accumulator.sum("recorded") + unrecorded,
-        **counts,
-        by_error=dict(most_frequent_first),
-        by_finish=accumulator.sums_with_prefix(FINISH_PREFIX),
-    )
+    return dict(most_frequent_first)
 
 
 def count_stalls(accumulator: MetricAccumulator) -> Stalls:
@@ -148,24 +157,30 @@ def count_stalls(accumulator: MetricAccumulator) -> Stalls:
 
 
 def count_repeated_prompts(accumulator: MetricAccumulator) -> int:
-    """Return the number of requests with a prompt that an earlier request had sent already."""
-    numbers = [columns["request"][columns["sent_ns"] >= 0] for columns in accumulator.columns]
-    sent_numbers = np.concatenate([np.zeros(0, np.int64), *numbers])
+    """Return the number of requests with a prompt that an earlier request had sent already.
+
+    Requests with the same number have the same prompt.
+    """
+    numbers_of_stages = [np.zeros(0, np.int64)]  # `concatenate` needs at least one array
+    for columns in accumulator.columns:
+        was_sent = columns["sent_ns"] >= 0
+        numbers_of_stages.append(columns["request"][was_sent])
+    sent_numbers = np.concatenate(numbers_of_stages)
     return len(sent_numbers) - _count_distinct(sent_numbers)
 
 
 def _count_distinct(numbers: NDArray[np.int64]) -> int:
-    """Return how many different numbers there are.
+    """Return how many different numbers there are: 2 for 7, 9 and 7.
 
-    Numbers that lie close together are marked in a table, which is faster than the sort by which
-    `numpy.unique` finds them. A table that would be much larger than the numbers is not made.
+    Numbers that lie close together are marked in a table with an entry for each possible number,
+    which is faster than the sort of `numpy.unique`. Numbers whose table would be large are sorted.
     """
     if not len(numbers):
         return 0
     lowest = int(numbers.min())
-    span = int(numbers.max()) - lowest
-    if span >= NUMBERS_PER_REQUEST * len(numbers) + EXTRA_NUMBERS:
+    number_range = int(numbers.max()) - lowest
+    if number_range >= NUMBERS_PER_REQUEST * len(numbers) + EXTRA_NUMBERS:
         return len(np.unique(numbers))
-    is_present = np.zeros(span + 1, bool)
+    is_present = np.zeros(number_range + 1, bool)
     is_present[numbers - lowest] = True
     return int(np.count_nonzero(is_present))

@@ -115,13 +115,13 @@ class RunEvidence:
 
     @property
     def has_wrong_prompt_lengths(self) -> bool:
-        """Whether generated prompts are not as long as requested, by the server's count.
+        """Whether the server counts much longer or shorter prompts than were requested.
 
-        Without the size of the chat template it is not known, because the difference may be the
-        template.
+        The client generates prompts of the requested length in tokens. The server also counts the
+        tokens of the chat template. If their number is not known, it may explain the difference.
         """
-        difference = self.inputs.prompt_count_difference
-        if difference is None or self.manifest.template_tokens is None:
+        difference_share = self.inputs.prompt_count_difference
+        if difference_share is None or self.manifest.template_tokens is None:
             return False
         are_generated = self.manifest.prompt_lengths_requested or self.manifest.random_words
-        return are_generated and abs(difference) > limits.PROMPT_LENGTHS
+        return are_generated and abs(difference_share) > limits.PROMPT_LENGTHS

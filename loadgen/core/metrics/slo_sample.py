@@ -72,17 +72,17 @@ class SloSample:
         return is_undecided(self.accumulator.sum("unfinished"), self.not_cancelled)
 
     def count_without_tpot(self, term: Term) -> int:
-        """Return how many responses lack a TPOT though they have enough tokens for one.
+        """Return how many responses a term on TPOT leaves out because they lack a TPOT.
 
-        TPOT is the time from the first to the last token, divided by the tokens after the first.
-        Their output came at one instant, or had no text, so that there is no time to divide. They
-        are left out of a term on TPOT. Returns 0 for other terms, and if they are too few to
-        matter.
+        TPOT is the time from the first to the last token, divided by the tokens after the first
+        event. A response with several tokens lacks it if all of them came at one instant, or in no
+        event with text. Returns 0 for terms on other metrics, and if only a share of up to
+        NO_SPAN_SHARE of the ok responses lacks it, which can be neglected.
         """
         if term.metric != "tpot":
             return 0
         came_at_one_instant = self.accumulator.sum("tpot_no_span")
-        without_text = self.accumulator.sum("tpot_no_output")
-        responses = came_at_one_instant + without_text
-        has_too_many = responses > NO_SPAN_SHARE * self.accumulator.sum("ok")
-        return responses if has_too_many else 0
+        came_without_text = self.accumulator.sum("tpot_no_output")
+        responses = came_at_one_instant + came_without_text
+        is_negligible = responses <= NO_SPAN_SHARE * self.accumulator.sum("ok")
+        return 0 if is_negligible else responses

@@ -38,7 +38,12 @@ class StopRuleMonitor:
         self.breach: ReasonCode | None = None
 
     def check(self, now_ns: int, ended: NDArray[np.void]) -> bool:
-        """Return whether a rule is broken now; `ended` are the records since the last check."""
+        """Return whether a rule is broken now.
+
+        Args:
+            now_ns: The time since the start of the run.
+            ended: The records of the requests that ended since the last check.
+        """
         is_recent = self._recent["done_ns"] > now_ns - WINDOW_NS
         self._recent = concatenate_rows((select_rows(self._recent, is_recent), ended))
         self.breach = find_breach(self._rules, self._recent, now_ns)
@@ -50,12 +55,13 @@ def find_breach(
 ) -> ReasonCode | None:
     """Return the reason to stop a run early, or None if no rule of `--stop-when` is broken.
 
-    A rule limits the error rate or a latency of the requests that ended in the last WINDOW_NS. As
-    with an SLO, a failed request is over every limit. The first rule that is broken is reported.
+    A rule limits the error rate, or a quantile of a latency, of the requests that ended in the last
+    WINDOW_NS. A failed request counts as over the limit of a latency. If several rules are broken,
+    the first one is reported.
 
     Args:
         rules: The rules.
-        rows: Records, of which those outside of the window are ignored.
+        rows: Records of requests, which may have ended before the window or after it.
         now_ns: The end of the window.
     """
     done_ns = rows["done_ns"]

@@ -203,14 +203,16 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
         if metric in self.unsound:
             return self.unsound[metric]
         withheld = self.withheld.get(metric)
-        return withheld.why if withheld is not None and statistic in withheld.ranges else ""
+        if withheld is None or statistic not in withheld.ranges:
+            return ""
+        return withheld.reason
 
     def metrics_without(self, statistic: str) -> set[str]:
-        """Return the metrics of which a statistic is withheld."""
-        partly_withheld = {
+        """Return the metrics of which a statistic (`p99`, `mean`) is withheld."""
+        uncertain_metrics = {
             metric for metric, withheld in self.withheld.items() if statistic in withheld.ranges
         }
-        return set(self.unsound) | partly_withheld
+        return set(self.unsound) | uncertain_metrics
 
 
 class NamedSummary(NamedTuple):
@@ -221,16 +223,17 @@ class NamedSummary(NamedTuple):
 
 
 def exit_code(summary: Summary, *, strict: bool = False, reported: bool = False) -> int:
-    """Return the exit code of a run: 130 interrupted, else 3 not valid, else 1 SLO missed, else 0.
+    """Return the exit code of a run.
 
-    With `strict` an SLO that the run does not decide is 4, also if its percentile rests on too few
-    samples to be supported.
-
-    A run without an SLO ends with 1 if its error rate is above the limit `failure_share`.
+    - 130: the run was interrupted.
+    - 3: the measurement is not valid.
+    - 1: the SLO is missed or, if there is no SLO, too many requests failed.
+    - 4: the run does not decide the SLO, and `strict` is set.
+    - 0: otherwise.
 
     Args:
         summary: The run.
-        strict: Whether an SLO that the run cannot decide is 4.
+        strict: Whether a run that does not decide its SLO has an exit code of its own.
         reported: Whether this is the exit code of a report, which does not end with 130.
     """
     if summary.run.state == "interrupted" and not reported:
@@ -239,18 +242,21 @@ def exit_code(summary: Summary, *, strict: bool = False, reported: bool = False)
         return codes.UNSOUND
     if summary.goodput.met is False or fails_by_errors(summary):
         return codes.SLO_MISSED
-    return codes.INCONCLUSIVE if strict and is_inconclusive(summary) else codes.OK
+    if strict and is_inconclusive(summary):
+        return codes.INCONCLUSIVE
+    return codes.OK
 
 
 def is_inconclusive(summary: Summary) -> bool:
-    """Return whether a run does not decide its SLO, or decides a term on too few samples.
+    """Return True if a run does not decide its SLO, or decides a term of it on too few samples.
 
-    The terms of request classes with their own SLOs count too.
+    The terms of request classes with SLOs of their own count too.
     """
-    judged = [summary.goodput, *(part.goodput for part in summary.classes)]
-    return summary.goodput.undecided or any(
-        not term.supported for goodput in judged for term in goodput.slo
-    )
+    if summary.goodput.undecided:
+        return True
+    goodputs = [summary.goodput, *(part.goodput for part in summary.classes)]
+    terms = [term for goodput in goodputs for term in goodput.slo]
+    return any(not term.supported for term in terms)
 
 
 def fails_by_errors(summary: Summary) -> bool:

@@ -58,34 +58,32 @@ def find_remedy(
 
     The value "remedy" selects a sentence that says what to do. The causes, in order of precedence:
 
-    1. "disk": a worker spent more of a second writing records than waiting for a core.
-    2. "shared_host": client and server share a host, so that the server keeps the client waiting.
-    3. "other_processes": a worker waited for a core, which other processes used.
-    4. "host": no worker was busy, so something else on the host delayed them.
-    5. "lower_load": the workers were busy with the load itself.
-
-    Args:
-        samples: The samples that each worker took of itself.
-        window: The measurement window.
-        is_local: Whether client and server share a host.
+    - "disk": a worker spent more of a second writing records than waiting for a core.
+    - "shared_host": client and server share a host, so that the server keeps the client waiting.
+    - "other_processes": a worker waited for a core, which other processes used.
+    - "host": no worker was busy, so something else on the host delayed them.
+    - "lower_load": the workers were busy with the load itself.
     """
     most_delayed = worst_second(samples, window, "waited_share")
     most_writing = worst_second(samples, window, "write_share")
     busiest = worst_second(samples, window, "cpu_share")
-    waited_share = 0.0 if most_delayed is None else most_delayed.waited_share or 0.0
-    write_share = 0.0 if most_writing is None else most_writing.write_share
-    if most_writing is not None and write_share > max(MIN_WAITED_SHARE, waited_share):
+    if most_delayed is None or most_writing is None or busiest is None:
+        # No worker was sampled over a full second, so nothing is known of the workers.
+        return {"remedy": "shared_host" if is_local else "lower_load"}
+    waited_share = most_delayed.waited_share or 0.0
+    write_share = most_writing.write_share
+    if write_share > max(MIN_WAITED_SHARE, waited_share):
         return {"remedy": "disk", "write_share": write_share, "at_s": most_writing.t_s}
     if is_local:
         return {"remedy": "shared_host"}
-    if most_delayed is not None and waited_share > MIN_WAITED_SHARE:
+    if waited_share > MIN_WAITED_SHARE:
         return {
             "remedy": "other_processes",
             "worker": most_delayed.worker,
             "waited_share": waited_share,
             "at_s": most_delayed.t_s,
         }
-    if busiest is not None and busiest.cpu_share < MAX_IDLE_CPU_SHARE:
+    if busiest.cpu_share < MAX_IDLE_CPU_SHARE:
         return {"remedy": "host", "cpu_share": busiest.cpu_share}
     return {"remedy": "lower_load"}
 
@@ -95,56 +93,58 @@ def explain_withheld(
 ) -> dict[str, WithheldStatistics]:
     """Return the withheld statistics of each metric with the reason, as a sentence.
 
-    The reason is uncertain timestamps, and for TPOT possibly the unknown number of tokens in the
-    first event of a response, by which TPOT is divided.
+    They are too uncertain because timestamps are. TPOT may be uncertain for another reason: it is
+    divided by the tokens after the first event of a response, and the number of tokens in the first
+    event may not be known.
 
     Args:
         ranges: For each metric, the withheld statistics with their ranges.
         evidence: What is known of the cause of uncertain timestamps.
-        is_first_event_to_blame: Whether TPOT would be shown if the tokens of first events were
-            known.
+        is_first_event_to_blame: Whether that number alone makes TPOT too uncertain.
     """
-    timing_text = explain_uncertain_times(evidence)
+    timing_reason = explain_uncertain_times(evidence)
     withheld = {
-        metric: WithheldStatistics(ranges=metric_ranges, why=timing_text)
+        metric: WithheldStatistics(ranges=metric_ranges, reason=timing_reason)
         for metric, metric_ranges in ranges.items()
     }
     if is_first_event_to_blame and "tpot" in ranges:
-        text = format_reason(ReasonCode(code="first_event_uncertain"))
-        withheld["tpot"] = WithheldStatistics(ranges=ranges["tpot"], why=text)
+        tpot_reason = format_reason(ReasonCode(code="first_event_uncertain"))
+        withheld["tpot"] = WithheldStatistics(ranges=ranges["tpot"], reason=tpot_reason)
     return withheld
 
 
 def explain_uncertain_times(evidence: TimingEvidence) -> str:
     """Return why timestamps are uncertain and what to do about it, as a sentence.
 
-    If most events came with others in one read, and the client read them promptly, a proxy or the
-    server holds events back. Otherwise the client was late.
+    Either a proxy or the server holds events back and sends several at once, or the client was late
+    and read several at once.
     """
-    share = evidence.unsure_share
-    if share is not None and share > MIN_HELD_BACK_SHARE and evidence.is_read_promptly:
-        remedy: dict[str, Any] = {"remedy": "held_back"}
+    late_share = evidence.unsure_share
+    come_mostly_together = late_share is not None and late_share > MIN_HELD_BACK_SHARE
+    if come_mostly_together and evidence.is_read_promptly:
+        cause: dict[str, Any] = {"remedy": "held_back"}
     else:
-        remedy = find_remedy(evidence.samples, evidence.window, is_local=evidence.is_local)
-    values = {"unsure_share": share, **remedy}
+        cause = find_remedy(evidence.samples, evidence.window, is_local=evidence.is_local)
+    values = {"unsure_share": late_share, **cause}
     return format_reason(ReasonCode(code="times_uncertain", values=values))
 
 
-def is_read_promptly(client_lag: Distribution, event_error: Distribution) -> bool:
-    """Return True if the client read events much sooner than their timestamps are uncertain.
+def are_events_read_promptly(client_lag: Distribution, event_error: Distribution) -> bool:
+    """Return True if the client read events soon after they had arrived at its host.
 
-    An event that was read together with later ones has an uncertain timestamp. If the client read
-    it promptly, the events arrived together, and the client did not cause the uncertainty.
+    Events that are read together have uncertain timestamps, because only the last of them is known
+    to have just arrived. If the delay of reading is a small part of that uncertainty, the events
+    arrived together, and the client did not cause the uncertainty.
 
     Args:
         client_lag: The time from the arrival of a packet at the kernel until the client read it.
         event_error: The uncertainty of the timestamps of output events.
     """
-    lag = deciding_quantile(client_lag)
-    error = deciding_quantile(event_error)
-    if lag is None or error is None:
+    read_delay = deciding_quantile(client_lag)
+    uncertainty = deciding_quantile(event_error)
+    if read_delay is None or uncertainty is None:
         return False
-    return lag.value_ms <= MAX_READ_LAG_SHARE * error.value_ms
+    return read_delay.value_ms <= MAX_READ_LAG_SHARE * uncertainty.value_ms
 
 
 def is_local(manifest: RunManifest) -> bool:

@@ -76,11 +76,11 @@ def summarize_tokens(
     timeline: Sequence[NDArray[np.int64]],
     gpus: int | None,
 ) -> Tokens:
-    """Return the tokens of some requests and their rates.
+    """Return the tokens of a stage, target, class or run, and their rates.
 
     Args:
-        accumulator: The requests.
-        all_stages: The requests of all stages, for rates over the whole run.
+        accumulator: The requests to summarize.
+        all_stages: The requests of all stages, for the rate over the full run.
         window: The intervals that the rates are over.
         timeline: Per stage, output events per bin of time. Without any, the tokens of a request are
             spread evenly from its first to its last token.
@@ -88,16 +88,11 @@ def summarize_tokens(
     """
     output = accumulator.sum_known("output_tokens")
     prompt = accumulator.sum_known("input_tokens")
+    output_per_s = per_second(output, window)
+    total_per_s = per_second(_add_known(output, prompt), window)
     steady_output_per_s = _steady_output_per_s(accumulator, window.steady, timeline)
     steady_input_per_s = _steady_input_per_s(accumulator, window.steady)
-    # Rates that are also reported per GPU.
-    rates = {
-        "output_per_s": per_second(output, window),
-        "total_per_s": per_second(_add_known(output, prompt), window),
-        "steady_output_per_s": steady_output_per_s,
-        "steady_total_per_s": _add_known(steady_output_per_s, steady_input_per_s),
-    }
-    rates_per_gpu = {f"{name}_per_gpu": per_gpu(rate, gpus) for name, rate in rates.items()}
+    steady_total_per_s = _add_known(steady_output_per_s, steady_input_per_s)
     return Tokens(
         input=prompt,
         output=output,
@@ -105,24 +100,36 @@ def summarize_tokens(
         cache_written=accumulator.sum_known("cache_written_tokens"),
         reasoning=accumulator.sum_known("reasoning_tokens"),
         asked_output=accumulator.sum_known("asked_output"),
-        cached_share=_cached_share(accumulator),
-        length_mismatch_share=_share_of(
-            accumulator.sum("length_mismatches"), accumulator.sum("requests_with_length")
-        ),
-        per_event=_share_of(accumulator.sum("streamed_tokens"), accumulator.sum("output_events")),
-        input_per_s=per_second(prompt, window),
-        steady_input_per_s=steady_input_per_s,
-        last_issued_output_per_s=per_second(output, window.last_issued),
-        whole_output_per_s=whole_output_per_s(all_stages, window),
         failed_input=accumulator.sum("failed_input"),
         failed_output=accumulator.sum("failed_output"),
-        sources=Sources(
-            input=_count_sources(accumulator, "input"),
-            output=_count_sources(accumulator, "output"),
-        ),
-        **rates,
-        **rates_per_gpu,
+        cached_share=_cached_share(accumulator),
+        length_mismatch_share=_length_mismatch_share(accumulator),
+        per_event=_tokens_per_event(accumulator),
+        sources=_count_sources(accumulator),
+        input_per_s=per_second(prompt, window),
+        output_per_s=output_per_s,
+        output_per_s_per_gpu=per_gpu(output_per_s, gpus),
+        total_per_s=total_per_s,
+        total_per_s_per_gpu=per_gpu(total_per_s, gpus),
+        steady_input_per_s=steady_input_per_s,
+        steady_output_per_s=steady_output_per_s,
+        steady_output_per_s_per_gpu=per_gpu(steady_output_per_s, gpus),
+        steady_total_per_s=steady_total_per_s,
+        steady_total_per_s_per_gpu=per_gpu(steady_total_per_s, gpus),
+        last_issued_output_per_s=per_second(output, window.last_issued),
+        whole_output_per_s=whole_output_per_s(all_stages, window),
     )
+
+
+def _length_mismatch_share(accumulator: MetricAccumulator) -> float | None:
+    """Return the share of the responses that do not have the requested length."""
+    mismatches = accumulator.sum("length_mismatches")
+    return _share_of(mismatches, accumulator.sum("requests_with_length"))
+
+
+def _tokens_per_event(accumulator: MetricAccumulator) -> float | None:
+    """Return how many tokens an output event carries on average."""
+    return _share_of(accumulator.sum("streamed_tokens"), accumulator.sum("output_events"))
 
 
 def _cached_share(accumulator: MetricAccumulator) -> float | None:
@@ -150,13 +157,15 @@ def _steady_output_per_s(
     """
     if accumulator.sum_known("output_tokens") is None:
         return None
-    events = accumulator.sum("output_events")
-    steady_events = windows.count_events_within(timeline, steady) if events else None
+    all_events = accumulator.sum("output_events")
+    steady_events = windows.count_events_within(timeline, steady) if all_events else None
     if steady_events is None:
-        tokens = accumulator.amount("output").between(steady.start_s, steady.end_s)
+        steady_tokens = accumulator.amount("output").between(steady.start_s, steady.end_s)
     else:
-        tokens = steady_events * accumulator.sum("billed_tokens") / events
-    return per_second(tokens, steady)
+        # All tokens that the server counts, also those that it does not stream.
+        all_tokens = accumulator.sum("billed_tokens")
+        steady_tokens = steady_events * all_tokens / all_events
+    return per_second(steady_tokens, steady)
 
 
 def _steady_input_per_s(accumulator: MetricAccumulator, steady: Span) -> float | None:
@@ -180,11 +189,23 @@ def per_gpu(rate: float | None, gpus: int | None) -> float | None:
     return rate / gpus if rate is not None and gpus else None
 
 
-def _count_sources(
+def _count_sources(accumulator: MetricAccumulator) -> Sources:
+    """Return how many ok requests have each source of token counts, for input and for output."""
+    return Sources(
+        input=_count_sources_of(accumulator, "input"),
+        output=_count_sources_of(accumulator, "output"),
+    )
+
+
+def _count_sources_of(
     accumulator: MetricAccumulator, direction: Literal["input", "output"]
 ) -> dict[str, int]:
-    """Return the ok requests by the source of their counts of input or output tokens."""
-    names = (*(source or "none" for source in SOURCES), "unasked")
+    """Return the number of ok requests by the source of their counts of input or output tokens.
+
+    "none" are requests without a count, and "unasked" those that ask for no output.
+    """
+    names = [source or "none" for source in SOURCES]
+    names.append("unasked")
     counts = {name: accumulator.sum(f"{direction}_source_{name}") for name in names}
     return {name: count for name, count in counts.items() if count}
 
@@ -215,33 +236,40 @@ def output_tokens_over_time(
 ) -> Callable[[Span], float | None]:
     """Return a function that tells how many output tokens came in any interval of the run.
 
-    It counts the tokens of measured requests. It is built once, and then answers for many
-    intervals, such as the blocks of the drift. It returns None if no tokens were counted.
+    It is built once, and then called for many intervals, such as the blocks of the drift.
+
+    - With a timeline, it counts the output events of an interval. Each of them stands for as many
+      tokens as events have on average.
+    - Without one, it spreads the tokens of each response evenly over the response.
+    - If no tokens were counted, it returns None for every interval.
 
     Args:
         measured: The measured requests.
-        timeline: Per stage, output events per bin of time. With it, each event counts as many
-            tokens as events carry on average. Without any events in it, the tokens of each response
-            are spread evenly over the response.
+        timeline: Per stage, output events per bin of time.
     """
     events = measured.sum("output_events")
     if not events:
         return _no_tokens
     events_before_bins = windows.cumulate_event_counts(timeline)
     if events_before_bins is None:
-        curve = measured.amount("output").curve()
-
-        def tokens_by_curve(interval: Span) -> float:
-            return curve.between(interval.start_s, interval.end_s)
-
-        return tokens_by_curve
+        return _spread_tokens_over_responses(measured)
     billed_tokens = measured.sum("billed_tokens")
 
-    def tokens_by_events(interval: Span) -> float:
+    def count_tokens(interval: Span) -> float:
         interval_events = windows.count_events_between(events_before_bins, interval)
         return interval_events * billed_tokens / events
 
-    return tokens_by_events
+    return count_tokens
+
+
+def _spread_tokens_over_responses(measured: MetricAccumulator) -> Callable[[Span], float]:
+    """Return a function for the tokens in an interval that spreads them over each response."""
+    curve = measured.amount("output").curve()
+
+    def count_tokens(interval: Span) -> float:
+        return curve.between(interval.start_s, interval.end_s)
+
+    return count_tokens
 
 
 def _no_tokens(_: Span) -> None:
@@ -253,8 +281,12 @@ def itl_absent_reason(accumulator: MetricAccumulator, inter_chunk: Distribution)
     """Return why there is no inter-token latency (ITL), or "" if there is.
 
     The gaps between output events are gaps between tokens only if each event carries one token. A
-    few tokens without an event of their own, such as a token without text that ends a response, do
-    not matter (`MetricAccumulator` counts the surplus).
+    few tokens in excess of one per event do not matter, such as a token without text that ends a
+    response.
+
+    Args:
+        accumulator: The requests.
+        inter_chunk: The distribution of the gaps between their output events.
     """
     if inter_chunk.count == 0:
         return "no response had two output events"
@@ -272,11 +304,15 @@ def prompt_count_difference(
 ) -> float | None:
     """Return by what share the server's prompt token counts differ from ours.
 
-    Ours are the tokens of the content as built plus those of the chat template. Returns None if no
-    request has both counts.
+    Ours are the tokens of the content as built plus those of the chat template. The result is 0.02
+    if the server counts 2 % more, and None if no request has both counts.
+
+    Args:
+        accumulator: The requests.
+        template_tokens: The tokens of the chat template per request, None if they are not known.
     """
     requests = accumulator.sum("prompts_compared")
     if not requests:
         return None
-    ours = accumulator.sum("prompt_tokens_built") + (template_tokens or 0) * requests
-    return (accumulator.sum("prompt_tokens_of_server") - ours) / ours
+    expected_tokens = accumulator.sum("prompt_tokens_built") + (template_tokens or 0) * requests
+    return (accumulator.sum("prompt_tokens_of_server") - expected_tokens) / expected_tokens

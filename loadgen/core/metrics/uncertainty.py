@@ -58,7 +58,7 @@ class WithheldStatistics(msgspec.Struct, frozen=True, kw_only=True):
     """The statistics of one metric that are withheld, with the range of each in its unit."""
 
     ranges: RangesMs
-    why: str
+    reason: str = msgspec.field(name="why")
 
 
 class StatisticRanges(NamedTuple):

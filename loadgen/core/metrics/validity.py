@@ -8,7 +8,7 @@ Pure. Every finding is a code with its values, and `reasons` has the sentences. 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from loadgen.core import limits
 from loadgen.core.metrics.client_use import worst_second
@@ -19,7 +19,7 @@ from loadgen.core.metrics.verdict import make_verdict
 from loadgen.core.stats.quantiles import SUPPORT, deciding_quantile
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterator, Sequence
 
     from loadgen.core.metrics.request_counts import RequestCounts
     from loadgen.core.metrics.run_evidence import LatenessScale
@@ -61,32 +61,26 @@ def reasons_of_state(state: str) -> tuple[ReasonCode, ...]:
 
 
 def find_reasons(evidence: RunEvidence) -> Iterator[ReasonCode]:
-    """Yield why a run is INVALID, in the order in which reports show it.
+    """Yield the reasons why a run is INVALID, in the order in which reports show them.
 
     Each reason is an error of the measurement and not of the server: too few requests, a client
     that was late, overloaded or failed, or a run that ended early.
     """
-    manifest = evidence.manifest
-    requests = evidence.summary.requests
-    yield from _too_few_requests(requests)
-    yield from _late_client(evidence)
-    yield from _busy_worker(evidence)
-    drops_too_many = requests.dropped_share > manifest.limits.not_offered_share
-    # If the server misses the SLO anyway, the dropped requests do not change the outcome.
-    if drops_too_many and not evidence.inputs.is_slo_missed:
-        yield make_code(
-            "dropped", **_dropped_values(requests), limit=manifest.limits.not_offered_share
-        )
-    yield from _too_many_failures(evidence, "client_failures", requests.failed_by_client)
-    yield from _dead_workers(evidence)
-    if manifest.stopped_by is None:
+    failed_by_client = evidence.summary.requests.failed_by_client
+    yield from _check_request_count(evidence.summary.requests)
+    yield from _check_client_lateness(evidence)
+    yield from _check_worker_load(evidence)
+    yield from _check_dropped_requests(evidence)
+    yield from _check_failures(evidence, "client_failures", failed_by_client)
+    yield from _check_worker_deaths(evidence)
+    if evidence.manifest.stopped_by is None:
         yield from reasons_of_state(evidence.summary.run.state)
     else:
-        yield manifest.stopped_by
+        yield evidence.manifest.stopped_by
 
 
-def _too_few_requests(requests: RequestCounts) -> Iterator[ReasonCode]:
-    """Yield that there are too few requests with an outcome, and why."""
+def _check_request_count(requests: RequestCounts) -> Iterator[ReasonCode]:
+    """Yield a reason if too few requests have an outcome, which says what became of them."""
     if requests.decided >= MIN_REQUESTS:
         return
     if requests.decided:
@@ -99,10 +93,11 @@ def _too_few_requests(requests: RequestCounts) -> Iterator[ReasonCode]:
         yield make_code("none_due")
 
 
-def _late_client(evidence: RunEvidence) -> Iterator[ReasonCode]:
-    """Yield that requests were sent late or that arrival times are uncertain.
+def _check_client_lateness(evidence: RunEvidence) -> Iterator[ReasonCode]:
+    """Yield a reason if the client sent requests late, and one if arrival times are uncertain.
 
-    Each is an error of the client, which matters if it is a large share of the measured latency.
+    Both are errors of the client in ms. They matter if they are a large share of the measured
+    latency, which is the scale that they are compared with.
     """
     manifest = evidence.manifest
     summary = evidence.summary
@@ -111,34 +106,43 @@ def _late_client(evidence: RunEvidence) -> Iterator[ReasonCode]:
         ("arrivals_unsure", summary.stamp_error_ms, manifest.limits.stamp_error_share),
     )
     for code, error_ms, limit in errors:
-        excess = _excess_values(error_ms, evidence.inputs.scale, limit)
-        if excess is not None:
+        comparison = _compare_with_scale(error_ms, evidence.inputs.scale, limit)
+        if comparison is not None:
             remedy = find_remedy(
                 evidence.worker_samples, summary.window, is_local=is_local(manifest)
             )
-            yield make_code(code, **excess, **remedy)
+            yield make_code(code, **comparison, **remedy)
 
 
-def _excess_values(
+def _compare_with_scale(
     error_ms: Distribution, scale: LatenessScale, limit: float
 ) -> dict[str, Any] | None:
-    """Return how an error of the client compares with the scale, None if it is within the limit."""
+    """Compare an error of the client with the measured latency, None if it is within the limit.
+
+    Args:
+        error_ms: The distribution of the error, such as the send delay.
+        scale: The latency that it is compared with: the p50 of TTFT, or of E2E.
+        limit: The largest share of that latency that the error may have.
+
+    Returns:
+        The values of a `ReasonCode`: the error, its share of the latency, and the limit.
+    """
     error = deciding_quantile(error_ms)
-    p50_ms = scale.p50_ms
-    if error is None or p50_ms is None or error.value_ms <= limit * p50_ms:
+    latency_ms = scale.p50_ms
+    if error is None or latency_ms is None or error.value_ms <= limit * latency_ms:
         return None
     return {
         "quantile": error.name,
         "value_ms": error.value_ms,
-        "share": error.value_ms / p50_ms if p50_ms > 0 else None,
+        "share": error.value_ms / latency_ms if latency_ms > 0 else None,
         "basis": scale.name,
-        "basis_ms": p50_ms,
+        "basis_ms": latency_ms,
         "limit": limit,
     }
 
 
-def _busy_worker(evidence: RunEvidence) -> Iterator[ReasonCode]:
-    """Yield that a worker used more of its core than the limit allows."""
+def _check_worker_load(evidence: RunEvidence) -> Iterator[ReasonCode]:
+    """Yield a reason if a worker used more of its core, in any second, than the limit allows."""
     busiest = worst_second(evidence.worker_samples, evidence.summary.window, "cpu_share")
     limit = evidence.manifest.limits.cpu_share
     if busiest is not None and busiest.cpu_share > limit:
@@ -151,13 +155,32 @@ def _busy_worker(evidence: RunEvidence) -> Iterator[ReasonCode]:
         )
 
 
-def _too_many_failures(
-    evidence: RunEvidence, code: str, failed_requests: int
-) -> Iterator[ReasonCode]:
-    """Yield the code if so many failures are a larger share of the requests than is allowed.
+def _check_dropped_requests(evidence: RunEvidence) -> Iterator[ReasonCode]:
+    """Yield a reason if the client dropped too many requests, and they may decide the SLO.
 
-    The same limit, `failure_share`, holds for failures of the client, which make a run INVALID, and
-    for failures of the server, which are a caveat.
+    If the server misses the SLO anyway, the dropped requests do not change the outcome.
+    """
+    if _drops_too_many(evidence) and not evidence.inputs.is_slo_missed:
+        values = _dropped_values(evidence.summary.requests)
+        yield make_code("dropped", **values, limit=evidence.manifest.limits.not_offered_share)
+
+
+def _drops_too_many(evidence: RunEvidence) -> bool:
+    """Return True if the client dropped a larger share of the requests than the user allows."""
+    dropped_share = evidence.summary.requests.dropped_share
+    return dropped_share > evidence.manifest.limits.not_offered_share
+
+
+def _check_failures(evidence: RunEvidence, code: str, failed_requests: int) -> Iterator[ReasonCode]:
+    """Yield the code if failures are a larger share of the requests than the limit allows.
+
+    The limit is `failure_share`. It holds for failures of the client, which make a run INVALID, and
+    for failures of the server, which leave it valid but are shown beside that verdict.
+
+    Args:
+        evidence: What the run is judged by.
+        code: The code to yield.
+        failed_requests: How many requests failed, by the client or by the server.
     """
     requests = evidence.summary.requests.decided
     limit = evidence.manifest.limits.failure_share
@@ -171,8 +194,8 @@ def _too_many_failures(
         )
 
 
-def _dead_workers(evidence: RunEvidence) -> Iterator[ReasonCode]:
-    """Yield each worker that died, with its node in a cluster."""
+def _check_worker_deaths(evidence: RunEvidence) -> Iterator[ReasonCode]:
+    """Yield a reason for each worker that died, with its node in a cluster."""
     cluster = evidence.manifest.cluster
     node_of_worker = {}
     if cluster:
@@ -197,17 +220,26 @@ def _dropped_values(requests: RequestCounts) -> dict[str, Any]:
 
 
 def find_caveats(evidence: RunEvidence) -> Iterator[ReasonCode]:
-    """Yield the caveats of a run, which reports show beside VALID, in their order.
+    """Yield the caveats of a run, in the order in which reports show them beside VALID.
 
     The measurement is sound, but statistics are withheld, or the load was not the requested one:
     failures, dropped requests, other lengths of responses or prompts, or too few requests for the
     virtual users.
     """
-    summary = evidence.summary
+    failed_by_server = evidence.summary.requests.failed_by_server
+    yield from _check_failures(evidence, "failures", failed_by_server)
+    yield from _list_withheld_statistics(evidence.summary)
+    yield from _check_offered_load(evidence)
+    yield from _check_lengths(evidence)
+    yield from _check_concurrency(evidence)
+
+
+def _check_lengths(evidence: RunEvidence) -> Iterator[ReasonCode]:
+    """Yield a caveat if responses are too short, and one if prompts are not as long as requested.
+
+    Both are another load than the requested one.
+    """
     inputs = evidence.inputs
-    yield from _too_many_failures(evidence, "failures", summary.requests.failed_by_server)
-    yield from _withheld_statistics(summary)
-    yield from _load_not_offered(evidence)
     if evidence.has_short_responses:
         yield make_code(
             "shortened",
@@ -219,53 +251,68 @@ def find_caveats(evidence: RunEvidence) -> Iterator[ReasonCode]:
         yield make_code(
             "prompt_lengths", share=inputs.prompt_count_difference, limit=limits.PROMPT_LENGTHS
         )
+
+
+def _check_concurrency(evidence: RunEvidence) -> Iterator[ReasonCode]:
+    """Yield a caveat if a closed loop sent so few requests that some virtual users sent none."""
     if evidence.is_concurrency_unfilled:
         virtual_users = evidence.largest_concurrency
         yield make_code(
             "lanes_unfilled",
-            requests=inputs.sends,
+            requests=evidence.inputs.sends,
             lanes=virtual_users,
             needed=REQUESTS_PER_USER * virtual_users,
         )
 
 
-def _load_not_offered(evidence: RunEvidence) -> Iterator[ReasonCode]:
-    """Yield, as a caveat, that the client dropped requests that it should have sent.
+def _check_offered_load(evidence: RunEvidence) -> Iterator[ReasonCode]:
+    """Yield a caveat if the client dropped requests that it should have sent.
 
-    If too many were dropped, the run is INVALID for that reason (`find_reasons`), and no caveat is
-    needed. If the SLO is missed even without them, the run is valid and has the caveat.
+    There are two limits. From the fixed share NOT_OFFERED on, readers of a valid run have to know
+    of it. From the share that the user may set on (`not_offered_share`), the run is INVALID for
+    that reason, and needs no caveat. If the server misses the SLO even without the dropped
+    requests, the run is valid all the same.
     """
     requests = evidence.summary.requests
-    drops_too_many = requests.dropped_share > evidence.manifest.limits.not_offered_share
-    is_invalid = drops_too_many and not evidence.inputs.is_slo_missed
+    is_invalid = _drops_too_many(evidence) and not evidence.inputs.is_slo_missed
     if requests.dropped_share > limits.NOT_OFFERED and not is_invalid:
         yield make_code("not_offered", **_dropped_values(requests))
 
 
-def _withheld_statistics(summary: Summary) -> Iterator[ReasonCode]:
-    """Yield a caveat for each reason for which metrics or single statistics are withheld.
+def _list_withheld_statistics(summary: Summary) -> Iterator[ReasonCode]:
+    """Yield a caveat for each reason why metrics, or single statistics of them, are withheld.
 
-    Metrics that are unsound as a whole come first, with an empty list of statistics.
+    A caveat has, for each metric, the names of the withheld statistics, such as "p99". Unsound
+    metrics come first. All of their statistics are withheld, which an empty list stands for.
     """
-    no_statistics: dict[str, list[str]] = {metric: [] for metric in summary.unsound}
-    yield from _withheld_by_reason(summary.unsound, no_statistics)
-    withheld = dict(summary.withheld)
-    if summary.itl_ms is not None:
-        withheld.pop("inter_chunk", None)  # its statistics are those of ITL
-    reasons = {metric: statistics.why for metric, statistics in withheld.items()}
-    names = {metric: list(statistics.ranges) for metric, statistics in withheld.items()}
-    yield from _withheld_by_reason(reasons, names)
+    all_statistics: list[str] = []
+    unsound = [
+        _WithheldMetric(metric, all_statistics, reason)
+        for metric, reason in summary.unsound.items()
+    ]
+    yield from _group_by_reason(unsound)
+    uncertain = [
+        _WithheldMetric(metric, list(withheld.ranges), withheld.reason)
+        for metric, withheld in summary.withheld.items()
+        # If there is an ITL, the gaps between events have the same statistics.
+        if metric != "inter_chunk" or summary.itl_ms is None
+    ]
+    yield from _group_by_reason(uncertain)
 
 
-def _withheld_by_reason(
-    reason_of_metric: Mapping[str, str], statistics_of_metric: Mapping[str, list[str]]
-) -> Iterator[ReasonCode]:
-    """Yield a caveat for each reason, with the withheld statistics of all its metrics."""
-    reasons_in_order = dict.fromkeys(reason_of_metric.values())  # without repetitions
-    for reason in reasons_in_order:
-        statistics = {
-            metric: statistics_of_metric[metric]
-            for metric, metric_reason in reason_of_metric.items()
-            if metric_reason == reason
-        }
+class _WithheldMetric(NamedTuple):
+    """A metric with the names of its statistics that are withheld, and the reason."""
+
+    metric: str
+    statistics: list[str]
+    reason: str
+
+
+def _group_by_reason(withheld_metrics: Sequence[_WithheldMetric]) -> Iterator[ReasonCode]:
+    """Yield a caveat for each reason, with the withheld statistics of all metrics that share it."""
+    statistics_by_reason: dict[str, dict[str, list[str]]] = {}
+    for withheld in withheld_metrics:
+        statistics = statistics_by_reason.setdefault(withheld.reason, {})
+        statistics[withheld.metric] = withheld.statistics
+    for reason, statistics in statistics_by_reason.items():
         yield make_code("withheld", statistics=statistics, why=reason)

@@ -28,86 +28,105 @@ def find_warnings(evidence: RunEvidence) -> Iterator[ReasonCode]:
     """
     manifest = evidence.manifest
     summary = evidence.summary
-    yield from _notes(manifest, summary.hardware)
-    yield from _hardware_differences(manifest.metadata, summary.hardware)
+    yield from _list_stored_warnings(manifest, summary.hardware)
+    yield from _check_declared_hardware(manifest.metadata, summary.hardware)
     if summary.run.state == "cut_off":
         yield make_code("cut_off")
-    yield from _unfinished_requests(manifest, summary)
-    yield from _changed_limits(manifest.limits)
-    yield from _token_counts(evidence)
-    yield from _changed_replicas(summary)
-    # A remark is a note about something unusual in ok responses.
-    for remark, responses in evidence.inputs.remarks.items():
-        yield make_code(
-            "responses_remarked", responses=responses, ok=summary.requests.ok, remark=remark
-        )
-    yield from _missing_server_timing(manifest, summary)
+    yield from _check_unfinished_requests(manifest, summary)
+    yield from _list_changed_limits(manifest.limits)
+    yield from _check_tokens(evidence)
+    yield from _check_replica_count(summary)
+    yield from _list_remarks(evidence)
+    yield from _check_server_timing(manifest, summary)
     # Random prompts are hard to predict, so that fewer drafted tokens are accepted than usual.
     if summary.speculation is not None and manifest.random_words:
         yield make_code("drafts_random")
-    yield from _terms_without_support(summary)
-    yield from _differing_gaps(evidence)
-    yield from _missing_steady_state(evidence)
+    yield from _list_unsupported_terms(summary)
+    yield from _check_send_gaps(evidence)
+    yield from _check_steady_state(evidence)
 
 
-def _notes(manifest: RunManifest, hardware: SeenHardware | None) -> Iterator[ReasonCode]:
-    """Yield the warnings that the run itself stored in its manifest, such as when it started.
+def _list_remarks(evidence: RunEvidence) -> Iterator[ReasonCode]:
+    """Yield a warning for each remark, a note about something unusual in ok responses."""
+    for remark, responses in evidence.inputs.remarks.items():
+        yield make_code(
+            "responses_remarked",
+            responses=responses,
+            ok=evidence.summary.requests.ok,
+            remark=remark,
+        )
 
-    One of them lists keys that are missing in the description of the system under test. Keys that
-    the metrics page of the hardware has disclosed in the meantime are removed from it. A warning
-    of an older version has a text and no code.
+
+def _list_stored_warnings(
+    manifest: RunManifest, hardware: SeenHardware | None
+) -> Iterator[ReasonCode]:
+    """Yield the warnings that the run itself stored in its manifest, for example when it started.
+
+    A warning of an older version has a text and no code. The warning "undisclosed" lists keys that
+    are missing in the description of the system under test. Keys that the metrics page of the
+    hardware has disclosed in the meantime are removed from it.
     """
     for text in manifest.warnings:
         warning = manifest.warning_codes.get(text)
         if warning is None:
             yield make_code("note", text=text)
-        elif warning.code == "undisclosed":
-            missing = _still_undisclosed(warning.values["missing"], hardware)
-            if missing:
-                yield make_code("undisclosed", missing=missing)
-        else:
+        elif warning.code != "undisclosed":
             yield warning
+        else:
+            missing_keys = _still_undisclosed(warning.values["missing"], hardware)
+            if missing_keys:
+                yield make_code("undisclosed", missing=missing_keys)
 
 
 def _still_undisclosed(
     missing_keys: Mapping[str, list[str]], hardware: SeenHardware | None
 ) -> dict[str, list[str]]:
-    """Return the keys that the description of the system leaves out, by who asks for them.
+    """Return the missing keys of the system's description that its hardware does not disclose.
 
-    What the metrics pages of the hardware show counts as disclosed.
+    Args:
+        missing_keys: The missing keys, by the name of the rules that require them.
+        hardware: What metrics pages show of the hardware, None if none was read.
     """
     disclosed = set() if hardware is None else hardware.known_keys
     still_missing = {}
-    for requester, keys in missing_keys.items():
+    for rules, keys in missing_keys.items():
         undisclosed = [key for key in keys if key not in disclosed]
         if undisclosed:
-            still_missing[requester] = undisclosed
+            still_missing[rules] = undisclosed
     return still_missing
 
 
-def _hardware_differences(
+def _check_declared_hardware(
     metadata: Mapping[str, str], hardware: SeenHardware | None
 ) -> Iterator[ReasonCode]:
-    """Yield what the description of the system and the metrics page of the hardware disagree on.
+    """Yield a warning for each value that the user declared and the hardware's page contradicts.
 
-    A description may shorten a version: "570" agrees with the driver "570.86".
+    A declared version may be shorter: "570" agrees with the driver "570.86".
+
+    Args:
+        metadata: The description of the system under test, by key.
+        hardware: What the metrics page of the hardware shows, None if none was read.
     """
     if hardware is None:
         return
     power_limit = None if hardware.power_limit_w is None else f"{hardware.power_limit_w:g}"
-    for key, seen in (("driver", hardware.driver), ("power_limit_w", power_limit)):
+    for key, reported in (("driver", hardware.driver), ("power_limit_w", power_limit)):
         declared = metadata.get(f"{SYSTEM}accelerator.{key}")
-        if not declared or not seen:
+        if not declared or not reported:
             continue
-        if seen != declared and not seen.startswith(f"{declared}."):
-            yield make_code("hardware_differs", key=f"accelerator.{key}", said=declared, seen=seen)
+        agrees = reported == declared or reported.startswith(f"{declared}.")
+        if not agrees:
+            yield make_code(
+                "hardware_differs", key=f"accelerator.{key}", said=declared, seen=reported
+            )
 
 
-def _unfinished_requests(manifest: RunManifest, summary: Summary) -> Iterator[ReasonCode]:
-    """Yield that requests were unfinished at the end of the drain, and if the SLO is undecided.
+def _check_unfinished_requests(manifest: RunManifest, summary: Summary) -> Iterator[ReasonCode]:
+    """Yield a warning if requests were unfinished at the end of the drain.
 
-    The drain is the time after the last due request in which the client waits for responses. A
-    request that it cuts might have met the SLO or missed it.
+    The drain is the time after the last due request in which the client waits for responses. It is
+    not known if a request that was still unfinished then would have met the SLO. If there are many,
+    the SLO is undecided, and the warning says so.
     """
     unfinished = summary.requests.unfinished
     if not unfinished:
@@ -130,8 +149,8 @@ def _unfinished_requests(manifest: RunManifest, summary: Summary) -> Iterator[Re
         yield make_code("unfinished", **values)
 
 
-def _changed_limits(run_limits: ValidityLimits) -> Iterator[ReasonCode]:
-    """Yield each limit of validity that the user changed."""
+def _list_changed_limits(run_limits: ValidityLimits) -> Iterator[ReasonCode]:
+    """Yield a warning for each limit of a valid run that the user changed."""
     defaults = ValidityLimits()
     for limit_name in defaults.__struct_fields__:
         value = getattr(run_limits, limit_name)
@@ -143,21 +162,21 @@ def _changed_limits(run_limits: ValidityLimits) -> Iterator[ReasonCode]:
 # -- tokens ----------------------------------------------------------------------------------------
 
 
-def _token_counts(evidence: RunEvidence) -> Iterator[ReasonCode]:
-    """Yield what is wrong with token counts and prompts, and if a cache served prompt tokens."""
-    yield from _count_sources(evidence)
-    yield from _prompt_count_difference(evidence)
-    yield from _cached_prompts(evidence)
-    yield from _output_lengths(evidence)
+def _check_tokens(evidence: RunEvidence) -> Iterator[ReasonCode]:
+    """Yield the warnings about token counts, prompts, cached tokens and lengths of responses."""
+    yield from _check_count_sources(evidence)
+    yield from _check_prompt_counts(evidence)
+    yield from _check_cached_share(evidence)
+    yield from _check_response_lengths(evidence)
     if evidence.inputs.repeated_prompts:
         yield make_code("prompts_repeated", requests=evidence.inputs.repeated_prompts)
 
 
-def _count_sources(evidence: RunEvidence) -> Iterator[ReasonCode]:
-    """Yield that token counts do not come from the server, although it was asked for them.
+def _check_count_sources(evidence: RunEvidence) -> Iterator[ReasonCode]:
+    """Yield a warning if the server did not report token counts, and one if counts are estimates.
 
-    Requests that ask for no output ("unasked"), such as embeddings, need no count of it. Counts
-    that this tool estimates with a tokenizer of another model are mentioned too.
+    The client may ask the server for counts. Requests without output ("unasked"), such as
+    embeddings, have no output to count. An estimate is a count by a tokenizer of another model.
     """
     ok = evidence.summary.requests.ok
     sources = evidence.summary.tokens.sources
@@ -167,13 +186,18 @@ def _count_sources(evidence: RunEvidence) -> Iterator[ReasonCode]:
         missing = ok - without_output - counted_by_server
         if missing:
             yield make_code("usage_missing", missing=missing, ok=ok)
+    # A request may have both estimates, so their sum would count it twice.
     estimated = max(sources.input.get("estimate", 0), sources.output.get("estimate", 0))
     if estimated:
         yield make_code("counts_estimated", estimated=estimated, ok=ok)
 
 
-def _prompt_count_difference(evidence: RunEvidence) -> Iterator[ReasonCode]:
-    """Yield that the server's prompt token counts differ from ours, unless it is a caveat."""
+def _check_prompt_counts(evidence: RunEvidence) -> Iterator[ReasonCode]:
+    """Yield a warning if the server counts other numbers of prompt tokens than the client.
+
+    If prompts do not have the requested lengths, a caveat says so already, and no warning is
+    needed.
+    """
     difference = evidence.inputs.prompt_count_difference
     if difference is None or evidence.has_wrong_prompt_lengths:
         return
@@ -186,35 +210,35 @@ def _prompt_count_difference(evidence: RunEvidence) -> Iterator[ReasonCode]:
         )
 
 
-def _cached_prompts(evidence: RunEvidence) -> Iterator[ReasonCode]:
-    """Yield that the share of cached prompt tokens is not the requested one, or is not known.
+def _check_cached_share(evidence: RunEvidence) -> Iterator[ReasonCode]:
+    """Yield a warning if the share of cached prompt tokens is not the requested or expected one.
 
-    Without a requested share, prompts that do not share text should not be served from a cache.
+    - A share is requested: the server does not report cached tokens, or the share differs.
+    - No share is requested: prompts that share no text should not be served from a cache.
     """
     cached_share = evidence.summary.tokens.cached_share
     requested_share = evidence.manifest.requested_cache_share
     if cached_share is None:
         if requested_share is not None:
             yield make_code("cache_unsaid", asked=requested_share)
-        return
-    if requested_share is not None:
-        differs = abs(cached_share - requested_share) > limits.CACHED_SHARE
-        if differs:
-            yield make_code(
-                "cache_differs",
-                asked=requested_share,
-                share=cached_share,
-                limit=limits.CACHED_SHARE,
-            )
-            return
-    if cached_share > limits.CACHED_SHARE and not evidence.manifest.shares_prompts:
+    elif requested_share is not None and _differs_from_requested(cached_share, requested_share):
+        yield make_code(
+            "cache_differs", asked=requested_share, share=cached_share, limit=limits.CACHED_SHARE
+        )
+    elif cached_share > limits.CACHED_SHARE and not evidence.manifest.shares_prompts:
         yield make_code("cached", share=cached_share)
 
 
-def _output_lengths(evidence: RunEvidence) -> Iterator[ReasonCode]:
-    """Yield that many responses are not as long as requested.
+def _differs_from_requested(cached_share: float, requested_share: float) -> bool:
+    """Return True if two shares of cached prompt tokens differ by more than the limit."""
+    return abs(cached_share - requested_share) > limits.CACHED_SHARE
 
-    If so many tokens are missing that it is another load, the caveat says so already.
+
+def _check_response_lengths(evidence: RunEvidence) -> Iterator[ReasonCode]:
+    """Yield a warning if many responses are not as long as requested.
+
+    If so many tokens are missing that the load is not the requested one, a caveat says so already,
+    and no warning is needed.
     """
     mismatch_share = evidence.summary.tokens.length_mismatch_share
     if mismatch_share is None or evidence.has_short_responses:
@@ -226,39 +250,41 @@ def _output_lengths(evidence: RunEvidence) -> Iterator[ReasonCode]:
 # -- the server and the load -----------------------------------------------------------------------
 
 
-def _changed_replicas(summary: Summary) -> Iterator[ReasonCode]:
-    """Yield that the number of replicas changed during the run."""
-    changes = _replica_changes(summary.recovery)
+def _check_replica_count(summary: Summary) -> Iterator[ReasonCode]:
+    """Yield a warning if the number of replicas of the server changed during the run."""
+    changes = _list_replica_changes(summary.recovery)
     if changes:
         yield make_code("replicas_changed", changes=changes)
 
 
-def _replica_changes(recovery: tuple[Recovery, ...]) -> list[tuple[str, str, float]]:
+def _list_replica_changes(events: tuple[Recovery, ...]) -> list[tuple[str, str, float]]:
     """Return the changes of the number of replicas, as values of a `ReasonCode`.
 
-    Each change has the number of replicas before it, the number after it, and its time in seconds.
-    Spikes of the load are recoveries too, and are left out.
+    Each change has the number of replicas before it, the number after it, both as text, and its
+    time in seconds. Spikes of the load are events too, and are left out.
     """
     return [
         (event.load_before, event.load_after, event.at_s)
-        for event in recovery
+        for event in events
         if event.event in ("loss", "scale_up")
     ]
 
 
-def _missing_server_timing(manifest: RunManifest, summary: Summary) -> Iterator[ReasonCode]:
-    """Yield that no response had the timing that the server was asked for.
+def _check_server_timing(manifest: RunManifest, summary: Summary) -> Iterator[ReasonCode]:
+    """Yield a warning if the client asked for the server's timing and no response had it.
 
-    A note of the start of the run may say so already.
+    A warning that the run stored when it started may say so already.
     """
-    is_noted = any(note.code == "server_timing_missing" for note in manifest.warning_codes.values())
-    has_none = summary.requests.ok and not summary.splits.accounted
-    if manifest.server_timing and has_none and not is_noted:
+    is_stored = any(
+        warning.code == "server_timing_missing" for warning in manifest.warning_codes.values()
+    )
+    has_no_timing = summary.requests.ok > 0 and not summary.splits.accounted
+    if manifest.server_timing and has_no_timing and not is_stored:
         yield make_code("server_timing_missing", server=summary.target.server or "it")
 
 
-def _terms_without_support(summary: Summary) -> Iterator[ReasonCode]:
-    """Yield the SLO terms that rest on too few samples for their quantile."""
+def _list_unsupported_terms(summary: Summary) -> Iterator[ReasonCode]:
+    """Yield a warning for each SLO term that rests on too few samples for its quantile."""
     for term in summary.goodput.slo:
         if not term.supported and not term.undecided:
             yield make_code(
@@ -270,39 +296,44 @@ def _terms_without_support(summary: Summary) -> Iterator[ReasonCode]:
             )
 
 
-def _differing_gaps(evidence: RunEvidence) -> Iterator[ReasonCode]:
-    """Yield that the gaps between sends do not vary as the arrival process does."""
+def _check_send_gaps(evidence: RunEvidence) -> Iterator[ReasonCode]:
+    """Yield a warning if the gaps between sends do not vary as the planned ones do.
+
+    Their variation is the standard deviation divided by the mean. Too few gaps say nothing.
+    """
     variation = evidence.summary.load.gap_variation
-    planned = evidence.summary.load.gap_variation_planned
-    has_enough_gaps = evidence.inputs.sends > limits.GAPS_NEEDED
-    if variation is None or planned is None or not has_enough_gaps:
+    planned_variation = evidence.summary.load.gap_variation_planned
+    if variation is None or planned_variation is None:
         return
-    if abs(variation - planned) > limits.GAP_VARIATION:
-        yield make_code("gaps_differ", variation=variation, planned=planned)
+    has_enough_gaps = evidence.inputs.sends > limits.GAPS_NEEDED
+    differs = abs(variation - planned_variation) > limits.GAP_VARIATION
+    if has_enough_gaps and differs:
+        yield make_code("gaps_differ", variation=variation, planned=planned_variation)
 
 
-def _missing_steady_state(evidence: RunEvidence) -> Iterator[ReasonCode]:
-    """Yield that the run has no steady state, with what prevented it.
+def _check_steady_state(evidence: RunEvidence) -> Iterator[ReasonCode]:
+    """Yield a warning if the load was never steady, with what prevented it.
 
-    The steady state is the time in which the measured load runs at full strength and alone. In a
-    closed loop, it lacks one if virtual users had nothing more to send before others had begun. In
-    an open loop, it lacks one if requests of the warm-up were in flight until the end. Nothing is
-    yielded about a load that is too short to have a steady state, or that never had its
-    concurrency, which is a caveat.
+    The steady state is the time in which the measured load has its full strength and is the only
+    load. A closed loop has none if some virtual users were done before others had begun. An open
+    loop has none if requests of the warm-up were in flight until the end. There is no warning for a
+    load too short to be steady, nor for one with a caveat that its concurrency was never reached.
     """
     has_steady_state = evidence.summary.window.steady.duration_s is not None
     if has_steady_state or evidence.is_concurrency_unfilled:
         return
-    if _has_lasted(evidence):
+    if _is_spread_over_time(evidence):
+        # "lanes" are virtual users in the stored code.
         cause = "lanes" if evidence.is_closed_loop else "warmup"
         yield make_code("never_steady", because=cause)
 
 
-def _has_lasted(evidence: RunEvidence) -> bool:
+def _is_spread_over_time(evidence: RunEvidence) -> bool:
     """Return True if requests were sent over some time, so that there could be a steady state.
 
-    An open loop lasts unless all of its requests are due at one time, when it has no rate. In a
-    closed loop every virtual user sends its first request at once, so only later ones make it last.
+    The requests of an open loop may all be due at one time, and then have no offered rate. In a
+    closed loop all virtual users send their first requests at once, so only later requests spread
+    over time.
     """
     load = evidence.summary.load
     if not evidence.is_closed_loop:

@@ -51,27 +51,35 @@ def make_verdict(
     warnings: Iterable[ReasonCode] = (),
     caveats: Iterable[ReasonCode] = (),
 ) -> Verdict:
-    """Return the verdict with these codes and their sentences. It is valid without a reason."""
-    codes = tuple(reasons)
+    """Return the verdict on a run, with the codes and the sentence of each of them.
+
+    Args:
+        limits: The limits that the run was judged by.
+        reasons: Why the run is not valid. It is valid if there are none.
+        warnings: What else to know about the run.
+        caveats: What to show beside the verdict VALID.
+    """
+    reason_codes = tuple(reasons)
     warning_codes = tuple(warnings)
     caveat_codes = tuple(caveats)
     return Verdict(
-        valid=not codes,
-        reasons=tuple(map(format_reason, codes)),
+        valid=not reason_codes,
+        reasons=tuple(map(format_reason, reason_codes)),
         warnings=tuple(map(format_reason, warning_codes)),
         limits=limits,
         caveats=tuple(map(format_reason, caveat_codes)),
-        codes=codes,
+        codes=reason_codes,
         warning_codes=warning_codes,
         caveat_codes=caveat_codes,
     )
 
 
 def delivered_output_share(verdict: Verdict) -> float:
-    """Return the share of the requested output tokens that the responses have.
+    """Return the share of the requested output tokens that the responses of a run have.
 
-    It is 1 if so few are missing that it is the same work. Runs with different shares did different
-    work although they have one recipe.
+    Runs with different shares did different work, even if their workload is the same. The share is
+    in the caveat "shortened". A run without that caveat delivered nearly all tokens, which counts
+    as 1.
     """
     for caveat in verdict.caveat_codes:
         share = caveat.values.get("share")
@@ -91,10 +99,12 @@ def add_warning(verdict: Verdict, code: str, values: dict[str, Any]) -> Verdict:
 
 
 def remove_warning(verdict: Verdict, code: str) -> Verdict:
-    """Return the verdict without the warnings of a code."""
-    removed = {format_reason(warning) for warning in verdict.warning_codes if warning.code == code}
+    """Return the verdict without the warnings of a code, and without their sentences."""
+    removed_texts = {
+        format_reason(warning) for warning in verdict.warning_codes if warning.code == code
+    }
     return msgspec.structs.replace(
         verdict,
-        warnings=tuple(text for text in verdict.warnings if text not in removed),
+        warnings=tuple(text for text in verdict.warnings if text not in removed_texts),
         warning_codes=tuple(warning for warning in verdict.warning_codes if warning.code != code),
     )
