@@ -170,7 +170,7 @@ def test_what_classes_and_tasks_were_promised_is_a_case_each() -> None:
         rag, classes=(chat,), goodput=Goodput(good=1, counted=2, met=False)
     )
     cases = {case.name: case for case in outcome.build_cases([("r", mix)])}
-    assert {f"chat: {term.promise}" for term in rag.goodput.slo} <= cases.keys()
+    assert {f"chat: {term.objective}" for term in rag.goodput.slo} <= cases.keys()
     (missed,) = (case for case in cases.values() if case.outcome == "failed")
     assert (
         missed.name == "chat: 90 % of tasks within 90 s and no wait of more than 2 s"

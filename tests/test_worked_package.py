@@ -275,7 +275,7 @@ def test_a_run_with_its_backend_and_its_server(tmp_path: Path, capsys: Any) -> N
         ("loadgen_sdk.servers", "acme", "acme-loadgen", "1.0"),
         ("loadgen.figures", "thinking", "acme-loadgen", "1.0"),
     }
-    assert load_summary((out / "summary.json").read_bytes()).figures["thinking_ms"].count == 3
+    assert load_summary((out / "summary.json").read_bytes()).other_metrics["thinking_ms"].count == 3
     capsys.readouterr()
     assert exits("export", out, "--as", "acme-bench") == OK
     assert json.loads(capsys.readouterr().out)["requests"] == 3

@@ -595,7 +595,7 @@ class TermEvaluator:
         """
         events = [event for run in self.runs for event in run.summary.recovery]
         for event in events:
-            unknown_reason = event.why
+            unknown_reason = event.reason
             if unknown_reason:
                 raise EstimateError(unknown_reason)
         if not events:

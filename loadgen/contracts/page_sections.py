@@ -313,7 +313,7 @@ def _compute_run_times(summaries: Mapping[str, Summary]) -> dict[str, RunTime]:
     virtual_now_s = 0.0
     for name, summary in summaries.items():
         if summary.run.client == "virtual":
-            end_s = virtual_now_s + (summary.window.whole.duration_s or 0.0)
+            end_s = virtual_now_s + (summary.window.full_run.duration_s or 0.0)
             label = f"{format.duration(end_s - virtual_now_s)} of virtual time"
             times[name] = RunTime(virtual_now_s, end_s, label)
             virtual_now_s = end_s

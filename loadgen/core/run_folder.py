@@ -134,7 +134,7 @@ def add_server_metrics(samples: Sequence[series.MetricSample], summary: Summary)
 
 def _count_output_tokens(summary: Summary) -> int | None:
     """Return the output tokens that the client counted in the full run, or None if it did not."""
-    duration_s = summary.window.whole.duration_s
+    duration_s = summary.window.full_run.duration_s
     output_per_s = summary.tokens.whole_output_per_s
     if duration_s is None or output_per_s is None:
         return None

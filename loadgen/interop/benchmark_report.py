@@ -116,7 +116,7 @@ def _describe_run(summary: Summary) -> Document:
         keywords.append("simulated")
     if not summary.verdict.valid:
         keywords.append("invalid")
-    duration_s = summary.window.whole.duration_s
+    duration_s = summary.window.full_run.duration_s
     return {
         "uid": run.id,
         "time": {

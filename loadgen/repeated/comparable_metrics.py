@@ -172,10 +172,20 @@ def metric_value(summary: Summary, path: str) -> float | None:
     if path == OK_SHARE:
         return _ok_share(summary)
     node: object = summary
-    for name in path.split("."):
-        # The quantiles of a latency are in a dict; all other levels are structs.
-        node = node.get(name) if isinstance(node, dict) else getattr(node, name, None)
+    for key in path.split("."):
+        node = _value_at_key(node, key)
     return float(node) if isinstance(node, int | float) else None
+
+
+def _value_at_key(node: object, key: str) -> object:
+    """Return the value that a part of a summary has at a key of its JSON text, None without one."""
+    if isinstance(node, dict):
+        return node.get(key)
+    if not isinstance(node, Struct):
+        return None
+    # The key of a field may differ from its name.
+    field_of_key = dict(zip(node.__struct_encode_fields__, node.__struct_fields__, strict=True))
+    return getattr(node, field_of_key.get(key, key), None)
 
 
 def _ok_share(summary: Summary) -> float | None:

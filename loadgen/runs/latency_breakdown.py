@@ -119,7 +119,7 @@ def build_slow_request_sections(
         page_only=not (has_server_timing or needs_explanation),
         id="why",
     )
-    limitation = f"{splits.why[:1].upper()}{splits.why[1:]}." if splits.why else ""
+    limitation = f"{splits.reason[:1].upper()}{splits.reason[1:]}." if splits.reason else ""
     yield section(
         "",
         *_breakdown_tables(splits),

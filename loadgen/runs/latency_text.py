@@ -50,7 +50,7 @@ def _is_redundant(
 
 def _rows_of_missing_plugins(summary: Summary) -> Iterator[MetricRow]:
     known_fields = {definition.field for definition in METRICS.available()}
-    for field, distribution in summary.figures.items():
+    for field, distribution in summary.other_metrics.items():
         if field not in known_fields:
             meaning = "metric of a plug-in that is not installed"
             definition = MetricDefinition(name=field, label=field, meaning=meaning)
@@ -71,7 +71,7 @@ def measured_metrics(summary: Summary) -> Iterator[MetricRow]:
     """Yield every metric that a summary has, with its definition."""
     for definition in METRICS.available():
         if definition.block:
-            distribution = summary.figures.get(definition.field)
+            distribution = summary.other_metrics.get(definition.field)
         else:
             distribution = getattr(summary, definition.field)
         if distribution is not None:

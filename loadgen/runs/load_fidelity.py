@@ -72,16 +72,16 @@ def _describe_arrivals(check: StimulusCheck) -> _TargetAndMeasured:
 
 
 def _describe_rate(check: StimulusCheck) -> _TargetAndMeasured:
-    return _TargetAndMeasured(format.rate(check.asked), format.rate(check.seen))
+    return _TargetAndMeasured(format.rate(check.requested), format.rate(check.seen))
 
 
 def _describe_classes(check: StimulusCheck) -> _TargetAndMeasured:
     measured = f"{format.percent(check.seen)} of {format.counted(check.n, 'request')}"
-    return _TargetAndMeasured(format.percent(check.asked), measured)
+    return _TargetAndMeasured(format.percent(check.requested), measured)
 
 
 def _describe_outputs(check: StimulusCheck) -> _TargetAndMeasured:
-    target = f"{_format_rounded(check.asked)} tokens"
+    target = f"{_format_rounded(check.requested)} tokens"
     return _TargetAndMeasured(target, f"{_format_rounded(check.seen)} tokens")
 
 
@@ -93,17 +93,17 @@ def _describe_prompts(check: StimulusCheck) -> _TargetAndMeasured:
 def _describe_cache(check: StimulusCheck) -> _TargetAndMeasured:
     """Return the cache hit rate. It is None in a workload whose prompts are shared by chance."""
     measured = "not reported" if check.seen is None else format.percent(check.seen)
-    if check.asked is None:
+    if check.requested is None:
         return _TargetAndMeasured("any, prompts are shared", measured)
-    return _TargetAndMeasured(format.percent(check.asked), measured)
+    return _TargetAndMeasured(format.percent(check.requested), measured)
 
 
 def _describe_spacing(check: StimulusCheck) -> _TargetAndMeasured:
-    return _TargetAndMeasured(format.quantity(check.asked), format.quantity(check.seen))
+    return _TargetAndMeasured(format.quantity(check.requested), format.quantity(check.seen))
 
 
 def _describe_counts(check: StimulusCheck) -> _TargetAndMeasured:
-    return _TargetAndMeasured(_format_rounded(check.asked), _format_rounded(check.seen))
+    return _TargetAndMeasured(_format_rounded(check.requested), _format_rounded(check.seen))
 
 
 _DESCRIBE: dict[str, Callable[[StimulusCheck], _TargetAndMeasured]] = {

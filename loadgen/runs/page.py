@@ -160,7 +160,7 @@ def build_load_charts(
     heading = "Load and throughput over time"
     if compute_chart_data is None:
         return
-    if summary.window.whole.duration_s is None:
+    if summary.window.full_run.duration_s is None:
         yield section(heading, "No request left a record.", page_only=True, id="time")
         return
 

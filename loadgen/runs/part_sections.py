@@ -147,10 +147,10 @@ def actual_class_share(summary: Summary, request_class: ClassSummary) -> float |
 def describe_class_term(term: TermResult) -> str:
     """Return an objective of a class with its value: `TTFT p99 at most 2,000 ms: 1,200 ms`."""
     if term.undecided:
-        return f"{term.promise}: {term.undecided}"
+        return f"{term.objective}: {term.undecided}"
     if term.value_ms is None:
-        return f"{term.promise}: no response"
-    return f"{term.promise}: {format.milliseconds(term.value_ms)} ms"
+        return f"{term.objective}: no response"
+    return f"{term.objective}: {format.milliseconds(term.value_ms)} ms"
 
 
 # -- targets ---------------------------------------------------------------------------------------

@@ -122,7 +122,7 @@ def compute_full_run_rates(summary: Summary) -> FullRunRates:
     completed = summary.requests.ok + summary.warmup.ok
     output_per_s = summary.tokens.whole_output_per_s
     return FullRunRates(
-        requests=per_second(completed, summary.window.whole),
+        requests=per_second(completed, summary.window.full_run),
         output=output_per_s,
         output_per_gpu=per_gpu(output_per_s, summary.target.gpus),
     )

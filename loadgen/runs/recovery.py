@@ -55,8 +55,8 @@ def describe_recovery(recovery: Recovery) -> str:
     The outcomes, in this order: it is not known, the SLO was met all the time, it was not met again
     while the run lasted, it was met again in the first window after the event, or later.
     """
-    if recovery.why:
-        return f"not known: {recovery.why}"
+    if recovery.reason:
+        return f"not known: {recovery.reason}"
     if not recovery.slo_missed:
         return "met all the time"
     if recovery.recovered_after_s is None:

@@ -156,7 +156,7 @@ def _describe_duration(summary: Summary) -> Iterator[str]:
     for duration_s, label in (
         (window.duration_s, "measured"),
         (window.steady.duration_s, "steady-state window"),
-        (window.whole.duration_s, "full run"),
+        (window.full_run.duration_s, "full run"),
     ):
         if duration_s is not None:
             yield f"{format.duration(duration_s)} {label}"

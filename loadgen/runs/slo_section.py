@@ -53,7 +53,7 @@ def _objective_row(summary: Summary, objective: _NamedObjective) -> tuple[str, s
     """Return the cells of an objective: its text, measured value, violations and outcome."""
     class_name, term = objective
     return (
-        f"{class_name} {term.promise}".lstrip(),
+        f"{class_name} {term.objective}".lstrip(),
         format_term_value(term),
         count_violations(term),
         describe_judged_outcome(summary, term.met),

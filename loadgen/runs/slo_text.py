@@ -83,7 +83,7 @@ def list_scope_objectives(scope: SloScope, *, with_tasks: bool = True) -> Iterat
     """
     goodput = scope.goodput
     for term in goodput.slo:
-        yield Objective(term.promise, term.met)
+        yield Objective(term.objective, term.met)
     if goodput.share_limit is not None:
         text = f"{format_limit(goodput.share_limit)} of requests meet the SLO"
         yield Objective(text, is_attainment_met(goodput))
@@ -338,7 +338,7 @@ def _describe_undecided(summary: Summary) -> str:
             "a longer --grace, or leave it out."
         )
     reasons = dict.fromkeys(
-        f"{term.promise}: {term.undecided}" for term in goodput.slo if term.undecided
+        f"{term.objective}: {term.undecided}" for term in goodput.slo if term.undecided
     )
     return f"SLO undecided: {'; '.join(reasons)}."
 

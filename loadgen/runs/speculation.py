@@ -72,7 +72,7 @@ def _requests_table(summary: Summary) -> Table:
     statistics = ("mean", "p50", "p90", "p99")
     rows = []
     for name, label in _METRICS_PER_REQUEST:
-        distribution = summary.figures.get(name)
+        distribution = summary.other_metrics.get(name)
         if distribution is None or not distribution.count:
             continue
         values = [_format_tokens(getattr(distribution, statistic)) for statistic in statistics]

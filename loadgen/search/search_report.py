@@ -352,7 +352,7 @@ def _charts_of_terms(source: SearchReportInput) -> Iterator[Chart]:
             y_axis = Axis(label="ms, log", unit="ms", log=True)
         limit_mark = Mark(y=term.limit_ms, label="limit", color="bad", extends_axis=True)
         yield Chart(
-            title=term.promise,
+            title=term.objective,
             note="a point for each trial; one that stopped early shows the latency until then",
             x=Axis(label=f"load, {source.unit.strip()}", pad=True),
             y=y_axis,

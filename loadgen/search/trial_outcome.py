@@ -136,7 +136,7 @@ def make_trial_result(finished: FinishedTrial, goal: Goal, *, has_own_seed: bool
         trial=finished.trial,
         outcome=decision.outcome,
         ended_early=early_decision is not None and decision.outcome != INVALID,
-        duration_s=summary.window.whole.duration_s or 0.0,
+        duration_s=summary.window.full_run.duration_s or 0.0,
         offered_load=offered.load if uses_offered_load else finished.trial.load,
         sampling_noise=offered.sampling_noise,
         reason=decision.reason,
@@ -164,7 +164,7 @@ def recompute_result(output_dir: Path, result: TrialResult, *, mlperf: bool) -> 
     run_dir = output_dir / result.run_name
     summary = run_folder.read_summary(run_dir)
     recomputed = msgspec.structs.replace(
-        result, metrics=table_metrics(summary), duration_s=summary.window.whole.duration_s or 0.0
+        result, metrics=table_metrics(summary), duration_s=summary.window.full_run.duration_s or 0.0
     )
     if result.ended_early:
         return recomputed

@@ -598,7 +598,7 @@ def test_a_folder_takes_its_own_slo_and_no_other() -> None:
     assert _called("rag", "vm", "--users", "5000", *own) == 0
     with refused(CombinedError, "no_effect") as caught:
         _called("rag", "vm", "--users", "5000", "--slo", "ttft:1ms")
-    assert RAG.goodput.slo[0].promise in str(caught.value)
+    assert RAG.goodput.slo[0].objective in str(caught.value)
 
 
 @pytest.mark.parametrize(

@@ -131,7 +131,7 @@ def split_latencies(measured: Sequence[Columns], manifest: RunManifest) -> Split
     requests = JoinedColumns(measured, only_ok=True, keeps_columns=False)
     has_timing = requests["server_prefill_ns"] >= 0
     if not len(has_timing):
-        return Splits(why="no request succeeded")
+        return Splits(reason="no request succeeded")
     has_queue_time = bool((requests["server_queue_ns"] >= 0).any())
     groups = list(_form_groups(requests, manifest))
     ttft_splits = _split_ttft_of_groups(requests, groups, has_timing)
@@ -139,7 +139,9 @@ def split_latencies(measured: Sequence[Columns], manifest: RunManifest) -> Split
     return Splits(
         accounted=int(has_timing.sum()),
         groups=tuple(map(_describe_group, groups, ttft_splits, e2e_splits)),
-        why=_why_incomplete(manifest, has_timing=bool(has_timing.any()), has_queue=has_queue_time),
+        reason=_why_incomplete(
+            manifest, has_timing=bool(has_timing.any()), has_queue=has_queue_time
+        ),
     )
 
 

@@ -137,7 +137,7 @@ def _check_gap_variation(summary: Summary) -> Iterator[StimulusCheck]:
         return
     yield StimulusCheck(
         code="spacing",
-        asked=planned_cv,
+        requested=planned_cv,
         seen=measured_cv,
         ok=abs(measured_cv - planned_cv) <= GAP_VARIATION,
         n=_count_sent(summary),
@@ -173,7 +173,7 @@ def _check_concurrency(stage: StagePlan, summary: Summary) -> Iterator[StimulusC
         return
     yield StimulusCheck(
         code="lanes",
-        asked=float(stage.concurrency),
+        requested=float(stage.concurrency),
         seen=float(in_flight_max),
         ok=in_flight_max >= stage.concurrency,
         n=_count_sent(summary),
@@ -198,7 +198,7 @@ def _check_rate(stage: StagePlan, summary: Summary) -> Iterator[StimulusCheck]:
     relative_difference = abs(achieved_rps / stage.rate - 1)
     yield StimulusCheck(
         code="rate",
-        asked=stage.rate,
+        requested=stage.rate,
         seen=achieved_rps,
         ok=relative_difference <= tolerance,
         n=sent,
@@ -224,7 +224,7 @@ def _check_classes(summary: Summary) -> Iterator[StimulusCheck]:
     tolerance = SIGMAS * standard_deviation + 1 / starts
     yield StimulusCheck(
         code="classes",
-        asked=worst.share,
+        requested=worst.share,
         seen=worst.starts / starts,
         ok=difference(worst) <= tolerance,
         n=starts,
@@ -246,7 +246,7 @@ def _check_output_tokens(summary: Summary, inputs: VerdictInputs) -> Iterator[St
     have_requested_length = mismatch_share is None or mismatch_share <= LENGTH_MISMATCH
     yield StimulusCheck(
         code="outputs",
-        asked=requested,
+        requested=requested,
         seen=received,
         ok=has_enough_tokens and have_requested_length,
         n=summary.requests.ok,
@@ -264,7 +264,7 @@ def _check_prompt_tokens(summary: Summary, inputs: VerdictInputs) -> Iterator[St
         return
     yield StimulusCheck(
         code="prompts",
-        asked=0.0,
+        requested=0.0,
         seen=difference,
         ok=abs(difference) <= COUNT_DISAGREEMENT,
         n=summary.requests.ok,
@@ -288,17 +288,17 @@ def _check_cache(
     if requested_share is not None:
         is_ok = _is_near(cached_share, requested_share)
         yield StimulusCheck(
-            code="cache", asked=requested_share, seen=cached_share, ok=is_ok, n=ok_count
+            code="cache", requested=requested_share, seen=cached_share, ok=is_ok, n=ok_count
         )
     elif manifest.shares_prompts:
         yield StimulusCheck(code="cache", seen=cached_share, ok=None, n=ok_count)
     else:
         repeated = inputs.repeated_prompts
         yield StimulusCheck(
-            code="repeats", asked=0.0, seen=float(repeated), ok=not repeated, n=inputs.sends
+            code="repeats", requested=0.0, seen=float(repeated), ok=not repeated, n=inputs.sends
         )
         is_ok = _is_near(cached_share, 0.0)
-        yield StimulusCheck(code="cache", asked=0.0, seen=cached_share, ok=is_ok, n=ok_count)
+        yield StimulusCheck(code="cache", requested=0.0, seen=cached_share, ok=is_ok, n=ok_count)
 
 
 def _is_near(cached_share: float | None, requested_share: float) -> bool | None:

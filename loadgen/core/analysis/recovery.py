@@ -230,7 +230,7 @@ def _measure_recovery(measured: Sequence[Columns], slo: Slo, event: _ExaminedEve
     after = _group_requests(measured, event.at_ns, event.end_ns, slo)
     if not len(after.is_met):
         return msgspec.structs.replace(
-            event.recovery, why=f"fewer than {GROUP_SIZE} requests came after it"
+            event.recovery, reason=f"fewer than {GROUP_SIZE} requests came after it"
         )
     before = _group_requests(measured, event.before_ns, event.at_ns, slo)
     if event.recovery.event == "spike":

@@ -127,7 +127,7 @@ def compare_nodes(measured: Sequence[Columns], steady: Span, manifest: RunManife
     """
     if not are_interchangeable(manifest.targets):
         return BetweenNodes(
-            why="the targets serve different steps of the tasks, so they cannot be compared"
+            reason="the targets serve different steps of the tasks, so they cannot be compared"
         )
     requests = JoinedColumns(measured, only_ok=True, keeps_columns=False)
     nodes = _assign_nodes(requests, manifest)
@@ -135,7 +135,7 @@ def compare_nodes(measured: Sequence[Columns], steady: Span, manifest: RunManife
         return BetweenNodes()
     if steady.start_s is None or steady.end_s is None or not steady.duration_s:
         reason = "at no time was the load only that of measured requests"
-        return BetweenNodes(nodes=len(nodes.names), why=reason)
+        return BetweenNodes(nodes=len(nodes.names), reason=reason)
     short_block = _assign_short_blocks(requests["due_ns"], steady.start_s, steady.end_s)
     return _compare_in_window(requests, nodes, short_block)
 
@@ -156,14 +156,14 @@ def _compare_in_window(
             f"fewer than two {nodes.kind}s have {MIN_PER_NODE} ok requests in the steady-state "
             "window"
         )
-        return BetweenNodes(nodes=len(nodes.names), why=reason)
+        return BetweenNodes(nodes=len(nodes.names), reason=reason)
     comparisons = _compare_metrics(requests, selection)
     if not comparisons:
         reason = (
             f"too few requests: each {nodes.kind} needs {MIN_PER_CELL} in each of "
             f"{BLOCK_COUNTS[-1]} blocks of time"
         )
-        return BetweenNodes(nodes=len(nodes.names), left_out=selection.left_out, why=reason)
+        return BetweenNodes(nodes=len(nodes.names), left_out=selection.left_out, reason=reason)
     return BetweenNodes(
         node_kind=nodes.kind,
         nodes=len(selection.names),
@@ -171,7 +171,7 @@ def _compare_in_window(
         variances=tuple(comparison.variances for comparison in comparisons),
         outliers=tuple(node for comparison in comparisons for node in comparison.outliers),
         left_out=selection.left_out,
-        why="",
+        reason="",
     )
 
 

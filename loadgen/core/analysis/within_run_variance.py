@@ -326,7 +326,7 @@ def _compared_percentiles(definition: MetricDefinition, summary: Summary) -> dic
         return {}
     distribution: Distribution | None
     if definition.block:
-        distribution = summary.figures.get(definition.field)
+        distribution = summary.other_metrics.get(definition.field)
     else:
         # The common metrics, such as `ttft_ms`, are fields of the summary.
         distribution = getattr(summary, definition.field)

@@ -647,7 +647,7 @@ def _metric_fields(distributions: Mapping[str, Distribution]) -> dict[str, Any]:
     """Return the distributions of metrics as fields of `Summary`.
 
     Older metrics have a field of their own, such as `ttft_ms`. The others, whose definition names a
-    `block` of the summary, are together in the dictionary `figures`, by name.
+    `block` of the summary, are together in the field `other_metrics`, by name.
     """
     own_fields: dict[str, Distribution] = {}
     other_metrics: dict[str, Distribution] = {}
@@ -659,7 +659,7 @@ def _metric_fields(distributions: Mapping[str, Distribution]) -> dict[str, Any]:
             other_metrics[definition.field] = distribution
         else:
             own_fields[definition.field] = distribution
-    return {**own_fields, "figures": other_metrics}
+    return {**own_fields, "other_metrics": other_metrics}
 
 
 def count_unrecorded(data: RunData, stages: Sequence[MetricAccumulator]) -> list[int]:

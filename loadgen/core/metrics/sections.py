@@ -110,12 +110,12 @@ class Splits(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         accounted: Ok requests whose prefill the server reported.
         groups: The splits of each group of requests.
-        why: Why something cannot be split, as a sentence, or "".
+        reason: Why something cannot be split, as a sentence, or "".
     """
 
     accounted: int = 0
     groups: tuple[SplitGroup, ...] = ()
-    why: str = "not computed"
+    reason: str = msgspec.field(default="not computed", name="why")
 
 
 class SlowRequest(msgspec.Struct, frozen=True, kw_only=True):
@@ -206,14 +206,14 @@ class BetweenNodes(msgspec.Struct, frozen=True, kw_only=True):
     """The differences between the nodes of a rack.
 
     Attributes:
-        node_kind: What is compared: node, target or replica. "" if nothing was, see `why`.
+        node_kind: What is compared: node, target or replica. "" if nothing was, see `reason`.
         nodes: How many were compared, or were to be.
         blocks: The number of blocks of time.
         level: The confidence of `outliers`, of all nodes and metrics together.
         variances: The components of the variance of each latency.
         outliers: The nodes that differ from the others.
         left_out: Nodes without enough ok requests to be compared.
-        why: Why nothing was compared, as a sentence.
+        reason: Why nothing was compared, as a sentence.
     """
 
     node_kind: str = msgspec.field(default="", name="unit")
@@ -223,7 +223,7 @@ class BetweenNodes(msgspec.Struct, frozen=True, kw_only=True):
     variances: tuple[VarianceTable, ...] = ()
     outliers: tuple[OutlierNode, ...] = msgspec.field(default=(), name="odd")
     left_out: tuple[str, ...] = msgspec.field(default=(), name="silent")
-    why: str = "there is one target"
+    reason: str = msgspec.field(default="there is one target", name="why")
 
 
 Event = Literal["spike", "loss", "scale_up"]
@@ -244,8 +244,8 @@ class Recovery(msgspec.Struct, frozen=True, kw_only=True):
         slo_missed: Whether the SLO was missed before the event (in the spike, else by the last
             group of requests) or after it.
         recovered_after_s: Seconds from the event until the SLO was met again, 0 if it was met all
-            the time. None if it was not met again within `observed_s`, or if `why` is given.
-        why: Why nothing is known, as a sentence, or "".
+            the time. None if it was not met again within `observed_s`, or if `reason` is given.
+        reason: Why nothing is known, as a sentence, or "".
     """
 
     event: Event = "spike"
@@ -256,7 +256,7 @@ class Recovery(msgspec.Struct, frozen=True, kw_only=True):
     resolution_s: float = msgspec.field(default=0.0, name="spacing_s")
     slo_missed: bool | None = msgspec.field(default=None, name="broken")
     recovered_after_s: float | None = msgspec.field(default=None, name="back_s")
-    why: str = ""
+    reason: str = msgspec.field(default="", name="why")
 
 
 class TenantShare(msgspec.Struct, frozen=True, kw_only=True):
@@ -329,7 +329,7 @@ class StimulusCheck(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         code: The property.
-        asked: The requested value.
+        requested: The requested value.
         seen: The delivered value.
         ok: None if it is not known, or nothing was requested.
         n: The number of gaps, requests or tokens that it rests on.
@@ -337,7 +337,7 @@ class StimulusCheck(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     code: FidelityCode
-    asked: float | None = None
+    requested: float | None = msgspec.field(default=None, name="asked")
     seen: float | None = None
     ok: bool | None
     n: int = 0

@@ -62,7 +62,7 @@ class TermResult(msgspec.Struct, frozen=True, kw_only=True):
     high_ms: float | None = None
 
     @property
-    def promise(self) -> str:
+    def objective(self) -> str:
         """The term as users write it, such as `TTFT p99 at most 2,000 ms`."""
         return describe_term(self.metric, self.quantile, self.limit_ms)
 

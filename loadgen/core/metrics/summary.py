@@ -190,7 +190,7 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
     # What the accelerators used. None if nothing reports it.
     energy: EnergyUse | None = None
     # The metrics that have no field of their own: newer ones, and those of other packages.
-    figures: dict[str, Distribution] = {}
+    other_metrics: dict[str, Distribution] = msgspec.field(default={}, name="figures")
     # The machines that sent the load, or were lost. Empty if one machine sent it.
     machines: tuple[MachineSummary, ...] = ()
     # The path of a metric in the summary -> its interval by blocks of time. Empty if too short.

@@ -214,7 +214,7 @@ def whole_output_per_s(all_stages: Sequence[MetricAccumulator], window: Window) 
     """Return the output tokens of all stages per second of the whole run, None without any."""
     totals = [stage.sum_known("output_tokens") for stage in all_stages]
     known = [total for total in totals if total is not None]
-    return per_second(sum(known) if known else None, window.whole)
+    return per_second(sum(known) if known else None, window.full_run)
 
 
 _FIELDS_FROM_OUTPUT_COUNTS = (

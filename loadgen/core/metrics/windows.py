@@ -53,7 +53,7 @@ class Window(msgspec.Struct, frozen=True, kw_only=True):
             have nothing more to send.
         last_issued: The first measured due time to the end of the request that was sent last, as
             MLPerf LoadGen defines it.
-        whole: The start of the run to the last end of a body, warm-up included.
+        full_run: The start of the run to the last end of a body, warm-up included.
     """
 
     start_s: float | None = None
@@ -61,7 +61,7 @@ class Window(msgspec.Struct, frozen=True, kw_only=True):
     duration_s: float | None = None
     steady: Span = Span()
     last_issued: Span = Span()
-    whole: Span = Span()
+    full_run: Span = msgspec.field(default=Span(), name="whole")
 
 
 class FullLoadTime(NamedTuple):
@@ -100,7 +100,7 @@ def measure_window(
     """
     full_run = span(0, max(stage.maximum("done_ns") for stage in all_stages))
     if not accumulator.sum("due"):
-        return Window(whole=full_run)
+        return Window(full_run=full_run)
     first_due_ns = accumulator.minima["due"]
     measured = span(first_due_ns, _last_token_ns(accumulator))
     return Window(
@@ -109,7 +109,7 @@ def measure_window(
         duration_s=measured.duration_s,
         steady=_steady_state(accumulator, full_load),
         last_issued=span(first_due_ns, _last_issued_end_ns(accumulator)),
-        whole=full_run,
+        full_run=full_run,
     )
 
 

@@ -180,7 +180,7 @@ def _withhold_in_run(summary: Summary, unsound: Mapping[str, str]) -> dict[str, 
         The new value of each changed field.
     """
     changes: dict[str, object] = {
-        "figures": _without_unsound_figures(summary, unsound),
+        "other_metrics": _without_other_unsound_metrics(summary, unsound),
         "percentiles": _without_unsound_percentiles(summary, unsound),
     }
     if "itl" in unsound:
@@ -208,10 +208,10 @@ def _without_unsound_percentiles(
     }
 
 
-def _without_unsound_figures(
+def _without_other_unsound_metrics(
     summary: Summary, unsound: Mapping[str, str]
 ) -> dict[str, Distribution]:
-    """Return the field `figures` without the statistics of unsound metrics.
+    """Return the field `other_metrics` without the statistics of unsound metrics.
 
     It has the distributions of the metrics that have no field of their own.
     """
@@ -220,7 +220,7 @@ def _without_unsound_figures(
     }
     return {
         field: distribution.withheld() if field in unsound_fields else distribution
-        for field, distribution in summary.figures.items()
+        for field, distribution in summary.other_metrics.items()
     }
 
 

@@ -60,7 +60,7 @@ def summary(made: np.ndarray[Any, Any], **manifest: Any) -> Summary:
 
 def test_the_parts_add_up_to_the_mean_near_the_quantile() -> None:
     splits = summary(rows()).splits
-    assert splits.why == "" and splits.accounted == 1000
+    assert splits.reason == "" and splits.accounted == 1000
     [group] = splits.groups
     p50, p99, slowest = group.ttft
     assert (p50.at, p50.requests, p50.queue_ms) == ("p50", 100, 49.5)
@@ -116,7 +116,7 @@ def test_a_latency_that_cannot_be_split_gives_the_reason(
     assert split.client_ms + split.connect_ms + (
         split.prefill_ms or 0
     ) + split.rest_ms == pytest.approx(split.ttft_ms)
-    assert re.search(words, measured_summary.splits.why)
+    assert re.search(words, measured_summary.splits.reason)
     codes = [code.code for code in measured_summary.verdict.warning_codes]
     assert ("server_timing_missing" in codes) == (
         asked and columns["server_queue_ns"] < 0 and measured_summary.splits.accounted == 0
@@ -154,7 +154,7 @@ def test_few_requests_have_no_p99() -> None:
     assert [split.at for split in summary(rows(50)).splits.groups[0].ttft] == ["p50"]
     assert summary(rows(5)).splits.groups[0].ttft == ()
     failed = rows(20, status=1)
-    assert summary(failed).splits.why == "no request succeeded" and summary(failed).slowest == ()
+    assert summary(failed).splits.reason == "no request succeeded" and summary(failed).slowest == ()
 
 
 def test_slowest_requests_state_how_many_others_were_in_flight() -> None:

@@ -33,7 +33,7 @@ def test_a_correct_poisson_load_passes_for_any_seed() -> None:
     assert wrong <= 1
     found = checked(rows(1, 600, 10.0))
     assert {"arrivals", "spacing", "rate", "prompts", "repeats", "cache"} <= found.keys()
-    assert found["arrivals"].n == 599 and found["rate"].asked == 10.0
+    assert found["arrivals"].n == 599 and found["rate"].requested == 10.0
     told = fidelity_text.describe_checks(tuple(found.values()))
     assert len(told) == 1 and told[0].startswith("arrival process, inter-arrival CV, rate")
 
@@ -105,7 +105,7 @@ def test_declared_prompt_reuse_is_no_error_and_an_unreported_cache_is_unknown() 
     assert told["cache"].ok is None and "repeats" not in told
     records["cached_tokens"] = -1
     assert checked(records)["cache"] == StimulusCheck(
-        code="cache", asked=0.0, seen=None, ok=None, n=600
+        code="cache", requested=0.0, seen=None, ok=None, n=600
     )
 
 
@@ -137,7 +137,7 @@ def test_a_requested_cache_hit_rate_is_checked(cached: int, ok: bool | None) -> 
     records = rows(1, 600, 10.0)
     records["cached_tokens"] = cached
     told = checked(records, requested_cache_share=0.5, shares_prompts=True)["cache"]
-    assert (told.asked, told.ok) == (0.5, ok)
+    assert (told.requested, told.ok) == (0.5, ok)
     assert fidelity_text.rows([told])[0][1] == "50.0 %"
 
 
@@ -147,11 +147,15 @@ def test_a_mix_with_too_few_requests_of_a_class_is_reported() -> None:
     records["request"] = np.arange(600)
     drawn = seeds.draw_classes(7, [0.7, 0.3], records["request"])
     told = checked(records[(drawn == 0) | (np.arange(600) % 4 == 0)], classes=classes)["classes"]
-    assert told.ok is False and told.seen is not None and abs(told.seen - (told.asked or 0)) > 0.1
+    assert (
+        told.ok is False and told.seen is not None and abs(told.seen - (told.requested or 0)) > 0.1
+    )
 
 
 def test_a_planned_mix_of_classes_passes() -> None:
     classes = (ClassPlan(name="chat", share=0.7), ClassPlan(name="batch", share=0.3))
     records = rows(1, 600, 10.0)
     told = checked(records, classes=classes)
-    assert told["classes"].ok and told["classes"].n == 600 and told["classes"].asked in (0.7, 0.3)
+    assert (
+        told["classes"].ok and told["classes"].n == 600 and told["classes"].requested in (0.7, 0.3)
+    )

@@ -112,7 +112,7 @@ def _summary(rows: NDArray[Any], **facts: tuple[str, ...]) -> Summary:
 def test_a_slow_node_of_eighteen_is_named_with_what_it_costs() -> None:
     summary = _summary(_rows(18, {7: 1.08}, wave=0.05))
     found = summary.node_differences
-    assert (found.node_kind, found.nodes, found.blocks, found.why) == ("target", 18, 20, "")
+    assert (found.node_kind, found.nodes, found.blocks, found.reason) == ("target", 18, 20, "")
     assert {(one.name, one.metric) for one in found.outliers} == {
         ("vm-07", "tpot"),
         ("vm-07", "e2e"),
@@ -195,7 +195,7 @@ def test_too_few_responses_are_reported_and_not_judged() -> None:
     assert (
         few.variances == ()
         and few.left_out == ()
-        and "fewer than two targets have 10 ok requests" in few.why
+        and "fewer than two targets have 10 ok requests" in few.reason
     )
 
 

@@ -78,7 +78,7 @@ def test_a_request_has_its_share_and_the_tokens_of_a_step() -> None:
     assert speculation_summary == Speculation(
         requests=2, drafted=150, accepted=105, acceptance=0.7, length=200 / 95
     )
-    figures = summary(records).figures
+    figures = summary(records).other_metrics
     assert figures["acceptance"].count == 2 and figures["acceptance"].max == pytest.approx(
         75 / 90 * 100
     )

@@ -272,7 +272,10 @@ def test_dns_tcp_and_tls_times_are_separate(tmp_path: Path, endpoint: EmbeddedSe
         first == (stored.rows["tcp_ns"] > 0)
     ).all()
     assert (
-        summary.figures["tls_ms"].count == summary.figures["tcp_ms"].count == int(first.sum()) >= 1
+        summary.other_metrics["tls_ms"].count
+        == summary.other_metrics["tcp_ms"].count
+        == int(first.sum())
+        >= 1
     )
     assert (summary.dns_ms or 0) > 0
     rendered_text = text.render(summary)
@@ -280,7 +283,9 @@ def test_dns_tcp_and_tls_times_are_separate(tmp_path: Path, endpoint: EmbeddedSe
     (tmp_path / "plain").mkdir()
     summary, stored = go(tmp_path / "plain", endpoint.url, **load)
     assert set(stored.rows["tls_ns"]) == {-1, 0} and summary.dns_ms is None
-    assert summary.figures["tls_ms"].count == 0 and "TLS handshake" not in text.render(summary)
+    assert summary.other_metrics["tls_ms"].count == 0 and "TLS handshake" not in text.render(
+        summary
+    )
 
 
 def in_prefill(rows: Any) -> int:

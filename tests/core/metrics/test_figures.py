@@ -56,7 +56,7 @@ def test_a_metric_of_a_plugin_is_shown_everywhere(
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     manifest, rows, *rest = EXAMPLES["summary_example_qa_api.json"]()
     before = summarize(manifest, rows, *rest)
-    assert "thinking_ms" not in before.figures
+    assert "thinking_ms" not in before.other_metrics
     with forgetting(METRICS, "thinking"):
         install(
             tmp_path,
@@ -65,7 +65,7 @@ def test_a_metric_of_a_plugin_is_shown_everywhere(
             {"loadgen.figures": {"thinking": "thinking:ROW"}},
         )
         summary = summarize(manifest, rows, *rest)
-        found = summary.figures["thinking_ms"]
+        found = summary.other_metrics["thinking_ms"]
         assert found.count == summary.requests.ok
         assert (
             found.p50 is not None
@@ -87,7 +87,7 @@ def test_a_metric_of_a_plugin_is_shown_everywhere(
             replace(manifest, slo=Slo(terms=(Term(metric="thinking", limit_ns=1),))), rows, *rest
         )
         (term,) = promised.goodput.slo
-        assert term.over == term.count and term.promise.startswith("Time to think p99")
+        assert term.over == term.count and term.objective.startswith("Time to think p99")
         assert [case.name for case in build_cases([("r", promised)])][
             1
         ] == "Time to think p99 at most 1e-06 ms"
@@ -95,7 +95,7 @@ def test_a_metric_of_a_plugin_is_shown_everywhere(
     assert {path.rpartition(".")[0] for path in set(summary.within) - set(before.within)} == {
         "figures.thinking_ms"
     }
-    assert replace(summary, figures=before.figures, within=before.within) == before
+    assert replace(summary, other_metrics=before.other_metrics, within=before.within) == before
     with without_plugins():
         assert "thinking_ms" in text.render(summary), (
             "a result is readable where the package is not"
@@ -155,7 +155,8 @@ def test_a_stored_term_can_be_read_without_the_package_of_its_metric(
         (judged,) = (term for term in stored.goodput.slo if term.metric == "thinking")
         assert judged.met is True
         assert (
-            judged.promise == "metric thinking of a package that is not loaded p50 at most 2,000 ms"
+            judged.objective
+            == "metric thinking of a package that is not loaded p50 at most 2,000 ms"
         )
         assert exits("report", folder) == 0
         assert "metric thinking of a package that is not loaded p50" in " ".join(

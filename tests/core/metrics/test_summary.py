@@ -204,7 +204,7 @@ def test_counts_windows_load_and_tokens_equal_those_computed_by_hand() -> None:
         3.76,
         2.76,
     )  # last token of all: the cancelled one's
-    assert (w.steady.start_s, w.steady.end_s, w.whole.end_s) == (1.0, 3.8, 3.8)
+    assert (w.steady.start_s, w.steady.end_s, w.full_run.end_s) == (1.0, 3.8, 3.8)
     assert w.last_issued.duration_s is None  # the one sent last never ended
     # in flight: 304 + 503 + 400 + 400 + 50 + 10 + 60 of 2,760 ms; request 2 is in flight until
     # 2,003, 3 from 2,002
