@@ -268,7 +268,7 @@ class RemoteWorker:
             self.ready.set_result(None)
             return None
         try:
-            result = worker.read_result(line, stop_others)
+            result = worker.handle_result_line(line, stop_others)
         except OSError as error:  # for example, the disk of its node is full
             self.host_error = error.strerror or type(error).__name__
             return None

@@ -54,6 +54,10 @@ class RunFunction(Protocol):
         """Write the run into its directory and return its summary."""
 
 
+SendersContext = Callable[[Settings], AbstractContextManager[Senders]]
+"""Opens the processes that send a load over HTTP, and closes them at the end of a context."""
+
+
 class Backend(Struct, frozen=True, kw_only=True):
     """The functions of a backend. All are optional.
 
@@ -70,63 +74,76 @@ class Backend(Struct, frozen=True, kw_only=True):
     filling_rate: Callable[[Workload, Settings], float | None] | None = None
     serve: Callable[[Settings], AbstractContextManager[Settings]] | None = None
     run: RunFunction | None = None
-    senders: Callable[[Settings], AbstractContextManager[Senders]] | None = None
+    senders: SendersContext | None = None
 
 
 def known(settings: Settings) -> KnownTarget | None:
     """Return what is known of the target without sending a request, or None."""
-    row = settings.backend
-    function = load_backend(row).known
+    backend_row = settings.backend
+    function = load_backend(backend_row).known
     if function is None:
         return None
-    return BACKENDS.guard(row, function, check_type(KnownTarget))(settings)
+    return BACKENDS.guard(backend_row, function, check_type(KnownTarget))(settings)
 
 
 def filling_rate(workload: Workload, settings: Settings) -> float | None:
     """Return the rate that about fills the target, or None if its backend does not know one."""
-    row = settings.backend
-    function = load_backend(row).filling_rate
-    return None if function is None else BACKENDS.guard(row, function)(workload, settings)
+    backend_row = settings.backend
+    function = load_backend(backend_row).filling_rate
+    if function is None:
+        return None
+    return BACKENDS.guard(backend_row, function)(workload, settings)
 
 
 def run_function(settings: Settings) -> RunFunction | None:
     """Return the function that carries out a whole run, or None if the load goes over HTTP."""
-    row = settings.backend
-    function = load_backend(row).run
-    return None if function is None else BACKENDS.guard(row, function, check_type(Summary))
+    backend_row = settings.backend
+    function = load_backend(backend_row).run
+    if function is None:
+        return None
+    return BACKENDS.guard(backend_row, function, check_type(Summary))
 
 
 @contextlib.contextmanager
 def running_server(settings: Settings) -> Iterator[Settings]:
-    """Run the server of the backend within the context, and yield the settings with its URL.
+    """Run the server that a backend starts itself, and yield the settings with its URL.
 
-    Most backends have no server, because the target of the user exists already. The settings are
-    then yielded unchanged.
+    The simulated server is started that way, for example. If the user gives the URL of a server
+    that runs already, its backend starts nothing, and the settings are yielded unchanged.
     """
-    row = settings.backend
-    serve = load_backend(row).serve
-    if serve is None:
+    backend_row = settings.backend  # an entry of the table of backends, some of them plug-ins
+    start_server = load_backend(backend_row).serve
+    if start_server is None:
         yield settings
         return
-    # An error in a backend of a plug-in is reported with the name of the plug-in.
-    guarded_serve = BACKENDS.guard(row, serve, check_type(AbstractContextManager))
-    with guarded_serve(settings) as settings_of_server:
-        yield settings_of_server
+    # `guard` reports an error, or a result of another type, with the name of the plug-in.
+    guarded_start = BACKENDS.guard(backend_row, start_server, check_type(AbstractContextManager))
+    with guarded_start(settings) as settings_with_url:
+        yield settings_with_url
 
 
 @contextlib.contextmanager
 def open_senders(settings: Settings) -> Iterator[Senders]:
-    """Yield the processes that send the load over HTTP: those of a cluster, or of this machine.
+    """Open the processes that send the load over HTTP, and yield them.
 
-    They belong to the first built-in backend that can send and whose option, such as `--ray`, is
-    set. The last one needs no option and sends from this machine.
+    The settings decide which: for example those of a Ray cluster with `--ray`, or by default those
+    of this machine.
     """
-    for row in BACKENDS.builtin_rows:
-        is_requested = not row.flag or getattr(settings, row.flag) is not None
+    with _select_senders(settings)(settings) as senders:
+        yield senders
+
+
+def _select_senders(settings: Settings) -> SendersContext:
+    """Return the function that opens the senders which the settings request.
+
+    It belongs to the first built-in backend with such a function whose option, such as `--ray`, is
+    set. The backend for this machine needs no option and is the last one, so there always is one.
+    """
+    for backend_row in BACKENDS.builtin_rows:
+        is_requested = not backend_row.flag or getattr(settings, backend_row.flag) is not None
         if not is_requested:
             continue
-        enter_senders = load_backend(row).senders
-        if enter_senders is not None:
-            with enter_senders(settings) as senders:
-                yield senders
-            return
+        senders_context = load_backend(backend_row).senders
+        if senders_context is not None:
+            return senders_context
+    raise AssertionError("no backend sends from this machine")

@@ -75,7 +75,8 @@ def find_oversized_requests(
 ) -> OversizedRequests | None:
     """Return the requests of a load that do not fit the context of its target.
 
-    Only the first requests are checked, because drawing the lengths of all would take too long.
+    The context is how many tokens a prompt and its response may have together. Only the first
+    requests are checked, because drawing the lengths of all would take too long.
 
     Args:
         prompts: The requests of the load.
@@ -94,19 +95,32 @@ def find_oversized_requests(
     oversized_count = sum(tokens > context.tokens for tokens in request_tokens)
     if not oversized_count:
         return None
-    total = f"the {len(request_tokens):,}"
-    if len(request_tokens) != count:
-        total = f"the first {len(request_tokens):,}"
     return OversizedRequests(
         share=oversized_count / len(request_tokens),
-        text=(
-            f"{oversized_count:,} of {total} requests exceed the context length of "
-            f"{context.model}: up to {max(request_tokens):,} tokens of prompt and "
-            f"output together, {context.tokens:,} allowed"
-        ),
+        text=_describe_oversized_requests(oversized_count, request_tokens, count, context),
         hint=(
             "use a server with a longer context (vLLM: --max-model-len; simulated: "
             f"--url sim:{_PRESET_WITH_LONG_CONTEXT}), or lower the maximum of the "
             "lengths or turns in the workload"
         ),
+    )
+
+
+def _describe_oversized_requests(
+    oversized_count: int, request_tokens: Sequence[int], count: int | None, context: Context
+) -> str:
+    """Return how many of the checked requests exceed the context, and by how much, as text.
+
+    Args:
+        oversized_count: The number of requests that exceed it.
+        request_tokens: The tokens of each checked request, prompt and response together.
+        count: The number of requests of the load, of which perhaps only the first were checked.
+        context: The context of the target.
+    """
+    checked_count = len(request_tokens)
+    checked = f"the {checked_count:,}" if checked_count == count else f"the first {checked_count:,}"
+    return (
+        f"{oversized_count:,} of {checked} requests exceed the context length of "
+        f"{context.model}: up to {max(request_tokens):,} tokens of prompt and "
+        f"output together, {context.tokens:,} allowed"
     )

@@ -52,12 +52,15 @@ def check_no_results(folder: Path) -> None:
 def locked_folder(folder: Path) -> Iterator[None]:
     """Create the folder of several runs, and lock it within the context.
 
-    If the context fails before the first run has begun, or is interrupted, what was created is
-    removed. Raises UserError if another command uses the folder.
+    If the context fails, `remove_on_failure` empties a folder that was empty before, unless a run
+    has begun. A folder that was created here is then removed, too.
+
+    Raises:
+        UserError: Another command uses the folder, or it has links that lead out of it.
     """
-    existed = folder.exists()
+    existed_before = folder.exists()
     folder.mkdir(parents=True, exist_ok=True)
-    if existed:
+    if existed_before:
         refuse_links(folder)
     with _try_lock(folder) as is_locked:
         if not is_locked:
@@ -71,28 +74,48 @@ def locked_folder(folder: Path) -> Iterator[None]:
             with store.remove_on_failure(folder):
                 yield
         except (LoadgenError, CombinedError, KeyboardInterrupt):
-            if not existed:
-                # A folder that holds something is kept.
-                with contextlib.suppress(OSError):
-                    folder.rmdir()
+            if not existed_before:
+                _remove_if_empty(folder)
             raise
+
+
+def _remove_if_empty(folder: Path) -> None:
+    """Remove a folder unless it contains something or does not exist any more."""
+    with contextlib.suppress(OSError):
+        folder.rmdir()
 
 
 @contextlib.contextmanager
 def new_run_folder(out: Path | None, name: str, now: datetime.datetime) -> Iterator[Path]:
     """Create a folder that holds no run, lock it within the context, and yield it.
 
-    Of two runs with the same `out` at the same time, the second gets a folder with another name. If
-    the context fails before the run has begun, or is interrupted, what was created is removed.
+    The first name that can be used is taken: `out` or a name in `results/`, and then names with a
+    date and a number, of which there is no end. So the second of two runs with the same `out` gets
+    another folder. If the context fails before the run has begun, what was created is removed.
+
+    Args:
+        out: The folder that the user wants, or None for one in `results/`.
+        name: The name of the workload, for a name in `results/`.
+        now: The time, for names with a date.
     """
     for folder in _candidate_folders(out, name, now):
-        with store.remove_on_failure(folder):
-            folder.mkdir(parents=True, exist_ok=True)
-            refuse_links(folder, deep=False)
-            with _try_lock(folder) as is_locked:
-                if is_locked and not (folder / "run.json").exists():
-                    yield folder
-                    return
+        with _locked_if_unused(folder) as is_usable:
+            if is_usable:
+                yield folder
+                return
+
+
+@contextlib.contextmanager
+def _locked_if_unused(folder: Path) -> Iterator[bool]:
+    """Create and lock a folder, and yield whether this run may use it.
+
+    It may not if another process has the lock, or if the folder holds a run.
+    """
+    with store.remove_on_failure(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+        refuse_links(folder, deep=False)
+        with _try_lock(folder) as is_locked:
+            yield is_locked and not (folder / "run.json").exists()
 
 
 def _candidate_folders(out: Path | None, name: str, now: datetime.datetime) -> Iterator[Path]:
@@ -106,21 +129,31 @@ def _candidate_folders(out: Path | None, name: str, now: datetime.datetime) -> I
 def _try_lock(folder: Path) -> Iterator[bool]:
     """Lock a folder within the context, and yield whether this process has the lock.
 
-    The lock ends with the process. On a file system without locks, the process always has it.
+    It does not have it if another process has, or if the folder was removed and created again since
+    it was opened here, because the lock is then that of the removed folder. The lock ends with the
+    process.
     """
     descriptor = os.open(folder, os.O_RDONLY)
     try:
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            yield False
-            return
-        except OSError:
-            # On a file system without locks, other processes cannot be kept out.
-            pass
-        # The process that had the lock may have removed the folder, and another one may have
-        # created it again.
-        is_same_folder = folder.exists() and os.path.samestat(os.fstat(descriptor), folder.stat())
-        yield is_same_folder
+        yield _lock_descriptor(descriptor) and _is_same_folder(descriptor, folder)
     finally:
         os.close(descriptor)
+
+
+def _lock_descriptor(descriptor: int) -> bool:
+    """Lock an open folder, and return False if another process has locked it.
+
+    Where the file system has no locks, other processes cannot be kept out, so it counts as locked.
+    """
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError:
+        return True
+    return True
+
+
+def _is_same_folder(descriptor: int, folder: Path) -> bool:
+    """Return True if an open folder still exists at its path."""
+    return folder.exists() and os.path.samestat(os.fstat(descriptor), folder.stat())

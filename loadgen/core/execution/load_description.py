@@ -28,7 +28,17 @@ from loadgen.core.schedule.build import build_schedule
 from loadgen.core.schedule.forecast import Forecast, forecast_load, mean_tokens
 from loadgen.core.schedule.schedule import Schedule, schedule_fingerprint
 from loadgen.core.slo import Slo, describe_slo
-from loadgen.core.workload import Closed, Mix, Synthetic, Workload, recipe_fingerprint
+from loadgen.core.workload import (
+    Arrival,
+    Closed,
+    Mix,
+    Synthetic,
+    Workload,
+    recipe_fingerprint,
+)
+
+_CONTINUATION_INDENT = " " * len("load: ")
+_DEFAULT_RAMP_TEXT = "starts staggered over one response time, which the preflight request measures"
 
 
 class LoadDescription(msgspec.Struct, frozen=True):
@@ -64,9 +74,10 @@ def describe_load(workload: Workload, settings: Settings) -> LoadDescription:
         target=PromptTarget(api=settings.api),
     )
     forecast = forecast_load(schedule, mean_tokens(prompts))
-    # Most servers report token counts, so the recipe is that of a run whose server does.
-    recipe = recipe_fingerprint(workload, "server", tokenizer.file_sha256)
     oversized_requests = _find_oversized_requests(prompts, schedule, settings)
+    error = None
+    if oversized_requests is not None:
+        error = oversized_requests.to_error(workload, settings.display_name)
     lines = [
         f"workload: {workload.name}",
         f"target: {settings.display_name}",
@@ -75,16 +86,23 @@ def describe_load(workload: Workload, settings: Settings) -> LoadDescription:
         *slo_lines(workload.slo, slo_by_class(workload)),
         *_length_lines(workload, prompts, schedule.slot_count),
         f"estimated: about {forecast.text}",
-        f"config fingerprint: {recipe}  schedule fingerprint: {schedule_fingerprint(schedule)}",
+        _fingerprint_line(workload, schedule, tokenizer),
         *(f"note: {note}" for note in _notes(workload, prompts, schedule)),
     ]
-    error = None
-    if oversized_requests is not None:
-        error = oversized_requests.to_error(workload, settings.display_name)
-        if error is None:
-            # So few requests are too long that the run is still valid.
-            lines.append(f"note: {oversized_requests.text}, so these requests will fail")
+    is_run_still_valid = error is None
+    if oversized_requests is not None and is_run_still_valid:
+        lines.append(f"note: {oversized_requests.text}, so these requests will fail")
     return LoadDescription("\n".join(lines), forecast, error)
+
+
+def _fingerprint_line(workload: Workload, schedule: Schedule, tokenizer: tokens.Tokenizer) -> str:
+    """Return a line with the fingerprints that the manifest of the run would have.
+
+    One of them also depends on who counts tokens. It is assumed that the server does, because most
+    servers report token counts.
+    """
+    recipe = recipe_fingerprint(workload, "server", tokenizer.file_sha256)
+    return f"config fingerprint: {recipe}  schedule fingerprint: {schedule_fingerprint(schedule)}"
 
 
 def slo_lines(slo: Slo | None, class_slos: Mapping[str, Slo | None]) -> list[str]:
@@ -128,24 +146,32 @@ def _stage_lines(workload: Workload, schedule: Schedule) -> Iterator[str]:
     A closed loop without a ramp of its own gets a second line, because how its virtual users start
     is decided only when the target has been probed.
     """
-    for index in range(len(schedule.stages)):
-        stage = create_stage_plan(workload, schedule, index)
-        bounds = ", ".join(describe_bounds(stage, schedule, index, workload))
-        suffix = "" if stage.measured else ", warm-up, not measured"
-        yield f"load: {stage.arrival}: {bounds}{suffix}"
-        arrival = workload.stages[index].arrival
-        if isinstance(arrival, Closed) and arrival.ramp_ns is None and arrival.concurrency > 1:
-            yield (
-                "      starts staggered over one response time, which the preflight "
-                "request measures"
-            )
+    for index, stage in enumerate(workload.stages):
+        stage_plan = create_stage_plan(workload, schedule, index)
+        bounds = ", ".join(describe_bounds(stage_plan, schedule, index, workload))
+        suffix = "" if stage_plan.measured else ", warm-up, not measured"
+        yield f"load: {stage_plan.arrival}: {bounds}{suffix}"
+        if _gets_default_ramp(stage.arrival):
+            yield f"{_CONTINUATION_INDENT}{_DEFAULT_RAMP_TEXT}"
+
+
+def _gets_default_ramp(arrival: Arrival) -> bool:
+    """Return True for a closed loop of several users whose start the workload does not specify."""
+    if not isinstance(arrival, Closed):
+        return False
+    return arrival.ramp_ns is None and arrival.concurrency > 1
 
 
 def _length_lines(workload: Workload, prompts: Prompts, count: int | None) -> Iterator[str]:
-    """Yield lines on the size of the first requests and tasks, and on the shares of classes.
+    """Yield lines on how many tokens the first requests have, and on the shares of classes.
 
-    `count` is the number of requests of the load, or None if it has no end. The lines are about the
-    first requests, because drawing the lengths of all would take too long.
+    If requests belong to conversations or tasks, there is also a line on the size of these. Only
+    the first requests are described, because drawing the lengths of all would take too long.
+
+    Args:
+        workload: The workload.
+        prompts: Its requests.
+        count: The number of requests of the load, or None if it has no end.
     """
     first_requests = lengths.first_request_lengths(prompts, count)
     yield _request_lengths_line(first_requests)
@@ -162,19 +188,26 @@ def _length_lines(workload: Workload, prompts: Prompts, count: int | None) -> It
 
 
 def _request_lengths_line(first_requests: dict[int, lengths.RequestedLengths]) -> str:
-    """Return a line on the size of the first requests.
+    """Return a line on how many tokens the first requests of a load have.
 
-    The context of a request is its prompt and its response together.
+    Example: "first 100 requests: 80 to 2,000 prompt tokens, 256 output tokens, largest context
+    2,256". The context of a request is its prompt and its response together.
+
+    Args:
+        first_requests: The numbers of tokens of each request, by its id.
     """
-    prompt_range = _format_range(request.input_tokens for request in first_requests.values())
+    input_tokens = [request.input_tokens for request in first_requests.values()]
     output_tokens = [request.output_tokens for request in first_requests.values()]
-    outputs = "output length chosen by the server"
+    request_count = format.counted(len(first_requests), "request")
+    text = f"first {request_count}: {_format_range(input_tokens)} prompt tokens"
     if any(output_tokens):
-        outputs = f"{_format_range(output_tokens)} output tokens"
+        text += f", {_format_range(output_tokens)} output tokens"
+    else:
+        text += ", output length chosen by the server"
     contexts = lengths.context_lengths(first_requests)
-    largest = f", largest context {max(contexts):,}" if contexts else ""
-    requests = format.counted(len(first_requests), "request")
-    return f"first {requests}: {prompt_range} prompt tokens, {outputs}{largest}"
+    if contexts:
+        text += f", largest context {max(contexts):,}"
+    return text
 
 
 def _task_lengths_line(workload: Workload, tasks: Sequence[lengths.RequestedLengths]) -> str:

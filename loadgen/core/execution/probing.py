@@ -33,7 +33,7 @@ _NS_PER_MS = 1e6
 # If a probe takes longer, the user is told what is waited for.
 _LONG_PROBE_S = 5.0
 # The lengths of the two prompts of a probe, in words of the tokenizer of the model.
-_PROBE_LENGTHS_IN_WORDS = (8, 72)
+_PROBE_WORD_COUNTS = (8, 72)
 
 
 async def probe_target(
@@ -43,33 +43,37 @@ async def probe_target(
     samples: Sequence[tuple[str, int]] = SAMPLES,
     output_lengths: OutputLengths | None = None,
 ) -> ProbeResult:
-    """Probe one target as a load will use it.
+    """Send a few requests to one target to find out what it serves, and how it responds.
+
+    The requests have the same API, model, headers and options as those of the load, so that what
+    the server refuses is detected before the load.
 
     Args:
         settings: The settings of the load.
         target: The target.
-        fetcher: Sends the requests.
-        samples: A short and a longer prompt with their content tokens.
+        fetcher: The HTTP client that sends the requests.
+        samples: A short and a longer prompt, each with its number of tokens.
         output_lengths: The output lengths of the load, or None if they are not known.
 
     Raises:
         TargetUnusable: Each request of the load would fail.
     """
+    options = ProbeOptions(
+        model=settings.model,
+        server=settings.server,
+        stream=settings.stream,
+        api_key=settings.api_key,
+        headers=settings.headers,
+        extra_body=settings.extra_body,
+        server_timing=settings.server_timing,
+        samples=samples,
+        output_lengths=output_lengths,
+    )
     return await probe(
         target,
         send_request=fetcher.send_request,
         connect=fetcher.connect,
-        options=ProbeOptions(
-            model=settings.model,
-            server=settings.server,
-            stream=settings.stream,
-            api_key=settings.api_key,
-            headers=settings.headers,
-            extra_body=settings.extra_body,
-            server_timing=settings.server_timing,
-            samples=samples,
-            output_lengths=output_lengths,
-        ),
+        options=options,
     )
 
 
@@ -129,26 +133,29 @@ def client_options(settings: Settings, result: ProbeResult) -> dict[str, Any]:
 
 
 def probe_samples(tokenizer_spec: str | None) -> Sequence[tuple[str, int]]:
-    """Return the two prompts of a probe with their content tokens.
+    """Return the two prompts of a probe, each with its number of tokens.
 
-    With the model's own tokenizer they consist of its words, as the prompts of the load do, so that
-    a server with another tokenizer shows how many tokens it makes of them. Without one they consist
-    of a word that is one token in every vocabulary.
+    If the user gives the tokenizer of the model (a file), the prompts consist of random words of
+    it, as those of the load do. The token counts that the server then reports show whether it uses
+    another tokenizer. Otherwise the prompts consist of a word that is one token in every
+    vocabulary.
 
-    Raises UserError if the tokenizer cannot be loaded.
+    Raises:
+        UserError: The tokenizer cannot be loaded.
     """
     tokenizer = tokens.load_tokenizer(tokenizer_spec)
-    if not tokenizer.file_sha256:
+    is_tokenizer_of_model = tokenizer.file_sha256 != ""
+    if not is_tokenizer_of_model:
         return SAMPLES
-    return random_samples(tokenizer, _PROBE_LENGTHS_IN_WORDS)
+    return random_samples(tokenizer, _PROBE_WORD_COUNTS)
 
 
 def random_samples(
-    tokenizer: tokens.Tokenizer, lengths_in_words: Sequence[int]
+    tokenizer: tokens.Tokenizer, word_counts: Sequence[int]
 ) -> list[tuple[str, int]]:
-    """Return random texts, which no cache can contain, with their tokens."""
-    random = seeds.generator(seeds.fresh(), "probe")
-    texts = [tokens.random_text(tokenizer, words, random) for words in lengths_in_words]
+    """Return random texts of so many words, which no cache can contain, with their tokens."""
+    generator = seeds.generator(seeds.fresh(), "probe")
+    texts = [tokens.random_text(tokenizer, word_count, generator) for word_count in word_counts]
     return [(text, tokenizer.count(text)) for text in texts]
 
 
@@ -244,10 +251,14 @@ def _split_outcomes(
     endpoints: Sequence[Endpoint],
     outcome_by_endpoint: Mapping[Endpoint, ProbeResult | BaseException],
 ) -> _SplitOutcomes:
-    """Separate results and errors, and check that endpoints with the same role serve the same.
+    """Separate the results of probes from the errors.
 
-    Endpoints have the same role if they serve the same steps of tasks, with the same API and model.
-    An exception that is not a LoadgenError is a bug, and is raised.
+    Endpoints that share the same requests must serve the same model with the same server software.
+    Those are the endpoints of the same steps of tasks, with the same API and model. Each of them is
+    compared with the first one, and a difference is another error.
+
+    Raises:
+        BaseException: An outcome is an exception other than a LoadgenError, which is a bug.
     """
     results: ProbeCache = {}
     errors: list[LoadgenError] = []
@@ -261,33 +272,43 @@ def _split_outcomes(
             raise outcome
         results[endpoint] = outcome
         role = (endpoint.serves, endpoint.api, endpoint.model)
-        first_endpoint = first_endpoint_by_role.setdefault(role, endpoint)
-        errors += _difference_errors(first_endpoint, results[first_endpoint], endpoint, outcome)
+        first_endpoint = first_endpoint_by_role.get(role)
+        if first_endpoint is None:
+            first_endpoint_by_role[role] = endpoint
+        else:
+            first_result = results[first_endpoint]
+            errors += _difference_errors(first_endpoint, first_result, endpoint, outcome)
     return _SplitOutcomes(results, errors)
 
 
 def _difference_errors(
-    first_endpoint: Endpoint, first_result: ProbeResult, endpoint: Endpoint, result: ProbeResult
+    first_endpoint: Endpoint,
+    first_result: ProbeResult,
+    other_endpoint: Endpoint,
+    other_result: ProbeResult,
 ) -> Iterator[TargetError]:
     """Yield an error if an endpoint serves another model or runs another server than the first.
 
-    Metrics of a run are those of all its targets together, which would then mean nothing.
+    The metrics of a run combine the responses of all its endpoints. They would mean nothing if the
+    endpoints were different.
     """
-    model = _served_model(result)
     first_model = _served_model(first_result)
-    if (model, result.server_profile) != (first_model, first_result.server_profile):
-        yield TargetError(
-            "targets_differ",
-            message=(
-                f"serves {model} ({result.server}), but {first_endpoint.display_name} serves "
-                f"{first_model} ({first_result.server})"
-            ),
-            where=endpoint.display_name,
-            hint=(
-                "use targets with the same model and server software. --model "
-                "selects a model that all of them serve"
-            ),
-        )
+    other_model = _served_model(other_result)
+    has_same_server = other_result.server_profile == first_result.server_profile
+    if other_model == first_model and has_same_server:
+        return
+    yield TargetError(
+        "targets_differ",
+        message=(
+            f"serves {other_model} ({other_result.server}), but {first_endpoint.display_name} "
+            f"serves {first_model} ({first_result.server})"
+        ),
+        where=other_endpoint.display_name,
+        hint=(
+            "use targets with the same model and server software. --model "
+            "selects a model that all of them serve"
+        ),
+    )
 
 
 def _served_model(result: ProbeResult) -> str:

@@ -44,15 +44,22 @@ def garbage_collection_disabled() -> Iterator[None]:
         gc.unfreeze()
 
 
-def set_largest_kept_block(size: int) -> None:
-    """Let the C allocator return larger blocks than `size` bytes to the system when they are freed.
+def set_largest_kept_block(max_bytes: int) -> None:
+    """Limit the size of freed memory blocks that the C allocator keeps for later allocations.
 
-    A block that it keeps is faster to allocate again, but is memory that this process does not use.
-    What is free now is returned at once. Only glibc has these functions (see mallopt(3)). With
-    other C libraries nothing changes.
+    A larger block returns to the system when it is freed, so that the process does not occupy
+    memory that it does not use. A kept block is faster to allocate again. Memory that is free
+    already is returned at once.
+
+    Only glibc has these functions (see mallopt(3)). With other C libraries nothing changes.
+
+    Args:
+        max_bytes: The size of the largest block that is kept.
     """
     libc = ctypes.CDLL(None)
-    with contextlib.suppress(AttributeError):
-        libc.mallopt(_M_TRIM_THRESHOLD, size)
-        libc.mallopt(_M_MMAP_THRESHOLD, size)
-        libc.malloc_trim(0)
+    is_glibc = hasattr(libc, "mallopt") and hasattr(libc, "malloc_trim")
+    if not is_glibc:
+        return
+    libc.mallopt(_M_TRIM_THRESHOLD, max_bytes)
+    libc.mallopt(_M_MMAP_THRESHOLD, max_bytes)
+    libc.malloc_trim(0)

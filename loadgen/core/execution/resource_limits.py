@@ -57,12 +57,17 @@ def read_machine_limits() -> MachineLimits:
 
 
 def count_connections(schedule: Schedule, max_in_flight: int | None) -> int | None:
-    """Return how many connections a schedule or a shard of it needs at the same time.
+    """Return how many connections a schedule needs at the same time; 0 without stages.
 
-    Stages follow each other, so the one that needs most decides. Return None for an open loop
-    without a limit of requests in flight.
+    A stage needs one connection for each request that may be in flight at the same time. Stages run
+    one after the other, so the largest number over all stages is returned.
+
+    Args:
+        schedule: The schedule, or a shard of it.
+        max_in_flight: The largest number of requests in flight in an open loop, or None. Without
+            it, an open loop may need any number of connections, and the result is None.
     """
-    connections = 0
+    needed_connections = 0
     for stage in schedule.stages:
         if stage.is_closed_loop:
             users = len(schedule.virtual_users_of(stage))
@@ -72,8 +77,8 @@ def count_connections(schedule: Schedule, max_in_flight: int | None) -> int | No
         else:
             sessions = schedule.session_count_in_shard(stage)
             stage_connections = min(max_in_flight, sessions * schedule.sessions.max_parallel_turns)
-        connections = max(connections, stage_connections)
-    return connections
+        needed_connections = max(needed_connections, stage_connections)
+    return needed_connections
 
 
 def limit_errors(demand: ConnectionDemand, limits: MachineLimits) -> Iterator[UserError]:
@@ -137,26 +142,19 @@ def _open_file_errors(
 ) -> Iterator[UserError]:
     """Yield the errors of a run that needs more open files than a process may have.
 
-    Each connection is an open file: of a worker, and of the embedded endpoint, whose only process
-    accepts the connections of all workers.
+    Each connection is an open file of a worker. It is also one of the embedded simulated server,
+    whose only process accepts the connections of all workers.
+
+    Args:
+        demand: What the run needs.
+        connections: The number of connections of all workers at the same time.
+        open_files: How many files a process may have open on this machine.
     """
     files_per_worker = math.ceil(connections / demand.workers) + _SPARE_FILES
     if files_per_worker > open_files:
-        needed_workers = math.ceil(connections / max(open_files - _SPARE_FILES, 1))
-        yield UserError(
-            "resource_limit",
-            message=(
-                f"{connections:,} concurrent connections need {files_per_worker:,} "
-                f"open files in each of {format.counted(demand.workers, 'worker')}, "
-                f"but a process may open only {open_files:,} here"
-            ),
-            where=_CONNECTION_FLAGS,
-            hint=(
-                f"use --workers {needed_workers}, or raise the hard limit: ulimit -Hn "
-                f"{files_per_worker} (LimitNOFILE= of a service)"
-            ),
-        )
-    if demand.is_simulated and connections + _SPARE_FILES > open_files:
+        yield _worker_files_error(demand, connections, files_per_worker, open_files)
+    files_of_server = connections + _SPARE_FILES
+    if demand.is_simulated and files_of_server > open_files:
         yield UserError(
             "resource_limit",
             message=(
@@ -168,6 +166,30 @@ def _open_file_errors(
         )
 
 
+def _worker_files_error(
+    demand: ConnectionDemand, connections: int, files_per_worker: int, open_files: int
+) -> UserError:
+    """Return the error for workers that need too many open files, with two ways out of it.
+
+    These are so many workers that each needs few enough files, and a higher limit.
+    """
+    connections_allowed_per_worker = max(open_files - _SPARE_FILES, 1)
+    needed_workers = math.ceil(connections / connections_allowed_per_worker)
+    return UserError(
+        "resource_limit",
+        message=(
+            f"{connections:,} concurrent connections need {files_per_worker:,} "
+            f"open files in each of {format.counted(demand.workers, 'worker')}, "
+            f"but a process may open only {open_files:,} here"
+        ),
+        where=_CONNECTION_FLAGS,
+        hint=(
+            f"use --workers {needed_workers}, or raise the hard limit: ulimit -Hn "
+            f"{files_per_worker} (LimitNOFILE= of a service)"
+        ),
+    )
+
+
 def _port_errors(
     demand: ConnectionDemand, connections: int, ports_per_source: int
 ) -> Iterator[UserError]:
@@ -175,28 +197,42 @@ def _port_errors(
 
     A connection is identified by its source address, local port and target address. Two connections
     to the same target address therefore need different ports or different source addresses.
+
+    Args:
+        demand: What the run needs.
+        connections: The number of connections of all workers at the same time.
+        ports_per_source: The number of local ports of one source address.
     """
     available_ports = ports_per_source * max(demand.source_addresses, 1)
     connections_per_target = math.ceil(connections / len(demand.addresses))
-    source_text = "one source address has"
+    for address, target_count in Counter(demand.addresses).items():
+        needed_ports = connections_per_target * target_count
+        if needed_ports > available_ports:
+            yield _port_error(demand, address, needed_ports, ports_per_source)
+
+
+def _port_error(
+    demand: ConnectionDemand, address: str, needed_ports: int, ports_per_source: int
+) -> UserError:
+    """Return the error for a target address to which more connections are needed than possible."""
     if demand.source_addresses > 1:
-        source_text = f"{demand.source_addresses} source addresses have"
-    for address, targets in Counter(demand.addresses).items():
-        needed_ports = connections_per_target * targets
-        if needed_ports <= available_ports:
-            continue
-        needed_sources = math.ceil(needed_ports / ports_per_source)
-        yield UserError(
-            "resource_limit",
-            message=(
-                f"{needed_ports:,} concurrent connections to {address} are needed, "
-                f"but {source_text} only {available_ports:,} local ports"
-            ),
-            where=_CONNECTION_FLAGS,
-            hint=(
-                "use a wider port range: sysctl -w "
-                'net.ipv4.ip_local_port_range="1024 65535"; or send from '
-                f"{needed_sources} addresses of this machine: --set sources=A --set "
-                "sources=B ...; or give several addresses of the target with --url"
-            ),
+        available = (
+            f"{demand.source_addresses} source addresses have only "
+            f"{ports_per_source * demand.source_addresses:,} local ports"
         )
+    else:
+        available = f"one source address has only {ports_per_source:,} local ports"
+    needed_sources = math.ceil(needed_ports / ports_per_source)
+    return UserError(
+        "resource_limit",
+        message=(
+            f"{needed_ports:,} concurrent connections to {address} are needed, but {available}"
+        ),
+        where=_CONNECTION_FLAGS,
+        hint=(
+            "use a wider port range: sysctl -w "
+            'net.ipv4.ip_local_port_range="1024 65535"; or send from '
+            f"{needed_sources} addresses of this machine: --set sources=A --set "
+            "sources=B ...; or give several addresses of the target with --url"
+        ),
+    )

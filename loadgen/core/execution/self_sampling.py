@@ -80,11 +80,16 @@ class SelfSampling:
         return now_ns >= self._last_ns + SECOND_NS
 
     def take_sample(self, now_ns: int, counters: Counters) -> WorkerSample:
-        """Return what this worker has used since the last sample.
+        """Return what this worker has used since the last sample, and begin the next interval.
 
-        Fractions (`cpu_share`, `waited_share`, `write_share`) refer to the time since the last
-        sample. They show a load generator that is the bottleneck of its own measurement.
-        `cpu_s` and the counters are totals since the start.
+        The shares refer to the time since the last sample, and show a load generator that is the
+        bottleneck of its own measurement: `cpu_share` is the use of a core, `waited_share` the time
+        for which the thread was ready but had no core (None if the system does not tell), and
+        `write_share` the time of writes to disk. CPU seconds and counters are totals.
+
+        Args:
+            now_ns: The time on the monotonic clock.
+            counters: The counters of the load.
         """
         cpu_ns = process_time_ns()
         waited_ns = self._run_queue_wait.since_last_call_ns()
@@ -93,9 +98,9 @@ class SelfSampling:
             t_s=round((now_ns - self._start_ns) / SECOND_NS, 3),
             worker=self._worker,
             span_s=round(span_ns / SECOND_NS, 3),
-            cpu_share=_fraction(cpu_ns - self._last_cpu_ns, span_ns) or 0.0,
-            waited_share=None if waited_ns is None else _fraction(waited_ns, span_ns),
-            write_share=_fraction(self.written_ns, span_ns) or 0.0,
+            cpu_share=_share(cpu_ns - self._last_cpu_ns, span_ns),
+            waited_share=None if waited_ns is None or not span_ns else _share(waited_ns, span_ns),
+            write_share=_share(self.written_ns, span_ns),
             cpu_s=round((cpu_ns - self._start_cpu_ns) / SECOND_NS, 4),
             peak_rss_bytes=peak_memory_bytes(),
             in_flight=counters.in_flight,
@@ -105,7 +110,7 @@ class SelfSampling:
         )
         self._last_ns = now_ns
         self._last_cpu_ns = cpu_ns
-        self.written_ns = 0
+        self.written_ns = 0  # The caller adds the writes of the next interval.
         return sample
 
     def close(self) -> None:
@@ -113,6 +118,6 @@ class SelfSampling:
         self._run_queue_wait.close()
 
 
-def _fraction(part_ns: int, span_ns: int) -> float | None:
-    """Return which fraction of a time span a part of it is, or None if the span is empty."""
-    return round(part_ns / span_ns, 4) if span_ns else None
+def _share(part_ns: int, span_ns: int) -> float:
+    """Return which share of a time span a part of it is, or 0 if the span is empty."""
+    return round(part_ns / span_ns, 4) if span_ns else 0.0

@@ -31,14 +31,23 @@ class SharedCounters:
     """Counters of several workers: each worker writes its own block, and `sum` adds them up."""
 
     def __init__(self, path: Path, workers: int) -> None:
-        """Map the file, which the first process that opens it fills with zeros.
+        """Map the file of the counters into memory, and create it if it does not exist.
 
-        A file that is only truncated to its size has no space of its own. On a full disk the first
-        write to its map would end the process with SIGBUS, where writing zeros raises OSError.
+        Several processes may do so at the same time: each appends as many zeros as the file lacks,
+        and only the first bytes are used if it becomes too long.
+
+        The zeros are written, not added by truncating the file to its size, which would reserve no
+        space on disk. On a full disk, the first write to the map would then end the process with
+        SIGBUS, where writing zeros raises OSError.
+
+        Args:
+            path: The file, which all processes of the run share.
+            workers: The number of workers, each of which has a block of counters.
         """
         size = _BLOCK.itemsize * workers
         with path.open("a+b") as file:
-            file.write(bytes(max(size - path.stat().st_size, 0)))
+            missing_bytes = max(size - path.stat().st_size, 0)
+            file.write(bytes(missing_bytes))
             file.flush()
             self._map = mmap.mmap(file.fileno(), 0)
         self._blocks = np.frombuffer(self._map, _BLOCK)

@@ -52,18 +52,23 @@ def on_stop_signal(handle: Callable[[int], object]) -> Iterator[None]:
 
 @contextlib.contextmanager
 def abort_start_on_signal(abort: Callable[[], object]) -> Iterator[None]:
-    """Call `abort()` for each stop signal while workers start, then raise KeyboardInterrupt.
+    """Abort the start of a load on a stop signal, such as Ctrl-C, within the context.
 
-    Errors of the start that the abort causes are ignored.
+    Args:
+        abort: Called for each signal. It makes the code in the context end soon.
+
+    Raises:
+        KeyboardInterrupt: There was a signal. It is raised when the context ends. A LoadgenError
+            in the context is then dropped, since it is a consequence of the abort.
     """
     is_aborted = False
 
-    def handle(_signum: int) -> None:
+    def handle_signal(_signum: int) -> None:
         nonlocal is_aborted
         is_aborted = True
         abort()
 
-    with on_stop_signal(handle):
+    with on_stop_signal(handle_signal):
         try:
             yield
         except LoadgenError:

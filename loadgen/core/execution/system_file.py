@@ -23,8 +23,8 @@ from loadgen.core.workload.file_models import FileContext, Part
 from loadgen.core.workload.workload_files import read_yaml_text
 from loadgen.core.workload.yaml_marks import read_yaml
 
-_SMALLEST = "name: node-7\naccelerator: {model: NVIDIA H200, per_node: 8}"
-_EXAMPLE = "docs/system.example.yaml shows every key"
+_SMALLEST_EXAMPLE = "name: node-7\naccelerator: {model: NVIDIA H200, per_node: 8}"
+_FULL_EXAMPLE_HINT = "docs/system.example.yaml shows every key"
 
 Text = Annotated[str, Field(min_length=1, max_length=300)]
 
@@ -101,7 +101,7 @@ class SystemUnderTest(Part):
     notes: Text | None = None
 
 
-KEYS_BY_READER = {
+REQUIRED_KEYS_BY_USE = {
     "MLPerf": (
         "name",
         "status",
@@ -143,7 +143,7 @@ KEYS_BY_READER = {
         "model.kv_cache",
     ),
 }
-"""The keys that each reader of a result needs.
+"""The keys of a system file that each use of a result requires.
 
 The keys of MLPerf are those of the JSON files in a submission's `systems/`, and the keys of
 InferenceX those of the configuration of a benchmark. Whoever repeats a measurement needs those of
@@ -168,7 +168,7 @@ class SystemDescription(NamedTuple):
 
 
 def read_system_file(path: Path, env: Mapping[str, str] = os.environ) -> SystemDescription:
-    """Read a system file, which describes the system under test (`--system`).
+    """Read a YAML file that describes the system under test (`--system`).
 
     A few of its keys describe the target as options do. All others become metadata of the run, with
     a prefix that separates them from the user's own metadata.
@@ -181,13 +181,22 @@ def read_system_file(path: Path, env: Mapping[str, str] = os.environ) -> SystemD
         UserError: The file cannot be read.
         CombinedError: The file has errors; all of them are in it.
     """
-    text = read_yaml_text(path, f"--system {path}", "system file", lambda: _EXAMPLE, _EXAMPLE)
-    document, errors = read_yaml(text, str(path), env, kind="system file", example=_SMALLEST)
-    context = FileContext(file=str(path), directory=path.parent, errors=errors)
-    # Validation adds the errors that it finds to those of the context.
+    text = read_yaml_text(
+        path, f"--system {path}", "system file", lambda: _FULL_EXAMPLE_HINT, _FULL_EXAMPLE_HINT
+    )
+    document, syntax_errors = read_yaml(
+        text, str(path), env, kind="system file", example=_SMALLEST_EXAMPLE
+    )
+    context = FileContext(file=str(path), directory=path.parent, errors=syntax_errors)
     system = validate_document(SystemUnderTest, document, context)
-    if system is None or context.errors:
-        raise CombinedError(sort_errors(context.errors))
+    all_errors = context.errors  # Validation has added its errors to those of the syntax.
+    if system is None or all_errors:
+        raise CombinedError(sort_errors(all_errors))
+    return _to_description(system)
+
+
+def _to_description(system: SystemUnderTest) -> SystemDescription:
+    """Separate the keys of a system file that describe the target from those that are metadata."""
     values = system.model_dump(exclude_none=True)
     target_values = {key: values.pop(key) for key in TARGET_KEYS if key in values}
     metadata = values.pop("metadata")
@@ -209,39 +218,42 @@ def _flatten(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str,
 
 
 def missing_facts(metadata: Mapping[str, str], target: TargetFacts) -> dict[str, list[str]]:
-    """Return what a run does not say about its system, for each group of readers that needs it.
+    """Return which facts about its system a run lacks, for each use of its result.
 
-    MLPerf, for example, requires some facts about the host. A fact is known from the metadata of
-    the run, where the keys of a system file have a prefix, or because the target reports it.
+    A use is, for example, a submission to MLPerf, which requires facts about the host. A fact is
+    known if the user gives it in a system file, whose keys are metadata of the run with a prefix,
+    or if the server reports it.
 
     Args:
         metadata: The metadata of the run.
         target: What is known of its first target.
 
     Returns:
-        The missing keys by reader, for example {"MLPerf": ["host.memory"]}. A reader of
-        KEYS_BY_READER without missing keys has no entry.
+        The missing keys of a system file by the name of the use, for example
+        {"MLPerf": ["host.memory"]}. A use that lacks nothing has no entry.
     """
-    known_keys = {
+    keys_from_user = {
         key.removeprefix(SYSTEM_PREFIX) for key in metadata if key.startswith(SYSTEM_PREFIX)
     }
-    known_keys |= _keys_of_target(target)
-    missing_keys_by_reader = {}
-    for reader, keys in KEYS_BY_READER.items():
-        missing_keys = [key for key in keys if key not in known_keys]
+    known_keys = keys_from_user | _reported_keys(target)
+    missing_keys_by_use = {}
+    for use, required_keys in REQUIRED_KEYS_BY_USE.items():
+        missing_keys = [key for key in required_keys if key not in known_keys]
         if missing_keys:
-            missing_keys_by_reader[reader] = missing_keys
-    return missing_keys_by_reader
+            missing_keys_by_use[use] = missing_keys
+    return missing_keys_by_use
 
 
-def _keys_of_target(target: TargetFacts) -> set[str]:
-    """Return the keys of a system file whose values the target reports, so that they are known."""
-    # A server that the probe did not recognise counts as "generic".
-    is_engine_known = target.server not in ("", "generic")
-    is_known_by_key = {
-        "engine.name": is_engine_known,
+def _reported_keys(target: TargetFacts) -> set[str]:
+    """Return the keys of a system file, such as `engine.version`, that a server itself reports.
+
+    The user need not give these in the file.
+    """
+    is_server_recognized = target.server not in ("", "generic")
+    is_reported_by_key = {
+        "engine.name": is_server_recognized,
         "engine.version": bool(target.version),
         "model.precision": bool(target.precision),
         "accelerator.per_node": bool(target.gpus),
     }
-    return {key for key, is_known in is_known_by_key.items() if is_known}
+    return {key for key, is_reported in is_reported_by_key.items() if is_reported}

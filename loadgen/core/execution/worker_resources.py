@@ -118,8 +118,8 @@ async def open_resources(
         TargetError: A target cannot be used.
     """
     job = plan.job
-    # Each connection is an open file. `check_plan` has already checked that the hard limit is high
-    # enough, so no minimum is required here.
+    # Each connection is an open file. `check_plan` has checked that there may be enough of them, so
+    # the limit is only raised as far as possible here.
     raise_file_limit(needed=0)
     with contextlib.ExitStack() as cleanup:
         with _target_errors(where=""):
@@ -132,14 +132,11 @@ async def open_resources(
         cleanup.callback(bodies.close)
         record_log = RecordLog(job.folder, worker, job.settings.tuning.segment_rows)
         cleanup.callback(record_log.close)
-        # Building bodies frees the memory of each long prompt, which the next one needs again.
-        set_largest_kept_block(LARGEST_KEPT_BLOCK)
+
         unbuilt_slot_ids = await _build_first_bodies(bodies, worker_schedule)
         await sleep_until_before_start(job.settings.shard, lead_s=CONNECTION_S)
-        connections_per_target = math.ceil(connections_to_open(worker_schedule) / len(pools))
         with _target_errors(where=job.probe_results[0].target.redacted):
-            for pool in pools:
-                await pool.open(connections_per_target)
+            await _open_connections(pools, connections_to_open(worker_schedule))
             yield WorkerResources(
                 reactor=reactor,
                 clients=_create_clients(job, pools, record_log),
@@ -152,6 +149,16 @@ async def open_resources(
                     job.workload, plan.requests, sends_slos=job.settings.slo_headers
                 ),
             )
+
+
+async def _open_connections(pools: Sequence[Pool], connections: int) -> None:
+    """Open the connections with which the load begins, spread evenly over the targets.
+
+    Raises TargetUnusable if a target cannot be reached.
+    """
+    connections_per_target = math.ceil(connections / len(pools))
+    for pool in pools:
+        await pool.open(connections_per_target)
 
 
 @contextlib.contextmanager
@@ -202,16 +209,15 @@ def _create_clients(job: Job, pools: Sequence[Pool], record_log: RecordLog) -> S
 
 
 def _create_bodies(plan: Plan, worker_schedule: Schedule) -> Bodies:
-    """Return the builder of request bodies, in a separate process if the load is large.
+    """Return what provides request bodies: this process, or a separate one for a large load.
 
-    A load without a number of requests also uses a separate process if starting one is cheap, that
-    is, if it is a fork of this process.
+    A load whose number of requests is not known also gets a separate process, if that can be a fork
+    of this one. A fork is cheap, where a new interpreter would not be worth it.
     """
     job = plan.job
     is_endless = plan.schedule.slot_count is None
-    if needs_builder_process(plan.schedule, job.settings.tuning) or (
-        is_endless and child_process.can_fork()
-    ):
+    is_fork_worthwhile = is_endless and child_process.can_fork()
+    if is_fork_worthwhile or needs_builder_process(plan.schedule, job.settings.tuning):
         return BodyPrefetch(job, worker_schedule, plan.requests)
     return Bodies(
         plan.requests,
@@ -222,24 +228,30 @@ def _create_bodies(plan: Plan, worker_schedule: Schedule) -> Bodies:
 
 
 async def _build_first_bodies(bodies: Bodies, worker_schedule: Schedule) -> list[Iterator[int]]:
-    """Build as many bodies as possible before the load starts.
+    """Build the bodies of the first requests, or of all if possible, before the load starts.
 
-    Return the slot ids of the bodies that are still to be built, for each stage. The list is empty
-    if a separate process builds them.
+    Returns:
+        For each stage, the slot ids whose bodies the worker still has to build while it sends. The
+        list is empty if a separate process builds the bodies.
     """
+    # Building frees the memory of each long prompt, which the next one needs again.
+    set_largest_kept_block(LARGEST_KEPT_BLOCK)
     if isinstance(bodies, BodyPrefetch):
         await bodies.receive_first_bodies()
         return []
-    slot_ids_by_stage = [worker_schedule.slot_ids_of(stage) for stage in worker_schedule.stages]
-    for stage, slot_ids in zip(worker_schedule.stages, slot_ids_by_stage, strict=True):
-        # `build` consumes the ids of the bodies that it builds. The others remain in the iterator.
+    unbuilt_slot_ids = []
+    for stage in worker_schedule.stages:
+        slot_ids = worker_schedule.slot_ids_of(stage)
+        has_unknown_length = stage.session_count is None
+        # It takes the ids of the bodies that it builds from the iterator and leaves the others.
         bodies.build(
             stage.index,
             slot_ids,
-            max_bodies=BODIES_AHEAD if stage.session_count is None else None,
+            max_bodies=BODIES_AHEAD if has_unknown_length else None,
             max_cpu_s=_MAX_BUILD_CPU_S,
         )
-    return slot_ids_by_stage
+        unbuilt_slot_ids.append(slot_ids)
+    return unbuilt_slot_ids
 
 
 def _create_redactor(job: Job) -> Callable[[str], str]:

@@ -42,7 +42,7 @@ def test_the_example_describes_a_complete_system() -> None:
         "region": "eu-west",
     }
     assert every - keys == {"parallelism.prefill_accelerators", "parallelism.decode_accelerators"}
-    assert {key for asked in system_file.KEYS_BY_READER.values() for key in asked} <= every
+    assert {key for asked in system_file.REQUIRED_KEYS_BY_USE.values() for key in asked} <= every
     assert (
         told["system.accelerator.driver"] == "580.65"
         and told["system.parallelism.data_attention"] == "no"

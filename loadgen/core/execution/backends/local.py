@@ -66,26 +66,31 @@ class LocalWorkers:
     """The worker processes of a run on this machine."""
 
     def __init__(self, plan: Plan) -> None:
-        """Start the processes. They receive the plan in `run`."""
+        """Start the worker processes, which load their modules and then wait for their job.
+
+        `run` sends it to them.
+        """
         settings = plan.job.settings
         self._plan = plan
-        self._workers = settings.workers
-        self._frozen_s = settings.tuning.frozen_s
+        self._worker_count = settings.workers
+        # A worker that shows no progress for this long is stuck.
+        self._stuck_after_s = settings.tuning.frozen_s
         spool_dir = plan.job.folder / "spool"
         spool_dir.mkdir(exist_ok=True)
-        self._processes = [worker.start_process() for _ in range(self._workers)]
+        self._processes = [worker.start_process() for _ in range(self._worker_count)]
         # One thread for each process, so that the output of all is read at the same time.
-        self._threads = ThreadPoolExecutor(self._workers)
-        self._counters = SharedCounters(spool_dir / worker.COUNTERS_FILE, self._workers)
+        self._threads = ThreadPoolExecutor(self._worker_count)
+        self._counters = SharedCounters(spool_dir / worker.COUNTERS_FILE, self._worker_count)
         # For each worker, the reason to report if it died.
-        self._death_reasons = [f"worker {index} died" for index in range(self._workers)]
+        self._death_reasons = [f"worker {index} died" for index in range(self._worker_count)]
 
     async def run(self, emit: Emit) -> WorkerResult:
         """Carry out the plan, end the processes, and return the merged results.
 
-        Unfinished slots of a worker that dies are recorded as `lost`. A worker that publishes no
-        counters for `frozen_s` is stuck, and is killed. Signals are passed on to all workers: after
-        the first they stop and drain, after the second they end at once.
+        Every worker first reports that it is ready. Then all receive the same start time, which is
+        a little in the future, so that they start together. Signals are passed on to them: after
+        the first they stop and drain, after the second they end at once. Requests of a worker that
+        dies are recorded as `lost`.
 
         Args:
             emit: Called with `LoadStarted` when the load starts.
@@ -95,23 +100,40 @@ class LocalWorkers:
             OSError: An error of this host ended a worker, for example a full disk.
             KeyboardInterrupt: A signal came before all workers had started.
         """
-        shard = self._plan.job.settings.shard
         try:
-            with stop_signals.abort_start_on_signal(lambda: self._send_signal(signal.SIGKILL)):
-                await self._start_all()
-                await self._wait_for_common_start(shard)
+            await self._prepare_workers()
             with stop_signals.on_stop_signal(self._send_signal):
+                # A signal during the preparation may arrive only now.
                 await stop_signals.raise_pending_interrupt()
-
-                start_ns = start_instant_ns(shard, lead_ns=worker.HEAD_START_NS)
-                load = RunningLoad(self._counters.sum, lambda: self._send_signal(signal.SIGINT))
-                emit(LoadStarted(start_ns, load))
-                for process in self._processes:
-                    worker.send_line(process, f"{start_ns}\n".encode())
+                start_ns = self._start_load(emit)
                 results = await self._collect_results(start_ns)
             return merge.merge_results(self._plan, results, self._death_reasons)
         finally:
             self._close()
+
+    async def _prepare_workers(self) -> None:
+        """Wait until all workers are ready, and for the common start if the run is a shard.
+
+        A stop signal meanwhile kills the workers.
+        """
+        with stop_signals.abort_start_on_signal(lambda: self._send_signal(signal.SIGKILL)):
+            await self._start_all()
+            shard = self._plan.job.settings.shard
+            if shard is not None:
+                await self._wait_for_common_start(shard)
+
+    def _start_load(self, emit: Emit) -> int:
+        """Send all workers the start time, and return it in ns on the monotonic clock.
+
+        The clock is the same in all processes of a machine.
+        """
+        shard = self._plan.job.settings.shard
+        start_ns = start_instant_ns(shard, lead_ns=worker.HEAD_START_NS)
+        load = RunningLoad(self._counters.sum, lambda: self._send_signal(signal.SIGINT))
+        emit(LoadStarted(start_ns, load))
+        for process in self._processes:
+            worker.send_line(process, f"{start_ns}\n".encode())
+        return start_ns
 
     def _send_signal(self, signum: int) -> None:
         """Send a signal to all workers that are still running."""
@@ -122,66 +144,79 @@ class LocalWorkers:
     async def _start_all(self) -> None:
         """Send every worker its share, and wait until all are ready.
 
-        Raises TargetError if one could not start. A worker that uses no CPU time for `frozen_s` is
-        stuck: connections are opened in less time.
+        Raises:
+            TargetError: A worker could not start, or did nothing for `Tuning.frozen_s`.
+            OSError: An error of this host is the reason, for example a full disk.
         """
         pickled_job = pickle.dumps(self._plan.job)
         loop = asyncio.get_running_loop()
         starts = [
             loop.run_in_executor(self._threads, self._start_one, index, pickled_job)
-            for index in range(self._workers)
+            for index in range(self._worker_count)
         ]
         for start in starts:
-            # Only the first error is raised, since the others are its consequences. Reading them
-            # here avoids a warning about exceptions that were never retrieved.
+            # Only the first error is raised below, since the others are its consequences. Reading
+            # all here avoids a warning about exceptions that were never retrieved.
             start.add_done_callback(lambda done: done.exception())
         stuck_workers = await self._wait_for_starts(starts)
         if stuck_workers:
-            raise TargetError(
-                "process_failed",
-                message=(
-                    f"worker {min(stuck_workers)} did not respond for "
-                    f"{self._frozen_s:g} s before the load, so it was killed"
-                ),
-                where=f"--workers {self._workers}",
-                hint="check whether this host is out of memory or its disk is stuck",
-            )
+            raise self._stuck_worker_error(min(stuck_workers))
         for start in starts:
+            # After an error, the other starts may not have ended yet.
             if start.done():
                 start.result()
+
+    def _stuck_worker_error(self, index: int) -> TargetError:
+        """Return the error for a worker that was killed before the load because it was stuck."""
+        return TargetError(
+            "process_failed",
+            message=(
+                f"worker {index} did not respond for "
+                f"{self._stuck_after_s:g} s before the load, so it was killed"
+            ),
+            where=f"--workers {self._worker_count}",
+            hint="check whether this host is out of memory or its disk is stuck",
+        )
 
     def _start_one(self, index: int, pickled_job: bytes) -> None:
         """Send a worker its share and wait until it is ready. Runs in a thread."""
         process = self._processes[index]
         assert process.stdout is not None
-        worker.send_job(process, pickled_job, index, self._workers)
+        worker.send_job(process, pickled_job, index, self._worker_count)
         worker.check_is_ready(process.stdout.readline())
 
     async def _wait_for_starts(self, starts: Sequence[asyncio.Future[None]]) -> set[int]:
-        """Wait until all starts are done or one has failed, and return the workers that are stuck.
+        """Wait until all workers have started or one has failed, and return the stuck ones.
 
-        Workers that are stuck are killed.
+        A worker that uses no CPU time for `Tuning.frozen_s` is stuck, since opening connections
+        takes less time than that. It is killed.
+
+        Args:
+            starts: The start of each worker, in the order of the workers.
         """
         stuck_workers: set[int] = set()
-        used_cpu_s: list[float | None] = [None] * self._workers
+        previous_cpu_s: dict[int, float] = {}
         while not all(start.done() for start in starts):
             done, _ = await asyncio.wait(
-                starts, timeout=self._frozen_s, return_when=asyncio.FIRST_EXCEPTION
+                starts, timeout=self._stuck_after_s, return_when=asyncio.FIRST_EXCEPTION
             )
-            if any(start.exception() for start in done):
+            has_failed = any(start.exception() is not None for start in done)
+            if has_failed:
                 break
             for index, start in enumerate(starts):
-                previous_cpu_s = used_cpu_s[index]
-                used_cpu_s[index] = child_process.read_cpu_seconds(self._processes[index].pid)
-                if not start.done() and used_cpu_s[index] == previous_cpu_s:
+                cpu_s = child_process.read_cpu_seconds(self._processes[index].pid)
+                has_made_progress = cpu_s != previous_cpu_s.get(index)
+                previous_cpu_s[index] = cpu_s
+                if not start.done() and not has_made_progress:
                     stuck_workers.add(index)
                     self._processes[index].kill()
         return stuck_workers
 
-    async def _wait_for_common_start(self, shard: Shard | None) -> None:
-        """Wait until shortly before the common start of a shard, or until a worker has ended."""
-        if shard is None:
-            return
+    async def _wait_for_common_start(self, shard: Shard) -> None:
+        """Wait until shortly before the time at which all shards of the run start.
+
+        The wait ends early if a worker has ended.
+        """
         lead_s = worker.HEAD_START_NS / NS_PER_S
         waiting = asyncio.create_task(sleep_until_before_start(shard, lead_s))
         while not waiting.done() and all(process.poll() is None for process in self._processes):
@@ -204,26 +239,30 @@ class LocalWorkers:
             self._kill_stuck_workers(start_ns)
 
     def _kill_stuck_workers(self, start_ns: int) -> None:
-        """Kill the workers that have not published counters for `frozen_s`."""
+        """Kill the workers that have not published counters for `Tuning.frozen_s`."""
         for index, process in enumerate(self._processes):
             last_sign_ns = max(self._counters.updated_ns(index), start_ns)
-            is_stuck = monotonic_ns() > last_sign_ns + self._frozen_s * NS_PER_S
+            is_stuck = monotonic_ns() > last_sign_ns + self._stuck_after_s * NS_PER_S
             if process.poll() is None and is_stuck:
                 self._death_reasons[index] = (
-                    f"worker {index} did not respond for {self._frozen_s:g} s, so it was killed"
+                    f"worker {index} did not respond for {self._stuck_after_s:g} s, "
+                    "so it was killed"
                 )
                 process.kill()
 
     def _read_result(self, process: subprocess.Popen[bytes]) -> WorkerResult | None:
         """Return the result that a worker reports at its end, or None if it died.
 
-        Runs in a thread. Raises OSError if an error of this host ended the worker, for example a
-        full disk.
+        The result is in the last line of its output. Other lines are handled as they come. This
+        runs in a thread.
+
+        Raises:
+            OSError: An error of this host ended the worker, for example a full disk.
         """
         assert process.stdout is not None
         result = None
         for line in process.stdout:
-            result = worker.read_result(line, self._stop_all)
+            result = worker.handle_result_line(line, stop_others=self._stop_all)
         process.wait()
         return result
 

@@ -37,10 +37,10 @@ def merge_results(
 
 
 def record_lost_slots(plan: Plan, worker: int, reason: str) -> None:
-    """Write a record `lost` for each slot of a dead worker that has no record.
+    """Write a record `lost` for each request of a dead worker that has no record.
 
-    So the record of every slot exists, and the lost requests are counted as such. No process may
-    write the files of that worker any more.
+    A slot is the place of a request in the schedule. With these records, every slot has one, and
+    lost requests are counted. No process may write the files of that worker any more.
 
     Args:
         plan: The plan of the run.
@@ -52,25 +52,34 @@ def record_lost_slots(plan: Plan, worker: int, reason: str) -> None:
     _remove_incomplete_record(plan, worker)
     recorded = recorded_slots(folder, worker)
     record_log = RecordLog(folder, worker)
-    text_number = record_log.number_text(reason)
-    expected = _expected_slots(worker_schedule, recorded)
+    text_index = record_log.number_text(reason)
     # In steps, because a load may have millions of slots.
-    while slot_ids := list(islice(expected, _SLOTS_PER_STEP)):
+    slots_to_record = _slots_to_record(worker_schedule, recorded)
+    while slot_ids := list(islice(slots_to_record, _SLOTS_PER_STEP)):
         lost_slot_ids = np.setdiff1d(np.array(slot_ids), recorded["slot"]).tolist()
         for slot_id in lost_slot_ids:
             slot = plan.schedule.slot(slot_id)
             key = _record_key(slot, worker)
             record_log.add_record(
-                encode_unsent_record(key, slot.due_ns, "worker_died", "lost", UNKNOWN, text_number)
+                encode_unsent_record(
+                    key,
+                    slot.due_ns,
+                    kind="worker_died",
+                    status="lost",
+                    request_facts=UNKNOWN,  # The bodies that the worker built are lost, too.
+                    text_index=text_index,
+                )
             )
         record_log.flush()
     record_log.close()
 
 
 def _add_results(left: WorkerResult, right: WorkerResult) -> WorkerResult:
-    """Return the sum of two results. A target is down from when a worker first saw it down.
+    """Return the result of two workers together.
 
-    The slower implementation of the hot path counts: "" < "compiled" < "python".
+    Counts are added. So are the sums of hashes, each of which is a number of 128 bits, because the
+    digest of a load is the sum over all its requests. A target is down from the time at which the
+    first worker saw it.
     """
     down_since_s = dict(left.down_since_s)
     for target, at_s in right.down_since_s.items():
@@ -83,8 +92,14 @@ def _add_results(left: WorkerResult, right: WorkerResult) -> WorkerResult:
         interrupted=left.interrupted or right.interrupted,
         stopped=left.stopped or right.stopped,
         down_since_s=down_since_s,
-        hot_path=max(left.hot_path, right.hot_path),
+        hot_path=_slower_hot_path(left.hot_path, right.hot_path),
     )
+
+
+def _slower_hot_path(left: str, right: str) -> str:
+    """Return the slower of two implementations that read sockets; "" stands for none."""
+    fastest_first = ("", "compiled", "python")
+    return max(left, right, key=fastest_first.index)
 
 
 def _remove_incomplete_record(plan: Plan, worker: int) -> None:
@@ -108,11 +123,15 @@ def _record_key(slot: Slot, worker: int) -> RecordKey:
     )
 
 
-def _expected_slots(worker_schedule: Schedule, recorded: NDArray[np.void]) -> Iterator[int]:
-    """Return the slots of a worker that need a record. `recorded` has the type RECORDED_SLOT.
+def _slots_to_record(worker_schedule: Schedule, recorded: NDArray[np.void]) -> Iterator[int]:
+    """Yield the slots of a worker that need a record, with or without one.
 
-    Every slot of a load with a number of requests needs one. Without a number, slots are scheduled
-    only when they are reached, so only those that were in flight need one.
+    In a load with a number of requests, that is every slot. In a load that only a duration limits,
+    a slot exists only once it is reached, so it is those that were in flight.
+
+    Args:
+        worker_schedule: The part of the schedule that the worker sends.
+        recorded: The slots that have a record, as an array of RECORDED_SLOT.
     """
     if worker_schedule.slot_count is not None:
         return worker_schedule.slot_ids()
@@ -122,18 +141,22 @@ def _expected_slots(worker_schedule: Schedule, recorded: NDArray[np.void]) -> It
 def _slots_in_flight(worker_schedule: Schedule, recorded: NDArray[np.void]) -> Iterator[int]:
     """Yield the slots that were in flight when a worker died, in its last stage with a record.
 
-    This is for a closed loop without a number of requests. Each virtual user had one session in
-    flight: the slots that follow its last record, or its first slot if it has no record.
+    This is for a closed loop that only a duration limits. Each of its virtual users has one session
+    in flight: the turns after its last record, or the beginning of its next session.
+
+    Sessions are numbered through all stages, and session s has the slots from s * max_turns on. The
+    sessions of a stage are dealt out to its users like cards: with 3 users, user 0 of the first
+    stage has the sessions 0, 3, 6, and so on.
 
     Args:
         worker_schedule: The part of the schedule that the worker sends.
-        recorded: The slots with a record, of the type RECORDED_SLOT.
+        recorded: The slots that have a record, as an array of RECORDED_SLOT.
     """
     stage_index = int(recorded["stage"].max()) if len(recorded) else 0
     stage = worker_schedule.stages[stage_index]
-    last_slot_by_user = _last_slot_by_user(
-        recorded, first_slot_id=stage.first_session * worker_schedule.max_turns
-    )
+    max_turns = worker_schedule.max_turns
+    first_slot_of_stage = stage.first_session * max_turns
+    last_slot_by_user = _last_slot_by_user(recorded, first_slot_of_stage)
     for virtual_user in worker_schedule.virtual_users_of(stage):
         last_slot = last_slot_by_user.get(virtual_user)
         if last_slot is None:
@@ -142,10 +165,9 @@ def _slots_in_flight(worker_schedule: Schedule, recorded: NDArray[np.void]) -> I
         next_turns = worker_schedule.next_slot_ids(last_slot)
         if next_turns:
             yield from next_turns
-            continue
-        # The session has ended. Successive sessions of a user are `concurrency` apart.
-        next_session = last_slot // worker_schedule.max_turns + stage.concurrency
-        yield worker_schedule.first_slot_id(next_session)
+        else:
+            last_session = last_slot // max_turns
+            yield worker_schedule.first_slot_id(last_session + stage.concurrency)
 
 
 def _last_slot_by_user(recorded: NDArray[np.void], first_slot_id: int) -> dict[int, int]:

@@ -110,15 +110,16 @@ def check_is_ready(line: bytes) -> None:
     raise TargetError(**fields)
 
 
-def read_result(line: bytes, stop_others: Callable[[], None]) -> WorkerResult | None:
-    """Return the result in a line of a worker.
+def handle_result_line(line: bytes, stop_others: Callable[[], None]) -> WorkerResult | None:
+    """Handle a line of a worker's output after its first one, and return its result if it has it.
 
-    A worker that ends because a target is down writes the line STOPPING before its result. For this
-    line, None is returned.
+    The last line has the result. A line before it, STOPPING, says that the worker has found that a
+    target is down and that the load ends for this reason. The result says so, too, in case the
+    earlier line is missing.
 
     Args:
         line: The line.
-        stop_others: Called if the worker ends because a target is down, to end the other workers.
+        stop_others: Called if the load ends because a target is down, to stop the other workers.
 
     Raises:
         OSError: An error of its host ended the worker, for example a full disk.
@@ -126,13 +127,26 @@ def read_result(line: bytes, stop_others: Callable[[], None]) -> WorkerResult | 
     if line == STOPPING:
         stop_others()
         return None
+    result = _parse_result(line)
+    if result.stopped:
+        stop_others()
+    return result
+
+
+def _parse_result(line: bytes) -> WorkerResult:
+    """Return the result in the last line of a worker's output.
+
+    Raises:
+        OSError: The line has an error of its host instead, which ended the worker, for example a
+            full disk.
+    """
     fields = json.loads(line)
     _raise_host_error(fields)
-    if fields["stopped"]:
-        stop_others()
-    # JSON has only strings as keys, and notes are those of the process that started the worker.
-    down_since_s = {int(target): at_s for target, at_s in fields["down_since_s"].items()}
-    fields["down_since_s"] = down_since_s
+    # JSON has only strings as keys.
+    fields["down_since_s"] = {
+        int(target): down_since_s for target, down_since_s in fields["down_since_s"].items()
+    }
+    # A worker has no notes. Those of a run are about the machines on which its workers run.
     fields["notes"] = ()
     return WorkerResult(**fields)
 
@@ -163,13 +177,15 @@ class _ParentConnection:
         self._loop = asyncio.get_running_loop()
 
     def open(self) -> None:
-        """Publish counters regularly, and stop the load on a signal or a line of the parent.
+        """Begin to publish counters, and to react to signals and to the parent process.
 
-        From now on no signal ends this process before it has reported its result.
+        From now on, SIGINT, SIGTERM and SIGHUP stop the load instead of ending the process, which
+        can thus report its result. A signal that the parent has set to be ignored stays ignored.
         """
         driver = self._driver
         for signum in stop_signals.STOP_SIGNALS:
-            if signal.getsignal(signum) is not signal.SIG_IGN:
+            is_ignored = signal.getsignal(signum) is signal.SIG_IGN
+            if not is_ignored:
                 signal.signal(signum, lambda *_: driver.stop())
         self._loop.add_reader(0, self._on_input)
         self._publish()
@@ -183,28 +199,36 @@ class _ParentConnection:
         self._loop.call_later(_PUBLISH_INTERVAL_S, self._publish)
 
     def _on_input(self) -> None:
-        """Read from the parent: its line STOPPING stops the load, and its end ends it at once.
+        """React to standard input, which comes from the parent process.
 
-        The parent sends nothing else. It passes on that another worker found a target down.
+        The parent only ever sends the line STOPPING, after another worker has found that a target
+        is down. The load then stops, and requests in flight may end. If the input has ended, the
+        parent has died, and the load ends at once.
         """
-        if os.read(0, len(STOPPING)):
+        has_line = os.read(0, len(STOPPING)) != b""
+        if has_line:
             self._driver.stop_after_failure()
             return
-        # The parent has ended. The second call of `stop` ends the load without a drain.
         self._loop.remove_reader(0)
         self._driver.stop()
+        # The second call ends the load without waiting for requests in flight.
         self._driver.stop()
 
 
 async def _wait_for_start() -> int:
     """Report that this worker is ready, and return the start time shortly before it.
 
-    Raises ConnectionAbortedError if another worker could not start.
+    It blocks until the parent process sends the start time, since nothing else has to be done until
+    then. It returns in the middle of HEAD_START_NS, to leave time for the last preparations.
+
+    Raises:
+        ConnectionAbortedError: The parent has closed the pipe, because another worker could not
+            start.
     """
     _write_line(READY)
     line = sys.stdin.buffer.readline()
     if not line:
-        raise ConnectionAbortedError
+        raise ConnectionAbortedError("no start time, because another worker could not start")
     start_ns = int(line)
     wake_up_ns = start_ns - HEAD_START_NS // 2
     await asyncio.sleep(max(0, wake_up_ns - monotonic_ns()) / 1e9)
@@ -233,42 +257,53 @@ def _read_job(source: BinaryIO) -> _WorkerJob | None:
 def _main() -> None:
     """Read a job from standard input, carry it out, and report the result.
 
-    An error is reported in place of the result, and ends the process with its exit code.
+    If the load cannot start or the host has an error, that is reported in place of the result, and
+    the process exits with a code for it.
     """
+    # Where the process was started by Ray, its threads have these signals blocked.
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, (signal.SIGINT, signal.SIGTERM))
+    worker_job = _read_job(sys.stdin.buffer)
+    if worker_job is None:
+        return
+    try:
+        result = _send_share(worker_job)
+    except LoadgenError as error:
+        _report_error(error)
+        sys.exit(error.exit_code)
+    except (ConnectionAbortedError, KeyboardInterrupt):
+        # Another worker could not start, or the run was stopped before its load began.
+        return
+    except OSError as error:
+        _report_host_error(error)
+        sys.exit(f"worker {worker_job.worker}: {error}")
+    _write_line(json.dumps(asdict(result)).encode() + b"\n")
+
+
+def _send_share(worker_job: _WorkerJob) -> WorkerResult:
+    """Send this worker's share of a load, and return its result."""
     # Runs in virtual time do not need this module.
     import uvloop
 
-    # Ray starts its threads with these signals blocked.
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, (signal.SIGINT, signal.SIGTERM))
-    received = _read_job(sys.stdin.buffer)
-    if received is None:
-        return
-    job, worker, workers = received
+    job, worker, workers = worker_job
 
     def on_started(driver: Driver) -> None:
         counters = SharedCounters(job.folder / "spool" / COUNTERS_FILE, workers)
         _ParentConnection(driver, counters, worker).open()
 
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        try:
-            plan = build_plan(job)
-            result = runner.run(run_worker(plan, worker, workers, _wait_for_start, on_started))
-        except LoadgenError as error:
-            _report_error(error)
-            sys.exit(error.exit_code)
-        except (ConnectionAbortedError, KeyboardInterrupt):
-            # Another worker could not start, or the run was stopped before its load began.
-            return
-        except OSError as error:
-            _report_host_error(error)
-            sys.exit(f"worker {worker}: {error}")
-    _write_line(json.dumps(asdict(result)).encode() + b"\n")
+        plan = build_plan(job)
+        return runner.run(run_worker(plan, worker, workers, _wait_for_start, on_started))
 
 
 def _report_error(error: LoadgenError) -> None:
-    """Report why this worker could not start."""
-    names = ("code", "message", "where", "hint", "key")
-    fields = {name: getattr(error, name) for name in names}
+    """Report why this worker could not start. `check_is_ready` reads it."""
+    fields = {
+        "code": error.code,
+        "message": error.message,
+        "where": error.where,
+        "hint": error.hint,
+        "key": error.key,
+    }
     _write_line(json.dumps(fields).encode() + b"\n")
 
 
