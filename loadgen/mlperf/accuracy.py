@@ -14,8 +14,8 @@ from loadgen.core.errors import OK, SLO_MISSED, UNSOUND, UserError
 from loadgen.mlperf.result import DISCLOSURE, Test06
 from loadgen.mlperf.rules import load_rules
 
-LOG = "mlperf_log_accuracy.json"
-VERIFY = "verify_accuracy.txt"
+LOG_FILE = "mlperf_log_accuracy.json"
+VERIFICATION_FILE = "verify_accuracy.txt"
 SCHEMA = 1
 
 TIERS = (0.99, 0.999)
@@ -147,24 +147,27 @@ def reference_accuracy(benchmark: str) -> dict[str, float]:
 def check_targets(
     reference: Mapping[str, float], means: Sequence[AccuracyMean]
 ) -> tuple[AccuracyTarget, ...]:
-    """Return the bounds of the rules on each mean at both tiers, and whether they are met.
+    """Return the targets of the rules at both tiers, and whether the measured means meet them.
 
-    A tier is a required part of the reference's accuracy, 99 % or 99.9 %. As in the submission
-    checker, a bound is compared with the mean alone, and not with its confidence interval.
+    A tier is a required fraction of the accuracy of MLPerf's reference implementation: 99 % or
+    99.9 %. There is a target for each metric and tier. As in the submission checker, it is compared
+    with the mean alone, and not with the confidence interval of the mean.
 
     Args:
         reference: The accuracy of the reference implementation, by metric.
         means: The measured means. The target of a metric without a mean is missed.
     """
-    mean_by_metric = {mean.metric: mean.mean for mean in means}
+    measured = {mean.metric: mean.mean for mean in means}
     return tuple(
-        _check_target(tier, metric, value, mean_by_metric.get(metric))
+        _check_target(tier, metric, reference_mean, measured.get(metric))
         for tier in TIERS
-        for metric, value in reference.items()
+        for metric, reference_mean in reference.items()
     )
 
 
-def _check_target(tier: float, metric: str, reference: float, mean: float | None) -> AccuracyTarget:
+def _check_target(
+    tier: float, metric: str, reference_mean: float, measured_mean: float | None
+) -> AccuracyTarget:
     """Return the bounds on one mean, and whether it is within them.
 
     An accuracy only has a lower bound, the tier's part of the reference. The mean response length
@@ -173,15 +176,19 @@ def _check_target(tier: float, metric: str, reference: float, mean: float | None
     Args:
         tier: The required part of the reference's accuracy.
         metric: The metric.
-        reference: Its value for the reference implementation.
-        mean: The measured mean, or None if there is none.
+        reference_mean: Its mean for the reference implementation.
+        measured_mean: The measured mean, or None if there is none.
     """
-    least = reference * tier
+    least = reference_mean * tier
     most = None
     if metric == TOKENS:
-        least = reference * MIN_TOKENS_FRACTION
-        most = reference * MAX_TOKENS_FRACTION
-    is_met = mean is not None and mean >= least and (most is None or mean <= most)
+        least = reference_mean * MIN_TOKENS_FRACTION
+        most = reference_mean * MAX_TOKENS_FRACTION
+    is_met = (
+        measured_mean is not None
+        and measured_mean >= least
+        and (most is None or measured_mean <= most)
+    )
     return AccuracyTarget(tier=tier, metric=metric, least=least, most=most, met=is_met)
 
 
@@ -216,11 +223,13 @@ def format_verification(test06: Test06) -> str:
     A check passes if no response has failed it. The check of the first token is skipped if the
     server does not report first tokens.
     """
-    first_token = "Skipped" if test06.first_token is None else str(test06.first_token == 0)
+    first_token_check = "Skipped"
+    if test06.wrong_first_tokens is not None:
+        first_token_check = str(test06.wrong_first_tokens == 0)
     lines = (
-        f"First token check pass: {first_token}",
-        f"EOS check pass: {test06.end_tokens == 0}",
-        f"Sample length check pass: {test06.length == 0}",
+        f"First token check pass: {first_token_check}",
+        f"EOS check pass: {test06.repeated_end_tokens == 0}",
+        f"Sample length check pass: {test06.wrong_lengths == 0}",
         f"TEST06 verification {'complete' if test06.passed else 'failed'}",
     )
     return "\n".join(lines) + "\n"

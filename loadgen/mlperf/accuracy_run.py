@@ -22,7 +22,7 @@ from loadgen.core.results import files
 from loadgen.core.workload.dataset_rows import DatasetRow
 from loadgen.mlperf import accuracy, dataset
 from loadgen.mlperf.accuracy import AccuracyMean, AccuracyResult
-from loadgen.mlperf.result import Reply, Test06, run_test06
+from loadgen.mlperf.result import Reply, Test06, count_test06_failures
 from loadgen.mlperf.rules import Benchmark, Test, load_rules
 
 if TYPE_CHECKING:
@@ -54,11 +54,22 @@ class AccuracyRequest(NamedTuple):
 
 
 class _TokenizedResponses(NamedTuple):
-    """The responses as token IDs, by a tokenizer, and what TEST06 says about them."""
+    """The responses as token IDs.
+
+    Attributes:
+        tokenizer: The tokenizer that made token IDs of the response texts.
+        replies: The responses.
+        test06: What MLPerf's compliance test of token counts says about them.
+    """
 
     tokenizer: Tokenizer
     replies: list[Reply]
     test06: Test06
+
+    @property
+    def source(self) -> str:
+        """Where the token IDs come from, as the result says it."""
+        return f"{self.tokenizer.name}, applied to the response texts"
 
 
 def run_accuracy_test(
@@ -78,55 +89,88 @@ def run_accuracy_test(
         CombinedError: The data set has several errors.
         TargetError: The endpoint cannot be reached.
     """
-    reference = accuracy.reference_accuracy(request.test.benchmark)
-    spec = load_rules().benchmarks[request.test.benchmark]
-    dataset_file = _read_dataset(request, spec)
-    tokenizer = None
-    if request.tokenizer_name is not None:
-        tokenizer = load_tokenizer(request.tokenizer_name)
-    questions = _create_questions(dataset_file, spec)
+    accuracy.reference_accuracy(request.test.benchmark)  # raises UserError if it is not scored
+    benchmark = load_rules().benchmarks[request.test.benchmark]
+    dataset_file = _read_dataset(request, benchmark)
+    tokenizer = None if request.tokenizer_name is None else load_tokenizer(request.tokenizer_name)
+    request.output_dir.mkdir(parents=True, exist_ok=True)
     # The prompts contain the chat template of the model, so they are sent to completions.
     endpoint = replace(request.endpoint, api="completions")
-    request.output_dir.mkdir(parents=True, exist_ok=True)
-    options = SendOptions(request.concurrency, spec.max_output)
+    questions = _create_questions(dataset_file, benchmark)
+    options = SendOptions(request.concurrency, benchmark.max_output)
     completions = send_questions(endpoint, questions, options, on_progress)
-
-    tokenized = _tokenize_responses(tokenizer, completions)
+    tokenized = None if tokenizer is None else _tokenize_responses(tokenizer, completions)
     if tokenized is not None:
-        _write_logs(request.output_dir, tokenized, has_test06="TEST06" in spec.compliance)
-    means = [*_rouge_means(questions, completions), *_token_means(completions, tokenized)]
-    token_ids_source = ""
-    test06 = None
-    if tokenized is not None:
-        token_ids_source = f"{tokenized.tokenizer.name}, applied to the response texts"
-        test06 = tokenized.test06
-    result = AccuracyResult(
-        benchmark=request.test.benchmark,
-        round=request.test.round,
-        dataset=dataset_file.name,
-        dataset_sha256=hashlib.sha256(request.dataset_path.read_bytes()).hexdigest(),
-        url=redacted_url(endpoint),
-        model=completions.model,
-        version=loadgen_version(),
-        samples=len(questions),
-        samples_of_rules=spec.samples,
-        answered=len(questions) - completions.texts.count(None),
-        means=tuple(means),
-        targets=accuracy.check_targets(reference, means),
-        token_ids=token_ids_source,
-        test06=test06,
-        compliance=spec.compliance,
-        simulated=request.simulated or completions.simulated,
-        warnings=tuple(_token_warnings(means, tokenized)),
+        _write_logs(request.output_dir, tokenized, has_test06="TEST06" in benchmark.compliance)
+    result = _create_result(
+        request,
+        benchmark,
+        _Responses(dataset_file.name, redacted_url(endpoint), questions, completions, tokenized),
     )
     files.replace(request.output_dir / FILE, format.document(result))
     return result, completions.failures
 
 
-def _read_dataset(request: AccuracyRequest, spec: Benchmark) -> dataset.DatasetFile:
+class _Responses(NamedTuple):
+    """The responses to the samples of the data set.
+
+    Attributes:
+        dataset_name: The name of the data set.
+        url: The endpoint, without secrets.
+        questions: The samples, with their reference responses.
+        completions: The responses as texts, and the token counts that the server reported.
+        tokenized: The responses as token IDs, or None without a tokenizer.
+    """
+
+    dataset_name: str
+    url: str
+    questions: Sequence[Question]
+    completions: Completions
+    tokenized: _TokenizedResponses | None
+
+
+def _create_result(
+    request: AccuracyRequest, benchmark: Benchmark, responses: _Responses
+) -> AccuracyResult:
+    """Return the result: the mean scores of the responses, and whether they meet the targets.
+
+    Args:
+        request: The benchmark, the data set and the endpoint.
+        benchmark: The requirements of the rules.
+        responses: The responses to the samples.
+    """
+    completions = responses.completions
+    tokenized = responses.tokenized
+    means = _rouge_means(responses.questions, completions)
+    token_mean = _mean_output_tokens(completions, tokenized)
+    if token_mean is not None:
+        means.append(token_mean)
+    reference = accuracy.reference_accuracy(request.test.benchmark)
+    return AccuracyResult(
+        benchmark=request.test.benchmark,
+        round=request.test.round,
+        dataset=responses.dataset_name,
+        dataset_sha256=hashlib.sha256(request.dataset_path.read_bytes()).hexdigest(),
+        url=responses.url,
+        model=completions.model,
+        version=loadgen_version(),
+        samples=len(responses.questions),
+        samples_of_rules=benchmark.samples,
+        answered=len(responses.questions) - completions.texts.count(None),
+        means=tuple(means),
+        targets=accuracy.check_targets(reference, means),
+        token_ids="" if tokenized is None else tokenized.source,
+        test06=None if tokenized is None else tokenized.test06,
+        compliance=benchmark.compliance,
+        simulated=request.simulated or completions.simulated,
+        warnings=tuple(_token_warnings(means, tokenized)),
+    )
+
+
+def _read_dataset(request: AccuracyRequest, benchmark: Benchmark) -> dataset.DatasetFile:
     """Return the data set. Raises UserError if a sample has no reference response."""
     path = request.dataset_path
-    dataset_file = dataset.read_dataset(path, spec, benchmark=request.test.benchmark)
+    dataset_file = dataset.read_dataset(path, benchmark, benchmark=request.test.benchmark)
     if not all(dataset_file.references):
         raise UserError(
             "missing_key",
@@ -137,10 +181,11 @@ def _read_dataset(request: AccuracyRequest, spec: Benchmark) -> dataset.DatasetF
     return dataset_file
 
 
-def _create_questions(dataset_file: dataset.DatasetFile, spec: Benchmark) -> list[Question]:
+def _create_questions(dataset_file: dataset.DatasetFile, benchmark: Benchmark) -> list[Question]:
     """Return the samples as questions whose answers are scored against the reference responses."""
+    max_tokens = benchmark.max_output
     return [
-        Question(row=DatasetRow(prompt=prompt, output_tokens=spec.max_output), reference=reference)
+        Question(row=DatasetRow(prompt=prompt, output_tokens=max_tokens), reference=reference)
         for prompt, reference in zip(dataset_file.prompts, dataset_file.references, strict=True)
     ]
 
@@ -168,49 +213,58 @@ def _to_percent(fraction: float | None) -> float | None:
     return None if fraction is None else fraction * 100
 
 
-def _token_means(
+def _mean_output_tokens(
     completions: Completions, tokenized: _TokenizedResponses | None
-) -> list[AccuracyMean]:
-    """Return the mean number of tokens of a response, or an empty list if it is not known.
+) -> AccuracyMean | None:
+    """Return the mean number of tokens of a response, or None if it is not known.
 
-    The rules require it to be near that of the reference. The counts are those of the server if it
-    reported one for every response, otherwise those of the tokenizer.
+    The rules require it to be near that of MLPerf's reference implementation. The counts are those
+    of the server if it reported one for every response, otherwise those of the tokenizer.
     """
+    server_counts = [count for count in completions.output_tokens if count is not None]
     sample_count = len(completions.output_tokens)
-    counts = [count for count in completions.output_tokens if count is not None]
-    has_all_counts = len(counts) == sample_count
-    if not has_all_counts:
-        if tokenized is None:
-            return []
-        counts = [len(reply.output_tokens) for reply in tokenized.replies]
-    return [AccuracyMean(metric=accuracy.TOKENS, mean=sum(counts) / sample_count)]
-
-
-def _tokenize_responses(
-    tokenizer: Tokenizer | None, completions: Completions
-) -> _TokenizedResponses | None:
-    """Return the responses as token IDs with the checks of TEST06, or None without a tokenizer.
-
-    A request that failed counts as an empty response. The server sends texts, so it does not report
-    its first token as an ID; that check of TEST06 is left out, as in Offline.
-    """
-    if tokenizer is None:
+    if len(server_counts) == sample_count:
+        total_tokens = sum(server_counts)
+    elif tokenized is not None:
+        total_tokens = sum(len(reply.output_tokens) for reply in tokenized.replies)
+    else:
         return None
+    return AccuracyMean(metric=accuracy.TOKENS, mean=total_tokens / sample_count)
+
+
+def _tokenize_responses(tokenizer: Tokenizer, completions: Completions) -> _TokenizedResponses:
+    """Return the responses as token IDs, with the checks of TEST06.
+
+    TEST06 is MLPerf's compliance test of token counts. It compares the number of token IDs with the
+    number that the server reported. If the server reported none, they count as equal. A request
+    that failed counts as an empty response.
+    """
     replies = []
-    for text, server_count in zip(completions.texts, completions.output_tokens, strict=True):
+    for text, reported_count in zip(completions.texts, completions.output_tokens, strict=True):
         token_ids = tokenizer.encode(text or "")
-        reported_count = len(token_ids) if server_count is None else server_count
-        reply = Reply(first_tokens=(), output_tokens=token_ids, reported_count=reported_count)
+        token_count = len(token_ids) if reported_count is None else reported_count
+        reply = Reply(first_tokens=(), output_tokens=token_ids, reported_count=token_count)
         replies.append(reply)
-    return _TokenizedResponses(tokenizer, replies, run_test06(replies, is_offline=True))
+    # The server sends texts, so it reports no ID of its first token that could be checked.
+    test06 = count_test06_failures(replies, reports_first_tokens=False)
+    return _TokenizedResponses(tokenizer, replies, test06)
 
 
 def _token_warnings(
     means: Sequence[AccuracyMean], tokenized: _TokenizedResponses | None
 ) -> list[str]:
-    """Return warnings about token counts and token IDs that are missing or differ."""
+    """Return warnings about the tokens of the responses.
+
+    There is one if the mean number of tokens is not known, one if the responses have no token IDs,
+    and one if a tokenizer counts other numbers of tokens than the server reported.
+
+    Args:
+        means: The means that are known.
+        tokenized: The responses as token IDs, or None without a tokenizer.
+    """
     warnings = []
-    if not any(mean.metric == accuracy.TOKENS for mean in means):
+    has_token_mean = any(mean.metric == accuracy.TOKENS for mean in means)
+    if not has_token_mean:
         warnings.append(
             "the server reports no token counts of its responses; --tokenizer NAME counts them"
         )
@@ -219,9 +273,9 @@ def _token_warnings(
             "mlperf_log_accuracy.json was not written, because responses are texts; "
             "--tokenizer NAME converts them to token IDs"
         )
-    elif tokenized.test06.length:
+    elif tokenized.test06.wrong_lengths:
         warnings.append(
-            f"{tokenized.test06.length:,} responses have another number of tokens by "
+            f"{tokenized.test06.wrong_lengths:,} responses have another number of tokens by "
             f"{tokenized.tokenizer.name} than the server reported. The tokenizer is "
             "not that of the model, or the texts do not convert back to the same "
             "token IDs"
@@ -230,13 +284,21 @@ def _token_warnings(
 
 
 def _write_logs(output_dir: Path, tokenized: _TokenizedResponses, *, has_test06: bool) -> None:
-    """Write LoadGen's accuracy log and, if the rules require TEST06, its verification."""
-    replies = tokenized.replies
+    """Write LoadGen's accuracy log, `mlperf_log_accuracy.json`, with the token IDs of responses.
+
+    If the rules require TEST06, MLPerf's compliance test of token counts, its outcome is written as
+    `verify_accuracy.txt`, like that of the official script.
+
+    Args:
+        output_dir: The directory of the results.
+        tokenized: The responses as token IDs.
+        has_test06: Whether the rules require TEST06.
+    """
     lines = accuracy.format_accuracy_log(
-        responses=[reply.output_tokens for reply in replies],
-        token_counts=[reply.reported_count for reply in replies],
+        responses=[reply.output_tokens for reply in tokenized.replies],
+        token_counts=[reply.reported_count for reply in tokenized.replies],
     )
-    files.replace(output_dir / accuracy.LOG, "".join(lines).encode())
+    files.replace(output_dir / accuracy.LOG_FILE, "".join(lines).encode())
     if has_test06:
         verification = accuracy.format_verification(tokenized.test06)
-        files.replace(output_dir / accuracy.VERIFY, verification.encode())
+        files.replace(output_dir / accuracy.VERIFICATION_FILE, verification.encode())

@@ -6,11 +6,11 @@ from collections.abc import Sequence
 
 from loadgen.core import format
 from loadgen.mlperf.accuracy import TIERS, AccuracyMean, AccuracyResult, AccuracyTarget
+from loadgen.mlperf.text import disclosure_notice
 from loadgen.render.section import (
     Bullets,
     Facts,
     Kind,
-    Notice,
     Paragraph,
     Report,
     Section,
@@ -29,14 +29,16 @@ METRIC_LABELS = {
 
 
 def create_report(result: AccuracyResult, failures: Sequence[str] = ()) -> Report:
-    """Return the report of an accuracy run.
+    """Return the report of an accuracy run: the means, the targets of the rules, and compliance.
+
+    It begins with the notice that the result is unofficial, and ends with whether the targets are
+    met. The terminal prints the short form of it, `brief`, unless `--full` is specified.
 
     Args:
         result: The result.
         failures: The first few reasons why samples got no response.
     """
-    label, _, meaning = result.disclosure.partition(": ")
-    notices = [Notice(label, meaning)]
+    notices = [disclosure_notice(result.disclosure)]
     if result.simulated:
         notices.insert(0, simulated_notice())
     return Report(
@@ -82,10 +84,10 @@ def _tier_color(result: AccuracyResult, tier: float) -> Kind:
 
 
 def _describe_tier(result: AccuracyResult, tier: float) -> str:
-    """Return whether a tier, a required part of the reference's accuracy, is met.
+    """Return the outcome of a tier as text, for example "MISSED by ROUGE-1".
 
-    The outcomes are, in this order: missed, with the metrics that missed it; met; or met by the
-    responses of a data set that is incomplete.
+    A tier is a required fraction of the reference's accuracy: 0.99 or 0.999. It is met only if
+    every sample that the rules require was sent and has a response.
     """
     missed_metrics = [
         METRIC_LABELS[target.metric]
@@ -100,9 +102,19 @@ def _describe_tier(result: AccuracyResult, tier: float) -> str:
 
 
 def _brief_sections(result: AccuracyResult, failures: Sequence[str]) -> list[Section]:
-    """Return the default output: the outcome of both tiers, the means and what is missing."""
+    """Return the sections of the default output, which is short.
+
+    They say which data set was sent, whether the two required fractions of the reference's accuracy
+    are met, and the mean scores. Below are the compliance test TEST06, the number of warnings, and
+    one example of why samples got no response.
+
+    Args:
+        result: The result.
+        failures: Reasons why samples got no response.
+    """
     rows = [("TEST06", _brief_test06(result))]
-    rows += [("Failed", failure) for failure in failures[:1]]
+    if failures:
+        rows.append(("Failed", failures[0]))
     if result.warnings:
         rows.append(("Warnings", f"{format.counted(len(result.warnings), 'warning')} (--full)"))
     return [
@@ -144,12 +156,16 @@ def _describe_bounds(metric: str, targets: Sequence[AccuracyTarget], tier: float
 
 
 def _compliance_section(result: AccuracyResult) -> Section:
-    """Return the section with TEST06, the required compliance tests and the warnings."""
-    required = ", ".join(result.compliance) or "none"
+    """Return the section about MLPerf's compliance tests, with the warnings.
+
+    TEST06 checks that the server reports its first tokens and token counts truthfully. It is the
+    only compliance test that this program makes. The others that the rules require are named.
+    """
+    required_tests = ", ".join(result.compliance) or "none"
     return section(
         "Compliance",
-        named_facts(TEST06=_describe_test06(result)),
-        f"Compliance tests that the rules require for {result.benchmark}: {required}.",
+        Facts([("TEST06", _describe_test06(result))]),
+        f"Compliance tests that the rules require for {result.benchmark}: {required_tests}.",
         Bullets(result.warnings, "warn"),
         _trial_warning(result),
     )
@@ -167,20 +183,20 @@ def _trial_warning(result: AccuracyResult) -> Bullets:
 
 
 def _brief_test06(result: AccuracyResult) -> str:
-    """Return the outcome of TEST06 (see `result.Test06`), or "" if it was not made."""
+    """Return the outcome of TEST06, MLPerf's compliance test of token counts, or "" without one."""
     test06 = result.test06
     if test06 is None:
         return ""
     if test06.passed:
         return "passed"
     return (
-        f"FAILED: {test06.end_tokens:,} responses end with two end tokens, "
-        f"{test06.length:,} are not as long as reported"
+        f"FAILED: {test06.repeated_end_tokens:,} responses end with two end tokens, "
+        f"{test06.wrong_lengths:,} are not as long as reported"
     )
 
 
 def _describe_test06(result: AccuracyResult) -> str:
-    """Return the outcome of TEST06 with how it differs from an official one."""
+    """Return the outcome of TEST06 and how it differs from an official one, or "" without one."""
     outcome = _brief_test06(result)
     if not outcome:
         return ""

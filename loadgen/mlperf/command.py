@@ -42,6 +42,27 @@ app = typer.Typer(
     no_args_is_help=True,
 )
 
+ExpectedRateOption = Annotated[
+    float | None,
+    typer.Option(
+        "--target-qps",
+        "--expected-qps",
+        metavar="RATE",
+        min=0.001,
+        help="Expected samples/s. It sets the size of the query so that the test takes 600 s.",
+    ),
+]
+OfflineConcurrencyOption = Annotated[
+    int | None,
+    typer.Option(
+        "--concurrency",
+        "-c",
+        metavar="N",
+        min=1,
+        help="Concurrent requests over HTTP for each target (default 1024).",
+    ),
+]
+
 with_test_options = add_options(
     without=(
         *(LOAD_OPTIONS - {"grace", "seed", "salt"}),
@@ -154,28 +175,8 @@ def _check_rate_options(target_qps: float | None, *, find_peak: bool, resume: Pa
 def run_offline_test(
     invocation: Invocation,
     options: TestOptions,
-    target_qps: Annotated[
-        float | None,
-        typer.Option(
-            "--target-qps",
-            "--expected-qps",
-            metavar="RATE",
-            min=0.001,
-            help=(
-                "Expected samples/s. It sets the size of the query so that the test takes 600 s."
-            ),
-        ),
-    ] = None,
-    concurrency: Annotated[
-        int | None,
-        typer.Option(
-            "--concurrency",
-            "-c",
-            metavar="N",
-            min=1,
-            help="Concurrent requests over HTTP for each target (default 1024).",
-        ),
-    ] = None,
+    target_qps: ExpectedRateOption = None,
+    concurrency: OfflineConcurrencyOption = None,
 ) -> int:
     """Run the Offline scenario: one query of all samples; tokens/s until the last one completes.
 
@@ -193,10 +194,10 @@ def run_offline_test(
     with locked_folder(output_dir):
         test = prepare_test(invocation, options, checked, output_dir)
         total_concurrency = _offline_concurrency(concurrency, checked.settings)
-        qps = target_qps or test.measure_offline_rate(total_concurrency)
-        if qps is None:
+        expected_rate = target_qps or test.measure_offline_rate(total_concurrency)
+        if expected_rate is None:
             return INTERRUPTED
-        return test.run_once(qps, total_concurrency)
+        return test.run_once(expected_rate, total_concurrency)
 
 
 def _offline_concurrency(per_target: int | None, settings: Settings) -> int | None:
@@ -315,17 +316,19 @@ def recompute_verdict(
 
     stored = run.read_result(folder)
     summary = read_summary(folder)
-    result = run.recompute_result(folder, summary)
+    recomputed = run.recompute_result(folder, summary)
     report = text.create_report(
-        result,
+        recomputed,
         gpus=summary.target.gpus,
         part_sections=part_sections(summary),
         run_dir=str(folder),
     )
-    print_result(result, report, as_json=as_json, full=full)
-    if not result.has_same_values(stored):
+    print_result(recomputed, report, as_json=as_json, full=full)
+    if not recomputed.has_same_values(stored):
         print_status(
             "The records give another result than the stored one, so one of them was changed"
         )
         return UNSOUND
-    return int(result.exit_code if run.is_reliable(summary) else UNSOUND)
+    if not run.is_reliable(summary):
+        return UNSOUND
+    return int(recomputed.exit_code)

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from loadgen.core.workload import Overrides
     from loadgen.mlperf.prepared_test import PreparedTest
     from loadgen.mlperf.rules import Scenario, Test
+    from loadgen.mlperf.run import DatasetRequests
 
 HARNESSES = ("own", "loadgen")
 """Who issues the queries: this load generator, or the official LoadGen."""
@@ -144,17 +145,20 @@ def check_options(
     Raises:
         CombinedError: Options are wrong. It has all errors, so that one command shows them.
     """
+    test: Test | None = None
+    settings: Settings | None = None
     errors: list[LoadgenError] = []
-    with collecting(errors):
+    with collecting(errors):  # adds an error that is raised within, and goes on after the block
         test = _create_test(options, scenario)
     with collecting(errors):
         settings = invocation.settings(needs_text="MLPerf rules apply to generated tokens")
-        if options.harness == "loadgen":
-            errors += _official_loadgen_errors(invocation, settings, find_peak=find_peak)
+    if options.harness == "loadgen" and settings is not None:
+        errors += _official_loadgen_errors(invocation, settings, find_peak=find_peak)
     overrides = invocation.overrides()
     errors += overrides.errors
-    errors += _harness_and_dataset_errors(invocation, options)
-    if errors:
+    errors += _harness_errors(options)
+    errors += _dataset_errors(invocation, options)
+    if errors or test is None or settings is None:
         raise CombinedError(errors)
     return CheckedTestOptions(test, settings, overrides)
 
@@ -187,18 +191,8 @@ def _create_test(options: TestOptions, scenario: Scenario) -> Test:
     )
 
 
-def _harness_and_dataset_errors(
-    invocation: Invocation, options: TestOptions
-) -> Iterator[UserError]:
-    """Yield an error for an unknown harness, and errors for options that conflict with --dataset.
-
-    A data set from a file is sent unchanged. So options that change a generated data set cannot be
-    used with it: the mean lengths, and the seed and salt of generated texts.
-
-    Args:
-        invocation: The command, with the options that it shares with other commands.
-        options: The options of the test.
-    """
+def _harness_errors(options: TestOptions) -> Iterator[UserError]:
+    """Yield an error if the harness, which issues the queries, is unknown."""
     if options.harness not in HARNESSES:
         yield UserError(
             "unknown_name",
@@ -206,6 +200,18 @@ def _harness_and_dataset_errors(
             "--harness",
             f"known: {', '.join(HARNESSES)}",
         )
+
+
+def _dataset_errors(invocation: Invocation, options: TestOptions) -> Iterator[UserError]:
+    """Yield an error for each option that conflicts with --dataset.
+
+    A data set from a file is sent unchanged. So options that change a generated data set cannot be
+    used with it: the mean lengths, and the seed and salt of generated texts.
+
+    Args:
+        invocation: The command, with the options that all commands have, such as --seed.
+        options: The options that only tests have, such as --dataset.
+    """
     if options.dataset is None:
         return
     if options.mean_output or options.mean_input:
@@ -228,45 +234,46 @@ def _harness_and_dataset_errors(
 
 def _official_loadgen_errors(
     invocation: Invocation, settings: Settings, *, find_peak: bool
-) -> list[UserError]:
-    """Return an error for each option that the official LoadGen does not support.
+) -> Iterator[UserError]:
+    """Yield an error for each option that the official LoadGen does not support.
 
-    It drives one endpoint from one process at a fixed rate.
+    The official LoadGen issues queries from one process to one endpoint at a fixed rate, and waits
+    for every query.
 
     Args:
-        invocation: The command, with the options that it shares with other commands.
+        invocation: The command, with the options that all commands have.
         settings: The endpoints.
         find_peak: Whether the command searches for the peak.
     """
     endpoint_count = len(settings.endpoints)
     workers = invocation["workers"]
-    problems: list[tuple[str, str]] = []  # each problem with a hint what to do
     if endpoint_count > 1:
         problem = f"it drives one endpoint, but {endpoint_count} are specified"
-        problems.append((problem, "use one address for all of them"))
+        yield _unsupported_by_loadgen(problem, hint="use one address for all of them")
     if workers not in (None, "1", "auto"):
         problem = f"it issues queries from one process, not from {workers}"
-        problems.append((problem, "leave --workers out"))
+        yield _unsupported_by_loadgen(problem, hint="leave --workers out")
     if invocation["ray"] is not None:
         problem = "it issues queries from one process, not from a cluster"
-        problems.append((problem, "leave --ray out"))
+        yield _unsupported_by_loadgen(problem, hint="leave --ray out")
     if find_peak:
         hint = "search with --find-peak first, then use the rate as --target-qps"
-        problems.append(("it tests one rate and does not search", hint))
+        yield _unsupported_by_loadgen("it tests one rate and does not search", hint=hint)
     if invocation["grace"] is not None:
-        problems.append(("it waits for every query", "leave --grace out"))
+        yield _unsupported_by_loadgen("it waits for every query", hint="leave --grace out")
     if invocation["server_metrics"] not in (None, ["off"]):
         problem = "server metrics are not collected during its run"
-        problems.append((problem, "leave --server-metrics out"))
-    return [
-        UserError(
-            "unsupported",
-            f"the official LoadGen: {problem}",
-            "--harness loadgen",
-            f"{hint}; or use --harness own",
-        )
-        for problem, hint in problems
-    ]
+        yield _unsupported_by_loadgen(problem, hint="leave --server-metrics out")
+
+
+def _unsupported_by_loadgen(problem: str, *, hint: str) -> UserError:
+    """Return the error that the official LoadGen does not support an option, with what to do."""
+    return UserError(
+        "unsupported",
+        f"the official LoadGen: {problem}",
+        "--harness loadgen",
+        f"{hint}; or use --harness own",
+    )
 
 
 def default_output_dir(test: Test) -> Path:
@@ -279,8 +286,8 @@ def prepare_test(
 ) -> PreparedTest:
     """Return the test with its data set, ready to run.
 
-    The data set is the user's file, whose requests are written into the output directory, or else
-    the synthetic one.
+    With --dataset, the requests of that file are written into the output directory, and the test
+    gets its number of samples. Otherwise the synthetic data set is used.
 
     Args:
         invocation: The command.
@@ -289,28 +296,36 @@ def prepare_test(
         output_dir: The directory of the results, which is locked.
 
     Raises:
-        CombinedError: The user's data set has errors.
+        UserError: The data set of --dataset cannot be read.
+        CombinedError: Prompts of it cannot be used.
     """
     from loadgen.mlperf import run
     from loadgen.mlperf.prepared_test import PreparedTest
 
-    test = checked.test
-    overrides = checked.overrides
     if options.dataset is not None:
-        data, test = run.write_official_requests(test, options.dataset, output_dir)
+        data, test = run.write_official_requests(checked.test, options.dataset, output_dir)
     else:
-        data = run.synthetic_data(
-            test, mean_input=options.mean_input, mean_output=options.mean_output
-        )
-        data = data._replace(seed=overrides.seed, salt=overrides.salt)
+        data = _create_synthetic_data(options, checked)
+        test = checked.test
+    max_drain_ns = checked.overrides.grace  # None if --grace is not specified
     return PreparedTest(
         test=test,
         data=data,
         settings=replace(checked.settings, api=data.api or checked.settings.api),
-        drain_ns=run.MAX_WAIT_NS if overrides.grace is None else overrides.grace,
+        drain_ns=run.MAX_WAIT_NS if max_drain_ns is None else max_drain_ns,
         invocation=invocation,
         output_dir=output_dir,
         uses_official_loadgen=options.harness == "loadgen",
         as_json=options.as_json,
         full=options.full,
     )
+
+
+def _create_synthetic_data(options: TestOptions, checked: CheckedTestOptions) -> DatasetRequests:
+    """Return the synthetic data set with the mean lengths, seed and salt of the options."""
+    from loadgen.mlperf import run
+
+    data = run.synthetic_data(
+        checked.test, mean_input=options.mean_input, mean_output=options.mean_output
+    )
+    return data._replace(seed=checked.overrides.seed, salt=checked.overrides.salt)

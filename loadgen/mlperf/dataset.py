@@ -74,14 +74,9 @@ def synthetic_lengths(
 ) -> Lengths:
     """Return prompt and response lengths for a synthetic data set of the benchmark's size.
 
-    Lengths follow a gamma distribution of shape 2, clipped at the maxima of the rules. The reason:
-    in the public run logs of Llama 2 70B, median latency over median TPOT gives responses whose
-    median is 0.80 to 0.88 of the mean and whose 99th percentile is about 3.1 times the mean. This
-    distribution has 0.84 and 3.3, or less where the maximum clips it.
-
-    Length i is the (i + 1/2) / n quantile of the distribution, so nothing is random and the mean
-    differs from the requested one by less than 0.01 tokens. Inputs and outputs are then shuffled
-    independently with a fixed seed.
+    Length i is the (i + 1/2) / n quantile of a gamma distribution (see `_gamma_lengths`), so
+    nothing is random, and the mean differs from the requested one by less than 0.01 tokens. Prompts
+    and responses are then shuffled independently with a fixed seed.
 
     Args:
         spec: The size of the benchmark's data set and its lengths.
@@ -146,6 +141,9 @@ def _gamma_lengths(count: int, mean: float, shortest: int, longest: int) -> NDAr
     They are rounded and clipped to [shortest, longest]. Clipping changes the mean, so the scale of
     the distribution is found by bisection: the lengths after clipping have the requested mean.
     """
+    # Why shape 2: public run logs of Llama 2 70B give latency / TPOT, which is the length of
+    # responses. Their median is 0.80 to 0.88 of the mean, and their p99 about 3.1 times the mean.
+    # With shape 2, these ratios are 0.84 and 3.3.
     quantiles_at_scale_1 = _gamma_quantiles((np.arange(count) + 0.5) / count)
 
     def lengths_at(scale: float) -> NDArray[np.int64]:
@@ -187,24 +185,22 @@ def _gamma_quantiles(probabilities: NDArray[np.float64]) -> NDArray[np.float64]:
 def issue_order(test: Test) -> list[int]:
     """Return the samples in the order in which LoadGen issues them as queries.
 
-    LoadGen issues the whole data set in a random order, which its seeds determine, and then repeats
-    this pass in the same order until the test is long enough. This function draws the same random
-    numbers, so that a run of this program sends the same prompts at the same times.
+    A sample is a prompt of the data set. LoadGen issues all samples in a random order, which its
+    seeds determine, and repeats this order until the test is long enough. This function draws the
+    same random numbers as LoadGen, so that this program sends the same prompts at the same times.
 
-    In Offline, LoadGen shuffles each pass; the order returned is then that in which samples are
-    loaded. Source: loadgen.cc (`GenerateLoadableSets`, `SampleDistributionEqualIssue`), for fewer
-    required queries than samples, as in the rules.
+    In Offline, all samples belong to one query, which has them in the order of `loaded_set`.
+    Source: `GenerateLoadableSets` and `SampleDistributionEqualIssue` in LoadGen's loadgen.cc.
     """
-    loaded = loaded_set(test)
+    loaded_samples = loaded_set(test)
     if test.scenario == "offline":
-        return loaded
-    twister = _MersenneTwister(test.seeds.sample_index)
-    # LoadGen draws the first order for the accuracy mode, which comes before the performance mode.
-    accuracy_order = list(range(test.samples))
-    _shuffle(accuracy_order, twister)
+        return loaded_samples
+    random_numbers = _MersenneTwister(test.seeds.sample_index)
+    # LoadGen shuffles the samples for accuracy mode first, with numbers of the same generator.
+    _shuffle(list(range(test.samples)), random_numbers)
     performance_order = list(range(test.samples))
-    _shuffle(performance_order, twister)
-    return [loaded[index] for index in performance_order]
+    _shuffle(performance_order, random_numbers)
+    return [loaded_samples[index] for index in performance_order]
 
 
 def loaded_set(test: Test) -> list[int]:
@@ -231,19 +227,18 @@ class _MersenneTwister:
     def draw_below(self, limit: int) -> int:
         """Return a random integer from 0 to `limit - 1`, each with the same probability.
 
-        It is the integer that libstdc++'s `uniform_int_distribution(0, limit - 1)` returns. That
-        function uses Lemire's method: the result is the upper half of a 64-bit product of a random
-        number and the limit, and some values of the lower half are rejected, because otherwise some
-        results would be more probable than others.
+        It is the integer that libstdc++'s `uniform_int_distribution(0, limit - 1)` returns. Method:
+        Lemire, "Fast Random Integer Generation in an Interval", 2019. The result is
+        `number * limit // 2**32`. The 2**32 possible numbers cannot be divided evenly among the
+        results, so `2**32 % limit` of them are rejected: those whose product has a lower half below
+        this threshold.
         """
-        product = self._next_number() * limit
-        low_half = product & self._LOW_32_BITS
-        if low_half < limit:
-            rejection_threshold = (1 << 32) % limit
-            while low_half < rejection_threshold:
-                product = self._next_number() * limit
-                low_half = product & self._LOW_32_BITS
-        return product >> 32
+        rejected_below = 2**32 % limit
+        while True:
+            product = self._next_number() * limit
+            lower_half = product & self._LOW_32_BITS
+            if lower_half >= rejected_below:
+                return product >> 32
 
     def _next_number(self) -> int:
         """Return the next 32-bit number of the generator."""
@@ -389,27 +384,28 @@ def _read_prompts(
         benchmark: The name of the benchmark.
 
     Raises:
-        CombinedError: Cells are no prompts, too long, or of another kind than the first one. It has
-            an error for each such cell, up to a limit.
+        CombinedError: Cells have no prompt, a prompt that is too long, or a text where the first
+            cell has token IDs, or the reverse. There is an error for each of the first such cells.
     """
     prompts: list[Prompt] = []
     errors: list[LoadgenError] = []
     for row, value in enumerate(values):
         where = f"{place}: row {row}, column {column}"
         prompt = _parse_prompt(value)
+        is_token_list = isinstance(prompt, list)
         if prompt is None:
             problem = f"is not a prompt: {type(value).__name__}"
             errors.append(UserError("wrong_type", problem, where, "use token IDs or a text"))
-        elif isinstance(prompt, list) and len(prompt) > max_tokens:
+        elif is_token_list and len(prompt) > max_tokens:
             problem = f"the prompt has {format.counted(len(prompt), 'token')}"
             hint = f"{benchmark} allows at most {max_tokens:,} input tokens"
             errors.append(UserError("out_of_range", problem, where, hint))
-        elif prompts and isinstance(prompt, str) != isinstance(prompts[0], str):
+        elif prompts and is_token_list != isinstance(prompts[0], list):
             problem = "has texts and token IDs in one column"
             errors.append(UserError("wrong_type", problem, where, "use one of them in all rows"))
         else:
             prompts.append(prompt)
-        if has_too_many(errors, place):
+        if has_too_many(errors, place):  # more than anyone reads
             break
     if errors:
         raise CombinedError(errors)

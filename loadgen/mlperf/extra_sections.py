@@ -18,18 +18,31 @@ if TYPE_CHECKING:
 def create_extra_sections(run_dir: Path, run: OpenedRun) -> ExtraSections | None:
     """Return what the MLPerf-style result in a directory adds to the report of its run.
 
-    Returns None if the directory has no such result. A search for the peak that has no result yet
-    adds only the notice that it is unofficial.
+    Returns None if the directory has no such result. While a search for the peak has no result yet,
+    its report only gets the notice that such results are unofficial.
     """
-    if (run_dir / "mlperf.json").is_file():
-        from loadgen.mlperf import text
-        from loadgen.mlperf.run import read_result
-
-        return text.create_extra_sections(read_result(run_dir), run.summary.target.gpus)
-    if (run_dir / "plan.json").is_file():
-        from loadgen.mlperf import text
-        from loadgen.search import experiment
-
-        if experiment.read_plan(run_dir).is_by_mlperf_rules:
-            return ExtraSections(notices=(text.disclosure_notice(),))
+    has_result = (run_dir / "mlperf.json").is_file()
+    if has_result:
+        return _sections_of_result(run_dir, run)
+    has_search_plan = (run_dir / "plan.json").is_file()
+    if has_search_plan:
+        return _notice_of_search(run_dir)
     return None
+
+
+def _sections_of_result(run_dir: Path, run: OpenedRun) -> ExtraSections:
+    """Return the notice, verdict and sections of a result."""
+    from loadgen.mlperf import text
+    from loadgen.mlperf.run import read_result
+
+    return text.create_extra_sections(read_result(run_dir), run.summary.target.gpus)
+
+
+def _notice_of_search(run_dir: Path) -> ExtraSections | None:
+    """Return the notice that MLPerf-style results are unofficial, or None for another search."""
+    from loadgen.mlperf import text
+    from loadgen.search import experiment
+
+    if not experiment.read_plan(run_dir).is_by_mlperf_rules:
+        return None
+    return ExtraSections(notices=(text.disclosure_notice(),))

@@ -48,15 +48,18 @@ def headline(stored: StoredMlperf) -> str:
 def report(stored: StoredMlperf) -> Report:
     """Return the report that `loadgen report` prints for a directory with an MLPerf-style result.
 
-    If the directory has a run, the complete report is that of the run, to which `extra_sections.py`
-    adds the sections of the MLPerf-style result. Its default output, the brief one, is replaced by
-    that of the MLPerf-style result. Without a run, the report has the sections of the result only.
+    A result of the official LoadGen has no run of this program, so the report has the sections of
+    the result only. Otherwise it is the report of the run, with the brief sections of the result.
+    Its full sections have those of the result already, because `extra_sections.py` adds them to the
+    report of every run with such a result.
     """
+    result = stored.result
+    result_dir = str(stored.folder)
     if stored.run is None:
-        return text.create_report(stored.result, run_dir=str(stored.folder))
-    gpus = stored.run.summary.target.gpus
-    brief_sections = text.brief_sections(stored.result, gpus, run_dir=str(stored.folder))
+        return text.create_report(result, run_dir=result_dir)
     run_report = run_kind.report(stored.run)
+    gpus = stored.run.summary.target.gpus
+    brief_sections = text.brief_sections(result, gpus, run_dir=result_dir)
     return msgspec.structs.replace(run_report, brief=brief_sections)
 
 
@@ -108,12 +111,11 @@ class _ScenarioField(msgspec.Struct):
 
 
 def read_capacity_facts(folder: Path) -> CapacityFacts:
-    """Return the capacity facts of a result, of which only `is_offline` is known here.
+    """Return whether a result is of the Offline scenario, for the comparison of capacities.
 
-    The rate of an Offline run is no capacity under an SLO, because Offline has no limits on
-    latency. The summary of the run does not show that it is Offline: such a run looks like one with
-    virtual users in a closed loop. Lists of results call this function often, so only the scenario
-    is decoded.
+    A capacity is the highest rate within limits on latency. Offline has no such limits, so its rate
+    must not be listed as a capacity. The summary of the run does not show the scenario. `loadgen
+    ls` calls this function for each result, so it decodes only this field.
 
     Raises UserError if the result is damaged.
     """
@@ -133,56 +135,74 @@ def read_capacity_facts(folder: Path) -> CapacityFacts:
 def regenerate(folder: Path) -> Iterator[RegeneratedFile]:
     """Yield the files of a result, computed again from stored data, for `loadgen verify`.
 
-    A directory with a result is one of these:
-
-    1. A run of this program: the files are computed from its records.
-    2. The queries of the official LoadGen: they are computed from their stored times.
-    3. A search for the peak: its files equal those of the run that confirmed the peak.
-    4. A run of the official LoadGen: only `mlperf.json` can be computed, from the queries in its
-       subdirectory `own`.
-    5. None of them: nothing can be computed again.
+    The data depend on what the directory contains: the records of a run, the queries of the
+    official LoadGen, or a subdirectory with the same result.
     """
     if run_folder.is_run(folder):
-        files = mlperf_run.recompute_files(folder, run_folder.read_summary(folder))
-        for name, content in files.items():
-            yield RegeneratedFile(name, content, RECORDS)
-        return
-    if (folder / mlperf_run.QUERIES).is_file():
-        for name, content in mlperf_run.recompute_files_from_queries(folder).items():
-            yield RegeneratedFile(name, content, QUERIES_SOURCE)
-        return
+        yield from _regenerate_from_records(folder)
+    elif _has_stored_queries(folder):
+        yield from _regenerate_from_queries(folder)
+    else:
+        yield from _regenerate_from_subdirectory(folder)
+
+
+def _regenerate_from_records(run_dir: Path) -> Iterator[RegeneratedFile]:
+    """Yield the files of a run of this program, computed from its request records."""
+    files = mlperf_run.recompute_files(run_dir, run_folder.read_summary(run_dir))
+    for name, content in files.items():
+        yield RegeneratedFile(name, content, basis=RECORDS)
+
+
+def _has_stored_queries(folder: Path) -> bool:
+    return (folder / mlperf_run.QUERIES).is_file()
+
+
+def _regenerate_from_queries(queries_dir: Path) -> Iterator[RegeneratedFile]:
+    """Yield the files that this program wrote about the queries of the official LoadGen."""
+    for name, content in mlperf_run.recompute_files_from_queries(queries_dir).items():
+        yield RegeneratedFile(name, content, basis=QUERIES_SOURCE)
+
+
+def _regenerate_from_subdirectory(folder: Path) -> Iterator[RegeneratedFile]:
+    """Yield the files of a result that also is in a subdirectory with the data behind it.
+
+    The directory is that of a search, whose subdirectory is the run that confirmed the peak, or
+    that of a run of the official LoadGen, whose subdirectory `own` has its queries. Without such a
+    subdirectory, nothing can be computed.
+    """
     source_dir = _find_equal_result(folder)
     if source_dir is None:
         reason = "there are no records, because the official LoadGen issued the queries"
-        yield RegeneratedFile(mlperf_run.RESULT, None, reason)
-    elif (source_dir / mlperf_run.QUERIES).is_file():
+        yield RegeneratedFile(mlperf_run.RESULT, data=None, basis=reason)
+    elif _has_stored_queries(source_dir):
         yield from _regenerate_official_result(source_dir)
     else:
         for name in mlperf_run.FILES:
             content = (source_dir / name).read_bytes()
-            yield RegeneratedFile(name, content, f"the result of {source_dir.name}")
+            yield RegeneratedFile(name, content, basis=f"the result of {source_dir.name}")
 
 
 def _find_equal_result(folder: Path) -> Path | None:
-    """Return the subdirectory with the same result: the confirmation of a search, or `own/`."""
-    stored = (folder / mlperf_run.RESULT).read_bytes()
+    """Return the first subdirectory whose `mlperf.json` is the same, or None if there is none."""
+    stored_result = (folder / mlperf_run.RESULT).read_bytes()
     for path in sorted(folder.glob(f"*/{mlperf_run.RESULT}")):
-        if path.read_bytes() == stored:
+        if path.read_bytes() == stored_result:
             return path.parent
     return None
 
 
 def _regenerate_official_result(queries_dir: Path) -> Iterator[RegeneratedFile]:
-    """Yield `mlperf.json` of a run of the official LoadGen, and why its logs cannot be recomputed.
+    """Yield the files in the directory of a run of the official LoadGen.
 
-    `queries_dir` is the subdirectory with the stored times of the queries.
+    `mlperf.json` is computed from the queries that this program stored in a subdirectory. The two
+    logs have no content, but a reason: the official LoadGen wrote them by timestamps of its own,
+    which are not stored.
     """
     files = mlperf_run.recompute_files_from_queries(queries_dir)
-    yield RegeneratedFile(mlperf_run.RESULT, files[mlperf_run.RESULT], QUERIES_SOURCE)
-    reason = "the official LoadGen wrote it, and does not store its timestamps"
-    for name in mlperf_run.FILES:
-        if name != mlperf_run.RESULT:
-            yield RegeneratedFile(name, None, reason)
+    yield RegeneratedFile(mlperf_run.RESULT, files[mlperf_run.RESULT], basis=QUERIES_SOURCE)
+    missing_reason = "the official LoadGen wrote it, and does not store its timestamps"
+    for name in mlperf_run.LOG_FILES:
+        yield RegeneratedFile(name, data=None, basis=missing_reason)
 
 
 FUNCTIONS = ResultFunctions(

@@ -91,7 +91,7 @@ def read_log(path: Path) -> LoadGenLog:
     detail_path = summary_path.with_name(summary_path.name.replace("summary", "detail"))
     if detail_path != summary_path and detail_path.is_file():
         detail = detail_path.read_text("utf-8", errors="replace")
-    return parse_log(summary, detail, where=str(summary_path))
+    return parse_log(summary, detail, summary_path=str(summary_path))
 
 
 _LINE = re.compile(r"^\s*(.+?)\s*:\s*(\S.*?)\s*$")
@@ -109,13 +109,13 @@ Statistics = dict[str, int | None]
 """The statistics of a distribution: "min", "max", "mean", and percentiles such as "99.9"."""
 
 
-def parse_log(summary: str, detail: str = "", where: str = "") -> LoadGenLog:
-    """Return the log that a summary and a detail log contain.
+def parse_log(summary: str, detail: str = "", summary_path: str = "") -> LoadGenLog:
+    """Return the result in the texts of LoadGen's two log files.
 
     Args:
-        summary: The text of the summary.
+        summary: The text of the summary log.
         detail: The text of the detail log, or "" if there is none.
-        where: The path of the summary, which errors name.
+        summary_path: The path of the summary log, which errors name.
 
     Raises:
         UserError: The summary is not LoadGen's, or has no result.
@@ -124,41 +124,69 @@ def parse_log(summary: str, detail: str = "", where: str = "") -> LoadGenLog:
         raise UserError(
             "wrong_format",
             "not a LoadGen summary",
-            where,
+            summary_path,
             f"give the file that LoadGen calls {SUMMARY}",
         )
     results_text, _, parameters_text = summary.partition("Test Parameters Used")
     fields, statistics = _parse_results(results_text)
-    parameters = _parse_parameters(parameters_text)
     if "Result is" not in fields:
         raise UserError(
             "damaged_file",
             "the LoadGen summary is incomplete: it has no result",
-            where,
+            summary_path,
             "run the test again",
         )
-    details = _parse_detail(detail)
+    return _create_log(
+        _ParsedLog(
+            fields=fields,
+            statistics=statistics,
+            parameters=_parse_parameters(parameters_text),
+            details=_parse_detail(detail),
+            is_unofficial=summary.startswith(UNOFFICIAL),
+        )
+    )
+
+
+class _ParsedLog(NamedTuple):
+    """The parts of LoadGen's two log files.
+
+    Attributes:
+        fields: The fields of the summary by label, for example {"Result is": "VALID"}.
+        statistics: The statistics of each distribution in the summary, by its name.
+        parameters: The test parameters in the summary, by name.
+        details: The entries of the detail log, by key.
+        is_unofficial: Whether this load generator wrote the log.
+    """
+
+    fields: dict[str, str]
+    statistics: dict[str, Statistics]
+    parameters: dict[str, str]
+    details: dict[str, Any]
+    is_unofficial: bool
+
+
+def _create_log(parsed: _ParsedLog) -> LoadGenLog:
+    """Return a log from its parts. Offline has other labels for its rates than Server."""
+    fields = parsed.fields
     scenario = fields.get("Scenario", "").replace(" ", "")
-    queries = _query_count(scenario, parameters, details)
+    queries = _query_count(scenario, parsed.parameters, parsed.details)
+    samples_per_s = fields.get("Samples per second") or fields.get("Completed samples per second")
+    tokens_per_s = fields.get("Tokens per second") or fields.get("Completed tokens per second")
     return LoadGenLog(
-        unofficial=summary.startswith(UNOFFICIAL),
+        unofficial=parsed.is_unofficial,
         sut=fields.get("SUT name", ""),
         scenario=scenario,
         valid=fields["Result is"] == "VALID",
-        reasons=tuple(_invalid_reasons(fields, details)),
-        target_qps=_parse_number(parameters.get("target_qps")),
+        reasons=tuple(_invalid_reasons(fields, parsed.details)),
+        target_qps=_parse_number(parsed.parameters.get("target_qps")),
         queries=queries,
-        samples_per_s=_parse_number(
-            fields.get("Samples per second") or fields.get("Completed samples per second")
-        ),
+        samples_per_s=_parse_number(samples_per_s),
         scheduled_samples_per_s=_parse_number(fields.get("Scheduled samples per second")),
-        tokens_per_s=_parse_number(
-            fields.get("Tokens per second") or fields.get("Completed tokens per second")
-        ),
-        latency=_create_spread(statistics.get("latency"), queries),
-        ttft=_create_spread(statistics.get("ttft"), queries),
-        tpot=_create_spread(statistics.get("tpot"), queries),
-        detail=details,
+        tokens_per_s=_parse_number(tokens_per_s),
+        latency=_create_spread(parsed.statistics.get("latency"), queries),
+        ttft=_create_spread(parsed.statistics.get("ttft"), queries),
+        tpot=_create_spread(parsed.statistics.get("tpot"), queries),
+        detail=parsed.details,
     )
 
 
@@ -176,7 +204,7 @@ def _parse_results(text: str) -> tuple[dict[str, str], dict[str, Statistics]]:
         if match is None:
             continue
         label, value = match.groups()
-        statistic = _parse_statistic_label(label)
+        statistic = _parse_percentile_label(label) or _parse_min_max_mean_label(label)
         if statistic is None:
             fields.setdefault(label, value)
         else:
@@ -192,21 +220,30 @@ class _StatisticLabel(NamedTuple):
     name: str
 
 
-def _parse_statistic_label(label: str) -> _StatisticLabel | None:
-    """Return which statistic a label is about, or None if it is another field.
+def _parse_percentile_label(label: str) -> _StatisticLabel | None:
+    """Return which percentile a label of the summary is about, or None if it is about none.
 
-    The name of a statistic is "min", "max", "mean", or a percentile such as "99.9". The
-    distribution of a percentile is "" if it is not one of the three that are read.
+    For example "99.00 percentile latency (ns)" is percentile "99" of the distribution "latency".
+    The distribution is "" if it is not one of `_DISTRIBUTIONS`.
     """
-    percentile = _PERCENTILE.fullmatch(label)
-    if percentile is not None:
-        percent, distribution_name = percentile.groups()
-        distribution = _DISTRIBUTIONS.get(distribution_name.lower(), "")
-        return _StatisticLabel(distribution, f"{float(percent):g}")
+    match = _PERCENTILE.fullmatch(label)
+    if match is None:
+        return None
+    percent, distribution_name = match.groups()
+    distribution = _DISTRIBUTIONS.get(distribution_name.lower(), "")
+    return _StatisticLabel(distribution, f"{float(percent):g}")
+
+
+def _parse_min_max_mean_label(label: str) -> _StatisticLabel | None:
+    """Return which minimum, maximum or mean a label of the summary is about, or None.
+
+    For example "Mean First Token latency (ns)" is the "mean" of the distribution "ttft".
+    """
     name, _, distribution_name = label.removesuffix(" (ns)").partition(" ")
-    if name in ("Min", "Max", "Mean") and distribution_name.lower() in _DISTRIBUTIONS:
-        return _StatisticLabel(_DISTRIBUTIONS[distribution_name.lower()], name.lower())
-    return None
+    distribution = _DISTRIBUTIONS.get(distribution_name.lower())
+    if name not in ("Min", "Max", "Mean") or distribution is None:
+        return None
+    return _StatisticLabel(distribution, name.lower())
 
 
 def _parse_parameters(text: str) -> dict[str, str]:
@@ -248,16 +285,17 @@ def _invalid_reasons(fields: dict[str, str], details: dict[str, Any]) -> Iterato
 
 
 def _parse_detail(text: str) -> dict[str, Any]:
-    """Return the entries of a detail log by key, each with its last value.
+    """Return the values of a detail log by key. If a key occurs twice, its last value counts.
 
-    Lines that are not JSON are skipped, because LoadGen does not escape strings.
+    An entry is a line such as `:::MLLOG {"key": "result_validity", "value": "VALID", ...}`. LoadGen
+    does not escape quotes in its texts, so a line may be no valid JSON. It is then skipped.
     """
     values: dict[str, Any] = {}
     for line in text.splitlines():
         if not line.startswith(MARK):
             continue
         try:
-            entry = json.loads(line[len(MARK) :])
+            entry = json.loads(line.removeprefix(MARK))
         except (ValueError, RecursionError):
             continue
         if isinstance(entry, dict) and isinstance(entry.get("key"), str):
@@ -280,19 +318,24 @@ def _parse_number(text: str | None) -> float | None:
     return value if abs(value) < float("inf") else None
 
 
-def _create_spread(statistics: Statistics | None, count: int | None) -> LoadGenSpread | None:
-    """Return a distribution from its statistics, or None if the log does not have it.
+def _create_spread(statistics: Statistics | None, query_count: int | None) -> LoadGenSpread | None:
+    """Return a distribution from the statistics in a log, or None if the log has none of it.
 
-    `count` is the number of queries, or None if the log does not say it.
+    Percentiles have keys such as "99" and "99.9". A statistic that the log lacks is None.
+
+    Args:
+        statistics: The statistics of one distribution, in ns.
+        query_count: The number of queries. If it is not known, the distribution has a count of 0.
     """
     if not statistics:
         return None
+    percentile_keys = [f"{quantile * 100:g}" for quantile in PERCENTILES]
     return LoadGenSpread(
-        count=count or 0,
+        count=query_count or 0,
         min=statistics.get("min"),
         max=statistics.get("max"),
         mean=statistics.get("mean"),
-        percentiles=tuple(statistics.get(f"{quantile * 100:g}") for quantile in PERCENTILES),
+        percentiles=tuple(statistics.get(key) for key in percentile_keys),
     )
 
 
@@ -305,9 +348,10 @@ def fits(file: ToolFile) -> bool:
 
 
 def as_result(file: ToolFile) -> ForeignResult:
-    """Return a log as the result of another tool, so that it can be imported and compared.
+    """Return the log of LoadGen in a file as the result of another tool.
 
-    Its metrics have the paths of summary.json, for example "ttft_ms.p99".
+    `loadgen import` and `loadgen compare` use it. The metrics have the paths that they have in
+    summary.json of this program, for example "ttft_ms.p99".
     """
     log = read_log(Path(file.where))
     metrics = {
@@ -319,26 +363,33 @@ def as_result(file: ToolFile) -> ForeignResult:
     load = log.scenario
     if log.target_qps:
         load = f"{log.scenario} {log.target_qps:g}/s"
+    # LoadGen's names of the metrics.
+    metric_labels = {"ttft_ms": "TTFT", "tpot_ms": "TPOT", "e2e_ms": "latency"}
+    reasons = (reason.rstrip(". ") for reason in log.reasons)
     return ForeignResult(
         file=file.where,
         metrics=metrics,
-        called={"ttft_ms": "TTFT", "tpot_ms": "TPOT", "e2e_ms": "latency"},
+        called=metric_labels,
         target=log.sut,
         load=load,
-        notes=(_describe_verdict(log), *(reason.rstrip(". ") for reason in log.reasons)),
+        notes=(_describe_verdict(log), *reasons),
     )
 
 
 def _latency_metrics(name: str, spread: LoadGenSpread | None) -> dict[str, float]:
-    """Return the statistics of a distribution in ms, by path, for example "ttft_ms.p99"."""
+    """Return the statistics of a distribution in ms, by path, for example "ttft_ms.p99".
+
+    These are the statistics that summary.json of this program has as well: the percentiles of
+    `QUANTILES`, mean, minimum and maximum. Those that LoadGen does not print are left out.
+    """
     if spread is None:
         return {}
-    by_quantile = dict(zip(PERCENTILES, spread.percentiles, strict=False))
-    statistics = {label: by_quantile.get(quantile) for label, quantile in QUANTILES}
-    statistics |= {"mean": spread.mean, "min": spread.min, "max": spread.max}
+    percentiles_ns = dict(zip(PERCENTILES, spread.percentiles, strict=True))
+    statistics_ns = {label: percentiles_ns.get(quantile) for label, quantile in QUANTILES}
+    statistics_ns |= {"mean": spread.mean, "min": spread.min, "max": spread.max}
     return {
         f"{name}.{label}": value_ns * MS_PER_NS
-        for label, value_ns in statistics.items()
+        for label, value_ns in statistics_ns.items()
         if value_ns is not None
     }
 

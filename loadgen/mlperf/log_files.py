@@ -28,6 +28,9 @@ MARK = ":::MLLOG "
 
 RULE = "=" * 48
 
+STATISTIC_COLUMNS = 20
+"""The width of "Min ", "Max " or "Mean " and the spaces before the colon in LoadGen's layout."""
+
 NS_PER_S = 1_000_000_000
 NS_PER_MS = 1_000_000
 
@@ -114,21 +117,19 @@ def _disclosure_lines(result: MlperfResult) -> Iterator[str]:
 
 
 def _verdict_lines(result: MlperfResult, sut: str) -> Iterator[str]:
-    """Yield the lines of the section "MLPerf Results Summary", in LoadGen's words.
+    """Yield the lines of the section "MLPerf Results Summary" as LoadGen writes them.
 
-    Offline has other rates, and no limits ("performance constraints"). Its spaces before colons are
-    those of LoadGen, because scripts read them.
+    Scripts read these lines, so their spaces before colons are LoadGen's as well.
+
+    Args:
+        result: The result.
+        sut: The name of the system under test.
     """
     is_offline = result.scenario == "offline"
     yield f"SUT name : {sut}"
     yield f"Scenario : {_scenario_name(result.scenario)}"
     yield "Mode     : PerformanceOnly"
-    if is_offline:
-        yield f"Samples per second: {_six_digits(result.completed_samples_per_s)}"
-        yield f"Tokens per second: {_six_digits(result.completed_tokens_per_s)}"
-    else:
-        yield f"Completed samples per second    : {_two_decimals(result.completed_samples_per_s)}"
-        yield f"Completed tokens per second: {_two_decimals(result.completed_tokens_per_s)}"
+    yield from _offline_rate_lines(result) if is_offline else _server_rate_lines(result)
     yield f"Result is : {'VALID' if result.valid else 'INVALID'}"
     if not is_offline:
         yield f"  Performance constraints satisfied : {_yes_or_no(are_limits_met(result))}"
@@ -143,24 +144,40 @@ def _verdict_lines(result: MlperfResult, sut: str) -> Iterator[str]:
         yield early_stopping_text(check)
 
 
+def _offline_rate_lines(result: MlperfResult) -> Iterator[str]:
+    """Yield LoadGen's lines of the rates of an Offline test."""
+    yield f"Samples per second: {_six_digits(result.completed_samples_per_s)}"
+    yield f"Tokens per second: {_six_digits(result.completed_tokens_per_s)}"
+
+
+def _server_rate_lines(result: MlperfResult) -> Iterator[str]:
+    """Yield LoadGen's lines of the rates of a Server or Interactive test."""
+    yield f"Completed samples per second    : {_two_decimals(result.completed_samples_per_s)}"
+    yield f"Completed tokens per second: {_two_decimals(result.completed_tokens_per_s)}"
+
+
 def _statistics_lines(result: MlperfResult) -> Iterator[str]:
     """Yield the lines of the section "Additional Stats": the distributions of latency.
 
-    In Server and Interactive, TTFT and TPOT follow.
+    LoadGen limits TTFT and TPOT in Server and Interactive only, so Offline has just the latency of
+    whole responses.
     """
-    is_offline = result.scenario == "offline"
-    if not is_offline:
-        yield f"Scheduled samples per second : {_two_decimals(result.scheduled_samples_per_s)}"
-    yield from _spread_lines(result.latency, "latency (ns)", "latency (ns)")
-    yield ""
-    if is_offline:
+    if result.ttft is None or result.tpot is None:
+        yield from _distribution_lines(result.latency, "latency (ns)")
+        yield ""
         return
-    assert result.ttft is not None and result.tpot is not None
+    yield f"Scheduled samples per second : {_two_decimals(result.scheduled_samples_per_s)}"
+    yield from _distribution_lines(result.latency, "latency (ns)")
+    yield ""
     completed_rate = _two_decimals(result.completed_tokens_per_s)
     yield f"Completed tokens per second                 : {completed_rate}"
-    yield from _spread_lines(result.ttft, "First Token latency (ns)", "first token latency (ns)")
+    yield from _distribution_lines(
+        result.ttft, "First Token latency (ns)", percentile_label="first token latency (ns)"
+    )
     yield ""
-    yield from _spread_lines(result.tpot, "Time per Output Token (ns)", "time to output token (ns)")
+    yield from _distribution_lines(
+        result.tpot, "Time per Output Token (ns)", percentile_label="time to output token (ns)"
+    )
 
 
 def _parameter_lines(result: MlperfResult, test: Test) -> Iterator[str]:
@@ -189,7 +206,7 @@ def _parameter_lines(result: MlperfResult, test: Test) -> Iterator[str]:
 
 def _closing_lines(result: MlperfResult) -> Iterator[str]:
     """Yield what LoadGen does not write about the run, then its warnings and errors."""
-    full_rate = _six_digits(result.whole_tokens_per_s)
+    full_rate = _six_digits(result.full_run_tokens_per_s)
     yield f"Replies of one token (counted, left out of TPOT): {result.one_token_replies}"
     yield f"Full run: {full_rate} tokens per second until the last completion"
     yield checker_text(result)
@@ -202,7 +219,12 @@ def _closing_lines(result: MlperfResult) -> Iterator[str]:
 
 
 def checker_text(result: MlperfResult) -> str:
-    """Return the outcome of the submission checker's two latency limits, the only checks made."""
+    """Return whether the latency limits of MLPerf's submission checker are met, as a sentence.
+
+    The submission checker is MLCommons' program that accepts or refuses official results. It
+    requires that TTFT and TPOT are below their limits. Nothing else that it requires is checked
+    here, and the sentence says so.
+    """
     if not result.checks:
         return (
             "Submission checker: it has no latency limit in Offline; "
@@ -210,7 +232,7 @@ def checker_text(result: MlperfResult) -> str:
         )
     outcomes = []
     for check in result.checks:
-        outcome = "passes" if check.checker_met else "fails"
+        outcome = "passes" if check.is_below_limit else "fails"
         limit = f"p99 < {check.limit_ns / NS_PER_MS:g} ms"
         outcomes.append(f"{check.metric.upper()} {outcome} ({limit})")
     return f"Submission checker: {', '.join(outcomes)}; none of its other checks was made"
@@ -232,19 +254,26 @@ def _samples_per_query(result: MlperfResult, test: Test) -> int:
     return rules.offline_expected(test, result.target_qps)
 
 
-def _spread_lines(spread: LoadGenSpread, name: str, percentile_name: str) -> Iterator[str]:
+def _distribution_lines(
+    spread: LoadGenSpread, label: str, *, percentile_label: str | None = None
+) -> Iterator[str]:
     """Yield the lines of a distribution in LoadGen's layout: minimum, maximum, mean, percentiles.
+
+    For example "Mean latency (ns)               : 812345" and
+    "99.00 percentile latency (ns)   : 934567".
 
     Args:
         spread: The distribution, in ns.
-        name: Its name in the lines of the minimum, maximum and mean.
-        percentile_name: Its name in the lines of the percentiles, which LoadGen spells differently.
+        label: Its label in the lines of the minimum, maximum and mean.
+        percentile_label: Its label in the lines of the percentiles, if it is another one.
     """
     statistics = (("Min", spread.min), ("Max", spread.max), ("Mean", spread.mean))
+    colon_column = len(label) + STATISTIC_COLUMNS
     for statistic, value_ns in statistics:
-        yield f"{statistic} {name}".ljust(len(name) + 20) + f": {_integer_text(value_ns)}"
+        yield f"{statistic} {label}".ljust(colon_column) + f": {_integer_text(value_ns)}"
     for quantile, value_ns in zip(PERCENTILES, spread.percentiles, strict=True):
-        yield (f"{quantile * 100:.2f} percentile {percentile_name}   : {_integer_text(value_ns)}")
+        percent = f"{quantile * 100:.2f}"
+        yield f"{percent} percentile {percentile_label or label}   : {_integer_text(value_ns)}"
 
 
 def early_stopping_text(check: Check) -> str:
@@ -252,15 +281,15 @@ def early_stopping_text(check: Check) -> str:
     if check.early_stopping_met:
         return " * Run successful."
     return (
-        f" * Run unsuccessful.\n * Processed {check.count} queries.\n"
-        f" * Would need to run at least {check.more} more queries,\n"
+        f" * Run unsuccessful.\n * Processed {check.query_count} queries.\n"
+        f" * Would need to run at least {check.missing_queries} more queries,\n"
         " with the run being successful if every additional\n query were under latency."
     )
 
 
 def are_limits_met(result: MlperfResult) -> bool:
     """Return True if every percentile is within its limit."""
-    return all(check.met for check in result.checks)
+    return all(check.is_within_limit for check in result.checks)
 
 
 def is_early_stopping_met(result: MlperfResult) -> bool:
@@ -274,7 +303,7 @@ def _recommendations(result: MlperfResult) -> Iterator[str]:
     They are LoadGen's own, with their spelling, because scripts compare them.
     """
     for check in result.checks:
-        if not check.met:
+        if not check.is_within_limit:
             yield f"{check.metric.upper()} constrain not met: Reduce target QPS to improve latency."
     if not result.min_duration_met:
         if result.scenario == "offline":
@@ -351,17 +380,20 @@ def _detail_entries(result: MlperfResult, test: Test, context: LogContext) -> It
 
 
 def _table_entries(rows: list[EntryRow], values: dict[str, Any], scenario: str) -> Iterator[Entry]:
-    """Yield the entries of rows of the packaged table, with their values for this result.
+    """Yield the log entries that a table describes, with their values for this result.
 
-    Rows of another scenario are left out, and so are entries whose value is None.
+    A row is [key, value] or [key, value, scenario]. For example, ["effective_min_query_count",
+    "$min_queries", "server"] is an entry of Server tests only, whose value is
+    `values["min_queries"]`. Entries whose value is None are left out.
 
     Args:
-        rows: Rows as `EntryRow` describes them.
+        rows: The rows of the table.
         values: The values to which rows refer by a name after `$`.
         scenario: "server" or "offline".
     """
     for key, value, *scenarios in rows:
-        if scenarios and scenario not in scenarios:
+        applies_to_scenario = not scenarios or scenario in scenarios
+        if not applies_to_scenario:
             continue
         is_reference = isinstance(value, str) and value.startswith("$")
         entry_value = values[value.removeprefix("$")] if is_reference else value
@@ -385,12 +417,15 @@ def _entry_values(result: MlperfResult, test: Test, context: LogContext) -> dict
 
 
 def _run_values(result: MlperfResult, test: Test, context: LogContext) -> dict[str, Any]:
-    """Return the values about the run: versions, data set, times and queries.
+    """Return the values of the detail log about the run: versions, data set, times and queries.
 
-    Their names are those that rows of the packaged table refer to.
+    The table `mlperf_log_detail.yaml` has the entries of the log in LoadGen's order, and refers to
+    these values by their names.
     """
-    started = context.started.astimezone(UTC)
-    ended = started + timedelta(seconds=_full_run_s(result))
+    start = context.started.astimezone(UTC)
+    end = start + timedelta(seconds=_full_run_s(result))
+    # The name of a data set can have details: "open_orca.parquet, 24,576 of 24,576 rows".
+    dataset_name = result.dataset.partition(",")[0]
     unresolved_note = None
     if result.resolved < result.queries:
         unresolved_note = f"a latency of {UNRESOLVED} ns stands for a query that never completed"
@@ -400,15 +435,15 @@ def _run_values(result: MlperfResult, test: Test, context: LogContext) -> dict[s
         "disclosure": DISCLOSURE,
         "dataset": f"Dataset: {result.dataset}",
         "checker": checker_text(result),
-        "started": f"{started:%Y-%m-%dT%H:%M:%SZ}",
+        "started": f"{start:%Y-%m-%dT%H:%M:%SZ}",
         "sut": context.sut,
-        "qsl_name": result.dataset.partition(",")[0],
-        "loaded_set": dataset.loaded_set(test),
+        "qsl_name": dataset_name,  # QSL is LoadGen's "query sample library"
+        "loaded_set": dataset.loaded_set(test),  # the samples in the order of loading
         "queries": result.queries,
         "query_duration": _generated_duration_ns(result, test),
         "unresolved": unresolved_note,
-        "power_begin": _power_time(started),
-        "power_end": _power_time(ended),
+        "power_begin": _power_time(start),
+        "power_end": _power_time(end),
     }
 
 
@@ -445,7 +480,11 @@ def _setting_values(result: MlperfResult, test: Test) -> dict[str, Any]:
 
 
 def _verdict_values(result: MlperfResult) -> dict[str, Any]:
-    """Return the values of the verdict and the rates, by the names in the packaged table."""
+    """Return the values of the detail log about the verdict and the rates.
+
+    The table `mlperf_log_detail.yaml` has the entries of the log in LoadGen's order, and refers to
+    these values by their names.
+    """
     early_stopping = {
         check.metric: early_stopping_text(check).replace("\n", " ") for check in result.checks
     }
@@ -466,19 +505,25 @@ def _verdict_values(result: MlperfResult) -> dict[str, Any]:
 def _distribution_entries(result: MlperfResult) -> Iterator[Entry]:
     """Yield the entries of the distributions of latency, TTFT and TPOT, and of the token rates.
 
-    Keys and their order are those of LoadGen. Offline has no TTFT and TPOT.
+    The keys and their order are LoadGen's, which puts the percentiles of TPOT before its mean.
+    Offline has no TTFT and no TPOT.
     """
-    yield from _statistic_entries(result.latency, "result_{}_latency_ns")
-    yield from _percentile_entries(result.latency, "result_{:.2f}_percentile_latency_ns")
+    completed_tokens_per_s = _rate_or_zero(result.completed_tokens_per_s)
+    yield from _statistic_entries(result.latency, "result_{statistic}_latency_ns")
+    yield from _percentile_entries(result.latency, "result_{percent}_percentile_latency_ns")
     if result.ttft is None or result.tpot is None:
-        yield "result_tokens_per_second", _rate_or_zero(result.completed_tokens_per_s)
+        yield "result_tokens_per_second", completed_tokens_per_s
         return
-    yield from _statistic_entries(result.ttft, "result_first_token_{}_latency_ns")
-    yield from _percentile_entries(result.ttft, "result_first_token_{:.2f}_percentile_latency_ns")
+    yield from _statistic_entries(result.ttft, "result_first_token_{statistic}_latency_ns")
+    yield from _percentile_entries(
+        result.ttft, "result_first_token_{percent}_percentile_latency_ns"
+    )
     yield from _token_throughput_entries(result)
-    yield from _percentile_entries(result.tpot, "result_time_per_output_token_{:.2f}_percentile_ns")
-    yield from _statistic_entries(result.tpot, "result_time_to_output_token_{}")
-    yield "result_completed_tokens_per_second", _rate_or_zero(result.completed_tokens_per_s)
+    yield from _percentile_entries(
+        result.tpot, "result_time_per_output_token_{percent}_percentile_ns"
+    )
+    yield from _statistic_entries(result.tpot, "result_time_to_output_token_{statistic}")
+    yield "result_completed_tokens_per_second", completed_tokens_per_s
 
 
 def _token_throughput_entries(result: MlperfResult) -> Iterator[Entry]:
@@ -500,7 +545,7 @@ def _full_run_s(result: MlperfResult) -> float:
     The result does not store this, so it is computed from the number of completions and their rate.
     Without a completion, it is the length of the schedule.
     """
-    rate = result.whole_samples_per_s
+    rate = result.full_run_samples_per_s
     return result.resolved / rate if rate else result.scheduled_s
 
 
@@ -515,16 +560,23 @@ def _latency_or_unresolved(value_ns: int | None) -> int:
 
 
 def _statistic_entries(spread: LoadGenSpread, key_format: str) -> Iterator[Entry]:
-    """Yield the minimum, maximum and mean of a distribution."""
-    yield key_format.format("min"), _latency_or_unresolved(spread.min)
-    yield key_format.format("max"), _latency_or_unresolved(spread.max)
-    yield key_format.format("mean"), _latency_or_unresolved(spread.mean)
+    """Yield the minimum, maximum and mean of a distribution.
+
+    `key_format` is the key of an entry, with "{statistic}" for "min", "max" or "mean".
+    """
+    yield key_format.format(statistic="min"), _latency_or_unresolved(spread.min)
+    yield key_format.format(statistic="max"), _latency_or_unresolved(spread.max)
+    yield key_format.format(statistic="mean"), _latency_or_unresolved(spread.mean)
 
 
 def _percentile_entries(spread: LoadGenSpread, key_format: str) -> Iterator[Entry]:
-    """Yield the percentiles of a distribution."""
+    """Yield the percentiles of a distribution.
+
+    `key_format` is the key of an entry, with "{percent}" for the percentile, for example "99.00".
+    """
     for quantile, value_ns in zip(PERCENTILES, spread.percentiles, strict=True):
-        yield key_format.format(quantile * 100), _latency_or_unresolved(value_ns)
+        percent = f"{quantile * 100:.2f}"
+        yield key_format.format(percent=percent), _latency_or_unresolved(value_ns)
 
 
 # -- numbers as text -------------------------------------------------------------------------------

@@ -17,11 +17,13 @@ from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 from time import monotonic_ns
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 from loadgen_sdk.probe.probe import ProbeResult
 from loadgen_sdk.request import NEVER, Completion
+from loadgen_sdk.transport.pool import Pool
+from loadgen_sdk.wire_formats.event_timeline import EventTimeline
 from loadgen_sdk.wire_formats.usage import without_doubtful_counts
 from numpy.typing import NDArray
 
@@ -44,9 +46,6 @@ from loadgen.mlperf.result import UNRESOLVED, MlperfResult, MlperfRunFacts, Quer
 from loadgen.mlperf.rules import Test
 from loadgen.mlperf.run import DatasetRequests
 
-if TYPE_CHECKING:
-    from loadgen_sdk.transport.pool import Pool
-
 T = TypeVar("T")
 
 MAX_PREPARED_REQUESTS = 200_000
@@ -63,6 +62,7 @@ THREAD_STOP_TIMEOUT_S = 30
 INSTALL_HINT = "pip install 'loadgen[mlperf]' (there is a wheel for Linux on x86-64)"
 
 NS_PER_MS = 1_000_000
+NS_PER_S = 1_000_000_000
 
 LoadGenModule = Any
 """The module `mlperf_loadgen`, which has no type annotations."""
@@ -149,7 +149,7 @@ class QuerySender:
         self,
         loadgen: LoadGenModule,
         test: Test,
-        requests: Prompts,
+        prompts: Prompts,
         concurrency: int | None,
         loop: asyncio.AbstractEventLoop,
     ) -> None:
@@ -158,19 +158,18 @@ class QuerySender:
         Args:
             loadgen: The module of the official LoadGen.
             test: The test that LoadGen runs.
-            requests: The requests of the workload, in the order in which LoadGen issues samples.
+            prompts: The requests of the workload, in the order in which LoadGen issues samples.
             concurrency: The most requests in flight, or None for no limit.
             loop: The event loop that sends the requests.
         """
         self._loadgen = loadgen
         self._loop = loop
-        self._requests = requests
+        self._prompts = prompts
         self._request_numbers = _RequestNumbers(test)
         self._concurrency = concurrency
         self._in_flight = 0
-        self._waiting: deque[_WaitingQuery] = deque()
-        # The bodies of requests that were built before the start, by request number.
-        self._bodies: dict[int, bytes] = {}
+        self._waiting_queries: deque[_WaitingQuery] = deque()
+        self._prepared_bodies: dict[int, bytes] = {}  # by request number
         self._pool: Pool | None = None
         self.issued_ns: list[int] = []
         self.completions: list[Completion | None] = []
@@ -185,8 +184,6 @@ class QuerySender:
             probe: What the first request to the endpoint showed about it.
             query_count: The number of queries that LoadGen will issue at least.
         """
-        from loadgen_sdk.transport.pool import Pool
-
         pool = Pool(
             probe.target,
             **client_options(settings, probe),
@@ -198,7 +195,7 @@ class QuerySender:
         )
         await pool.open(OPEN_CONNECTIONS)
         for number in range(min(query_count, MAX_PREPARED_REQUESTS)):
-            self._bodies[number] = pool.prepare(self._requests[number])
+            self._prepared_bodies[number] = pool.prepare(self._prompts[number])
         self._pool = pool
 
     def close(self) -> None:
@@ -227,26 +224,23 @@ class QuerySender:
             )
             self.issued_ns.append(issued_ns)
             self.completions.append(None)
-            self._waiting.append(query)
+            self._waiting_queries.append(query)
         self._send_waiting()
 
     def _send_waiting(self) -> None:
         """Send queries in the order of issue while the concurrency allows it."""
-        while self._waiting and self._may_send():
-            self._in_flight += 1
-            self._send(self._waiting.popleft())
+        while self._waiting_queries and self._may_send():
+            self._send(self._waiting_queries.popleft())
 
     def _may_send(self) -> bool:
         return self._concurrency is None or self._in_flight < self._concurrency
 
     def _send(self, query: _WaitingQuery) -> None:
-        """Send the request of a query now, and report its first token and its end to LoadGen."""
-        from loadgen_sdk.wire_formats.event_timeline import EventTimeline
+        """Send the request of a query now, and report its first token and its end to LoadGen.
 
+        When the response is complete, a waiting query takes its place.
+        """
         assert self._pool is not None, "open() was not called"
-        body = self._bodies.pop(query.request_number, None)
-        if body is None:
-            body = self._pool.prepare(self._requests[query.request_number])
         reporter = _QueryReporter(self._loadgen, query.query_id)
 
         def on_completion(completion: Completion) -> None:
@@ -255,15 +249,23 @@ class QuerySender:
             self._in_flight -= 1
             self._send_waiting()
 
+        self._in_flight += 1
         self._pool.send(
-            None,  # the completion does not need its request
-            body,
-            monotonic_ns(),
-            on_completion,
-            EventTimeline(),
+            request=None,  # a completion would refer to it, which nothing here needs
+            body=self._take_body(self._pool, query.request_number),
+            due=monotonic_ns(),
+            on_done=on_completion,
+            timeline=EventTimeline(),
             name=f"mlperf-{query.issue_index}",
             on_output=reporter.report_first_token,
         )
+
+    def _take_body(self, pool: Pool, request_number: int) -> bytes:
+        """Return the body of a request: the one that `open` built, or else a new one."""
+        prepared_body = self._prepared_bodies.pop(request_number, None)
+        if prepared_body is not None:
+            return prepared_body
+        return pool.prepare(self._prompts[request_number])
 
 
 class _RequestNumbers:
@@ -416,24 +418,37 @@ class _IssuedQueries(NamedTuple):
     reproduction_options: str
 
 
+class OfficialRun(NamedTuple):
+    """What a run of the official LoadGen returns.
+
+    Attributes:
+        result: Its result by the rules of MLPerf, from the timestamps of this program.
+        gpus: The number of GPUs behind the endpoint, or None if it is not known.
+    """
+
+    result: MlperfResult
+    gpus: int | None
+
+
 def run_official_test(
     test: Test,
     data: DatasetRequests,
     settings: Settings,
     *,
+    output_dir: Path,
     qps: float,
     concurrency: int | None = None,
-) -> tuple[MlperfResult, int | None]:
-    """Run the official LoadGen against the target, and return the result and the number of GPUs.
+) -> OfficialRun:
+    """Let the official LoadGen run a test against the endpoint, and return the result.
 
-    LoadGen's logs are written into the output directory of the settings, and those of this program
-    into its subdirectory `own`. The result uses the timestamps of this program; its notes have
-    LoadGen's metrics.
+    LoadGen's logs are written into the output directory, and those of this program into its
+    subdirectory `own`. The notes of the result have LoadGen's metrics.
 
     Args:
         test: The requirements of the rules.
         data: The requests.
-        settings: The endpoint, how requests are sent, and the output directory.
+        settings: The endpoint, and how requests are sent.
+        output_dir: The directory of the logs and results.
         qps: The rate in queries/s, in Offline the expected rate in samples/s.
         concurrency: The most requests in flight in Offline, or None for the default.
 
@@ -448,24 +463,21 @@ def run_official_test(
             "--harness loadgen",
             "start loadgen sim --preset NAME and give its URL; or use --harness own",
         )
-    assert settings.out is not None
-    # The context starts the simulated server, if the settings ask for one, and yields the settings
-    # with its URL.
+    output_dir.mkdir(parents=True, exist_ok=True)
+    # Starts the simulated server, if the settings ask for one, and yields them with its URL.
     with running_server(settings) as server_settings:
-        output_dir = server_settings.out
-        assert output_dir is not None
         official = _OfficialTest(test, data, server_settings, qps, concurrency, output_dir)
-        output_dir.mkdir(parents=True, exist_ok=True)
         queries = _issue_queries(loadgen, official)
         simulated = settings.backend.simulated or queries.probe.simulated
-        return _write_result(official, queries, simulated=simulated), server_settings.gpus
+        result = _write_result(official, queries, simulated=simulated)
+    return OfficialRun(result, server_settings.gpus)
 
 
 def _issue_queries(loadgen: LoadGenModule, official: _OfficialTest) -> _IssuedQueries:
     """Probe the endpoint, let LoadGen issue all queries, and return them with their responses.
 
-    The requests are those of an ordinary run of this program with the same seed and salt. They are
-    sent by an event loop in its own thread, because LoadGen blocks this one until its test ends.
+    The probe is one request that shows what the endpoint supports. Requests are sent by an event
+    loop in its own thread, because LoadGen blocks the calling thread until its test ends.
     """
     settings = official.settings
     workload = official.workload
@@ -473,26 +485,33 @@ def _issue_queries(loadgen: LoadGenModule, official: _OfficialTest) -> _IssuedQu
     salt = seeds.salt_of(seed, workload.salt)
     with _loop_thread() as thread:
         lengths = planned_output_lengths(workload)
-        probe = thread.run(probe_url(settings, workload.timeout_ns / 1e9, lengths))
-        requests = build_prompts(
-            workload,
-            seed,
-            seeds.salt_number(salt),
-            load_tokenizer(settings.tokenizer),
-            PromptTarget(probe.template_tokens or 0),
-        )
-        sender = QuerySender(loadgen, official.test, requests, official.max_in_flight, thread.loop)
+        probe = thread.run(probe_url(settings, workload.timeout_ns / NS_PER_S, lengths))
+        prompts = _build_test_prompts(official, probe, seed, salt)
+        sender = QuerySender(loadgen, official.test, prompts, official.max_in_flight, thread.loop)
         thread.run(sender.open(settings, probe, official.query_count))
         try:
             _start_loadgen(loadgen, official, sender)
         finally:
             thread.call(sender.close)
     return _IssuedQueries(
-        sender.issued_ns,
-        sender.completions,
-        probe,
-        seeds.reproduction_options(seed, salt),
+        issued_ns=sender.issued_ns,
+        completions=sender.completions,
+        probe=probe,
+        reproduction_options=seeds.reproduction_options(seed, salt),
     )
+
+
+def _build_test_prompts(
+    official: _OfficialTest, probe: ProbeResult, seed: int, salt: str
+) -> Prompts:
+    """Return the same requests that an ordinary run of this program sends with a seed and a salt.
+
+    The probe shows how many tokens the chat template of the server adds to a prompt. If it does
+    not, they count as 0.
+    """
+    target = PromptTarget(probe.template_tokens or 0)
+    tokenizer = load_tokenizer(official.settings.tokenizer)
+    return build_prompts(official.workload, seed, seeds.salt_number(salt), tokenizer, target)
 
 
 def _start_loadgen(loadgen: LoadGenModule, official: _OfficialTest, sender: QuerySender) -> None:
@@ -527,36 +546,65 @@ def _write_result(
 ) -> MlperfResult:
     """Judge the queries by the timestamps of this program, write the result and return it.
 
-    The result and its logs are written into the subdirectory OWN_DIR, because LoadGen's logs with
-    the same names are in the output directory.
+    `mlperf.json` is written into the output directory. The logs of this program are written into
+    its subdirectory OWN_DIR, because LoadGen's logs have the same names.
+
+    Args:
+        official: The test and its output directory, which has LoadGen's logs.
+        queries: The queries that LoadGen issued, and their responses.
+        simulated: Whether a performance model responded.
     """
-    test = official.test
     output_dir = official.output_dir
     timing = _measure_queries(queries, official.schedule_offsets_ns)
     loadgen_log = read_log(output_dir)
-    warnings = [*run.deviation_warnings(test), *_token_count_warnings(queries.completions)]
-    facts = MlperfRunFacts(
-        dataset=f"{official.data.name}; queries by the official LoadGen",
-        target_qps=official.qps,
-        notes=_result_notes(official, queries, timing, loadgen_log, warnings),
-        warnings=warnings,
-        simulated=simulated,
-    )
-    result = judge_trace(timing.trace, test, facts)
-
-    started = datetime.strptime(loadgen_log.detail["test_datetime"], "%Y-%m-%dT%H:%M:%SZ")
+    result = _judge_queries(official, queries, timing, loadgen_log, simulated=simulated)
     context = LogContext(
         sut=queries.probe.target.redacted,
         version=loadgen_version(),
-        started=started.replace(tzinfo=UTC),
+        started=_test_start(loadgen_log),
     )
     own_dir = output_dir / OWN_DIR
     own_dir.mkdir(exist_ok=True)
     run.write_queries(own_dir, timing.trace, context)
-    run.write_result(own_dir, result, test, context)
+    run.write_result(own_dir, result, official.test, context)
     (output_dir / run.RESULT).write_bytes((own_dir / run.RESULT).read_bytes())
     checksums.write(output_dir)
     return result
+
+
+def _test_start(log: LoadGenLog) -> datetime:
+    """Return when LoadGen started its test, for example from "2025-06-01T12:00:00Z"."""
+    start = datetime.strptime(log.detail["test_datetime"], "%Y-%m-%dT%H:%M:%SZ")
+    return start.replace(tzinfo=UTC)
+
+
+def _judge_queries(
+    official: _OfficialTest,
+    queries: _IssuedQueries,
+    timing: _QueryTiming,
+    log: LoadGenLog,
+    *,
+    simulated: bool,
+) -> MlperfResult:
+    """Return the result of the queries by the rules of MLPerf, with warnings and notes.
+
+    Args:
+        official: The test.
+        queries: The queries that LoadGen issued, and their responses.
+        timing: Their times by the timestamps of this program, which are judged.
+        log: LoadGen's log, whose metrics the notes compare with those of this program.
+        simulated: Whether a performance model responded.
+    """
+    test = official.test
+    warnings = [*run.deviation_warnings(test), *_token_count_warnings(queries.completions)]
+    facts = MlperfRunFacts(
+        dataset=f"{official.data.name}; queries by the official LoadGen",
+        target_qps=official.qps,
+        notes=_result_notes(official, queries, timing, log, warnings),
+        warnings=warnings,
+        simulated=simulated,
+    )
+    return judge_trace(timing.trace, test, facts)
 
 
 class _QueryTiming(NamedTuple):
@@ -598,11 +646,7 @@ def _measure_queries(
 ) -> _QueryTiming:
     """Return the latencies of the queries, and how late LoadGen issued them.
 
-    Latencies count from the time at which a query was scheduled, not from when it was issued. The
-    schedule has offsets from its start, and LoadGen does not report when it started. So the start
-    is estimated. LoadGen never issues a query early, but often a little late, so "time of issue
-    minus offset" is the start plus the lateness of the query. The smallest of these values, that of
-    the most punctual query, is nearest to the start.
+    Latencies count from the time at which a query was scheduled, not from when it was issued.
 
     Args:
         queries: The queries and their responses.
@@ -615,27 +659,51 @@ def _measure_queries(
         offsets_ns = np.zeros(query_count, np.int64)
     else:
         offsets_ns = schedule_offsets_ns[:query_count]
-    schedule_start_ns = 0
-    if query_count:
-        schedule_start_ns = int((issued_ns - offsets_ns).min())
-    scheduled_ns = schedule_start_ns + offsets_ns
+    scheduled_ns = _estimate_schedule_start_ns(issued_ns, offsets_ns) + offsets_ns
     p99_lateness_ns = 0
     if query_count:
         p99_lateness_ns = int(np.quantile(issued_ns - scheduled_ns, 0.99))
+    trace = _build_trace(queries.completions, scheduled_ns, offsets_ns)
+    return _QueryTiming(trace, p99_lateness_ns)
 
-    responses = [_ResponseTimes.of_completion(completion) for completion in queries.completions]
+
+def _estimate_schedule_start_ns(issued_ns: NDArray[np.int64], offsets_ns: NDArray[np.int64]) -> int:
+    """Return when LoadGen's schedule started on the monotonic clock, which it does not report.
+
+    LoadGen never issues a query early, but often a little late. So the time of issue minus the
+    offset in the schedule is the start plus the lateness of the query. The smallest of these
+    values, that of the most punctual query, is nearest to the start. For example, queries with
+    offsets 0 and 10 that were issued at 103 and 111 give min(103, 101) = 101.
+    """
+    if len(issued_ns) == 0:
+        return 0
+    return int((issued_ns - offsets_ns).min())
+
+
+def _build_trace(
+    completions: Sequence[Completion | None],
+    scheduled_ns: NDArray[np.int64],
+    offsets_ns: NDArray[np.int64],
+) -> QueryTrace:
+    """Return the latencies and tokens of the responses to the queries.
+
+    Args:
+        completions: The response to each query.
+        scheduled_ns: The scheduled time of each query on the monotonic clock.
+        offsets_ns: The same time from the start of the schedule.
+    """
+    responses = [_ResponseTimes.of_completion(completion) for completion in completions]
     end_ns = np.array([response.end_ns for response in responses], np.int64)
     first_token_ns = np.array([response.first_token_ns for response in responses], np.int64)
     tokens = np.array([response.tokens for response in responses], np.int64)
-    # An unknown timestamp is NEVER, which is negative. `QueryTrace` has UNRESOLVED for a query that
-    # did not complete: a latency above every limit.
+    # An unknown timestamp is NEVER, which is negative. A query that did not complete gets the
+    # latency UNRESOLVED, which is above every limit.
     is_completed = end_ns >= 0
     latency_ns = np.where(is_completed, end_ns - scheduled_ns, UNRESOLVED)
     # A response without a timestamp of its first token has it at its end.
     has_first_token = first_token_ns >= 0
     ttft_ns = np.where(has_first_token, first_token_ns - scheduled_ns, latency_ns)
-    trace = QueryTrace(due_ns=offsets_ns, ttft_ns=ttft_ns, latency_ns=latency_ns, tokens=tokens)
-    return _QueryTiming(trace, p99_lateness_ns)
+    return QueryTrace(due_ns=offsets_ns, ttft_ns=ttft_ns, latency_ns=latency_ns, tokens=tokens)
 
 
 class _ResponseTimes(NamedTuple):
@@ -662,29 +730,37 @@ class _ResponseTimes(NamedTuple):
 
 
 def _token_count_warnings(completions: list[Completion | None]) -> list[str]:
-    """Return a warning if responses had no token count of the server, or an empty list.
+    """Return a warning if the server reported no token count for responses, or an empty list.
 
-    The events of the stream were then counted in place of the tokens.
+    For such a response, the events of its stream are counted as its tokens.
     """
     succeeded = [
         completion
         for completion in completions
         if completion is not None and completion.failure is None
     ]
-    without_usage = sum(completion.usage.output is None for completion in succeeded)
-    return run.token_count_warnings({"events": without_usage}, len(succeeded))
+    counted_by_events = sum(completion.usage.output is None for completion in succeeded)
+    return run.token_count_warnings({"events": counted_by_events}, len(succeeded))
 
 
 def _loadgen_notes(log: LoadGenLog, result: MlperfResult) -> list[str]:
-    """Return notes that compare the metrics in LoadGen's log with those of this program.
+    """Return notes that compare the metrics of the official LoadGen with those of this program.
 
-    LoadGen's latencies are longer by the time that Python takes to report a response to it.
+    Both measured the same queries. LoadGen's latencies are longer, because it takes the time when
+    Python code reports a response to it, and not the time when the response arrived.
+
+    Args:
+        log: The log of the official LoadGen.
+        result: The result by the timestamps of this program.
     """
     validity = "VALID" if log.valid else "INVALID"
     notes = [f"LoadGen's own result: {validity}"]
     notes += [f"LoadGen: {reason}" for reason in log.reasons]
-    notes += _p99_comparison_notes("TTFT", log.ttft, result.ttft)
-    notes += _p99_comparison_notes("TPOT", log.tpot, result.tpot)
+    # Offline has no TTFT and no TPOT.
+    if log.ttft is not None and result.ttft is not None:
+        notes += _compare_p99("TTFT", log.ttft, result.ttft)
+    if log.tpot is not None and result.tpot is not None:
+        notes += _compare_p99("TPOT", log.tpot, result.tpot)
     if log.tokens_per_s is not None and result.completed_tokens_per_s is not None:
         notes.append(
             f"completed tokens/s: {log.tokens_per_s:,.2f} by LoadGen's timestamps, "
@@ -693,32 +769,25 @@ def _loadgen_notes(log: LoadGenLog, result: MlperfResult) -> list[str]:
     return notes
 
 
-def _p99_comparison_notes(
-    metric: str,
-    loadgen_distribution: LoadGenSpread | None,
-    client_distribution: LoadGenSpread | None,
-) -> list[str]:
-    """Return a note that compares the p99 of a metric by LoadGen's timestamps and by the client's.
+def _compare_p99(
+    metric: str, official_spread: LoadGenSpread, own_spread: LoadGenSpread
+) -> Iterator[str]:
+    """Yield a note that compares the p99 of a metric by two sets of timestamps.
 
-    Returns an empty list if one of them is missing, as in Offline, which has no TTFT and no TPOT.
+    Yields nothing if a p99 is not known, because it falls on a query that never completed.
 
     Args:
         metric: The metric, as the note names it.
-        loadgen_distribution: The distribution in the log of the official LoadGen.
-        client_distribution: The distribution by the timestamps of this program, which sends the
-            requests.
+        official_spread: Its distribution by the timestamps of the official LoadGen.
+        own_spread: Its distribution by those of this program.
     """
-    if loadgen_distribution is None or client_distribution is None:
-        return []
     p99_index = PERCENTILES.index(0.99)
-    loadgen_p99_ns = loadgen_distribution.percentiles[p99_index]
-    client_p99_ns = client_distribution.percentiles[p99_index]
-    if loadgen_p99_ns is None or client_p99_ns is None:
-        return []
-    loadgen_p99_ms = loadgen_p99_ns / NS_PER_MS
-    client_p99_ms = client_p99_ns / NS_PER_MS
-    difference_ms = (loadgen_p99_ns - client_p99_ns) / NS_PER_MS
-    return [
-        f"{metric} p99: {loadgen_p99_ms:.3f} ms by LoadGen's timestamps, "
-        f"{client_p99_ms:.3f} ms by ours: {difference_ms:+.3f} ms"
-    ]
+    official_ns = official_spread.percentiles[p99_index]
+    own_ns = own_spread.percentiles[p99_index]
+    if official_ns is None or own_ns is None:
+        return
+    difference_ms = (official_ns - own_ns) / NS_PER_MS
+    yield (
+        f"{metric} p99: {official_ns / NS_PER_MS:.3f} ms by LoadGen's timestamps, "
+        f"{own_ns / NS_PER_MS:.3f} ms by ours: {difference_ms:+.3f} ms"
+    )

@@ -40,8 +40,10 @@ Shorter trials are dominated by the start-up and by the wait for the last respon
 OFFLINE_TRIAL_PARTS = 5
 """An Offline trial is sized to take the minimum duration divided by this."""
 
-UNKNOWN_QPS = 1e-9
-"""An expected rate that sizes the first Offline trial to the minimum: one pass of the data set."""
+SMALLEST_QUERY_RATE = 1e-9
+"""A rate in samples/s, so low that the first Offline trial is one pass of the data set."""
+
+NS_PER_S = 1_000_000_000
 
 
 class _JudgedRun(NamedTuple):
@@ -63,15 +65,15 @@ class _JudgedRun(NamedTuple):
     def exit_code(self) -> int:
         """The exit code of the command.
 
-        The outcomes are, in this order: interrupted; not a reliable measurement; otherwise VALID or
-        INVALID by the rules. For the official LoadGen, only the rules decide.
+        An interrupted run has INTERRUPTED, and a run that is not a reliable measurement has
+        UNSOUND. Otherwise the rules decide: VALID or INVALID. If the official LoadGen issued the
+        queries, there is no summary, and only the rules decide.
         """
-        if self.summary is None:
-            return int(self.result.exit_code)
-        if self.summary.run.state == "interrupted":
-            return INTERRUPTED
-        if not mlperf_run.is_reliable(self.summary):
-            return UNSOUND
+        if self.summary is not None:
+            if self.summary.run.state == "interrupted":
+                return INTERRUPTED
+            if not mlperf_run.is_reliable(self.summary):
+                return UNSOUND
         return int(self.result.exit_code)
 
 
@@ -122,24 +124,38 @@ class PreparedTest(Struct, frozen=True, kw_only=True):
         """Let the official LoadGen issue the queries."""
         from loadgen.mlperf import official_loadgen
 
-        settings = replace(self.settings, out=self.output_dir)
-        result, gpus = official_loadgen.run_official_test(
-            self.test, self.data, settings, qps=qps, concurrency=concurrency
+        official_run = official_loadgen.run_official_test(
+            self.test,
+            self.data,
+            replace(self.settings, out=self.output_dir),
+            output_dir=self.output_dir,
+            qps=qps,
+            concurrency=concurrency,
         )
-        return _JudgedRun(result, self.output_dir, gpus)
+        return _JudgedRun(official_run.result, self.output_dir, official_run.gpus)
 
     def _run_own_harness(self, qps: float, concurrency: int | None) -> _JudgedRun:
-        """Send the load with this load generator, and judge the run by the rules."""
-        from loadgen.runs.run_display import create_display
+        """Send the load with this program, and return the run with its result by MLPerf's rules.
 
-        execute = self.invocation.executor(create_display(self.invocation).event_handlers)
+        Args:
+            qps: The rate in queries/s, in Offline the expected rate in samples/s.
+            concurrency: The most requests in flight in Offline, or None to send all at once.
+        """
+        execute_run = self._create_executor()
         settings = replace(self.settings, out=self.output_dir)
         workload = self.build_workload(qps, concurrency)
-        summary, run_dir = execute(workload, settings, folder=self.output_dir)
+        summary, run_dir = execute_run(workload, settings, folder=self.output_dir)
         result = mlperf_run.judge_run(
             run_dir, self.test, summary, data_name=self.data.name, qps=qps
         )
         return _JudgedRun(result, run_dir, summary.target.gpus, summary)
+
+    def _create_executor(self) -> Execute:
+        """Return the function that carries out a run and shows its progress on the terminal."""
+        from loadgen.runs.run_display import create_display
+
+        display = create_display(self.invocation)
+        return self.invocation.executor(display.event_handlers)
 
     def _print_data_set(self) -> None:
         print_status(f"MLPerf-style, unofficial; data set: {self.data.name}")
@@ -178,55 +194,46 @@ class PreparedTest(Struct, frozen=True, kw_only=True):
         Raises:
             UserError: No request of a trial completed.
         """
-        from loadgen.runs.run_display import create_display
-
         print_status("No --target-qps: running one pass of the data set first, to size the query")
-        execute = self.invocation.executor(create_display(self.invocation).event_handlers)
-        qps = UNKNOWN_QPS
+        execute_run = self._create_executor()
+        min_trial_s = MIN_TRIAL_FRACTION * self.test.min_duration_ns / NS_PER_S
+        samples_per_s = SMALLEST_QUERY_RATE
         for number in range(1, MAX_OFFLINE_TRIALS + 1):
-            trial_dir = self._run_offline_trial(execute, number, qps, concurrency)
+            trial_dir = self._run_offline_trial(execute_run, number, samples_per_s, concurrency)
             if trial_dir is None:
                 return None
-            trial = mlperf_run.measure_offline_trial(trial_dir)
-            if trial is None:
-                raise UserError(
-                    "no_figure",
-                    "no request of the trial completed",
-                    str(trial_dir),
-                    "give --target-qps, or see the errors of the trial",
-                )
-            qps = trial.samples_per_s
-            print_status(
-                f"Expected: {qps:,.4g} samples/s, from {trial.duration_s:,.3g} s in {trial_dir}"
-            )
-            if trial.duration_s >= MIN_TRIAL_FRACTION * self.test.min_duration_ns / 1e9:
+            trial = _measure_trial(trial_dir)
+            samples_per_s = trial.samples_per_s
+            if trial.duration_s >= min_trial_s:
                 break
-        return qps
+        return samples_per_s
 
     def _run_offline_trial(
-        self, execute: Execute, number: int, qps: float, concurrency: int | None
+        self, execute_run: Execute, number: int, samples_per_s: float, concurrency: int | None
     ) -> Path | None:
         """Run a trial of Offline next to the output directory, and return the directory of its run.
 
-        Returns None if the user interrupted it. A trial has prompts of its own, because a server
-        could have those of another run in its prefix cache.
+        Returns None if the user interrupted it. A trial takes about 1/OFFLINE_TRIAL_PARTS of the
+        minimum duration, but at least one pass of the data set. It waits for every response,
+        because a response that is cut off would lower the rate.
 
         Args:
-            execute: Carries out a run.
+            execute_run: Carries out a run.
             number: The number of the trial, from 1.
-            qps: The samples/s that are expected, which size the query of the trial.
+            samples_per_s: The rate that is expected. The trial sends so many samples that it takes
+                the intended time at this rate.
             concurrency: The most requests in flight, or None to send all at once.
         """
         from loadgen.core.workload import with_unique_prompts
 
-        trial_test = replace(
-            self.test, min_duration_ns=self.test.min_duration_ns // OFFLINE_TRIAL_PARTS
-        )
+        trial_duration_ns = self.test.min_duration_ns // OFFLINE_TRIAL_PARTS
+        trial_test = replace(self.test, min_duration_ns=trial_duration_ns)
         trial = replace(self, test=trial_test, drain_ns=mlperf_run.MAX_WAIT_NS)
-        name = f"trial-{number}"
-        workload = with_unique_prompts(trial.build_workload(qps, concurrency), name)
-        settings = replace(self.settings, out=_unused_sibling(self.output_dir, name))
-        summary, trial_dir = execute(workload, settings)
+        trial_name = f"trial-{number}"
+        # With the prompts of another run, the prefix cache of the server would help.
+        workload = with_unique_prompts(trial.build_workload(samples_per_s, concurrency), trial_name)
+        settings = replace(self.settings, out=_unused_sibling(self.output_dir, trial_name))
+        summary, trial_dir = execute_run(workload, settings)
         return None if summary.run.state == "interrupted" else trial_dir
 
     # -- the search for the peak -------------------------------------------------------------------
@@ -268,7 +275,7 @@ class PreparedTest(Struct, frozen=True, kw_only=True):
         A run sends every sample of the data set equally often, so it lasts at least for one pass.
         """
         pass_s = self.test.samples / qps
-        if pass_s > self.test.min_duration_ns / 1e9:
+        if pass_s > self.test.min_duration_ns / NS_PER_S:
             print_status(
                 f"Warning: a run ends with a whole pass of {self.test.samples:,} samples, "
                 f"which takes {pass_s:,.0f} s at {qps:g}/s. "
@@ -278,10 +285,16 @@ class PreparedTest(Struct, frozen=True, kw_only=True):
     def _create_search_run(
         self, start_qps: float, sustain_factor: float, run_spread: float | None
     ) -> SearchRun:
-        """Return what runs the search for the peak, with a display of one line per trial.
+        """Create the search for the highest VALID rate, with a display of one line per trial.
 
-        A trial at the first rate is expected to take the minimum duration, or as long as one pass
-        of the data set if that is longer. The parameters are those of `find_peak`.
+        A trial is a run at one rate. At the first rate, it is expected to take the minimum
+        duration, or as long as one pass of the data set if that is longer.
+
+        Args:
+            start_qps: The first rate that is tried, in queries/s.
+            sustain_factor: The length of the runs that show whether the rate is sustained, as a
+                multiple of the length of an official run. With 1, there are no such runs.
+            run_spread: How much the result may vary between runs, as `--run-spread` says.
         """
         from loadgen.runs.run_display import create_display
         from loadgen.search.search_run import SearchRun
@@ -298,7 +311,7 @@ class PreparedTest(Struct, frozen=True, kw_only=True):
             run_spread=run_spread,
         )
         pass_s = self.test.samples / start_qps
-        expected_trial_s = max(self.test.min_duration_ns / 1e9, pass_s)
+        expected_trial_s = max(self.test.min_duration_ns / NS_PER_S, pass_s)
         return SearchRun(
             search=load_search,
             runner=trial_runner,
@@ -349,23 +362,55 @@ class PreparedTest(Struct, frozen=True, kw_only=True):
 
 
 def _best_confirmation(search: LoadSearch) -> TrialResult | None:
-    """Return the passed confirmation with the highest load, or None if no rate was confirmed.
+    """Return the passed run with the highest rate that confirms the peak, or None without one.
 
-    Confirmations are runs of the official length or longer. Trials of kind "confirm" have the
-    official length. Trials of kind "sustain" are longer, to show that a rate is sustained. If the
-    search found a sustained rate by them, only those of them count in which no queue grew.
+    Two kinds of trials confirm a rate. A "confirm" trial has the length of an official run. A
+    "sustain" trial is longer, to show that the rate can go on: no queue may grow during it. If the
+    search found a rate that is sustained over longer trials, its peak is that rate. Otherwise it is
+    the highest rate that passes at the official length.
     """
-    result = search.result
-    has_sustained_rate = result.sustained_load is not None and result.length_factor > 1
-    kind = "sustain" if has_sustained_rate else "confirm"
-    confirmations = [trial for trial in search.results if trial.kind == kind and trial.has_passed]
-    if has_sustained_rate:
-        confirmations = [trial for trial in confirmations if trial.sustained is not False]
+    found_sustained_rate = search.result.sustained_load is not None
+    has_longer_trials = search.result.length_factor > 1
+    if found_sustained_rate and has_longer_trials:
+        confirmations = [
+            trial
+            for trial in search.results
+            if trial.kind == "sustain" and trial.has_passed and not _has_growing_queue(trial)
+        ]
+    else:
+        confirmations = [
+            trial for trial in search.results if trial.kind == "confirm" and trial.has_passed
+        ]
     return max(confirmations, key=_trial_load, default=None)
+
+
+def _has_growing_queue(trial: TrialResult) -> bool:
+    """Return whether a queue is known to have grown. `sustained` is None if that is not known."""
+    return trial.sustained is False
 
 
 def _trial_load(trial: TrialResult) -> float:
     return trial.load
+
+
+def _measure_trial(trial_dir: Path) -> mlperf_run.OfflineTrial:
+    """Return the rate that a trial of Offline measured, and print it.
+
+    Raises UserError if no request of the trial completed.
+    """
+    trial = mlperf_run.measure_offline_trial(trial_dir)
+    if trial is None:
+        raise UserError(
+            "no_figure",
+            "no request of the trial completed",
+            str(trial_dir),
+            "give --target-qps, or see the errors of the trial",
+        )
+    print_status(
+        f"Expected: {trial.samples_per_s:,.4g} samples/s, "
+        f"from {trial.duration_s:,.3g} s in {trial_dir}"
+    )
+    return trial
 
 
 def _unused_sibling(directory: Path, suffix: str) -> Path:

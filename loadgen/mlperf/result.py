@@ -69,68 +69,92 @@ class QueryTrace(NamedTuple):
 def build_trace(
     columns: Mapping[str, NDArray[np.int64]], origin_ns: int = 0, *, is_one_query: bool = False
 ) -> QueryTrace:
-    """Return the queries of a run in the order of issue, from the columns of its records.
+    """Return the queries of a run in the order of issue, from the columns of its request records.
 
     The records may be in any order. A request that failed counts as not completed. Records that
     never became due, because the load was stopped before, are not queries.
 
     Args:
         columns: Columns by the names of `record.FIELDS`. `slot` is the number of a request in the
-            schedule.
+            schedule. A timestamp is -1 if its event never happened.
         origin_ns: When LoadGen's clock starts: the first scheduled time of the measured stage.
-        is_one_query: Whether all rows belong to one query, which is issued at the origin (Offline),
-            no matter when a closed loop sent them.
+        is_one_query: Whether all records belong to one query, which is issued at the origin
+            (Offline), no matter when a closed loop sent them.
     """
-    issue_order = np.lexsort((columns["slot"], columns["due_ns"]))
-    has_become_due = columns["due_ns"][issue_order] >= 0  # due_ns is -1 if it never did
-    order = issue_order[has_become_due]
+    order = _order_of_issue(columns["due_ns"], columns["slot"])
     due_ns = columns["due_ns"][order]
+    end_ns = columns["end_ns"][order]
+    first_token_ns = columns["first_token_ns"][order]
+    output_tokens = columns["output_tokens"][order]
+    is_completed = (columns["status"][order] == STATUS["ok"]) & (end_ns >= 0)
     if is_one_query:
         due_ns = np.full(len(order), origin_ns, np.int64)
-    is_completed = (columns["status"][order] == STATUS["ok"]) & (columns["end_ns"][order] >= 0)
-    latency_ns = columns["end_ns"][order] - due_ns
-    first_token_ns = columns["first_token_ns"][order]
     # A response that was not streamed has its first token at its end.
-    ttft_ns = np.where(first_token_ns < 0, latency_ns, first_token_ns - due_ns)
-    latency_ns[~is_completed] = UNRESOLVED
-    ttft_ns[~is_completed] = UNRESOLVED
-    tokens = np.maximum(columns["output_tokens"][order], 0)
-    tokens[~is_completed] = 0
-    return QueryTrace(due_ns - origin_ns, ttft_ns, latency_ns, tokens)
+    is_streamed = first_token_ns >= 0
+    first_output_ns = np.where(is_streamed, first_token_ns, end_ns)
+    return QueryTrace(
+        due_ns=due_ns - origin_ns,
+        ttft_ns=np.where(is_completed, first_output_ns - due_ns, UNRESOLVED),
+        latency_ns=np.where(is_completed, end_ns - due_ns, UNRESOLVED),
+        tokens=np.where(is_completed, np.maximum(output_tokens, 0), 0),
+    )
+
+
+def _order_of_issue(due_ns: NDArray[np.int64], slot: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Return the indexes of the issued records, by scheduled time and then by schedule number.
+
+    Records that never became due have a `due_ns` of -1 and are left out. For example, the times
+    [7, -1, 3] give the indexes [2, 0].
+    """
+    by_due_time_and_slot = np.lexsort((slot, due_ns))
+    is_issued = due_ns[by_due_time_and_slot] >= 0
+    return by_due_time_and_slot[is_issued]
 
 
 # -- the result ------------------------------------------------------------------------------------
 
 
-class Check(msgspec.Struct, frozen=True, kw_only=True):
-    """The check of one limit.
+class Check(
+    msgspec.Struct,
+    frozen=True,
+    kw_only=True,
+    rename={
+        "percentile_ns": "value_ns",
+        "is_within_limit": "met",
+        "is_below_limit": "checker_met",
+        "violations": "over",
+        "query_count": "count",
+        "required_queries": "needed",
+    },
+):
+    """The check of the limit of one metric.
 
     Attributes:
         metric: "ttft" or "tpot".
         limit_ns: The limit of the percentile.
-        value_ns: The measured percentile, or None if it falls on a query that never completed.
-        met: Whether the percentile is at most the limit, as LoadGen requires.
-        checker_met: Whether it is less than the limit, as the submission checker requires.
-        over: How many queries exceed the limit, with those that never completed.
-        count: The number of queries.
-        needed: How many queries early stopping requires with `over` of them above the limit.
+        percentile_ns: The measured percentile, or None if it falls on a query that never completed.
+        is_within_limit: Whether the percentile is at most the limit, as LoadGen requires.
+        is_below_limit: Whether it is less than the limit, as the submission checker requires.
+        violations: How many queries exceed the limit, with those that never completed.
+        query_count: The number of queries.
+        required_queries: How many queries early stopping requires for so many violations.
         early_stopping_met: Whether there are enough queries for early stopping.
     """
 
     metric: str
     limit_ns: int
-    value_ns: int | None
-    met: bool
-    checker_met: bool
-    over: int
-    count: int
-    needed: int
+    percentile_ns: int | None
+    is_within_limit: bool
+    is_below_limit: bool
+    violations: int
+    query_count: int
+    required_queries: int
     early_stopping_met: bool
 
     @property
-    def more(self) -> int:
+    def missing_queries(self) -> int:
         """How many more queries, all under the limit, early stopping requires."""
-        return max(0, self.needed - self.count)
+        return max(0, self.required_queries - self.query_count)
 
 
 class Reason(msgspec.Struct, frozen=True, kw_only=True):
@@ -144,7 +168,16 @@ class Reason(msgspec.Struct, frozen=True, kw_only=True):
     text: str
 
 
-class MlperfResult(msgspec.Struct, frozen=True, kw_only=True):
+class MlperfResult(
+    msgspec.Struct,
+    frozen=True,
+    kw_only=True,
+    rename={
+        "full_run_samples_per_s": "whole_samples_per_s",
+        "full_run_tokens_per_s": "whole_tokens_per_s",
+        "sustained_reason": "sustained_why",
+    },
+):
     """The result of a run, stored as `mlperf.json`. Rates are per second.
 
     Attributes:
@@ -156,7 +189,7 @@ class MlperfResult(msgspec.Struct, frozen=True, kw_only=True):
         checker_valid: Whether both percentiles are also strictly below the limits, as the
             submission checker requires. Its other checks were not made.
         queries: The queries that were issued; in Offline, the samples.
-        resolved: How many of them completed.
+        resolved: How many of them completed: LoadGen's word for a complete response.
         tokens: The output tokens of all of them.
         one_token_replies: How many responses have one token. They have no TPOT.
         scheduled_s: The length of the schedule.
@@ -168,8 +201,8 @@ class MlperfResult(msgspec.Struct, frozen=True, kw_only=True):
         scheduled_samples_per_s: The rate of the schedule.
         completed_samples_per_s: The rate until the query that was issued last completed.
         completed_tokens_per_s: The output tokens in the same window.
-        whole_samples_per_s: The rate until the last completion.
-        whole_tokens_per_s: The output tokens until the last completion.
+        full_run_samples_per_s: The rate until the last completion.
+        full_run_tokens_per_s: The output tokens until the last completion.
         latency: The distribution of the time to the end of the response.
         ttft: That of the time to the first token; None in Offline.
         tpot: That of the time per output token; None in Offline.
@@ -181,7 +214,7 @@ class MlperfResult(msgspec.Struct, frozen=True, kw_only=True):
         warnings: What speaks against relying on the result, as in LoadGen's log.
         simulated: Whether a performance model responded.
         sustained: Whether the rate can go on for longer than the run; None if not verified.
-        sustained_why: Why it can or cannot, or what the run shows about it.
+        sustained_reason: Why it can or cannot, or what the run shows about it.
         rules_qps: The peak by the rules alone, if a search confirmed both it and this rate.
         longer_minutes: Minutes of load that would show whether the rate is sustained.
         disclosure: That the result is unofficial.
@@ -206,8 +239,8 @@ class MlperfResult(msgspec.Struct, frozen=True, kw_only=True):
     scheduled_samples_per_s: float | None
     completed_samples_per_s: float | None
     completed_tokens_per_s: float | None
-    whole_samples_per_s: float | None
-    whole_tokens_per_s: float | None
+    full_run_samples_per_s: float | None
+    full_run_tokens_per_s: float | None
     latency: LoadGenSpread
     ttft: LoadGenSpread | None
     tpot: LoadGenSpread | None
@@ -219,7 +252,7 @@ class MlperfResult(msgspec.Struct, frozen=True, kw_only=True):
     warnings: tuple[str, ...] = ()
     simulated: bool = False
     sustained: bool | None = None
-    sustained_why: str = ""
+    sustained_reason: str = ""
     rules_qps: float | None = None
     longer_minutes: float | None = None
     disclosure: str = DISCLOSURE
@@ -256,7 +289,7 @@ def _without_wording(result: MlperfResult) -> MlperfResult:
         notes=("",) * len(result.notes),
         errors=("",) * len(result.errors),
         warnings=("",) * len(result.warnings),
-        sustained_why="",
+        sustained_reason="",
         disclosure="",
     )
 
@@ -300,104 +333,187 @@ def judge_trace(
         with_one_token_defect: Whether to reproduce LoadGen's defect, by which a response of one
             token has no tokens and a negative TPOT. Used to compare results with LoadGen's own.
     """
-    facts = facts or MlperfRunFacts()
-    is_offline = test.scenario == "offline"
-    span = _RunSpan.from_trace(trace, is_offline=is_offline)
+    span = _RunSpan.from_trace(trace, is_offline=test.scenario == "offline")
     token_counts = _count_tokens(trace, with_one_token_defect=with_one_token_defect)
-    tpot_ns = _tpot_values(trace, with_one_token_defect=with_one_token_defect)
+    if with_one_token_defect:
+        tpot_ns = _tpot_values_with_defect(trace)
+    else:
+        tpot_ns = _tpot_values(trace)
     checks = _check_latency_limits(test, trace.ttft_ns, tpot_ns)
     query_errors = _query_errors(trace)
-    reasons = tuple(_invalid_reasons(test, span, query_errors, checks))
+    judgment = _Judgment(
+        span=span,
+        token_counts=token_counts,
+        latency=_compute_spread(trace.latency_ns),
+        ttft=_compute_spread(trace.ttft_ns),
+        tpot=_compute_spread(tpot_ns),
+        checks=checks,
+        query_errors=query_errors,
+        reasons=tuple(_invalid_reasons(test, span, query_errors, checks)),
+    )
+    return _create_result(test, facts or MlperfRunFacts(), judgment)
+
+
+class _Judgment(NamedTuple):
+    """What the queries of a run show: its metrics, and why it is INVALID.
+
+    Attributes:
+        span: How many queries the run has, and how long it took.
+        token_counts: The output tokens.
+        latency: The distribution of the time to the end of the response.
+        ttft: The distribution of the time to the first token.
+        tpot: The distribution of the time per output token.
+        checks: The check of each latency limit.
+        query_errors: Sentences about queries that went wrong.
+        reasons: Why the run is INVALID; empty if it is VALID.
+    """
+
+    span: _RunSpan
+    token_counts: _TokenCounts
+    latency: LoadGenSpread
+    ttft: LoadGenSpread
+    tpot: LoadGenSpread
+    checks: tuple[Check, ...]
+    query_errors: tuple[str, ...]
+    reasons: tuple[Reason, ...]
+
+
+def _create_result(test: Test, facts: MlperfRunFacts, judgment: _Judgment) -> MlperfResult:
+    """Return the result of a run. It has no TTFT and no TPOT in Offline, which does not limit them.
+
+    Args:
+        test: The requirements of the rules.
+        facts: What is known about the run apart from its queries.
+        judgment: What its queries show.
+    """
+    is_offline = test.scenario == "offline"
+    is_valid = not judgment.reasons
+    is_below_limits = all(check.is_below_limit for check in judgment.checks)
+    span = judgment.span
+    tokens = judgment.token_counts.total
     return MlperfResult(
+        # the test
         benchmark=test.benchmark,
         scenario=test.scenario,
         round=test.round,
-        valid=not reasons,
-        reasons=reasons,
-        checker_valid=not reasons and all(check.checker_met for check in checks),
-        queries=span.issued,
-        resolved=span.resolved,
-        tokens=token_counts.total,
-        one_token_replies=token_counts.one_token_replies,
-        scheduled_s=span.scheduled_ns / NS_PER_S,
-        min_duration_s=test.min_duration_ns / NS_PER_S,
-        min_duration_met=span.duration_ns >= test.min_duration_ns,
-        min_queries=test.min_queries,
-        min_queries_met=span.issued >= test.min_queries,
-        checks=checks,
-        # n arrivals have n - 1 intervals between them.
-        scheduled_samples_per_s=_rate_per_s(span.issued - 1, span.scheduled_ns),
-        completed_samples_per_s=_rate_per_s(span.window_queries, span.window_ns),
-        completed_tokens_per_s=_rate_per_s(token_counts.total, span.window_ns),
-        whole_samples_per_s=_rate_per_s(span.resolved, span.full_ns),
-        whole_tokens_per_s=_rate_per_s(token_counts.total, span.full_ns),
-        latency=_compute_spread(trace.latency_ns),
-        ttft=None if is_offline else _compute_spread(trace.ttft_ns),
-        tpot=None if is_offline else _compute_spread(tpot_ns),
-        dataset=facts.dataset,
         samples=test.samples,
+        min_duration_s=test.min_duration_ns / NS_PER_S,
+        min_queries=test.min_queries,
+        # the verdict
+        valid=is_valid,
+        reasons=judgment.reasons,
+        checker_valid=is_valid and is_below_limits,
+        min_duration_met=span.judged_duration_ns >= test.min_duration_ns,
+        min_queries_met=span.issued_queries >= test.min_queries,
+        checks=judgment.checks,
+        # counts and rates
+        queries=span.issued_queries,
+        resolved=span.completed_queries,
+        tokens=tokens,
+        one_token_replies=judgment.token_counts.one_token_replies,
+        scheduled_s=span.schedule_ns / NS_PER_S,
+        scheduled_samples_per_s=_rate_per_s(span.arrival_intervals, span.schedule_ns),
+        completed_samples_per_s=_rate_per_s(span.loadgen_window_queries, span.loadgen_window_ns),
+        completed_tokens_per_s=_rate_per_s(tokens, span.loadgen_window_ns),
+        full_run_samples_per_s=_rate_per_s(span.completed_queries, span.full_run_ns),
+        full_run_tokens_per_s=_rate_per_s(tokens, span.full_run_ns),
+        # distributions
+        latency=judgment.latency,
+        ttft=None if is_offline else judgment.ttft,
+        tpot=None if is_offline else judgment.tpot,
+        # other facts about the run
+        dataset=facts.dataset,
         target_qps=facts.target_qps,
         notes=tuple(facts.notes),
-        errors=(*query_errors, *facts.errors),
+        errors=(*judgment.query_errors, *facts.errors),
         warnings=tuple(facts.warnings),
         simulated=facts.simulated,
     )
 
 
 class _RunSpan(NamedTuple):
-    """How many queries a run has, and the windows over which LoadGen counts.
+    """How many queries a run has, and the times over which LoadGen counts. Times are in ns.
 
     Attributes:
-        issued: The queries that were issued.
-        resolved: How many of them completed.
-        scheduled_ns: When the last query was scheduled.
-        duration_ns: What the rules compare with the minimum duration: in Offline the time until the
-            last completion, otherwise the length of the schedule.
-        full_ns: When the last query completed; None if none did.
-        window_ns: The window of the completed rates: until the query that was issued last
-            completed, in Offline until the last completion. None if that query did not complete.
-        window_queries: The queries that the rate of that window counts: all in Offline, otherwise
-            one less than were issued, as LoadGen counts intervals between arrivals.
+        issued_queries: The queries that were issued; in Offline, the samples.
+        completed_queries: How many of them got a complete response.
+        schedule_ns: The length of the schedule: when the last query was scheduled.
+        judged_duration_ns: What the rules compare with the minimum duration: in Offline the time
+            until the last completion, otherwise the length of the schedule.
+        full_run_ns: The time until the last completion of any query. None if none completed.
+        loadgen_window_ns: The window of LoadGen's completed rates: until the query that was issued
+            last completed, even if others complete later; in Offline until the last completion.
+            None if that query did not complete.
+        loadgen_window_queries: The number of queries that LoadGen divides by this window.
     """
 
-    issued: int
-    resolved: int
-    scheduled_ns: int
-    duration_ns: int
-    full_ns: int | None
-    window_ns: int | None
-    window_queries: int
+    issued_queries: int
+    completed_queries: int
+    schedule_ns: int
+    judged_duration_ns: int
+    full_run_ns: int | None
+    loadgen_window_ns: int | None
+    loadgen_window_queries: int
+
+    @property
+    def arrival_intervals(self) -> int:
+        """The number of intervals between arrivals: n arrivals have n - 1 of them."""
+        return self.issued_queries - 1
 
     @classmethod
     def from_trace(cls, trace: QueryTrace, *, is_offline: bool) -> _RunSpan:
-        """Return the counts and windows of a run.
+        """Return the counts and the times of a run, as LoadGen defines them for its scenario."""
+        return _measure_offline_span(trace) if is_offline else _measure_server_span(trace)
 
-        In Server and Interactive, LoadGen's window of the completed rates ends when the query that
-        was issued last completes, even if other queries complete later.
-        """
-        issued = len(trace.due_ns)
-        is_resolved = trace.is_resolved
-        end_ns = trace.due_ns + trace.latency_ns
-        scheduled_ns = int(trace.due_ns[-1]) if issued else 0
-        full_ns = int(end_ns[is_resolved].max()) if is_resolved.any() else None
-        if is_offline:
-            duration_ns = full_ns or 0
-            window_ns = full_ns
-            window_queries = issued
-        else:
-            is_last_query_resolved = issued > 0 and bool(is_resolved[-1])
-            duration_ns = scheduled_ns
-            window_ns = int(end_ns[-1]) if is_last_query_resolved else None
-            window_queries = issued - 1
-        return cls(
-            issued=issued,
-            resolved=int(is_resolved.sum()),
-            scheduled_ns=scheduled_ns,
-            duration_ns=duration_ns,
-            full_ns=full_ns,
-            window_ns=window_ns,
-            window_queries=window_queries,
-        )
+
+def _measure_offline_span(trace: QueryTrace) -> _RunSpan:
+    """Return the counts and the times of an Offline run.
+
+    All samples belong to one query at the start, so every time ends with the last completion.
+    """
+    full_run_ns = _last_completion_ns(trace)
+    return _RunSpan(
+        issued_queries=len(trace.due_ns),
+        completed_queries=int(trace.is_resolved.sum()),
+        schedule_ns=_last_scheduled_ns(trace),
+        judged_duration_ns=full_run_ns or 0,
+        full_run_ns=full_run_ns,
+        loadgen_window_ns=full_run_ns,
+        loadgen_window_queries=len(trace.due_ns),
+    )
+
+
+def _measure_server_span(trace: QueryTrace) -> _RunSpan:
+    """Return the counts and the times of a run of Server or Interactive.
+
+    LoadGen divides the number of intervals between arrivals, which is one less than the number of
+    queries, by the time until the query that was issued last completed.
+    """
+    issued_queries = len(trace.due_ns)
+    schedule_ns = _last_scheduled_ns(trace)
+    loadgen_window_ns = None
+    if issued_queries and trace.is_resolved[-1]:
+        loadgen_window_ns = schedule_ns + int(trace.latency_ns[-1])
+    return _RunSpan(
+        issued_queries=issued_queries,
+        completed_queries=int(trace.is_resolved.sum()),
+        schedule_ns=schedule_ns,
+        judged_duration_ns=schedule_ns,
+        full_run_ns=_last_completion_ns(trace),
+        loadgen_window_ns=loadgen_window_ns,
+        loadgen_window_queries=issued_queries - 1,
+    )
+
+
+def _last_scheduled_ns(trace: QueryTrace) -> int:
+    """Return when the last query was scheduled, or 0 if there are no queries."""
+    return int(trace.due_ns[-1]) if len(trace.due_ns) else 0
+
+
+def _last_completion_ns(trace: QueryTrace) -> int | None:
+    """Return when the last response of any query was complete, or None if none was."""
+    completion_ns = (trace.due_ns + trace.latency_ns)[trace.is_resolved]
+    return int(completion_ns.max()) if len(completion_ns) else None
 
 
 class _TokenCounts(NamedTuple):
@@ -417,24 +533,30 @@ def _count_tokens(trace: QueryTrace, *, with_one_token_defect: bool) -> _TokenCo
     return _TokenCounts(total, one_token_replies)
 
 
-def _tpot_values(trace: QueryTrace, *, with_one_token_defect: bool) -> NDArray[np.int64]:
-    """Return the time per output token (TPOT) in ns of each query that has one.
+def _tpot_values(trace: QueryTrace) -> NDArray[np.int64]:
+    """Return the time per output token (TPOT) in ns of the queries that have one.
 
-    It is (latency - ttft) // (tokens - 1), as in LoadGen. A query that never completed has
-    UNRESOLVED. A response of one token has no interval between tokens, so it has no TPOT and is
-    left out. LoadGen's defect counts its tokens as 0 and so divides by -1.
+    It is (latency - TTFT) // (tokens - 1), as in LoadGen. A response of one token has no interval
+    between tokens, so it has no TPOT and is left out. A query that never completed has UNRESOLVED.
     """
     has_many_tokens = trace.is_resolved & (trace.tokens > 1)
     has_one_token = trace.is_resolved & ~has_many_tokens
-    generation_ns = trace.latency_ns - trace.ttft_ns
-    token_intervals = trace.tokens.astype(np.int64) - 1
-
+    generation_ns = (trace.latency_ns - trace.ttft_ns)[has_many_tokens]
+    token_intervals = trace.tokens[has_many_tokens].astype(np.int64) - 1
     tpot_ns = np.full(len(trace.tokens), UNRESOLVED, np.int64)
-    tpot_ns[has_many_tokens] = generation_ns[has_many_tokens] // token_intervals[has_many_tokens]
-    if with_one_token_defect:
-        tpot_ns[has_one_token] = -generation_ns[has_one_token]
-        return tpot_ns
+    tpot_ns[has_many_tokens] = generation_ns // token_intervals
     return tpot_ns[~has_one_token]
+
+
+def _tpot_values_with_defect(trace: QueryTrace) -> NDArray[np.int64]:
+    """Return the TPOT in ns of every query, with LoadGen's defect for responses of one token.
+
+    LoadGen takes their token count as 0, so it divides by 0 - 1 and gets a negative TPOT. A query
+    that never completed has UNRESOLVED.
+    """
+    loadgen_tokens = np.where(trace.tokens > 1, trace.tokens, 0).astype(np.int64)
+    generation_ns = trace.latency_ns - trace.ttft_ns
+    return np.where(trace.is_resolved, generation_ns // (loadgen_tokens - 1), UNRESOLVED)
 
 
 def _check_latency_limits(
@@ -484,12 +606,12 @@ def _check_percentile(
     return Check(
         metric=metric,
         limit_ns=limit_ns,
-        value_ns=None if percentile_ns >= UNRESOLVED else percentile_ns,
-        met=percentile_ns <= limit_ns,
-        checker_met=percentile_ns < limit_ns,
-        over=violations,
-        count=query_count,
-        needed=required_queries,
+        percentile_ns=None if percentile_ns >= UNRESOLVED else percentile_ns,
+        is_within_limit=percentile_ns <= limit_ns,
+        is_below_limit=percentile_ns < limit_ns,
+        violations=violations,
+        query_count=query_count,
+        required_queries=required_queries,
         early_stopping_met=query_count >= required_queries,
     )
 
@@ -520,15 +642,15 @@ def _invalid_reasons(
     They are, in this order: it is too short, it has too few queries, queries went wrong, and a
     limit or its early stopping was missed.
     """
-    if span.duration_ns < test.min_duration_ns:
+    if span.judged_duration_ns < test.min_duration_ns:
         verb = "took" if test.scenario == "offline" else "was scheduled for"
         text = (
-            f"too short: the run {verb} {span.duration_ns / NS_PER_S:.3f} s, "
+            f"too short: the run {verb} {span.judged_duration_ns / NS_PER_S:.3f} s, "
             f"{test.min_duration_ns / NS_PER_S:g} s required"
         )
         yield Reason(kind="size", text=text)
-    if span.issued < test.min_queries:
-        text = f"too few queries: {span.issued:,}, {test.min_queries:,} required"
+    if span.issued_queries < test.min_queries:
+        text = f"too few queries: {span.issued_queries:,}, {test.min_queries:,} required"
         yield Reason(kind="size", text=text)
     for error in query_errors:
         yield Reason(kind="size", text=error)
@@ -537,22 +659,26 @@ def _invalid_reasons(
 
 
 def _limit_reasons(check: Check, test: Test) -> Iterator[Reason]:
-    """Yield a reason if a percentile exceeds its limit, and one if early stopping fails."""
+    """Yield a reason if the percentile exceeds its limit, and one if early stopping fails.
+
+    Early stopping is MLPerf's statistical test of whether enough queries were measured. The
+    percentile has no value if the query it falls on never completed.
+    """
     name = check.metric.upper()
-    if not check.met:
-        value = "a query that did not complete"
-        if check.value_ns is not None:
-            value = f"{check.value_ns / NS_PER_MS:,.6f} ms"
+    if not check.is_within_limit:
+        percentile_text = "a query that did not complete"
+        if check.percentile_ns is not None:
+            percentile_text = f"{check.percentile_ns / NS_PER_MS:,.6f} ms"
         text = (
-            f"{name} p{test.percentile * 100:g} is {value}, "
+            f"{name} p{test.percentile * 100:g} is {percentile_text}, "
             f"limit {check.limit_ns / NS_PER_MS:g} ms: lower the rate"
         )
         yield Reason(kind="limit", text=text)
     if not check.early_stopping_met:
+        missing_queries = format.counted(check.missing_queries, "more query", "more queries")
         text = (
-            f"{name} early stopping: {check.over:,} of {check.count:,} queries exceeded the limit; "
-            f"at least {format.counted(check.more, 'more query', 'more queries')} under the limit "
-            "would be required"
+            f"{name} early stopping: {check.violations:,} of {check.query_count:,} queries "
+            f"exceeded the limit; at least {missing_queries} under the limit would be required"
         )
         yield Reason(kind="limit", text=text)
 
@@ -560,8 +686,8 @@ def _limit_reasons(check: Check, test: Test) -> Iterator[Reason]:
 def _compute_spread(values_ns: NDArray[np.int64]) -> LoadGenSpread:
     """Return the statistics of a distribution that LoadGen prints.
 
-    A statistic is None if there are no values, or if it is that of a query that never completed.
-    The mean is None if any query did not complete.
+    A query that never completed has the value UNRESOLVED, which is above all others. A statistic
+    that falls on such a query is None, and so is the mean if there is one.
     """
     count = len(values_ns)
     if count == 0:
@@ -569,14 +695,13 @@ def _compute_spread(values_ns: NDArray[np.int64]) -> LoadGenSpread:
             count=0, min=None, max=None, mean=None, percentiles=(None,) * len(PERCENTILES)
         )
     ordered_ns = np.sort(values_ns)
-    max_ns = _value_at(ordered_ns, count - 1)
-    mean_ns = None
-    if max_ns is not None:
-        mean_ns = _divide_towards_zero(int(ordered_ns.sum()), count)
+    # Unresolved values come last, so all queries completed if the largest value is a latency.
+    has_completed = ordered_ns[-1] < UNRESOLVED
+    mean_ns = _divide_towards_zero(int(ordered_ns.sum()), count) if has_completed else None
     return LoadGenSpread(
         count=count,
         min=_value_at(ordered_ns, 0),
-        max=max_ns,
+        max=_value_at(ordered_ns, count - 1),
         mean=mean_ns,
         percentiles=tuple(_value_at(ordered_ns, quantile_index(count, p)) for p in PERCENTILES),
     )
@@ -638,32 +763,43 @@ class Reply(NamedTuple):
         return len(self.output_tokens) == self.reported_count
 
 
-class Test06(msgspec.Struct, frozen=True, kw_only=True):
+class Test06(
+    msgspec.Struct,
+    frozen=True,
+    kw_only=True,
+    rename={
+        "wrong_first_tokens": "first_token",
+        "repeated_end_tokens": "end_tokens",
+        "wrong_lengths": "length",
+    },
+):
     """How many replies fail each check of TEST06, a compliance test of MLPerf for token counts.
 
     Attributes:
         replies: The replies that were checked.
-        first_token: How many do not begin with the reported token; None in Offline, which does not
-            report it.
-        end_tokens: How many end with more than one end token.
-        length: How many are not as long as reported.
+        wrong_first_tokens: How many do not begin with the reported token; None in Offline, which
+            does not report it.
+        repeated_end_tokens: How many end with more than one end token.
+        wrong_lengths: How many are not as long as reported.
     """
 
     __test__ = False  # for pytest: not a test case
 
     replies: int
-    first_token: int | None
-    end_tokens: int
-    length: int
+    wrong_first_tokens: int | None
+    repeated_end_tokens: int
+    wrong_lengths: int
 
     @property
     def passed(self) -> bool:
         """Whether there are replies and all of them pass every check."""
-        has_failures = bool(self.first_token or self.end_tokens or self.length)
+        has_failures = bool(
+            self.wrong_first_tokens or self.repeated_end_tokens or self.wrong_lengths
+        )
         return self.replies > 0 and not has_failures
 
 
-def run_test06(replies: Iterable[Reply], *, is_offline: bool = False) -> Test06:
+def count_test06_failures(replies: Iterable[Reply], *, reports_first_tokens: bool = True) -> Test06:
     """Return how many replies fail each check of TEST06, MLPerf's compliance test of token counts.
 
     Without it, a server could report a first token too early, or tokens that it did not generate.
@@ -672,13 +808,16 @@ def run_test06(replies: Iterable[Reply], *, is_offline: bool = False) -> Test06:
 
     Args:
         replies: The responses of a run.
-        is_offline: Whether the run is Offline, where the first token is not reported.
+        reports_first_tokens: Whether the server reported first tokens. If it did not, as in
+            Offline, the check of the first token is left out.
     """
     checked_replies = list(replies)
-    wrong_first_tokens = sum(not reply.begins_as_reported for reply in checked_replies)
+    wrong_first_tokens = None
+    if reports_first_tokens:
+        wrong_first_tokens = sum(not reply.begins_as_reported for reply in checked_replies)
     return Test06(
         replies=len(checked_replies),
-        first_token=None if is_offline else wrong_first_tokens,
-        end_tokens=sum(reply.repeats_end_token for reply in checked_replies),
-        length=sum(not reply.has_reported_length for reply in checked_replies),
+        wrong_first_tokens=wrong_first_tokens,
+        repeated_end_tokens=sum(reply.repeats_end_token for reply in checked_replies),
+        wrong_lengths=sum(not reply.has_reported_length for reply in checked_replies),
     )

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Literal, get_args
 
 import msgspec
+from msgspec.structs import replace
 
 from loadgen.core.errors import UserError
 from loadgen.core.schedule import arrivals
@@ -198,25 +199,29 @@ def create_test(
     """
     table = load_rules()
     spec = _find_benchmark(table, benchmark)
-    test_round = _choose_round(table, benchmark, round_name)
-    limit = _find_limit(spec, benchmark, scenario, test_round)
-    min_duration_ns = table.min_duration_s * NS_PER_S
-    if min_duration_s:
-        min_duration_ns = round(min_duration_s * NS_PER_S)
-    return Test(
+    chosen_round = _choose_round(table, benchmark, round_name)
+    limit = _find_limit(spec, benchmark, scenario, chosen_round)
+    test_without_limits = Test(
         benchmark=benchmark,
         scenario=scenario,
-        round=test_round,
-        seeds=table.rounds[test_round],
-        ttft_ns=limit.ttft_ns if limit else None,
-        tpot_ns=limit.tpot_ns if limit else None,
-        since=limit.since if limit else "",
-        note=limit.note if limit else "",
+        round=chosen_round,
+        seeds=table.rounds[chosen_round],
+        ttft_ns=None,
+        tpot_ns=None,
         samples=spec.samples,
         percentile=table.percentile,
         confidence=table.confidence,
-        min_duration_ns=min_duration_ns,
+        min_duration_ns=round((min_duration_s or table.min_duration_s) * NS_PER_S),
         min_queries=spec.samples if scenario == "offline" else table.min_queries,
+    )
+    if limit is None:
+        return test_without_limits
+    return replace(
+        test_without_limits,
+        ttft_ns=limit.ttft_ns,
+        tpot_ns=limit.tpot_ns,
+        since=limit.since,
+        note=limit.note,
     )
 
 

@@ -69,7 +69,8 @@ MAX_STALL_NS = 900 * NS_PER_S
 """How long a response may pause before its request counts as failed."""
 
 RESULT = "mlperf.json"
-FILES = (RESULT, log_files.SUMMARY, log_files.DETAIL)
+LOG_FILES = (log_files.SUMMARY, log_files.DETAIL)
+FILES = (RESULT, *LOG_FILES)
 REQUESTS = "mlperf_requests.jsonl"
 
 QUERIES = "mlperf_queries.parquet"
@@ -79,7 +80,7 @@ COLUMNS = ("slot", "stage", "status", "due_ns", "first_token_ns", "end_ns", "out
 """The columns of the records that a result needs."""
 
 MANY_PASSES = 10
-"""From so many passes in the minimum duration on, the rest of the last one adds at most a tenth."""
+"""With so many passes of the data set in the minimum duration, one more pass adds a tenth to it."""
 
 OFFLINE_CONCURRENCY = 1024
 """Concurrent requests over HTTP for each target in Offline, unless `--concurrency` is specified."""
@@ -147,32 +148,42 @@ def synthetic_data(
 def write_official_requests(
     test: rules.Test, dataset_path: Path, output_dir: Path
 ) -> tuple[DatasetRequests, rules.Test]:
-    """Write the user's data set as requests in LoadGen's order into the output directory.
+    """Write the user's copy of MLPerf's data set as a file of requests into the output directory.
 
-    Returns the requests, and the test with the number of samples of the file. Responses end where
-    the model stops, at the latest at the maximum of the rules. Sampling is greedy, as in the
-    reference.
+    Returns the requests, in the order in which LoadGen issues samples, and the test with the number
+    of samples of the file. Raises UserError or CombinedError if the data set cannot be used.
     """
     spec = rules.load_rules().benchmarks[test.benchmark]
     dataset_file = dataset.read_dataset(dataset_path, spec, benchmark=test.benchmark)
-    sample_count = len(dataset_file.prompts)
-    # A data set with fewer samples than the rules require also lowers the number of queries.
-    sized_test = replace(
-        test, samples=sample_count, min_queries=min(test.min_queries, sample_count)
-    )
+    sized_test = _with_sample_count(test, len(dataset_file.prompts))
+    ordered_prompts = [dataset_file.prompts[sample] for sample in dataset.issue_order(sized_test)]
     output_dir.mkdir(parents=True, exist_ok=True)
     requests_path = output_dir / REQUESTS
-    with requests_path.open("wb") as output:
-        for sample in dataset.issue_order(sized_test):
-            request = {
-                "prompt": dataset_file.prompts[sample],
-                "max_tokens": spec.max_output,
-                "temperature": 0,
-            }
-            output.write(msgspec.json.encode(request) + b"\n")
+    _write_request_lines(requests_path, ordered_prompts, max_tokens=spec.max_output)
+    # Only the completions API accepts prompts of token IDs. Texts can be sent to any API.
     api: Api | None = "completions" if dataset_file.has_token_ids else None
     requests = FromFile(path=requests_path.resolve())
     return DatasetRequests(requests, dataset_file.name, api), sized_test
+
+
+def _with_sample_count(test: rules.Test, sample_count: int) -> rules.Test:
+    """Return the test for a data set of another size.
+
+    A data set with fewer samples than the required queries also lowers their number.
+    """
+    return replace(test, samples=sample_count, min_queries=min(test.min_queries, sample_count))
+
+
+def _write_request_lines(path: Path, prompts: Sequence[dataset.Prompt], *, max_tokens: int) -> None:
+    """Write a JSONL file with one request per prompt.
+
+    Responses end where the model stops, at the latest after `max_tokens`. Sampling is greedy
+    (temperature 0), as in MLPerf's reference implementation.
+    """
+    with path.open("wb") as file:
+        for prompt in prompts:
+            request = {"prompt": prompt, "max_tokens": max_tokens, "temperature": 0}
+            file.write(msgspec.json.encode(request) + b"\n")
 
 
 def build_workload(
@@ -192,9 +203,9 @@ def build_workload(
         test: The test.
         data: The requests.
         qps: The target rate in queries/s. In Offline the expected rate in samples/s.
-        concurrency: The requests in flight in Offline, or None to send all of them at once. Both
-            are the same to a server that is kept busy, and no client can hold open a million
-            connections.
+        concurrency: The requests in flight in Offline, or None to send all of them at once. A limit
+            makes no difference to a server that always has enough work, and it is needed over HTTP,
+            because no client can hold open a million connections.
         drain_ns: How long queries may take after the last one was issued. A query that is cut off
             did not complete, and the result is INVALID.
     """
@@ -206,6 +217,7 @@ def build_workload(
         requests=data.requests,
         stages=(stage,),
         slo=None if is_offline else _latency_limits(test),
+        # Seed and salt of the texts. The times of arrival have the seed of the round.
         seed=data.seed,
         salt=data.salt,
         schedule_seed=test.seeds.schedule,
@@ -249,15 +261,24 @@ def _latency_limits(test: rules.Test) -> Slo:
 def create_trial_test(test: rules.Test, qps: float) -> rules.Test:
     """Return the requirements for one trial of the search for the peak at a rate in queries/s.
 
-    An official run goes on after the minimum duration until its last pass of the data set is
-    complete. At a high rate, that adds at most a tenth, and a trial leaves it out. At a low rate,
-    it makes the run much longer, and a queue that grows for minutes can fail a long run at a rate
-    that short trials sustain. The trial then has the official length.
+    A pass sends every sample of the data set once. An official run lasts for the minimum duration
+    and then until its last pass is complete. If the minimum duration contains at least MANY_PASSES
+    passes, this makes a run longer by a tenth at most, and a trial leaves it out to save time.
+    Otherwise a trial is as long as an official run, because a queue that grows slowly can fail a
+    long run at a rate that a short trial passes.
     """
-    passes = qps * test.min_duration_ns / NS_PER_S / test.samples
-    if passes < MANY_PASSES:
-        return test
-    # With passes of one sample, no pass is incomplete at the minimum duration.
+    passes_in_min_duration = qps * test.min_duration_ns / NS_PER_S / test.samples
+    if passes_in_min_duration >= MANY_PASSES:
+        return _without_complete_passes(test)
+    return test
+
+
+def _without_complete_passes(test: rules.Test) -> rules.Test:
+    """Return a test whose run may end in the middle of a pass.
+
+    The number of queries of a run is rounded up to a multiple of `samples`. With 1 sample, there is
+    nothing to round up.
+    """
     return replace(test, samples=1)
 
 
@@ -329,18 +350,21 @@ def _peak_search_plan(
 ) -> experiment.ExperimentPlan:
     """Return the plan that identifies a search for the peak.
 
-    It is stored, and a search is resumed only if its plan is equal. So it has everything that would
-    change the outcome of a trial.
+    The plan is stored, and a search is resumed only if its plan is equal. So it has everything that
+    would change the outcome of a trial. What has no field of its own is in `options` and in
+    `source_text`.
     """
     options = {"data": data.name, **experiment.request_options(settings)}
     if drain_ns != MAX_WAIT_NS:
+        # The option `--grace` limits how long queries may take after the last one was issued.
         options["grace"] = f"{drain_ns / NS_PER_S:g} s"
     min_duration_s = test.min_duration_ns / NS_PER_S
+    test_text = f"round {test.round}, {min_duration_s:g} s, {test.samples} samples\n"
     return experiment.ExperimentPlan(
         command_name="search",
         load_kind="request_rate",
         workload=f"mlperf {test.benchmark} {test.scenario}",
-        source_text=f"round {test.round}, {min_duration_s:g} s, {test.samples} samples\n",
+        source_text=test_text,
         target=settings.display_name,
         metadata=dict(settings.metadata),
         seed=seed,
@@ -510,40 +534,53 @@ def _with_stability(
 ) -> MlperfResult:
     """Return a copy of the result that says whether the server can sustain the rate for longer.
 
-    The outcomes are, in this order:
-
-    1. Offline has no rate to sustain.
-    2. A queue grew during this run, so the rate is not sustained.
-    3. A search for the peak made runs at this rate that are longer than an official run
-       (`length_factor` is above 1): its outcome is taken over.
-    4. Otherwise it is not known. The result says how long a run would show it.
+    A run can be VALID although a queue grows, which would fail a longer run. Offline has no rate,
+    so its result is returned unchanged.
 
     Args:
         result: The result of the run.
         test: The requirements of the rules.
-        summary: The summary of the run.
+        summary: The summary of the run, which says whether a queue grew.
         search_result: The search whose peak this run confirmed, or None.
     """
     if test.scenario == "offline":
         return result
-    stability = summary.sustainable
-    if stability.sustained is False:
-        return replace(result, sustained=False, sustained_why=stability.reason)
-    has_longer_runs = (
-        search_result is not None
-        and search_result.length_factor > 1
-        and search_result.sustained_load == result.target_qps
+    has_growing_queue = summary.sustainable.sustained is False
+    if has_growing_queue:
+        return replace(result, sustained=False, sustained_reason=summary.sustainable.reason)
+    if search_result is not None and _has_longer_runs_at(result.target_qps, search_result):
+        return _with_stability_of_search(result, search_result)
+    return _with_unknown_stability(result, test, summary)
+
+
+def _has_longer_runs_at(qps: float | None, search_result: SearchResult) -> bool:
+    """Return whether a search made runs at a rate that are longer than an official run."""
+    return search_result.length_factor > 1 and search_result.sustained_load == qps
+
+
+def _with_stability_of_search(result: MlperfResult, search_result: SearchResult) -> MlperfResult:
+    """Return a copy of the result with what the longer runs of a search showed about its rate.
+
+    `rules_qps` is the highest rate that is VALID in runs of the official length. It can be higher
+    than the rate that is sustained.
+    """
+    return replace(
+        result,
+        sustained=search_result.sustained,
+        sustained_reason=search_result.sustained_reason,
+        rules_qps=search_result.confirmed_load,
     )
-    if search_result is not None and has_longer_runs:
-        return replace(
-            result,
-            sustained=search_result.sustained,
-            sustained_why=search_result.sustained_reason,
-            rules_qps=search_result.confirmed_load,
-        )
+
+
+def _with_unknown_stability(
+    result: MlperfResult, test: rules.Test, summary: Summary
+) -> MlperfResult:
+    """Return a copy of the result that says how many minutes of load would show the stability."""
     load_duration_s = max(result.scheduled_s, test.min_duration_ns / NS_PER_S)
     longer_minutes = sustainable.CONFIRMATION_FACTOR * load_duration_s / 60
-    return replace(result, sustained_why=stability.reason, longer_minutes=longer_minutes)
+    return replace(
+        result, sustained_reason=summary.sustainable.reason, longer_minutes=longer_minutes
+    )
 
 
 # -- notes and warnings ----------------------------------------------------------------------------
@@ -557,11 +594,15 @@ TOKEN_COUNTERS = {
 
 
 def token_count_warnings(sources: Mapping[str, int], responses: int) -> list[str]:
-    """Return a warning if output tokens were counted without the server's usage, or an empty list.
+    """Return a warning if output tokens were not all counted by the server, or an empty list.
+
+    A server reports the tokens of a response in its "usage". Without it, this program counts them,
+    and its count can differ.
 
     Args:
-        sources: How many responses had their tokens counted by each source.
-        responses: The number of responses.
+        sources: The number of responses whose tokens were counted by each source, for example
+            {"server": 90, "events": 10}. The sources other than "server" are in `TOKEN_COUNTERS`.
+        responses: The number of all responses.
     """
     other_sources = {
         source: count for source, count in sources.items() if source != "server" and count
@@ -600,39 +641,38 @@ def deviation_warnings(test: rules.Test) -> list[str]:
 
 # -- stored results --------------------------------------------------------------------------------
 
-FIELDS_NOT_IN_RECORDS = (
-    "samples",
-    "errors",
-    "warnings",
-    "sustained",
-    "sustained_why",
-    "rules_qps",
-    "longer_minutes",
-)
-"""Fields that the records do not show: those of the measurement and of other runs."""
-
 
 def recompute_result(run_dir: Path, summary: Summary) -> MlperfResult:
     """Return the result of a stored run, computed again from its records. Writes nothing.
 
-    Fields that the records do not show are copied from the stored result.
-
     Raises UserError if the directory has no result.
     """
     stored = read_result(run_dir)
-    test = _stored_test(stored)
-    result = judge_trace(
-        _read_trace(run_dir, test, summary),
-        test,
-        MlperfRunFacts(
-            dataset=stored.dataset,
-            target_qps=stored.target_qps,
-            notes=stored.notes,
-            simulated=stored.simulated,
-        ),
+    trace = _read_trace(run_dir, _stored_test(stored), summary)
+    return _judge_again(trace, stored)
+
+
+def _judge_again(trace: QueryTrace, stored: MlperfResult) -> MlperfResult:
+    """Return a stored result, computed again from the queries of its run.
+
+    Fields that the queries do not show are copied from the stored result.
+    """
+    facts = MlperfRunFacts(
+        dataset=stored.dataset,
+        target_qps=stored.target_qps,
+        notes=stored.notes,
+        simulated=stored.simulated,
     )
-    stored_fields = {name: getattr(stored, name) for name in FIELDS_NOT_IN_RECORDS}
-    return replace(result, **stored_fields)
+    result = judge_trace(trace, _stored_test(stored), facts)
+    return replace(
+        result,
+        errors=stored.errors,
+        warnings=stored.warnings,
+        sustained=stored.sustained,
+        sustained_reason=stored.sustained_reason,
+        rules_qps=stored.rules_qps,
+        longer_minutes=stored.longer_minutes,
+    )
 
 
 def _stored_test(stored: MlperfResult) -> rules.Test:
@@ -678,7 +718,11 @@ def _file_contents(result: MlperfResult, test: rules.Test, context: LogContext) 
 
 
 def write_queries(output_dir: Path, trace: QueryTrace, context: LogContext) -> None:
-    """Store the queries that the official LoadGen issued, so that the result can be recomputed."""
+    """Store the queries that the official LoadGen issued, so that the result can be recomputed.
+
+    The times of the queries are columns of a Parquet file. What the logs say about the run is in
+    the metadata of the file, under the key QUERIES.
+    """
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -688,38 +732,41 @@ def write_queries(output_dir: Path, trace: QueryTrace, context: LogContext) -> N
     pq.write_table(table, output_dir / QUERIES, compression="zstd")
 
 
-def recompute_files_from_queries(output_dir: Path) -> dict[str, bytes]:
-    """Return the files of a result of the official LoadGen, computed from the stored queries.
+class _StoredQueries(NamedTuple):
+    """The queries that `write_queries` stored, and what the logs say about their run."""
 
-    `write_queries` has stored the times of the queries as columns, and what the logs say about the
-    run in the metadata of the Parquet file.
+    trace: QueryTrace
+    context: LogContext
 
-    Raises UserError or ValueError if a file is damaged.
-    """
+
+def _read_queries(output_dir: Path) -> _StoredQueries:
+    """Return the queries that `write_queries` stored. Raises ValueError if the file is damaged."""
     import pyarrow.parquet as pq
 
     table = pq.read_table(output_dir / QUERIES)
+    trace = QueryTrace(
+        due_ns=table["due_ns"].to_numpy(),
+        ttft_ns=table["ttft_ns"].to_numpy(),
+        latency_ns=table["latency_ns"].to_numpy(),
+        tokens=table["tokens"].to_numpy(),
+    )
     file_metadata = table.schema.metadata or {}
     fields = msgspec.json.decode(file_metadata[QUERIES.encode()])
     started = datetime.fromisoformat(fields["started"])
     context = LogContext(sut=fields["sut"], version=fields["version"], started=started)
-    trace = QueryTrace(*(table[name].to_numpy() for name in QueryTrace._fields))
+    return _StoredQueries(trace, context)
+
+
+def recompute_files_from_queries(output_dir: Path) -> dict[str, bytes]:
+    """Return the files of a result of the official LoadGen, computed from the stored queries.
+
+    They are `mlperf.json` and two logs, by file name. Raises UserError or ValueError if a file is
+    damaged.
+    """
+    queries = _read_queries(output_dir)
     stored = read_result(output_dir)
-    test = _stored_test(stored)
-    result = judge_trace(
-        trace,
-        test,
-        MlperfRunFacts(
-            dataset=stored.dataset,
-            target_qps=stored.target_qps,
-            notes=stored.notes,
-            errors=stored.errors,
-            warnings=stored.warnings,
-            simulated=stored.simulated,
-        ),
-    )
-    result = replace(result, samples=stored.samples)
-    return _file_contents(result, test, context)
+    result = _judge_again(queries.trace, stored)
+    return _file_contents(result, _stored_test(stored), queries.context)
 
 
 def read_result(output_dir: Path) -> MlperfResult:

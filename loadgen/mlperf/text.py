@@ -43,6 +43,10 @@ LIMIT_QUANTILE = 0.99
 MAX_BRIEF_REASONS = 3
 """How many reasons for an INVALID result the default output shows."""
 
+OUTPUT_RATE_TILE = "Output throughput"
+REQUEST_RATE_TILE = "Request throughput"
+"""Names of the headline numbers of a run that are rates (`loadgen/runs/tiles.py`)."""
+
 LATENCY_NAMES = {"ttft": "TTFT", "tpot": "TPOT", "latency": "E2E latency"}
 """The labels of the distributions of a result, by the name of their attribute."""
 
@@ -140,14 +144,17 @@ def _brief_limits(result: MlperfResult) -> Table | Paragraph:
 
 
 def _brief_limit_row(check: Check) -> tuple[str, ...]:
-    """Return the row of one limit: passed or not, the measured percentile, and early stopping."""
-    is_passed = check.met and check.early_stopping_met
+    """Return the row of one limit: passed or not, the measured percentile, and early stopping.
+
+    For example ("ok", "TTFT p99", "1,204.000 ms", "2,000 ms", "3 of 24,576", "passes").
+    """
+    is_passed = check.is_within_limit and check.early_stopping_met
     return (
         "ok" if is_passed else "x",
-        f"{check.metric.upper()} p99",
-        _format_checked_value(check),
+        f"{check.metric.upper()} p{LIMIT_QUANTILE * 100:g}",
+        _format_percentile(check),
         f"{check.limit_ns / NS_PER_MS:,g} ms",
-        f"{check.over:,} of {check.count:,}",
+        f"{check.violations:,} of {check.query_count:,}",
         _describe_early_stopping(check),
     )
 
@@ -155,23 +162,16 @@ def _brief_limit_row(check: Check) -> tuple[str, ...]:
 def _brief_rows(result: MlperfResult, gpus: int | None) -> Iterator[tuple[str, str]]:
     """Yield the labels and texts of the default output below the limits.
 
-    They are rates, queries, data set, why the result is INVALID, whether the rate is sustained, and
-    the number of errors and warnings. The complete texts are in the report with `--full`.
+    The complete texts are in the report with `--full`.
+
+    Args:
+        result: The result.
+        gpus: The number of GPUs behind the endpoint, or None if it is not known.
     """
-    tokens_rate, samples_rate = completed_rates(result, gpus)
-    throughput = (
-        f"{tokens_rate.value} output tok/s, {samples_rate.value} samples/s {tokens_rate.window}"
-    )
-    if tokens_rate.per_gpu:
-        throughput += f"; {tokens_rate.per_gpu}"
-    yield "Throughput", throughput
+    yield "Throughput", _describe_throughput(result, gpus)
     yield "Queries", f"{_describe_queries(result)}; {_describe_length(result)}"
     yield "Data", result.dataset
-    reasons = [reason.text for reason in result.reasons]
-    for reason in reasons[:MAX_BRIEF_REASONS]:
-        yield "INVALID", reason
-    if len(reasons) > MAX_BRIEF_REASONS:
-        yield "", f"{len(reasons) - MAX_BRIEF_REASONS} more reasons: --full"
+    yield from _brief_reason_rows(result)
     first_stability_sentence = next(_describe_stability(result), "")
     if first_stability_sentence:
         yield "Stability", first_stability_sentence
@@ -179,6 +179,27 @@ def _brief_rows(result: MlperfResult, gpus: int | None) -> Iterator[tuple[str, s
         yield "Errors", f"{format.counted(len(result.errors), 'error')} (--full)"
     if result.warnings:
         yield "Warnings", f"{format.counted(len(result.warnings), 'warning')} (--full)"
+
+
+def _describe_throughput(result: MlperfResult, gpus: int | None) -> str:
+    """Return the rates in LoadGen's window.
+
+    For example "18,200 output tok/s, 61.2 samples/s until the last completion; 2,275 tok/s per GPU
+    (8)".
+    """
+    tokens_rate, samples_rate = completed_rates(result, gpus)
+    rates_text = f"{tokens_rate.value} output tok/s, {samples_rate.value} samples/s"
+    throughput = f"{rates_text} {tokens_rate.window}"
+    return f"{throughput}; {tokens_rate.per_gpu}" if tokens_rate.per_gpu else throughput
+
+
+def _brief_reason_rows(result: MlperfResult) -> Iterator[tuple[str, str]]:
+    """Yield the first reasons why a result is INVALID, and how many more there are."""
+    for reason in result.reasons[:MAX_BRIEF_REASONS]:
+        yield "INVALID", reason.text
+    further_reasons = len(result.reasons) - MAX_BRIEF_REASONS
+    if further_reasons > 0:
+        yield "", f"{further_reasons} more reasons: --full"
 
 
 # -- every section ---------------------------------------------------------------------------------
@@ -210,30 +231,34 @@ def _result_rows(result: MlperfResult, gpus: int | None) -> list[tuple[str, str]
         result: The result.
         gpus: The number of GPUs behind the endpoint, or None if it is not known.
     """
-    tokens_rate, samples_rate = completed_rates(result, gpus)
-    target_rate_text = f"{result.target_qps:,.6g}/s" if result.target_qps else ""
-    tokens_text = (
+    loadgen_tokens_rate, loadgen_samples_rate = completed_rates(result, gpus)
+    full_run_rate = format.quantity(result.full_run_tokens_per_s, 4)
+    return [
+        ("Test", f"{result.benchmark} {result.scenario}, round {result.round}"),
+        ("Target rate", f"{result.target_qps:,.6g}/s" if result.target_qps else ""),
+        ("Data", result.dataset),
+        ("Queries", f"{_describe_queries(result)}, {_describe_length(result)}"),
+        ("Tokens", _describe_tokens(result)),
+        ("Tokens/s", loadgen_tokens_rate.describe()),
+        ("Full run", f"{full_run_rate} tokens/s until the last completion"),
+        ("Samples/s", _describe_samples_rate(result, loadgen_samples_rate)),
+    ]
+
+
+def _describe_tokens(result: MlperfResult) -> str:
+    """Return the number of output tokens, and how many responses are too short to have a TPOT."""
+    return (
         f"{result.tokens:,}; {result.one_token_replies:,} responses of one token "
         "(counted here, left out of TPOT)"
     )
-    tokens_rate_text = _join_present(
-        f"{tokens_rate.value} {tokens_rate.window}", tokens_rate.per_gpu
-    )
-    full_run_rate = format.quantity(result.whole_tokens_per_s, 4)
-    scheduled_rate_text = ""
-    if result.scenario != "offline":
-        scheduled_rate_text = f"{format.quantity(result.scheduled_samples_per_s, 4)} scheduled"
-    samples_rate_text = _join_present(f"{samples_rate.value} completed", scheduled_rate_text)
-    return [
-        ("Test", f"{result.benchmark} {result.scenario}, round {result.round}"),
-        ("Target rate", target_rate_text),
-        ("Data", result.dataset),
-        ("Queries", f"{_describe_queries(result)}, {_describe_length(result)}"),
-        ("Tokens", tokens_text),
-        ("Tokens/s", tokens_rate_text),
-        ("Full run", f"{full_run_rate} tokens/s until the last completion"),
-        ("Samples/s", samples_rate_text),
-    ]
+
+
+def _describe_samples_rate(result: MlperfResult, completed_rate: CompletedRate) -> str:
+    """Return the rate of completed samples and, of a test with a schedule, the scheduled rate."""
+    completed_text = f"{completed_rate.value} completed"
+    if result.scenario == "offline":
+        return completed_text
+    return f"{completed_text}, {format.quantity(result.scheduled_samples_per_s, 4)} scheduled"
 
 
 def _join_present(*texts: str) -> str:
@@ -273,10 +298,14 @@ def _format_ms(value_ns: int | None) -> str:
 
 
 def _limits_section(result: MlperfResult) -> Section:
-    """Return the section with each limit, its early stopping and the submission checker."""
-    limits: Table | str = limits_table(result)
-    if not result.checks:
-        limits = "Offline has no limit on latency and therefore no early stopping."
+    """Return the section with each limit, its early stopping and the submission checker.
+
+    Bars show the measured percentiles on a scale from 0 to at least 100 % of the limit, where a
+    line marks the limit.
+    """
+    limits: Table | str = "Offline has no limit on latency and therefore no early stopping."
+    if result.checks:
+        limits = limits_table(result)
     bars = Bars(
         rows=list(_limit_bars(result)),
         unit=" %",
@@ -299,10 +328,10 @@ def limits_table(result: MlperfResult) -> Table:
     for check in result.checks:
         cells = (
             _describe_limit(check),
-            _format_checked_value(check),
-            _passes_or_fails(check.met),
-            _passes_or_fails(check.checker_met),
-            f"{check.over:,} of {check.count:,}",
+            _format_percentile(check),
+            _passes_or_fails(check.is_within_limit),
+            _passes_or_fails(check.is_below_limit),
+            f"{check.violations:,} of {check.query_count:,}",
             _describe_early_stopping(check),
         )
         rows.append(cells)
@@ -314,11 +343,11 @@ def _describe_limit(check: Check) -> str:
     return describe_term(check.metric, LIMIT_QUANTILE, check.limit_ns / NS_PER_MS)
 
 
-def _format_checked_value(check: Check) -> str:
-    """Return the percentile that the limit is about."""
-    if check.value_ns is None:
+def _format_percentile(check: Check) -> str:
+    """Return the percentile that is limited, for example "1,204.000 ms"."""
+    if check.percentile_ns is None:
         return "never completed"
-    return f"{_format_ms(check.value_ns)} ms"
+    return f"{_format_ms(check.percentile_ns)} ms"
 
 
 def _passes_or_fails(is_passed: bool) -> str:
@@ -329,7 +358,7 @@ def _describe_early_stopping(check: Check) -> str:
     """Return the outcome of early stopping, with the queries that are missing if it fails."""
     if check.early_stopping_met:
         return "passes"
-    return f"fails, {check.more:,} more queries needed"
+    return f"fails, {check.missing_queries:,} more queries needed"
 
 
 def _limit_bars(result: MlperfResult) -> Iterator[Bar]:
@@ -338,11 +367,11 @@ def _limit_bars(result: MlperfResult) -> Iterator[Bar]:
     A percentile that falls on a query that never completed has no value, and so no bar.
     """
     for check in result.checks:
-        if check.value_ns is None:
+        if check.percentile_ns is None:
             continue
-        used_percent = 100 * check.value_ns / check.limit_ns
+        used_percent = 100 * check.percentile_ns / check.limit_ns
         text = f"{used_percent:,.1f} % of the limit"
-        color = "good" if check.met else "bad"
+        color = "good" if check.is_within_limit else "bad"
         segment = (0.0, used_percent, color, text)
         yield Bar(_describe_limit(check), text, [segment])
 
@@ -379,22 +408,26 @@ def describe_validity(result: MlperfResult) -> str:
 def _describe_stability(result: MlperfResult) -> Iterator[str]:
     """Yield sentences about whether the server sustains the rate for longer than the run.
 
-    They are: that it does not, or how a longer run can verify it; what this run shows about it; and
-    the highest rate that is VALID in runs of the official length, if longer runs need a lower one.
+    A run can be VALID although a queue grows, which would fail a longer run. `result.sustained` is
+    True or False if that is known, else None. The first sentence says what to do about it, and the
+    last one names the highest rate that is VALID in runs of the official length.
     """
-    if result.sustained is False and result.valid:
+    is_only_valid_for_now = result.valid and result.sustained is False
+    can_be_verified = result.is_valid_by_rules_only and result.longer_minutes is not None
+    if is_only_valid_for_now:
         yield (
             "A queue grows: a longer run at this rate would miss the limits. "
             "--find-peak finds a rate that is sustained."
         )
-    elif result.is_valid_by_rules_only and result.longer_minutes is not None:
+    elif can_be_verified:
         yield (
             "Stability not verified; run --find-peak --sustain "
             f"(about {result.longer_minutes:,.0f} min)."
         )
-    if result.sustained_why:
-        subject = "In this run: " if result.sustained is None else ""
-        yield f"{subject}{result.sustained_why}"
+    if result.sustained_reason:
+        # What this run shows is no proof for a longer one.
+        prefix = "In this run: " if result.sustained is None else ""
+        yield f"{prefix}{result.sustained_reason}"
     if result.rules_qps is not None and result.target_qps is not None:
         yield (
             "Highest rate that is VALID by the rules in runs of the official length: "
@@ -419,12 +452,17 @@ class CompletedRate(NamedTuple):
     window: str
     per_gpu: str
 
+    def describe(self, unit: str = "") -> str:
+        """Return the rate with its unit, its window and, if it is known, the rate per GPU."""
+        rate = f"{self.value} {unit}".rstrip()
+        return _join_present(f"{rate} {self.window}", self.per_gpu)
+
 
 def completed_rates(result: MlperfResult, gpus: int | None) -> tuple[CompletedRate, CompletedRate]:
-    """Return output tokens/s and samples/s as text, in LoadGen's window.
+    """Return the rate of output tokens and the rate of samples, as text.
 
-    The window ends when the query that was issued last completes, in Offline with the last
-    completion.
+    LoadGen counts both until the query that was issued last completes, in Offline until the last
+    completion. Only the rate of tokens is also divided by the number of GPUs, as is usual.
 
     Args:
         result: The result.
@@ -433,58 +471,62 @@ def completed_rates(result: MlperfResult, gpus: int | None) -> tuple[CompletedRa
     window_text = "until the last-issued query completed"
     if result.scenario == "offline":
         window_text = "until the last completion"
-    tokens_per_s = result.completed_tokens_per_s
-    gpu_tokens_per_s = token_usage.per_gpu(tokens_per_s, gpus)
-    per_gpu_text = ""
-    if gpu_tokens_per_s is not None:
-        per_gpu_text = f"{format.quantity(gpu_tokens_per_s)} tok/s per GPU ({gpus})"
-    tokens_text = format.quantity(tokens_per_s, 4)
-    samples_text = format.quantity(result.completed_samples_per_s, 4)
-    return (
-        CompletedRate(value=tokens_text, window=window_text, per_gpu=per_gpu_text),
-        CompletedRate(value=samples_text, window=window_text, per_gpu=""),
+    tokens_rate = CompletedRate(
+        value=format.quantity(result.completed_tokens_per_s, 4),
+        window=window_text,
+        per_gpu=_describe_rate_per_gpu(result.completed_tokens_per_s, gpus),
     )
+    samples_rate = CompletedRate(
+        value=format.quantity(result.completed_samples_per_s, 4), window=window_text, per_gpu=""
+    )
+    return tokens_rate, samples_rate
+
+
+def _describe_rate_per_gpu(tokens_per_s: float | None, gpus: int | None) -> str:
+    """Return the tokens/s of one GPU, or "" if the rate or the number of GPUs is not known."""
+    gpu_tokens_per_s = token_usage.per_gpu(tokens_per_s, gpus)
+    if gpu_tokens_per_s is None:
+        return ""
+    return f"{format.quantity(gpu_tokens_per_s)} tok/s per GPU ({gpus})"
 
 
 # -- additions to the report of the run, or of the search for a peak -------------------------------
 
 
 def create_extra_sections(result: MlperfResult, gpus: int | None) -> ExtraSections:
-    """Return what the result adds to the report of the run or search in the same directory.
+    """Return what an MLPerf-style result adds to the report of the run or search of its directory.
 
-    Besides its sections, these are the notice that it is unofficial, its verdict, and the rates of
-    the headline: the tiles at the top of the page show the rates of LoadGen's window.
+    These are a notice that the result is unofficial, its verdict with the rate of tokens, and its
+    sections. Tiles are the headline numbers at the top of the page. Those that show a rate of the
+    run are replaced, so that the page shows the rates of the result everywhere.
 
     Args:
         result: The result.
         gpus: The number of GPUs behind the endpoint, or None if it is not known.
     """
     tokens_rate, _samples_rate = completed_rates(result, gpus)
-    tokens_text = _join_present(
-        f"{tokens_rate.value} output tokens/s {tokens_rate.window}", tokens_rate.per_gpu
-    )
 
-    def replace_rates(tiles: Sequence[Tile]) -> Sequence[Tile]:
-        return [_replace_rate(tile, result, gpus) for tile in tiles]
+    def replace_rate_tiles(tiles: Sequence[Tile]) -> Sequence[Tile]:
+        return [_replace_rate_tile(tile, result, gpus) for tile in tiles]
 
     return ExtraSections(
         notices=(disclosure_notice(result.disclosure),),
         verdict_text=describe_verdict(result),
         is_good=result.valid,
-        replace_tiles=replace_rates,
-        metrics=f"{tokens_text}.",
+        metrics=f"{tokens_rate.describe('output tokens/s')}.",
+        replace_tiles=replace_rate_tiles,
         sections=detail_sections(result, gpus),
     )
 
 
-def _replace_rate(tile: Tile, result: MlperfResult, gpus: int | None) -> Tile:
-    """Return a headline number of a run with the value in LoadGen's window, if it is a rate.
+def _replace_rate_tile(tile: Tile, result: MlperfResult, gpus: int | None) -> Tile:
+    """Return a tile of the page of a run with the rate of the MLPerf-style result.
 
-    The page of the run then shows the same rates as the MLPerf-style result. Other headline numbers
-    are returned unchanged.
+    A tile is a headline number at the top of the page. One that shows no rate is returned
+    unchanged.
     """
     tokens_rate, samples_rate = completed_rates(result, gpus)
-    rates_by_tile = {"Output throughput": tokens_rate, "Request throughput": samples_rate}
+    rates_by_tile = {OUTPUT_RATE_TILE: tokens_rate, REQUEST_RATE_TILE: samples_rate}
     rate = rates_by_tile.get(tile.name)
     if rate is None:
         return tile

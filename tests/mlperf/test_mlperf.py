@@ -166,7 +166,7 @@ def test_rates_of_a_hand_worked_run() -> None:
         11 * 1001 / 11.1
     )  # the last issued ends at 10 + 1.1 s
     assert result.completed_samples_per_s == pytest.approx(1000 / 11.1)
-    assert result.whole_tokens_per_s == pytest.approx(11 * 1001 / 45.0)
+    assert result.full_run_tokens_per_s == pytest.approx(11 * 1001 / 45.0)
     assert result.tpot is not None
     assert result.tpot.percentiles[:5] == (100 * MS,) * 5
 
@@ -180,9 +180,9 @@ def test_at_exactly_the_limit_loadgen_passes_and_the_checker_does_not(
 ) -> None:
     result = mlperf.judge_trace(trace(1000, ttft=ttft_ms * MS, latency=3 * S), SMALL)
     check = result.checks[0]
-    assert (check.met, check.checker_met) == (met, checker_met)
+    assert (check.is_within_limit, check.is_below_limit) == (met, checker_met)
     assert (result.valid, result.checker_valid) == (met, checker_met)
-    assert check.over == (0 if met else 1000)
+    assert check.violations == (0 if met else 1000)
 
 
 def test_early_stopping_fails_where_the_percentile_passes() -> None:
@@ -191,10 +191,13 @@ def test_early_stopping_fails_where_the_percentile_passes() -> None:
     run.ttft_ns[:9] = 2001 * MS
     result = mlperf.judge_trace(run, SMALL)
     check = result.checks[0]
-    assert (check.met, check.early_stopping_met, check.over) == (True, False, 9)
-    assert check.more == needed_queries(9) - 1000
+    assert (check.is_within_limit, check.early_stopping_met, check.violations) == (True, False, 9)
+    assert check.missing_queries == needed_queries(9) - 1000
     assert (result.valid, result.exit_code) == (False, 1)
-    assert result.reasons[0].kind == "limit" and f"{check.more:,} " in result.reasons[0].text
+    assert (
+        result.reasons[0].kind == "limit"
+        and f"{check.missing_queries:,} " in result.reasons[0].text
+    )
 
 
 def test_short_and_few_exit_3_even_where_a_limit_is_missed_too() -> None:
@@ -209,7 +212,11 @@ def test_one_token_replies_are_counted_and_left_out() -> None:
     run.tokens[::4] = 1
     result = mlperf.judge_trace(run, SMALL)
     assert result.tpot is not None
-    assert (result.one_token_replies, result.tpot.count, result.checks[1].count) == (250, 750, 750)
+    assert (result.one_token_replies, result.tpot.count, result.checks[1].query_count) == (
+        250,
+        750,
+        750,
+    )
     assert result.tpot.min == 100 * MS
     assert result.tokens == 750 * 11 + 250
     lenient = mlperf.judge_trace(run, SMALL, with_one_token_defect=True)
@@ -224,7 +231,7 @@ def test_what_never_completed_is_over_every_limit_and_a_reason() -> None:
     run.tokens[:100] = 0
     result = mlperf.judge_trace(run, SMALL)
     assert result.resolved == 9900
-    assert result.checks[0].over == result.checks[1].over == 100
+    assert result.checks[0].violations == result.checks[1].violations == 100
     assert result.latency.max is None
     assert result.latency.percentiles[3] == 1100 * MS
     assert result.reasons[0].kind == "size"
@@ -278,10 +285,12 @@ def test_rows_become_a_trace_in_the_order_of_issue() -> None:
     ],
 )
 def test_test06(reply: Reply, failed: tuple[int, int, int]) -> None:
-    found = mlperf.run_test06([reply])
-    assert (found.first_token, found.end_tokens, found.length) == failed
+    found = mlperf.count_test06_failures([reply])
+    assert (found.wrong_first_tokens, found.repeated_end_tokens, found.wrong_lengths) == failed
     assert found.passed == (failed == (0, 0, 0))
-    assert mlperf.run_test06([reply], is_offline=True).first_token is None
+    assert (
+        mlperf.count_test06_failures([reply], reports_first_tokens=False).wrong_first_tokens is None
+    )
 
 
 # -- log files -------------------------------------------------------------------------------------
@@ -384,7 +393,7 @@ def test_a_sound_run_has_no_errors() -> None:
 def test_submission_checker_line_names_the_two_limits_that_were_checked() -> None:
     result, summary, _ = _written(ttft=3 * S, latency=4 * S)
     checks = result.checks
-    assert [check.checker_met for check in checks] == [False, True]
+    assert [check.is_below_limit for check in checks] == [False, True]
     line = next(line for line in summary.splitlines() if line.startswith("Submission checker"))
     assert "TTFT fails (p99 < 2000 ms)" in line
     assert "TPOT passes (p99 < 200 ms)" in line
@@ -404,7 +413,7 @@ def test_default_output_of_a_missed_limit() -> None:
 def test_default_output_of_a_valid_rate_that_is_not_sustained() -> None:
     facts = mlperf.MlperfRunFacts(dataset="synthetic", target_qps=100.0, simulated=True)
     result = mlperf.judge_trace(trace(1000), SMALL, facts)
-    result = structs.replace(result, sustained=False, sustained_why="TTFT grows")
+    result = structs.replace(result, sustained=False, sustained_reason="TTFT grows")
     rendered = as_text.render(text.create_report(result, run_dir="results/run"))
     assert len(rendered.splitlines()) <= MAX_DEFAULT_LINES
     check_golden("mlperf_not_sustained", rendered)

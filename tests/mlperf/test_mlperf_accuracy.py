@@ -92,7 +92,7 @@ def test_the_log_is_written_as_loadgen_writes_it(tmp_path: Path) -> None:
     lg.StartTestWithLogSettings(sut, samples, asked, where, "audit.config")
     lg.DestroySUT(sut)
     lg.DestroyQSL(samples)
-    official = (tmp_path / accuracy.LOG).read_text()
+    official = (tmp_path / accuracy.LOG_FILE).read_text()
     ours = "".join(accuracy.format_accuracy_log([answer.tolist() for answer in answers], [3] * 4))
 
     def rows(text: str) -> set[str]:
@@ -105,13 +105,13 @@ def test_the_log_is_written_as_loadgen_writes_it(tmp_path: Path) -> None:
 
 
 def test_test06_says_what_the_official_script_says() -> None:
-    sound = Test06(replies=2, first_token=None, end_tokens=0, length=0)
+    sound = Test06(replies=2, wrong_first_tokens=None, repeated_end_tokens=0, wrong_lengths=0)
     assert accuracy.format_verification(sound) == (
         "First token check pass: Skipped\nEOS check pass: True\nSample length check pass: True\n"
         "TEST06 verification complete\n"
     )
     assert accuracy.format_verification(
-        Test06(replies=2, first_token=None, end_tokens=1, length=0)
+        Test06(replies=2, wrong_first_tokens=None, repeated_end_tokens=1, wrong_lengths=0)
     ).endswith("failed\n")
 
 
@@ -161,10 +161,10 @@ def test_accuracy_mode_scores_the_data_set_and_writes_the_logs(
     assert "12 of the rules' 24,576 samples" in printed
     assert sorted(path.name for path in out.iterdir()) == [
         "mlperf_accuracy.json",
-        accuracy.LOG,
-        accuracy.VERIFY,
+        accuracy.LOG_FILE,
+        accuracy.VERIFICATION_FILE,
     ]
-    logged = json.loads((out / accuracy.LOG).read_text())
+    logged = json.loads((out / accuracy.LOG_FILE).read_text())
     assert [row["qsl_idx"] for row in logged] == list(range(12))
     assert all(len(bytes.fromhex(row["data"])) % 8 == 0 and row["data"] for row in logged)
     stored = json.loads((out / "mlperf_accuracy.json").read_text())

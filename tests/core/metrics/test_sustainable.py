@@ -571,12 +571,12 @@ def test_one_slow_replica_makes_a_valid_run_rules_only(tmp_path: Path) -> None:
     out = " ".join(as_text.render(mlperf_text.create_report(result), full=True).split())
     assert "VALID by MLPerf rules, but not sustained" in out and "replica 3" in out
     nothing_grew = msgspec.structs.replace(
-        result, sustained=None, sustained_why="nothing grows", longer_minutes=24.0
+        result, sustained=None, sustained_reason="nothing grows", longer_minutes=24.0
     )
     out = " ".join(as_text.render(mlperf_text.create_report(nothing_grew), full=True).split())
     assert "stability not verified" in out and "In this run: nothing grows" in out
     stored = mlperf_run.read_result(folder)
-    assert (stored.sustained, stored.sustained_why) == (False, summary.sustainable.reason)
+    assert (stored.sustained, stored.sustained_reason) == (False, summary.sustainable.reason)
 
 
 @pytest.mark.parametrize(
