@@ -28,7 +28,7 @@ from loadgen.search.search_results import (
     capacity_state,
     find_capacity_trial,
 )
-from loadgen.search.trials_csv import CURVE_FILE, render_sweep_csv, render_trials_csv
+from loadgen.search.trials_csv import CURVE_FILE, render_curve_csv, render_trials_csv
 
 if TYPE_CHECKING:
     from loadgen.core.metrics.summary import Summary
@@ -41,8 +41,11 @@ NO_POINT_SUSTAINED = "no load point of the sweep met the SLO and was sustained"
 NO_LOAD_PASSED = "no load passed"
 UNCONFIRMED = "loads passed, but none of them in a full-length confirmation"
 
-RESUMABLE = ("", "interrupted", "gone", "nodes", "invalid", "refused", "probes", "time")
-"""Stop reasons of a search that has not come to its end, so that it can be resumed."""
+RESUMABLE = ("", "interrupted", "gone", "nodes", "refused", "probes", "time")
+"""Stop reasons of a search that has not come to its end, so that it can be resumed.
+
+A search that was stopped by invalid trials ("invalid") can only be resumed in some cases.
+"""
 UNRECOVERABLE_CODES = ("too_few", "unfinished", "all_unfinished", "none_due", "dropped")
 """Reason codes of trials that the load itself made invalid, so that a repetition would be invalid
 too.
@@ -104,20 +107,22 @@ def render_outputs(
             requests, stays empty.
         resume_command: The command that resumes a search that has not ended.
     """
-    found_capacity = find_capacity(outcome, workload)
-    if outcome.curve is None:
+    best_run_capacity = find_capacity(outcome, workload)
+    stored_capacity: Capacity | None
+    if outcome.curve is None:  # This is a search.
         curve_csv = render_trials_csv(outcome.trials)
         command = usable_resume_command(outcome.result, outcome.trials, resume_command)
-        found_capacity = with_search_state(found_capacity, outcome.result, command)
+        stored_capacity = with_search_state(best_run_capacity, outcome.result, command)
     else:
-        curve_csv = render_sweep_csv(outcome.trials, outcome.curve)
-        found_capacity = _with_sweep_state(found_capacity, outcome.curve)
+        curve_csv = render_curve_csv(outcome.trials, outcome.curve)
+        stored_capacity = _with_sweep_state(best_run_capacity, outcome.curve)
 
     files = {CURVE_FILE: curve_csv}
-    if found_capacity is not None:
+    if stored_capacity is not None:
         is_simulated = any(trial.metrics.get("simulated") for trial in outcome.trials)
-        found_capacity = msgspec.structs.replace(found_capacity, simulated=is_simulated)
-        files[capacity.CAPACITY_FILE] = capacity.dump_capacity(found_capacity)
+        files[capacity.CAPACITY_FILE] = capacity.dump_capacity(
+            msgspec.structs.replace(stored_capacity, simulated=is_simulated)
+        )
     return files
 
 
@@ -136,30 +141,45 @@ def usable_resume_command(
 ) -> str:
     """Return the command that resumes a stopped search, or "" if resuming it would be of no use.
 
-    A search that reached its limit of trials or time needs a higher one, which is added. It is of
-    no use to resume a search that came to its end, or that would stop at the same place again:
-    after a load that is INVALID by itself, or at a limit of MLPerf's rules, which cannot be raised.
+    If the search stopped at its limit of trials or time, the command gets an option that raises
+    this limit. The limits of MLPerf's rules cannot be raised, so a search that stopped at one of
+    them cannot be resumed.
+
+    Args:
+        result: What the search has found so far, with the reason why it stopped.
+        trials: The results of its trials.
+        resume_command: The command without a raised limit, or "" if it is not known.
     """
-    if result.stop_reason not in RESUMABLE or not resume_command:
+    if not resume_command or not _can_resume(result, trials):
         return ""
-    is_load_invalid = bool(trials) and trials[-1].reason_code in UNRECOVERABLE_CODES
-    if result.stop_reason == "invalid" and is_load_invalid:
-        return ""
-    raised_limit = _raised_limit(result)
-    if raised_limit and resume_command.startswith("loadgen mlperf"):
-        return ""
-    return resume_command + raised_limit
+    option = _option_for_raised_limit(result)
+    if not option:
+        return resume_command
+    has_fixed_limits = resume_command.startswith("loadgen mlperf")
+    return "" if has_fixed_limits else f"{resume_command} {option}"
 
 
-def _raised_limit(result: SearchResult) -> str:
-    """Return the option that raises the limit at which a search stopped, or "" without one.
+def _can_resume(result: SearchResult, trials: Sequence[TrialResult]) -> bool:
+    """Return whether a search can go on, rather than having ended or stopping again at once.
 
-    With the same limit the search would stop again at once. An example is " --max-probes 60".
+    A search that was stopped by two INVALID trials in a row would stop at the same place again if
+    the load itself made the last one invalid, for example because it sent too few requests.
+    """
+    if result.stop_reason != "invalid":
+        return result.stop_reason in RESUMABLE
+    was_caused_by_load = bool(trials) and trials[-1].reason_code in UNRECOVERABLE_CODES
+    return not was_caused_by_load
+
+
+def _option_for_raised_limit(result: SearchResult) -> str:
+    """Return the option that raises the limit at which a search stopped, or "" without a limit.
+
+    With the same limit the search would stop again at once. An example is "--max-probes 60".
     """
     if result.stop_reason == "probes":
-        return f" --max-probes {result.trial_count + EXTRA_TRIALS}"
+        return f"--max-probes {result.trial_count + EXTRA_TRIALS}"
     if result.stop_reason == "time":
-        return f" --max-time {math.ceil(EXTRA_TIME_FACTOR * result.duration_s)}s"
+        return f"--max-time {math.ceil(EXTRA_TIME_FACTOR * result.duration_s)}s"
     return ""
 
 
@@ -238,12 +258,12 @@ def _as_lower_bound(found_capacity: Capacity, reason: str) -> Capacity:
 def find_capacity(outcome: ExperimentOutcome, workload: Workload | None = None) -> Capacity | None:
     """Return the capacity that the runs of a search or sweep show, without its state.
 
-    One run is its evidence. Of a search this is the trial with the highest confirmed load, or else
-    the highest one that passed to its end; of a sweep it is the best load point. The rate and the
-    tokens are those of this run, and never the estimated load that only half of the runs pass.
+    The capacity is the load of one run, with the token rates that were measured in this run. Of a
+    search it is the trial with the highest confirmed load, or else the one with the highest load
+    that passed at full length. Of a sweep it is the best load point.
 
-    Return None without an SLO, without a load that passed at full length, or if full-length runs
-    failed where they should have passed.
+    Return None if there is no SLO, if no load passed at full length, or if every confirmation of a
+    search failed.
 
     Args:
         outcome: The results of the runs.
@@ -271,34 +291,56 @@ def find_capacity(outcome: ExperimentOutcome, workload: Workload | None = None) 
 def _capacity_of_run(
     best_trial: TrialResult, summary: Summary, result: SearchResult, rate_per_s: float
 ) -> Capacity:
-    """Return the capacity that one run shows, with the interval that the whole search gives it.
+    """Return the capacity of a search or sweep: the rate of its best run, and what supports it.
+
+    The rate, the tokens and the warnings are those of the best run. The confidence interval comes
+    from the outcomes of all runs.
 
     Args:
         best_trial: The run: a trial of a search, or a load point of a sweep.
-        summary: The summary of the run, for its token rates and its unit.
-        result: What all runs together show.
-        rate_per_s: The rate of the run, which is the capacity.
+        summary: The summary of this run.
+        result: What the outcomes of all runs together show.
+        rate_per_s: The rate of the best run.
     """
-    is_load_point = best_trial.kind == "level"
     is_closed_loop = _is_closed_loop_run(summary)
-    # In a closed loop the interval of the result is in virtual users, and not in requests.
-    interval = None if is_closed_loop else capacity_interval(rate_per_s, result)
-    return Capacity(
+    run_capacity = Capacity(
         rate_per_s=rate_per_s,
-        low_per_s=None if interval is None else interval.low,
-        high_per_s=None if interval is None else interval.high,
-        horizon_s=None if interval is None else result.horizon_s,
         unit="requests" if is_closed_loop else capacity.rate_unit(summary),
-        method="sweep" if is_load_point else "search",
+        method="sweep" if best_trial.is_load_point else "search",
         evidence=best_trial.run_name or ".",
         confirmed=best_trial.is_confirming,
         output_tokens_per_s=summary.tokens.steady_output_per_s,
         total_tokens_per_s=summary.tokens.steady_total_per_s,
+        warnings=describe_work_warnings(summary),
+        state=PASSED_ONLY if best_trial.is_load_point else None,
+    )
+    run_capacity = _with_sustainability(run_capacity, best_trial, result)
+    # In a closed loop the interval is in virtual users, so it is no interval of the rate.
+    return run_capacity if is_closed_loop else _with_interval(run_capacity, result)
+
+
+def _with_sustainability(
+    run_capacity: Capacity, best_trial: TrialResult, result: SearchResult
+) -> Capacity:
+    """Return the capacity with whether its load is sustained, that is, no queue grew at it."""
+    return msgspec.structs.replace(
+        run_capacity,
         sustained=_is_sustained(best_trial, result),
         sustained_reason=result.sustained_reason or best_trial.sustained_reason,
         sustained_s=result.sustained_for_s if best_trial.is_sustain_check else None,
-        warnings=describe_work_warnings(summary),
-        state=PASSED_ONLY if is_load_point else None,
+    )
+
+
+def _with_interval(run_capacity: Capacity, result: SearchResult) -> Capacity:
+    """Return the capacity with the confidence interval of the search or sweep, if it has one."""
+    interval = capacity_interval(run_capacity.rate_per_s, result)
+    if interval is None:
+        return run_capacity
+    return msgspec.structs.replace(
+        run_capacity,
+        low_per_s=interval.low,
+        high_per_s=interval.high,
+        horizon_s=result.horizon_s,
     )
 
 

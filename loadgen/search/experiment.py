@@ -322,9 +322,9 @@ def load_unit(plan: ExperimentPlan, counted_unit: Unit) -> str:
 
 
 def find_counted_unit(workload: Workload) -> Unit:
-    """Return what a rate of a workload counts, before a run of it shows this.
+    """Return what a request rate of this workload counts, before anything was sent.
 
-    - "conversations" if every request is the turn of a conversation or task.
+    - "conversations" if every request is a turn of a conversation or task.
     - "requests" if there are only single requests.
     - "starts" for a mix of both. Its rate counts what is started: a conversation or a request.
     """
@@ -332,9 +332,11 @@ def find_counted_unit(workload: Workload) -> Unit:
     requests_by_class = [requests]
     if isinstance(requests, Mix):
         requests_by_class = [request_class.requests for request_class in requests.classes.values()]
-    # How many turns a conversation has at most does not depend on the seed, which is 0 here.
+    # The largest number of turns is the same for every seed, so any seed serves here.
+    any_seed = 0
     are_conversations = [
-        build_sessions(class_requests, 0).max_turns > 1 for class_requests in requests_by_class
+        build_sessions(class_requests, any_seed).max_turns > 1
+        for class_requests in requests_by_class
     ]
     if all(are_conversations):
         return "conversations"

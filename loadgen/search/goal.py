@@ -83,21 +83,26 @@ class Goal(Struct, frozen=True, kw_only=True):
     def allowed_misses(self, request_count: int) -> tuple[int, ...]:
         """Return for each request term how many of `request_count` requests may miss it.
 
-        A term at p99 allows as many misses as there are requests above the 99th percentile, and by
-        MLPerf's rules at most what its early stopping allows. The number is -1 if `request_count`
-        is too small even if no request misses the term, so that any number of misses exceeds it.
+        A term at p99 allows as many misses as there are requests above the 99th percentile. For an
+        MLPerf run the early-stopping criterion of MLPerf LoadGen may allow fewer.
+
+        The number is -1 for a term that so few requests cannot meet, even if none of them misses
+        it. Any number of misses then exceeds what is allowed.
         """
-        allowed_by_term = []
-        for term in self.slo.terms:
-            allowed = _requests_above_quantile(request_count, term.quantile)
-            if self.mlperf:
-                allowed_by_mlperf = early_stopping.allowed_over(request_count, term.quantile)
-                allowed = min(allowed, allowed_by_mlperf)
-            allowed_by_term.append(allowed)
+        allowed_by_term = [
+            self._allowed_misses_above(term.quantile, request_count) for term in self.slo.terms
+        ]
         if self.slo.goodput_share is not None:
             needed_count = math.ceil(self.slo.goodput_share * request_count - ROUNDING)
             allowed_by_term.append(request_count - needed_count)
         return tuple(allowed_by_term)
+
+    def _allowed_misses_above(self, quantile: float, request_count: int) -> int:
+        """Return how many of the requests may exceed a limit that holds at this quantile."""
+        allowed = _requests_above_quantile(request_count, quantile)
+        if not self.mlperf:
+            return allowed
+        return min(allowed, early_stopping.allowed_over(request_count, quantile))
 
     def describe_misses(
         self, term_index: int, miss_count: int, request_count: int, allowed: int
@@ -107,21 +112,23 @@ class Goal(Struct, frozen=True, kw_only=True):
         An example is "12 of 1,000 requests exceeded TTFT 500 ms (p99 allows 9)".
 
         Args:
-            term_index: The index of the term in `request_terms`.
+            term_index: The index of the term in `request_terms`. The goodput objective, if there
+                is one, comes after the latency terms.
             miss_count: How many requests missed it.
-            request_count: Out of how many.
-            allowed: How many may miss it; -1 for none of so few requests.
+            request_count: How many requests were judged.
+            allowed: How many of them may miss it, as `allowed_misses` returns it. The value -1, for
+                a term that so few requests cannot meet, is shown as 0.
         """
         counts = f"{miss_count:,} of {format.counted(request_count, 'request')}"
-        allowed_count = f"{max(allowed, 0):,}"
-        is_goodput_term = term_index >= len(self.slo.terms)
+        allowed_text = f"{max(allowed, 0):,}"
+        is_goodput_term = term_index == len(self.slo.terms)
         if is_goodput_term:
-            return f"{counts} violated the SLO (goodput allows {allowed_count})"
+            return f"{counts} violated the SLO (goodput allows {allowed_text})"
         term = self.slo.terms[term_index]
         limit = format.milliseconds(term.limit_ns / NS_PER_MS)
         return (
             f"{counts} exceeded {term.metric.upper()} {limit} ms (p{term.quantile * 100:g} allows "
-            f"{allowed_count})"
+            f"{allowed_text})"
         )
 
     def find_misses(self, rows: NDArray[np.void]) -> NDArray[np.bool_]:
@@ -136,16 +143,17 @@ class Goal(Struct, frozen=True, kw_only=True):
         it if it misses any other term.
         """
         columns = Columns(rows)
-        is_unfinished = columns.where(metrics.UNFINISHED)
-        has_failed = ~(columns.where(metrics.OK) | is_unfinished)
-        masks = []
+        was_cut_off = columns.where(metrics.UNFINISHED)
+        has_failed = ~(columns.where(metrics.OK) | was_cut_off)
+        misses_by_term = []
         for term in self.slo.terms:
-            is_over_limit = ~is_unfinished & (columns.measure(term.metric) > term.limit_ns)
-            was_over_when_cut = outcomes.is_over_when_cut(columns, term)
-            masks.append(has_failed | is_over_limit | was_over_when_cut)
+            exceeded_at_end = columns.measure(term.metric) > term.limit_ns
+            exceeded_when_cut_off = outcomes.is_over_when_cut(columns, term)
+            has_exceeded_limit = np.where(was_cut_off, exceeded_when_cut_off, exceeded_at_end)
+            misses_by_term.append(has_failed | has_exceeded_limit)
         if self.slo.goodput_share is not None:
-            masks.append(np.logical_or.reduce([has_failed, *masks]))
-        return np.array(masks, bool).reshape(len(masks), len(rows))
+            misses_by_term.append(np.logical_or.reduce([has_failed, *misses_by_term]))
+        return np.array(misses_by_term, bool).reshape(len(misses_by_term), len(rows))
 
 
 def _requests_above_quantile(request_count: int, quantile: float) -> int:

@@ -68,6 +68,23 @@ class _WeightedSpread(NamedTuple):
     probability: float
 
 
+class _GridPoints(NamedTuple):
+    """Some pairs of theta and sigma with their probabilities, as three arrays of equal length."""
+
+    thetas: NDArray[np.float64]
+    sigmas: NDArray[np.float64]
+    weights: NDArray[np.float64]
+
+    def pass_probability(self, log_load: float) -> float:
+        """Return the probability that a full-length run passes at a load.
+
+        It is the psychometric curve, Phi((theta - log load) / sigma), averaged over the pairs of
+        theta and sigma by their probabilities.
+        """
+        pass_probabilities = normal_cdf((self.thetas - log_load) / self.sigmas)
+        return float((self.weights * pass_probabilities).sum())
+
+
 class CapacityPosterior:
     """The posterior of theta and sigma.
 
@@ -89,10 +106,11 @@ class CapacityPosterior:
         Args:
             low: The lowest possible capacity.
             high: The highest possible capacity.
-            sampling_sigma: The sigma that is expected because a run is a sample of requests, if the
-                server does not vary from run to run.
-            run_spread: The variation of the server from run to run, as a share of the load. None if
-                it is not known and has to be learned from the outcomes.
+            sampling_sigma: The part of sigma that comes from the random arrivals and lengths of the
+                requests in one run, for example 0.01.
+            run_spread: The part of sigma that comes from the server, whose capacity varies from run
+                to run. It is a share of the load: 0.0, the default, for a server that does not
+                vary, and None if the variation has to be learned from the outcomes.
         """
         self.log_loads = _log_load_grid(low, high)
         self.sigmas = np.array(SIGMAS)
@@ -140,25 +158,29 @@ class CapacityPosterior:
     def highest_load_passing(self, probability: float) -> float:
         """Return the highest load that a full-length run passes with this probability.
 
-        The probability to pass at a load is the psychometric curve, averaged over all pairs of
-        theta and sigma by their weights. It falls with the load, so that the load is found by
-        bisection on the logarithmic scale.
+        The probability to pass falls with the load, so that the load is found by bisection. The
+        bisection is on the logarithmic scale, because loads are compared by their ratio.
         """
-        is_relevant = self.weights > NEGLIGIBLE_WEIGHT
-        thetas = np.broadcast_to(self.log_loads[:, None], is_relevant.shape)[is_relevant]
-        sigmas = np.broadcast_to(self.sigmas, is_relevant.shape)[is_relevant]
-        weights = self.weights[is_relevant]
+        grid_points = self._relevant_grid_points()
         low = float(self.log_loads[0])
         high = float(self.log_loads[-1])
         for _ in range(BISECTIONS):
             middle = (low + high) / 2
-            pass_probabilities = normal_cdf((thetas - middle) / sigmas)
-            pass_probability = float((weights * pass_probabilities).sum())
-            if pass_probability >= probability:
+            if grid_points.pass_probability(middle) >= probability:
                 low = middle
             else:
                 high = middle
         return math.exp(low)
+
+    def _relevant_grid_points(self) -> _GridPoints:
+        """Return the pairs of theta and sigma whose probability is not negligible."""
+        is_relevant = self.weights > NEGLIGIBLE_WEIGHT
+        theta_indices, sigma_indices = np.nonzero(is_relevant)
+        return _GridPoints(
+            thetas=self.log_loads[theta_indices],
+            sigmas=self.sigmas[sigma_indices],
+            weights=self.weights[is_relevant],
+        )
 
 
 def _log_load_grid(low: float, high: float) -> NDArray[np.float64]:
@@ -172,29 +194,37 @@ def _log_load_grid(low: float, high: float) -> NDArray[np.float64]:
 def _log_likelihood(low: float, high: float, outcome: TrialOutcome) -> NDArray[np.float64]:
     """Return the logarithm of the likelihood of an outcome, at each point of the grid.
 
-    The array has the shape (thetas, sigmas), for loads between the bounds `low` and `high`. Without
-    a lapse a trial passes with the probability of the psychometric curve, Phi((theta - log load) /
-    sigma). With the probability of a lapse its outcome is a matter of chance instead, so that no
-    single trial rules a load out:
+    The array has the shape (thetas, sigmas), for loads between the bounds `low` and `high`. Usually
+    a trial passes with the probability of the psychometric curve, Phi((theta - log load) / sigma).
+    With the probability of a lapse its outcome is a matter of chance instead, like the toss of a
+    coin, so that no single trial rules a load out:
 
-        P(outcome) = lapse / 2 + (1 - lapse) * Phi(+-deviation)
+        P(passed) = lapse / 2 + (1 - lapse) * Phi((theta - log load) / sigma)
     """
     distances = _log_load_grid(low, high)[:, None] - math.log(outcome.load)
     deviations = distances / np.array(SIGMAS)[None, :]
-    if not outcome.has_passed:
-        # A failure has the probability 1 - Phi(deviation), which is Phi(-deviation).
-        deviations = -deviations
-
-    # The normal distribution is slow to compute, and only needed where the outcome is not certain:
-    # in a third of a narrow grid, and in a fiftieth of a wide one.
-    probabilities = (deviations > 0).astype(np.float64)
-    is_uncertain = np.abs(deviations) < CERTAIN_DEVIATIONS
-    probabilities[is_uncertain] = normal_cdf(deviations[is_uncertain])
-
+    if outcome.has_passed:
+        probabilities = _normal_cdf_of_many(deviations)
+    else:
+        # P(failed) = 1 - Phi(deviation), which is Phi(-deviation).
+        probabilities = _normal_cdf_of_many(-deviations)
     likelihoods = outcome.lapse / 2 + (1 - outcome.lapse) * probabilities
     log_likelihoods: NDArray[np.float64] = np.log(likelihoods)
     log_likelihoods.flags.writeable = False  # The array is cached and shared.
     return log_likelihoods
+
+
+def _normal_cdf_of_many(deviations: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return the standard normal distribution function at each of many values.
+
+    The function is slow to compute. It is 0 or 1, but for a negligible rest, at the values that are
+    further than CERTAIN_DEVIATIONS from 0, so that it is only computed for the others: a third of
+    the points of a narrow grid, and a fiftieth of those of a wide one.
+    """
+    probabilities = (deviations > 0).astype(np.float64)
+    is_uncertain = np.abs(deviations) < CERTAIN_DEVIATIONS
+    probabilities[is_uncertain] = normal_cdf(deviations[is_uncertain])
+    return probabilities
 
 
 def _log_prior_of_sigma(
@@ -202,34 +232,48 @@ def _log_prior_of_sigma(
 ) -> NDArray[np.float64]:
     """Return the logarithm of the prior density of each sigma, up to a constant.
 
-    The outcome of a run varies because it is a sample of requests (`sampling_sigma`), and because
-    the server varies from run to run (`run_spread`). The variances of the two add up to the
-    expected sigma. It is known only roughly, so that the prior is lognormal around it, with the
-    standard deviation SIGMA_FACTOR as a factor. If `run_spread` is not known, the prior is a
-    mixture over its possible values.
+    Sigma is how much the load that a run just passes varies, on the logarithmic scale. It has two
+    independent causes, whose variances add up: a run is a sample of requests (`sampling_sigma`),
+    and the server varies from run to run (`run_spread`). Their sum is only a rough expectation, so
+    the prior is lognormal around it. If `run_spread` is None, the prior is a mixture of the priors
+    for its possible values.
     """
     density = np.zeros(len(sigmas))
     for component in _run_spread_prior(run_spread):
         expected_sigma = math.hypot(sampling_sigma, component.run_spread)
-        log_deviations = np.log(sigmas) - math.log(expected_sigma)
-        standardized = log_deviations / math.log(SIGMA_FACTOR)
-        density += component.probability * np.exp(-0.5 * standardized**2)
+        density += component.probability * _lognormal_shape(
+            sigmas, median=expected_sigma, deviation_factor=SIGMA_FACTOR
+        )
     return np.log(np.maximum(density, MIN_DENSITY))
 
 
-def _run_spread_prior(run_spread: float | None) -> list[_WeightedSpread]:
-    """Return a discrete prior of the variation of the server from run to run.
+def _lognormal_shape(
+    values: NDArray[np.float64], *, median: float, deviation_factor: float
+) -> NDArray[np.float64]:
+    """Return the density of a lognormal distribution at each value, relative to that at its median.
 
-    A known variation has the probability 1. An unknown one is lognormal around MEDIAN_RUN_SPREAD.
-    RUN_SPREAD_STEPS values stand for that distribution, evenly spaced on the logarithmic scale and
-    weighted by its density.
+    The density is per logarithm of the value. One standard deviation is a factor: with the factor
+    1.4, a value of 1.4 times the median has the relative density exp(-1/2).
+    """
+    log_distances = np.log(values) - math.log(median)
+    deviations = log_distances / math.log(deviation_factor)
+    shape: NDArray[np.float64] = np.exp(-0.5 * deviations**2)
+    return shape
+
+
+def _run_spread_prior(run_spread: float | None) -> list[_WeightedSpread]:
+    """Return the possible values of the variation from run to run, with their probabilities.
+
+    A known variation has the probability 1. An unknown one has a lognormal distribution: it is
+    MEDIAN_RUN_SPREAD * RUN_SPREAD_FACTOR**z, where z has a standard normal distribution. A few
+    evenly spaced values of z, from -2 to 2, stand for all of them.
     """
     if run_spread is not None:
         return [_WeightedSpread(run_spread, 1.0)]
-    deviations = np.linspace(-RUN_SPREAD_DEVIATIONS, RUN_SPREAD_DEVIATIONS, RUN_SPREAD_STEPS)
-    densities = np.exp(-0.5 * deviations**2)
+    z_values = np.linspace(-RUN_SPREAD_DEVIATIONS, RUN_SPREAD_DEVIATIONS, RUN_SPREAD_STEPS)
+    densities = np.exp(-0.5 * z_values**2)  # The standard normal density, up to a constant.
     probabilities = densities / densities.sum()
-    run_spreads = MEDIAN_RUN_SPREAD * RUN_SPREAD_FACTOR**deviations
+    run_spreads = MEDIAN_RUN_SPREAD * RUN_SPREAD_FACTOR**z_values
     return [
         _WeightedSpread(spread, probability)
         for spread, probability in zip(run_spreads.tolist(), probabilities.tolist(), strict=True)

@@ -11,12 +11,12 @@ import math
 from typing import NamedTuple
 
 from loadgen.search.load_search import LoadSearch
-from loadgen.search.search_results import CONFIRMING_KINDS
 from loadgen.search.search_settings import (
     BRACKET_STEP,
     ENOUGH_TRIALS,
     ESTIMATE_STEP,
     SIGMA_PER_NOISE,
+    SearchSettings,
 )
 from loadgen.search.sustained_search import GAP_TOLERANCE
 
@@ -31,37 +31,61 @@ NOISE_TRIALS = 4.0
 ratio.
 """
 CONFIRMATION_TRIALS = 1.0
-SUSTAIN_TRIALS = 1.9
-"""Longer trials: of nine packaged workloads, six took one, two took two and one took five."""
-LOWERING_TRIALS = 2.5
-"""Longer trials left while each lower load fails: half of the time the next one is sustained."""
+MEAN_SUSTAIN_TRIALS = 1.9
+"""The mean number of longer trials: of nine packaged workloads, six took one, two took two and one
+took five.
+"""
+MEAN_LOWERING_TRIALS = 2.5
+"""The mean number of longer trials that are left while no load was sustained. Each lower load is
+sustained about half of the time.
+"""
 MEAN_TRIAL_LENGTH = 0.7
 """The part of its full length that a trial lasts on average: most are decided before."""
 MIN_RELATIVE_WIDTH = 1e-9
 """Keeps the width of an interval above zero, so that its logarithm can be taken."""
 
 
-class TrialsLeft(NamedTuple):
-    """How much of a search is left.
+class TrialEffort(NamedTuple):
+    """A number of trials, and the load that they send together.
 
     Attributes:
-        trials: The expected number of trials, for example 7.5.
-        lengths: The load that they send together, in full lengths of an ordinary trial. A trial
-            that is decided early counts less than 1, and a longer trial more.
+        trials: The number of trials. An expected number may be a fraction, for example 7.5.
+        full_length_trials: The number of ordinary trials of full length that send as much load. A
+            trial that is decided early counts less than 1, and a longer trial more.
     """
 
     trials: float
-    lengths: float
+    full_length_trials: float
+
+    def load_duration_s(self, trial_s: float, warmup_s: float) -> float:
+        """Return how long these trials send load, each with its warm-up, in seconds.
+
+        Args:
+            trial_s: The full length of an ordinary trial, without its warm-up.
+            warmup_s: The length of the warm-up before each trial.
+        """
+        return self.full_length_trials * trial_s + self.trials * warmup_s
+
+
+class _TrialsByKind(NamedTuple):
+    """The expected number of trials of each kind that are left of a search."""
+
+    narrowing: float
+    confirming: float
+    longer: float
+
+    @property
+    def total(self) -> float:
+        """The expected number of all trials that are left."""
+        return self.narrowing + self.confirming + self.longer
 
 
 def estimate_trials_left(
     search: LoadSearch, *, runs_to_end: bool = False, trial_s: float = math.inf
-) -> TrialsLeft:
-    """Return how many trials are left of a search that has not ended, and how long they take.
+) -> TrialEffort:
+    """Return how many trials are expected until a running search ends, and how much load they send.
 
-    Three kinds of trials follow each other: those that narrow the interval, a confirmation, and
-    longer ones that show whether the load is sustained. A search that has reached one kind needs no
-    more of those before. It never runs more trials than it may.
+    The number is limited to the trials that the settings of the search still allow.
 
     Args:
         search: The search, with the results of its trials so far.
@@ -70,63 +94,83 @@ def estimate_trials_left(
             so that more trials are needed.
     """
     settings = search.settings
+    left = _count_trials_left(search, trial_s)
+    mean_narrowing_length = 1.0 if runs_to_end else MEAN_TRIAL_LENGTH
+    full_length_trials = (
+        left.narrowing * mean_narrowing_length
+        + left.confirming
+        + left.longer * settings.sustain_length_factor
+    )
+    max_trials_left = max(settings.max_trials - len(search.results), 1)
+    if left.total <= max_trials_left:
+        return TrialEffort(left.total, full_length_trials)
+    executed_share = max_trials_left / left.total
+    return TrialEffort(max_trials_left, full_length_trials * executed_share)
+
+
+def _count_trials_left(search: LoadSearch, trial_s: float) -> _TrialsByKind:
+    """Return how many trials of each kind are expected until a search ends.
+
+    A search runs three kinds of trials one after the other: narrowing trials that bring the
+    interval of the capacity to the requested width, one confirmation, and longer trials that show
+    whether the load is sustained. It never returns to an earlier kind, so the kind of the next
+    trial shows which kinds are left.
+    """
     next_trial = search.next_trial()
     next_kind = None if next_trial is None else next_trial.kind
-
-    narrowing_trials = 0.0
-    if next_kind not in CONFIRMING_KINDS:
-        narrowing_trials = _trials_until_confirmation(search, trial_s)
-    confirmations = 0.0 if next_kind == "sustain" else CONFIRMATION_TRIALS
-    longer_trials = 0.0
-    if next_kind == "sustain" or settings.has_longer_trials:
-        longer_trials = _longer_trials_left(search)
-
-    trials = narrowing_trials + confirmations + longer_trials
-    narrowing_length = 1.0 if runs_to_end else MEAN_TRIAL_LENGTH
-    lengths = (
-        narrowing_trials * narrowing_length
-        + confirmations
-        + longer_trials * settings.sustain_length_factor
+    if next_kind == "sustain":
+        return _TrialsByKind(narrowing=0.0, confirming=0.0, longer=_longer_trials_left(search))
+    has_longer_trials = search.settings.has_longer_trials
+    return _TrialsByKind(
+        narrowing=0.0 if next_kind == "confirm" else _narrowing_trials_left(search, trial_s),
+        confirming=CONFIRMATION_TRIALS,
+        longer=_longer_trials_left(search) if has_longer_trials else 0.0,
     )
-    allowed_trials = max(settings.max_trials - len(search.results), 1)
-    allowed_fraction = min(allowed_trials / trials, 1.0)
-    return TrialsLeft(min(trials, allowed_trials), lengths * allowed_fraction)
 
 
-def _trials_until_confirmation(search: LoadSearch, trial_s: float) -> float:
-    """Return the number of trials until a load can be confirmed, for example 7.5.
+def _narrowing_trials_left(search: LoadSearch, trial_s: float) -> float:
+    """Return the expected number of trials before the confirmation, for example 7.5.
 
     It is the sum of three parts:
 
     1. The trials that find a bracket, one load that passes and one that fails.
     2. The trials that narrow the interval to the requested precision. As in a bisection, each of
-       them halves the interval. A few more are needed at the end.
-    3. The trials that make up for outcomes that vary by chance. Their number is smaller if the
-       interval is nearly as narrow as requested.
+       them halves the interval. EXTRA_TRIALS more are needed for unclear outcomes near the end.
+    3. The trials that make up for outcomes that vary by chance.
 
-    After ENOUGH_TRIALS a load is confirmed in any case. If the variation of the server from run to
-    run has to be learned, most searches end by this limit.
+    A search never runs more of them than ENOUGH_TRIALS, after which it confirms a load in any case.
     """
     settings = search.settings
     trials_until_enough = ENOUGH_TRIALS - len(search.results)
     if settings.run_spread is None:
+        # While the variation from run to run has to be learned, the interval stays wide, and most
+        # searches go on until ENOUGH_TRIALS. The last of those trials is the confirmation.
         return max(trials_until_enough - CONFIRMATION_TRIALS, 1.0)
 
     bracket_trials = 0.0
-    relative_width = search.relative_width
+    relative_width = search.relative_width  # in units of the requested precision
     if relative_width is None:
         bracket_trials = _bracket_trials_left(search)
-        # The bracket that is still to be found will be one step wide, as a factor.
-        half_width = math.log(settings.first_step) / 2
-        relative_width = half_width / settings.precision
-
+        relative_width = _width_of_next_bracket(settings)
     halvings = math.log2(max(relative_width, MIN_RELATIVE_WIDTH))
     narrowing_trials = max(halvings + EXTRA_TRIALS, 1.0)
-    remaining_noise_fraction = min(max(halvings, 0.0), 1.0)
-    noise_trials = remaining_noise_fraction * _noise_trials(search, settings.run_spread, trial_s)
+    noise_trials = _noise_trials(search, settings.run_spread, trial_s)
+    if halvings < 1:
+        # The interval is less than one halving away from its goal, so only a part is left.
+        noise_trials *= max(halvings, 0.0)
 
     trials = bracket_trials + narrowing_trials + noise_trials
     return min(trials, max(trials_until_enough, 1.0))
+
+
+def _width_of_next_bracket(settings: SearchSettings) -> float:
+    """Return the relative half-width of a bracket that is still to be found.
+
+    Its two loads will be one step apart, as a factor. The unit is the requested precision, as in
+    `LoadSearch.relative_width`.
+    """
+    half_width = math.log(settings.first_step) / 2
+    return half_width / settings.precision
 
 
 def _bracket_trials_left(search: LoadSearch) -> float:
@@ -151,17 +195,21 @@ def _noise_trials(search: LoadSearch, run_spread: float, trial_s: float) -> floa
 
 
 def _longer_trials_left(search: LoadSearch) -> float:
-    """Return the number of sustained-load checks until the highest sustained load is known.
+    """Return the expected number of sustained-load checks that are left.
 
-    Each check halves the gap between the highest load that is sustained and the lowest one that is
-    not, measured as the logarithm of their ratio. While one of the two is not known, the number is
-    an average over past searches.
+    A sustained-load check is a trial, longer than an ordinary one, that shows whether a queue grows
+    at its load. The checks look for the limit between the highest sustained load and the lowest
+    unsustained one. Once both are known, each check halves the gap between them, measured as the
+    logarithm of their ratio. Before that, the number is an average over past searches.
     """
     result = search.result
     if result.unsustained_load is None:
-        return SUSTAIN_TRIALS
-    if result.sustained_load is None or result.sustained_load >= result.unsustained_load:
-        return LOWERING_TRIALS
+        return MEAN_SUSTAIN_TRIALS
+    if result.sustained_load is None:
+        return MEAN_LOWERING_TRIALS
+    if result.sustained_load >= result.unsustained_load:
+        # Trials contradict each other, so the search goes on with lower loads.
+        return MEAN_LOWERING_TRIALS
     gap = math.log(result.unsustained_load / result.sustained_load)
     smallest_gap = math.log1p(GAP_TOLERANCE * search.settings.precision)
     halvings = math.log2(max(gap / smallest_gap, 1.0))
@@ -171,9 +219,11 @@ def _longer_trials_left(search: LoadSearch) -> float:
 def _sampling_noise(search: LoadSearch, trial_s: float) -> float:
     """Return the relative standard error of the rate at which the requests of a trial arrive.
 
-    It is 1 / sqrt(n) for n requests, as of a Poisson process: 0.02 for 2500 requests. The last
-    trial that shows it counts. Before the first trial, n is the rate of the next one multiplied by
-    its length. For numbers of virtual users n is not known, and the noise is taken to be 0.
+    Arrivals are random, as in a Poisson process, so the error is 1 / sqrt(n) for n requests: 0.02
+    for 2500 requests. The noise of the most recent trial is returned. Before the first trial, n is
+    the expected number of requests of the next one.
+
+    Return 0 if n is not known, because the loads are numbers of virtual users.
     """
     known_noises = [result.sampling_noise for result in search.results if result.sampling_noise > 0]
     if known_noises:

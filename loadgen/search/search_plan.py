@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
+
+import msgspec
 
 from loadgen.cli.option_parsers import parse_option, parse_share_option
 from loadgen.cli.options import default_output_folder
@@ -31,6 +33,7 @@ from loadgen.search.trial_workload import TrialWorkloadFactory, as_trial_workloa
 if TYPE_CHECKING:
     from loadgen.cli.invocation import Invocation
     from loadgen.core.execution.plan import Settings
+    from loadgen.core.results.manifest import ClassPlan
 
 NS_PER_S = 1_000_000_000
 NS_PER_MS = 1e6
@@ -89,6 +92,11 @@ class SearchOptions:
         return self.over == "concurrency"
 
     @property
+    def has_first_load(self) -> bool:
+        """Whether the options name a load to begin with."""
+        return bool(self.start or self.low)
+
+    @property
     def first_load(self) -> float:
         """The load to begin with if nothing better is known."""
         return self.start or self.low or DEFAULT_FIRST_LOAD
@@ -114,7 +122,7 @@ class PlannedSearch(NamedTuple):
     is_load_known: bool
 
 
-class LoadLimits(NamedTuple):
+class LoadRange(NamedTuple):
     """The lowest and the highest load that a search may try."""
 
     low: float
@@ -152,35 +160,50 @@ class CheckedOptions(NamedTuple):
 
 
 def plan_search(invocation: Invocation, checked: CheckedOptions) -> PlannedSearch:
-    """Return the search that the options ask for, without having run any trial.
+    """Return the search that the options of `loadgen search` describe, before any trial has run.
 
-    If the options name no load to begin with, a simulated target may know the rate that about fills
-    it. The search then begins near that rate.
+    Args:
+        invocation: The options that all commands have in common.
+        checked: All options after they were parsed and checked.
     """
     options = checked.options
     trial_workload = as_trial_workload(checked.workload, checked.trial_ns)
+    runner = _create_runner(checked, trial_workload)
+    plan = _experiment_plan(invocation, checked, runner.seed)
+    estimated_capacity = _estimate_capacity(checked)
+    counted_unit = experiment.find_counted_unit(trial_workload)
+    return PlannedSearch(
+        search=LoadSearch(_search_settings(checked, trial_workload, estimated_capacity)),
+        runner=runner,
+        plan=plan,
+        trial_s=checked.trial_ns / NS_PER_S,
+        unit=experiment.load_unit(plan, counted_unit),
+        is_load_known=options.has_first_load or estimated_capacity is not None,
+    )
+
+
+def _create_runner(checked: CheckedOptions, trial_workload: Workload) -> TrialRunner:
+    """Return the runner of the trials, each of which sends `trial_workload` at its own load."""
     output_dir = _choose_output_dir(checked)
-    runner = TrialRunner(
+    return TrialRunner(
         output_dir=output_dir,
         goal=checked.goal,
         make_workload=TrialWorkloadFactory(trial_workload, checked.warmup_ns).make_workload,
         settings=checked.settings,
         seed=experiment.choose_seed(output_dir, checked.workload.seed),
     )
-    expected_rate = None
-    has_first_load = bool(options.start or options.low)
-    if not options.is_closed_loop and not has_first_load:
-        expected_rate = filling_rate(checked.workload, checked.settings)
-    plan = _experiment_plan(invocation, checked, runner.seed)
-    counted_unit = experiment.find_counted_unit(trial_workload)
-    return PlannedSearch(
-        search=LoadSearch(_search_settings(checked, trial_workload, expected_rate)),
-        runner=runner,
-        plan=plan,
-        trial_s=checked.trial_ns / NS_PER_S,
-        unit=experiment.load_unit(plan, counted_unit),
-        is_load_known=expected_rate is not None or has_first_load,
-    )
+
+
+def _estimate_capacity(checked: CheckedOptions) -> float | None:
+    """Return a rough estimate of the capacity, near which the search begins, or None.
+
+    Only a simulated target can estimate the rate at which it is fully used. There is no estimate
+    if the options name a first load, or for a search over numbers of virtual users.
+    """
+    options = checked.options
+    if options.is_closed_loop or options.has_first_load:
+        return None
+    return filling_rate(checked.workload, checked.settings)
 
 
 def _choose_output_dir(checked: CheckedOptions) -> Path:
@@ -215,7 +238,7 @@ def check_options(
 ) -> CheckedOptions:
     """Parse and check the options of `loadgen search`, and load its workload.
 
-    Each block below collects its error, so that all mistakes are reported at once.
+    All mistakes are reported at once: `collecting` adds the first error of each block to a list.
 
     Args:
         invocation: The options that all commands have in common.
@@ -229,19 +252,15 @@ def check_options(
     """
     _check_load_kind(options.over)
     errors: list[LoadgenError] = []
-    goal = None
-    trial_ns = 0
-    warmup_ns = 0
-    max_time_s = None
     with collecting(errors):
         settings = invocation.settings()
         run_spread = parse_run_spread(options.run_spread, settings)
         precision = parse_precision(options.precision)
     with collecting(errors):
-        checked_workload = _load_workload(invocation, workload_name, options)
+        workload = _load_workload(invocation, workload_name, options)
         if not errors:  # The goal depends on the settings.
-            goal = _build_goal(checked_workload, settings, workload_name or "loadgen search")
-        trial_ns = _parse_trial_length(invocation["duration"], checked_workload)
+            goal = _build_goal(workload, settings, workload_name or "loadgen search")
+        trial_ns = _parse_trial_length(invocation["duration"], workload)
     with collecting(errors):
         warmup_ns = _parse_warmup(invocation["warmup"], options)
     with collecting(errors):
@@ -253,13 +272,14 @@ def check_options(
             experiment.read_search_plan(resume_dir)
     if errors:
         raise CombinedError(errors)
-    assert goal is not None, "there is a goal where nothing is wrong"
+
+    # Without an error, every block above has run to its end and set its values.
     return CheckedOptions(
         options=options,
         workload_name=workload_name,
         resume_dir=resume_dir,
         settings=settings,
-        workload=checked_workload,
+        workload=workload,
         goal=goal,
         trial_ns=trial_ns,
         warmup_ns=warmup_ns,
@@ -296,8 +316,9 @@ def _load_workload(
 ) -> Workload:
     """Return the workload at the first load, with the SLO of the options. Raises LoadgenError.
 
-    Without --duration it gets a placeholder as its duration, only to be checked. It has no warm-up,
-    because the search adds one to each trial by itself.
+    A workload cannot be loaded without a duration. If --duration is missing, it gets
+    PLACEHOLDER_DURATION, which `as_trial_workload` later replaces by the length of a trial. It has
+    no warm-up, because the search adds one to each trial by itself.
     """
     load: dict[str, float]
     if options.is_closed_loop:
@@ -306,62 +327,95 @@ def _load_workload(
         load = {"request_rate": options.first_load}
     return invocation.load_workload(
         workload_name,
-        slo=_slo_terms(invocation["slo"] or (), options.percentile),
+        slo=_complete_slo_terms(invocation["slo"] or (), options.percentile),
         warmup=0,
         duration=invocation["duration"] or PLACEHOLDER_DURATION,
         **load,
     )
 
 
-def _slo_terms(typed_terms: Sequence[str], percentile: str | None) -> tuple[str, ...]:
-    """Return the typed terms of an SLO, with `percentile` added to those that name none.
+def _complete_slo_terms(typed_terms: Sequence[str], percentile: str | None) -> tuple[str, ...]:
+    """Return the terms of --slo, with the value of --percentile added to those that name none.
 
-    With the percentile "95", `ttft:2s` becomes `ttft:2s:p95`. A term of attainment has a share in
-    place of a percentile, and stays as it is.
+    With the percentile "95", the term "ttft:2s" becomes "ttft:2s:p95".
     """
     if percentile is None:
         return tuple(typed_terms)
-    terms = []
-    for term in typed_terms:
-        has_percentile = term.count(":") != 1
-        is_attainment = term.lstrip("+").startswith(ATTAINMENT)
-        terms.append(term if has_percentile or is_attainment else f"{term}:p{percentile}")
-    return tuple(terms)
+    return tuple(
+        f"{term}:p{percentile}" if _needs_percentile(term) else term for term in typed_terms
+    )
 
 
-def _build_goal(workload: Workload, settings: Settings, place: str) -> Goal:
-    """Return what has to hold at a load for a trial to pass.
+def _needs_percentile(term: str) -> bool:
+    """Return whether a term of --slo has the form METRIC:LIMIT, without a percentile.
 
-    Only terms that can be judged with these settings count: without streaming, for example, no time
-    to the first token is known. Terms of tasks, and of classes of requests with SLOs of their own,
-    are judged after a trial has run to its end (`full_run_terms`).
+    A term with a percentile has the form METRIC:LIMIT:PERCENTILE. The term "attainment:95%", the
+    share of requests that have to meet all other terms, takes no percentile. A term that starts
+    with "+" is added to the SLO of the workload instead of replacing it.
+    """
+    is_attainment = term.removeprefix("+").startswith(ATTAINMENT)
+    has_two_parts = term.count(":") == 1
+    return has_two_parts and not is_attainment
 
-    Raises UserError if nothing can be judged.
+
+def _build_goal(workload: Workload, settings: Settings, error_location: str) -> Goal:
+    """Return what has to hold at a load for a trial to pass: the terms of the SLO.
+
+    Only terms that can be judged with these settings count. Without streaming, for example, no time
+    to the first token is known.
+
+    Raises UserError if there is no SLO, or if none of its terms can be judged.
 
     Args:
         workload: The workload, with the SLO.
         settings: The settings of the target, such as whether responses are streamed.
-        place: Where an error message says that the SLO is missing.
+        error_location: What an error message names as the place where the SLO is missing.
     """
-    slo, reasons_not_judged = run_manifest.select_judgeable_terms(workload.slo, settings)
-    classes, reasons_of_classes = run_manifest.plan_classes(workload, settings)
-    full_run_terms: tuple[str, ...] = ()
-    has_slo_per_class = any(plan.slo != slo for plan in classes)
+    slo, notes = run_manifest.select_judgeable_terms(workload.slo, settings)
+    class_plans, class_notes = run_manifest.plan_classes(workload, settings)
+    has_slo_per_class = any(plan.slo != slo for plan in class_plans)
     if has_slo_per_class:
-        full_run_terms = tuple(f"class {plan.name}" for plan in classes if plan.slo is not None)
-        slo = Slo()  # No term holds for the requests of all classes.
-        reasons_not_judged |= reasons_of_classes
-    elif slo is not None and slo.task is not None:
-        full_run_terms = ("tasks",)
+        goal = _goal_of_classes(class_plans)
+        notes |= class_notes
+    else:
+        goal = _goal_of_all_requests(slo or Slo())
+    if goal.term_names:
+        return goal
+    raise _missing_goal_error(notes, settings, error_location)
 
-    has_request_terms = slo != Slo()
-    if slo is not None and (has_request_terms or full_run_terms):
-        return Goal(slo=slo, full_run_terms=full_run_terms)
+
+def _goal_of_classes(class_plans: Sequence[ClassPlan]) -> Goal:
+    """Return the goal of a mix whose classes of requests have SLOs of their own.
+
+    No term holds for the requests of all classes. Whether each class has met its SLO is judged
+    after a trial has run to its end.
+    """
+    names = [f"class {plan.name}" for plan in class_plans if plan.slo is not None]
+    return Goal(slo=Slo(), full_run_terms=tuple(names))
+
+
+def _goal_of_all_requests(slo: Slo) -> Goal:
+    """Return the goal of a workload whose requests all have the same SLO.
+
+    An objective of tasks, which are sessions of several requests, is judged after a trial has run
+    to its end. The other terms are judged request by request.
+    """
+    full_run_terms = () if slo.task is None else ("tasks",)
+    return Goal(slo=slo, full_run_terms=full_run_terms)
+
+
+def _missing_goal_error(
+    reasons_not_judged: Collection[str], settings: Settings, error_location: str
+) -> UserError:
+    """Return the error of a search whose SLO is missing, or has no term that can be judged.
+
+    `reasons_not_judged` are sentences that explain why terms of the SLO cannot be judged.
+    """
     if reasons_not_judged:
         problem = f"no objective of the SLO can be evaluated. {next(iter(reasons_not_judged))}"
-        raise UserError("no_slo", problem, f"--api {settings.api}", "use --slo e2e:500ms")
+        return UserError("no_slo", problem, f"--api {settings.api}", "use --slo e2e:500ms")
     hint = "add for example --slo ttft:2s --slo tpot:200ms"
-    raise UserError("no_slo", "a search needs an SLO", place, hint)
+    return UserError("no_slo", "a search needs an SLO", error_location, hint)
 
 
 def _parse_warmup(text: str | None, options: SearchOptions) -> int:
@@ -430,73 +484,90 @@ def choose_sustain_factor(sustain: bool | None, settings: Settings) -> float:
 
 
 def _search_settings(
-    checked: CheckedOptions, trial_workload: Workload, expected_rate: float | None
+    checked: CheckedOptions, trial_workload: Workload, estimated_capacity: float | None
 ) -> SearchSettings:
-    """Return the settings that determine which loads the search tries, and for how long.
+    """Return the settings that determine which loads a search tries, and for how long.
 
     Args:
         checked: The options after they were parsed and checked.
-        trial_workload: The workload of a trial, at any load. It shows whether virtual users send
-            the load, so that loads are integers.
-        expected_rate: The rate that about fills the target, near which the search begins. None if
-            it is not known.
+        trial_workload: The workload of a trial, at any load.
+        estimated_capacity: The rate near which the search begins, or None without an estimate.
     """
-    typed_options = checked.options
+    options = checked.options
     trial_s = checked.trial_ns / NS_PER_S
-    limits = _limit_loads(typed_options)
-    has_closed_loop_stage = any(
-        isinstance(stage.arrival, Closed) for stage in trial_workload.stages
-    )
-    # The capacity is near a rate that is expected to fill the target, so that smaller steps do.
-    first_step = BRACKET_STEP if expected_rate is None else ESTIMATE_STEP
-    is_extension_forbidden = typed_options.sustain is False  # --no-sustain; None is the default.
-    return SearchSettings(
-        low=limits.low,
-        high=limits.high,
-        start=_first_load(typed_options, expected_rate),
+    load_range = _allowed_loads(options)
+    settings = SearchSettings(
+        low=load_range.low,
+        high=load_range.high,
+        start=_first_load(options, estimated_capacity),
+        # An estimate is most often close to the capacity, so the first loads are close together.
+        first_step=BRACKET_STEP if estimated_capacity is None else ESTIMATE_STEP,
         precision=checked.precision,
-        max_trials=typed_options.max_trials,
+        max_trials=options.max_trials,
         max_time_s=checked.max_time_s,
-        is_integer=typed_options.is_closed_loop or has_closed_loop_stage,
-        sustain_length_factor=choose_sustain_factor(typed_options.sustain, checked.settings),
+        is_integer=options.is_closed_loop or _has_closed_loop(trial_workload),
         run_spread=checked.run_spread,
-        # A simulation does not change over time, so that it has no real trial.
-        real_trial_s=None if checked.settings.virtual else trial_s,
-        first_step=first_step,
-        # In a closed loop requests cannot pile up, so that the SLO alone decides.
-        requires_sustained=not typed_options.is_closed_loop,
-        may_extend_trials=not is_extension_forbidden,
         trial_load_s=trial_s,
+        # A simulation does not change over time, so it has no trials in real time.
+        real_trial_s=None if checked.settings.virtual else trial_s,
         warmup_s=checked.warmup_ns / NS_PER_S,
     )
+    return _with_sustain_settings(settings, options, checked.settings)
 
 
-def _limit_loads(options: SearchOptions) -> LoadLimits:
-    """Return the lowest and the highest load to try. Numbers of virtual users are integers from 1.
+def _has_closed_loop(workload: Workload) -> bool:
+    """Return whether virtual users send a part of the load, so that loads are integers."""
+    return any(isinstance(stage.arrival, Closed) for stage in workload.stages)
 
-    If the options name no limits, they are so far apart that no server is outside of them.
+
+def _with_sustain_settings(
+    settings: SearchSettings, options: SearchOptions, target_settings: Settings
+) -> SearchSettings:
+    """Return the settings of a search with how it shows that a load is sustained.
+
+    A load is sustained if the server keeps up with it, so that no queue grows. In a closed loop no
+    queue can grow without limit, so that the SLO alone decides. With --no-sustain a trial that is
+    too short to show a growing queue is not repeated for longer.
+    """
+    has_no_sustain_option = options.sustain is False  # None without either option.
+    return msgspec.structs.replace(
+        settings,
+        requires_sustained=not options.is_closed_loop,
+        sustain_length_factor=choose_sustain_factor(options.sustain, target_settings),
+        may_extend_trials=not has_no_sustain_option,
+    )
+
+
+def _allowed_loads(options: SearchOptions) -> LoadRange:
+    """Return the lowest and the highest load that the search may try.
+
+    They are --low and --high. Without these options the range is so wide that the capacity of any
+    server lies in it. In a closed loop a load is a number of virtual users, so both are integers of
+    at least 1.
     """
     high = options.high or HIGHEST_LOAD
     if options.is_closed_loop:
         lowest_users = math.ceil(max(1.0, options.low or 1.0))
         highest_users = max(1, math.floor(high))
-        return LoadLimits(float(lowest_users), float(highest_users))
+        return LoadRange(float(lowest_users), float(highest_users))
     low = options.low or min(options.first_load, LOWEST_RATE)
-    return LoadLimits(low, high)
+    return LoadRange(low, high)
 
 
-def _first_load(options: SearchOptions, expected_rate: float | None) -> float | None:
-    """Return the load of the first trial, or None to begin between the two limits of the user.
+def _first_load(options: SearchOptions, estimated_capacity: float | None) -> float | None:
+    """Return the load of the first trial.
 
-    An expected rate is approached from half a step below, measured as a factor. If the rate is
-    right, the first trial passes and the next one, a step higher, fails.
+    Return None if both --low and --high are used: the search then begins between the two.
+
+    With an estimate of the capacity, the first load is half a step below it, measured as a factor.
+    If the estimate is right, the first trial passes, and the next one, a step higher, fails.
     """
     if options.low is not None and options.high is not None:
         return None
-    if expected_rate is None:
+    if estimated_capacity is None:
         return options.first_load
     half_step = math.sqrt(ESTIMATE_STEP)
-    return min(expected_rate / half_step, options.high or math.inf)
+    return min(estimated_capacity / half_step, options.high or math.inf)
 
 
 def _plan_options(invocation: Invocation, checked: CheckedOptions) -> dict[str, str]:

@@ -55,6 +55,11 @@ class PlannedTrial(
     length_factor: float = 1.0
     warmup_load: float | None = None
 
+    @property
+    def is_load_point(self) -> bool:
+        """Whether it is a load point of a sweep, and not a trial of a search."""
+        return self.kind == "level"
+
 
 class TrialResult(
     msgspec.Struct,
@@ -128,6 +133,11 @@ class TrialResult(
     def length_factor(self) -> float:
         """The duration of the trial, as a multiple of its full length."""
         return self.trial.length_factor
+
+    @property
+    def is_load_point(self) -> bool:
+        """Whether it is a load point of a sweep, and not a trial of a search."""
+        return self.trial.is_load_point
 
     @property
     def is_confirmation(self) -> bool:

@@ -15,7 +15,7 @@ from loadgen.search import capacity_files, experiment, search_text
 from loadgen.search.experiment import ExperimentPlan
 from loadgen.search.forecast import describe_forecast, forecast_search
 from loadgen.search.load_search import LoadSearch
-from loadgen.search.progress_estimate import estimate_trials_left
+from loadgen.search.progress_estimate import TrialEffort, estimate_trials_left
 from loadgen.search.search_kind import report_ended_search
 from loadgen.search.search_results import PlannedTrial, SearchResult, TrialResult, exit_code
 from loadgen.search.trial_runner import TrialInterruptedError, TrialRunner
@@ -49,6 +49,7 @@ class SearchRun:
     trial_s: float
     full: bool = False
     _earlier_trial_count: int = field(default=0, init=False)
+    _has_warned_of_late_responses: bool = field(default=False, init=False)
 
     def run(self, output: Output = "report") -> int:
         """Run trials until the search has ended, print the result and return the exit code.
@@ -115,12 +116,7 @@ class SearchRun:
             print_status(f"Estimated: {expected}{cost}")
 
     def _run_trials(self) -> None:
-        """Run trials until the search has ended.
-
-        A note about late responses is printed once at most, and never in a search by MLPerf's
-        rules, whose trials have the length that the rules require.
-        """
-        has_noted_late_responses = self.unit == search_text.QUERIES_UNIT
+        """Run trials until the search has ended."""
         while True:
             trial = self.search.next_trial()
             if trial is None:
@@ -130,14 +126,23 @@ class SearchRun:
             )
             result = self._run_trial(trial)
             self.display.end_step(search_text.describe_trial_result(result))
-            if has_noted_late_responses:
-                continue
-            note = search_text.describe_late_responses(
-                result, self.trial_s, self.search.settings.warmup_s
-            )
-            if note:
-                print_status(f"Warning: {note}")
-                has_noted_late_responses = True
+            self._warn_of_late_responses(result)
+
+    def _warn_of_late_responses(self, result: TrialResult) -> None:
+        """Print a warning if the last responses of a trial came late, once for all trials.
+
+        There is no such warning in a search by MLPerf's rules, whose trials have the length that
+        the rules require.
+        """
+        is_by_mlperf_rules = self.unit == search_text.QUERIES_UNIT
+        if is_by_mlperf_rules or self._has_warned_of_late_responses:
+            return
+        note = search_text.describe_late_responses(
+            result, self.trial_s, self.search.settings.warmup_s
+        )
+        if note:
+            print_status(f"Warning: {note}")
+            self._has_warned_of_late_responses = True
 
     def _run_trial(self, trial: PlannedTrial) -> TrialResult:
         """Run one trial and add its result to the search."""
@@ -147,11 +152,10 @@ class SearchRun:
         return result
 
     def _estimate_time_left(self) -> RemainingSteps:
-        """Return the number of trials that are left, and the seconds that they take.
+        """Return the number of trials that are left, and how many seconds they take.
 
-        The seconds are extrapolated: the load that is left, in seconds, is multiplied by the time
-        that this process has needed per second of load so far. They are None before its first
-        trial.
+        The time is extrapolated from the trials that this process has run: it is proportional to
+        the load, which is measured in seconds of sending. It is None before the first trial.
         """
         is_virtual = self.runner.settings.virtual
         # In virtual time, a trial that is decided early takes as long as one that is not.
@@ -159,25 +163,27 @@ class SearchRun:
         trials_left = estimate_trials_left(
             self.search, runs_to_end=runs_to_end, trial_s=self.trial_s
         )
-        # The trials of an earlier process took time that `elapsed_s` does not include.
-        new_results = self.search.results[self._earlier_trial_count :]
-        if is_virtual:
-            done_lengths = sum(result.length_factor for result in new_results)
-            done_load_s = self._load_duration_s(len(new_results), done_lengths)
-        else:
-            done_load_s = sum(result.duration_s for result in new_results)
-        if not done_load_s:
+        load_done_s = self._load_done_s()
+        if not load_done_s:
             return RemainingSteps(trials_left.trials, None)
-        elapsed_s_per_load_s = self.display.elapsed_s / done_load_s
-        load_left_s = self._load_duration_s(trials_left.trials, trials_left.lengths)
+        load_left_s = trials_left.load_duration_s(self.trial_s, self.search.settings.warmup_s)
+        elapsed_s_per_load_s = self.display.elapsed_s / load_done_s
         return RemainingSteps(trials_left.trials, elapsed_s_per_load_s * load_left_s)
 
-    def _load_duration_s(self, trials: float, lengths: float) -> float:
-        """Return how long some trials together send load, with the warm-up of each, in seconds.
+    def _load_done_s(self) -> float:
+        """Return for how long the trials of this process sent load, in seconds.
 
-        `lengths` is the sum of their durations, in full lengths of an ordinary trial.
+        The trials of an earlier process, which this one resumed, are left out.
         """
-        return lengths * self.trial_s + trials * self.search.settings.warmup_s
+        new_results = self.search.results[self._earlier_trial_count :]
+        if not self.runner.settings.virtual:
+            return sum(result.duration_s for result in new_results)
+        # A simulation computes every trial to its full length.
+        effort = TrialEffort(
+            trials=len(new_results),
+            full_length_trials=sum(result.length_factor for result in new_results),
+        )
+        return effort.load_duration_s(self.trial_s, self.search.settings.warmup_s)
 
     def _print_result(self, result: SearchResult, output: Output) -> None:
         """Print the result in the requested form.
@@ -187,17 +193,21 @@ class SearchRun:
         - "none": one line on stderr that states why the search ended.
         """
         output_dir = self.runner.output_dir
-        if output == "none":
-            print_status(f"Search {output_dir}: {search_text.describe_stop(result)}")
-            return
-        if output == "json":
-            sys.stdout.write((output_dir / experiment.RESULT_FILE).read_text("utf-8"))
-            return
-        print_report(report_ended_search(output_dir), full=self.full)
+        match output:
+            case "report":
+                print_report(report_ended_search(output_dir), full=self.full)
+                self._print_files(result)
+            case "json":
+                sys.stdout.write((output_dir / experiment.RESULT_FILE).read_text("utf-8"))
+            case "none":
+                print_status(f"Search {output_dir}: {search_text.describe_stop(result)}")
+
+    def _print_files(self, result: SearchResult) -> None:
+        """Print where the files of the search are, and how to resume it if it was stopped."""
+        output_dir = shlex.quote(str(self.runner.output_dir))
+        print_status(f"Results: {output_dir}. All details: loadgen report {output_dir} --full")
         command = capacity_files.usable_resume_command(
             result, self.search.results, self.runner.resume_command
         )
-        folder = shlex.quote(str(output_dir))
-        print_status(f"Results: {folder}. All details: loadgen report {folder} --full")
         if command:
             print_status(f"Resume with: {command}")

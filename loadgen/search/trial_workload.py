@@ -6,11 +6,15 @@ import msgspec
 
 from loadgen.core.errors import UserError
 from loadgen.core.schedule.build import stage_at_load
-from loadgen.core.workload import Closed, Poisson, Ramp, Stage, Workload
+from loadgen.core.workload import Closed, Constant, Gamma, Poisson, Ramp, Stage, Workload
 from loadgen.search.search_results import PlannedTrial
 
 NS_PER_S = 1_000_000_000
 WARMUP_STAGE = "warmup"
+PLACEHOLDER_RATE = 1.0
+"""The rate of the workload from which trials are made, until each gets a load of its own."""
+ARRIVALS_WITH_RATE = (Constant, Gamma, Poisson)
+"""The arrivals of open-loop stages that have a single rate, which a search can vary."""
 
 
 class TrialWorkloadFactory(msgspec.Struct, frozen=True):
@@ -34,15 +38,16 @@ class TrialWorkloadFactory(msgspec.Struct, frozen=True):
 
 
 def as_trial_workload(workload: Workload, length_ns: int) -> Workload:
-    """Return the workload with one stage of this length in place of its stages.
+    """Return the workload with a single stage of this length, from which all trials are made.
 
-    The stage has the virtual users of a closed loop, or else Poisson arrivals. It starts with an
-    empty server.
+    A stage is a part of a load with one kind of arrivals. The new stage takes the place of all
+    stages of the workload. It has the virtual users of a closed loop, or else Poisson arrivals,
+    whose rate `with_load` sets for each trial.
     """
     stage = next(stage for stage in workload.stages if stage.measured)
     arrival = stage.arrival
     if not isinstance(arrival, Closed):
-        arrival = Poisson.model_construct(rate=1.0)
+        arrival = Poisson.model_construct(rate=PLACEHOLDER_RATE)
     trial_stage = stage.model_copy(
         update={"arrival": arrival, "duration_ns": length_ns, "count": None, "at_least": None}
     )
@@ -52,18 +57,30 @@ def as_trial_workload(workload: Workload, length_ns: int) -> Workload:
 def with_load(workload: Workload, load: float) -> Workload:
     """Return the workload at another load.
 
-    That is the rate of its measured open-loop stages, or the virtual users of its closed-loop
-    stages. Raises UserError for a stage without a rate.
+    The load is the rate of every open-loop stage, and the number of virtual users of every
+    closed-loop stage. An open-loop stage that is not measured, such as a warm-up, keeps its rate.
+    Raises UserError for a stage without a rate.
     """
     stages = []
     for stage in workload.stages:
-        is_closed_loop = isinstance(stage.arrival, Closed)
-        if not is_closed_loop and not hasattr(stage.arrival, "rate"):
-            problem = f"stage {stage.name!r} has no rate to search over"
-            raise UserError("unsupported", problem, "stages", "use poisson or constant arrivals")
-        has_load = stage.measured or is_closed_loop
-        stages.append(stage_at_load(stage, load) if has_load else stage)
+        is_closed_loop_stage = isinstance(stage.arrival, Closed)
+        if not is_closed_loop_stage:
+            _check_rate(stage)
+        varies_with_load = stage.measured or is_closed_loop_stage
+        stages.append(stage_at_load(stage, load) if varies_with_load else stage)
     return workload.model_copy(update={"stages": tuple(stages)})
+
+
+def _check_rate(stage: Stage) -> None:
+    """Raise UserError for an open-loop stage without a rate, such as a replayed trace."""
+    if isinstance(stage.arrival, ARRIVALS_WITH_RATE):
+        return
+    raise UserError(
+        "unsupported",
+        f"stage {stage.name!r} has no rate to search over",
+        "stages",
+        "use poisson or constant arrivals",
+    )
 
 
 def with_length_factor(workload: Workload, length_factor: float) -> Workload:

@@ -38,16 +38,20 @@ def render_trials_csv(trials: Sequence[TrialResult]) -> bytes:
     return _render_csv((*COLUMNS, "pareto"), rows)
 
 
-def render_sweep_csv(trials: Sequence[TrialResult], curve: SweepCurve) -> bytes:
+def render_curve_csv(trials: Sequence[TrialResult], curve: SweepCurve) -> bytes:
     """Return the load points of a sweep as CSV, in the order of its table.
 
-    The columns are those of GROUP_COLUMNS and COLUMNS. The lengths are empty if they are those of
-    the workload, and the target is empty if there is only one. The column `pareto` is 1 if no other
-    load point of the same lengths and target has both more tokens/s per GPU and per user.
+    The columns are those of GROUP_COLUMNS, those of COLUMNS, and `pareto`:
+
+    - `isl` and `osl` are the lengths of input and output. They are empty if the sweep does not vary
+      them.
+    - `target` is empty if the sweep has only one target.
+    - `pareto` is 1 if no other load point of the same lengths and target has both more tokens/s per
+      GPU and more tokens/s per user.
 
     Args:
-        trials: The results of the load points, by which a run has an outcome and metrics.
-        curve: The load points with their lengths and targets.
+        trials: The results of the runs, with the outcome and the metrics of each.
+        curve: The load points. One without a result in `trials` is left out.
     """
     trial_by_run = {trial.run_name: trial for trial in trials}
     rows = [
@@ -65,6 +69,7 @@ def render_sweep_csv(trials: Sequence[TrialResult], curve: SweepCurve) -> bytes:
 
 
 def _throughput(trial: TrialResult) -> float | None:
+    """Return the output tokens per second of a trial, per GPU if the number of GPUs is known."""
     per_gpu = trial.metrics.get("output_tokens_per_s_per_gpu")
     return per_gpu or trial.metrics.get("output_tokens_per_s")
 

@@ -12,7 +12,7 @@ from synthetic_searches import add_outcome
 
 from loadgen.search.forecast import describe_forecast, forecast_search
 from loadgen.search.load_search import LoadSearch
-from loadgen.search.progress_estimate import LOWERING_TRIALS, estimate_trials_left
+from loadgen.search.progress_estimate import MEAN_LOWERING_TRIALS, estimate_trials_left
 from loadgen.search.search_settings import (
     ENOUGH_TRIALS,
     ESTIMATE_STEP,
@@ -69,9 +69,10 @@ def test_the_trials_left_include_those_at_lower_loads() -> None:
     while (trial := search.next_trial()) is not None and trial.kind != "sustain":
         add_outcome(search, "under" if trial.load < 100 else "over", sustained=False)
     assert trial is not None and not search.settings.has_longer_trials
-    assert (estimate_trials_left(search).trials, estimate_trials_left(search).lengths) == (
-        LOWERING_TRIALS,
-        LOWERING_TRIALS,
+    expected = estimate_trials_left(search)
+    assert (expected.trials, expected.full_length_trials) == (
+        MEAN_LOWERING_TRIALS,
+        MEAN_LOWERING_TRIALS,
     )
 
 
@@ -112,7 +113,7 @@ def test_estimates_of_the_trials_left_are_within_a_factor_of_two(asked: dict[str
         assert search.result.stop_reason in ("found", "coarse")
         for number, found in enumerate(foretold):
             lengths = sum(result.duration_s for result in search.results[number:]) / 600
-            ratios = found.trials / (len(foretold) - number), found.lengths / lengths
+            ratios = found.trials / (len(foretold) - number), found.full_length_trials / lengths
             within.append(all(0.5 <= ratio <= 2 for ratio in ratios))
             assert number or within[-1], (ratios, asked)
     assert sum(within) >= 0.85 * len(within), (within, asked)
@@ -131,7 +132,8 @@ def test_estimates_of_longer_trials_follow_from_those_that_failed() -> None:
     foretold = []
     while (trial := search.next_trial()) is not None:
         if trial.kind in ("confirm", "sustain"):
-            foretold.append((search.results[-1].number, estimate_trials_left(search).lengths))
+            expected = estimate_trials_left(search)
+            foretold.append((search.results[-1].number, expected.full_length_trials))
         passes = trial.load <= (holds if trial.kind == "sustain" else 12.8)
         add_outcome(search, "under" if passes else "over", sustained=True)
     left = [
