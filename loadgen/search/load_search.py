@@ -155,7 +155,7 @@ class LoadSearch:
         if bounds is None:
             return self._plan_trial(self._bracketing_load(), "bracket")
         posterior = self._posterior(bounds)
-        untried_bound = self._bound_to_try(posterior)
+        untried_bound = self._untried_bound_near_capacity(posterior)
         if untried_bound is not None:
             return self._plan_trial(untried_bound, "bracket")
         if self._is_precise(posterior) or len(self.results) >= ENOUGH_TRIALS:
@@ -205,10 +205,12 @@ class LoadSearch:
         return self._with_sustained_load(with_interval)
 
     def _with_capacity_interval(self, result: SearchResult) -> SearchResult:
-        """Return a copy of the result with the load that half of all full-length runs pass.
+        """Return a copy of the result with the estimated capacity and its credible interval.
 
-        It also has the credible interval of this load, and what the interval includes: the
-        variation from run to run, and slowdowns of the server that recur within the horizon.
+        The estimate is the load that half of all full-length runs pass. Two further fields state
+        what the interval covers: the variation of the server from run to run (`run_spread`), and
+        the longest time after which a slowdown may recur so that the trials have met it
+        (`horizon_s`).
 
         Without a load that failed, nothing bounds the capacity from above, so that there is no
         interval. If even the lowest load failed (stop reason "none"), there is no load either.
@@ -221,7 +223,7 @@ class LoadSearch:
         posterior = self._posterior(bounds)
         interval = posterior.interval(INTERVAL_CONFIDENCE)
         run_spread = self.settings.run_spread
-        if run_spread is None:
+        if run_spread is None:  # The user did not specify it, so the trials have to show it.
             run_spread = posterior.run_spread
         return msgspec.structs.replace(
             result,
@@ -242,30 +244,38 @@ class LoadSearch:
         return longest_recurrence_s(self.settings.real_trial_s, INTERVAL_CONFIDENCE)
 
     def _with_sustained_load(self, result: SearchResult) -> SearchResult:
-        """Return a copy of the result with the highest sustained load and the evidence for it.
+        """Return a copy of the result with the highest load that is known to be sustained.
 
-        It also has the lowest load that was not sustained. Both are None while no trial has shown
-        one.
+        A load is sustained if no queue grows at it. The copy also states why it is known to be
+        sustained or not, the lowest load that was not sustained, and how long the trials behind
+        this are. A load that no trial has shown stays None.
         """
         sustained_search = self._sustained_search()
         sustained_trial, unsustained_trial = sustained_search.find_bracket()
         sustainability = sustained_search.judge_sustainability(self._confirmed_load)
-        length_factor = self.settings.sustain_length_factor
-        sustained_for_s = None
-        if sustained_trial is not None:
-            length_factor = sustained_trial.length_factor
-            if self.settings.trial_load_s is not None:
-                sustained_for_s = length_factor * self.settings.trial_load_s
-        return msgspec.structs.replace(
+        judged = msgspec.structs.replace(
             result,
             sustained=sustainability.sustained,
             sustained_reason=sustainability.reason,
-            sustained_load=None if sustained_trial is None else sustained_trial.load,
-            unsustained_load=None if unsustained_trial is None else unsustained_trial.load,
-            length_factor=length_factor,
-            sustained_for_s=sustained_for_s,
+            length_factor=self.settings.sustain_length_factor,
             needed_load_s=sustained_search.needed_load_s,
         )
+        if unsustained_trial is not None:
+            judged = msgspec.structs.replace(judged, unsustained_load=unsustained_trial.load)
+        if sustained_trial is None:
+            return judged
+        return msgspec.structs.replace(
+            judged,
+            sustained_load=sustained_trial.load,
+            length_factor=sustained_trial.length_factor,
+            sustained_for_s=self._planned_load_s(sustained_trial),
+        )
+
+    def _planned_load_s(self, trial: TrialResult) -> float | None:
+        """Return how long a trial of full length sends load, or None if it is not known."""
+        if self.settings.trial_load_s is None:
+            return None
+        return trial.length_factor * self.settings.trial_load_s
 
     def _run_spread_source(self) -> RunSpreadSource:
         """Return how the variation from run to run is known. Only a simulation has none at all."""
@@ -378,9 +388,11 @@ class LoadSearch:
     def _bracketing_load(self) -> float:
         """Return the load to try while no load has passed, or none has failed.
 
-        The load rises from the highest one that passed, or falls from the lowest one that failed.
-        The factor grows with the number of trials, for example 1.2, 1.44, 1.73, and then stays 2: a
-        first load that was estimated well is near the capacity, and another one may be far off.
+        The load rises from the highest one that passed, or falls from the lowest one that failed,
+        by a factor. If the first load is an estimate of the capacity, the factor is small at first
+        because the estimate is most often good. It grows with each trial, for example 1.2, 1.44,
+        1.73, and stays at 2, so that a bad estimate costs few trials. Without an estimate the
+        factor is 2 from the beginning.
         """
         start = self.settings.start
         assert start is not None, "without a first load the bounds are known"
@@ -407,42 +419,51 @@ class LoadSearch:
         return posterior
 
     def _compute_posterior(self, bounds: CapacityBounds) -> CapacityPosterior:
-        """Return the posterior of the capacity between two bounds, by Bayes' rule.
+        """Return the probability distribution of the capacity after all ordinary trials.
 
-        Each ordinary trial is evidence: it passed or failed at the load that it offered. With the
-        probability of its lapse the outcome says nothing about the load. The lapse of a trial that
-        passed early is larger, because only a part of its load was seen.
+        It begins with a prior distribution between the bounds. Each trial then updates it by Bayes'
+        rule with whether the trial passed or failed at the load that it offered.
         """
-        results = self._ordinary_results()
-        sampling_noises = [result.sampling_noise for result in results if result.sampling_noise > 0]
-        sampling_sigma = DEFAULT_SIGMA
-        if sampling_noises:
-            sampling_sigma = SIGMA_PER_NOISE * sampling_noises[-1]
         posterior = CapacityPosterior(
             bounds.low,
             bounds.high,
-            sampling_sigma=sampling_sigma,
+            sampling_sigma=self._sampling_sigma(),
             run_spread=self.settings.run_spread,
         )
-        for result in results:
-            has_passed_early = result.ended_early and result.has_passed
-            lapse = EARLY_PASS_LAPSE if has_passed_early else FULL_LENGTH_LAPSE
-            posterior.update(TrialOutcome(result.offered_load, result.has_passed, lapse))
+        for result in self._ordinary_results():
+            outcome = TrialOutcome(result.offered_load, result.has_passed, _lapse_of(result))
+            posterior.update(outcome)
         return posterior
 
-    def _bound_to_try(self, posterior: CapacityPosterior) -> float | None:
-        """Return the bound that the user gave and that the capacity seems to lie at or beyond.
+    def _sampling_sigma(self) -> float:
+        """Return how much the load that a run just passes varies because requests are random.
 
-        The posterior cannot show a capacity outside of its bounds: its median only comes close to
+        It is a standard deviation, as a share of the load: for example 0.03 for trials of 2500
+        requests. It follows from the number of requests of the most recent trial.
+        """
+        noises = [
+            result.sampling_noise
+            for result in self._ordinary_results()
+            if result.sampling_noise > 0
+        ]
+        return SIGMA_PER_NOISE * noises[-1] if noises else DEFAULT_SIGMA
+
+    def _untried_bound_near_capacity(self, posterior: CapacityPosterior) -> float | None:
+        """Return the bound of the search, --low or --high, near which the capacity seems to lie.
+
+        The posterior cannot show a capacity outside of the bounds: its median only comes close to
         one of them. A trial at the bound itself then shows whether that load passes. Return None if
-        the median is not close to a bound, or if there is evidence already: a failure below the
-        upper bound, or a pass above the lower one.
+        the median is not close to a bound. Also return None if the capacity is known to lie on the
+        inner side of the bound: a load below the upper bound failed, or one above the lower bound
+        passed.
         """
         median = posterior.quantile(0.5)
         margin = max(self.settings.precision * median, self.settings.min_load_gap)
-        if self._lowest_failed is None and median + margin >= self.settings.high:
+        is_near_high = median + margin >= self.settings.high
+        is_near_low = median - margin <= self.settings.low
+        if is_near_high and self._lowest_failed is None:
             return self.settings.high
-        if self._highest_passed is None and median - margin <= self.settings.low:
+        if is_near_low and self._highest_passed is None:
             return self.settings.low
         return None
 
@@ -490,25 +511,28 @@ class LoadSearch:
         sustained_search = self._sustained_search()
         if sustained_search.next_trial() is not None:
             return "time" if self._is_out_of_time() else ""
-        return sustained_search.find_failure() or ordinary_reason
+        return sustained_search.failure_stop_reason() or ordinary_reason
 
     def _ordinary_stop_reason(self) -> str:
         """Return why no more trials of the ordinary length are needed, or "" while some are.
 
-        A reason from outside comes first, then one that the outcomes of the trials give, and then
-        the limits on the number and the time of trials.
+        A reason from outside, such as an interruption, comes first, then one that the outcomes of
+        the trials give, and then the limits on the number and the time of trials.
         """
-        reason = self.stop_reason or self._stop_at_bound() or self._stop_by_confirmations()
+        reason = (
+            self.stop_reason or self._stop_reason_at_bound() or self._stop_reason_of_confirmations()
+        )
         if reason:
             return reason
         if len(self.results) >= self.settings.max_trials:
             return "probes"
         return "time" if self._is_out_of_time() else ""
 
-    def _stop_at_bound(self) -> str:
-        """Return the stop reason of a search that may not try any other load, or "".
+    def _stop_reason_at_bound(self) -> str:
+        """Return the stop reason if the capacity lies beyond a bound of the search, or "".
 
-        It is "none" if the lowest allowed load failed, and "highest" if the highest one passed.
+        - "none": the lowest allowed load failed, so that no allowed load passes.
+        - "highest": the highest allowed load passed, so that the capacity may be higher.
         """
         passed = self._highest_passed
         failed = self._lowest_failed
@@ -518,8 +542,10 @@ class LoadSearch:
             return "highest"
         return ""
 
-    def _stop_by_confirmations(self) -> str:
+    def _stop_reason_of_confirmations(self) -> str:
         """Return the stop reason that the confirmations give, or "" if more trials are needed.
+
+        A confirmation is a trial at full length at a load that most likely passes.
 
         - "found": a load is confirmed, and the capacity is known to the requested precision.
         - "coarse": a load is confirmed, and many trials did not reach that precision.
@@ -532,3 +558,12 @@ class LoadSearch:
         if bounds is not None and self._is_precise(self._posterior(bounds)):
             return "found"
         return "coarse" if len(self.results) >= ENOUGH_TRIALS else ""
+
+
+def _lapse_of(result: TrialResult) -> float:
+    """Return the probability that the outcome of a trial says nothing about its load.
+
+    It is larger for a trial that passed early, because only a part of its load was observed.
+    """
+    has_passed_early = result.ended_early and result.has_passed
+    return EARLY_PASS_LAPSE if has_passed_early else FULL_LENGTH_LAPSE

@@ -403,37 +403,54 @@ class CapacityEvidence(NamedTuple):
     is_confirming: bool
     sustained: bool | None
 
+    @property
+    def state_if_confirmed(self) -> State:
+        """The state of a capacity that was confirmed by this evidence."""
+        return "sustained" if self.sustained else "confirmed"
+
 
 def capacity_state(result: SearchResult, evidence: CapacityEvidence | None) -> State:
-    """Return how far the capacity of a search was shown, for `capacity.json` and the report.
+    """Return how certain the capacity of a search is, for `capacity.json` and the report.
 
-    The first of these states that applies is returned. `capacity.State` defines them.
-
-    1. "stopped": the search was stopped before a longer trial showed that the load is sustained,
-       although one was needed.
-    2. PASSED_ONLY: it ended, but no trial could show whether its load is sustained.
-    3. "sustained" or "confirmed": a confirmation passed, or the highest allowed load, which needs
-       no confirmation because no search looks for a load above it.
-    4. "stopped": the search was stopped before a confirmation passed.
-    5. PASSED_ONLY: its confirmation was contradicted by another trial, but a lower load passed.
-    6. "none": no load passed, or every confirmation failed.
+    `capacity.State` defines the states, such as "sustained", "confirmed" and "stopped".
 
     Args:
         result: What the search found.
         evidence: What the trial that shows the capacity has shown. None if there is no such trial.
     """
-    is_sustained = evidence is not None and bool(evidence.sustained)
-    if not result.has_ended and _needs_longer_trial(result) and not is_sustained:
-        return "stopped"
     if evidence is None:
         return "none" if result.has_ended else "stopped"
+    if result.has_ended:
+        return _state_of_ended_search(result, evidence)
+    return _state_of_stopped_search(result, evidence)
+
+
+def _state_of_ended_search(result: SearchResult, evidence: CapacityEvidence) -> State:
+    """Return the state of the capacity of a search that came to its end."""
     if result.stop_reason == "undecided":
+        # No trial could show whether its load is sustained.
         return PASSED_ONLY
-    if evidence.is_confirming or result.stop_reason == "highest":
-        return "sustained" if is_sustained else "confirmed"
-    if not result.has_ended:
-        return "stopped"
-    return PASSED_ONLY if result.stop_reason in CONFIRMED_STOPS else "none"
+    if evidence.is_confirming:
+        return evidence.state_if_confirmed
+    if result.stop_reason == "highest":
+        # The highest allowed load needs no confirmation, because no search looks beyond it.
+        return evidence.state_if_confirmed
+    if result.stop_reason in CONFIRMED_STOPS:
+        # Another trial contradicted the confirmation, but a lower load passed.
+        return PASSED_ONLY
+    return "none"
+
+
+def _state_of_stopped_search(result: SearchResult, evidence: CapacityEvidence) -> State:
+    """Return the state of the capacity of a search that was stopped before its end.
+
+    A confirmation counts, unless a longer trial was still needed to show that its load is
+    sustained.
+    """
+    is_longer_trial_missing = _needs_longer_trial(result) and not evidence.sustained
+    if evidence.is_confirming and not is_longer_trial_missing:
+        return evidence.state_if_confirmed
+    return "stopped"
 
 
 def _needs_longer_trial(result: SearchResult) -> bool:
@@ -442,9 +459,9 @@ def _needs_longer_trial(result: SearchResult) -> bool:
 
 
 class StatedCapacity(NamedTuple):
-    """The load that is the result of a search, and how far it was shown.
+    """The capacity that a search found, and how certain it is.
 
-    The load is None if no trial shows one. `capacity.State` defines the states.
+    The load is None if no trial shows a capacity. `capacity.State` defines the states.
     """
 
     load: float | None
@@ -452,15 +469,24 @@ class StatedCapacity(NamedTuple):
 
 
 def capacity_and_state(result: SearchResult, trials: Sequence[TrialResult]) -> StatedCapacity:
-    """Return the load that is the result of a search, and how far it was shown.
+    """Return the capacity that a search found, as a load, and how certain it is.
 
-    The text, the page and `capacity.json` all state these two, for example (29.82, "sustained").
+    The load is that of a trial, for example (29.82, "sustained"). The text, the page and
+    `capacity.json` all state these two.
     """
     capacity_trial = find_capacity_trial(result, trials)
-    is_unconfirmed = result.load is None or result.stop_reason == "unconfirmed"
-    if capacity_trial is None or is_unconfirmed:
-        return StatedCapacity(None, capacity_state(result, None))
-    # Only a longer trial can show that its load is sustained.
-    sustained = result.sustained if capacity_trial.is_sustain_check else None
-    evidence = CapacityEvidence(capacity_trial.is_confirming, sustained)
+    has_load = result.load is not None and result.stop_reason != "unconfirmed"
+    if capacity_trial is None or not has_load:
+        return StatedCapacity(None, capacity_state(result, evidence=None))
+    evidence = _evidence_of(capacity_trial, result)
     return StatedCapacity(capacity_trial.load, capacity_state(result, evidence))
+
+
+def _evidence_of(capacity_trial: TrialResult, result: SearchResult) -> CapacityEvidence:
+    """Return what the trial at the capacity shows about its load.
+
+    Only a sustained-load check, which is longer than other trials, can show that its load is
+    sustained.
+    """
+    sustained = result.sustained if capacity_trial.is_sustain_check else None
+    return CapacityEvidence(capacity_trial.is_confirming, sustained)

@@ -139,7 +139,7 @@ def describe_late_responses(result: TrialResult, trial_s: float, warmup_s: float
 def describe_stop(result: SearchResult) -> str:
     """Return why a search ended and, if its trials were too short, how long they have to be."""
     label = STOP_LABELS.get(result.stop_reason, result.stop_reason)
-    text = label.format(start=_start_label(result))
+    text = label.format(start=_describe_start(result))
     if result.stop_reason != "undecided" or result.needed_load_s is None:
         return text
     step_count = math.ceil(result.needed_load_s / PROPOSED_LENGTH_STEP_S)
@@ -358,9 +358,10 @@ def describe_interval_coverage(result: SearchResult, *, simulated: bool) -> str:
 def _describe_horizon(result: SearchResult) -> str:
     """Return which recurring slowdowns of the server the interval covers, or "" if it covers none.
 
-    Those that recur within the recurrence horizon of the trials (`longest_recurrence_s`) are
-    covered. If this horizon is shorter than usual, the text also states how long trials have to be
-    for the usual one, in whole minutes.
+    A server slows down from time to time, for example to collect memory. The trials have most
+    likely met the slowdowns that recur within the horizon, a time that grows with their length. If
+    it is shorter than the usual horizon, the text adds how long trials have to be (option -d) to
+    reach that one.
     """
     if result.horizon_s is None:
         return ""
@@ -392,15 +393,14 @@ def confirmation_rows(
 
 
 def _describe_confirmed_load(result: SearchResult, confirmed_load: float, unit: str) -> str:
-    """Return the confirmed load as text.
+    """Return the confirmed load as text: the highest load that passed a trial at full length.
 
-    It states that `loadgen cost` uses this load, unless a longer trial has shown another one.
+    If a longer trial has shown the load that is sustained, `loadgen cost` and `loadgen size` use
+    that load. Otherwise they use the confirmed load, and the text states this.
     """
-    use = "" if _has_longer_pass(result) else f"; {USED_BY_COST}"
-    return (
-        f"{confirmed_load:.4g}{unit}, a full-length trial {_start_label(result)} met every "
-        f"objective{use}"
-    )
+    start = _describe_start(result)
+    text = f"{confirmed_load:.4g}{unit}, a full-length trial {start} met every objective"
+    return text if _has_longer_pass(result) else f"{text}; {USED_BY_COST}"
 
 
 def _has_longer_pass(result: SearchResult) -> bool:
@@ -454,24 +454,24 @@ def confirmed_load_label(result: SearchResult, trials: Sequence[TrialResult]) ->
 def describe_rules_only(result: SearchResult, trials: Sequence[TrialResult]) -> str:
     """Return why it is not known whether a confirmed load is sustained, and how to find out.
 
-    Such a load is confirmed by the rules only: an ordinary trial at full length met the SLO, or the
-    rules of MLPerf, which do not require that the load is sustained. The option `--sustain` runs
-    longer trials that can show whether it is. If the search has not run any, the text proposes this
-    option and states about how long one such trial takes.
+    A load is confirmed by a trial at full length that met the SLO. This alone does not show that
+    the load is sustained, which means that no queue grows at it ("rules only"). The option
+    --sustain runs longer trials that can show it. If the search has not run any, the text proposes
+    this option and states about how long one longer trial takes.
     """
     reason = f"rules only: {result.sustained_reason}"
     has_run_longer_trials = result.length_factor > 1
     if has_run_longer_trials:
         return reason
-    # A longer trial takes CONFIRMATION_FACTOR times as long as a confirmation at full length.
     confirmation_times_s = [trial.duration_s for trial in trials if trial.is_confirmation]
+    # A longer trial takes CONFIRMATION_FACTOR times as long as a confirmation.
     longer_trial_s = CONFIRMATION_FACTOR * max(confirmation_times_s, default=0.0)
     needed_time = format.duration(longer_trial_s)
     return f"{reason}; run --sustain --resume on this directory to check (about {needed_time})"
 
 
-def _start_label(result: SearchResult) -> str:
-    """Return how the trials started."""
+def _describe_start(result: SearchResult) -> str:
+    """Return in which state of the server the trials started, as text."""
     return "after a warm-up" if result.warmup_s else "from a cold start"
 
 

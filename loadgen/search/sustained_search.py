@@ -70,31 +70,39 @@ class SustainedSearch:
     highest_within_slo: float
 
     def find_bracket(self) -> SustainedBracket:
-        """Return the trials at the loads next to the limit of what is sustained, on both sides.
+        """Return the trials next to the limit of what is sustained, one on each side of it.
 
         One trial has the highest load that is sustained, and the other the lowest one that is not.
+        """
+        return SustainedBracket(
+            highest_sustained=max(self._sustained_trials(), key=_load_of, default=None),
+            lowest_unsustained=min(self._unsustained_trials(), key=_load_of, default=None),
+        )
+
+    def _sustained_trials(self) -> list[TrialResult]:
+        """Return the trials that show that their load is sustained.
+
         A load at or above one at which a queue grew never counts as sustained, whatever its own
         trial showed: a queue that grows at some load also grows at a higher one.
         """
         candidates = self._sustainability_trials()
-        unsustained = [
-            result
-            for result in candidates
-            if not self._is_sustained(result) and not self._needs_longer_trial(result)
-        ]
-        # If no longer trials are run, confirmations have to show that a load is sustained.
         if self.settings.requires_sustained and not self.settings.has_longer_trials:
+            # Confirmations have to show it, because no longer trials are run.
             candidates += self._confirmations()
         growing_load = lowest_growing_load(self.results)
-        sustained = [
+        return [
             result
             for result in candidates
             if self._is_sustained(result) and result.load < growing_load
         ]
-        return SustainedBracket(
-            highest_sustained=max(sustained, key=lambda result: result.load, default=None),
-            lowest_unsustained=min(unsustained, key=lambda result: result.load, default=None),
-        )
+
+    def _unsustained_trials(self) -> list[TrialResult]:
+        """Return the trials whose load does not count as sustained, even if they ran for longer."""
+        return [
+            result
+            for result in self._sustainability_trials()
+            if not self._is_sustained(result) and not self._needs_longer_trial(result)
+        ]
 
     def next_trial(self) -> LongerTrial | None:
         """Return the next sustained-load check to run, or None if none is needed or allowed.
@@ -119,15 +127,8 @@ class SustainedSearch:
     def judge_sustainability(self, confirmed_load: float | None) -> Sustainability:
         """Return whether the highest load that was found is sustained, and why.
 
-        Any trial can show that a load is not sustained, but only one that is longer than an
-        ordinary trial can show that it is. The first of these cases that applies decides:
-
-        1. The highest sustained load was shown by a longer trial: what this trial showed.
-        2. A load was not sustained: False, or not known if its trial passed but did not show
-           whether a queue grows.
-        3. No load counts as sustained, because each trial that passed was too short to show whether
-           a queue grows: not known, for the reason of the last one.
-        4. No load was confirmed, or no longer trial was run: not known.
+        Any trial can show that a load is not sustained, because a queue grew in it. Only a trial
+        that is longer than an ordinary one can show that a load is sustained.
 
         Args:
             confirmed_load: The highest load of an ordinary trial at full length that passed as a
@@ -136,38 +137,37 @@ class SustainedSearch:
         bracket = self.find_bracket()
         sustained_trial = bracket.highest_sustained
         if sustained_trial is not None and sustained_trial.length_factor > 1:
-            length = f"passed over {sustained_trial.length_factor:g} times the trial length"
-            reason = f"{length}; {sustained_trial.sustained_reason}"
-            return Sustainability(sustained_trial.sustained, reason)
-
+            return _describe_longer_trial(sustained_trial)
         if bracket.lowest_unsustained is not None:
             return self._explain_unsustained(bracket.lowest_unsustained)
-
-        too_short_trials = [
-            result for result in self._sustainability_trials() if self._needs_longer_trial(result)
-        ]
-        if sustained_trial is None and too_short_trials:
-            return Sustainability(None, too_short_trials[-1].sustained_reason)
-
+        if sustained_trial is None:
+            too_short_trials = [
+                result
+                for result in self._sustainability_trials()
+                if self._needs_longer_trial(result)
+            ]
+            if too_short_trials:
+                return Sustainability(None, too_short_trials[-1].sustained_reason)
         if confirmed_load is None:
             return Sustainability(None, "no load was confirmed")
         return Sustainability(None, "no trial was longer than the rules require")
 
-    def find_failure(self) -> Literal["", "undecided", "unconfirmed"]:
+    def failure_stop_reason(self) -> Literal["undecided", "unconfirmed"] | None:
         """Return the stop reason of a search that ends without a sustained load.
 
         `LoadSearch` calls this when no trial is left to run.
 
-        - "": a load is sustained, or none has to be.
         - "undecided": a trial passed that could not show whether its load is sustained, or no trial
           at all could show it.
-        - "unconfirmed": every trial failed or showed growth.
+        - "unconfirmed": every trial failed or showed that a queue grew.
+        - None: a load is sustained, or none has to be.
         """
         if not self.settings.requires_sustained or self._has_sustained_load():
-            return ""
+            return None
         judged_trials = self._sustainability_trials()
-        has_undecided_pass = any(result.has_undecided_growth for result in judged_trials)
-        return "undecided" if has_undecided_pass or not judged_trials else "unconfirmed"
+        if not judged_trials or any(result.has_undecided_growth for result in judged_trials):
+            return "undecided"
+        return "unconfirmed"
 
     def _has_sustained_load(self) -> bool:
         """Return whether some load is known to be sustained, by a check or by an ordinary trial."""
@@ -292,21 +292,26 @@ class SustainedSearch:
         return None
 
     def _lowered_load(self, unsustained_load: float) -> float:
-        """Return a load below `unsustained_load`, the lowest one that was not sustained.
+        """Return a lower load to try, while no load is known to be sustained.
 
-        It lies below the highest load within the SLO by the precision, and by twice as much with
-        each further load that was not sustained: 2 %, 4 %, 8 % and so on. The first steps are small
-        because the highest sustained load is most often close, and doubling reaches a distant one
-        in a few trials.
+        The load lies below the highest one within the SLO. The distance is the precision of the
+        search after the first load that was not sustained, and doubles after each further one: 2 %,
+        4 %, 8 % and so on. It is small at first because the highest sustained load is most often
+        close, and it doubles in order to reach a distant one in a few trials.
+
+        Args:
+            unsustained_load: The lowest load so far that was not sustained. The returned load is
+                always below it.
         """
         precision = self.settings.precision
-        # This is called while no load is known to be sustained, so that all tried loads count.
+        # No load is known to be sustained yet, so every load that was tried was not.
         unsustained_count = len({result.load for result in self._sustainability_trials()})
-        reduction = min(precision * 2.0 ** (unsustained_count - 1), MAX_LOAD_REDUCTION)
-        load = self._highest_load() * (1 - reduction)
-        if load >= unsustained_load:
-            return unsustained_load * (1 - precision)
-        return load
+        doublings = unsustained_count - 1
+        reduction = min(precision * 2.0**doublings, MAX_LOAD_REDUCTION)
+        lowered_load = self._highest_load() * (1 - reduction)
+        if lowered_load < unsustained_load:
+            return lowered_load
+        return unsustained_load * (1 - precision)
 
     def _is_shown_sustained(self, load: float) -> bool:
         """Return whether a load counts as sustained without a sustained-load check.
@@ -337,12 +342,23 @@ class SustainedSearch:
     def _explain_unsustained(self, unsustained: TrialResult) -> Sustainability:
         """Return why the load of a trial does not count as sustained.
 
-        - Not known: the trial passed, but could not show whether anything grows, although the
-          settings require that it does.
-        - False: it showed growth, or it missed the SLO.
+        - Not known (None): the trial met the SLO, but could not show whether a queue grows, and the
+          search requires a trial that shows this.
+        - False: a queue grew during the trial, or the trial missed the SLO.
         """
         if self.settings.requires_sustained and unsustained.has_undecided_growth:
             return Sustainability(None, unsustained.sustained_reason)
         if unsustained.has_growth:
             return Sustainability(False, unsustained.sustained_reason)
         return Sustainability(False, unsustained.reason)
+
+
+def _load_of(result: TrialResult) -> float:
+    """Return the load of a trial, as the sort key of trials."""
+    return result.load
+
+
+def _describe_longer_trial(trial: TrialResult) -> Sustainability:
+    """Return what a trial that is longer than an ordinary one showed about its load."""
+    length = f"passed over {trial.length_factor:g} times the trial length"
+    return Sustainability(trial.sustained, f"{length}; {trial.sustained_reason}")
