@@ -18,7 +18,7 @@ from loadgen_sdk.request import Request
 from loadgen.core.requests.chunks import ChunkSpec, Corpus
 from loadgen.core.requests.generated_prompts import GeneratedPrompts
 from loadgen.core.requests.prompts import ANY_TARGET, AssistantTurn, PromptTarget
-from loadgen.core.requests.sampling import length_sampler, random_bytes
+from loadgen.core.requests.sampling import LengthSampler, length_sampler, random_bytes
 from loadgen.core.requests.task_graphs import TaskGraphs, TaskRequest
 from loadgen.core.requests.text_generator import Text
 from loadgen.core.requests.tokenizer import Tokenizer
@@ -148,15 +148,10 @@ class TaskPrompts(GeneratedPrompts):
             if step.input_tokens
         }
 
-        documents_by_step = {
-            name: step.documents for name, step in task.steps.items() if step.documents is not None
-        }
-        self._corpora = {
-            name: _build_corpus(documents, self._lengths_key)
-            for name, documents in documents_by_step.items()
-        }
-        self._document_count_samplers = {
-            name: length_sampler(documents.count) for name, documents in documents_by_step.items()
+        self._document_sources = {
+            name: _build_document_source(step.documents, self._lengths_key)
+            for name, step in task.steps.items()
+            if step.documents is not None
         }
 
         # Each instance has caches of its own, which are freed with it.
@@ -370,9 +365,9 @@ class TaskPrompts(GeneratedPrompts):
         if step.documents is None:
             return NO_DOCUMENTS
         draw_index = self._draw_index(task_index, turn)
-        sample_document_count = self._document_count_samplers[request.step]
-        document_count = sample_document_count(self._lengths_key, "documents", draw_index)
-        chunks = self._corpora[request.step].chunks_of(draw_index)[:document_count]
+        source = self._document_sources[request.step]
+        document_count = source.sample_count(self._lengths_key, "documents", draw_index)
+        chunks = source.corpus.chunks_of(draw_index)[:document_count]
         return _Documents(chunks, step.documents.tokens)
 
     def _best_documents(self, task_index: int, request: TaskRequest, count: int) -> _Documents:
@@ -662,7 +657,19 @@ def _sends_message(request: TaskRequest) -> bool:
     return request.has_message or request.repeated_message_turn is not None
 
 
-def _build_corpus(documents: Documents, key: bytes) -> Corpus:
-    """Return a corpus from which the largest possible number of documents is drawn."""
-    count = largest_value(documents.count) or 0
-    return Corpus(ChunkSpec(count, documents.tokens, documents.corpus, documents.zipf), key)
+class _DocumentSource(NamedTuple):
+    """Where a step takes its documents from: a corpus, and how many of them a request sends."""
+
+    corpus: Corpus
+    sample_count: LengthSampler
+
+
+def _build_document_source(documents: Documents, key: bytes) -> _DocumentSource:
+    """Return the source of the documents of a step.
+
+    For each request, the corpus draws the largest possible number of documents, and the request
+    sends the first of them. `key` decides the draws.
+    """
+    largest_count = largest_value(documents.count) or 0
+    spec = ChunkSpec(largest_count, documents.tokens, documents.corpus, documents.zipf)
+    return _DocumentSource(Corpus(spec, key), length_sampler(documents.count))

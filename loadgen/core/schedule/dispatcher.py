@@ -279,10 +279,9 @@ class Dispatcher:
     ) -> None:
         """Report that a request ended at `now_ns`, and schedule what follows.
 
-        In a conversation or task, the turns that waited for this request are scheduled, or the
-        remaining turns are dropped if it failed. If that was the last open turn, the session has
-        ended: in a closed loop the next session of the virtual user is scheduled, and in an open
-        loop nothing follows.
+        In a conversation or task (a session), the turns that waited for this request follow, or are
+        dropped if it failed. After the last turn, the next session of the virtual user follows. In
+        an open loop there are no virtual users, and nothing follows.
 
         Args:
             slot_id: The slot of the request.
