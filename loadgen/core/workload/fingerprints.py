@@ -11,7 +11,7 @@ import hashlib
 import json
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from loadgen.core.workload import data_files, hub
 from loadgen.core.workload.schema import Workload, WorkloadFile
@@ -118,6 +118,7 @@ def _all_requests(recipe: Recipe) -> Iterator[Recipe]:
 
 
 def _hash(recipe: Recipe) -> str:
+    """Return 16 hex digits that are equal for equal recipes, whatever the order of their keys."""
     text = json.dumps(recipe, sort_keys=True, separators=(",", ":"), ensure_ascii=True)
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
@@ -136,12 +137,21 @@ def _hash_of_data(path: Path) -> str:
 
 
 def _file_sha256(path: Path) -> str:
+    """Return the hash of a file, which is read again only if it has changed."""
     state = path.stat()
-    return _sha256(path, state.st_size, state.st_mtime_ns)
+    return _sha256_of_version(_FileVersion(path, state.st_size, state.st_mtime_ns))
+
+
+class _FileVersion(NamedTuple):
+    """A file as it is at a time. Another size or time of modification is another version."""
+
+    path: Path
+    size_bytes: int
+    changed_ns: int
 
 
 @functools.lru_cache(maxsize=16)  # The requests and the arrivals of a trace are the same file.
-def _sha256(path: Path, size: int, changed_ns: int) -> str:  # noqa: ARG001
-    """Return the hash of a file. Size and time of change are part of the key of the cache."""
-    with path.open("rb") as file:
+def _sha256_of_version(version: _FileVersion) -> str:
+    """Return the hash of a file, from the cache if this version of it was read before."""
+    with version.path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()

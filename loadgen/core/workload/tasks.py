@@ -248,24 +248,28 @@ class Task(Part):
     def max_concurrent_requests(self) -> int:
         """An upper bound of the requests of a task that are in flight at the same time.
 
-        Two steps can run at the same time if neither is an ancestor of the other. The bound is the
-        largest sum of the parallel requests of a step and of all steps that can run at the same
-        time as it. The exact number would be that of the largest antichain of the graph.
+        It is the largest sum of the parallel requests of a step and of all steps that can run at
+        the same time as it. The exact number would be that of the largest antichain of the graph.
         """
-        ancestors = self._ancestors_of_steps()
         parallel_requests = {
             name: largest_value(step.parallel) or 0 for name, step in self.steps.items()
         }
-        bound = 0
-        for name in self.steps:
-            concurrent_requests = 0
-            for other_name, requests in parallel_requests.items():
-                waits_for_other = other_name in ancestors[name]
-                is_awaited_by_other = name in ancestors[other_name]
-                if not waits_for_other and not is_awaited_by_other:
-                    concurrent_requests += requests  # Includes the step itself.
-            bound = max(bound, concurrent_requests)
-        return bound
+        return max(
+            sum(parallel_requests[name] for name in self._steps_at_the_same_time(step_name))
+            for step_name in self.steps
+        )
+
+    def _steps_at_the_same_time(self, step_name: str) -> list[str]:
+        """Return the steps that can run at the same time as a step, the step itself included.
+
+        Two steps can if neither waits for the other, directly or through others.
+        """
+        ancestors = self._ancestors_of_steps()
+        return [
+            name
+            for name in self.steps
+            if name not in ancestors[step_name] and step_name not in ancestors[name]
+        ]
 
     def _ancestors_of_steps(self) -> dict[str, set[str]]:
         """Return, for each step, the steps that it waits for directly or through others."""

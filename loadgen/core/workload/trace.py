@@ -20,18 +20,6 @@ NO_VALUE = -1
 
 Integers = NDArray[np.int64]
 
-# The columns with one value per request, apart from the times, which are relative to the first.
-_COLUMNS = (
-    "input_tokens",
-    "output_tokens",
-    "session",
-    "group",
-    "duration_ns",
-    "pause_ns",
-    "label",
-    "fields_index",
-)
-
 
 class Trace(Struct, frozen=True, kw_only=True, eq=False):
     """The requests of a trace in order of arrival. Each column has one value per request.
@@ -140,8 +128,26 @@ class Trace(Struct, frozen=True, kw_only=True, eq=False):
         Their times are not changed, so the first request may not be at 0.
         """
         hashes, hash_starts = select_hashes(self.hashes, self.hash_starts, rows)
-        columns = {name: getattr(self, name)[rows] for name in ("due_ns", *_COLUMNS)}
-        return replace(self, hashes=hashes, hash_starts=hash_starts, **columns)
+        selected = self._with_rows(rows)
+        return replace(selected, due_ns=self.due_ns[rows], hashes=hashes, hash_starts=hash_starts)
+
+    def _with_rows(self, rows: Integers | slice) -> Trace:
+        """Return this trace with only some rows of the columns that are neither times nor hashes.
+
+        The times and hashes of the result are still those of all rows, and the caller replaces
+        them.
+        """
+        return replace(
+            self,
+            input_tokens=self.input_tokens[rows],
+            output_tokens=self.output_tokens[rows],
+            session=self.session[rows],
+            group=self.group[rows],
+            duration_ns=self.duration_ns[rows],
+            pause_ns=self.pause_ns[rows],
+            label=self.label[rows],
+            fields_index=self.fields_index[rows],
+        )
 
     def select_times(self, begin_ns: int, end_ns: int | None) -> Trace:
         """Return a trace of the requests that were sent from `begin_ns` until before `end_ns`.
@@ -156,19 +162,17 @@ class Trace(Struct, frozen=True, kw_only=True, eq=False):
         Raises:
             UserError: No request was sent in this part of the trace.
         """
-        first = int(np.searchsorted(self.due_ns, begin_ns))
-        end = len(self) if end_ns is None else int(np.searchsorted(self.due_ns, end_ns))
+        first = int(np.count_nonzero(self.due_ns < begin_ns))
+        end = len(self) if end_ns is None else int(np.count_nonzero(self.due_ns < end_ns))
         if first >= end:
             seconds = self.due_ns[-1] / NS_PER_S
             problem = f"this part of the trace, which lasts {seconds:,.1f} s, has no requests"
             hint = "trace_slice 10m..20m counts from the first request of the trace"
             raise UserError("empty_file", problem, str(self.path), hint)
-        columns = {name: getattr(self, name)[first:end] for name in _COLUMNS}
         return replace(
-            self,
+            self._with_rows(slice(first, end)),
             due_ns=self.due_ns[first:end] - self.due_ns[first],
             hash_starts=self.hash_starts[first : end + 1],
-            **columns,
         )
 
 
