@@ -284,16 +284,14 @@ class Columns:
         return name in CACHED_COLUMNS and not self._is_large_file
 
     def __getitem__(self, field: str) -> NDArray[np.int64]:
-        """Return the column of a field of `record.FIELDS`, in the integer type of that field.
-
-        A column with one value for all records is broadcast from that value and takes no memory.
-        """
+        """Return the column of a field of `record.FIELDS`, in the integer type of that field."""
         if field in self._cache:
             return self._cache[field]
         if not len(self):
             return np.zeros(0, ROW[field])
         column = self._rows[field]
         if _is_constant(column):
+            # All records have the same value, so any rows are a selection. It takes no memory.
             return column[: len(self)]
         if self._selection is not None:
             column = column[self._selection]

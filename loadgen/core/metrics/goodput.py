@@ -130,17 +130,22 @@ def _sum_unless_withheld(values: Iterable[_Number | None]) -> _Number | None:
 
 
 def include_task_outcome(requests: Goodput, tasks: Sessions | None) -> Goodput:
-    """Return the goodput of requests, met only if the SLO of whole tasks is met too.
+    """Return the goodput of requests, whose SLO is met only if that of whole tasks is met too.
 
-    An agent's task is a sequence of requests, and an SLO may limit its duration. If no term is on
-    single requests, the SLO of tasks alone decides.
+    An agent's task is a sequence of requests, and an SLO may limit its duration. If the SLO has no
+    term on single requests, its part about tasks alone decides.
+
+    Args:
+        requests: The goodput of single requests.
+        tasks: The summary of the tasks that they belong to, None if there are none.
     """
     if tasks is None or tasks.goodput is None:
         return requests
+    are_tasks_good = tasks.goodput.met
     if not requests.has_slo:
-        return msgspec.structs.replace(requests, met=tasks.goodput.met)
-    met = combine_outcomes([requests.met, tasks.goodput.met])
-    return msgspec.structs.replace(requests, met=met)
+        return msgspec.structs.replace(requests, met=are_tasks_good)
+    is_met = combine_outcomes([requests.met, are_tasks_good])
+    return msgspec.structs.replace(requests, met=is_met)
 
 
 def without_slo_outcomes(summary: SummaryT) -> SummaryT:

@@ -214,14 +214,21 @@ def _select_in_flight(columns: Columns, start_ns: int, end_ns: int) -> NDArray[n
 def _time_in_flight_ns(
     starts: NDArray[np.int64], ends: NDArray[np.int64], start_ns: int, end_ns: int
 ) -> np.int64:
-    """Return the time that all requests together are in flight in an interval.
+    """Return the time that requests are in flight in an interval, summed over all of them.
 
-    Divided by the length of the interval, it is the mean number of requests in flight. It is summed
-    over slices of requests, which takes little memory.
+    Divided by the length of the interval, it is the mean number of requests in flight. It is
+    computed in slices of requests, which takes little memory.
+
+    Args:
+        starts: The time at which each request was sent.
+        ends: The time at which each request was done.
+        start_ns: The start of the interval.
+        end_ns: The end of the interval.
     """
     total_ns = np.int64(0)
     for rows in block_slices(len(ends)):
         in_interval_ns = np.minimum(ends[rows], end_ns) - np.maximum(starts[rows], start_ns)
+        # The difference is negative for a request that is not in flight in the interval.
         total_ns += np.maximum(in_interval_ns, 0).sum()
     return total_ns
 

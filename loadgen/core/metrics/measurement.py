@@ -139,7 +139,7 @@ def measure_run(data: RunData, accumulator: RunAccumulator, *, explained: bool) 
 
     Args:
         data: What is stored of the run beside its records.
-        accumulator: The accumulated records.
+        accumulator: The records, added up for each stage, target, class and step.
         explained: Whether to judge if the load was sustained. It takes time, and only a report
             that a person reads needs it.
     """

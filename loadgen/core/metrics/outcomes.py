@@ -44,10 +44,10 @@ def is_over_when_cut(columns: Columns, term: Term) -> NDArray[np.bool_]:
 
 
 def is_counted(columns: Columns, slo: Slo | None) -> NDArray[np.bool_]:
-    """Return which requests count in the SLO attainment, as good or as a miss.
+    """Return which requests count in the SLO attainment, the share of good requests.
 
-    These are all but cancelled and unfinished ones. An unfinished request counts, as a miss, if it
-    was over the limit of a term already when the end of the drain cut it.
+    All but cancelled and unfinished requests count. An unfinished request, which the end of the
+    drain cut, counts as a miss if it had exceeded the limit of a term by then.
     """
     was_cut = columns.where(UNFINISHED)
     counted = ~(columns.where(CANCELLED) | was_cut)

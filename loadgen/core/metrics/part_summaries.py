@@ -664,9 +664,11 @@ def _group_targets(
 def summarize_rack(
     targets: Sequence[TargetSummary], single_clock_per_s: float | None
 ) -> RackTokens | None:
-    """Return the output tokens/s of several targets by two definitions (see `RackTokens`).
+    """Return the output tokens per second of several targets, such as the nodes of a rack.
 
-    Returns None for a run with a single target, which has no target summaries.
+    There are two definitions of their total: the sum of the rates of all targets, each over its own
+    time, and all tokens divided by the time of the run. Returns None for a run with a single
+    target, which has no target summaries.
 
     Args:
         targets: The summaries of the targets.
@@ -676,6 +678,7 @@ def summarize_rack(
     if not rates:
         return None
     median = statistics.median(rates)
+    rate_range = max(rates) - min(rates)
     return RackTokens(
         targets=len(rates),
         sum_of_rates_per_s=sum(rates),
@@ -684,5 +687,5 @@ def summarize_rack(
         mean_per_s=statistics.fmean(rates),
         median_per_s=median,
         max_per_s=max(rates),
-        spread=(max(rates) - min(rates)) / median if median else 0.0,
+        spread=rate_range / median if median else 0.0,
     )

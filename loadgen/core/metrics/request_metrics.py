@@ -276,13 +276,15 @@ def count_textless_tokens(
 ) -> NDArray[np.int64]:
     """Return how many tokens of each response may have no text, and so no output event: 0 or 1.
 
-    A response that does not end at its maximum length ends with a token without text. A response of
-    LONG_ANSWER tokens or more may contain one, such as a part of a character.
+    The token that ends a response has no text. A response that is cut at its maximum length has no
+    such token. A response of LONG_ANSWER tokens or more may also contain a token without text, such
+    as a part of a character.
 
     Args:
         finish_reasons: The code of the finish reason of each response.
         tokens: The streamed tokens of each response.
     """
-    is_ended_by_token = finish_reasons != FINISH["length"]
-    counts: NDArray[np.int64] = (is_ended_by_token | (tokens >= LONG_ANSWER)).astype(np.int64)
+    has_end_token = finish_reasons != FINISH["length"]
+    is_long = tokens >= LONG_ANSWER
+    counts: NDArray[np.int64] = (has_end_token | is_long).astype(np.int64)
     return counts

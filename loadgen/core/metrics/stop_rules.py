@@ -79,30 +79,40 @@ def find_breach(
 def _judge_rule(rule: StopRule, requests: Columns, now_ns: int) -> ReasonCode | None:
     """Return the reason to stop if these requests break the rule, else None.
 
-    A rule without a quantile limits the share of failed requests. A rule on a quantile of a latency
-    is broken if more requests are over its limit than lie above that quantile.
-
     Args:
         rule: The rule.
-        requests: The requests that ended in the window.
-        now_ns: The end of the window.
+        requests: The requests that ended in the last WINDOW_NS.
+        now_ns: The end of that window.
     """
-    count = len(requests)
-    over = int(_is_over(rule, requests).sum())
+    requests_over = int(_is_over(rule, requests).sum())
+    if not _is_broken(rule, len(requests), requests_over):
+        return None
     values = {
         "rule": rule.written,
-        "requests": count,
+        "requests": len(requests),
         "window_s": WINDOW_NS / 1e9,
         "at_s": now_ns / 1e9,
     }
     if rule.quantile is None:
-        if over >= rule.limit * count:
-            return ReasonCode(code="stopped_by_errors", values={**values, "failed": over})
-        return None
-    allowed_over = count - 1 - quantile_index(count, rule.quantile)
-    if over > allowed_over:
-        return ReasonCode(code="stopped_by_latency", values={**values, "over": over})
-    return None
+        return ReasonCode(code="stopped_by_errors", values={**values, "failed": requests_over})
+    return ReasonCode(code="stopped_by_latency", values={**values, "over": requests_over})
+
+
+def _is_broken(rule: StopRule, requests: int, requests_over: int) -> bool:
+    """Return True if a rule is broken by the number of requests that count against it.
+
+    A rule without a quantile limits the share of failed requests. A rule on a quantile of a latency
+    allows the requests after that quantile to be over its limit: 1 of 200 requests for a p99.
+
+    Args:
+        rule: The rule.
+        requests: The number of requests.
+        requests_over: How many of them failed or are over the limit of the latency.
+    """
+    if rule.quantile is None:
+        return requests_over >= rule.limit * requests
+    allowed_over = requests - 1 - quantile_index(requests, rule.quantile)
+    return requests_over > allowed_over
 
 
 def _has_ended(rows: NDArray[np.void]) -> NDArray[np.bool_]:

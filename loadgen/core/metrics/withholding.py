@@ -23,12 +23,13 @@ from loadgen.figures import METRICS, pooled_metrics
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
+    from loadgen.core.limits import ValidityLimits
     from loadgen.core.metrics.accumulator import MetricAccumulator
     from loadgen.core.metrics.drift import Drift
     from loadgen.core.metrics.part_summaries import PartSummary
     from loadgen.core.metrics.summary import Summary
     from loadgen.core.metrics.timing_evidence import TimingEvidence
-    from loadgen.core.metrics.uncertainty import GapBounds, WithheldStatistics
+    from loadgen.core.metrics.uncertainty import GapBounds, RangesMs, WithheldStatistics
     from loadgen.core.results.manifest import RunManifest
     from loadgen.core.slo import Term
 
@@ -95,29 +96,43 @@ def select_statistics(
     uncertain_ranges = uncertainty.find_uncertain_statistics(
         distributions, measured, gap_bounds, manifest.limits
     )
-    is_first_event_to_blame = (
-        "tpot" in uncertain_ranges
-        and uncertainty.would_first_event_make_tpot_certain(
-            measured, distributions["tpot"], manifest.limits
-        )
-    )
+    certain_distributions = {
+        metric: distribution.without(uncertain_ranges.get(metric, ()))
+        for metric, distribution in distributions.items()
+    }
     withheld = timing_evidence.explain_withheld(
-        uncertain_ranges, evidence, is_first_event_to_blame=is_first_event_to_blame
+        uncertain_ranges,
+        evidence,
+        is_first_event_to_blame=_is_first_event_to_blame(
+            uncertain_ranges, measured, distributions["tpot"], manifest.limits
+        ),
     )
     itl_absent = itl_absent_reason(measured, distributions["inter_chunk"])
     if "inter_chunk" in withheld and not itl_absent:
         # If each event carries one token, the gaps between events are the inter-token latencies.
         withheld["itl"] = withheld["inter_chunk"]
     unsound = _find_unsound_metrics(manifest, measured, evidence)
-    return ReportedStatistics(
-        distributions={
-            metric: distribution.without(uncertain_ranges.get(metric, ()))
-            for metric, distribution in distributions.items()
-        },
-        itl_absent=itl_absent,
-        unsound=unsound,
-        withheld={metric: value for metric, value in withheld.items() if metric not in unsound},
-    )
+    sound_withheld = {name: value for name, value in withheld.items() if name not in unsound}
+    return ReportedStatistics(certain_distributions, itl_absent, unsound, sound_withheld)
+
+
+def _is_first_event_to_blame(
+    uncertain_ranges: Mapping[str, RangesMs],
+    measured: MetricAccumulator,
+    tpot: Distribution,
+    limits: ValidityLimits,
+) -> bool:
+    """Return True if TPOT is withheld only because the tokens of first events are not known.
+
+    Args:
+        uncertain_ranges: The statistics that are too uncertain, by metric.
+        measured: All measured requests.
+        tpot: The distribution of TPOT.
+        limits: The shares by which statistics may be off.
+    """
+    if "tpot" not in uncertain_ranges:
+        return False
+    return uncertainty.would_first_event_make_tpot_certain(measured, tpot, limits)
 
 
 def _find_unsound_metrics(
@@ -276,7 +291,8 @@ def _reported_drift(summary: Summary) -> Drift:
 def without_outcomes_if_invalid(summary: Summary) -> Summary:
     """Return the summary, without the outcomes of its SLOs if its verdict is not valid.
 
-    An invalid measurement shows neither that an SLO is met nor that it is missed.
+    An outcome is whether an SLO is met. An invalid measurement shows neither that it is met nor
+    that it is missed. The outcomes of the stages, targets and other parts are removed too.
     """
     if summary.verdict.valid:
         return summary
