@@ -103,7 +103,7 @@ class _TestedRequests(NamedTuple):
 def measure_replicas(
     measured: Sequence[Columns],
     warmup: Sequence[Columns],
-    time: TestedTime,
+    tested_time: TestedTime,
     manifest: RunManifest,
 ) -> list[ReplicaSeries]:
     """Return what happened at each replica, or target, in each block of the time tested.
@@ -115,11 +115,11 @@ def measure_replicas(
         measured: The records of each measured stage.
         warmup: The records of each other stage. Its requests may be in flight, and count for
             nothing else.
-        time: The part of the load that is tested for growth.
+        tested_time: The part of the load that is tested for growth.
         manifest: The manifest of the run.
     """
-    requests = _select_tested_requests(measured, time)
-    in_flight_by_replica = _measure_in_flight([*measured, *warmup], time)
+    requests = _select_tested_requests(measured, tested_time)
+    in_flight_by_replica = _measure_in_flight([*measured, *warmup], tested_time)
     nothing_in_flight = np.zeros(BLOCKS)
     return [
         ReplicaSeries(
@@ -138,9 +138,11 @@ def measure_replicas(
     ]
 
 
-def _select_tested_requests(measured: Sequence[Columns], time: TestedTime) -> _TestedRequests:
+def _select_tested_requests(
+    measured: Sequence[Columns], tested_time: TestedTime
+) -> _TestedRequests:
     """Return the columns of the measured requests that are due in the time tested."""
-    blocks = [_assign_blocks(columns["due_ns"], time) for columns in measured]
+    blocks = [_assign_blocks(columns["due_ns"], tested_time) for columns in measured]
     is_tested = [block != NO_BLOCK for block in blocks]
 
     def join_tested(columns_of_stages: Iterable[NDArray[_Number]]) -> NDArray[_Number]:
@@ -156,16 +158,16 @@ def _select_tested_requests(measured: Sequence[Columns], time: TestedTime) -> _T
     )
 
 
-def _assign_blocks(due_ns: NDArray[np.int64], time: TestedTime) -> NDArray[np.int8]:
+def _assign_blocks(due_ns: NDArray[np.int64], tested_time: TestedTime) -> NDArray[np.int8]:
     """Return the block in which each request is due, NO_BLOCK if it is due at another time.
 
     It is computed for one slice of requests after the other, because the temporary arrays of floats
     would take much memory for all requests at once.
     """
     block_of_request = np.empty(len(due_ns), np.int8)
-    block_ns = (time.end_ns - time.start_ns) / BLOCKS
+    block_ns = (tested_time.end_ns - tested_time.start_ns) / BLOCKS
     for rows in block_slices(len(due_ns)):
-        block = np.floor((due_ns[rows] - time.start_ns) / block_ns)
+        block = np.floor((due_ns[rows] - tested_time.start_ns) / block_ns)
         is_tested = (block >= 0) & (block < BLOCKS)
         block_of_request[rows] = np.where(is_tested, block, NO_BLOCK)
     return block_of_request
@@ -177,7 +179,7 @@ def _ok_ttft_ns(columns: Columns) -> NDArray[np.int64]:
 
 
 def _measure_in_flight(
-    all_stages: Sequence[Columns], time: TestedTime
+    all_stages: Sequence[Columns], tested_time: TestedTime
 ) -> dict[int, NDArray[np.float64]]:
     """Return the mean number of requests in flight in each block, for each replica.
 
@@ -185,13 +187,15 @@ def _measure_in_flight(
 
     Args:
         all_stages: The records of each stage.
-        time: The part of the load that is tested for growth.
+        tested_time: The part of the load that is tested for growth.
 
     Returns:
         The BLOCKS means of each replica, by its key (`replica_keys`), if it has any requests.
     """
     sample_count = BLOCKS * SAMPLES_PER_BLOCK
-    sample_times_ns = np.linspace(time.start_ns, time.end_ns, sample_count, endpoint=False)
+    sample_times_ns = np.linspace(
+        tested_time.start_ns, tested_time.end_ns, sample_count, endpoint=False
+    )
     no_counts = np.zeros(sample_count, np.int64)
     counts_by_replica: dict[int, NDArray[np.int64]] = {}
     for columns in all_stages:

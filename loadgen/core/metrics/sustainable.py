@@ -231,23 +231,23 @@ def _too_short(load_s: float, request_s: float) -> Sustainable:
     return Sustainable(code="too_short", reason=reason, needed_s=needed_s)
 
 
-def _judge_series(replicas: Sequence[ReplicaSeries], time: TestedTime) -> Sustainable:
+def _judge_series(replicas: Sequence[ReplicaSeries], tested_time: TestedTime) -> Sustainable:
     """Judge the load by the series of all replicas, if each of them got enough requests.
 
     Args:
         replicas: What happened at each replica or target over time.
-        time: The part of the load that is tested.
+        tested_time: The part of the load that is tested.
     """
     if not replicas:
-        return _too_few_requests(0, "", replicas, time)
+        return _too_few_requests(0, "", replicas, tested_time)
     for replica in replicas:
         if replica.due_requests < MIN_REQUESTS:
-            return _too_few_requests(replica.due_requests, replica.name, replicas, time)
-    return _GrowthReport(replicas, time, find_growth(replicas)).judge()
+            return _too_few_requests(replica.due_requests, replica.name, replicas, tested_time)
+    return _GrowthReport(replicas, tested_time, find_growth(replicas)).judge()
 
 
 def _too_few_requests(
-    due_requests: int, name: str, replicas: Sequence[ReplicaSeries], time: TestedTime
+    due_requests: int, name: str, replicas: Sequence[ReplicaSeries], tested_time: TestedTime
 ) -> Sustainable:
     """Return the judgement of a load with too few requests at one replica.
 
@@ -255,14 +255,14 @@ def _too_few_requests(
         due_requests: The requests that were due there in the tested time.
         name: The name of the replica, "" if there is one server.
         replicas: All replicas.
-        time: The part of the load that is tested, its second half.
+        tested_time: The part of the load that is tested, its second half.
     """
     where = f" at {name}" if name else ""
     reason = (
         f"too few requests: {due_requests} in the second half of the load "
-        f"({time.duration_s:,.0f} s){where}, {MIN_REQUESTS} needed"
+        f"({tested_time.duration_s:,.0f} s){where}, {MIN_REQUESTS} needed"
     )
-    needed_s = 2 * time.duration_s * MIN_REQUESTS / due_requests if due_requests else None
+    needed_s = 2 * tested_time.duration_s * MIN_REQUESTS / due_requests if due_requests else None
     return Sustainable(code="too_few", reason=reason, parts=len(replicas), needed_s=needed_s)
 
 
@@ -284,23 +284,23 @@ class _GrowthReport:
     """Turns the growth test of all replicas into a judgement with its sentence."""
 
     def __init__(
-        self, replicas: Sequence[ReplicaSeries], time: TestedTime, test: GrowthTest
+        self, replicas: Sequence[ReplicaSeries], tested_time: TestedTime, test: GrowthTest
     ) -> None:
         """Prepare the phrases that several sentences share.
 
         Args:
             replicas: The series of each replica, or of each target, at least one.
-            time: The part of the load that was tested, which is its second half.
+            tested_time: The part of the load that was tested, which is its second half.
             test: The result of the test of all series.
         """
         self._test = test
         self._replicas = replicas
-        self._time = time
+        self._time = tested_time
         # A replica is named by its number, such as "replica 3", and a target by its name.
         are_replicas = replicas[0].name.startswith("replica ")
         self._replica_noun = "replica" if are_replicas else "target"
         self._per_replica_phrase = f" per {self._replica_noun}" if len(replicas) > 1 else ""
-        self._time_phrase = f"the second half ({time.duration_s:,.0f} s)"
+        self._time_phrase = f"the second half ({tested_time.duration_s:,.0f} s)"
         if test.work_growth_share is not None:
             growth = f"{test.work_growth_share:.0%}"
             self._time_phrase += f", corrected for requests that grew {growth}"

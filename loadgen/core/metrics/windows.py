@@ -165,8 +165,8 @@ def is_first_request_of_user(columns: Columns, plan: StagePlan, turns: int) -> N
     """Return which records of a stage are the first requests of the virtual users of a closed loop.
 
     A virtual user sends one session, a conversation or a single request, after the other. The slots
-    of a run number all planned requests, session by session. The first sessions of `concurrency`
-    virtual users are the first `concurrency` sessions of the stage.
+    of a run number all planned requests, session by session. A stage has `concurrency`
+    virtual users, and their first sessions are the first `concurrency` sessions of the stage.
 
     Args:
         columns: The records of the stage.
@@ -184,9 +184,9 @@ def is_first_request_of_user(columns: Columns, plan: StagePlan, turns: int) -> N
 def is_last_request_of_user(columns: Columns, plan: StagePlan, turns: int) -> NDArray[np.bool_]:
     """Return which ok records of a stage are the last requests of the virtual users of a loop.
 
-    The last sessions of `concurrency` virtual users are the last `concurrency` sessions of the
-    stage: with 8 virtual users and 100 conversations, those with the numbers 92 to 99. The last
-    request of such a session is the one that is looked for.
+    A stage has `concurrency` virtual users, and their last sessions are the last `concurrency`
+    sessions of the stage: with 8 virtual users and 100 conversations, the conversations 92 to 99.
+    The last request of a user is the last one of such a session.
 
     Args:
         columns: The records of the stage.
