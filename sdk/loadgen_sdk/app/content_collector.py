@@ -25,6 +25,15 @@ class _Completion(msgspec.Struct):
     finish_reason: str = ""
     tool_calls: dict[int, dict[str, str]] = {}
 
+    def add_tool_calls(self, tool_calls: Iterable[Any]) -> None:
+        """Add the tool calls of an event, or of a whole response, of chat."""
+        for position, tool_call in enumerate(tool_calls):
+            # Only a tool call of an event has an index, because events may come in any order.
+            index = getattr(tool_call, "index", None)
+            if index is None:
+                index = position
+            self.add_tool_call(index, tool_call.id, getattr(tool_call, "function", None))
+
     def add_tool_call(self, position: int, call_id: Any, function: Any) -> None:
         """Add a piece of the tool call at a position, or the whole of it.
 
@@ -63,26 +72,19 @@ class ContentCollector:
         self._completions[0].texts.append(text)
 
     def add_choices(self, choices: Iterable[Any]) -> None:
-        """Add the choices of an event, or of a whole response, of chat or completions.
-
-        A choice of chat has its content in `delta` (event) or `message` (response), and one of
-        completions in itself.
-        """
+        """Add the choices of an event, or of a whole response, of chat or completions."""
         for position, choice in enumerate(choices):
+            # A server may leave out the index, or send null for a single choice.
             index = getattr(choice, "index", position) or 0
-            message = getattr(choice, "delta", None) or getattr(choice, "message", None)
             completion = self._completions[index]
-            text = choice.text if message is None else message.content
-            completion.texts.append(text or "")
-            completion.finish_reason = choice.finish_reason or completion.finish_reason
-            for tool_position, tool_call in enumerate(getattr(message, "tool_calls", None) or ()):
-                # Only a tool call of an event has an index.
-                tool_index = getattr(tool_call, "index", None)
-                if tool_index is None:
-                    tool_index = tool_position
-                completion.add_tool_call(
-                    tool_index, tool_call.id, getattr(tool_call, "function", None)
-                )
+            if choice.finish_reason:
+                completion.finish_reason = choice.finish_reason
+            message = _message_of(choice)
+            if message is None:
+                completion.texts.append(choice.text or "")
+            else:
+                completion.texts.append(message.content or "")
+                completion.add_tool_calls(getattr(message, "tool_calls", None) or ())
 
     def add_response(self, response: Any, finish_reason: str, *, with_text: bool) -> None:
         """Add a response of the Responses API, at the end of a stream or as a whole.
@@ -100,27 +102,43 @@ class ContentCollector:
                 completion.add_tool_call(position, item.call_id, item)
 
     def add_block(self, position: int, block: Any) -> None:
-        """Add a block of a message of Anthropic, whole or at its start."""
-        if block.type == "tool_use":
-            self._completions[0].add_tool_call(position, block.id, block)
-            self.add_block_delta(position, block)
-        elif block.type == "text":
+        """Add a content block of a message of Anthropic: a text or a tool call.
+
+        The block of a stream is empty, and `add_block_delta` adds its pieces. The block of a
+        response that is not streamed is complete.
+        """
+        if block.type == "text":
             self.add_text(block.text)
+        elif block.type == "tool_use":
+            self._completions[0].add_tool_call(position, block.id, block)
+            tool_input = getattr(block, "input", None)
+            if tool_input:
+                self._add_tool_arguments(position, json.dumps(tool_input))
 
     def add_block_delta(self, position: int, delta: Any) -> None:
-        """Add a piece of a content block of a message of Anthropic.
+        """Add a piece of the content block at a position in a streamed message of Anthropic.
 
-        It has a piece of text, or of the arguments of a tool call as JSON (`partial_json`). A block
-        of a response that is not streamed has the arguments as an object (`input`).
+        The piece has either text (`text`) or a part of the arguments of a tool call, which are
+        JSON (`partial_json`).
         """
         text = getattr(delta, "text", None)
         if text:
             self.add_text(text)
-        tool_call = self._completions[0].tool_calls.get(position)
-        if tool_call is None:
-            return
         arguments = getattr(delta, "partial_json", None)
-        if not arguments:
-            tool_input = getattr(delta, "input", None)
-            arguments = json.dumps(tool_input) if tool_input else ""
-        tool_call["arguments"] += arguments
+        if arguments:
+            self._add_tool_arguments(position, arguments)
+
+    def _add_tool_arguments(self, position: int, arguments: str) -> None:
+        """Append arguments, as JSON, to the tool call at a position, if there is one."""
+        # A message of Anthropic is a single completion.
+        tool_call = self._completions[0].tool_calls.get(position)
+        if tool_call is not None:
+            tool_call["arguments"] += arguments
+
+
+def _message_of(choice: Any) -> Any:
+    """Return the message of a choice of chat: `delta` of an event, or `message` of a response.
+
+    Return None for a choice of completions, which has only a field `text`.
+    """
+    return getattr(choice, "delta", None) or getattr(choice, "message", None)

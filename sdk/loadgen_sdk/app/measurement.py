@@ -8,8 +8,9 @@ it.
 from __future__ import annotations
 
 import asyncio
+import functools
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextvars import Context, ContextVar
 from typing import Any, Literal
 
@@ -46,6 +47,7 @@ MAX_DELAY_SHARE = 0.05
 
 _MAX_CODE_CHARS = 64
 _MAX_WRAPPERS = 4
+_MAX_CACHED_CLASSES = 256
 
 
 class Attempt(msgspec.Struct, frozen=True, kw_only=True):
@@ -197,24 +199,24 @@ class Measurement(msgspec.Struct, frozen=True):
 
     @property
     def tpot_ms(self) -> float | None:
-        """Time per output token after the first event.
+        """Time per output token (TPOT) in ms: the mean time between tokens after the first event.
 
-        It is None for one token and for responses that are not streamed.
+        It is None if the server counts no tokens, for a single token, and for responses that are
+        not streamed. For several choices (`n`), it is the time per token of one choice, because
+        the server writes them at the same time.
         """
         if self.output_tokens is None:
             return None
         streamed_tokens = measures.streamed_tokens(
             self.output_tokens, self.reasoning_tokens or 0, self.first_token, self.first_answer
         )
-        # The server writes several choices at the same time. The time is that of one of them.
         tokens_per_choice: float = streamed_tokens
         if self.choices > 1:
             tokens_per_choice = streamed_tokens / self.choices
-        return _ms(
-            measures.tpot(
-                self.first_token, self.last_token, tokens_per_choice, self.first_event_tokens or 1
-            )
+        tpot_ns = measures.tpot(
+            self.first_token, self.last_token, tokens_per_choice, self.first_event_tokens or 1
         )
+        return _ms(tpot_ns)
 
     @property
     def choices(self) -> int:
@@ -229,11 +231,11 @@ class Measurement(msgspec.Struct, frozen=True):
 
     @property
     def is_delayed(self) -> bool:
-        """Whether the thread of the call waited too long for a processor.
+        """Whether the client may have distorted the measured times.
 
-        That is longer than MAX_DELAY_SHARE of TTFT or of E2E. Then the measured times may be longer
-        than those of the server by up to `client_delay_ms`. Timestamps of the kernel are not
-        affected.
+        This is the case if the thread of the call waited for a processor for more than
+        MAX_DELAY_SHARE of its TTFT or of its E2E time. Each measured time may then be too long by
+        up to `client_delay_ms`. Timestamps of the kernel are exact and never affected.
         """
         if self.kernel_stamps:
             return False
@@ -345,10 +347,10 @@ _LOCAL_KINDS = frozenset(
 
 
 def without_server_text(failure: Failure, code: str = "") -> Failure:
-    """Return a failure without the text of the server, which may quote the prompt.
+    """Return a failure without the error message of the server, which may quote the prompt.
 
-    The text becomes the code of the error, or else the HTTP status or the kind of failure. The text
-    of a failure that this client has found itself stays.
+    The message is replaced by the error code of the server, or else by the HTTP status or the kind
+    of failure. A message that was written by this client stays.
 
     Args:
         failure: The failure.
@@ -381,12 +383,13 @@ def latest_measurement() -> Measurement | None:
 
 
 def measurement_of(answer: object) -> Measurement | None:
-    """Return the measurement of what a call of an instrumented client returned.
+    """Return the measurement of an object that a call of an instrumented client has returned.
 
-    That is a response, a raw response, a stream or a stream manager. Return None while a stream
-    has not ended, and for what is not measured. Type checkers cannot know the attribute
-    `measurement`, which has the same value.
+    The object is a response, a raw response, a stream or a stream manager. Return None for a
+    stream that has not ended, and for any other object. The attribute `measurement` of the object
+    has the same value, but type checkers do not know it.
     """
+    # A stream manager has its stream in an attribute, and so may the stream itself.
     for _ in range(_MAX_WRAPPERS):
         measurement = getattr(answer, "measurement", None)
         if isinstance(measurement, Measurement):
@@ -409,105 +412,117 @@ def _wrapped_stream(wrapper: object) -> object | None:
     return None
 
 
-def attach_measurement(owner: object, measurement: Measurement) -> None:
-    """Set the attribute `measurement` of a response or stream, its owner.
+def attach_measurement(result: object, measurement: Measurement) -> None:
+    """Set the attribute `measurement` of the response or stream that the application gets.
 
-    It is no field of the object: pydantic neither dumps it nor compares it. An object that accepts
-    no attribute is left as it is.
+    The attribute is not a field of the object: pydantic neither serialises nor compares it. An
+    object that accepts no new attribute is left as it is.
     """
-    owner_type: Any = type(owner)
-    is_pydantic_1 = _pydantic_1_types.get(owner_type)
-    if is_pydantic_1 is None:
-        is_pydantic_1 = _is_pydantic_1(owner_type)
-    if is_pydantic_1:
-        _attach_to_pydantic_1(owner, owner_type, measurement)
+    if _is_pydantic_1_model(type(result)):
+        _attach_to_pydantic_1_model(result, measurement)
         return
-    # `contextlib.suppress` would cost as much as all the rest.
+    # `contextlib.suppress` would take as long as the rest of this function.
     try:  # noqa: SIM105 - see above
-        object.__setattr__(owner, "measurement", measurement)
+        # pydantic 2 overrides `__setattr__` and would reject an attribute that is not a field.
+        object.__setattr__(result, "measurement", measurement)
     except (AttributeError, TypeError):
         pass
 
 
-def _attach_to_pydantic_1(owner: object, owner_type: Any, measurement: Measurement) -> None:
-    """Attach a measurement to an object of pydantic 1, which would dump any new attribute.
+def _attach_to_pydantic_1_model(model: object, measurement: Measurement) -> None:
+    """Attach a measurement to an object of pydantic 1 so that it is not serialised.
 
-    The only other thing that such an object refers to is the set of its field names. The set is
-    replaced by one that has the measurement, and the class gets a property that reads it there.
+    pydantic 1 serialises all attributes of an object, but not `__fields_set__`, the set with the
+    names of the fields that were passed. The measurement is therefore kept inside that set, which
+    is replaced by an equal one of a subclass. The class of the object gets a property
+    `measurement` that reads it from there.
     """
-    names = _NamesWithMeasurement(getattr(owner, "__fields_set__", ()))
-    names.measurement = measurement
-    object.__setattr__(owner, "__fields_set__", names)
-    if not isinstance(vars(owner_type).get("measurement"), property):
-        owner_type.measurement = property(_attached_measurement)
+    field_names = _FieldNamesWithMeasurement(getattr(model, "__fields_set__", ()))
+    field_names.measurement = measurement
+    object.__setattr__(model, "__fields_set__", field_names)
+    model_class: Any = type(model)
+    has_property = isinstance(vars(model_class).get("measurement"), property)
+    if not has_property:
+        model_class.measurement = property(_read_measurement_of_pydantic_1_model)
 
 
-class _NamesWithMeasurement(set[str]):
-    """The names that pydantic 1 keeps beside the attributes of an object, with a measurement."""
+class _FieldNamesWithMeasurement(set[str]):
+    """The `__fields_set__` of an object of pydantic 1, with the measurement of the object."""
 
     measurement: Measurement
 
 
-def _attached_measurement(owner: Any) -> Measurement:
-    names = owner.__fields_set__
-    if not isinstance(names, _NamesWithMeasurement):
+def _read_measurement_of_pydantic_1_model(model: Any) -> Measurement:
+    field_names = model.__fields_set__
+    if not isinstance(field_names, _FieldNamesWithMeasurement):
         raise AttributeError("this object has no measurement")
-    return names.measurement
+    return field_names.measurement
 
 
-def _is_pydantic_1(owner_type: type) -> bool:
-    """Return True for a model class of pydantic 1. The answer is cached by class."""
-    is_pydantic_1 = any(
+@functools.lru_cache(maxsize=_MAX_CACHED_CLASSES)
+def _is_pydantic_1_model(object_class: type) -> bool:
+    """Return whether a class is a model class of pydantic 1, which has no `model_validate`."""
+    return any(
         base.__name__ == "BaseModel"
         and base.__module__.startswith("pydantic")
         and not hasattr(base, "model_validate")
-        for base in owner_type.__mro__
+        for base in object_class.__mro__
     )
-    if len(_pydantic_1_types) < _MAX_CACHED_TYPES:
-        _pydantic_1_types[owner_type] = is_pydantic_1
-    return is_pydantic_1
-
-
-_MAX_CACHED_TYPES = 256
-_pydantic_1_types: dict[type, bool] = {}
 
 
 def set_latest_measurement(measurement: Measurement) -> None:
-    """Make a measurement the latest one of this context, and of tasks that wait for it."""
+    """Make a measurement the latest one of this context and of the tasks that wait for it.
+
+    In Python 3.11, `asyncio.wait_for` runs its awaitable in a new task with a copy of the context.
+    The caller of `wait_for` would not see a context variable that is set there.
+    """
     _latest.set(measurement)
     if _WAIT_FOR_COPIES_CONTEXT and asyncio._get_running_loop() is not None:
-        for context in _waiting_contexts(asyncio.current_task(), _MAX_WRAPPING_TASKS):
+        for context in _waiting_contexts(asyncio.current_task(), _MAX_NESTED_WAITS):
             context.run(_latest.set, measurement)
 
 
-def _waiting_contexts(task: asyncio.Task[Any] | None, depth: int) -> Iterator[Context]:
-    """Yield the contexts of the tasks that wait for a task by `asyncio.wait_for`.
+def _waiting_contexts(task: asyncio.Task[Any] | None, max_depth: int) -> Iterator[Context]:
+    """Yield the contexts of the tasks that wait for a task in `asyncio.wait_for` of Python 3.11.
 
-    In Python 3.11 `wait_for` runs its awaitable in a new task with a copy of the context, so that
-    the caller does not see what is set there. The callers are found by callbacks: the new task has
-    a callback that releases a future, and the future has one that wakes the caller, a method of the
-    caller's task.
+    asyncio has no public link from the inner task of `wait_for` to the task that called it. The
+    callbacks of the inner task lead there in two steps:
+
+        inner task -> future that is resolved when the inner task ends -> calling task
 
     Args:
-        task: The task, or None.
-        depth: How many `wait_for` inside each other are followed.
+        task: The inner task. None, outside of any task, yields nothing.
+        max_depth: How many nested `wait_for` are followed.
     """
-    if task is None:
+    if task is None or max_depth == 0:
         return
-    for release_callback, _ in getattr(task, "_callbacks", None) or ():
-        if getattr(release_callback, "func", None) is not _RELEASE_WAITER:
-            continue
-        future = release_callback.args[0]
-        for wakeup_callback, context in getattr(future, "_callbacks", None) or ():
+    for future in _futures_resolved_by(task):
+        for wake_up_caller, context in _callbacks_of(future):
             yield context
-            waiting_task = getattr(wakeup_callback, "__self__", None)
-            if depth > 1 and isinstance(waiting_task, asyncio.Task):
-                yield from _waiting_contexts(waiting_task, depth - 1)
+            # The callback is a method of the calling task, which another `wait_for` may contain.
+            calling_task = getattr(wake_up_caller, "__self__", None)
+            if isinstance(calling_task, asyncio.Task):
+                yield from _waiting_contexts(calling_task, max_depth - 1)
+
+
+def _futures_resolved_by(task: asyncio.Task[Any]) -> Iterator[asyncio.Future[Any]]:
+    """Yield the futures on which callers of `asyncio.wait_for` wait for the end of a task.
+
+    `wait_for` adds the callback `functools.partial(_release_waiter, future)` to the task.
+    """
+    for callback, _ in _callbacks_of(task):
+        if isinstance(callback, functools.partial) and callback.func is _RELEASE_WAITER:
+            yield callback.args[0]
+
+
+def _callbacks_of(future: asyncio.Future[Any]) -> Sequence[tuple[Any, Context]]:
+    """Return the callbacks of a future or task, each with the context that it runs in."""
+    return getattr(future, "_callbacks", None) or ()
 
 
 _WAIT_FOR_COPIES_CONTEXT = sys.version_info < (3, 12)
 _RELEASE_WAITER = getattr(asyncio.tasks, "_release_waiter", None)
-_MAX_WRAPPING_TASKS = 8
+_MAX_NESTED_WAITS = 8
 
 
 def copy_latest_measurement(context: Context) -> None:

@@ -6,7 +6,7 @@ are those of `wire_formats/response_reader.py`, which reads bytes.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from typing import Any
 
@@ -19,12 +19,7 @@ UNKNOWN_OUTPUTS = 2
 """So many events with a text in an unknown field are output, as in `response_reader`."""
 
 _REASONING_FIELDS = ("reasoning_content", "reasoning")
-_RESPONSE_EVENTS = (
-    "response.created",
-    "response.completed",
-    "response.incomplete",
-    "response.failed",
-)
+_END_EVENTS = ("response.completed", "response.incomplete", "response.failed")
 _END_STATES = ("completed", "incomplete", "failed", "cancelled")
 
 _counted_batches: set[str] = set()
@@ -61,7 +56,8 @@ class OutputTracker:
     _usage: Any = None
     _is_text_complete = False
     _unknown_outputs = 0  # events with a text in an unknown field, before the first known output
-    _is_in_text = False  # of most further events only the timestamp matters
+    # Of most further events of chat, only the timestamp is needed.
+    _needs_only_timestamps = False
 
     def __init__(self, api: Api, *, is_streamed: bool, keep_content: bool) -> None:
         """Start with an empty response. Texts and tool calls are stored if `keep_content`."""
@@ -120,45 +116,61 @@ class OutputTracker:
                 self._read_batch(response)
 
     def _observe_chat_event(self, chunk: Any, arrived_at: int) -> None:
-        """Observe one event of chat.
+        """Observe one event of a chat stream.
 
-        Most events contain a piece of text and nothing else, and only their time matters. They are
-        recognised by the `__dict__` of the objects, because a lookup of an attribute of a pydantic
-        object takes as long as all the rest.
+        Most events contain a piece of text and nothing else. Once the id, the model and the start
+        of the answer are known, only the timestamp of such an event is needed.
         """
-        # `contextlib.suppress` would cost more than all the rest.
-        try:
-            if self._is_in_text and _has_only_text(chunk.__dict__):
-                self.instants.append(arrived_at)
-                return
-        except Exception:
-            pass
-        self._observe_choices_event(chunk, arrived_at)
+        if self._needs_only_timestamps and _has_only_text(chunk):
+            self.instants.append(arrived_at)
+        else:
+            self._observe_choices_event(chunk, arrived_at)
 
     def _observe_choices_event(self, chunk: Any, arrived_at: int) -> None:
-        """Observe one event of chat or completions."""
+        """Observe one event of a stream of chat or completions.
+
+        It may contain output, finish reasons, token counts, and the id and model of the response.
+        An event of an unexpected form is read as far as possible.
+        """
         with suppress(Exception):
-            has_output = self._observe_choices(chunk.choices, arrived_at)
+            choices = chunk.choices
+            has_output = self._observe_choices(choices, arrived_at)
             if self.content is not None:
-                self.content.add_choices(chunk.choices)
+                self.content.add_choices(choices)
             if has_output:
                 self.instants.append(arrived_at)
             elif self._is_chat and not self.instants:
-                self._unknown_outputs += any(map(_has_unknown_text, chunk.choices))
+                self._count_unknown_output(choices)
             self._read_chunk_usage(getattr(chunk, "usage", None), has_output=has_output)
             if not self.response_id:
                 self.response_id = chunk.id or ""
                 self.response_model = chunk.model or ""
-            has_identity = bool(self.response_id)
-            has_answer_begun = self.first_answer != NEVER
-            self._is_in_text = has_identity and has_answer_begun and self.content is None
+            if not self._needs_only_timestamps:
+                self._needs_only_timestamps = self._has_all_but_timestamps()
+
+    def _count_unknown_output(self, choices: Iterable[Any]) -> None:
+        """Count an event before the first known output that has a text in an unknown field."""
+        if any(_has_unknown_text(choice) for choice in choices):
+            self._unknown_outputs += 1
+
+    def _has_all_but_timestamps(self) -> bool:
+        """Return whether an event with a piece of text would only add a timestamp.
+
+        The texts of events are needed if the application keeps them.
+        """
+        has_answer_begun = self.first_answer != NEVER
+        return has_answer_begun and bool(self.response_id) and self.content is None
 
     def _observe_choices(self, choices: Any, arrived_at: int) -> bool:
-        """Note the start of the answer and the finish reasons. Return True if there is output."""
+        """Record the start of the answer and the finish reasons in the choices of an event.
+
+        Return True if a choice contains output.
+        """
         has_output = False
         for choice in choices:
             output_kind = self._output_kind(choice)
-            has_output = has_output or output_kind != _NO_OUTPUT
+            if output_kind != _NO_OUTPUT:
+                has_output = True
             if output_kind == _ANSWER and self.first_answer == NEVER:
                 self.first_answer = arrived_at
             if choice.finish_reason:
@@ -169,50 +181,61 @@ class OutputTracker:
     def _output_kind(self, choice: Any) -> str:
         """Return what a choice of an event contains: _ANSWER, _REASONING or _NO_OUTPUT.
 
-        Text, tool calls and refusals belong to the answer. A choice of completions has its text in
-        itself, and one of chat in its `delta`. LiteLLM may use chat's form for completions, too.
+        A choice of chat has its output in `delta`, and a choice of completions has a field `text`.
         """
-        delta = choice.delta if self._is_chat else choice
-        text = delta.content if self._is_chat else choice.text
-        if text:
-            return _ANSWER
-        if text is not None and not self._is_chat:
-            return _NO_OUTPUT
-        if delta.tool_calls or delta.function_call or getattr(delta, "refusal", None):
-            return _ANSWER
-        if any(getattr(delta, name, None) for name in _REASONING_FIELDS):
-            return _REASONING
-        return _NO_OUTPUT
+        if self._is_chat:
+            return _ANSWER if choice.delta.content else _output_kind_without_text(choice.delta)
+        if choice.text is None:
+            # LiteLLM may put the fields of a chat delta into a choice of completions.
+            return _output_kind_without_text(choice)
+        return _ANSWER if choice.text else _NO_OUTPUT
 
     def _read_chunk_usage(self, usage: Any, *, has_output: bool) -> None:
-        """Keep the token counts of an event, which may be None.
+        """Keep the token counts of an event of chat or completions.
 
-        If they come with the first output, they state how many tokens that event has.
+        A server may send running counts with every event. Those of the first output event state
+        how many tokens that event contains. If the event also finishes the completion, they are
+        the counts of the whole response instead.
+
+        Args:
+            usage: The token counts, or None if the event has none.
+            has_output: Whether the event contains output.
         """
         if usage is None:
             return
         self._usage = usage
-        if has_output and len(self.instants) == 1 and not self.finish_reason:
+        is_first_output = has_output and len(self.instants) == 1
+        if is_first_output and not self.finish_reason:
             self.first_event_tokens = usage.completion_tokens or 0
 
     def _observe_responses_event(self, event: Any, arrived_at: int) -> None:
-        """Observe one event of the Responses API. Each event ending in `.delta` is output."""
+        """Observe one event of the Responses API. An event whose type ends in `.delta` is output.
+
+        Reasoning comes in events such as `response.reasoning_text.delta`. Any other output belongs
+        to the answer.
+        """
         with suppress(Exception):
             event_type = event.type
-            if event_type.endswith(".delta"):
-                self.instants.append(arrived_at)
-                if self.first_answer == NEVER and "reasoning" not in event_type:
-                    self.first_answer = arrived_at
-                if self.content is not None and event_type == "response.output_text.delta":
-                    self.content.add_text(event.delta)
-            elif event_type in _RESPONSE_EVENTS:
-                self._read_responses_object(event.response)
-                if event_type != "response.created":
-                    self.finished = arrived_at
-            elif event_type == "response.output_text.done":
-                self._is_text_complete = True
-            elif event_type == "error":
-                self.error = str(event.message)
+            if not event_type.endswith(".delta"):
+                self._observe_response_state(event, arrived_at)
+                return
+            self.instants.append(arrived_at)
+            if self.first_answer == NEVER and "reasoning" not in event_type:
+                self.first_answer = arrived_at
+            if self.content is not None and event_type == "response.output_text.delta":
+                self.content.add_text(event.delta)
+
+    def _observe_response_state(self, event: Any, arrived_at: int) -> None:
+        """Observe an event of the Responses API without output: its start, its end or an error."""
+        if event.type == "response.created":
+            self._read_responses_object(event.response)
+        elif event.type in _END_EVENTS:
+            self._read_responses_object(event.response)
+            self.finished = arrived_at
+        elif event.type == "response.output_text.done":
+            self._is_text_complete = True
+        elif event.type == "error":
+            self.error = str(event.message)
 
     def _observe_media_event(self, event: Any, arrived_at: int) -> None:
         """Observe one event of images (partial ones, then the whole one) or of transcriptions."""
@@ -260,6 +283,7 @@ class OutputTracker:
                 setattr(self._usage, name, count)
 
     def _read_choices(self, choices: Any) -> None:
+        """Read the choices of a response of chat or completions that is not streamed."""
         for choice in choices:
             if choice.finish_reason:
                 self.finish_reason = choice.finish_reason
@@ -267,6 +291,7 @@ class OutputTracker:
             self.content.add_choices(choices)
 
     def _read_message(self, message: Any) -> None:
+        """Read a message of Anthropic: the whole response, or the one at the start of a stream."""
         self.response_id = message.id or ""
         self.response_model = message.model or ""
         self.finish_reason = message.stop_reason or ""
@@ -285,15 +310,15 @@ class OutputTracker:
     def _read_responses_object(self, response: Any) -> None:
         """Read a `Response` object of the Responses API.
 
-        A stream has one at its start, without usage and final status, and one at its end.
+        A response that is not streamed is one. A stream has one at its start, without token counts
+        and without a final status, and one at its end.
         """
-        self._usage = response.usage or self._usage
+        if response.usage:
+            self._usage = response.usage
         self.response_id = response.id or ""
         self.response_model = response.model or ""
         if response.status in _END_STATES:
-            self.finish_reason = response.status
-        if response.status == "incomplete" and response.incomplete_details is not None:
-            self.finish_reason = response.incomplete_details.reason or "incomplete"
+            self.finish_reason = _finish_reason_of(response)
         if response.status == "failed":
             self.error = str(getattr(response.error, "message", "") or "the response failed")
         if self.content is not None:
@@ -305,21 +330,48 @@ _ANSWER = "answer"
 _REASONING = "reasoning"
 
 
-def _has_only_text(chunk_fields: dict[str, Any]) -> bool:
+def _output_kind_without_text(fields: Any) -> str:
+    """Return what a chat delta without text contains: _ANSWER, _REASONING or _NO_OUTPUT.
+
+    Tool calls and refusals belong to the answer.
+    """
+    if fields.tool_calls or fields.function_call or getattr(fields, "refusal", None):
+        return _ANSWER
+    if any(getattr(fields, name, None) for name in _REASONING_FIELDS):
+        return _REASONING
+    return _NO_OUTPUT
+
+
+def _finish_reason_of(response: Any) -> str:
+    """Return why a response of the Responses API ended: its status, or why it is incomplete."""
+    if response.status == "incomplete" and response.incomplete_details is not None:
+        return response.incomplete_details.reason or "incomplete"
+    status: str = response.status
+    return status
+
+
+def _has_only_text(chunk: Any) -> bool:
     """Return True if an event of chat contains a piece of text, but no finish reason and no usage.
 
-    `chunk_fields` is the `__dict__` of the event. An exception is raised if the event does not have
-    exactly one choice, or has another form.
+    Return False for an event with several choices or of another form. The fields are read from
+    `__dict__`, because a lookup of an attribute of a pydantic object would take as long as the
+    rest of the work for an event.
     """
-    (choice,) = chunk_fields["choices"]
-    choice_fields = choice.__dict__
-    if choice_fields["finish_reason"] is not None or chunk_fields["usage"] is not None:
+    try:
+        chunk_fields = chunk.__dict__
+        (choice,) = chunk_fields["choices"]
+        choice_fields = choice.__dict__
+        is_last = choice_fields["finish_reason"] is not None or chunk_fields["usage"] is not None
+        return not is_last and bool(choice_fields["delta"].content)
+    except Exception:
         return False
-    return bool(choice_fields["delta"].content)
 
 
 def _has_unknown_text(choice: Any) -> bool:
-    """Return True if the delta of a choice has a text in a field that is not known."""
+    """Return True if the delta of a choice has a text in a field that this package does not know.
+
+    pydantic keeps such fields in `__pydantic_extra__`.
+    """
     extra_fields = getattr(choice.delta, "__pydantic_extra__", None) or {}
     return any(
         bool(text) and isinstance(text, str)
