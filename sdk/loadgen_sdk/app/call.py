@@ -60,6 +60,9 @@ NEVER_ARRIVED_KINDS = ("dns", "connect", "tls", "client_resource", "over_budget"
 REFUSED_STATUSES = (429, 503)
 """Statuses by which a server asks for a pause."""
 
+_WARNING_STACK_LEVEL = 5
+"""The frames from a warning in `CallSettings` up to the application that makes the call."""
+
 _MAX_FAILURE_CHARS = 500
 """Longer texts of the server, such as a page of HTML, are cut in a measurement."""
 
@@ -100,11 +103,11 @@ class CallSettings(msgspec.Struct):
         return escape_controls(redact(text, (*self.url_secrets, self.key)))
 
     def warn_missing_headers(self) -> None:
-        """Warn once that this package got no headers of a response, and say what is missing.
+        """Warn once that the headers of a response did not reach this package.
 
-        A newer version of openai or anthropic may pass responses in another way than
-        `packages._record_headers_of_responses` expects. LiteLLM (`hides_inner_calls`) does not
-        always have headers, so that nothing is wrong there.
+        A newer version of openai or anthropic may process responses in a way that
+        `packages._record_headers_of_responses` does not expect. No warning is needed for LiteLLM
+        (`hides_inner_calls`), because it does not always have headers.
         """
         if self.has_warned_about_headers or self.hides_inner_calls:
             return
@@ -118,7 +121,7 @@ class CallSettings(msgspec.Struct):
                 "throttles see only the headers of refused requests. Upgrade loadgen-sdk"
             ),
             RuntimeWarning,
-            stacklevel=5,
+            stacklevel=_WARNING_STACK_LEVEL,
         )
 
 
@@ -184,7 +187,7 @@ class Call:
         is_streamed: bool,
         labels: Labels | None,
     ) -> None:
-        """Begin a call: take the time, tell the observers, and fill the budget of retries.
+        """Begin a call: take the start time, and tell observers, recorder and retry policy of it.
 
         Args:
             settings: What all calls of the client have in common.
@@ -197,22 +200,27 @@ class Call:
         self.started = monotonic_ns()
         self.started_unix_ns = time_ns()
         self.settings = settings
+        self.policy = settings.policy
         self.api = api
         self.model = model
         self.is_streamed = is_streamed
         self._arguments = arguments
         self._thread = get_ident()
         self._processor_wait_ns = processor_wait_ns()
-        policy = settings.policy
-        self.policy = policy
-        self.labels = policy.merge_labels(labels)
+        self.labels = self.policy.merge_labels(labels)
+        self._announce_start()
+
+    def _announce_start(self) -> None:
+        """Tell the observers, the recorder of shapes and the retry policy that the call begins."""
+        policy = self.policy
         if policy.observers:
             self._context = copy_context()
             if policy.has_call_observers:
                 self.spans = policy.begin_observation(self)
-        if policy.record is not None and api in TEXT_APIS:
-            self._shape = policy.record.begin(self.started, arguments)
+        if policy.record is not None and self.api in TEXT_APIS:
+            self._shape = policy.record.begin(self.started, self._arguments)
         if policy.retry is not None:
+            # Each call adds to the balance from which retries are paid.
             policy.retry.call_started()
 
     @property
@@ -284,9 +292,6 @@ class Call:
 
         Return None if there is no other attempt. The caller then has to `report` the call.
 
-        The permit is returned now, and not with the report, before a retry (which gets a new one)
-        and if the request cost the server nothing.
-
         Args:
             failure: The failure.
             headers: The headers of the response, or NO_HEADERS.
@@ -299,8 +304,12 @@ class Call:
         self.record_headers(headers, is_refused=is_refused)
         wait_s = self._retry_wait_s(failure, headers, can_retry=can_retry)
         will_retry = wait_s is not None
-        if will_retry or is_refused or failure.kind == "over_budget":
-            self._return_permit(0 if is_refused else None)
+        # `report` returns the permit of a call that has ended. It is returned earlier if a retry
+        # gets a permit of its own, and if the server has not processed the request.
+        if is_refused:
+            self._return_permit(tokens=0)
+        elif will_retry or failure.kind == "over_budget":
+            self._return_permit(tokens=None)
         if will_retry:
             self._settle_budget(None, failure)
         self._end_attempt(ended_at, self._public_failure(failure, error_code), wait_s or 0.0)
@@ -340,25 +349,28 @@ class Call:
             return 0, 0
 
     def _settle_budget(self, cost: float | None, failure: Failure | None) -> None:
-        """Replace the estimate that the call has booked of the budget by its cost.
+        """Replace the estimated cost that was booked in the budget by the cost of the call.
 
-        If the cost is not known (None), it is 0 for a request that the server refused or never got.
-        Otherwise the server may bill it, so that the estimate stays.
+        Args:
+            cost: The cost, or None if it is not known. It is then 0 for a request that the server
+                refused or never got. Otherwise the server may bill it, and the estimate stays.
+            failure: Why the call or its attempt failed, or None.
         """
         if self.budget_hold is None:
             return
         is_refused = failure is not None and failure.http_status >= 400
-        never_arrived = failure is not None and failure.kind in NEVER_ARRIVED_KINDS
+        has_never_arrived = failure is not None and failure.kind in NEVER_ARRIVED_KINDS
+        if cost is None and (is_refused or has_never_arrived):
+            cost = 0.0
         if cost is not None:
             self.budget_hold.settle(cost)
-        elif is_refused or never_arrived:
-            self.budget_hold.settle(0.0)
         self.budget_hold = None
 
     def _public_failure(self, failure: Failure, error_code: str) -> Failure:
-        """Return a failure as measurements show it.
+        """Return a failure in the form in which measurements contain it.
 
-        The text of the server may quote the prompt, so that it is kept only if contents are kept.
+        The error message of the server may quote the prompt. It is therefore kept only if the
+        application keeps the contents of its calls.
         """
         if not self.policy.keep_content:
             return without_server_text(failure, error_code)
@@ -368,8 +380,13 @@ class Call:
     def _end_attempt(self, ended_at: int, failure: Failure | None, wait_s: float = 0.0) -> None:
         """Add the current attempt to those that have ended.
 
-        A failed attempt may be ended twice: when it fails and when the call is reported. It is
-        added once. A call that was not sent has no attempt.
+        Nothing is added for a call that was not sent. A failed attempt ends twice, when it fails
+        and when the call is reported, and is added the first time.
+
+        Args:
+            ended_at: When the attempt ended.
+            failure: Why it failed, or None.
+            wait_s: The wait before the next attempt.
         """
         started = self.attempt_started
         was_sent = started != NEVER
@@ -381,7 +398,13 @@ class Call:
             self.attempts += (attempt,)
 
     def _return_permit(self, tokens: int | None, output_tokens: int | None = None) -> None:
-        """Return the permit to the throttle. None keeps the estimate of the tokens."""
+        """Return the permit, if there is one, so that the throttle can let another call start.
+
+        Args:
+            tokens: The input and output tokens that the call used, which replace the estimate in
+                the throttle. None keeps the estimate.
+            output_tokens: The output tokens among them, or None if their number is not known.
+        """
         if self.permit is not None:
             self.permit.done(tokens, output_tokens)
             self.permit = None
@@ -399,32 +422,34 @@ class Call:
     ) -> Measurement:
         """End the call and return its measurement, which the recorder and the observers get, too.
 
-        The permit is returned, and the cost of the call replaces its estimate in the budget.
+        The permit is returned to the throttle, and the budget gets the cost of the call.
 
         Args:
             status: How the call ended.
             failure: Why it is not ok, or None.
             observation: What was observed of the last attempt.
-            done: When the call ended.
+            done: When the call ended, in monotonic ns.
             error_code: The code in the error response of the server, or "".
         """
         self.is_reported = True
         if failure is not None:
             failure = self._public_failure(failure, error_code)
-        if observation.usage.contradiction:
-            warn_contradiction(self.model, observation.usage.contradiction)
-
-        usage = without_doubtful_counts(observation.usage)
         self._end_attempt(done, failure)
+
+        usage = self._believable_usage(observation.usage)
         cost = self._cost(usage, observation.response_model)
-        if self.permit is not None:
-            self._return_permit(self._total_tokens(usage), usage.output)
-        if self.budget_hold is not None:
-            self._settle_budget(cost, failure)
+        self._return_permit(self._total_tokens(usage), usage.output)
+        self._settle_budget(cost, failure)
 
         measurement = self._make_measurement(status, failure, observation, usage, cost, done)
         self.policy.report_measurement(measurement, self._context, self._shape, self.spans)
         return measurement
+
+    def _believable_usage(self, usage: Usage) -> Usage:
+        """Return the server's token counts without those that contradict each other, and warn."""
+        if usage.contradiction:
+            warn_contradiction(self.model, usage.contradiction)
+        return without_doubtful_counts(usage)
 
     def _total_tokens(self, usage: Usage) -> int | None:
         """Return the input and output tokens, or None if they are not known or not limited."""
@@ -538,21 +563,21 @@ class Call:
         return Content(input=prompt, output=choices[0].text if choices else "", choices=choices)
 
 
-def activate_spans(spans: Sequence[Any]) -> AbstractContextManager[object]:
-    """Return a context in which the spans of a call are the current ones of OpenTelemetry.
+def context_of_spans(spans: Sequence[Any]) -> AbstractContextManager[object]:
+    """Return a context manager that makes the spans of a call the current ones of OpenTelemetry.
 
     Each attempt is sent inside it, so that spans of the HTTP library become children of the call.
 
     Args:
-        spans: What each observer has returned at the start of the call: an object whose method
-            `current` returns such a context, or None.
+        spans: What each observer returned when the call started: an object with a method
+            `current`, which returns such a context manager, or None.
     """
-    observed_spans = [span for span in spans if span is not None]
-    if len(observed_spans) == 1:
+    spans_of_call = [span for span in spans if span is not None]
+    if len(spans_of_call) == 1:
         # The usual case, without the cost of an ExitStack.
-        context: AbstractContextManager[object] = observed_spans[0].current()
+        context: AbstractContextManager[object] = spans_of_call[0].current()
         return context
     stack = ExitStack()
-    for span in observed_spans:
+    for span in spans_of_call:
         stack.enter_context(span.current())
     return stack

@@ -31,18 +31,18 @@ class Wakeup(NamedTuple):
 def is_running() -> bool:
     """Return True if this thread runs an event loop of either kind."""
     trio = sys.modules.get("trio")
-    return _in_asyncio() or (trio is not None and bool(trio.lowlevel.in_trio_run()))
+    return is_asyncio_running() or (trio is not None and bool(trio.lowlevel.in_trio_run()))
 
 
 def require_running() -> None:
     """Raise WrongUse outside of asyncio and trio, before a call that may have to wait."""
-    if not _in_asyncio():
+    if not is_asyncio_running():
         _trio()
 
 
 async def sleep(seconds: float) -> None:
     """Wait in the running loop. Raises WrongUse outside of asyncio and trio."""
-    if _in_asyncio():
+    if is_asyncio_running():
         await asyncio.sleep(seconds)
     else:
         await _trio().sleep(seconds)
@@ -50,7 +50,9 @@ async def sleep(seconds: float) -> None:
 
 def create_wakeup() -> Wakeup:
     """Return a Wakeup for the running loop. Raises WrongUse outside of asyncio and trio."""
-    return _create_asyncio_wakeup() if _in_asyncio() else _create_trio_wakeup(_trio())
+    if is_asyncio_running():
+        return _create_asyncio_wakeup()
+    return _create_trio_wakeup(_trio())
 
 
 async def run_in_thread(function: Callable[[], ResultT]) -> ResultT:
@@ -58,13 +60,15 @@ async def run_in_thread(function: Callable[[], ResultT]) -> ResultT:
 
     Raises WrongUse outside of asyncio and trio.
     """
-    if _in_asyncio():
+    if is_asyncio_running():
         return await asyncio.to_thread(function)
     result: ResultT = await _trio().to_thread.run_sync(function)
     return result
 
 
-def _in_asyncio() -> bool:
+def is_asyncio_running() -> bool:
+    """Return True if this thread runs an event loop of asyncio."""
+    # `asyncio.get_running_loop` would raise an exception in the usual case of a blocking client.
     return asyncio._get_running_loop() is not None
 
 
@@ -104,8 +108,10 @@ def _create_asyncio_wakeup() -> Wakeup:
 def _create_trio_wakeup(trio: Any) -> Wakeup:
     """Return a Wakeup for the running trio loop.
 
-    `wake` schedules the event in the loop, because `trio.Event` is not thread-safe. `trio` is the
-    module. It is passed and not imported, because the application may not have it.
+    `wake` schedules the event in the loop, because `trio.Event` is not thread-safe.
+
+    Args:
+        trio: The module trio. It is not imported here, because the application may not have it.
     """
     token = trio.lowlevel.current_trio_token()
     # An event of trio cannot be cleared, so that a new one replaces it after each wake-up.

@@ -45,7 +45,8 @@ _EVENTS: tuple[dict[str, Any], ...] = (
 def build_response_event_types() -> None:
     """Make openai and pydantic build the types of the events of a streamed response.
 
-    Only the first call in a process does it. Parsing one event of each kind builds its type.
+    Parsing one event of each kind builds its type. The cache makes every call after the first one
+    return at once.
     """
     try:
         from openai._models import construct_type
@@ -53,5 +54,6 @@ def build_response_event_types() -> None:
 
         for event in _EVENTS:
             construct_type(type_=ResponseStreamEvent, value=event)
-    except Exception:  # another version of the package: the first call is slower, as without us
+    except Exception:
+        # Another version of the package has other types. Its first stream only starts slower.
         log.debug("the types of streamed responses could not be prepared", exc_info=True)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
 import functools
 import logging
 import sys
 import time
 from collections.abc import Callable
 from functools import partial
+from types import ModuleType
 from typing import Any
 
 from ..errors import ThrottleTimeout, warn
@@ -19,6 +19,9 @@ from .observed_call import NOT_GIVEN, ObservedCall, current_call
 from .steps import Steps, isawaitable, replace_iterators, run_steps, run_steps_async
 
 log = logging.getLogger("loadgen_sdk")
+
+_WARNING_STACK_LEVEL = 5
+"""The frames from a warning about a call up to the application that makes the call."""
 
 LABELS_ARGUMENT = "loadgen_labels"
 """The argument of a call that belongs to this package. All others belong to the method."""
@@ -51,8 +54,8 @@ def measure_method(
         method, api, settings, is_blocking=is_blocking, find_request_fields=find_request_fields
     )
     if is_blocking:
-        return functools.wraps(method)(measured_method.blocking_function())
-    return functools.wraps(method)(measured_method.async_function())
+        return functools.wraps(method)(measured_method.create_function())
+    return functools.wraps(method)(measured_method.create_async_function())
 
 
 class _MeasuredMethod:
@@ -67,9 +70,9 @@ class _MeasuredMethod:
         is_blocking: bool,
         find_request_fields: FindRequestFields | None,
     ) -> None:
-        """Prepare what all calls of the method need. The arguments are those of `measure_method`.
+        """Select once what is the same in all calls: how to throttle, and how to book the cost.
 
-        What does not change from call to call is decided here, because it would cost time in each.
+        The arguments are those of `measure_method`.
         """
         policy = settings.policy
         self._method = method
@@ -84,28 +87,28 @@ class _MeasuredMethod:
         self._book_cost: Callable[[float | None, str], Any] | None = None
         if policy.budget is not None:
             self._book_cost = policy.budget.select_book_function(is_blocking=is_blocking)
-        # Nothing has to be waited for before a call, and nothing follows its failure.
-        self._has_one_attempt = (
-            policy.throttle is None and policy.budget is None and policy.retry is None
-        )
-        # An iterator can be read only once.
-        self._reads_arguments_twice = (
-            not self._has_one_attempt or policy.record is not None or policy.keep_content
+        has_limits = policy.throttle is not None or policy.budget is not None
+        # Without limits and retries, a call is a single attempt that waits for nothing.
+        self._is_single_attempt = not has_limits and policy.retry is None
+        # A second reader would find an iterator among the arguments used up.
+        self._needs_reusable_arguments = (
+            not self._is_single_attempt or policy.record is not None or policy.keep_content
         )
 
-    def blocking_function(self) -> Callable[..., Any]:
+    def create_function(self) -> Callable[..., Any]:
         """Return the function that the application calls instead of a blocking method.
 
-        A call without throttle, budget and retry is made here and not by `_run_attempts`, whose
-        generator costs as much as all the rest of the measurement.
+        It begins a measurement, sends the request, and observes the response. A call without
+        throttle, budget and retry is sent directly. `_run_attempts` would do the same, but takes as
+        long as all the rest of the measurement.
         """
         method = self._method
 
         def call(*args: Any, **kwargs: Any) -> Any:
-            observed = self._begin(kwargs)
+            observed = self._begin_call(kwargs)
             if observed is None:
                 return method(*args, **kwargs)
-            if not self._has_one_attempt or observed.is_raw_requested:
+            if not self._is_single_attempt or observed.is_raw_requested:
                 send = partial(method, *args, **kwargs)
                 return run_steps(self._run_attempts(observed, send))
             try:
@@ -118,20 +121,20 @@ class _MeasuredMethod:
 
         return call
 
-    def async_function(self) -> Callable[..., Any]:
+    def create_async_function(self) -> Callable[..., Any]:
         """Return the coroutine function that the application calls instead of an async method.
 
-        It does the same as the function of `blocking_function`. Some methods of the packages return
-        an object that need not be awaited.
+        It begins a measurement, sends the request, and observes the response. A call without
+        throttle, budget and retry is sent directly. `_run_attempts` would do the same, but takes as
+        long as all the rest of the measurement.
         """
         method = self._method
 
         async def call(*args: Any, **kwargs: Any) -> Any:
-            observed = self._begin(kwargs)
+            observed = self._begin_call(kwargs)
             if observed is None:
-                response = method(*args, **kwargs)
-                return await response if isawaitable(response) else response
-            if not self._has_one_attempt or observed.is_raw_requested:
+                return await _await_if_needed(method(*args, **kwargs))
+            if not self._is_single_attempt or observed.is_raw_requested:
                 send = partial(method, *args, **kwargs)
                 return await run_steps_async(self._run_attempts(observed, send))
             try:
@@ -146,12 +149,16 @@ class _MeasuredMethod:
 
         return call
 
-    def _begin(self, kwargs: dict[str, Any]) -> ObservedCall | None:
-        """Begin to observe a call. `kwargs` are its arguments, which may be changed in place.
+    def _begin_call(self, kwargs: dict[str, Any]) -> ObservedCall | None:
+        """Begin to observe a call, or return None for a call that is not measured.
 
-        The labels of the call are removed, and iterators are replaced by lists if they are read
-        twice. Return None for a call that is not measured: it is part of another call, or this
-        package has a defect.
+        A call inside another one of LiteLLM is not measured, because the outer call is. If this
+        package has a defect, it is logged, and the call is made without a measurement.
+
+        Args:
+            kwargs: The keyword arguments of the call, which are changed in place: the argument
+                `loadgen_labels` is removed, and iterators are replaced by lists if they are read
+                more than once.
         """
         labels = kwargs.pop(LABELS_ARGUMENT, None)
         outer_call = current_call.get()
@@ -160,7 +167,7 @@ class _MeasuredMethod:
         if self._is_blocking:
             self._warn_in_event_loop()
         try:
-            if self._reads_arguments_twice:
+            if self._needs_reusable_arguments:
                 replace_iterators(kwargs)
             request_fields = kwargs
             if self._find_request_fields is not None:
@@ -172,8 +179,8 @@ class _MeasuredMethod:
             return None
 
     def _warn_in_event_loop(self) -> None:
-        """Warn once that a blocking client is called in an event loop."""
-        if self._settings.has_warned_about_event_loop or asyncio._get_running_loop() is None:
+        """Warn once that a blocking client is called in an event loop of asyncio."""
+        if self._settings.has_warned_about_event_loop or not event_loop.is_asyncio_running():
             return
         self._settings.has_warned_about_event_loop = True
         warn(
@@ -182,52 +189,70 @@ class _MeasuredMethod:
                 "blocks all other tasks. Use AsyncOpenAI or asyncio.to_thread"
             ),
             RuntimeWarning,
-            stacklevel=5,
+            stacklevel=_WARNING_STACK_LEVEL,
         )
 
     def _run_attempts(self, observed: ObservedCall, send: partial[Any]) -> Steps[Any]:
-        """Send a request until it succeeds or may not be retried. Return the response.
+        """Send a request with its retries, and observe the response. Return what the caller gets.
 
-        Before each attempt, this waits for the backoff of a retry, the throttle and the budget. The
-        error of the last attempt is raised. A ThrottleTimeout becomes one that the application can
-        catch as an APITimeoutError of its package.
+        This is a generator of `Steps`: each function that it yields is called, and awaited in an
+        async client.
 
         Args:
             observed: The call.
             send: Sends the request. It is the method of the client with its arguments.
         """
         if not self._is_blocking and self._settings.policy.retry is not None:
-            event_loop.require_running()
-        backoff_s: float | None = None
+            event_loop.require_running()  # A retry would have to sleep in it.
+        response = yield from self._send_with_retries(observed, send)
+        parsed_response = response
+        if observed.is_raw_requested:
+            try:
+                parsed_response = yield response.parse
+            except Exception as error:
+                return observed.report_unparsable(response, error)
+        return observed.observe_response(response, parsed_response, is_blocking=self._is_blocking)
+
+    def _send_with_retries(self, observed: ObservedCall, send: partial[Any]) -> Steps[Any]:
+        """Send a request until it succeeds, and return the response of the client.
+
+        The error of the last attempt is raised. If that is a ThrottleTimeout, the raised error is
+        also an APITimeoutError of the client's package, so that the application may catch either.
+        """
+        backoff_s = 0.0
         while True:
             try:
-                if backoff_s:
-                    sleep = time.sleep if self._is_blocking else event_loop.sleep
-                    yield partial(sleep, backoff_s)
-                yield from self._wait_for_permission(observed, send)
-                with observed:
-                    response = yield send
-                break
+                return (yield from self._send_once(observed, send, backoff_s))
             except BaseException as error:
-                backoff_s = observed.end_failed_attempt(error)
-                can_retry = backoff_s is not None
-                if can_retry:
+                next_backoff_s = observed.end_failed_attempt(error)
+                if next_backoff_s is not None:
+                    backoff_s = next_backoff_s
                     continue
                 if isinstance(error, ThrottleTimeout):
                     package = sys.modules[self._settings.package]
                     raise _timeout_error_of_package(package, error) from error
                 raise
 
-        if not observed.is_raw_requested:
-            return observed.observe_response(response, response, is_blocking=self._is_blocking)
-        try:
-            parsed_response = yield response.parse
-        except Exception as error:
-            return observed.report_unparsable(response, error)
-        return observed.observe_response(response, parsed_response, is_blocking=self._is_blocking)
+    def _send_once(
+        self, observed: ObservedCall, send: partial[Any], backoff_s: float
+    ) -> Steps[Any]:
+        """Wait for the back-off, the throttle and the budget, and send the request once."""
+        if backoff_s:
+            sleep = time.sleep if self._is_blocking else event_loop.sleep
+            yield partial(sleep, backoff_s)
+        yield from self._acquire_permission(observed, send.keywords.get("timeout", NOT_GIVEN))
+        with observed:
+            return (yield send)
 
-    def _wait_for_permission(self, observed: ObservedCall, send: partial[Any]) -> Steps[None]:
-        """Wait for a permit of the throttle, and book the estimated cost of the call.
+    def _acquire_permission(self, observed: ObservedCall, timeout: Any) -> Steps[None]:
+        """Wait for a permit of the throttle, and book the estimated cost of the call in the budget.
+
+        Both are yielded as functions to call, which may wait. The permit and the booking are
+        stored in the call, which returns them at its end.
+
+        Args:
+            observed: The call.
+            timeout: The argument `timeout` of the call, which also limits the wait for the permit.
 
         Raises:
             ThrottleTimeout: The throttle gave no permit in time.
@@ -235,12 +260,15 @@ class _MeasuredMethod:
         """
         call = observed.call
         if self._acquire_permit is not None:
-            timeout = send.keywords.get("timeout", NOT_GIVEN)
-            call.permit = yield partial(
-                self._acquire_permit, **observed.throttle_arguments(timeout)
-            )
+            arguments = observed.throttle_arguments(timeout)
+            call.permit = yield partial(self._acquire_permit, **arguments)
         if self._book_cost is not None and call.is_budgeted:
             call.budget_hold = yield partial(self._book_cost, call.estimated_cost(), call.model)
+
+
+async def _await_if_needed(result: Any) -> Any:
+    """Await the result of an async client, some methods of which return a plain object."""
+    return await result if isawaitable(result) else result
 
 
 def record_response_headers(
@@ -261,28 +289,31 @@ def record_response_headers(
         observed.call.record_headers(headers)
 
 
-_timeout_types: dict[Any, type[BaseException]] = {}
+def _timeout_error_of_package(package: ModuleType, error: ThrottleTimeout) -> BaseException:
+    """Return a ThrottleTimeout that is also an APITimeoutError of a package such as openai.
 
-
-def _timeout_error_of_package(package: Any, error: ThrottleTimeout) -> BaseException:
-    """Return a ThrottleTimeout that is also an APITimeoutError of a package.
-
-    The application may catch either: its code for timeouts of openai also works for the throttle.
-    The class is created once for each package.
+    The application may catch either, so that its code for timeouts of the package also handles a
+    throttle that admits no call in time.
     """
-    timeout_type = _timeout_types.get(package)
-    if timeout_type is None:
-        timeout_type = type(
-            "ThrottleTimeout",
-            (ThrottleTimeout, package.APITimeoutError),
-            {"__init__": _init_timeout_error},
-        )
-        _timeout_types[package] = timeout_type
-    return timeout_type(error)
+    return _timeout_class_of_package(package)(error)
+
+
+@functools.cache
+def _timeout_class_of_package(package: ModuleType) -> type[BaseException]:
+    """Create the subclass of ThrottleTimeout and of the APITimeoutError of a package.
+
+    `type` is called, because a class statement cannot have a base class that type checkers do not
+    know.
+    """
+    base_classes = (ThrottleTimeout, package.APITimeoutError)
+    return type("ThrottleTimeout", base_classes, {"__init__": _init_timeout_error})
 
 
 def _init_timeout_error(self: Any, error: ThrottleTimeout) -> None:
-    """Set the attributes of an APITimeoutError without a request."""
+    """Set the attributes that an APITimeoutError has, without a request.
+
+    This is the `__init__` of the class that `_timeout_class_of_package` creates.
+    """
     Exception.__init__(self, str(error))
     self.message = str(error)
     self.hint = error.hint

@@ -20,10 +20,10 @@ from typing import Any
 from ..errors import BudgetExceeded, ThrottleTimeout
 from ..request import NEVER, Failure
 from .background import is_collecting_garbage, run_in_background
-from .call import NO_HEADERS, Call, CallObservation, CallSettings, activate_spans
+from .call import NO_HEADERS, Call, CallObservation, CallSettings, context_of_spans
 from .event_types import build_response_event_types
 from .measurement import TEXT_APIS, Api, Choice, Status, attach_measurement, warn_uncounted
-from .observed_stream import is_read_by_calling_code, observe_stream, observe_unread_response
+from .observed_stream import is_called_by_helper, observe_stream, observe_unread_response
 from .output_tracker import OutputTracker
 
 log = logging.getLogger("loadgen_sdk")
@@ -59,7 +59,7 @@ class ObservedCall:
             response and reads it by itself.
         hides_usage: The event with the token counts is hidden, because the application did not
             request it.
-        is_left_by_reader: A helper of the package that reads the stream for the application (such
+        is_left_by_helper: A helper of the package that reads the stream for the application (such
             as `chat.completions.stream`) has stopped before its end.
         get_stream: Returns the stream, or None if nobody uses it any more (a weak reference).
     """
@@ -71,7 +71,7 @@ class ObservedCall:
     is_raw_requested = False
     is_read_by_application = False
     hides_usage = False
-    is_left_by_reader = False
+    is_left_by_helper = False
     get_stream: Callable[[], Any] = staticmethod(lambda: None)
     _outer_call: ObservedCall | None = None
     _current_span: AbstractContextManager[object] | None = None
@@ -84,47 +84,45 @@ class ObservedCall:
         Args:
             api: The API.
             settings: What all calls of the client have in common.
-            kwargs: The fields of the request. If the settings say so, `stream_options` is changed
-                in place to request the token counts of a stream.
+            kwargs: The fields of the request. If `settings.requests_usage` is set, the field
+                `stream_options` of a stream is changed in place to request token counts.
             labels: The labels of this call alone, without those of the client.
         """
-        is_streamed = bool(kwargs.get("stream"))
-        model = kwargs.get("model") or ""
-        if type(model) is not str:
-            model = str(model)
-        self.is_streamed = is_streamed
-        self.call = Call(settings, api, model, kwargs, is_streamed=is_streamed, labels=labels)
-        self.tracker = OutputTracker(
-            api, is_streamed=is_streamed, keep_content=settings.policy.keep_content
+        self.is_streamed = bool(kwargs.get("stream"))
+        model_name = str(kwargs.get("model") or "")
+        self.call = Call(
+            settings, api, model_name, kwargs, is_streamed=self.is_streamed, labels=labels
         )
-        # The call sees the timestamps that the tracker appends.
+        self.tracker = OutputTracker(
+            api, is_streamed=self.is_streamed, keep_content=settings.policy.keep_content
+        )
+        # Both have the same list: the call sees the timestamps that the tracker appends.
         self.call.instants = self.tracker.instants
         extra_headers = kwargs.get("extra_headers")
         if extra_headers:
-            self._read_raw_header(extra_headers)
-        if is_streamed and settings.requests_usage and api in ("chat", "completions"):
+            self._find_requested_form(extra_headers)
+        if self.is_streamed and settings.requests_usage and api in ("chat", "completions"):
             self._request_usage(kwargs)
 
     def __enter__(self) -> None:
-        """Begin an attempt: what this context sends from now on belongs to this call.
+        """Begin an attempt, so that this is the `current_call` while its request is sent.
 
-        Spans of the call become the current ones, and the time of the attempt is taken last.
+        The spans of the call become the current ones of OpenTelemetry. The start time is taken
+        last, so that it leaves out the preparations.
         """
         call = self.call
         self._outer_call = current_call.get()
         current_call.set(self)
         if call.spans:
-            self._current_span = activate_spans(call.spans)
+            self._current_span = context_of_spans(call.spans)
             self._current_span.__enter__()
         if self.is_streamed and call.api == "responses":
-            # Before the time is taken, because it is slow once in a process.
             build_response_event_types()
         call.attempt_started = monotonic_ns()
 
     def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
-        """End an attempt. A call that this one was made inside is the current one again."""
-        # The token of the variable is not used, because a coroutine may be closed in another
-        # context.
+        """End an attempt. The call that contains this one, if any, is the current one again."""
+        # `ContextVar.reset` would fail for a coroutine that is closed in another context.
         current_call.set(self._outer_call)
         if self._current_span is not None:
             self._current_span.__exit__(kind, error, trace)
@@ -145,49 +143,55 @@ class ObservedCall:
     def end_failed_attempt(self, error: BaseException) -> float | None:
         """End an attempt that failed before any output reached the caller.
 
-        Return the seconds to wait before the next attempt. Return None if there is none: the call
-        was then reported. A call that was not sent because its arguments are wrong (TypeError) is
-        discarded without a report.
+        Return the seconds to wait before the next attempt, or None if there is none and the call
+        has ended. It is then reported, unless wrong arguments (TypeError) prevented the request.
         """
         has_wrong_arguments = isinstance(error, TypeError) and not self.call.has_headers
         if has_wrong_arguments:
             self.call.discard()
             return None
+        if is_collecting_garbage():
+            # The garbage collector closes a coroutine that nobody awaits any more. The code that
+            # it has interrupted may hold any lock, so that another thread does the work.
+            run_in_background(partial(self.end_failed_attempt, error))
+            return None
         try:
-            return self._end_failed_attempt(error)
+            return self._record_failed_attempt(error)
         except Exception:
             # The application gets its own error, and not one of this package.
             self._log_not_measured()
             return None
 
-    def read_unparsed(self, http_response: Any) -> None:
+    def read_usage_of_unparsed(self, http_response: Any) -> None:
         """Read the token counts of a response that the package of the client could not parse.
 
-        Its tokens are billed all the same. `http_response` is a response of the HTTP library or
-        None. A response that is an error, a stream, cut off or no JSON is ignored.
+        The server bills these tokens although the application gets an error. Streams, error
+        responses and bodies that are not complete JSON have no counts to read.
+
+        Args:
+            http_response: The response of the HTTP library, or None if there is none.
         """
-        try:
-            if http_response is None or http_response.status_code >= 400 or self.is_streamed:
-                return
-            response = json.loads(http_response.content, object_hook=_to_namespace)
-        except Exception:
+        if self.is_streamed or http_response is None:
             return
+        response = _parse_json_body(http_response)
         if hasattr(response, "usage"):
             self.tracker.read_response(response, monotonic_ns())
 
     def observe_response(self, response: Any, parsed_response: Any, *, is_blocking: bool) -> Any:
         """Observe the response that a method has returned. Return what the application gets.
 
-        A complete response is reported now, and a stream when it has ended. A response of
-        `with_streaming_response` is observed while the application reads it.
+        There are three forms. A plain call returns a parsed response or a stream. A call of
+        `with_raw_response` returns a raw response, which contains the parsed one. A call of
+        `with_streaming_response` returns a raw response that the application reads by itself
+        later. A complete response is reported now, and any other when it has ended.
 
         Args:
             response: What the method has returned.
-            parsed_response: The response or stream inside it, if it is a raw response. Else it is
+            parsed_response: The response or stream inside a raw response. Otherwise it is
                 `response` itself.
             is_blocking: The client is a blocking one.
         """
-        self.http_response = None
+        self.http_response = None  # The package has parsed it, so that its body may be freed.
         try:
             if not self.call.has_headers:
                 self.call.settings.warn_missing_headers()
@@ -205,12 +209,12 @@ class ObservedCall:
             return response
 
     def report_unparsable(self, raw_response: Any, error: Exception) -> Any:
-        """Report a raw response that cannot be parsed, and return it.
+        """Report a raw response that cannot be parsed as failed, and return it.
 
         The application gets the same error when it parses the response.
         """
         self.raw_response = raw_response
-        self.read_unparsed(getattr(raw_response, "http_response", None))
+        self.read_usage_of_unparsed(getattr(raw_response, "http_response", None))
         self._report("failed", failure_from_error(error), error_code=_error_code(error))
         return raw_response
 
@@ -227,7 +231,7 @@ class ObservedCall:
         self._report("ok", None, self.get_stream())
 
     def report_stream_error(self, error: BaseException) -> None:
-        """Report a stream that raised an error, or whose loop was left (GeneratorExit)."""
+        """Report a stream that raised an error, or whose loop was left early (GeneratorExit)."""
         if isinstance(error, GeneratorExit):
             self._report_left_loop()
             return
@@ -238,8 +242,8 @@ class ObservedCall:
     def report_abandoned(self) -> None:
         """Report a stream that the application has stopped reading.
 
-        The status is "ok" if a finish reason has come, because the output is then complete, and
-        "abandoned" otherwise.
+        The status is "ok" if the finish reason has arrived, because the output is then complete.
+        Otherwise it is "abandoned".
         """
         if is_collecting_garbage():
             # The code that the garbage collector has interrupted may hold any lock.
@@ -262,18 +266,22 @@ class ObservedCall:
         else:
             self._report("abandoned", _ABANDONED)
 
-    def _read_raw_header(self, extra_headers: Mapping[str, Any]) -> None:
-        """Find out whether the application requests the raw response, or reads it by itself."""
+    def _find_requested_form(self, extra_headers: Mapping[str, Any]) -> None:
+        """Find out whether the application requests a raw response, and who reads its body.
+
+        The packages pass this on in a header: "true" or "raw" stands for `with_raw_response`, and
+        "stream" for `with_streaming_response`.
+        """
         raw_format = extra_headers.get(RAW_HEADER)
         if raw_format:
             self.is_raw_requested = raw_format in ("true", "raw")
             self.is_read_by_application = not self.is_raw_requested
 
     def _request_usage(self, kwargs: dict[str, Any]) -> None:
-        """Request the token counts of a stream, unless the application does so itself.
+        """Request the token counts of a stream, unless the application requests them itself.
 
-        The event with the counts is then hidden from the application (`hides_usage`), which may
-        not expect an event without choices.
+        The server sends the counts in an event without choices, which the application may not
+        expect. The event is therefore hidden from the application (`hides_usage`).
         """
         extra_body = kwargs.get("extra_body")
         if isinstance(extra_body, Mapping) and "stream_options" in extra_body:
@@ -285,15 +293,12 @@ class ObservedCall:
             kwargs["stream_options"] = {**options, "include_usage": True}
             self.hides_usage = True
 
-    def _end_failed_attempt(self, error: BaseException) -> float | None:
-        """Do the work of `end_failed_attempt` for a call that was sent.
+    def _record_failed_attempt(self, error: BaseException) -> float | None:
+        """Pass a failed attempt to the retry policy, and report the call if there is no retry.
 
-        In the garbage collector, which closes a coroutine that nobody awaits any more, it is done
-        in the background: the code that the collector has interrupted may hold any lock.
+        Return the seconds to wait before the retry, or None if there is none.
         """
-        if is_collecting_garbage():
-            run_in_background(partial(self.end_failed_attempt, error))
-            return None
+        # The openai and anthropic packages count their own retries in this header of the request.
         retry_count = _headers_of(error, "request").get("x-stainless-retry-count", "")
         self.hidden_retries = int(retry_count) if retry_count.isdecimal() else 0
         failure = failure_from_error(error)
@@ -307,26 +312,26 @@ class ObservedCall:
             can_retry=not is_refused_here,
         )
         if wait_s is None:
-            self.read_unparsed(self.http_response)
+            self.read_usage_of_unparsed(self.http_response)
             self._report(_status_of(error), failure, error_code=error_code)
         return wait_s
 
     def _report_left_loop(self) -> None:
-        """Report a stream whose loop was left, unless a helper of the package has left it.
+        """Report a stream whose loop was left early as abandoned, unless a helper has left it.
 
-        Such a helper (`chat.completions.stream`) reads the stream for the application. If it stops,
-        for example because it cannot parse the output, it closes the response next, and that
-        reports the call with the error of the helper. The helper is found in the stack of callers.
+        A helper is an object of the package that reads the stream for the application, such as the
+        result of `chat.completions.stream`. If it stops, for example because it cannot parse the
+        output, it closes the response next. `observed_stream` then reports the call with the error
+        of the helper.
         """
         try:
-            # This method, `report_stream_error` and the generator do not read the stream.
-            self.is_left_by_reader = not is_collecting_garbage() and is_read_by_calling_code(
-                self.get_stream(), skipped_frames=2
+            self.is_left_by_helper = not is_collecting_garbage() and is_called_by_helper(
+                self.get_stream()
             )
         except Exception:
-            # There are frames whose variables cannot be read.
-            log.debug("the reader of a stream is not known", exc_info=True)
-        if not self.is_left_by_reader:
+            # The variables of some frames cannot be read.
+            log.debug("the callers of a stream are not known", exc_info=True)
+        if not self.is_left_by_helper:
             self.report_abandoned()
 
     def _report(
@@ -338,18 +343,20 @@ class ObservedCall:
     ) -> None:
         """Report the call, unless it was reported already.
 
+        A stream that ends normally after an error event of the server counts as failed.
+
         Args:
             status: How the call ended.
             failure: Why it is not ok, or None.
             response: The response or the stream, which gets the measurement as an attribute.
             error_code: The code in the error response of the server, or "".
         """
-        if self.call.is_reported or not self._claim_report():
+        if self.call.is_reported or not self._is_first_report():
             return
+        if self.tracker.error and status == "ok":
+            status = "failed"
+            failure = Failure("error_event", self.tracker.error)
         try:
-            if self.tracker.error and status == "ok":
-                status = "failed"
-                failure = Failure("error_event", self.tracker.error)
             self._warn_uncounted(status)
             measurement = self.call.report(
                 status,
@@ -358,21 +365,22 @@ class ObservedCall:
                 done=monotonic_ns(),
                 error_code=error_code,
             )
-            if response is not None:
-                attach_measurement(response, measurement)
-            if self.raw_response is not None:
-                attach_measurement(self.raw_response, measurement)
+            for measured_object in (response, self.raw_response):
+                if measured_object is not None:
+                    attach_measurement(measured_object, measurement)
         except Exception:
+            # A defect of this package must not become an error of the application.
             self._log_not_measured()
 
-    def _claim_report(self) -> bool:
-        """Return True for the first caller, of all threads.
+    def _is_first_report(self) -> bool:
+        """Return True for the first caller among all threads, and False for any later one.
 
-        A destructor passes the end of a call to another thread, while this one may close it.
+        A stream may be closed by the application while the background thread, to which the
+        destructor of the stream passes its work, ends the same call.
         """
         claim = object()
-        # `dict.setdefault` is atomic, so that no lock is needed.
-        return vars(self).setdefault("_report_claim", claim) is claim
+        # `dict.setdefault` is atomic: the first caller stores its claim, and no lock is needed.
+        return vars(self).setdefault("_first_claim", claim) is claim
 
     def _warn_uncounted(self, status: Status) -> None:
         """Warn if the cost of a call is not known because the server has sent no token counts."""
@@ -386,33 +394,37 @@ class ObservedCall:
     def _observation(self) -> CallObservation:
         """Return what was observed of the last attempt.
 
-        There is no first token if events with unknown fields came first, which may be output.
+        The time of the first token is unknown (NEVER) if the stream began with texts in fields
+        that this package does not know, because they may have been the first output.
         """
         tracker = self.tracker
         usage = tracker.usage()
-        instants = tracker.instants
-        first_token = instants[0] if instants and tracker.is_first_output_known else NEVER
-        last_token = instants[-1] if instants else NEVER
-        # All tokens of a response that is not streamed come at once.
-        first_event_tokens = tracker.first_event_tokens if self.is_streamed else usage.output or 0
+        first_token = NEVER
+        last_token = NEVER
+        if tracker.instants:
+            last_token = tracker.instants[-1]
+            if tracker.is_first_output_known:
+                first_token = tracker.instants[0]
+        first_event_tokens = tracker.first_event_tokens
+        if not self.is_streamed:
+            # A response that is not streamed is a single event with all tokens.
+            first_event_tokens = usage.output or 0
         choices: tuple[Choice, ...] = ()
         if tracker.content is not None:
             choices = tracker.content.choices(tracker.finish_reason)
-        return CallObservation(  # by position, in the order of the fields, which is faster
-            self.call.attempt_started,
-            first_token,
-            tracker.first_answer,
-            last_token,
-            max(last_token, tracker.finished),
-            first_event_tokens,
-            tracker.finish_reason,
-            self.hidden_retries,
-            tracker.response_model,
-            tracker.response_id,
-            None,  # server_timing
-            False,  # kernel_stamps
-            usage,
-            choices,
+        return CallObservation(
+            sent=self.call.attempt_started,
+            first_token=first_token,
+            first_answer=tracker.first_answer,
+            last_token=last_token,
+            end=max(last_token, tracker.finished),
+            first_event_tokens=first_event_tokens,
+            finish_reason=tracker.finish_reason,
+            hidden_retries=self.hidden_retries,
+            response_model=tracker.response_model,
+            response_id=tracker.response_id,
+            usage=usage,
+            choices=choices,
         )
 
     def _log_not_measured(self) -> None:
@@ -424,7 +436,8 @@ class ObservedCall:
 def failure_from_error(error: BaseException) -> Failure:
     """Return the failure that an exception of a call means.
 
-    Exceptions of this package come first, then those of openai, anthropic and HTTP libraries.
+    The exception comes from this package, from openai or anthropic, or from an HTTP library. One
+    that is not an Exception, such as CancelledError, interrupts the call.
     """
     if not isinstance(error, Exception):
         return Failure("interrupted", type(error).__name__)
@@ -432,21 +445,32 @@ def failure_from_error(error: BaseException) -> Failure:
         return Failure("timeout_total", str(error))
     if isinstance(error, BudgetExceeded):
         return Failure("over_budget", str(error))
+    # Imported here, because most applications start without a failed call.
     from ..wire_formats.library_errors import classify_library_error
 
     failure = classify_library_error(error)
-    # A timeout of the package without one of the connection is that of the whole call.
-    class_names = {type(cause).__name__ for cause in (error, error.__cause__)}
-    if "APITimeoutError" in class_names and "ConnectTimeout" not in class_names:
+    if _is_timeout_of_request(error):
         return Failure("timeout_total", str(error), failure.http_status)
     return failure
+
+
+def _is_timeout_of_request(error: Exception) -> bool:
+    """Return True for an APITimeoutError of openai or anthropic, unless no connection was opened.
+
+    Names of classes are compared, because the packages may not be installed. The HTTP library's
+    own timeout is the cause of the error.
+    """
+    class_names = {type(error).__name__, type(error.__cause__).__name__}
+    return "APITimeoutError" in class_names and "ConnectTimeout" not in class_names
 
 
 def parse_timeout_s(timeout: Any, default: float | None) -> float | None:
     """Return the argument `timeout=` of a method of openai in seconds, or None for no limit.
 
-    It is a number, None, or an `httpx.Timeout`, whose `read` is used. Any other object is the
-    sentinel of the package for a timeout that was not passed, for which `default` is returned.
+    Args:
+        timeout: A number of seconds, None for no limit, or an `httpx.Timeout`, whose `read` is
+            used. Any other object is the sentinel of the package for "not passed".
+        default: The result for a timeout that was not passed.
     """
     if isinstance(timeout, int | float) and not isinstance(timeout, bool):
         return max(0.0, float(timeout))
@@ -480,6 +504,19 @@ def _error_code(error: BaseException) -> str:
         if isinstance(code, str):
             return code
     return ""
+
+
+def _parse_json_body(http_response: Any) -> Any:
+    """Return the JSON body of a response of an HTTP library as objects with attributes.
+
+    Return None for an error response, and for a body that was cut off or is not JSON.
+    """
+    try:
+        if http_response.status_code >= 400:
+            return None
+        return json.loads(http_response.content, object_hook=_to_namespace)
+    except Exception:
+        return None
 
 
 def _to_namespace(fields: dict[str, Any]) -> SimpleNamespace:

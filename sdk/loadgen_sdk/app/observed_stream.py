@@ -11,9 +11,10 @@ import copy
 import sys
 import weakref
 from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import suppress
 from functools import partial
 from time import monotonic_ns
-from types import FrameType
+from types import AsyncGeneratorType, FrameType, GeneratorType
 from typing import TYPE_CHECKING, Any
 
 from .background import run_in_background
@@ -22,9 +23,9 @@ from .steps import Steps, as_function
 if TYPE_CHECKING:
     from .observed_call import ObservedCall
 
-_MAX_READER_FRAMES = 6
-"""The frames between a stream and its reader: loops of the package and of other instrumentations.
-"""
+_MAX_INSPECTED_CALLERS = 9
+"""How many callers are inspected to find a helper: functions of this package that report a stream,
+and loops of the client's package and of other instrumentations."""
 
 
 class ObservedEvents:
@@ -42,20 +43,22 @@ class ObservedEvents:
 
     def __iter__(self) -> Iterator[Any]:
         """Return a generator for one loop."""
-        return _observe(self._events, self._observed, self)
+        return _observe(self._events, self._observed, keep_alive=self)
 
     def __aiter__(self) -> AsyncIterator[Any]:
         """Return a generator for one async loop."""
-        return _observe_async(self._events, self._observed, self)
+        return _observe_async(self._events, self._observed, keep_alive=self)
 
     def __next__(self) -> Any:
         """Return the next event."""
-        self._generator = self._generator or _observe(self._events, self._observed)
+        if self._generator is None:
+            self._generator = _observe(self._events, self._observed)
         return next(self._generator)
 
     def __anext__(self) -> Any:
         """Return an awaitable for the next event."""
-        self._generator = self._generator or _observe_async(self._events, self._observed)
+        if self._generator is None:
+            self._generator = _observe_async(self._events, self._observed)
         return anext(self._generator)
 
     def __del__(self) -> None:
@@ -110,18 +113,19 @@ class ObservedStream(ObservedEvents):
 def _observe(
     events: Iterator[Any],
     observed: ObservedCall,
-    owner: object = None,  # noqa: ARG001 - kept alive
+    keep_alive: object = None,  # noqa: ARG001 - only referenced
 ) -> Iterator[Any]:
     """Yield the events of a stream to the application, and pass each to the tracker of the call.
 
-    An event with nothing but token counts that the application has not requested is not yielded.
-    The end of the stream, an error and a loop that is left (GeneratorExit) report the call.
+    The call is reported when the stream ends, raises an error, or is left by its reader
+    (GeneratorExit). An event that has only token counts is not yielded if the application has not
+    requested token counts (`hides_usage`).
 
     Args:
         events: The events of the stream.
         observed: The call.
-        owner: The ObservedEvents. It ends the call in its destructor, and a loop may hold no other
-            reference to it, so that this generator keeps it alive.
+        keep_alive: An object that must exist as long as this generator. Its destructor would end
+            the call, and a `for` loop has no reference to anything but the generator.
     """
     # This runs for each event: local names save lookups.
     observe = observed.tracker.event_observer
@@ -130,8 +134,9 @@ def _observe(
     try:
         for event in events:
             observe(event, clock())
-            if not hides_usage or event.choices or getattr(event, "usage", None) is None:
-                yield event
+            if hides_usage and _has_only_usage(event):
+                continue
+            yield event
         observed.report_stream_end()
     except BaseException as error:
         observed.report_stream_error(error)
@@ -141,80 +146,123 @@ def _observe(
 async def _observe_async(
     events: AsyncIterator[Any],
     observed: ObservedCall,
-    owner: object = None,  # noqa: ARG001 - kept alive
+    keep_alive: object = None,  # noqa: ARG001 - only referenced
 ) -> AsyncIterator[Any]:
-    """Yield the events of an async stream to the application. All else is as in `_observe`."""
+    """Yield the events of an async stream to the application, and pass each to the tracker.
+
+    The call is reported when the stream ends, raises an error, or is left by its reader
+    (GeneratorExit). An event that has only token counts is not yielded if the application has not
+    requested token counts (`hides_usage`).
+
+    Args:
+        events: The events of the stream.
+        observed: The call.
+        keep_alive: An object that must exist as long as this generator. Its destructor would end
+            the call, and a loop has no reference to anything but the generator.
+    """
+    # This runs for each event: local names save lookups.
     observe = observed.tracker.event_observer
     clock = monotonic_ns
     hides_usage = observed.hides_usage
     try:
         async for event in events:
             observe(event, clock())
-            if not hides_usage or event.choices or getattr(event, "usage", None) is None:
-                yield event
+            if hides_usage and _has_only_usage(event):
+                continue
+            yield event
         observed.report_stream_end()
     except BaseException as error:
         observed.report_stream_error(error)
         raise
 
 
+def _has_only_usage(event: Any) -> bool:
+    """Return True if an event of chat or completions has token counts and no choices."""
+    return not event.choices and getattr(event, "usage", None) is not None
+
+
 def observe_stream(returned_stream: Any, observed: ObservedCall) -> Any:
     """Observe the stream that a method of a client has returned. Return what the application gets.
 
-    A `Stream` of openai or anthropic is changed in place: its iterator passes each event to the
-    call, and closing it or its response ends the call. A stream of LiteLLM, which has another form,
-    is wrapped.
-
-    The call refers to the stream only weakly, and the replaced methods refer to a copy of it. A
-    strong reference would make a cycle, and the call of a stream that is dropped unread would end
-    only when the garbage collector runs.
+    A `Stream` or `AsyncStream` of openai or anthropic is changed in place and returned. A stream of
+    LiteLLM, which has no `_iterator`, is wrapped.
     """
-    if not hasattr(returned_stream, "_iterator"):
-        wrapped_stream = ObservedStream(returned_stream, observed)
-        observed.get_stream = weakref.ref(wrapped_stream)
-        return wrapped_stream
+    if hasattr(returned_stream, "_iterator"):
+        _observe_in_place(unwrapped(returned_stream), observed)
+        return returned_stream
+    wrapped_stream = ObservedStream(returned_stream, observed)
+    observed.get_stream = weakref.ref(wrapped_stream)
+    return wrapped_stream
 
-    stream = unwrapped(returned_stream)
+
+def _observe_in_place(stream: Any, observed: ObservedCall) -> None:
+    """Replace parts of a stream of openai or anthropic, so that it passes its events to a call.
+
+    The new iterator observes each event. The new `close` of the stream, and that of its HTTP
+    response, also end the call.
+
+    Nothing that the stream refers to may refer back to the stream. Such a cycle would keep an
+    abandoned stream, and the permit of its call, until the garbage collector runs. The call
+    therefore has a weak reference, and the new parts use a shallow copy of the stream.
+    """
     observed.get_stream = weakref.ref(stream)
     stream_copy = copy.copy(stream)
-    stream_copy._iterator = None
-    events = _iterator_without_cycle(stream, stream_copy)
+    stream_copy._iterator = None  # The iterator would refer back to the stream.
+    events = _create_event_iterator(stream, stream_copy)
     stream._iterator = ObservedEvents(events, observed)
     stream.close = partial(_end_call_and_close, observed, stream_copy)
-    _watch_response(getattr(stream, "response", None), events, observed)
-    return returned_stream
+    _observe_closing(getattr(stream, "response", None), events, observed)
 
 
 def observe_unread_response(response: Any, observed: ObservedCall, *, is_blocking: bool) -> None:
     """Observe a response of `with_streaming_response`, which the application reads by itself.
 
-    Its methods `parse` and `close` are replaced. What the application parses is observed, and the
-    call ends when it closes the response. If it has read the body without parsing it, the body is
-    parsed then, for the token counts.
+    The methods `parse` and `close` of the response are replaced: what the application parses is
+    observed, and the call ends when it closes the response.
     """
-    parse = response.parse
-    close = response.close
+    unread_response = _UnreadResponse(response, observed)
+    response.parse = as_function(unread_response.parse, is_blocking=is_blocking)
+    response.close = as_function(unread_response.close, is_blocking=is_blocking)
 
-    def parse_steps(*args: Any, **kwargs: Any) -> Steps[Any]:
-        parsed_response = yield partial(parse, *args, **kwargs)
-        if observed.is_reported:
+
+class _UnreadResponse:
+    """A response that the application reads by itself, with its original `parse` and `close`.
+
+    The methods are generators of `Steps`, so that they serve blocking and async clients: each
+    function that they yield is called, and in an async client awaited.
+    """
+
+    def __init__(self, response: Any, observed: ObservedCall) -> None:
+        self._response = response
+        self._observed = observed
+        self._parse_original = response.parse
+        self._close_original = response.close
+
+    def parse(self, *args: Any, **kwargs: Any) -> Steps[Any]:
+        """Parse the response and observe the result. The arguments are those of the original."""
+        parsed_response = yield partial(self._parse_original, *args, **kwargs)
+        if self._observed.is_reported:
             return parsed_response
-        return observed.observe_parsed_response(parsed_response)
+        return self._observed.observe_parsed_response(parsed_response)
 
-    def close_steps() -> Steps[None]:
-        is_consumed = bool(getattr(response.http_response, "is_stream_consumed", False))
+    def close(self) -> Steps[None]:
+        """End the call and close the response.
+
+        If the application has read the whole body without parsing it, the body is parsed here, for
+        its token counts.
+        """
+        observed = self._observed
+        http_response = self._response.http_response
+        is_consumed = bool(getattr(http_response, "is_stream_consumed", False))
         is_unparsed = not observed.is_streamed and not observed.is_reported
-        try:
-            if is_consumed and is_unparsed:
-                yield from parse_steps()
-        except Exception:
-            # The body was cut off, or is not what the application has requested.
-            observed.read_unparsed(response.http_response)
+        if is_consumed and is_unparsed:
+            try:
+                yield from self.parse()
+            except Exception:
+                # The body was cut off, or does not have the requested form.
+                observed.read_usage_of_unparsed(http_response)
         observed.report_closed_response(is_consumed=is_consumed)
-        yield close
-
-    response.parse = as_function(parse_steps, is_blocking=is_blocking)
-    response.close = as_function(close_steps, is_blocking=is_blocking)
+        yield self._close_original
 
 
 def unwrapped(stream: Any) -> Any:
@@ -226,69 +274,70 @@ def unwrapped(stream: Any) -> Any:
     return stream
 
 
-def is_read_by_calling_code(stream: Any, skipped_frames: int) -> bool:
-    """Return True if a helper of the package that reads the stream is in the stack of callers.
+def is_called_by_helper(stream: Any) -> bool:
+    """Return True if the callers of this function include a helper that reads a stream.
 
-    `chat.completions.stream` returns such a helper, which reads the stream for the application. If
-    it is in the stack when the loop over the stream is left, it has stopped by itself, and not the
-    application.
-
-    Args:
-        stream: The stream.
-        skipped_frames: How many of the nearest callers are no such helper.
+    A helper is an object of the openai or anthropic package that reads the stream for the
+    application, such as the result of `chat.completions.stream`. If one is among the callers while
+    the loop over the stream is left, the helper has left it, and not the application.
     """
-    frame: FrameType | None = sys._getframe(skipped_frames + 1)
-    for _ in range(_MAX_READER_FRAMES):
+    frame: FrameType | None = sys._getframe(1)
+    for _ in range(_MAX_INSPECTED_CALLERS):
         if frame is None:
             return False
-        if _is_frame_of_reader(frame, stream):
+        if _is_frame_of_helper(frame, stream):
             return True
         frame = frame.f_back
     return False
 
 
-def _iterator_without_cycle(stream: Any, stream_copy: Any) -> Any:
-    """Return the events of a stream from an iterator that refers to a copy of the stream."""
-    make_iterator = getattr(type(stream), "__stream__", None)
-    return stream._iterator if make_iterator is None else make_iterator(stream_copy)
+def _create_event_iterator(stream: Any, stream_copy: Any) -> Any:
+    """Return an iterator over the events of a stream that refers only to a copy of the stream."""
+    create_iterator = getattr(type(stream), "__stream__", None)
+    return stream._iterator if create_iterator is None else create_iterator(stream_copy)
 
 
 def _end_call_and_close(observed: ObservedCall, stream_copy: Any) -> Any:
     """End the call and close the stream. This replaces the method `close` of a stream.
 
-    It uses a copy, because the stream may be gone: often the method that closes it is all that is
-    kept.
+    A bound method of the stream itself would make a reference cycle, so that the copy is closed.
+    Both have the same HTTP response.
     """
     observed.report_abandoned()
     return type(stream_copy).close(stream_copy)
 
 
-def _watch_response(response: Any, events: Any, observed: ObservedCall) -> None:
-    """Replace the method that closes the response of a stream, so that it also ends the call.
+def _observe_closing(response: Any, events: Any, observed: ObservedCall) -> None:
+    """Replace the method that closes the HTTP response of a stream, so that it also ends the call.
 
-    `chat.completions.stream` and similar methods close the response, and not the stream.
+    The helpers of `chat.completions.stream` and similar methods close the response, and not the
+    stream.
+
+    Args:
+        response: The HTTP response, or None.
+        events: The iterator over the events of the stream. It refers to the response, so that the
+            new method has only a weak reference to it.
+        observed: The call.
     """
-    name = "aclose" if hasattr(events, "__anext__") else "close"
-    close = getattr(response, name, None)
+    is_async = hasattr(events, "__anext__")
+    close_method = "aclose" if is_async else "close"
+    close = getattr(response, close_method, None)
     if close is not None:
-        setattr(
-            response,
-            name,
-            partial(_report_and_close_response, observed, weakref.ref(events), close),
-        )
+        report_and_close = partial(_report_and_close_response, observed, weakref.ref(events), close)
+        setattr(response, close_method, report_and_close)
 
 
 def _report_and_close_response(
     observed: ObservedCall, get_events: Callable[[], Any], close: Callable[[], Any]
 ) -> Any:
-    """Report the call of a stream whose response is closed before its end, and close the response.
+    """Report the call of a stream whose HTTP response is closed, and close the response.
 
     This replaces the method `close` or `aclose` of the response. There are three cases:
 
-    - The stream has ended by itself, and its generator closes the response: only close it.
+    - The stream has ended, and its generator closes the response. The call is reported elsewhere.
     - A helper that reads the stream for the application has failed, for example because the output
-      is not of the requested form: report its error, after reading the token counts that follow.
-    - The application has stopped reading: report the call as abandoned.
+      does not have the requested form. Its error is reported.
+    - The application has stopped reading. The call is reported as abandoned.
 
     Args:
         observed: The call.
@@ -296,82 +345,104 @@ def _report_and_close_response(
         close: Closes the response.
     """
     events = get_events()
-    has_ended = events is None or _is_suspended(events) is False
-    if has_ended:
+    if events is None or _is_running_or_ended(events):
         return close()
-    error = _error_of_reader(observed)
-    if error is None:
+    helper_error = _find_helper_error(observed)
+    if helper_error is None:
         observed.report_abandoned()
         return close()
     if hasattr(events, "__anext__"):
-        return _report_and_close_response_async(observed, events, error, close)
-    try:
-        if observed.tracker.is_near_its_end:
-            for event in events:
-                observed.tracker.event_observer(event, monotonic_ns())
-    except Exception:
-        # The rest would only complete the measurement. The application gets the reader's error.
-        pass
-    observed.report_stream_error(error)
+        return _report_helper_error_async(observed, events, helper_error, close)
+    _read_last_events(observed, events)
+    observed.report_stream_error(helper_error)
     return close()
 
 
-async def _report_and_close_response_async(
-    observed: ObservedCall, events: Any, error: BaseException, close: Callable[[], Any]
+async def _report_helper_error_async(
+    observed: ObservedCall, events: Any, helper_error: BaseException, close: Callable[[], Any]
 ) -> None:
-    """Report an async stream whose reader has failed with an error, and close its response.
-
-    If its output is complete, the rest is read before, because it has the token counts.
-    """
+    """Report an async stream with the error of the helper that read it, and close its response."""
     try:
-        if observed.tracker.is_near_its_end:
-            async for event in events:
-                observed.tracker.event_observer(event, monotonic_ns())
-    except Exception:
-        # The rest would only complete the measurement. The application gets the reader's error.
-        pass
+        await _read_last_events_async(observed, events)
     finally:
-        observed.report_stream_error(error)
+        observed.report_stream_error(helper_error)
         await close()
 
 
-def _error_of_reader(observed: ObservedCall) -> BaseException | None:
-    """Return the error of a helper that has stopped reading the stream for the application.
+def _read_last_events(observed: ObservedCall, events: Iterator[Any]) -> None:
+    """Read the events with the token counts, which follow a complete output.
 
-    It is the exception that is being handled now, if the helper has raised it. If the application
-    has handled it already, a ValueError stands for it. Return None if no helper has stopped.
+    An error is ignored: the application gets the error of the helper that has stopped reading.
     """
-    error = sys.exc_info()[1]
-    if error is not None:
-        return error if _is_raised_by_reader(error, observed.get_stream()) else None
-    if observed.is_left_by_reader:
-        return ValueError("the response does not have the expected type")
+    if not observed.tracker.is_near_its_end:
+        return
+    observe = observed.tracker.event_observer
+    with suppress(Exception):
+        for event in events:
+            observe(event, monotonic_ns())
+
+
+async def _read_last_events_async(observed: ObservedCall, events: AsyncIterator[Any]) -> None:
+    """Read the events with the token counts, which follow a complete output, of an async stream.
+
+    An error is ignored: the application gets the error of the helper that has stopped reading.
+    """
+    if not observed.tracker.is_near_its_end:
+        return
+    observe = observed.tracker.event_observer
+    with suppress(Exception):
+        async for event in events:
+            observe(event, monotonic_ns())
+
+
+def _find_helper_error(observed: ObservedCall) -> BaseException | None:
+    """Return the error because of which a helper has stopped reading the stream, or None.
+
+    A helper is an object of the package that reads the stream for the application. It closes the
+    HTTP response while its error is being handled, so that `sys.exc_info` has the error. If the
+    error was handled before, it is lost, and a ValueError is returned instead: helpers fail when
+    the output does not have the requested type.
+    """
+    current_error = sys.exc_info()[1]
+    if current_error is None:
+        if observed.is_left_by_helper:
+            return ValueError("the response does not have the expected type")
+        return None
+    if _was_raised_by_helper(current_error, observed.get_stream()):
+        return current_error
     return None
 
 
-def _is_raised_by_reader(error: BaseException, stream: Any) -> bool:
-    """Return True if what reads the stream for the application has raised an error."""
+def _was_raised_by_helper(error: BaseException, stream: Any) -> bool:
+    """Return True if an error has passed through a helper that reads a stream."""
     trace = error.__traceback__
     while trace is not None:
-        if _is_frame_of_reader(trace.tb_frame, stream):
+        if _is_frame_of_helper(trace.tb_frame, stream):
             return True
         trace = trace.tb_next
     return False
 
 
-def _is_frame_of_reader(frame: FrameType, stream: Any) -> bool:
-    """Return True if a frame runs a method of an object that reads this stream."""
-    attributes = getattr(frame.f_locals.get("self"), "__dict__", {})
-    return stream is not None and unwrapped(attributes.get("_raw_stream")) is stream
+def _is_frame_of_helper(frame: FrameType, stream: Any) -> bool:
+    """Return True if a frame runs a method of a helper that reads this stream.
 
-
-def _is_suspended(events: Any) -> bool | None:
-    """Return whether a generator, sync or async, waits at a `yield`.
-
-    Return False if it is running or has ended, and None for an iterator that is no generator.
+    Helpers of openai and anthropic have the stream in the attribute `_raw_stream`.
     """
-    for prefix in ("gi", "ag"):
-        if hasattr(events, f"{prefix}_frame"):
-            has_frame = getattr(events, f"{prefix}_frame") is not None
-            return has_frame and not getattr(events, f"{prefix}_running")
-    return None
+    if stream is None:
+        return False
+    attributes = getattr(frame.f_locals.get("self"), "__dict__", {})
+    return unwrapped(attributes.get("_raw_stream")) is stream
+
+
+def _is_running_or_ended(events: Any) -> bool:
+    """Return True for a generator, sync or async, that is running now or has ended.
+
+    Return False for one that waits at a `yield`, and for an iterator that is not a generator.
+    """
+    if isinstance(events, GeneratorType):
+        has_ended = events.gi_frame is None
+        return has_ended or events.gi_running
+    if isinstance(events, AsyncGeneratorType):
+        has_ended = events.ag_frame is None
+        return has_ended or events.ag_running
+    return False

@@ -3,7 +3,15 @@
 Such code is a generator of type `Steps`. Where it would wait (send a request, sleep, acquire a
 permit), it yields a function without arguments. Whoever runs the generator calls the function, in
 an async client awaits what it returns, and sends the result back into the generator or throws the
-exception into it. httpx writes its authentication flows in the same way.
+exception into it. httpx writes its authentication flows in the same way. For example:
+
+    def ping_twice(send: Callable[[], str]) -> Steps[str]:
+        yield send
+        response = yield send
+        return response
+
+    run_steps(ping_twice(client.ping))
+    await run_steps_async(ping_twice(async_client.ping))
 """
 
 from __future__ import annotations
@@ -38,9 +46,10 @@ _PLAIN_TYPES = frozenset((str, list, dict, int, float, bool, type(None)))
 
 
 def run_steps(steps: Steps[T]) -> T:
-    """Run a generator of steps in this thread and return what it returns.
+    """Run the steps of a blocking client in this thread and return what the generator returns.
 
-    Each function that it yields is called here. The generator gets the result or the exception.
+    `steps` is a generator that yields functions without arguments. Each function is called here.
+    Its result becomes the value of the `yield` in the generator, and its exception is raised there.
     """
     try:
         step = next(steps)
@@ -48,10 +57,12 @@ def run_steps(steps: Steps[T]) -> T:
             try:
                 result = step()
             except BaseException as error:
+                # The generator may handle the error and yield another step.
                 step = steps.throw(error)
             else:
                 step = steps.send(result)
     except StopIteration as end:
+        # The value of a `return` in a generator is in its StopIteration.
         return end.value  # type: ignore[no-any-return]
 
 
@@ -61,10 +72,11 @@ def isawaitable(value: Any) -> bool:
 
 
 async def run_steps_async(steps: Steps[T]) -> T:
-    """Run a generator of steps in this task and return what it returns.
+    """Run the steps of an async client in this task and return what the generator returns.
 
-    Each function that it yields is called here, and its result is awaited if it is awaitable. The
-    generator gets the result or the exception.
+    `steps` is a generator that yields functions without arguments. Each function is called here,
+    and its result is awaited if it is awaitable. The result becomes the value of the `yield` in the
+    generator, and an exception is raised there.
     """
     try:
         step = next(steps)
@@ -74,10 +86,12 @@ async def run_steps_async(steps: Steps[T]) -> T:
                 if isawaitable(result):
                     result = await result
             except BaseException as error:
+                # The generator may handle the error and yield another step.
                 step = steps.throw(error)
             else:
                 step = steps.send(result)
     except StopIteration as end:
+        # The value of a `return` in a generator is in its StopIteration.
         return end.value  # type: ignore[no-any-return]
 
 
