@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
 from functools import partial
 from time import monotonic_ns
 from typing import Any
@@ -94,14 +95,14 @@ class Fallback:
         """Create a fallback to a second endpoint.
 
         Args:
-            client: A client of the same kind as the first one. It has its own throttle, retry and
-                budget if it was instrumented with them, and may have a fallback too. One that is
-                not instrumented is measured, priced and budgeted as the first one, without a
-                throttle.
+            client: A client of the same kind as the first one. If it was instrumented, it keeps its
+                own throttle, retry, budget and fallback. Otherwise it gets the prices, observers
+                and budget of the first client, but no throttle.
             model: The model to request, as a name or as a mapping of names. None requests the same
                 model. A `Client` has its own.
-            failures: The number of failed calls in a row that opens the circuit.
-            rest_s: How long the circuit is open.
+            failures: The number of failed calls in a row that opens the circuit, so that the first
+                endpoint gets no calls.
+            rest_s: How many seconds the circuit stays open.
 
         Raises:
             WrongUse: An argument is not valid.
@@ -135,29 +136,11 @@ class Fallback:
             send: The method of the first client.
             resource_path: The path of its resource, such as "chat.completions".
             method_name: The name of the method, such as "create".
-            is_blocking: The clients are blocking ones.
+            is_blocking: Both clients are blocking. Otherwise both are async.
             failure_from_error: Returns the failure that an exception of the clients means.
         """
-
-        def steps(*args: Any, **kwargs: Any) -> Steps[Any]:
-            replace_iterators(kwargs)
-            if self.circuit.allows_call(monotonic_ns()):
-                try:
-                    response = yield partial(send, *args, **kwargs)
-                except BaseException as error:
-                    if not self.handle_error(error, failure_from_error):
-                        raise
-                else:
-                    self.circuit.record_success()
-                    return response
-
-            names = (*resource_path.split("."), method_name)
-            second_method = functools.reduce(getattr, names, self.client)
-            if "model" in kwargs:
-                kwargs = {**kwargs, "model": self.model_for(kwargs["model"])}
-            return (yield partial(second_method, *args, **kwargs))
-
-        return functools.wraps(send)(as_function(steps, is_blocking=is_blocking))
+        method = _MethodWithFallback(self, send, resource_path, method_name, failure_from_error)
+        return functools.wraps(send)(as_function(method.call, is_blocking=is_blocking))
 
     async def complete(
         self,
@@ -169,19 +152,26 @@ class Fallback:
         The first one is skipped while its circuit is open. A failure that the second endpoint would
         have as well, such as HTTP 400, is returned or raised as it is.
         """
-        if self.circuit.allows_call(monotonic_ns()):
-            try:
-                completion = await send_to_first()
-            except BaseException as error:
-                if not self.handle_error(error, failure_from_client_error):
-                    raise
-            else:
-                if completion.failure is None:
-                    self.circuit.record_success()
-                    return completion
-                if not self._record_failure(completion.failure):
-                    return completion
+        if not self.circuit.allows_call(monotonic_ns()):
+            return await send_to_second()
+        completion: Completion | None = None
+        try:
+            completion = await send_to_first()
+        except BaseException as error:
+            if not self.handle_error(error, failure_from_client_error):
+                raise
+        if completion is not None:
+            should_try_second = self._handle_completion(completion)
+            if not should_try_second:
+                return completion
         return await send_to_second()
+
+    def _handle_completion(self, completion: Completion) -> bool:
+        """Report a completion to the circuit. Return True if the second endpoint is to be tried."""
+        if completion.failure is None:
+            self.circuit.record_success()
+            return False
+        return self._record_failure(completion.failure)
 
     def handle_error(
         self,
@@ -192,12 +182,12 @@ class Fallback:
     ) -> bool:
         """Report a failed call to the circuit. Return True if the second endpoint is to be tried.
 
-        - ThrottleTimeout: True. The first endpoint has got no request, so that its circuit does not
-          count this.
+        - ThrottleTimeout: True. It does not count as a failure of the first endpoint, which has not
+          received the request.
         - The call was cancelled: False.
-        - A failure that the second endpoint may not have: True, unless output has reached the
-          caller (`has_output`), who would get it twice.
-        - Any other failure, such as HTTP 400: False.
+        - A failure of the endpoint, such as HTTP 503: True, unless output has reached the caller.
+          The caller would get that output twice.
+        - A failure because of the request, such as HTTP 400: False.
 
         Args:
             error: The exception of the call.
@@ -210,19 +200,68 @@ class Fallback:
         if not isinstance(error, Exception):
             self.circuit.record_cancellation()
             return False
-        may_differ = self._record_failure(failure_from_error(error))
-        return may_differ and not has_output
+        is_endpoint_to_blame = self._record_failure(failure_from_error(error))
+        return is_endpoint_to_blame and not has_output
 
     def _record_failure(self, failure: Failure) -> bool:
-        """Report a failure to the circuit. Return True if another endpoint may not have it.
+        """Report a failure to the circuit. Return True if the endpoint is to blame.
 
-        Otherwise the request is to blame, and the endpoint has answered it as it should.
+        If the request is to blame, such as for HTTP 400, another endpoint would fail as well. The
+        circuit then counts a success, because the endpoint has responded.
         """
         if failure.kind in RETRIED or failure.http_status in RETRIED_STATUS:
             self.circuit.record_failure(monotonic_ns())
             return True
         self.circuit.record_success()
         return False
+
+
+@dataclass(frozen=True)
+class _MethodWithFallback:
+    """A method of the first client, and how to find the same method of the second client.
+
+    Attributes:
+        fallback: The second client, and the circuit breaker of the first endpoint.
+        first_method: The method of the first client.
+        resource_path: The path of its resource, such as "chat.completions".
+        method_name: The name of the method, such as "create".
+        failure_from_error: Returns the failure that an exception of the clients means.
+    """
+
+    fallback: Fallback
+    first_method: Callable[..., Any]
+    resource_path: str
+    method_name: str
+    failure_from_error: Callable[[Exception], Failure]
+
+    def call(self, *args: Any, **kwargs: Any) -> Steps[Any]:
+        """Send a request to the first endpoint, or to the second one if the first one fails.
+
+        The first one is skipped while its circuit is open. This is a generator of `Steps`: each
+        function that it yields is called, and awaited in an async client.
+        """
+        replace_iterators(kwargs)
+        circuit = self.fallback.circuit
+        if circuit.allows_call(monotonic_ns()):
+            try:
+                response = yield partial(self.first_method, *args, **kwargs)
+            except BaseException as error:
+                if not self.fallback.handle_error(error, self.failure_from_error):
+                    raise
+            else:
+                circuit.record_success()
+                return response
+        if "model" in kwargs:
+            kwargs["model"] = self.fallback.model_for(kwargs["model"])
+        return (yield partial(self._second_method(), *args, **kwargs))
+
+    def _second_method(self) -> Callable[..., Any]:
+        """Return the method of the second client, such as `client.chat.completions.create`."""
+        resource = self.fallback.client
+        for name in self.resource_path.split("."):
+            resource = getattr(resource, name)
+        method: Callable[..., Any] = getattr(resource, self.method_name)
+        return method
 
 
 def failure_from_client_error(error: Exception) -> Failure:
@@ -240,11 +279,12 @@ def validate_fallback(
 
     Args:
         fallback: The option.
-        get_client_kind: Returns the package and class of a client, which must be equal.
+        get_client_kind: Returns what the two clients must have in common: for clients of a package,
+            the package and whether they block.
         client: The first client.
 
     Raises:
-        WrongUse: It is no Fallback, or its client is of another kind than the first one.
+        WrongUse: The option is not a Fallback, or its client is of another kind than the first one.
     """
     if fallback is None:
         return None
@@ -255,8 +295,11 @@ def validate_fallback(
             "give Fallback(client)",
         )
     if get_client_kind(fallback.client) != get_client_kind(client):
-        names = f"{type(fallback.client).__name__} behind a {type(client).__name__}"
+        second_class = type(fallback.client).__name__
+        first_class = type(client).__name__
         raise WrongUse(
-            "wrong_type", f"a {names}", "give clients of one package, both blocking or both async"
+            "wrong_type",
+            f"a {second_class} behind a {first_class}",
+            "give clients of one package, both blocking or both async",
         )
     return fallback

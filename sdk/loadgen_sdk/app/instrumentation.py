@@ -31,6 +31,7 @@ from .throttle import Throttle
 from .trace_recorder import ShapeRecorder
 
 ClientT = TypeVar("ClientT")
+ValueT = TypeVar("ValueT")
 
 _SINGLE_OPTIONS = ("throttle", "retry", "record", "budget")
 """Options of which a client can have only one."""
@@ -77,10 +78,17 @@ def instrument(  # noqa: PLR0913 - a public signature with keywords
         fallback: A second endpoint.
 
     Raises:
-        WrongUse: It is no such client, or an option is not valid.
+        WrongUse: The object is not such a client, or an option is not valid.
     """
     policy = make_policy(
-        on_measurement, prices, throttle, retry, record, keep_content, labels, budget
+        on_measurement,
+        prices=prices,
+        throttle=throttle,
+        retry=retry,
+        record=record,
+        keep_content=keep_content,
+        labels=labels,
+        budget=budget,
     )
     options = _merge_options(_options_of(client), InstrumentOptions(policy, ask_usage))
     if isinstance(client, ModuleType) and client.__name__ == "litellm":
@@ -90,14 +98,15 @@ def instrument(  # noqa: PLR0913 - a public signature with keywords
                 "unsupported", "a fallback of loadgen_sdk cannot be combined with LiteLLM", hint
             )
         return cast(ClientT, _instrument_litellm(client, options))
-    find_client_kind(client)
-    checked = validate_fallback(fallback, find_client_kind, client)
-    if checked is not None:
-        _instrument_fallback(checked, options)
-        options = options._replace(fallback=checked)
-    result = copy.copy(client)
-    measure_resources(result, client, options)
-    return result
+
+    find_client_kind(client)  # raises WrongUse for any other object
+    valid_fallback = validate_fallback(fallback, find_client_kind, client)
+    if valid_fallback is not None:
+        _instrument_fallback(valid_fallback, options)
+        options = options._replace(fallback=valid_fallback)
+    instrumented_client = copy.copy(client)
+    measure_resources(instrumented_client, client, options)
+    return instrumented_client
 
 
 def _options_of(client: object) -> InstrumentOptions | None:
@@ -109,23 +118,37 @@ def _options_of(client: object) -> InstrumentOptions | None:
 
 
 def _instrument_litellm(litellm: ModuleType, options: InstrumentOptions) -> ModuleType:
-    """Return a module that stands for LiteLLM, and whose functions and Router are measured.
+    """Return a module that replaces LiteLLM, and whose functions and Router are measured.
 
-    Every other attribute is looked up in the original module by the module's `__getattr__` (PEP
-    562), so that `litellm` itself is not changed.
+    `litellm` itself is not changed.
     """
-    result: Any = ModuleType("litellm", litellm.__doc__)
+    measured_module = _MeasuredLiteLlm(litellm, options)
+    vars(measured_module)[OPTIONS_ATTRIBUTE] = options
+    vars(measured_module).update(measure_functions(litellm, options))
+    return measured_module
 
-    def get_attribute(name: str) -> Any:
-        """Return an attribute of LiteLLM. The Router is slow to import and made when it is used."""
+
+class _MeasuredLiteLlm(ModuleType):
+    """A module that has the attributes of LiteLLM, except those that are set on it."""
+
+    def __init__(self, litellm: ModuleType, options: InstrumentOptions) -> None:
+        """Create a module without attributes of its own."""
+        super().__init__("litellm", litellm.__doc__)
+        self._loadgen_sdk_litellm = litellm
+        self._loadgen_sdk_router_options = options
+
+    def __getattr__(self, name: str) -> Any:
+        """Return an attribute that was not set on this module: that of LiteLLM.
+
+        The Router is measured when it is first used, because LiteLLM imports it only then.
+        """
         if name != "Router":
-            return getattr(litellm, name)
-        result.Router = measure_router(litellm.Router, options)
-        return result.Router
-
-    vars(result).update(measure_functions(litellm, options), __getattr__=get_attribute)
-    vars(result)[OPTIONS_ATTRIBUTE] = options
-    return cast(ModuleType, result)
+            return getattr(self._loadgen_sdk_litellm, name)
+        router_class = measure_router(
+            self._loadgen_sdk_litellm.Router, self._loadgen_sdk_router_options
+        )
+        self.Router = router_class
+        return router_class
 
 
 def _instrument_fallback(fallback: Fallback, options: InstrumentOptions) -> None:
@@ -145,8 +168,13 @@ def _instrument_fallback(fallback: Fallback, options: InstrumentOptions) -> None
 def _merge_options(existing: InstrumentOptions | None, new: InstrumentOptions) -> InstrumentOptions:
     """Combine the options of a client that is instrumented already with new ones.
 
-    Observers and labels are added to those that exist. A new value of any other option replaces the
-    old one if there can be no conflict.
+    Observers and labels are added to the existing ones. Prices and `ask_usage` replace the existing
+    ones if they are set, and `keep_content` stays on. Of the options in _SINGLE_OPTIONS, a client
+    can have only one. The caller sets the new fallback.
+
+    Args:
+        existing: The options of the client, or None if it is not instrumented.
+        new: The options of this call of `instrument`, without its fallback.
 
     Raises:
         WrongUse: Both have another throttle, retry policy, recorder or budget.
@@ -155,6 +183,23 @@ def _merge_options(existing: InstrumentOptions | None, new: InstrumentOptions) -
         return new
     old_policy = existing.policy
     new_policy = new.policy
+    _refuse_conflicts(old_policy, new_policy)
+    policy = Policy(
+        observers=(*old_policy.observers, *new_policy.observers),
+        labels={**old_policy.labels, **new_policy.labels},
+        keep_content=old_policy.keep_content or new_policy.keep_content,
+        prices=_first_set(new_policy.prices, old_policy.prices),
+        throttle=_first_set(new_policy.throttle, old_policy.throttle),
+        retry=_first_set(new_policy.retry, old_policy.retry),
+        record=_first_set(new_policy.record, old_policy.record),
+        budget=_first_set(new_policy.budget, old_policy.budget),
+    )
+    ask_usage = _first_set(new.ask_usage, existing.ask_usage)
+    return InstrumentOptions(policy, ask_usage, fallback=existing.fallback)
+
+
+def _refuse_conflicts(old_policy: Policy, new_policy: Policy) -> None:
+    """Raise WrongUse if both policies have different values of an option in _SINGLE_OPTIONS."""
     for name in _SINGLE_OPTIONS:
         old_value = getattr(old_policy, name)
         new_value = getattr(new_policy, name)
@@ -165,15 +210,8 @@ def _merge_options(existing: InstrumentOptions | None, new: InstrumentOptions) -
                 f"this client already has another {name}",
                 f"give {name} once",
             )
-    policy = Policy(
-        observers=(*old_policy.observers, *new_policy.observers),
-        prices=old_policy.prices if new_policy.prices is None else new_policy.prices,
-        throttle=new_policy.throttle or old_policy.throttle,
-        retry=new_policy.retry or old_policy.retry,
-        record=old_policy.record if new_policy.record is None else new_policy.record,
-        keep_content=old_policy.keep_content or new_policy.keep_content,
-        labels={**old_policy.labels, **new_policy.labels},
-        budget=new_policy.budget or old_policy.budget,
-    )
-    ask_usage = existing.ask_usage if new.ask_usage is None else new.ask_usage
-    return InstrumentOptions(policy, ask_usage, fallback=existing.fallback)
+
+
+def _first_set(new_value: ValueT | None, old_value: ValueT | None) -> ValueT | None:
+    """Return the new value of an option, or the old one if the new one is not set (None)."""
+    return old_value if new_value is None else new_value

@@ -19,7 +19,7 @@ from .packages import InstrumentOptions
 from .steps import Steps, as_function
 
 
-class _Function(NamedTuple):
+class _FunctionSpec(NamedTuple):
     """A function of LiteLLM.
 
     Attributes:
@@ -36,20 +36,20 @@ class _Function(NamedTuple):
 
     @property
     def router_argument_names(self) -> tuple[str, str]:
-        """The same of the method of a Router, which always has the model first."""
+        """The argument names of the Router's method of this name, which has the model first."""
         first, second = self.argument_names
         return ("model", second if first == "model" else first)
 
 
 _FUNCTIONS = (
-    _Function("completion", "chat", True, ("model", "messages")),
-    _Function("acompletion", "chat", False, ("model", "messages")),
-    _Function("text_completion", "completions", True, ("prompt", "model")),
-    _Function("atext_completion", "completions", False, ("prompt", "model")),
-    _Function("responses", "responses", True, ("input", "model")),
-    _Function("aresponses", "responses", False, ("input", "model")),
-    _Function("embedding", "embeddings", True, ("model", "input")),
-    _Function("aembedding", "embeddings", False, ("model", "input")),
+    _FunctionSpec("completion", "chat", True, ("model", "messages")),
+    _FunctionSpec("acompletion", "chat", False, ("model", "messages")),
+    _FunctionSpec("text_completion", "completions", True, ("prompt", "model")),
+    _FunctionSpec("atext_completion", "completions", False, ("prompt", "model")),
+    _FunctionSpec("responses", "responses", True, ("input", "model")),
+    _FunctionSpec("aresponses", "responses", False, ("input", "model")),
+    _FunctionSpec("embedding", "embeddings", True, ("model", "input")),
+    _FunctionSpec("aembedding", "embeddings", False, ("model", "input")),
 )
 
 
@@ -62,61 +62,64 @@ def measure_functions(
     """
     settings = _call_settings(options)
     measured_functions = {}
-    for function in _FUNCTIONS:
-        original = getattr(litellm, function.name, None)
-        if original is not None:
-            measured_functions[function.name] = _measure(
-                original, function, function.argument_names, settings
-            )
+    for spec in _FUNCTIONS:
+        function = getattr(litellm, spec.name, None)
+        if function is not None:
+            measured_functions[spec.name] = _measure(function, spec, spec.argument_names, settings)
     return measured_functions
 
 
 def measure_router(router_class: type, options: InstrumentOptions) -> type:
-    """Return a class that creates Routers of LiteLLM whose calls are measured.
+    """Return a class that replaces LiteLLM's Router and creates Routers whose calls are measured.
 
     A Router distributes calls to several deployments of a model. A call counts once, however many
     deployments the Router tries.
     """
-    attributes = {
-        "__doc__": router_class.__doc__,
-        "__qualname__": router_class.__qualname__,
-        "_loadgen_sdk_router": router_class,
-        "_loadgen_sdk_settings": _call_settings(options),
-    }
-    return _MeasuredRouterType(router_class.__name__, (), attributes)
+    attributes = {"__doc__": router_class.__doc__, "__qualname__": router_class.__qualname__}
+    # Its `__call__`, which runs for `Router(...)`, measures the methods of the new Router.
+    measured_class = _MeasuredRouterType(router_class.__name__, (), attributes)
+    measured_class._loadgen_sdk_router_class = router_class
+    measured_class._loadgen_sdk_settings = _call_settings(options)
+    return measured_class
 
 
 class _MeasuredRouterType(type):
-    """The type of a class that stands for LiteLLM's Router and makes measured Routers.
+    """The type (metaclass) of a class that replaces LiteLLM's Router.
 
-    The class is no subclass, because since LiteLLM 1.110 a Router may have none. Its objects are
-    Routers of the original class.
+    To call such a class creates a Router of the original class and measures its methods. It cannot
+    be a subclass of the Router, because LiteLLM forbids subclasses since version 1.110.
+
+    Attributes:
+        _loadgen_sdk_router_class: The original class.
+        _loadgen_sdk_settings: What all calls have in common.
     """
 
-    _loadgen_sdk_router: type
+    _loadgen_sdk_router_class: type
     _loadgen_sdk_settings: CallSettings
 
     def __call__(cls, *args: Any, **kwargs: Any) -> Any:
         """Create a Router of the original class, and replace its methods by measured ones.
 
-        This runs when the application calls the class: `Router(...)`.
+        This runs when the application calls the replacement: `Router(...)`.
         """
-        router = cls._loadgen_sdk_router(*args, **kwargs)
-        for function in _FUNCTIONS:
-            method = getattr(router, function.name, None)
+        router = cls._loadgen_sdk_router_class(*args, **kwargs)
+        for spec in _FUNCTIONS:
+            method = getattr(router, spec.name, None)
             if method is not None:
-                vars(router)[function.name] = _measure(
-                    method, function, function.router_argument_names, cls._loadgen_sdk_settings
+                measured_method = _measure(
+                    method, spec, spec.router_argument_names, cls._loadgen_sdk_settings
                 )
+                # Only this object changes, and not its class.
+                vars(router)[spec.name] = measured_method
         return router
 
     def __instancecheck__(cls, instance: object) -> bool:
         """Return True for every Router, measured or not."""
-        return isinstance(instance, cls._loadgen_sdk_router)
+        return isinstance(instance, cls._loadgen_sdk_router_class)
 
     def __getattr__(cls, name: str) -> Any:
         """Return an attribute of the original class."""
-        return getattr(cls._loadgen_sdk_router, name)
+        return getattr(cls._loadgen_sdk_router_class, name)
 
 
 def _call_settings(options: InstrumentOptions) -> CallSettings:
@@ -136,39 +139,48 @@ def _call_settings(options: InstrumentOptions) -> CallSettings:
 
 
 def _measure(
-    original: Callable[..., Any],
-    function: _Function,
+    function: Callable[..., Any],
+    spec: _FunctionSpec,
     argument_names: tuple[str, str],
     settings: CallSettings,
 ) -> Callable[..., Any]:
-    """Return a function of LiteLLM, or a method of a Router, whose calls are measured.
+    """Return a function that calls a function of LiteLLM, or a method of a Router, measured.
 
     Args:
-        original: The function or the method.
-        function: Its row of the table.
+        function: The function of LiteLLM or the method of a Router.
+        spec: Its API, and whether it blocks.
         argument_names: The names of its first arguments, which callers may pass by position.
         settings: What all calls have in common.
     """
+    send = _with_recorded_headers(function, is_blocking=spec.is_blocking)
+    measured = measure_method(send, spec.api, settings, is_blocking=spec.is_blocking)
 
-    def send_steps(**kwargs: Any) -> Steps[Any]:
-        """Call the original, and pass on the headers that LiteLLM attaches to its response."""
-        response = yield partial(original, **kwargs)
+    @functools.wraps(function)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        if settings.policy.retry is not None:
+            # LiteLLM must not retry as well, because the attempts would multiply.
+            kwargs["max_retries"] = 0
+            kwargs["num_retries"] = 0
+        # The measurement finds the model and the prompt by the names of the arguments.
+        named_args = dict(zip(argument_names, args, strict=False))
+        return measured(**named_args, **kwargs)
+
+    return call
+
+
+def _with_recorded_headers(
+    function: Callable[..., Any], *, is_blocking: bool
+) -> Callable[..., Any]:
+    """Wrap a function of LiteLLM so that the headers of its response reach the measurement.
+
+    LiteLLM attaches the headers to the response as `_response_headers`.
+    """
+
+    def steps(**kwargs: Any) -> Steps[Any]:
+        response = yield partial(function, **kwargs)
         headers = getattr(response, "_response_headers", None)
         if isinstance(headers, Mapping):
             record_response_headers(headers)
         return response
 
-    send = functools.wraps(original)(as_function(send_steps, is_blocking=function.is_blocking))
-    measured = measure_method(send, function.api, settings, is_blocking=function.is_blocking)
-
-    @functools.wraps(original)
-    def call(*args: Any, **kwargs: Any) -> Any:
-        """Pass all arguments by name, so that the measurement finds the model and the prompt."""
-        if settings.policy.retry is not None:
-            # Only the Retry of this package retries, or attempts would multiply.
-            kwargs["max_retries"] = 0
-            kwargs["num_retries"] = 0
-        named_args = dict(zip(argument_names, args, strict=False))
-        return measured(**named_args, **kwargs)
-
-    return call
+    return functools.wraps(function)(as_function(steps, is_blocking=is_blocking))

@@ -115,10 +115,11 @@ class ClientKind(NamedTuple):
 def find_client_kind(client: Any) -> ClientKind:
     """Return the package of a client, and whether its calls block.
 
-    A package that was not imported has no client, so that it is not imported for this question.
+    Only packages that the application has already imported are looked up, because a client of any
+    other package cannot exist.
 
     Raises:
-        WrongUse: It is no client of a known package.
+        WrongUse: The object is not a client of a known package.
     """
     for package in PACKAGES:
         module = sys.modules.get(package.name)
@@ -128,6 +129,11 @@ def find_client_kind(client: Any) -> ClientKind:
             return ClientKind(package, is_blocking=True)
         if isinstance(client, getattr(module, package.async_class)):
             return ClientKind(package, is_blocking=False)
+    raise _unknown_client_error(client)
+
+
+def _unknown_client_error(client: Any) -> WrongUse:
+    """Return the error for an object that is not a client of a known package."""
     if isinstance(client, type):
         description = f"the class {client.__name__}"
     else:
@@ -135,7 +141,7 @@ def find_client_kind(client: Any) -> ClientKind:
     class_names = [
         name for package in PACKAGES for name in (package.blocking_class, package.async_class)
     ]
-    raise WrongUse(
+    return WrongUse(
         "wrong_type",
         f"{description} is not a client that loadgen_sdk knows",
         f"give an object of one of {', '.join(class_names)}",
@@ -145,6 +151,8 @@ def find_client_kind(client: Any) -> ClientKind:
 def measure_resources(client: Any, original_client: Any, options: InstrumentOptions) -> None:
     """Give a client new resources (`client.chat.completions`, …) whose methods are measured.
 
+    Attributes of the client object are replaced, and its class is not changed.
+
     Args:
         client: The client to change. Its copies (`copy`, `with_options`) are measured, too.
         original_client: The client that `client` is a copy of. Its resources stay as they are. It
@@ -152,20 +160,14 @@ def measure_resources(client: Any, original_client: Any, options: InstrumentOpti
         options: What `instrument` was called with.
 
     Raises:
-        WrongUse: It is no client of a known package.
+        WrongUse: The object is not a client of a known package.
     """
     package, is_blocking = find_client_kind(client)
-    attributes = vars(client)
-    attributes[OPTIONS_ATTRIBUTE] = options
-    process_response = getattr(type(client), "_process_response", None)
-    if process_response is not None:
-        attributes["_process_response"] = _record_headers_of_responses(
-            partial(process_response, client)
-        )
+    vars(client)[OPTIONS_ATTRIBUTE] = options
     if options.policy.retry is not None:
-        # Only the Retry of this package retries, or attempts would multiply.
+        # The client must not retry as well, because the attempts would multiply.
         client.max_retries = 0
-
+    _record_headers(client)
     _replace_resources(client, original_client, package)
     wrapper = _ResourceWrapper(
         _call_settings(original_client, package, options),
@@ -176,23 +178,45 @@ def measure_resources(client: Any, original_client: Any, options: InstrumentOpti
         resource = _get_by_path(client, path)
         if resource is not None:
             wrapper.wrap(resource, path, api)
+    _replace_response_variants(client, original_client)
+    _instrument_copies(client, options)
+
+
+def _record_headers(client: Any) -> None:
+    """Record the headers of each response, which the client passes to `_process_response`."""
+    process_response = getattr(type(client), "_process_response", None)
+    if process_response is not None:
+        vars(client)["_process_response"] = _record_headers_of_responses(
+            partial(process_response, client)
+        )
+
+
+def _replace_response_variants(client: Any, original_client: Any) -> None:
+    """Give a client new `with_raw_response` and `with_streaming_response`.
+
+    The original ones have references to the resources of the original client. Their classes are
+    called with the client, and find its measured resources.
+    """
     for name in _RESPONSE_VARIANTS:
-        attributes[name] = type(getattr(original_client, name))(client)
-    _measure_copies(client, options)
+        variant_class = type(getattr(original_client, name))
+        vars(client)[name] = variant_class(client)
 
 
-def _measure_copies(client: Any, options: InstrumentOptions) -> None:
-    """Replace `copy` and `with_options` of a client, so that what they return is measured, too."""
-    make_copy = type(client).copy
+def _instrument_copies(client: Any, options: InstrumentOptions) -> None:
+    """Replace `copy` and `with_options` of a client, so that the calls of its copies are measured.
 
-    def copy_measured(*args: Any, **changes: Any) -> Any:
-        """Return a copy of the client with other options, whose calls are measured, too."""
-        copied_client = make_copy(client, *args, **changes)
-        measure_resources(copied_client, copied_client, options)
-        return copied_client
+    Both are the same method in openai and anthropic. It creates a client with changed options.
+    """
+    copy_method = type(client).copy
 
-    vars(client)["copy"] = copy_measured
-    vars(client)["with_options"] = copy_measured
+    def copy_instrumented(*args: Any, **changes: Any) -> Any:
+        new_client = copy_method(client, *args, **changes)
+        # The new client has resources of its own, so that it is its own original.
+        measure_resources(new_client, original_client=new_client, options=options)
+        return new_client
+
+    vars(client)["copy"] = copy_instrumented
+    vars(client)["with_options"] = copy_instrumented
 
 
 def _call_settings(client: Any, package: Package, options: InstrumentOptions) -> CallSettings:
@@ -260,9 +284,11 @@ class _ResourceWrapper:
     def _wrap_method(
         self, resource: Any, name: str, method: Callable[..., Any], path: str, api: Api
     ) -> Callable[..., Any]:
-        """Return a measured method, which uses the second endpoint if there is one."""
+        """Return a measured method, which uses the second endpoint if there is one.
+
+        Batches have no fallback, because a batch exists only at the endpoint that created it.
+        """
         measured_method = self._measure(_look_up_at_call_time(resource, name, method), api)
-        # A batch exists at the endpoint that made it, so that another one cannot help.
         if self._fallback is None or api == "batches":
             return measured_method
         return self._fallback.wrap_method(
@@ -289,7 +315,11 @@ class _ResourceWrapper:
         )
 
     def _wrap_message_stream(self, messages: Any) -> None:
-        """Measure `stream` of anthropic, which does not call `create` but posts by itself."""
+        """Measure `stream` of anthropic, which does not call `create` but posts by itself.
+
+        It is taken from a copy of the resource whose `_post` is measured. In the resource itself,
+        `create` calls `_post`, and would be measured twice.
+        """
         posting_messages = copy.copy(messages)
         posting_messages._post = self._measure(
             posting_messages._post, "messages", _request_fields_of_post
@@ -303,41 +333,50 @@ def _look_up_at_call_time(
     """Return a function that looks up a method in the class of the resource at each call.
 
     Another instrumentation, such as that of OpenTelemetry, may replace the method in the class
-    after this client was instrumented, and shall see its calls. A method that is set on the object,
-    or that the class does not have, is returned as it is.
+    after this client was instrumented. The function then calls that replacement.
+
+    A method that was set on the object itself, or that the class does not have, is returned as it
+    is.
     """
-    resource_type = type(resource)
-    if name in vars(resource) or not callable(getattr(resource_type, name, None)):
+    resource_class = type(resource)
+    is_set_on_object = name in vars(resource)
+    is_method_of_class = callable(getattr(resource_class, name, None))
+    if is_set_on_object or not is_method_of_class:
         return method
 
     @functools.wraps(method)
     def call(*args: Any, **kwargs: Any) -> Any:
-        return getattr(resource_type, name)(resource, *args, **kwargs)
+        return getattr(resource_class, name)(resource, *args, **kwargs)
 
     return call
 
 
 def _record_headers_of_responses(process_response: Callable[..., Any]) -> Callable[..., Any]:
-    """Wrap the method of a client that processes each response, so that it records the headers.
+    """Return a function that records the headers of a response and then processes it.
 
-    The parsed response that the application gets does not have them, and a request of the raw
-    response would change what the application sends. Where a version of the package has no such
-    method, `CallSettings.warn_missing_headers` tells the user what is missing.
+    The application gets a parsed object, which has no headers.
+
+    Args:
+        process_response: The method of a client that parses each response of the HTTP library. It
+            is a coroutine function if the client is asynchronous.
     """
 
-    def process(*args: Any, **kwargs: Any) -> Any:
+    def record_and_process(*args: Any, **kwargs: Any) -> Any:
         response = kwargs.get("response")
         if response is not None:
             record_response_headers(response.headers, kwargs.get("retries_taken", 0), response)
-        return process_response(*args, **kwargs)  # a coroutine, if the client is asynchronous
+        return process_response(*args, **kwargs)
 
-    return process
+    return record_and_process
 
 
 def _request_fields_of_post(kwargs: dict[str, Any]) -> dict[str, Any]:
-    """Return the arguments of the call whose body a resource posts."""
+    """Return the fields of a request from the arguments of `_post` of a resource.
+
+    They are the fields of the body, and the timeout of the call if it has one.
+    """
     options = kwargs["options"]
-    arguments = dict(kwargs["body"])
+    request_fields = dict(kwargs["body"])
     if "timeout" in options:
-        arguments["timeout"] = options["timeout"]
-    return arguments
+        request_fields["timeout"] = options["timeout"]
+    return request_fields

@@ -70,17 +70,20 @@ class Policy(msgspec.Struct, frozen=True):
         msgspec.structs.force_setattr(self, "has_call_observers", has_call_observers)
 
     def merge_labels(self, call_labels: Labels | None) -> dict[str, str]:
-        """Return the labels of one call.
+        """Return the labels of one call. The result may be shared, so that nobody may change it.
 
-        A label of the call itself (`call_labels`) wins over one of the context (`labelled`), and
-        that one over one of the client. Labels that are not valid are left out and logged.
+        A label of the call itself (`call_labels`) replaces one of the context (`labelled`), and
+        that one replaces one of the client. Labels that are not valid are logged and left out.
         """
         context_labels = current_labels.get()
         if call_labels:
             return {**self.labels, **context_labels, **keep_valid_labels(call_labels)}
-        if context_labels and self.labels:
-            return {**self.labels, **context_labels}
-        return context_labels or self.labels
+        # Most calls have labels from one place only, which need not be merged.
+        if not context_labels:
+            return self.labels
+        if not self.labels:
+            return context_labels
+        return {**self.labels, **context_labels}
 
     def begin_observation(self, call: Call) -> tuple[Any, ...]:
         """Tell the observers that a call starts.
@@ -97,9 +100,6 @@ class Policy(msgspec.Struct, frozen=True):
         spans: tuple[Any, ...],
     ) -> None:
         """Pass the measurement of a call to `latest_measurement`, the recorder and the observers.
-
-        An observer that is a coroutine function is scheduled. An exception of an observer is
-        logged.
 
         Args:
             measurement: The measurement.
@@ -121,6 +121,7 @@ class Policy(msgspec.Struct, frozen=True):
                 if result is not None and inspect.iscoroutine(result):
                     _schedule_observer(result, context)
             except Exception:
+                # An observer must not fail the call of the application.
                 log.exception("an observer of measurements failed")
 
 
@@ -142,6 +143,7 @@ def _begin_call(observer: Observer, call: Call) -> Any:
 def _run_observer(
     observer: Observer, measurement: Measurement, span: Any, context: Context
 ) -> object:
+    """Call an observer in a context, with the span of the call if the observer has started one."""
     run: Callable[..., object] = context.run
     if span is None:
         return run(observer, measurement)
@@ -169,6 +171,7 @@ def _finish_observer(task: asyncio.Task[Any]) -> None:
 
 def make_policy(
     on_measurement: Observers,
+    *,
     prices: Prices,
     throttle: Throttle | None,
     retry: Retry | None,
@@ -182,32 +185,43 @@ def make_policy(
     Raises:
         WrongUse: An option is not valid.
     """
+    if throttle is not None and not isinstance(throttle, Throttle):
+        raise _wrong_type("throttle", throttle, 'give Throttle(requests="600/min")')
+    if retry is not None and not isinstance(retry, Retry):
+        raise _wrong_type("retry", retry, "give Retry(attempts=3)")
+    # Any object with the methods of a ShapeRecorder will do.
+    if record is not None and not hasattr(record, "begin"):
+        raise _wrong_type("record", record, 'give record_shape("traffic.jsonl")')
+    valid_prices = validate_prices(prices)
+    return Policy(
+        observers=_validate_observers(on_measurement),
+        prices=valid_prices,
+        throttle=throttle,
+        retry=retry,
+        record=record,
+        keep_content=keep_content,
+        labels=validate_labels(labels),
+        budget=validate_budget(
+            budget, _currencies(valid_prices), has_prices=valid_prices is not None
+        ),
+    )
+
+
+def _validate_observers(on_measurement: Observers) -> tuple[Observer, ...]:
+    """Return the option `on_measurement=`, a function or several ones, as a tuple of functions.
+
+    Raises:
+        WrongUse: One of them is not a function.
+    """
     if callable(on_measurement):
-        observers: tuple[Observer, ...] = (on_measurement,)
-    else:
-        observers = tuple(on_measurement or ())
+        return (on_measurement,)
+    observers = tuple(on_measurement or ())
     for observer in observers:
         if not callable(observer):
             raise _wrong_type(
                 "on_measurement", observer, "give a function that takes one Measurement"
             )
-    if throttle is not None and not isinstance(throttle, Throttle):
-        raise _wrong_type("throttle", throttle, 'give Throttle(requests="600/min")')
-    if retry is not None and not isinstance(retry, Retry):
-        raise _wrong_type("retry", retry, "give Retry(attempts=3)")
-    if record is not None and not hasattr(record, "begin"):
-        raise _wrong_type("record", record, 'give record_shape("traffic.jsonl")')
-    prices = validate_prices(prices)
-    return Policy(
-        observers,
-        prices,
-        throttle,
-        retry,
-        record,
-        keep_content,
-        validate_labels(labels),
-        validate_budget(budget, _currencies(prices), has_prices=prices is not None),
-    )
+    return observers
 
 
 def _currencies(prices: Prices) -> set[str]:
