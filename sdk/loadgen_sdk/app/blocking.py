@@ -19,7 +19,7 @@ from ..errors import ClientError
 from ..request import Completion
 from .client import LOOP_LEFT, Client, Event, RequestLike
 from .labels import Labels
-from .measurement import copy_latest_measurement, latest_measurement, set_latest_measurement
+from .measurement import copy_latest_measurement
 
 ResultT = TypeVar("ResultT")
 
@@ -115,12 +115,23 @@ class BlockingClient:
             future.result()  # raises the error of a failed request
             copy_latest_measurement(context)
         finally:
-            task = relay.task
-            if task is None or future.done() or self._loop.is_closed():
-                future.cancel()
-            else:
-                # The caller has left the loop, and the client's thread still reads the stream.
-                self._loop.call_soon_threadsafe(task.cancel, LOOP_LEFT)
+            self._end_relay(relay, future)
+
+    def _end_relay(self, relay: _EventRelay, future: Future[None]) -> None:
+        """End the reading of a stream in the client's thread, if it has not ended by itself.
+
+        Args:
+            relay: Reads the stream.
+            future: The end of the reading.
+        """
+        task = relay.task
+        is_reading = task is not None and not future.done() and not self._loop.is_closed()
+        if task is not None and is_reading:
+            # The caller has left the loop. The message makes its call count as abandoned.
+            self._loop.call_soon_threadsafe(task.cancel, LOOP_LEFT)
+        else:
+            # The reading has not begun, or has ended. A future that is done stays as it is.
+            future.cancel()
 
     def close(self) -> None:
         """Close every connection and end the thread. May be called more than once."""
@@ -160,8 +171,10 @@ class BlockingClient:
     def _submit(self, coroutine: Coroutine[Any, Any, ResultT], context: Context) -> Future[ResultT]:
         """Start a coroutine in the client's thread. Return a Future to wait for its result.
 
-        `context` is a copy of the caller's context. It gives the call the labels and the priority
-        of the caller, and gets the measurement of the call as the latest one.
+        Args:
+            coroutine: The coroutine.
+            context: A copy of the caller's context, in which the coroutine runs. It has the labels
+                and the priority of the caller, and gets the measurement of the call.
 
         Raises:
             ClientError: The client is closed.
@@ -171,10 +184,7 @@ class BlockingClient:
             raise ClientError("this client is closed")
 
         async def run_in_context() -> ResultT:
-            task = context.run(
-                self._loop.create_task, _record_latest_measurement(coroutine, context)
-            )
-            return await task
+            return await self._loop.create_task(coroutine, context=context)
 
         return asyncio.run_coroutine_threadsafe(run_in_context(), self._loop)
 
@@ -227,18 +237,6 @@ class _EventRelay:
 async def _create_client(url: str, options: dict[str, Any]) -> Client:
     """Return a client of the running event loop."""
     return Client(url, **options)
-
-
-async def _record_latest_measurement(
-    coroutine: Coroutine[Any, Any, ResultT], context: Context
-) -> ResultT:
-    """Await a coroutine, and set the measurement of its call in `context` as the latest one."""
-    try:
-        return await coroutine
-    finally:
-        measurement = latest_measurement()
-        if measurement is not None:
-            context.run(set_latest_measurement, measurement)
 
 
 async def _cancel_tasks(tasks: set[asyncio.Task[Any]]) -> None:

@@ -9,9 +9,8 @@ from __future__ import annotations
 import asyncio
 import inspect
 import secrets
-from collections.abc import AsyncGenerator, Awaitable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass
 from functools import partial
 from time import monotonic_ns
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -42,7 +41,7 @@ from ..wire_formats.server_profiles import (
     server_names,
 )
 from .background import is_collecting_garbage, run_in_background
-from .budget import BudgetOption
+from .budget import Budget, BudgetHold, BudgetOption
 from .call import Call, CallObservation, CallSettings
 from .fallback import Fallback, failure_from_client_error, validate_fallback
 from .labels import Labels
@@ -89,19 +88,20 @@ RequestLike = Request | str | Sequence[dict[str, Any]]
 def to_request(prompt: RequestLike) -> Request:
     """Return a Request for what a caller has passed to `stream` or `complete`.
 
-    A text becomes a message of the user. A text and messages get no limit on the output length.
+    A string becomes one message of the user. A Request that is created here lets the model decide
+    how long its output is (`exact_output=False`).
 
     Raises:
-        WrongUse: It is neither a Request nor a text nor messages.
+        WrongUse: The prompt is neither a Request nor a string nor messages.
     """
     if isinstance(prompt, Request):
         return prompt
-    messages: list[dict[str, Any]] | None = None
+    messages: list[dict[str, Any]]
     if isinstance(prompt, str):
         messages = [{"role": "user", "content": prompt}]
     elif _is_messages(prompt):
         messages = [*prompt]
-    if messages is None:
+    else:
         raise WrongUse(
             "wrong_type",
             f"a {type(prompt).__name__} cannot be sent as a prompt",
@@ -150,6 +150,9 @@ _POLICY_OPTIONS = (
     "labels",
     "budget",
 )
+_PROBE_OPTIONS = ("server", "stream", "api_key", "headers", "extra_body")
+"""The options of a Client that its probe needs, too."""
+
 _DEFAULTS: dict[str, Any] = dict.fromkeys(ClientOptions.__annotations__) | {
     "api": "chat",
     "server": "auto",
@@ -198,55 +201,63 @@ class Client:
         """
         refuse_unknown(options, ClientOptions, "Client()")
         values: dict[str, Any] = {**_DEFAULTS, **options}
-        timeout_ns = _timeout_ns(values, "timeout")
-        stall_timeout_ns = _timeout_ns(values, "stall_timeout")
+        values["timeout_ns"] = _timeout_ns(values, "timeout")
+        values["stall_timeout_ns"] = _timeout_ns(values, "stall_timeout")
         is_url = isinstance(target, str)
-        if isinstance(target, str):
-            target = _parse_target(target, values)
+        self.target = _parse_target(target, values) if isinstance(target, str) else target
         self.policy = make_policy(**{name: values[name] for name in _POLICY_OPTIONS})
-        self.target = target
         self.model = values["model"] or ""
-        server_profile = _find_profile(values)
+        server_profile = _select_profile(values["server_profile"], values["server"])
         self.server_profile = server_profile or SERVER_PROFILES["generic"]
-        self.timeout_s = timeout_ns / 1e9
+        self.timeout_s = values["timeout_ns"] / 1e9
         self.is_simulated = False
         self._streams = values["stream"]
         self._tls = values["tls"]
-        self._settings = CallSettings(
-            self.policy,
-            target.address,
-            values["api_key"] or "",
-            package="",
-            timeout_s=self.timeout_s,
-            url_secrets=target.secrets,
-        )
+        self._settings = self._call_settings(api_key=values["api_key"] or "")
         self._probe_options: dict[str, Any] | None = None
         if server_profile is None or not self.model:
-            names = ("server", "stream", "api_key", "headers", "extra_body")
-            self._probe_options = {name: values[name] for name in names}
-        self._proxy = proxy_for(target, values["proxy"])
+            self._probe_options = {name: values[name] for name in _PROBE_OPTIONS}
+        self._proxy = proxy_for(self.target, values["proxy"])
         self._opening = asyncio.Lock()
-        sending_options = {name: values[name] for name in SendingOptions.__annotations__}
-        sending_options["timeout_ns"] = timeout_ns
-        sending_options["stall_timeout_ns"] = stall_timeout_ns
+        self._make_pool = self._pool_factory(values, is_url=is_url)
+        self._pool = self._make_pool(model=self.model, server_profile=self.server_profile)
+        self._exchanges: set[Exchange] = set()
+        self._closed = False
+        self._fallback = validate_fallback(values["fallback"], type, self)
+
+    def _call_settings(self, api_key: str) -> CallSettings:
+        """Return what all calls of this client have in common."""
+        return CallSettings(
+            self.policy,
+            server=self.target.address,
+            key=api_key,
+            package="",
+            timeout_s=self.timeout_s,
+            url_secrets=self.target.secrets,
+        )
+
+    def _pool_factory(self, values: dict[str, Any], *, is_url: bool) -> Callable[..., Pool]:
+        """Return a function that creates the pool of connections for a model and server profile.
+
+        Args:
+            values: All options of the client, with their defaults.
+            is_url: The target was passed as a URL, so that texts and headers are kept by default.
+        """
         keep_text = values["keep_text"]
         if keep_text is None:
             keep_text = is_url or values["keep_content"]
         keep_headers = values["keep_headers"]
         if keep_headers is None:
             keep_headers = is_url
-        self._make_pool = partial(
+        sending_options = {name: values[name] for name in SendingOptions.__annotations__}
+        return partial(
             Pool,
-            target,
+            self.target,
             **sending_options,
             keep_text=keep_text,
             keep_headers=keep_headers,
             proxy=self._proxy,
         )
-        self._pool = self._make_pool(model=self.model, server_profile=self.server_profile)
-        self._exchanges: set[Exchange] = set()
-        self._closed = False
-        self._fallback = validate_fallback(values["fallback"], type, self)
 
     @property
     def in_flight(self) -> int:
@@ -298,8 +309,9 @@ class Client:
     ) -> AsyncGenerator[Event, None]:
         """Yield the output events as they arrive. Open the client if it is not open.
 
-        A failure before the first event is retried as `retry` allows. Leaving the loop ends the
-        request and its connection.
+        A failure before the first event is retried as `retry` allows, and then passed to the
+        client of the `fallback`, if there is one. Leaving the loop ends the request and its
+        connection.
 
         Args:
             request: A Request, a text or messages.
@@ -309,30 +321,11 @@ class Client:
             RequestFailed: The request is not ok. It is raised after the events that did arrive.
         """
         parsed_request = to_request(request)
-        fallback = self._fallback
-        if fallback is None:
-            async with aclosing(self._stream_here(parsed_request, labels)) as events:
-                async for event in events:
-                    yield event
-            return
-
-        if fallback.circuit.allows_call(monotonic_ns()):
-            has_output = False
-            try:
-                async with aclosing(self._stream_here(parsed_request, labels)) as events:
-                    async for event in events:
-                        has_output = True
-                        yield event
-            except BaseException as error:
-                if not fallback.handle_error(
-                    error, failure_from_client_error, has_output=has_output
-                ):
-                    raise
-            else:
-                fallback.circuit.record_success()
-                return
-
-        async with aclosing(fallback.client.stream(parsed_request, labels=labels)) as events:
+        if self._fallback is None:
+            events = self._stream_here(parsed_request, labels)
+        else:
+            events = self._stream_with_fallback(self._fallback, parsed_request, labels)
+        async with aclosing(events):
             async for event in events:
                 yield event
 
@@ -373,8 +366,12 @@ class Client:
         """Find out the model and the kind of server by a few requests.
 
         The pool of connections is replaced by one that sends requests in the form that this server
-        understands. `options` are those of the client that the probe needs.
+        understands.
+
+        Args:
+            options: The options of the client by which the probe sends its requests.
         """
+        # Imported here, because a client with a model and a server profile needs no probe.
         from ..probe.fetch import HttpFetcher
         from ..probe.probe import probe
         from ..probe.probe_client import ProbeOptions
@@ -393,6 +390,33 @@ class Client:
         self._pool.close()
         self._pool = self._make_pool(model=self.model, server_profile=self.server_profile)
 
+    async def _stream_with_fallback(
+        self, fallback: Fallback, request: Request, labels: Labels | None
+    ) -> AsyncGenerator[Event, None]:
+        """Yield the output events of this endpoint, or of the second one if this one fails.
+
+        The second endpoint is used if the circuit of this one is open, or if this one fails before
+        its first event.
+        """
+        if fallback.circuit.allows_call(monotonic_ns()):
+            has_output = False
+            try:
+                async with aclosing(self._stream_here(request, labels)) as events:
+                    async for event in events:
+                        has_output = True
+                        yield event
+            except BaseException as error:
+                if not fallback.handle_error(
+                    error, failure_from_client_error, has_output=has_output
+                ):
+                    raise
+            else:
+                fallback.circuit.record_success()
+                return
+        async with aclosing(fallback.client.stream(request, labels=labels)) as events:
+            async for event in events:
+                yield event
+
     async def _stream_here(
         self, request: Request, labels: Labels | None
     ) -> AsyncGenerator[Event, None]:
@@ -410,9 +434,11 @@ class Client:
 
     async def _complete_here(self, request: Request, labels: Labels | None) -> Completion:
         """Return the completion of a call to this endpoint, without the fallback."""
-        items = [item async for item in self._run_call(request, labels, with_events=False)]
-        completion = items[-1]
-        assert isinstance(completion, Completion)
+        completion: Completion | None = None
+        async for item in self._run_call(request, labels, with_events=False):
+            assert isinstance(item, Completion)  # Events are yielded only with `with_events`.
+            completion = item
+        assert completion is not None
         return completion
 
     # -- the life of a call ------------------------------------------------------------------------
@@ -429,29 +455,22 @@ class Client:
         call = self._begin_call(request, labels)
         backoff_s = 0.0
         while True:
-            await self._wait_for_permission(call, backoff_s)
+            await self._prepare_attempt(call, backoff_s)
             attempt = self._begin_attempt(call, request, with_events=with_events)
             has_output = False
-            completion: Completion | None = None
             try:
-                while completion is None:
-                    item = await attempt.queue.get()
-                    if isinstance(item, Completion):
-                        completion = item
-                    else:
-                        has_output = True
-                        yield item
+                while (event := await attempt.next_event()) is not None:
+                    has_output = True
+                    yield event
             except BaseException as error:
                 # The caller was cancelled, or has left the loop over the events (GeneratorExit).
-                self._pool.cancel(attempt.exchange, _CALLER_LEFT)
-                call.instants = attempt.timeline.all_timestamps()
-                self._report_abandoned(call, attempt.queued_completion(), error)
+                self._cancel_attempt(call, attempt, error)
                 raise
             finally:
                 self._exchanges.discard(attempt.exchange)
 
             call.instants = attempt.timeline.all_timestamps()
-            completion = self._redacted(completion)
+            completion = self._redacted(attempt.completion())
             next_backoff_s = self._end_attempt(call, completion, has_output=has_output)
             if next_backoff_s is None:
                 self._report(call, completion, "ok" if completion.failure is None else "failed")
@@ -488,12 +507,14 @@ class Client:
         def put_event(text: str, reasoning: str, at_ns: int) -> None:
             queue.put_nowait(Event(text, reasoning, at_ns))
 
-        call.instants = ()
+        call.instants = ()  # without the timestamps of an earlier attempt
         call.attempt_started = monotonic_ns()
+        body = self._pool.prepare(request)
+        due_ns = monotonic_ns()
         exchange = self._pool.send(
             request,
-            self._pool.prepare(request),
-            monotonic_ns(),
+            body,
+            due_ns,
             queue.put_nowait,
             timeline,
             on_output=put_event if with_events else None,
@@ -501,11 +522,20 @@ class Client:
         self._exchanges.add(exchange)
         return _Attempt(exchange, queue, timeline)
 
-    async def _wait_for_permission(self, call: Call, backoff_s: float) -> None:
-        """Wait until an attempt may be sent, and open the client if necessary.
+    def _cancel_attempt(self, call: Call, attempt: _Attempt, error: BaseException) -> None:
+        """Cancel the request of a caller that stopped waiting for it, and report the call.
 
-        That is after the backoff of a retry, when the throttle gives a permit, and when the budget
-        has room for the estimated cost. A call that gets no permission is reported here.
+        `error` is the exception that was raised in the caller's task or generator.
+        """
+        self._pool.cancel(attempt.exchange, _CALLER_LEFT)
+        call.instants = attempt.timeline.all_timestamps()
+        self._report_abandoned(call, attempt.queued_completion(), error)
+
+    async def _prepare_attempt(self, call: Call, backoff_s: float) -> None:
+        """Wait until an attempt may be sent: back-off, open client, throttle and budget.
+
+        The permit of the throttle and the booking of the budget are stored in the call, which
+        returns them at its end. A call that may not be sent is reported here.
 
         Raises:
             ThrottleTimeout: The throttle gave no permit in time.
@@ -517,33 +547,43 @@ class Client:
                 await asyncio.sleep(backoff_s)
             if not self._pool.is_open:
                 await self.open()
-            call.model = self.model
+            call.model = self.model  # A probe may have found it only now.
             if self.policy.throttle is not None:
                 arguments = call.throttle_arguments(self.timeout_s)
                 call.permit = await self.policy.throttle.acquire(**arguments)
                 self._check_usable()
             if self.policy.budget is not None:
-                book = self.policy.budget.select_book_function(is_blocking=False)
-                hold = book(call.estimated_cost(), call.model)
-                call.budget_hold = await hold if isinstance(hold, Awaitable) else hold
+                call.budget_hold = await self._book_cost(self.policy.budget, call)
         except BaseException as error:
             self._report_unsent(call, error)
             raise
 
-    def _report_unsent(self, call: Call, error: BaseException) -> None:
-        """Report a call that got no permission to be sent.
+    async def _book_cost(self, budget: Budget, call: Call) -> BudgetHold:
+        """Book the estimated cost of a call in the budget.
 
-        It failed if the error is an Exception. Otherwise its caller was cancelled while it waited.
+        Raises:
+            BudgetExceeded: The call may cost more than the budget has left.
+        """
+        book = budget.select_book_function(is_blocking=False)
+        result = book(call.estimated_cost(), call.model)
+        # Only a budget that other processes share has to wait for its store.
+        return await result if isinstance(result, Awaitable) else result
+
+    def _report_unsent(self, call: Call, error: BaseException) -> None:
+        """Report a call that was not sent, and return its permit if it has one.
+
+        It failed if `error` is an Exception. Otherwise its caller was cancelled while it waited.
         """
         if call.permit is not None:
             call.permit.done(0)
-        status: Status = "cancelled"
-        failure = _CALLER_LEFT
         if isinstance(error, Exception):
-            status = "failed"
-            # Any other error is one of opening the client.
+            # Any error but those of throttle and budget is raised while the client is opened.
             kind = _UNSENT_KINDS.get(type(error), "connect")
             failure = Failure(kind, self.target.redact(str(error)))
+            status: Status = "failed"
+        else:
+            failure = _CALLER_LEFT
+            status = "cancelled"
         call.report(status, failure, CallObservation(), done=monotonic_ns())
 
     def _redacted(self, completion: Completion) -> Completion:
@@ -558,7 +598,7 @@ class Client:
     def _end_attempt(self, call: Call, completion: Completion, *, has_output: bool) -> float | None:
         """End an attempt. Return the seconds to wait before a retry, or None if there is none.
 
-        `has_output` says that output has reached the caller, after which there is no retry.
+        `has_output` says that output has reached the caller, so that a retry would repeat it.
         """
         headers = completion.headers or {}
         if completion.failure is None:
@@ -571,26 +611,28 @@ class Client:
     def _report_abandoned(self, call: Call, completion: Completion, error: BaseException) -> None:
         """Report a call whose caller stopped waiting for it or reading it.
 
-        The status is "ok" if the response was complete, "cancelled" if the task of the caller was
-        cancelled, and "abandoned" if the caller left the loop over the events. `error` is the
-        exception that has ended the generator.
+        Args:
+            call: The call.
+            completion: The completion of its cancelled request.
+            error: The exception that has ended the generator of the caller: CancelledError,
+                KeyboardInterrupt, or GeneratorExit if the loop over the events was left.
         """
         if is_collecting_garbage():
             # The garbage collector closes a generator that nobody reads any more. The code that it
-            # has interrupted may hold any lock.
+            # has interrupted may hold any lock, so that another thread does the work.
             run_in_background(partial(self._report_abandoned, call, completion, error))
             return
         call.record_headers(completion.headers or {})
-        status: Status = "abandoned"
         if completion.failure is None:
-            status = "ok"
-        elif isinstance(error, asyncio.CancelledError | KeyboardInterrupt):
-            has_left_loop = LOOP_LEFT in error.args
-            status = "abandoned" if has_left_loop else "cancelled"
+            status: Status = "ok"  # The response was complete before the caller left.
+        elif _is_cancellation(error):
+            status = "cancelled"
+        else:
+            status = "abandoned"
         self._report(call, completion, status)
 
     def _report(self, call: Call, completion: Completion, status: Status) -> None:
-        """Report a call that was sent, with what its last attempt has returned."""
+        """Report a call that was sent, with the completion of its last attempt."""
         choice = Choice(
             text=completion.text or "",
             finish_reason=completion.finish_reason,
@@ -604,6 +646,7 @@ class Client:
             end=completion.end,
             first_event_tokens=completion.first_event_tokens,
             finish_reason=completion.finish_reason,
+            # The pool sends a request again if a kept connection was closed under it.
             hidden_retries=completion.resent,
             response_id=completion.response_id,
             server_timing=completion.server_timing,
@@ -619,30 +662,66 @@ class Client:
             raise ClientError("this client is closed; create a new one")
 
 
-@dataclass(frozen=True)
 class _Attempt:
-    """A request that was sent.
+    """A request that was sent, and the queue into which its events are put as they arrive.
 
     Attributes:
         exchange: The exchange with the server, by which the request can be cancelled.
-        queue: The events that were not read yet, in their order, and the completion at the end.
         timeline: The timestamps of the output events.
     """
 
-    exchange: Exchange
-    queue: asyncio.Queue[Event | Completion]
-    timeline: EventTimeline
+    def __init__(
+        self,
+        exchange: Exchange,
+        queue: asyncio.Queue[Event | Completion],
+        timeline: EventTimeline,
+    ) -> None:
+        """Keep the queue, which has the output events and, at the end, the completion."""
+        self.exchange = exchange
+        self.timeline = timeline
+        self._queue = queue
+        self._completion: Completion | None = None
+
+    async def next_event(self) -> Event | None:
+        """Wait for the next output event and return it, or return None if the request has ended."""
+        item = await self._queue.get()
+        if isinstance(item, Completion):
+            self._completion = item
+            return None
+        return item
+
+    def completion(self) -> Completion:
+        """Return the completion, after all events were read."""
+        assert self._completion is not None
+        return self._completion
 
     def queued_completion(self) -> Completion:
         """Return the completion of a cancelled attempt, behind the events that were not read."""
         while True:
-            item = self.queue.get_nowait()
+            item = self._queue.get_nowait()
             if isinstance(item, Completion):
                 return item
 
 
+def _is_cancellation(error: BaseException) -> bool:
+    """Return True if the caller of a call was cancelled, and did not just leave its loop.
+
+    A BlockingClient, whose caller leaves a loop in another thread, has to cancel the call as well.
+    It does so with the message LOOP_LEFT.
+    """
+    if not isinstance(error, asyncio.CancelledError | KeyboardInterrupt):
+        return False
+    return LOOP_LEFT not in error.args
+
+
 def _timeout_ns(options: dict[str, Any], name: str) -> int:
-    """Return the timeout of the options `NAME_s` or `NAME_ns`. Raises WrongUse."""
+    """Return a timeout in ns from the options of a Client.
+
+    It is the option `NAME_s` in seconds, or else the option `NAME_ns`.
+
+    Raises:
+        WrongUse: `NAME_s` is not a positive number.
+    """
     seconds = options[f"{name}_s"]
     if seconds is None:
         timeout_ns: int = options[f"{name}_ns"]
@@ -657,16 +736,16 @@ def _parse_target(url: str, options: dict[str, Any]) -> Target:
     return Target.parse(url, api=options["api"], server=server, deployment=options["model"] or "")
 
 
-def _find_profile(options: dict[str, Any]) -> ServerProfile | None:
-    """Return the server profile that the options name, or None if a probe has to find it.
+def _select_profile(profile: ServerProfile | None, server: str) -> ServerProfile | None:
+    """Return the server profile of a Client, or None if a probe has to find it.
 
-    `options` are all options of a Client. Only `server_profile` and `server` are read.
+    Args:
+        profile: The option `server_profile`, which has precedence if both options are used.
+        server: The option `server`: the name of a server, or "auto".
 
     Raises:
         WrongUse: There is no server of this name.
     """
-    profile: ServerProfile | None = options["server_profile"]
-    server = options["server"]
     if server == "auto":
         return profile
     named_profile = SERVERS.find(server)
@@ -684,7 +763,8 @@ def _request_failed(failure: Failure) -> RequestFailed:
 def _client_signature() -> inspect.Signature:
     """Return the signature of `Client()` with all options, for `help` and notebooks.
 
-    The function itself has `**options`, whose names only type checkers find in ClientOptions.
+    `Client.__init__` has `**options: Unpack[ClientOptions]`. Type checkers read the names of the
+    options from that annotation, but `inspect.signature` shows only `**options`.
     """
     signature = inspect.signature(Client.__init__)
     option_types = ClientOptions.__annotations__
@@ -693,12 +773,13 @@ def _client_signature() -> inspect.Signature:
             name,
             inspect.Parameter.KEYWORD_ONLY,
             default=default,
+            # Annotations of a TypedDict are ForwardRef objects, which contain the source text.
             annotation=option_types[name].__forward_arg__,
         )
         for name, default in _DEFAULTS.items()
     ]
-    own_parameters = [signature.parameters["self"], signature.parameters["target"]]
-    return signature.replace(parameters=[*own_parameters, *options])
+    positional_parameters = [signature.parameters["self"], signature.parameters["target"]]
+    return signature.replace(parameters=[*positional_parameters, *options])
 
 
 vars(Client.__init__)["__signature__"] = _client_signature()
