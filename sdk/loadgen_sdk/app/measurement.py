@@ -418,7 +418,8 @@ def attach_measurement(result: object, measurement: Measurement) -> None:
     The attribute is not a field of the object: pydantic neither serialises nor compares it. An
     object that accepts no new attribute is left as it is.
     """
-    if _is_pydantic_1_model(type(result)):
+    result_class: Any = type(result)
+    if _is_pydantic_1_model(result_class):
         _attach_to_pydantic_1_model(result, measurement)
         return
     # `contextlib.suppress` would take as long as the rest of this function.
