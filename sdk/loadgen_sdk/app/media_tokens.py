@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import binascii
 import math
-from bisect import bisect_right
 from typing import NamedTuple
 
 
@@ -29,6 +28,9 @@ _UNKNOWN_AUDIO_S = 10.0
 _AUDIO_TOKENS_PER_S = 10
 _AUDIO_BYTES_PER_S = 16_000
 """Assumed for audio whose format does not tell its rate: 128 kbit/s."""
+
+_WAV_HEADER_CHARS = 64
+"""The base64 of the header of a WAV file, which has 44 bytes."""
 
 _TOKENS_PER_PAGE = 2250
 """The middle of the range that Anthropic publishes. A file outside the request has one page."""
@@ -126,21 +128,25 @@ class Patches(NamedTuple):
         return self.default or self.high
 
     def _scale(self, size: ImageSize, limits: PatchLimits) -> float:
-        """Return the factor, at most 1, by which an image is shrunk to meet the limits."""
+        """Return the factor, at most 1, by which an image is shrunk to meet the limits.
+
+        An image with too many patches is shrunk to the area of the allowed patches, and then a
+        little further, so that one side is a whole number of patches.
+        """
         scale = min(1.0, limits.max_side_px / max(size))
-        across = math.ceil(size.width * scale / _PATCH_PX)
-        down = math.ceil(size.height * scale / _PATCH_PX)
-        if across * down <= limits.max_patches:
+        patch_columns = math.ceil(size.width * scale / _PATCH_PX)
+        patch_rows = math.ceil(size.height * scale / _PATCH_PX)
+        if patch_columns * patch_rows <= limits.max_patches:
             return scale
-        # OpenAI shrinks to the area of the allowed patches, and then a little further, so that one
-        # side is a whole number of patches.
+
         max_area_px = _PATCH_PX * _PATCH_PX * limits.max_patches
         scale = math.sqrt(max_area_px / (size.width * size.height))
-        patches_across = size.width * scale / _PATCH_PX
-        patches_down = size.height * scale / _PATCH_PX
-        return scale * min(
-            math.floor(patches_across) / patches_across, math.floor(patches_down) / patches_down
-        )
+        width_patches = size.width * scale / _PATCH_PX  # may have a fraction
+        height_patches = size.height * scale / _PATCH_PX
+        # Example: of 50.5 x 49.5 patches, 49 / 49.5 is the smaller factor.
+        width_factor = math.floor(width_patches) / width_patches
+        height_factor = math.floor(height_patches) / height_patches
+        return scale * min(width_factor, height_factor)
 
 
 _SQUARE_PX = 28
@@ -159,29 +165,47 @@ class Squares(NamedTuple):
     max_side_px: int
     max_squares: int
 
-    def count_tokens(self, size: ImageSize, detail: str) -> int:  # noqa: ARG002 - as the others
-        """Return the tokens of an image. Anthropic has no details.
+    def count_tokens(self, size: ImageSize, detail: str) -> int:  # noqa: ARG002
+        """Return the tokens of an image, which is shrunk to the largest size within both limits.
 
-        The longer side is shrunk to the largest number of pixels at which both limits are met.
+        Args:
+            size: The size of the image.
+            detail: Not used, because Anthropic has one way to count. The other rules use it.
         """
+        # The size within the limits is found by bisection: `fitting_px` fits, `too_long_px` does
+        # not. The number of squares grows with the longer side.
         longer_px = max(size)
-        shorter_px = min(size)
+        if self._fits(size, longer_px):
+            return _count_squares(_resize(size, longer_px))
+        fitting_px = 1
+        too_long_px = longer_px
+        while too_long_px - fitting_px > 1:
+            middle_px = (fitting_px + too_long_px) // 2
+            if self._fits(size, middle_px):
+                fitting_px = middle_px
+            else:
+                too_long_px = middle_px
+        return _count_squares(_resize(size, fitting_px))
 
-        def count_squares(longer_side_px: int) -> int:
-            """Return the squares if the longer side has this length.
+    def _fits(self, size: ImageSize, longer_px: int) -> bool:
+        """Return True if an image meets both limits once its longer side has `longer_px`."""
+        resized = _resize(size, longer_px)
+        padded_side_px = math.ceil(longer_px / _SQUARE_PX) * _SQUARE_PX
+        return padded_side_px <= self.max_side_px and _count_squares(resized) <= self.max_squares
 
-            A side that is too long counts as more squares than allowed.
-            """
-            shorter_side_px = max(1, round(longer_side_px * shorter_px / longer_px))
-            across = math.ceil(longer_side_px / _SQUARE_PX)
-            if across * _SQUARE_PX > self.max_side_px:
-                return self.max_squares + 1
-            return across * math.ceil(shorter_side_px / _SQUARE_PX)
 
-        # The number grows with the side, so the largest side within the limits can be bisected.
-        sides_px = range(1, longer_px + 1)
-        largest_side_px = bisect_right(sides_px, self.max_squares, key=count_squares)
-        return count_squares(largest_side_px)
+def _resize(size: ImageSize, longer_px: int) -> ImageSize:
+    """Return the size of an image of the same shape whose longer side has `longer_px`.
+
+    The longer side is returned as the width, whichever it is.
+    """
+    shorter_px = max(1, round(longer_px * min(size) / max(size)))
+    return ImageSize(longer_px, shorter_px)
+
+
+def _count_squares(size: ImageSize) -> int:
+    """Return how many squares of _SQUARE_PX cover an image. A part of a square counts as one."""
+    return math.ceil(size.width / _SQUARE_PX) * math.ceil(size.height / _SQUARE_PX)
 
 
 _CLAUDE_BEFORE_4_7 = (
@@ -222,27 +246,34 @@ IMAGE_RULES: dict[str, Tiles | Patches | Squares] = {
 def estimate_image_tokens(model: str, size: ImageSize, detail: str) -> int:
     """Return the tokens of an image in a prompt.
 
+    The rule is that of the longest name in IMAGE_RULES with which the name of the model begins. For
+    an unknown model that is _ANY_OTHER_MODEL, the empty name.
+
     Args:
-        model: The name of the model, with or without the prefix of a router or of Bedrock.
+        model: The name of the model, with or without the prefix of a router or of Bedrock, such as
+            "openai/gpt-4o" or "anthropic.claude-3-haiku".
         size: The size of the image.
-        detail: The requested detail. "" and "auto" stand for what the model does without it.
+        detail: The requested detail, such as "low" or "high". With "" and "auto", the model uses
+            its default detail.
     """
     name_without_router = model.rpartition("/")[2]
-    name = name_without_router.rpartition("anthropic.")[2]  # without the prefix of Bedrock
-    # The empty prefix of _ANY_OTHER_MODEL always matches.
+    name = name_without_router.rpartition("anthropic.")[2]
     matching_prefixes = [prefix for prefix in IMAGE_RULES if name.startswith(prefix)]
     longest_prefix = max(matching_prefixes, key=len)
     return IMAGE_RULES[longest_prefix].count_tokens(size, detail)
 
 
-def read_image_size(base64: str) -> ImageSize | None:
-    """Return the size of a PNG, GIF, WebP or JPEG image, or None for anything else."""
-    data = _decode_base64(base64[:_MAX_HEAD_CHARS])
+def read_image_size(data_base64: str) -> ImageSize | None:
+    """Return the size of a PNG, GIF, WebP or JPEG image, or None for anything else.
+
+    The format is recognised by its first bytes. Only the start of the image is decoded.
+    """
+    data = _decode_base64(data_base64[:_MAX_HEAD_CHARS])
     size: ImageSize | None = None
     if data.startswith(b"\x89PNG\r\n\x1a\n"):
-        size = ImageSize(_big_endian(data[16:20]), _big_endian(data[20:24]))
+        size = ImageSize(width=_big_endian(data[16:20]), height=_big_endian(data[20:24]))
     elif data.startswith((b"GIF87a", b"GIF89a")):
-        size = ImageSize(_little_endian(data[6:8]), _little_endian(data[8:10]))
+        size = ImageSize(width=_little_endian(data[6:8]), height=_little_endian(data[8:10]))
     elif data[:4] == b"RIFF" and data[8:12] == b"WEBP":
         size = _read_webp_size(data)
     elif data.startswith(b"\xff\xd8"):
@@ -252,68 +283,97 @@ def read_image_size(base64: str) -> ImageSize | None:
     return size
 
 
-def estimate_audio_tokens(base64: str) -> int:
-    """Return the tokens of audio by its duration, which is estimated from its size.
+def estimate_audio_tokens(data_base64: str) -> int:
+    """Return the tokens of audio, which are proportional to its duration.
 
-    The bytes per second are those in the head of a WAV file, and a common rate for other formats.
-    Without data, when the audio is outside of the request, a usual duration is assumed.
+    The duration is the size of the data divided by its bytes per second. A WAV file states these in
+    its header. For any other format, and for audio that is not in the request (""), usual values
+    are assumed.
     """
-    if not base64:
+    if not data_base64:
         return round(_UNKNOWN_AUDIO_S * _AUDIO_TOKENS_PER_S)
-    head = _decode_base64(base64[:64])
-    bytes_per_s = 0
-    if head[:4] == b"RIFF" and head[8:12] == b"WAVE":
-        bytes_per_s = _little_endian(head[28:32])
-    duration_s = len(base64) * 3 // 4 / (bytes_per_s or _AUDIO_BYTES_PER_S)
+    size_bytes = len(data_base64) * 3 // 4
+    bytes_per_s = _read_wav_bytes_per_s(data_base64) or _AUDIO_BYTES_PER_S
+    duration_s = size_bytes / bytes_per_s
     return max(1, round(duration_s * _AUDIO_TOKENS_PER_S))
 
 
-def estimate_file_tokens(base64: str) -> int:
+def _read_wav_bytes_per_s(data_base64: str) -> int:
+    """Return the bytes per second in the header of a WAV file, or 0 for any other format."""
+    header = _decode_base64(data_base64[:_WAV_HEADER_CHARS])
+    is_wav = header[:4] == b"RIFF" and header[8:12] == b"WAVE"
+    return _little_endian(header[28:32]) if is_wav else 0
+
+
+def estimate_file_tokens(data_base64: str) -> int:
     """Return the tokens of a file: a page for each 50 kB, and at least one page."""
-    size_bytes = len(base64) * 3 / 4
+    size_bytes = len(data_base64) * 3 / 4
     return _TOKENS_PER_PAGE * max(1, round(size_bytes / _BYTES_PER_PAGE))
 
 
-def _decode_base64(base64: str) -> bytes:
+def _decode_base64(data_base64: str) -> bytes:
     """Return the bytes of a text without its incomplete end, or b"" if it is not base64."""
-    complete_chars = len(base64) // 4 * 4
+    complete_chars = len(data_base64) // 4 * 4
     try:
-        return binascii.a2b_base64(base64[:complete_chars])
+        return binascii.a2b_base64(data_base64[:complete_chars])
     except ValueError:
         return b""
 
 
-def _read_webp_size(data: bytes) -> ImageSize:
-    """Return the size of a WebP image, by the kind of its first chunk.
+_WEBP_SIZE_BITS = 14
+_WEBP_SIZE_MASK = (1 << _WEBP_SIZE_BITS) - 1
+"""A side of a WebP image has 14 bits. Other bits of the same bytes have another meaning."""
 
-    https://developers.google.com/speed/webp/docs/riff_container has the layouts.
+
+def _read_webp_size(data: bytes) -> ImageSize:
+    """Return the size of a WebP image.
+
+    The first chunk begins at byte 12 with its kind. Its payload begins at byte 20. The layouts are
+    in https://developers.google.com/speed/webp/docs/riff_container.
     """
     chunk_kind = data[12:16]
-    if chunk_kind == b"VP8X":
-        return ImageSize(_little_endian(data[24:27]) + 1, _little_endian(data[27:30]) + 1)
-    if chunk_kind == b"VP8L":
-        bits = _little_endian(data[21:25])
-        return ImageSize((bits & 0x3FFF) + 1, (bits >> 14 & 0x3FFF) + 1)
-    return ImageSize(_little_endian(data[26:28]) & 0x3FFF, _little_endian(data[28:30]) & 0x3FFF)
+    if chunk_kind == b"VP8X":  # extended: 4 bytes of flags, then both sides minus 1, 24 bits each
+        width = _little_endian(data[24:27]) + 1
+        height = _little_endian(data[27:30]) + 1
+    elif chunk_kind == b"VP8L":  # lossless: a signature byte, then both sides minus 1, 14 bits each
+        both_sides = _little_endian(data[21:25])
+        width = (both_sides & _WEBP_SIZE_MASK) + 1
+        height = (both_sides >> _WEBP_SIZE_BITS & _WEBP_SIZE_MASK) + 1
+    else:  # lossy: 6 bytes of tags, then both sides, 14 bits each, with 2 bits of scaling
+        width = _little_endian(data[26:28]) & _WEBP_SIZE_MASK
+        height = _little_endian(data[28:30]) & _WEBP_SIZE_MASK
+    return ImageSize(width, height)
 
 
+_JPEG_FRAME_HEADER_BYTES = 9
 _JPEG_FRAME_HEADERS = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}
 """The markers of frame headers. The three others of this range are tables and an extension."""
 
 
 def _read_jpeg_size(data: bytes) -> ImageSize | None:
-    """Return the size in the frame header of a JPEG, or None if the header is not in `data`."""
-    offset = 2
-    while offset + 9 <= len(data) and data[offset] == 0xFF:
-        marker = data[offset + 1]
+    """Return the size in the frame header of a JPEG, or None if the header is not in `data`.
+
+    After two bytes for the start of the image, a JPEG is a sequence of segments:
+
+        byte 0       0xFF
+        byte 1       the marker: the kind of segment
+        bytes 2, 3   the length of the segment without the first two bytes
+        byte 4       in a frame header, the bits per sample
+        bytes 5, 6   in a frame header, the height
+        bytes 7, 8   in a frame header, the width
+    """
+    start = 2
+    while start + _JPEG_FRAME_HEADER_BYTES <= len(data) and data[start] == 0xFF:
+        marker = data[start + 1]
         if marker in _JPEG_FRAME_HEADERS:
-            height = _big_endian(data[offset + 5 : offset + 7])
-            width = _big_endian(data[offset + 7 : offset + 9])
+            height = _big_endian(data[start + 5 : start + 7])
+            width = _big_endian(data[start + 7 : start + 9])
             return ImageSize(width, height)
-        if marker == 0xFF:  # a fill byte before a marker
-            offset += 1
+        if marker == 0xFF:
+            start += 1  # a fill byte before a marker
         else:
-            offset += 2 + _big_endian(data[offset + 2 : offset + 4])
+            segment_length = _big_endian(data[start + 2 : start + 4])
+            start += 2 + segment_length
     return None
 
 

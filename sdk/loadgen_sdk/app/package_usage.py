@@ -47,7 +47,8 @@ _APIS_WITH_RESPONSE_NAMES = ("responses", "batches", "images", "transcriptions")
 def read_usage(api: Api, usage: Any) -> Usage:
     """Return the token counts in the `usage` of a response, which may be None.
 
-    Counts that contradict each other are marked (`check_usage`).
+    The counts have the same meaning in all APIs of OpenAI, but other names. Counts that contradict
+    each other are marked (`check_usage`).
     """
     if usage is None:
         return Usage()
@@ -57,59 +58,75 @@ def read_usage(api: Api, usage: Any) -> Usage:
     counts = _fields_of(usage)
     prompt_details = _fields_of(counts.get(names.prompt_details))
     output_details = _fields_of(counts.get(names.output_details))
-    # OpenAI has this count in the details, and gateways in front of Anthropic have it outside.
-    cache_written = prompt_details.get("cache_write_tokens")
-    if cache_written is None:
-        cache_written = counts.get("cache_creation_input_tokens")
+    output_tokens = token_count(counts.get(names.output))
+    if api == "embeddings":
+        output_tokens = 0  # Servers leave out a count that is always 0.
     server_usage = Usage(
         input=token_count(counts.get(names.prompt)),
-        output=0 if api == "embeddings" else token_count(counts.get(names.output)),
+        output=output_tokens,
         cached=token_count(_cached_tokens(prompt_details, counts)),
         reasoning=token_count(output_details.get("reasoning_tokens")),
-        cache_written=token_count(cache_written),
+        cache_written=token_count(_cache_written_tokens(prompt_details, counts)),
     )
-    return check_usage(server_usage, token_count(counts.get("total_tokens")))
+    total_tokens = token_count(counts.get("total_tokens"))
+    return check_usage(server_usage, total_tokens)
 
 
 def _read_messages_usage(usage: Any) -> Usage:
-    """Return the counts of a message of Anthropic.
+    """Return the token counts of a message of Anthropic.
 
     Its prompt is the sum of three counts: tokens from the cache, tokens written to the cache, and
-    all others.
+    all others. The names are those in MESSAGES_INPUT_FIELDS.
     """
-    uncached, cached, written = (
-        token_count(getattr(usage, name, None)) for name in MESSAGES_INPUT_FIELDS
-    )
+    uncached_tokens = token_count(getattr(usage, "input_tokens", None))
+    cached_tokens = token_count(getattr(usage, "cache_read_input_tokens", None))
+    written_tokens = token_count(getattr(usage, "cache_creation_input_tokens", None))
     prompt_tokens = None
-    if uncached is not None:
-        prompt_tokens = uncached + (cached or 0) + (written or 0)
+    if uncached_tokens is not None:
+        prompt_tokens = uncached_tokens + (cached_tokens or 0) + (written_tokens or 0)
     return check_usage(
         Usage(
             input=prompt_tokens,
             output=token_count(getattr(usage, "output_tokens", None)),
-            cached=cached,
-            cache_written=written,
+            cached=cached_tokens,
+            cache_written=written_tokens,
         )
     )
 
 
 def _cached_tokens(prompt_details: Mapping[str, Any], counts: Mapping[str, Any]) -> Any:
-    """Return the prompt tokens from a cache, under any of the names in `UsageFields`."""
-    cached = prompt_details.get("cached_tokens")
-    for name in ("cache_read_input_tokens", "prompt_cache_hit_tokens", "cached_tokens"):
-        if cached is None:
-            cached = counts.get(name)
-    return cached
+    """Return the count of prompt tokens that came from a cache, or None.
 
-
-def _fields_of(counts: Any) -> Mapping[str, Any]:
-    """Return the fields of a usage object or of its details, by their names. None has no fields.
-
-    Pydantic keeps fields that its class does not declare in `__pydantic_extra__`. `getattr` is not
-    used for each field, because pydantic takes 1 us for a field that an object does not have.
+    OpenAI has it in the details of the prompt. Other servers have it outside, under one of the
+    names below.
     """
-    if isinstance(counts, dict):
-        return counts
-    fields: Mapping[str, Any] = getattr(counts, "__dict__", _NO_FIELDS)
-    extra_fields = getattr(counts, "__pydantic_extra__", None)
-    return {**extra_fields, **fields} if extra_fields else fields
+    cached_tokens = prompt_details.get("cached_tokens")
+    for name in ("cache_read_input_tokens", "prompt_cache_hit_tokens", "cached_tokens"):
+        if cached_tokens is None:
+            cached_tokens = counts.get(name)
+    return cached_tokens
+
+
+def _cache_written_tokens(prompt_details: Mapping[str, Any], counts: Mapping[str, Any]) -> Any:
+    """Return the count of prompt tokens that were written to a cache, or None.
+
+    OpenAI has it in the details of the prompt, and gateways in front of Anthropic have it outside.
+    """
+    written_tokens = prompt_details.get("cache_write_tokens")
+    if written_tokens is None:
+        written_tokens = counts.get("cache_creation_input_tokens")
+    return written_tokens
+
+
+def _fields_of(usage_part: Any) -> Mapping[str, Any]:
+    """Return the fields of a usage or of its details, by their names.
+
+    Args:
+        usage_part: A dictionary, an object of pydantic, or None, which has no fields.
+    """
+    if isinstance(usage_part, dict):
+        return usage_part
+    # A lookup by `getattr` takes pydantic 1 us for a field that the object does not have.
+    declared_fields: Mapping[str, Any] = getattr(usage_part, "__dict__", _NO_FIELDS)
+    undeclared_fields = getattr(usage_part, "__pydantic_extra__", None)
+    return {**undeclared_fields, **declared_fields} if undeclared_fields else declared_fields

@@ -7,8 +7,8 @@ base64 is neither counted as text nor hashed into a trace.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple, TypeGuard
 
 import msgspec
 
@@ -48,6 +48,11 @@ _TEXT_FIELDS = (
     "function_call",
     "function",
 )
+_IMAGE_TYPES = ("image_url", "input_image", "image", "computer_screenshot")
+_AUDIO_TYPES = ("input_audio",)
+_FILE_TYPES = ("file", "input_file", "document")
+"""The types of content parts with an image, audio or a file."""
+
 _OUTPUT_LIMITS = ("max_completion_tokens", "max_tokens", "max_output_tokens")
 
 
@@ -77,9 +82,10 @@ class Prompt(NamedTuple):
 
     @property
     def joined_texts(self) -> dict[str, list[str]]:
-        """One text per message, by the name of the argument.
+        r"""One string for each message, by the name of the argument that has the message.
 
-        It is as long as the prompt, so that it is made only when it is needed.
+        For example `{"messages": ["user\nHello", "assistant\nHi"]}`. It is a copy of the whole
+        prompt, so that it is created only by callers that need it.
         """
         return {
             name: ["\n".join(texts) for texts in messages]
@@ -126,18 +132,42 @@ def read_prompt(arguments: Mapping[str, Any]) -> Prompt:
         value = passed_argument(arguments, name)
         if value is None:
             continue
-        message_texts[name] = []
-        for message in _messages_in(value):
-            plain_texts = _plain_texts(message)
-            if plain_texts is not None:
-                message_texts[name].append(plain_texts)
-                char_count += sum(map(len, plain_texts))
-                continue
-            parts = list(_find_parts(message, model))
-            message_texts[name].append(tuple(part.text for part in parts))
-            char_count += sum(len(part.text) for part in parts if part.tokens is None)
-            media_tokens += sum(part.tokens or 0 for part in parts)
+        messages = [_read_message(message, model) for message in _messages_in(value)]
+        message_texts[name] = [message.texts for message in messages]
+        char_count += sum(message.char_count for message in messages)
+        media_tokens += sum(message.media_tokens for message in messages)
     return Prompt(message_texts, char_count // CHARS_PER_TOKEN + media_tokens)
+
+
+class _Message(NamedTuple):
+    """A message of a prompt.
+
+    Attributes:
+        texts: Its texts, and a short description of each image, audio or file.
+        char_count: The length of its texts, without these descriptions.
+        media_tokens: The estimated tokens of its images, audio and files.
+    """
+
+    texts: tuple[str, ...]
+    char_count: int
+    media_tokens: int
+
+
+def _read_message(message: Any, model: str) -> _Message:
+    """Return the texts of a message, and what is counted of it. `model` decides about images."""
+    plain_texts = _plain_texts(message)
+    if plain_texts is not None:
+        return _Message(plain_texts, sum(map(len, plain_texts)), media_tokens=0)
+    char_count = 0
+    media_tokens = 0
+    texts = []
+    for part in _find_parts(message, model):
+        texts.append(part.text)
+        if part.tokens is None:
+            char_count += len(part.text)
+        else:
+            media_tokens += part.tokens
+    return _Message(tuple(texts), char_count, media_tokens)
 
 
 def _messages_in(value: Any) -> Sequence[Any]:
@@ -150,29 +180,34 @@ def _messages_in(value: Any) -> Sequence[Any]:
 def passed_argument(arguments: Mapping[str, Any], name: str) -> Any:
     """Return an argument of a call, or None if the application did not pass it.
 
-    `stream` and `parse` of openai pass all arguments on to `create`, with a sentinel for those that
-    were not passed.
+    The methods `stream` and `parse` of openai pass all of their arguments on to `create`. One that
+    the application did not pass then has a sentinel, an `Omit` or a `NotGiven`.
     """
     value = arguments.get(name)
     return None if type(value).__name__ in ("Omit", "NotGiven") else value
 
 
-def _plain_texts(value: Any) -> tuple[str, ...] | None:
-    """Return the texts of a message that is a text, or has only a role and a text.
+def _plain_texts(message: Any) -> tuple[str, ...] | None:
+    """Return the texts of a message in one of the two usual forms, or None for any other message.
 
-    Return None for any other message. Most messages have one of these two forms. `_find_parts`
-    would find the same in them, but takes longer, and this runs in each call.
+    The usual forms are a string, and a mapping with exactly a role and a string. `_find_parts`
+    would find the same texts, but takes longer, and this runs in each call. The types are compared
+    exactly, because that is faster than `isinstance`.
     """
-    text: Any = value
-    role: Any = None
-    if type(value) is dict and len(value) == 2:
-        text = value.get("content")
-        role = value.get("role")
-        if type(role) is not str or not role:
-            return None
-    if type(text) is not str or not text or text.startswith("data:"):
+    if _is_plain_text(message):
+        return (message,)
+    if type(message) is not dict or len(message) != 2:
         return None
-    return (text,) if role is None else (role, text)
+    role = message.get("role")
+    content = message.get("content")
+    if type(role) is str and role and _is_plain_text(content):
+        return (role, content)
+    return None
+
+
+def _is_plain_text(value: Any) -> TypeGuard[str]:
+    """Return True for a string that is not empty and not a data URL, which contains a medium."""
+    return type(value) is str and value != "" and not value.startswith("data:")
 
 
 def _find_parts(value: Any, model: str) -> Iterator[PromptPart]:
@@ -197,35 +232,58 @@ def _find_parts(value: Any, model: str) -> Iterator[PromptPart]:
 
 
 def _find_parts_of_mapping(value: Mapping[str, Any], model: str) -> Iterator[PromptPart]:
-    """Yield what is in a message, or in a content part of one, that is given as a mapping.
+    """Yield the texts and media in a message, or in a content part of one.
 
-    The `type` of a content part says whether it is a medium. A role, or the type of a part that is
-    not a plain text (such as "tool_result"), counts as a text itself, since models see it.
+    A content part has a `type`, and a message has a `role`. For example, the first of these yields
+    the image, and the second one "user" and "Hello":
+
+        {"type": "image_url", "image_url": {"url": "https://…"}}
+        {"role": "user", "content": [{"type": "text", "text": "Hello"}]}
     """
     part_type = str(value.get("type", ""))
-    read_medium = _MEDIA_READERS.get(part_type)
-    if read_medium is not None:
-        yield from read_medium(value, model)
-        return
-    label = value.get("role")
-    is_text_part = part_type.endswith("text")  # "text", "input_text", "output_text"
-    if not label and not is_text_part:
-        label = part_type
+    if part_type in _IMAGE_TYPES:
+        yield _read_image(value, model)
+    elif part_type in _AUDIO_TYPES:
+        yield _read_audio(value)
+    elif part_type in _FILE_TYPES:
+        yield from _read_file(value, model)
+    else:
+        yield from _find_parts_of_fields(value, part_type, model)
+
+
+def _find_parts_of_fields(
+    value: Mapping[str, Any], part_type: str, model: str
+) -> Iterator[PromptPart]:
+    """Yield the texts and media in the fields of a message, or of a content part of a text type."""
+    label = _label_of(value, part_type)
     if label:
-        yield PromptPart(str(label))
+        yield PromptPart(label)
     for name in _TEXT_FIELDS:
         field = value.get(name)
         if not field:
             continue
-        # The arguments of a tool may be any JSON.
-        if name in ("input", "arguments") and isinstance(field, Mapping):
+        is_tool_argument = name in ("input", "arguments") and isinstance(field, Mapping)
+        if is_tool_argument:
+            # The arguments of a tool may be any JSON, which is one text.
             yield PromptPart(str(field))
         else:
             yield from _find_parts(field, model)
 
 
+def _label_of(value: Mapping[str, Any], part_type: str) -> str:
+    """Return the role of a message, or the type of a content part such as "tool_result".
+
+    Models see both as text. A plain text part, such as "text" or "input_text", has no label.
+    """
+    role = value.get("role")
+    if role:
+        return str(role)
+    return "" if part_type.endswith("text") else part_type
+
+
 def _find_parts_of_object(value: Any, model: str) -> Iterator[PromptPart]:
-    """Yield what is in an object of pydantic 2 or 1. Any other object counts as its text."""
+    """Yield the texts and media in an object of pydantic. Any other object is one text."""
+    # pydantic 2 has `model_dump`, and pydantic 1 has `dict`.
     dump = getattr(value, "model_dump", None) or getattr(value, "dict", None)
     if dump is None:
         yield PromptPart(str(value))
@@ -234,72 +292,98 @@ def _find_parts_of_object(value: Any, model: str) -> Iterator[PromptPart]:
 
 
 def _are_token_ids(value: Any) -> bool:
+    """Return True for a list of integers, which is a prompt that was tokenized by the caller."""
     return bool(value) and isinstance(value, list | tuple) and type(value[0]) is int
 
 
 def _data_url_part(url: str, model: str, detail: str = "") -> PromptPart:
-    """Return the image, audio or file in a data URL, by the media type that it names."""
+    """Return the image, audio or file in a data URL such as "data:image/png;base64,iVBO…"."""
     prefix, _, data = url.partition(",")
     if prefix.startswith("data:audio"):
-        return PromptPart(f"[sound: {len(data)}]", estimate_audio_tokens(data))
+        return _audio_part(data)
     if prefix.startswith("data:image"):
         return _image_part(data, model, detail)
+    return _file_part(data)
+
+
+def _audio_part(data: str) -> PromptPart:
+    """Return the part for audio in base64. Its text has the length of the base64."""
+    return PromptPart(f"[sound: {len(data)}]", estimate_audio_tokens(data))
+
+
+def _file_part(data: str) -> PromptPart:
+    """Return the part for a file in base64. Its text has the length of the base64."""
     return PromptPart(f"[file: {len(data)}]", estimate_file_tokens(data))
 
 
-def _image_part(base64: str, model: str, detail: str) -> PromptPart:
+def _image_part(data: str, model: str, detail: str) -> PromptPart:
     """Return the part for an image in base64, with the tokens that the model counts for it."""
-    size = read_image_size(base64) or UNKNOWN_SIZE
+    size = read_image_size(data) or UNKNOWN_SIZE
     # The text is hashed by `record_shape`. Another one would change the hashes of recorded traces.
-    text = f"[picture: {size.width} x {size.height}, {len(base64)}]"
+    text = f"[picture: {size.width} x {size.height}, {len(data)}]"
     return PromptPart(text, estimate_image_tokens(model, size, detail))
 
 
-def _read_image(part: Mapping[str, Any], model: str) -> Iterator[PromptPart]:
-    """Yield the image in a content part of chat, of the Responses API or of Anthropic.
+def _read_image(part: Mapping[str, Any], model: str) -> PromptPart:
+    """Return the image in a content part of one of three APIs.
 
-    The image is base64 in `data`, a data URL, or outside of the request: a URL or a file id. The
-    size of the latter is not known.
+    - chat: `{"type": "image_url", "image_url": {"url": URL, "detail": "low"}}`
+    - Responses: `{"type": "input_image", "image_url": URL}`, or with a `file_id`
+    - Anthropic: `{"type": "image", "source": {"data": BASE64}}`, or with a `url` or `file_id`
+
+    A URL may be a data URL, which contains the image. The size of an image behind any other URL, or
+    behind a file id, is not known.
     """
     source = part.get("image_url") or part.get("source") or part.get("file_id") or ""
     fields: Mapping[str, Any] = source if isinstance(source, Mapping) else {"url": source}
     detail = str(fields.get("detail") or part.get("detail") or "")
-    url = str(fields.get("url") or fields.get("file_id") or "")
     data = fields.get("data")
     if isinstance(data, str):
-        yield _image_part(data, model, detail)
-    elif url.startswith("data:"):
-        yield _image_part(url.partition(",")[2], model, detail)
-    else:
-        yield PromptPart(url, estimate_image_tokens(model, UNKNOWN_SIZE, detail))
+        return _image_part(data, model, detail)
+    reference = str(fields.get("url") or fields.get("file_id") or "")
+    if reference.startswith("data:"):
+        data_of_url = reference.partition(",")[2]
+        return _image_part(data_of_url, model, detail)
+    return PromptPart(reference, estimate_image_tokens(model, UNKNOWN_SIZE, detail))
 
 
-def _read_audio(part: Mapping[str, Any], _model: str) -> Iterator[PromptPart]:
-    """Yield the audio in a content part of the type `input_audio`."""
+def _read_audio(part: Mapping[str, Any]) -> PromptPart:
+    """Return the audio in a content part `{"type": "input_audio", "input_audio": {"data": …}}`."""
     audio = part.get("input_audio")
     data = str(audio.get("data") or "") if isinstance(audio, Mapping) else ""
-    yield PromptPart(f"[sound: {len(data)}]", estimate_audio_tokens(data))
+    return _audio_part(data)
 
 
 def _read_file(part: Mapping[str, Any], model: str) -> Iterator[PromptPart]:
-    """Yield what is in a file: `file` of chat, `input_file` of responses, `document` of Anthropic.
+    """Yield what is in a content part with a file of one of three APIs.
 
-    The fields are in the part itself, or in its field `file` (chat) or `source` (Anthropic). The
-    file is a text, content parts, base64, or outside of the request: an id or a URL.
+    - chat: `{"type": "file", "file": {"file_data": BASE64}}`, or with a `file_id`
+    - Responses: `{"type": "input_file", "file_data": BASE64}`, or with a `file_id` or `file_url`
+    - Anthropic: `{"type": "document", "source": {"data": BASE64}}`, or with a `url` or `file_id`.
+      A source of the type "text" has a text as `data`, and one of the type "content" has content
+      parts as `content`.
+
+    The number of pages of a file that is not in the request is not known.
     """
-    fields = part
-    for name in ("file", "source"):
-        if isinstance(part.get(name), Mapping):
-            fields = part[name]
-            break
+    fields = _fields_of_file(part)
     data = fields.get("file_data") or fields.get("data")
     content = fields.get("content")
-    if fields.get("type") == "text" or content:
+    has_readable_content = fields.get("type") == "text" or bool(content)
+    if has_readable_content:
         yield from _find_parts(data or content, model)
     elif isinstance(data, str):
-        yield PromptPart(f"[file: {len(data)}]", estimate_file_tokens(data))
+        yield _file_part(data)
     else:
         yield PromptPart(_file_reference(fields), estimate_file_tokens(""))
+
+
+def _fields_of_file(part: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the fields of a file: those in `file` or `source`, or those of the part itself."""
+    for name in ("file", "source"):
+        fields = part.get(name)
+        if isinstance(fields, Mapping):
+            return fields
+    return part
 
 
 def _file_reference(fields: Mapping[str, Any]) -> str:
@@ -308,19 +392,6 @@ def _file_reference(fields: Mapping[str, Any]) -> str:
         if fields.get(name):
             return str(fields[name])
     return ""
-
-
-_MEDIA_READERS: dict[str, Callable[[Mapping[str, Any], str], Iterator[PromptPart]]] = {
-    "image_url": _read_image,
-    "input_image": _read_image,
-    "image": _read_image,
-    "computer_screenshot": _read_image,
-    "input_audio": _read_audio,
-    "file": _read_file,
-    "input_file": _read_file,
-    "document": _read_file,
-}
-"""The type of a content part that is no text -> the function that yields what is in it."""
 
 
 def _schema_chars(value: Any) -> int:

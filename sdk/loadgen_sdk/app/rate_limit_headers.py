@@ -63,10 +63,11 @@ class ServerLimit(NamedTuple):
 
 
 def read_useful_headers(headers: Any) -> dict[str, str]:
-    """Return the headers that this package uses, by their names in lower case.
+    """Return the headers that this package needs, by their names in lower case.
 
-    They are the request id, the timing of the server and its rate limits. All are found in one pass
-    over the headers, because a single lookup in the headers of httpx costs as much as the pass.
+    They are the request id, the timing of the server, Retry-After and the server's rate limits. All
+    are found in one pass over the headers, because a single lookup in the headers of httpx takes as
+    long as the pass.
 
     Args:
         headers: A mapping of texts, or an `httpx.Headers`, whose `raw` has names and values as
@@ -76,7 +77,8 @@ def read_useful_headers(headers: Any) -> dict[str, str]:
     items = headers.items() if raw_headers is None else raw_headers
     useful_headers: dict[str, str] = {}
     for raw_name, value in items:
-        name = _useful_names[raw_name]
+        # The cache decodes a name that it has not seen. The result is "" for any other header.
+        name = _useful_name_cache[raw_name]
         if name:
             text = value if isinstance(value, str) else value.decode("latin-1")
             useful_headers[name] = text
@@ -84,10 +86,12 @@ def read_useful_headers(headers: Any) -> dict[str, str]:
 
 
 def timing_headers(headers: Mapping[str, str]) -> dict[str, Any]:
-    """Return those of the useful headers that have the server's own timing."""
-    has_only_id = len(headers) == (REQUEST_ID in headers)
-    if has_only_id:
-        return {}
+    """Return the headers with the server's own timing.
+
+    `headers` is the result of `read_useful_headers`.
+    """
+    if not headers or headers.keys() == {REQUEST_ID}:
+        return {}  # the usual case
     return {name: value for name, value in headers.items() if _is_timing(name)}
 
 
@@ -120,39 +124,44 @@ def _is_timing(name: str) -> bool:
     return name in TIMING_HEADERS or (name.startswith("x-") and name.endswith(("-time", "-ms")))
 
 
-_useful_names = _UsefulNames()
+_useful_name_cache = _UsefulNames()
 
 
 def retry_after_s(headers: Mapping[str, str]) -> float | None:
-    """Return how long the server asks to wait, or None if it does not ask.
+    """Return how many seconds the server asks to wait, or None if it does not ask.
 
-    `retry-after-ms` is read first, then `Retry-After`, which is a number of seconds or a date (RFC
-    9110). Some servers send the date as seconds since 1970. What is not a finite number is ignored.
+    The header `retry-after-ms` has priority over `Retry-After`, which is a number of seconds or a
+    date (RFC 9110). Some servers send the date as seconds since 1970. A value that cannot be read
+    is ignored.
     """
     try:
-        seconds = _read_retry_after(headers)
+        duration_or_date_s = _read_retry_after(headers)
     except (ValueError, TypeError, OverflowError):
         return None
-    if seconds is None or not math.isfinite(seconds):
+    if duration_or_date_s is None or not math.isfinite(duration_or_date_s):
         return None
-    return _from_now_s(seconds)
+    return _seconds_from_now(duration_or_date_s)
 
 
 def _read_retry_after(headers: Mapping[str, str]) -> float | None:
-    """Return the requested wait: a number of seconds from now, or a date in seconds since 1970.
+    """Return the value of `retry-after-ms` or `Retry-After` in seconds, or None without either.
 
-    Return None without such a header. An exception says that it is neither a number nor a date.
+    The value is a duration, or a date in seconds since 1970, which `_seconds_from_now` can tell
+    apart.
+
+    Raises:
+        ValueError: The value is neither a number nor a date. `parsedate_to_datetime` may also raise
+            a TypeError or an OverflowError.
     """
     milliseconds = headers.get("retry-after-ms")
     if milliseconds:
-        return float(milliseconds) / 1000
+        return float(milliseconds) / _MS_PER_S
     value = headers.get("retry-after")
     if not value:
         return None
-    seconds = parse_number(value, math.nan)
-    if math.isnan(seconds):
-        return parsedate_to_datetime(value).timestamp()
-    return seconds
+    if _is_finite_number(value):
+        return float(value)
+    return parsedate_to_datetime(value).timestamp()
 
 
 def should_retry(headers: Mapping[str, str]) -> bool | None:
@@ -163,18 +172,19 @@ def should_retry(headers: Mapping[str, str]) -> bool | None:
 def read_server_limit(headers: Mapping[str, str], unit: str) -> ServerLimit | None:
     """Return the server's limit of a unit ("requests" or "tokens"), or None if it states none.
 
-    It is read from the headers `x-ratelimit-remaining-UNIT`, `-reset-UNIT` and `-limit-UNIT`.
+    It is read from the headers `x-ratelimit-remaining-UNIT`, `-reset-UNIT` and `-limit-UNIT`. A
+    limit that is not above what remains counts as not stated (0), because it contradicts the other
+    headers or nothing was used of it.
     """
-    remaining = parse_number(headers.get(f"x-ratelimit-remaining-{unit}", ""), math.nan)
+    remaining_text = headers.get(f"x-ratelimit-remaining-{unit}", "")
     reset = headers.get(f"x-ratelimit-reset-{unit}")
-    if reset is None or math.isnan(remaining):
+    if reset is None or not _is_finite_number(remaining_text):
         return None
+    remaining = float(remaining_text)
     limit = parse_number(headers.get(f"x-ratelimit-limit-{unit}", ""), 0.0)
-    return ServerLimit(
-        limit=limit if limit > remaining else 0.0,
-        remaining=max(0.0, remaining),
-        reset_ns=parse_reset_ns(reset),
-    )
+    if limit <= remaining:
+        limit = 0.0
+    return ServerLimit(limit=limit, remaining=max(0.0, remaining), reset_ns=parse_reset_ns(reset))
 
 
 def parse_reset_ns(text: str) -> int:
@@ -184,35 +194,58 @@ def parse_reset_ns(text: str) -> int:
     seconds or milliseconds since 1970, or ISO 8601.
     """
     text = text.strip()
-    match = _DURATION.fullmatch(text)
-    if match and any(match.groups()):
-        hours, minutes, seconds, milliseconds = (float(group or 0) for group in match.groups())
-        whole_seconds = hours * 3600 + minutes * 60 + seconds
-        return round(whole_seconds * 1e9 + milliseconds * 1e6)
+    duration_ns = _parse_duration_ns(text)
+    if duration_ns is not None:
+        return duration_ns
+    return round(_seconds_from_now(_parse_seconds_or_date(text)) * 1e9)
 
-    seconds = parse_number(text, 0)
-    if not seconds and "T" in text:
-        try:
-            seconds = datetime.fromisoformat(text).timestamp()
-        except ValueError:
-            return 0
-    is_date_in_ms = seconds >= _MIN_EPOCH_S * _MS_PER_S
+
+def _parse_duration_ns(text: str) -> int | None:
+    """Return a duration such as `6m0s` in ns, or None for any other text."""
+    match = _DURATION.fullmatch(text)
+    if match is None or not any(match.groups()):
+        return None
+    hours, minutes, seconds, milliseconds = (float(group or 0) for group in match.groups())
+    total_seconds = hours * 3600 + minutes * 60 + seconds
+    return round(total_seconds * 1e9 + milliseconds * 1e6)
+
+
+def _parse_seconds_or_date(text: str) -> float:
+    """Return a number of seconds, or a date in seconds since 1970.
+
+    A date is a number of seconds or milliseconds since 1970, or ISO 8601. Return 0 for any other
+    text.
+    """
+    number = parse_number(text, 0.0)
+    is_date_in_ms = number >= _MIN_EPOCH_S * _MS_PER_S
     if is_date_in_ms:
-        seconds /= _MS_PER_S
-    return round(_from_now_s(seconds) * 1e9)
+        return number / _MS_PER_S
+    if number or "T" not in text:
+        return number
+    try:
+        return datetime.fromisoformat(text).timestamp()
+    except ValueError:
+        return 0.0
 
 
 def parse_number(text: str, default: float) -> float:
     """Return the number in a header, or the default for what is not a finite number."""
+    return float(text) if _is_finite_number(text) else default
+
+
+def _is_finite_number(text: str) -> bool:
     try:
-        value = float(text)
+        return math.isfinite(float(text))
     except ValueError:
-        return default
-    return value if math.isfinite(value) else default
+        return False
 
 
-def _from_now_s(seconds: float) -> float:
-    """Return a duration unchanged, and how long it is until a date. A past date is now."""
-    if seconds >= _MIN_EPOCH_S:
-        seconds -= time()
-    return max(0.0, seconds)
+def _seconds_from_now(duration_or_date_s: float) -> float:
+    """Return how many seconds from now a server means.
+
+    A number below _MIN_EPOCH_S is a duration, and is returned as it is. A larger one is a date in
+    seconds since 1970. A date in the past is 0 seconds from now.
+    """
+    is_date = duration_or_date_s >= _MIN_EPOCH_S
+    duration_s = duration_or_date_s - time() if is_date else duration_or_date_s
+    return max(0.0, duration_s)

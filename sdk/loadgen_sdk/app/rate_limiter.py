@@ -14,6 +14,9 @@ from typing import Any, NamedTuple
 from ..errors import WrongUse
 from .rate_limit_headers import ServerLimit, read_server_limit, retry_after_s
 
+ALLOWED_NOW = 0
+"""The time to try again for a call that is allowed now."""
+
 FOREVER = 1 << 62
 """The time to try again for a call that must wait until another call ends."""
 
@@ -21,7 +24,7 @@ MAX_PAUSE_S = 60.0
 """A server that asks for a longer pause is tried again after this time."""
 
 _MAX_FUTURE_NS = 1_000_000_000
-"""Shared bookings that are later than now by more than this are from before the host was started.
+"""Shared bookings that are later than now by more than this are from before a restart of the host.
 """
 
 _MAX_EXPIRED_ENTRIES = 1000
@@ -116,21 +119,21 @@ class Pause(NamedTuple):
 
 
 def parse_rate(text: str | int | float, name: str) -> Rate:
-    """Parse `10/s` or `600/min`. A bare number is per minute, as providers state limits.
+    """Parse a rate such as `10/s` or `600/min`. A bare number is per minute, as providers write it.
 
-    A rate of less than one request per period becomes one request per longer period.
+    Args:
+        text: The rate.
+        name: The option that it comes from, for error messages. A rate of "requests" below 1 per
+            period becomes 1 per longer period, because a request cannot be divided.
 
     Raises:
-        WrongUse: The text is not a rate, or it allows nothing. The error has `name`.
+        WrongUse: The text is not a rate, or it allows nothing.
     """
     hint = f'{name}="600/min", or "10/s"'
-    amount, slash, unit = str(text).partition("/")
+    amount_text, slash, unit = str(text).partition("/")
     period_ns = _PERIODS_NS.get(unit.strip() if slash else "min")
-    try:
-        limit = float(amount.replace(",", "").replace("_", ""))
-    except ValueError:
-        limit = math.nan
-    if period_ns is None or math.isnan(limit):
+    limit = _parse_amount(amount_text)
+    if period_ns is None or limit is None:
         raise WrongUse("invalid_value", f"{name}={text!r} is not a rate", hint)
     if limit <= 0:
         message = f"{name}={text!r} allows nothing"
@@ -140,6 +143,33 @@ def parse_rate(text: str | int | float, name: str) -> Rate:
     if limit < 1 and name == "requests":
         return Rate(1.0, round(period_ns / limit))
     return Rate(limit, period_ns)
+
+
+def _parse_amount(text: str) -> float | None:
+    """Return a number that may have separators, such as "1,000", or None for any other text."""
+    try:
+        amount = float(text.replace(",", "").replace("_", ""))
+    except ValueError:
+        return None
+    return None if math.isnan(amount) else amount
+
+
+def _retry_after_ns(headers: Mapping[str, str]) -> int:
+    """Return how long the server asks to wait in ns, or 0 if it does not ask."""
+    pause_s = min(retry_after_s(headers) or 0, _MAX_RETRY_AFTER_S)
+    return int(pause_s * 1e9)
+
+
+def _read_server_buckets(
+    headers: Mapping[str, str], now: int, max_pause_ns: int
+) -> dict[str, _ServerBucket]:
+    """Return a token bucket for each limit that the headers of a response state, by its unit."""
+    buckets = {}
+    for unit in ("requests", "tokens"):
+        server_limit = read_server_limit(headers, unit)
+        if server_limit is not None:
+            buckets[unit] = _ServerBucket(server_limit, now, max_pause_ns)
+    return buckets
 
 
 def call_amounts(tokens: float, output_tokens: float) -> dict[str, float]:
@@ -163,7 +193,11 @@ class RateLimiter:
     """
 
     def __init__(self, limits: Limits) -> None:
-        """Create a limiter without bookings."""
+        """Create a limiter with a sliding window without bookings for each configured rate.
+
+        If `limits.entries_per_period` is set, bookings that are closer in time than the period
+        divided by that number are merged into one entry of the window.
+        """
         self.in_flight = 0
         self._limits = limits
         self._paused_until = 0
@@ -176,35 +210,41 @@ class RateLimiter:
             self._windows[unit] = _SlidingWindow(rate, limits.burst_ns, merge_ns)
 
     def retry_at(self, now: int, tokens: float, output_tokens: float = 0) -> int:
-        """Return 0 if a call is allowed now, else the time to try again. Nothing is booked.
+        """Return ALLOWED_NOW if a call is allowed now, else the time to try again.
 
-        The time is FOREVER if the call has to wait for the end of another one.
+        The time is FOREVER if the call has to wait for the end of another one. Nothing is booked.
 
         Args:
             now: The current time.
             tokens: The input and output tokens of the call.
             output_tokens: The output tokens among them.
         """
-        allowed_at = self.retry_at_without_rates(now, tokens, output_tokens) or now
+        allowed_at = self._allowed_at_without_rates(now, tokens, output_tokens)
         amounts = call_amounts(tokens, output_tokens)
         for unit, window in self._windows.items():
             allowed_at = max(allowed_at, window.allowed_at(now, amounts[unit]))
-        return 0 if allowed_at <= now else allowed_at
+        return ALLOWED_NOW if allowed_at <= now else allowed_at
 
     def retry_at_without_rates(self, now: int, tokens: float, output_tokens: float = 0) -> int:
-        """Return the same as `retry_at`, but without the configured rates.
+        """Return ALLOWED_NOW if a call is allowed apart from the rates, else the time to try again.
 
-        Only the concurrency and what the server states in its headers count. This is for rates that
-        processes share: their store decides about these.
+        This is for rates that several processes share, about which their store decides. What
+        remains is the concurrency and what the server states in its headers. The arguments and the
+        result FOREVER are those of `retry_at`.
         """
+        allowed_at = self._allowed_at_without_rates(now, tokens, output_tokens)
+        return ALLOWED_NOW if allowed_at <= now else allowed_at
+
+    def _allowed_at_without_rates(self, now: int, tokens: float, output_tokens: float) -> int:
+        """Return when a call is allowed apart from the rates: `now`, a later time, or FOREVER."""
         max_in_flight = self._limits.concurrency
         if max_in_flight is not None and self.in_flight >= max_in_flight:
             return FOREVER
         allowed_at = max(now, self._paused_until)
         amounts = call_amounts(tokens, output_tokens)
         for unit, bucket in self._server_buckets.items():
-            allowed_at = max(allowed_at, bucket.obeyed_at(amounts[unit]))
-        return 0 if allowed_at <= now else allowed_at
+            allowed_at = max(allowed_at, bucket.allowed_at(amounts[unit]))
+        return allowed_at
 
     def pause(self, until: int) -> None:
         """Allow no call before this time."""
@@ -248,24 +288,23 @@ class RateLimiter:
     def apply_headers(self, now: int, headers: Mapping[str, str], is_refused: bool) -> Pause:
         """Apply the limits that the headers of a response state. Return the pause to log.
 
-        `Retry-After` pauses all calls if the response refused the call (429 or 503). The
-        x-ratelimit-* headers state how many requests and tokens remain until a reset; they replace
-        what was known of the server's limits before.
+        The headers x-ratelimit-* state how many requests and tokens remain until a reset. They
+        replace what was known of the server's limits before.
+
+        Args:
+            now: The current time.
+            headers: The headers.
+            is_refused: The status is 429 or 503, so that Retry-After pauses all calls.
         """
         max_pause_ns = self._limits.max_pause_ns
-        requested_ns = 0
-        if is_refused:
-            pause_s = min(retry_after_s(headers) or 0, _MAX_RETRY_AFTER_S)
-            requested_ns = int(pause_s * 1e9)
-        for unit in ("requests", "tokens"):
-            server_limit = read_server_limit(headers, unit)
-            if server_limit is None:
-                continue
-            bucket = _ServerBucket(server_limit, now, max_pause_ns)
-            self._server_buckets[unit] = bucket
-            if unit == "requests":
-                # No request at all is possible before the next one has come back.
-                requested_ns = max(requested_ns, bucket.available_at(1) - now)
+        new_buckets = _read_server_buckets(headers, now, max_pause_ns)
+        self._server_buckets.update(new_buckets)
+        requested_ns = _retry_after_ns(headers) if is_refused else 0
+        if "requests" in new_buckets:
+            # No call can start before the server has room for one request. The room for tokens
+            # causes no pause, because calls need different numbers of them.
+            next_request_at = new_buckets["requests"].available_at(1)
+            requested_ns = max(requested_ns, next_request_at - now)
         obeyed_ns = min(requested_ns, max_pause_ns)
         self.pause(now + obeyed_ns)
         return Pause(requested_ns, obeyed_ns)
@@ -281,15 +320,20 @@ class RateLimiter:
     def restore(self, state: dict[str, Any], now: int) -> None:
         """Continue from a state of this or another process.
 
-        A pause that ends later than any allowed one is from before the host was started, when the
-        clock was another one. It is ignored.
+        The monotonic clock starts anew when the host is restarted. A pause that ends later than any
+        allowed one was therefore stored before a restart, and is ignored.
+
+        Args:
+            state: The result of `state`.
+            now: The current time.
         """
         window_states = state.get("windows", {})
         for name, window in self._windows.items():
             if name in window_states:
                 window.restore(window_states[name], now)
         paused_until = int(state.get("paused_until", 0))
-        if paused_until <= now + self._limits.max_pause_ns:
+        is_from_before_restart = paused_until > now + self._limits.max_pause_ns
+        if not is_from_before_restart:
             self.pause(paused_until)
 
 
@@ -339,50 +383,67 @@ class _SlidingWindow:
     def allowed_at(self, now: int, amount: float) -> int:
         """Return when an amount can be booked, which is `now` or later.
 
-        That is when enough older entries have left the window. An amount above the limit itself
-        waits until the window is empty.
+        Both rules have to allow it: the limit within a period, and the limit of bursts.
         """
         self._drop_expired(now)
-        times = self._times
-        allowed_at = now
+        allowed_at = max(now, self._has_room_at(now, amount))
         if self._burst_ns is not None:
+            # The bookings may run ahead of an even spacing by the burst size.
             allowed_at = max(allowed_at, math.ceil(self._used_until) - self._burst_ns)
-        is_empty = self._first == len(times)
-        if is_empty:
-            return allowed_at
+        return allowed_at
 
+    def _has_room_at(self, now: int, amount: float) -> int:
+        """Return when enough old entries have left the window to book an amount.
+
+        An amount above the limit itself waits until the window is empty.
+        """
+        has_room_now = amount <= self._rate.limit - self._sum
+        is_empty = self._first == len(self._times)
+        if has_room_now or is_empty:
+            return now
         available = self._rate.limit - self._sum
-        if amount <= available:
-            return allowed_at
-        for index in range(self._first, len(times)):
+        leaves_at = now
+        for index in range(self._first, len(self._times)):
+            leaves_at = self._times[index] + self._rate.period_ns
             available += self._amounts[index]
             if amount <= available:
-                return max(allowed_at, times[index] + self._rate.period_ns)
-        return max(allowed_at, times[-1] + self._rate.period_ns)
+                break
+        return leaves_at
 
     def book(self, now: int, amount: float) -> int:
-        """Add an amount to the window. Return the time of its entry, to pass to `correct`."""
-        times = self._times
-        has_entries = len(times) > self._first
-        if has_entries and self._is_same_entry(now, times[-1]):
-            # The entry gets the later time, so that nothing leaves the window too early.
-            times[-1] = max(now, times[-1])
-            self._amounts[-1] += amount
-        else:
-            # The times stay sorted, also if another process has booked with a later clock.
-            entry_time = max(now, times[-1]) if times else now
-            times.append(entry_time)
+        """Add an amount to the window. Return the time of its entry, to pass to `correct`.
+
+        An amount that is booked shortly after the last entry (`merge_ns`) is added to that entry.
+        The times of the entries stay in ascending order, although another process may have booked
+        with a clock that is ahead.
+        """
+        last_time = self._times[-1] if self._times else now
+        entry_time = max(now, last_time)
+        is_empty = self._first == len(self._times)
+        if is_empty or not self._belongs_to_entry(now, last_time):
+            self._times.append(entry_time)
             self._amounts.append(float(amount))
+        else:
+            # The entry gets the later time, so that nothing leaves the window too early.
+            self._times[-1] = entry_time
+            self._amounts[-1] += amount
+        # Unused time before now is lost: bookings run ahead of an even spacing from now on.
         self._used_until = max(self._used_until, float(now))
-        self._add(amount)
-        return times[-1]
+        self._add_to_totals(amount)
+        return entry_time
 
     def correct(self, booked_at: int, difference: float) -> None:
-        """Add a difference to the entry of a time, unless that has left the window."""
+        """Add a difference to the entry of a booking, unless that has left the window.
+
+        Args:
+            booked_at: The result of `book`.
+            difference: The amount that was used minus the amount that was booked.
+        """
         index = bisect_left(self._times, booked_at, self._first)
-        if index < len(self._times) and self._is_same_entry(booked_at, self._times[index]):
+        has_left = index == len(self._times)
+        if not has_left and self._belongs_to_entry(booked_at, self._times[index]):
             self._amounts[index] += difference
-            self._add(difference)
+            self._add_to_totals(difference)
 
     def state(self) -> WindowState:
         """Return what another process needs to continue."""
@@ -391,10 +452,14 @@ class _SlidingWindow:
         )
 
     def restore(self, state: Sequence[Any], now: int) -> None:
-        """Continue from a stored WindowState, which decodes as a plain list.
+        """Continue from a stored WindowState.
 
-        Entries later than now are from before the host was started, because the monotonic clock
-        then began anew. Such a state is dropped.
+        The monotonic clock starts anew when the host is restarted. A state whose last entry is
+        later than now by more than _MAX_FUTURE_NS was stored before a restart, and is dropped.
+
+        Args:
+            state: The fields of a WindowState, as a list.
+            now: The current time.
         """
         times, amounts, used_until = state
         is_from_before_restart = bool(times) and times[-1] > now + _MAX_FUTURE_NS
@@ -424,13 +489,16 @@ class _SlidingWindow:
             first = 0
         self._first = first
 
-    def _add(self, amount: float) -> None:
+    def _add_to_totals(self, amount: float) -> None:
         """Add an amount, which may be negative, to the sum and to the virtual clock."""
         self._sum += amount
         self._used_until += amount * self._rate.period_ns / self._rate.limit
 
-    def _is_same_entry(self, time: int, entry_time: int) -> bool:
-        """Return True if a booking at a time belongs to the entry of another time."""
+    def _belongs_to_entry(self, time: int, entry_time: int) -> bool:
+        """Return True if a booking at a time belongs to the entry of another time.
+
+        Time is divided into intervals of `merge_ns`. The bookings of one interval are one entry.
+        """
         if not self._merge_ns:
             return time == entry_time
         return time // self._merge_ns == entry_time // self._merge_ns
@@ -439,29 +507,34 @@ class _SlidingWindow:
 class _ServerBucket:
     """A token bucket that follows a limit of the server, by the headers of its last response.
 
-    The reset header states when the bucket is full again. Until then, `limit - remaining` come back
-    evenly. If the limit is not stated (0), nothing is known to come back before the reset.
+    The bucket contains what remains of the limit. The reset header states when it is full again.
+    Until then, the used amount (`limit - remaining`) comes back evenly. If the limit is not stated
+    (0), nothing is known to come back before the reset.
     """
 
     def __init__(self, server_limit: ServerLimit, now: int, max_pause_ns: int) -> None:
-        """Fill the bucket as the headers of a response state.
+        """Create the bucket by the headers of a response.
 
-        `max_pause_ns` limits how long calls are held back, whatever the server states.
+        Args:
+            server_limit: What the headers state. Its limit is 0 or above what remains.
+            now: When the response arrived.
+            max_pause_ns: How long calls are held back at most, whatever the server states.
         """
         self._limit = server_limit.limit
         self._remaining = server_limit.remaining
         self._updated_at = now
         self._full_at = now + server_limit.reset_ns
         self._obeyed_until = now + max_pause_ns
-        self._refill_ns_per_unit = 0.0
-        if server_limit.limit:
-            used = server_limit.limit - server_limit.remaining
+        self._refill_ns_per_unit = 0.0  # 0 if nothing is known of the refill
+        used = server_limit.limit - server_limit.remaining
+        if server_limit.limit and used > 0:
             self._refill_ns_per_unit = server_limit.reset_ns / used
 
     def available_at(self, amount: float) -> int:
-        """Return when the bucket contains an amount, or 0 if it does now.
+        """Return when the bucket contains an amount, or 0 if it contains it already.
 
-        For an amount above the limit, it is when the bucket is full.
+        An amount above the limit is available when the bucket is full. If the limit is not known,
+        everything that is missing is available at the reset.
         """
         needed = min(amount, self._limit) if self._limit else amount
         missing = needed - self._remaining
@@ -471,8 +544,11 @@ class _ServerBucket:
             return self._full_at
         return self._updated_at + math.ceil(missing * self._refill_ns_per_unit)
 
-    def obeyed_at(self, amount: float) -> int:
-        """Return when a call of an amount may start: when it is available or the pause too long."""
+    def allowed_at(self, amount: float) -> int:
+        """Return when a call of an amount may start.
+
+        That is when the amount is available, but not later than the longest pause allows.
+        """
         return min(self.available_at(amount), self._obeyed_until)
 
     def book(self, now: int, amount: float) -> None:

@@ -26,7 +26,17 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
 from ..errors import ThrottleTimeout, WrongUse
 from . import event_loop
 from .background import is_collecting_garbage, run_in_background
-from .rate_limiter import FOREVER, MAX_PAUSE_S, Booking, Limits, Rate, RateLimiter, parse_rate
+from .rate_limiter import (
+    ALLOWED_NOW,
+    FOREVER,
+    MAX_PAUSE_S,
+    Booking,
+    Limits,
+    Pause,
+    Rate,
+    RateLimiter,
+    parse_rate,
+)
 from .steps import Steps, run_steps, run_steps_async
 
 if TYPE_CHECKING:
@@ -203,6 +213,16 @@ class _WaitMethod:
     deadline_ns: int | None
     run_in_thread: Callable[[Callable[[], Permit | int]], Awaitable[Permit | int]] | None = None
 
+    def run_without_blocking(self, function: Callable[[], Permit | int]) -> Steps[Permit | int]:
+        """Call a function and return its result. In an event loop, another thread calls it.
+
+        This is a generator of `Steps`, because an event loop has to await the other thread.
+        """
+        if self.run_in_thread is None:
+            return function()
+        result: Permit | int = yield partial(self.run_in_thread, function)
+        return result
+
     def has_timed_out(self) -> bool:
         """Return True if the deadline has passed."""
         return self.deadline_ns is not None and monotonic_ns() >= self.deadline_ns
@@ -211,11 +231,17 @@ class _WaitMethod:
         """Return how many seconds to wait before the next try, or None to wait to be woken.
 
         The wait ends at the deadline at the latest.
+
+        Args:
+            retry_after_ns: How long the limits have told the call to wait. FOREVER, if only the end
+                of another call can help.
         """
         wait_ns = retry_after_ns
         if self.deadline_ns is not None:
             wait_ns = min(wait_ns, self.deadline_ns - monotonic_ns())
-        return None if wait_ns == FOREVER else max(0, wait_ns) / 1e9
+        if wait_ns == FOREVER:
+            return None
+        return max(0, wait_ns) / 1e9
 
 
 class _CallTokens(NamedTuple):
@@ -273,8 +299,9 @@ class _CallQueue:
     def acquire(self, tokens: _CallTokens, wait_method: _WaitMethod) -> Steps[Permit]:
         """Wait in the queue until a call is allowed, and return its permit.
 
-        The caller tries again whenever it is woken and whenever a wait ends. It leaves the queue if
-        it is cancelled or times out.
+        This is a generator of `Steps`: each function that it yields is called, and awaited in an
+        event loop. The call tries to get a permit again whenever it is woken, and whenever the time
+        has passed that the limits have told it to wait.
 
         Raises:
             ThrottleTimeout: The deadline has passed.
@@ -285,16 +312,14 @@ class _CallQueue:
         try_acquire = partial(self._try_acquire, waiter, tokens)
         try:
             while True:
-                if wait_method.run_in_thread is None:
-                    result = try_acquire()
-                else:
-                    result = yield partial(wait_method.run_in_thread, try_acquire)
+                result = yield from wait_method.run_without_blocking(try_acquire)
                 if isinstance(result, Permit):
                     return result
                 if wait_method.has_timed_out():
                     raise self.timeout_error(wait_method.timeout_s)
                 yield partial(wait_method.wait, wait_method.next_wait_s(retry_after_ns=result))
         except BaseException:
+            # The caller has timed out or was cancelled. Other callers must not wait behind it.
             self._remove_waiter(waiter)
             raise
 
@@ -320,11 +345,15 @@ class _CallQueue:
     ) -> None:
         """Take back the permit of a call that has ended, and wake the first waiter.
 
-        The estimated tokens that the call has booked are replaced by those that it used. `tokens`
-        is None if they are not known; then the estimate stays.
+        Args:
+            booking: What was counted for the call in this process.
+            shared_grant: What was counted for it in the store that processes share, or None.
+            tokens: The input and output tokens that the call used, which replace the estimate. None
+                keeps the estimate.
+            output_tokens: The output tokens among them, or None if their number is not known.
         """
         self._run_without_blocking(
-            partial(self._end_call, booking, shared_grant, tokens, output_tokens)
+            partial(self._correct_estimate, booking, shared_grant, tokens, output_tokens)
         )
 
     def apply_headers(self, headers: Mapping[str, str], *, is_refused: bool) -> None:
@@ -332,39 +361,48 @@ class _CallQueue:
 
         `is_refused` says that the response is a 429 or 503, so that Retry-After is obeyed.
         """
-        self._run_without_blocking(partial(self._apply_headers, headers, is_refused))
+        self._run_without_blocking(partial(self._pause_calls, headers, is_refused))
 
-    def _end_call(
+    def _correct_estimate(
         self,
         booking: Booking,
         shared_grant: Grant | None,
         tokens: float | None,
         output_tokens: float | None,
     ) -> None:
-        """Do the work of `end_call`, which may block at the store."""
+        """Replace the estimated tokens of a call that has ended by those that it used.
+
+        The arguments are those of `end_call`. This may block, because the store that processes
+        share is a file or Redis. The first waiter is woken, because the limits may now allow its
+        call.
+        """
         with self._limiter_lock:
             self.limiter.end_call(booking, tokens, output_tokens)
-            # Without a token count, the estimate in the store stays.
+            # The store has an entry to correct if it has granted the call.
             if self._shared_limits is not None and shared_grant is not None and tokens is not None:
                 self._shared_limits.correct(self._name, shared_grant, tokens, output_tokens)
         self._wake_first_waiter()
 
-    def _apply_headers(self, headers: Mapping[str, str], is_refused: bool) -> None:
-        """Do the work of `apply_headers`, and log a pause that the server asks for."""
+    def _pause_calls(self, headers: Mapping[str, str], is_refused: bool) -> None:
+        """Pause the calls of all processes as the headers of a response request, and log it.
+
+        This may block, because the store that processes share is a file or Redis.
+        """
         with self._limiter_lock:
             pause = self.limiter.apply_headers(monotonic_ns(), headers, is_refused)
             if pause.obeyed_ns and self._shared_limits is not None:
                 self._shared_limits.pause(self._name, pause.obeyed_ns)
-        if pause.requested_ns < _MIN_LOGGED_PAUSE_NS:
-            return
+        if pause.requested_ns >= _MIN_LOGGED_PAUSE_NS:
+            self._log_pause(pause)
+
+    def _log_pause(self, pause: Pause) -> None:
+        """Log how long the server asks to pause, and whether the pause is cut short."""
         limit_text = ""
         if pause.obeyed_ns < pause.requested_ns:
-            limit_text = (
-                f"; calls continue after {pause.obeyed_ns / 1000000000.0:g} s (limit max_pause_s)"
-            )
+            limit_text = f"; calls continue after {pause.obeyed_ns / 1e9:g} s (limit max_pause_s)"
         log.warning(
             "the server asks to pause calls of %s for %g s%s",
-            self._name or "any key",
+            self._name or "any key",  # The name is empty if all calls are counted together.
             pause.requested_ns / 1e9,
             limit_text,
         )
@@ -383,68 +421,86 @@ class _CallQueue:
     def _try_acquire(self, waiter: _Waiter, tokens: _CallTokens) -> Permit | int:
         """Return a permit for a waiter, or how many ns it has to wait before the next try.
 
-        Only the first waiter can get a permit. All others wait until they are woken.
+        Only the first waiter can get a permit. All others have to wait until they are woken
+        (FOREVER). This may run in another thread, so that the waiter can be cancelled meanwhile.
         """
         with self._waiters_lock:
-            if self._first_waiter() is not waiter:
-                return FOREVER
+            is_first = self._first_waiter() is waiter
+        if not is_first:
+            return FOREVER
         with self._limiter_lock:
             result = self._book_if_allowed(tokens)
-        if isinstance(result, int):
-            return result
+        if isinstance(result, Permit):
+            self._grant_permit(waiter, result)
+        return result
 
+    def _grant_permit(self, waiter: _Waiter, permit: Permit) -> None:
+        """Give a permit to the first waiter, which leaves the queue, and wake the next one.
+
+        A waiter that was cancelled meanwhile will not use the permit, which is then returned.
+        """
         with self._waiters_lock:
             was_cancelled = waiter.has_left
             waiter.has_left = True
-            waiter.permit = result
+            waiter.permit = permit
         if was_cancelled:
-            # It was cancelled while a thread ran this method, so that nobody will use the permit.
-            result.done(0)
-        # The next call may be allowed as well.
+            permit.done(tokens=0)
+        # The limits may allow the next call as well.
         self._wake_first_waiter()
-        return result
 
     def _book_if_allowed(self, tokens: _CallTokens) -> Permit | int:
         """Count a call against the limits and return its permit.
 
-        If a limit does not allow the call now, nothing is counted, and the number of ns to wait
-        before the next try is returned. If processes share the rates, the store decides about
-        these, and this process about its concurrency and the limits of the server. If the store
-        fails, this process decides about everything.
+        If a limit does not allow the call now, nothing is counted. Return how many ns to wait
+        before the next try instead, or FOREVER to wait for the end of another call.
         """
         now = monotonic_ns()
         shared_grant: Grant | None = None
         if self._shared_limits is not None:
-            is_allowed_here = not self.limiter.retry_at_without_rates(now, *tokens)
-            if is_allowed_here:
-                result = self._shared_limits.enter(self._name, self._entry_id, *tokens)
-                self._is_in_shared_queue = isinstance(result, int)
+            # Each process counts its own calls in flight, and obeys the limits of the server.
+            retry_at = self.limiter.retry_at_without_rates(now, *tokens)
+            if retry_at == ALLOWED_NOW:
+                result = self._request_shared_grant(self._shared_limits, tokens)
                 if isinstance(result, int):
                     return min(result, _MAX_SHARED_WAIT_NS)
                 shared_grant = result
         if shared_grant is None:
+            # There is no store, or it has failed, or the limits of this process deny the call.
             retry_at = self.limiter.retry_at(now, *tokens)
-            if retry_at == FOREVER:
-                return FOREVER
-            if retry_at:
-                return retry_at - now
+            if retry_at != ALLOWED_NOW:
+                return FOREVER if retry_at == FOREVER else retry_at - now
         booking = self.limiter.book(now, *tokens)
         return Permit(self, booking, shared_grant, obeys_headers=self._obeys_headers)
+
+    def _request_shared_grant(
+        self, shared_limits: SharedLimits, tokens: _CallTokens
+    ) -> Grant | int | None:
+        """Ask the store that processes share whether the rates allow a call.
+
+        Return what was counted for the call, or how many ns to wait before asking again. This
+        process is then in the queue of processes. Return None if the store fails.
+        """
+        result = shared_limits.enter(self._name, self._entry_id, *tokens)
+        self._is_in_shared_queue = isinstance(result, int)
+        return result
 
     def _remove_waiter(self, waiter: _Waiter) -> None:
         """Remove a caller that was cancelled or has timed out from the queue.
 
-        If it was the last one, the entry of this process in the queue of processes is removed too,
-        because it would hold up the other processes.
+        If no other caller of this process waits, its entry in the queue of processes is removed
+        too, because it would hold up the other processes.
         """
         if is_collecting_garbage():
+            # The garbage collector closes a coroutine that nobody awaits any more. The code that
+            # it has interrupted may hold the lock.
             run_in_background(partial(self._remove_waiter, waiter))
             return
         with self._waiters_lock:
             waiter.has_left = True
             is_queue_empty = self._first_waiter() is None
         if waiter.permit is not None:
-            waiter.permit.done(0)
+            # It was cancelled after a thread had got the permit for it.
+            waiter.permit.done(tokens=0)
         if is_queue_empty and self._is_in_shared_queue:
             self._run_without_blocking(self._leave_shared_queue)
         self._wake_first_waiter()
@@ -605,12 +661,13 @@ class Throttle:
         queue = self._get_call_queue(key, model)
         wakeup = event_loop.create_wakeup()
         if queue.throttler is not None:
+            # A Throttler of asyncio-throttle limits the requests, and the queue everything else.
             await self._wait_for_throttler(queue.throttler, queue, timeout_s)
         wait_method = _WaitMethod(
-            wakeup.wake,
-            wakeup.wait,
-            timeout_s,
-            deadline_ns,
+            wake=wakeup.wake,
+            wait=wakeup.wait,
+            timeout_s=timeout_s,
+            deadline_ns=deadline_ns,
             run_in_thread=event_loop.run_in_thread if queue.is_shared else None,
         )
         return await run_steps_async(queue.acquire(_CallTokens(tokens, output_tokens), wait_method))
@@ -636,27 +693,26 @@ class Throttle:
                 "a Throttler of asyncio cannot make a thread wait",
                 'give requests="10/s" instead',
             )
-        event = threading.Event()
-
-        def wait(seconds: float | None) -> None:
-            event.wait(seconds)
-            event.clear()
-
         timeout_s = self._timeout_s(max_wait_s)
-        wait_method = _WaitMethod(event.set, wait, timeout_s, _deadline_after(timeout_s))
+        wait_method = _thread_wait_method(timeout_s)
         queue = self._get_call_queue(key, model)
         return run_steps(queue.acquire(_CallTokens(tokens, output_tokens), wait_method))
 
     async def _wait_for_throttler(
         self, throttler: Throttler, queue: _CallQueue, timeout_s: float | None
     ) -> None:
-        """Wait until a Throttler of the package asyncio-throttle lets a call pass.
+        """Wait until a Throttler of the package asyncio-throttle allows the call.
+
+        Args:
+            throttler: The Throttler.
+            queue: The queue of the call, for the text of the error.
+            timeout_s: The longest wait, or None for no limit.
 
         Raises:
-            ThrottleTimeout: It does not within `timeout_s`.
+            ThrottleTimeout: The call was not allowed within `timeout_s`.
             WrongUse: The call runs in trio, where asyncio-throttle does not work.
         """
-        if asyncio._get_running_loop() is None:
+        if not event_loop.is_asyncio_running():
             raise WrongUse(
                 "event_loop",
                 "asyncio-throttle can only wait in asyncio",
@@ -671,28 +727,33 @@ class Throttle:
     def _get_call_queue(self, key: str, model: str) -> _CallQueue:
         """Return the queue for the calls of a key and model, and create it for their first call.
 
-        The option `each` says whether keys and models have separate limits.
+        The option `each` says whether calls of different keys, or of different models, have
+        separate limits. Calls that are counted together have the same queue.
         """
-        values = {"key": key, "model": model}
-        key_values = tuple(values[name] for name in self._separated_by)
+        key_and_model = {"key": key, "model": model}
+        queue_id = tuple(key_and_model[name] for name in self._separated_by)
         with self._lock:
-            queue = self._call_queues.get(key_values)
+            queue = self._call_queues.get(queue_id)
             if queue is None:
-                queue = self._create_call_queue(key_values, model)
-                self._call_queues[key_values] = queue
+                queue = self._create_call_queue(queue_id, model)
+                self._call_queues[queue_id] = queue
             return queue
 
-    def _create_call_queue(self, key_values: tuple[str, ...], model: str) -> _CallQueue:
-        """Return a new queue. `key_values` are the key, the model or both, as `each` says.
+    def _create_call_queue(self, queue_id: tuple[str, ...], model: str) -> _CallQueue:
+        """Return a new queue for calls that are counted together.
 
-        Its name is never the key itself, because it is logged and written into the shared store.
+        Args:
+            queue_id: Identifies the queue: the key, the model, both or neither, by the option
+                `each`. It may contain the key, so that it is never logged or stored.
+            model: The model of the first call.
         """
-        name = model if "model" in self._separated_by else ""
+        model_name = model if "model" in self._separated_by else ""
+        queue_name = model_name
         if self._shared_limits is not None:
-            name = self._shared_limits.state_name(key_values, name)
+            queue_name = self._shared_limits.state_name(queue_id, model_name)
         return _CallQueue(
             RateLimiter(self._limits),
-            name=name,
+            name=queue_name,
             obeys_headers=self._obeys_headers,
             shared_limits=self._shared_limits,
             throttler=None if self._create_throttler is None else self._create_throttler(),
@@ -709,7 +770,22 @@ def _parse_rates(**options: str | int | float | None) -> dict[str, Rate]:
     return {name: parse_rate(text, name) for name, text in options.items() if text is not None}
 
 
+def _thread_wait_method(timeout_s: float | None) -> _WaitMethod:
+    """Return how a thread waits: for a `threading.Event`, which other threads set to wake it."""
+    event = threading.Event()
+
+    def wait(seconds: float | None) -> None:
+        # It does not matter whether the event was set: the call tries again in either case.
+        event.wait(seconds)
+        event.clear()
+
+    return _WaitMethod(
+        wake=event.set, wait=wait, timeout_s=timeout_s, deadline_ns=_deadline_after(timeout_s)
+    )
+
+
 def _deadline_after(timeout_s: float | None) -> int | None:
+    """Return the monotonic time in ns at which a timeout that begins now ends."""
     return None if timeout_s is None else monotonic_ns() + int(timeout_s * 1e9)
 
 
