@@ -166,7 +166,7 @@ def _summarize_run(contents: RunContents) -> Summary:
         as_record_array(results.records),
         gaps=results.gaps,
         timeline=results.timeline,
-        seconds=contents.worker_samples,
+        worker_samples=contents.worker_samples,
         texts=ERROR_TEXTS,
         event_errors=build_timestamp_uncertainties(results),
         server_samples=contents.replica_counts,

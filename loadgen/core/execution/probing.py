@@ -169,17 +169,16 @@ async def probe_url(
         timeout_s: How long a response may take.
         output_lengths: The output lengths of the load, or None if they are not known.
 
+    Returns:
+        What the probe found out. If the URL has a host name, the time of its lookup is part of it.
+
     Raises:
         TargetError: The target cannot be used.
         UserError: The URL is not valid.
     """
     assert settings.url is not None
     target_name = Endpoint(url=settings.url).display_name
-    server = None if settings.server == "auto" else settings.server
-    try:
-        target = Target.parse(settings.url, api=settings.api, server=server)
-    except TargetUnusable as error:
-        raise UserError(error.code, str(error), target_name, error.hint) from None
+    target = _parse_target(settings, settings.url, target_name)
     try:
         tls_context = settings.tls.context() if target.tls else None
         fetcher = HttpFetcher(target, tls_context, timeout_s)
@@ -187,9 +186,20 @@ async def probe_url(
         result = await probe_target(settings, target, fetcher, samples, output_lengths)
     except TargetUnusable as error:
         raise TargetError(error.code, str(error), target_name, error.hint) from None
-    if fetcher.dns_ns is None:  # The URL has an address instead of a name.
-        return result
-    return msgspec.structs.replace(result, dns_ms=fetcher.dns_ns / _NS_PER_MS)
+    dns_ms = None if fetcher.dns_ns is None else fetcher.dns_ns / _NS_PER_MS
+    return msgspec.structs.replace(result, dns_ms=dns_ms)
+
+
+def _parse_target(settings: Settings, url: str, target_name: str) -> Target:
+    """Return the target at a URL, with the API and the kind of server of the settings.
+
+    Raises UserError at `target_name` if the URL is not valid.
+    """
+    server = None if settings.server == "auto" else settings.server
+    try:
+        return Target.parse(url, api=settings.api, server=server)
+    except TargetUnusable as error:
+        raise UserError(error.code, str(error), target_name, error.hint) from None
 
 
 async def probe_all(

@@ -37,7 +37,9 @@ def summary_of_machines(*workers: PlacedWorker, lost: tuple[str, ...] = ()) -> S
         for w in range(4)
     ]
     cluster = Cluster(address="auto", nodes=3, workers=workers, lost=lost)
-    return summarize(manifest("r", 400, workers=4, cluster=cluster), records, seconds=seconds)
+    return summarize(
+        manifest("r", 400, workers=4, cluster=cluster), records, worker_samples=seconds
+    )
 
 
 SEVERAL = (

@@ -301,7 +301,7 @@ def test_requests_of_a_run_cut_off_that_were_sent_without_a_record_are_lost() ->
         WorkerSample(t_s=1, sent=4),
         WorkerSample(t_s=2, sent=sent),
     ]
-    s = summarize(manifest, rows, seconds=samples)
+    s = summarize(manifest, rows, worker_samples=samples)
     assert (s.requests.scheduled, s.requests.lost, s.requests.by_error["no_record"].count) == (
         12,
         4,
