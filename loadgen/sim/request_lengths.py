@@ -20,7 +20,6 @@ from loadgen.core.requests.file_prompts import FilePrompts
 from loadgen.core.requests.mix import MixPrompts
 from loadgen.core.requests.synthetic_prompts import SyntheticPrompts
 from loadgen.core.requests.task_prompts import TaskPrompts
-from loadgen.core.requests.trace_prompts import TracePrompts
 from loadgen.core.workload.request_classes import Mix
 from loadgen.core.workload.request_kinds import Synthetic
 from loadgen.sim.server.request_parser import NATURAL_TOKENS
@@ -28,6 +27,7 @@ from loadgen.sim.server.request_parser import NATURAL_TOKENS
 if TYPE_CHECKING:
     from loadgen.core.requests.prompts import Prompts
     from loadgen.core.requests.task_prompts import SegmentOwner
+    from loadgen.core.requests.trace_prompts import TracePrompts
     from loadgen.core.workload.request_classes import Requests
 
 DRAWS_PER_BATCH = 1024  # requests whose lengths are drawn together
@@ -88,16 +88,21 @@ def create_request_sizer(
     if isinstance(prompts, TaskPrompts):
         # A task may have both generative and non-generative requests.
         return TaskSizer(prompts, tokens_per_block)
-    if is_non_generative:
-        assert isinstance(prompts, FilePrompts | SyntheticPrompts | TracePrompts)
-        return SequencesSizer(prompts)
-    if isinstance(prompts, TracePrompts):
-        return TraceSizer(prompts, tokens_per_block)
+    if isinstance(prompts, SyntheticPrompts):
+        if is_non_generative:
+            return SequencesSizer(prompts)
+        assert isinstance(spec, Synthetic)
+        return create_synthetic_sizer(spec, prompts, tokens_per_block)
     if isinstance(prompts, FilePrompts):
-        return FileSizer(prompts, tokens_per_block)
-    assert isinstance(prompts, SyntheticPrompts)
-    assert isinstance(spec, Synthetic)
-    return create_synthetic_sizer(spec, prompts, tokens_per_block)
+        return (
+            SequencesSizer(prompts) if is_non_generative else FileSizer(prompts, tokens_per_block)
+        )
+
+    # Only a replayed trace needs this module, so other runs do not import it.
+    from loadgen.core.requests.trace_prompts import TracePrompts
+
+    assert isinstance(prompts, TracePrompts)
+    return SequencesSizer(prompts) if is_non_generative else TraceSizer(prompts, tokens_per_block)
 
 
 def _create_mix_sizer(

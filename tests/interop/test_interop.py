@@ -516,7 +516,7 @@ def test_of_several_runs_one_is_exported(
         run_fixtures.write(tmp_path / "repeated" / name, rows(1, 50))
     (tmp_path / "repeated" / "repeats.json").write_text("{}")
     assert exits("export", str(tmp_path / "repeated"), "--as", "csv") == 2
-    assert "give the directory of one of them" in capsys.readouterr().err
+    assert "several runs" in capsys.readouterr().err
 
 
 def test_a_folder_of_another_tool_is_known_by_its_file(
