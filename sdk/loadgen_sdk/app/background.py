@@ -89,7 +89,7 @@ def create_fork_safe_lock(owner: Any) -> threading.Lock:
     After a fork, the attribute is replaced by a new lock in the child: a thread of the parent may
     have held the old one, and no thread of the child would release it.
     """
-    _owners.add(owner)
+    _lock_owners.add(owner)
     return threading.Lock()
 
 
@@ -115,19 +115,21 @@ def _note_collecting_thread(phase: str, _: object) -> None:
 
 
 def _reset_after_fork() -> None:
-    """Forget the thread and the queue in a forked child.
+    """Forget the background thread and the locks of the parent in a forked child.
 
-    The thread does not exist there, and the functions in the queue are run by the parent.
+    The thread does not exist there, and the parent runs the functions in the queue. A lock that a
+    thread of the parent held would never be released, so that each object that has got a lock from
+    `create_fork_safe_lock` gets a new one.
     """
     _State.queue = SimpleQueue()
     _State.is_started = False
     _State.thread_id = _NO_THREAD
     _State.collecting_thread_id = _NO_THREAD
-    for owner in _owners:
+    for owner in _lock_owners:
         owner._lock = threading.Lock()
 
 
-_owners: weakref.WeakSet[Any] = weakref.WeakSet()
+_lock_owners: weakref.WeakSet[Any] = weakref.WeakSet()
 
 gc.callbacks.append(_note_collecting_thread)
 atexit.register(flush)

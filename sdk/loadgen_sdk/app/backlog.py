@@ -37,19 +37,21 @@ class Backlog(Generic[ItemT]):
 
         Args:
             process: The function that is called with each item.
-            max_pending: With so many items, processing starts in the background.
+            max_pending: How many items may wait. When there are as many, the background thread
+                starts to process them.
         """
         self._process = process
-        self._max_uncounted = max_pending
+        self._max_pending = max_pending
         self._pending: deque[ItemT] = deque()
         self._is_scheduled = False  # the background thread is going to process
+        # It is reentrant, because a fork while items are processed takes it again.
         self._processing_lock = threading.RLock()
-        _instances.add(self)
+        _instances.add(self)  # to be processed at exit and before a fork
 
     def add(self, item: ItemT) -> None:
         """Add an item, and start the processing in the background if enough items wait."""
         self._pending.append(item)
-        if len(self._pending) >= self._max_uncounted and not self._is_scheduled:
+        if len(self._pending) >= self._max_pending and not self._is_scheduled:
             self._is_scheduled = True
             run_in_background(self.process_all)
 

@@ -130,7 +130,7 @@ class FileBudgetStore:
             OSError: The file cannot be read, locked or written.
         """
         with locked_file(str(self._path)) as file:
-            store = _read_store(file.read())
+            store = _read_budget_file(file.read())
             entry = store.add(period, amount, limit)
             if entry.is_booked:
                 content = msgspec.json.encode({"period": period, "spent": entry.spent}) + b"\n"
@@ -140,11 +140,14 @@ class FileBudgetStore:
             return entry
 
 
-def _read_store(content: bytes) -> MemoryBudgetStore:
-    """Return the sum in the content of a file. An empty file has no sum yet.
+def _read_budget_file(content: bytes) -> MemoryBudgetStore:
+    """Return a store with the period and the sum in the content of a budget file.
+
+    An empty file has no sum yet, and returns an empty store.
 
     Raises:
-        OSError: The file has other content. It must not be overwritten.
+        OSError: The file has other content, which must not be overwritten. A file that cannot be
+            opened raises the same error, so that callers handle both in the same way.
     """
     store = MemoryBudgetStore()
     if not content:
@@ -231,14 +234,14 @@ class Budget:
         """Parse a budget.
 
         Args:
-            limit: The amount, the currency and the period.
-            shared: The path of a file by which all processes of this host keep one sum, or
-                "redis://HOST:6379/0#NAME", by which those of all hosts do. Without it the sum is
-                that of this process, and begins at 0. If the store fails, that is logged once, and
-                this process continues with what it knows of the sum.
+            limit: The amount, the currency and the period, such as "50 USD/day".
+            shared: Where processes keep a common sum of their costs: the path of a file for the
+                processes of this host, or "redis://HOST:6379/0#NAME" for those of several hosts.
+                If it fails, that is logged once, and this process continues with the last sum that
+                it knows. None counts this process alone, from 0.
 
         Raises:
-            WrongUse: The text is no budget, or the store cannot be used.
+            WrongUse: The text is not a budget, or the store cannot be used.
         """
         match = _BUDGET_TEXT.fullmatch(limit.strip()) if isinstance(limit, str) else None
         if match is None:
@@ -247,10 +250,11 @@ class Budget:
                 f"{limit!r} is not a budget",
                 'write budget="50 USD/day", with /hour, /day, /month or no period',
             )
-        self.limit = float(match[1].replace(",", "").replace("_", ""))
-        self.currency = match[2]
+        amount, currency, period = match.groups()
+        self.limit = float(amount.replace(",", "").replace("_", ""))
+        self.currency = currency
         self._text = limit.strip()
-        self._period_format = _PERIOD_FORMATS[match[3] or ""]
+        self._period_format = _PERIOD_FORMATS[period or ""]
         self._local_store = MemoryBudgetStore()
         self._store = _open_store(shared)
         self._store_failed_until = 0
@@ -302,17 +306,19 @@ class Budget:
     def correct(self, period: str, difference: float) -> None:
         """Add the difference between the cost of a call and its estimate to the sum of a period.
 
-        The limit does not apply, because the money is spent. The work is done in the background in
-        a destructor, where the code that the garbage collector has interrupted may hold the lock,
-        and in an event loop, which a store would block.
+        The limit does not apply, because the money is spent already.
         """
         if not difference:
             return
-        add = partial(self._add, period, difference, _NO_LIMIT)
-        if is_collecting_garbage() or (self._store is not None and event_loop.is_running()):
-            run_in_background(add)
+        add_difference = partial(self._add, period, difference, _NO_LIMIT)
+        # While the garbage collector runs, the code that it has interrupted may hold the lock.
+        may_deadlock = is_collecting_garbage()
+        # The input and output of a store would block an event loop.
+        would_block_loop = self._store is not None and event_loop.is_running()
+        if may_deadlock or would_block_loop:
+            run_in_background(add_difference)
         else:
-            add()
+            add_difference()
 
     async def _book_in_thread(self, cost: float | None, model: str) -> BudgetHold:
         return await event_loop.run_in_thread(partial(self.book, cost, model))
@@ -368,7 +374,7 @@ def validate_budget(
         has_prices: There are prices, without which no call has a cost.
 
     Raises:
-        WrongUse: It is no budget, there are no prices, or they have another currency.
+        WrongUse: The option is not a budget, there are no prices, or they have another currency.
     """
     if budget is None:
         return None

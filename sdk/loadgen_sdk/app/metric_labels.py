@@ -50,11 +50,11 @@ def validate_label_names(names: Sequence[str], option: str) -> tuple[str, ...]:
     """Return the names of labels that an observer turns into labels of its metrics.
 
     Args:
-        names: The names. A single text is not valid, since it would be read letter by letter.
+        names: The names. A single string is not valid, since it would be read letter by letter.
         option: The option that they come from, for the error.
 
     Raises:
-        WrongUse: They are not names.
+        WrongUse: They are not a sequence of identifiers.
     """
     is_valid = not isinstance(names, str) and all(
         isinstance(name, str) and name.isidentifier() for name in names

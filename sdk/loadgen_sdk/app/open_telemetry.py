@@ -130,6 +130,18 @@ class _CurrentSpan:
         self._call_span.context.detach(self._token)
 
 
+class _EndedCall(NamedTuple):
+    """A call whose metrics are to be recorded.
+
+    Attributes:
+        measurement: Its measurement.
+        context: The context of OpenTelemetry in which it ended.
+    """
+
+    measurement: Measurement
+    context: Any
+
+
 class OpenTelemetry:
     """An observer that reports each call through the providers of the application.
 
@@ -167,10 +179,10 @@ class OpenTelemetry:
             tracer_provider: The provider of tracers, or None for the global one.
             provider: The value of `gen_ai.provider.name`, or None to take it from the server's
                 name.
-            content: Spans have the messages of calls, if the client keeps them.
-            spans: Calls have spans.
-            chunks: Each gap between output events is recorded, which may be thousands per call.
-                That happens in a background thread, and `flush` waits for it.
+            content: Whether spans contain the messages of calls, if the client keeps them.
+            spans: Whether each call gets a span.
+            chunks: Whether each gap between output events is recorded, of which a call may have
+                thousands. That happens in a background thread, and `flush` waits for it.
             metric_labels: The names of labels of calls that metrics have, too. Only those with few
                 values are suitable. Spans have all labels as `loadgen.label.NAME`.
 
@@ -195,13 +207,10 @@ class OpenTelemetry:
         if spans:
             self._tracer = trace.get_tracer("loadgen_sdk", __version__, tracer_provider, SCHEMA_URL)
         meter = metrics.get_meter("loadgen_sdk", __version__, meter_provider, SCHEMA_URL)
-        self._create_instruments(meter, chunks)
+        self._create_call_instruments(meter, has_chunk_gaps=chunks)
+        self._operations = self._create_operation_recorder(meter)
         self._backlog = Backlog(self._record_metrics)
-        # This instrument has no value. A reader of metrics calls the callbacks of observable
-        # instruments first, so that the calls in the backlog are recorded before it reads.
-        meter.create_observable_counter(
-            "loadgen.client.uncounted", callbacks=[self._record_before_reading]
-        )
+        self._process_backlog_before_reading(meter)
 
     def workflow(self, name: str) -> AbstractContextManager[Any]:
         """Return a context with a span `invoke_workflow NAME`, for several agents and calls.
@@ -276,7 +285,7 @@ class OpenTelemetry:
         is_reported_elsewhere = call_span is not None and call_span.span is None
         if is_reported_elsewhere:
             return
-        self._backlog.add((measurement, self._context.get_current()))
+        self._backlog.add(_EndedCall(measurement, self._context.get_current()))
         if call_span is not None:
             self._end_span(measurement, call_span.span)
 
@@ -285,53 +294,75 @@ class OpenTelemetry:
         self._backlog.process_all()
         return flush(timeout_s)
 
-    def _create_instruments(self, meter: Any, chunks: bool) -> None:
-        """Create the histograms with the names and bucket bounds of the semantic conventions.
+    def _process_backlog_before_reading(self, meter: Any) -> None:
+        """Make readers of metrics process the backlog of calls before they read.
 
-        `chunks` says whether the gaps between output events get a histogram.
+        A reader calls the callbacks of observable instruments first. This instrument exists only
+        for its callback, and never has a value.
         """
 
-        def histogram(name: str, unit: str, text: str, bounds: tuple[float, ...]) -> Any:
-            return meter.create_histogram(
-                name, unit=unit, description=text, explicit_bucket_boundaries_advisory=bounds
-            )
+        def process_backlog(_options: object) -> Sequence[Any]:
+            self._backlog.process_all()
+            return ()
 
-        self._duration = histogram(
+        meter.create_observable_counter("loadgen.client.uncounted", callbacks=[process_backlog])
+
+    def _create_call_instruments(self, meter: Any, *, has_chunk_gaps: bool) -> None:
+        """Create the histograms of calls, as the semantic conventions name and divide them.
+
+        `has_chunk_gaps` says whether the gaps between output events get a histogram.
+        """
+        self._duration = _create_histogram(
+            meter,
             "gen_ai.client.operation.duration",
-            "s",
-            "GenAI operation duration.",
-            DURATION_BOUNDS_S,
+            unit="s",
+            description="GenAI operation duration.",
+            bounds=DURATION_BOUNDS_S,
         )
-        self._tokens = histogram(
-            "gen_ai.client.token.usage", "{token}", "Input and output tokens used.", TOKEN_BOUNDS
+        self._tokens = _create_histogram(
+            meter,
+            "gen_ai.client.token.usage",
+            unit="{token}",
+            description="Input and output tokens used.",
+            bounds=TOKEN_BOUNDS,
         )
-        self._first_chunk = histogram(
+        self._first_chunk = _create_histogram(
+            meter,
             "gen_ai.client.operation.time_to_first_chunk",
-            "s",
-            "From the request to the first output.",
-            DURATION_BOUNDS_S,
+            unit="s",
+            description="From the request to the first output.",
+            bounds=DURATION_BOUNDS_S,
         )
         self._chunk_gap: Any = None
-        if chunks:
-            self._chunk_gap = histogram(
+        if has_chunk_gaps:
+            self._chunk_gap = _create_histogram(
+                meter,
                 "gen_ai.client.operation.time_per_output_chunk",
-                "s",
-                "Between successive output events.",
-                DURATION_BOUNDS_S,
+                unit="s",
+                description="Between successive output events.",
+                bounds=DURATION_BOUNDS_S,
             )
-        self._tpot = histogram(
+        self._tpot = _create_histogram(
+            meter,
             "loadgen.client.time_per_output_token",
-            "s",
-            "Per output token after the first event.",
-            TPOT_BOUNDS_S,
+            unit="s",
+            description="Per output token after the first event.",
+            bounds=TPOT_BOUNDS_S,
         )
+
+    def _create_operation_recorder(self, meter: Any) -> OperationRecorder:
+        """Return the recorder of agents, tools and workflows, each with a histogram."""
         durations = {
-            operation.name: histogram(
-                operation.metric, "s", f"Duration of {operation.name}.", operation.bounds_s
+            operation.name: _create_histogram(
+                meter,
+                operation.metric,
+                unit="s",
+                description=f"Duration of {operation.name}.",
+                bounds=operation.bounds_s,
             )
             for operation in OPERATIONS
         }
-        self._operations = OperationRecorder(self._trace, self._tracer, durations)
+        return OperationRecorder(self._trace, self._tracer, durations)
 
     def _log_other_instrumentation(self, other: str, package: str) -> None:
         """Log once that another instrumentation reports the calls of a package."""
@@ -344,18 +375,14 @@ class OpenTelemetry:
             package,
         )
 
-    def _record_before_reading(self, _options: object) -> Sequence[Any]:
-        """Record the metrics of all calls that have ended. This observes no value itself."""
-        self._backlog.process_all()
-        return ()
+    def _record_metrics(self, ended_call: _EndedCall) -> None:
+        """Record the metrics of a call that has ended, with the token counts of the server only.
 
-    def _record_metrics(self, ended_call: tuple[Measurement, Any]) -> None:
-        """Record the metrics of a call that has ended.
-
-        `ended_call` is its measurement and the context of OpenTelemetry in which it ended, by which
-        exemplars refer to its trace. Only token counts of the server are recorded.
+        The context of the call is passed on for the exemplars: a histogram keeps some of its values
+        as examples, each with a reference to the trace of its call.
         """
-        measurement, context = ended_call
+        measurement = ended_call.measurement
+        context = ended_call.context
         attributes = self._metric_attributes(measurement)
         duration_s = (measurement.done - measurement.started) / 1e9
         self._duration.record(duration_s, {**attributes, **_error_attributes(measurement)}, context)
@@ -381,6 +408,7 @@ class OpenTelemetry:
             self._tpot.record(measurement.tpot_ms / 1e3, attributes, context)
 
     def _metric_attributes(self, measurement: Measurement) -> dict[str, Any]:
+        """Return the attributes of the metrics of a call: what it called, and the chosen labels."""
         attributes = self._call_attributes(measurement)
         if measurement.response_model:
             attributes["gen_ai.response.model"] = measurement.response_model
@@ -435,8 +463,20 @@ class OpenTelemetry:
             span.add_event("retry", attributes, timestamp=timestamp)
 
 
+def _create_histogram(
+    meter: Any, name: str, *, unit: str, description: str, bounds: tuple[float, ...]
+) -> Any:
+    """Return a new histogram of a meter, with the upper bounds of its buckets."""
+    return meter.create_histogram(
+        name, unit=unit, description=description, explicit_bucket_boundaries_advisory=bounds
+    )
+
+
 def _active_instrumentation(package: str) -> str:
-    """Return the module of another instrumentation that is active for a package, or ""."""
+    """Return the module of another instrumentation that is active for a package, or "".
+
+    Such an instrumentation (`_OTHER_INSTRUMENTATIONS`) already reports the calls of the package.
+    """
     for module_name, class_name in _OTHER_INSTRUMENTATIONS.get(package, ()):
         instrumentor = getattr(sys.modules.get(module_name), class_name, None)
         instance = getattr(instrumentor, "_instance", None)

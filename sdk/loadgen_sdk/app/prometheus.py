@@ -52,17 +52,17 @@ class Prometheus:
         Raises:
             WrongUse: prometheus-client is not installed, or the names of labels are not valid.
         """
-        try:
-            import prometheus_client as client
-        except ImportError:
-            raise WrongUse(
-                "not_installed",
-                "prometheus-client is not installed",
-                "pip install prometheus-client",
-            ) from None
-        self._client = client
+        self._client = _import_prometheus_client()
         self._label_names = validate_label_names(labels, "labels")
         self._metrics: list[Any] = []
+        self._create_metrics()
+        self._backlog = Backlog(self._record, _max_pending())
+        if registry is None:
+            registry = self._client.REGISTRY
+        registry.register(self)
+
+    def _create_metrics(self) -> None:
+        """Create the counters and histograms of calls."""
         self._requests = self._add_counter("requests", "Calls that ended.", "status", "error")
         self._tokens = self._add_counter("tokens", "Tokens, as the server counts them.", "type")
         self._retries = self._add_counter("retries", "Attempts after the first.")
@@ -74,11 +74,6 @@ class Prometheus:
         self._tpot = self._add_histogram(
             "time_per_output_token", "Per output token after the first, streams.", TPOT_BOUNDS_S
         )
-        # With this variable, another process reads the metrics from files. Nobody then calls
-        # `collect` of this object, which would process the backlog.
-        has_other_reader = "PROMETHEUS_MULTIPROC_DIR" in os.environ
-        self._backlog = Backlog(self._record, 1 if has_other_reader else MAX_PENDING)
-        (client.REGISTRY if registry is None else registry).register(self)
 
     def __call__(self, measurement: Measurement) -> None:
         """Keep one call, to be counted."""
@@ -96,6 +91,10 @@ class Prometheus:
             yield from metric.collect()
 
     def _add_counter(self, name: str, text: str, *more_labels: str) -> Any:
+        """Return a new counter by API, model, the chosen labels of calls, and `more_labels`.
+
+        Like a histogram, it is returned by `collect`, and not registered by itself.
+        """
         labels = ("api", "model", *self._label_names, *more_labels)
         counter = self._client.Counter(f"llm_client_{name}", text, labels, registry=None)
         self._metrics.append(counter)
@@ -119,20 +118,14 @@ class Prometheus:
 
     def _record(self, measurement: Measurement) -> None:
         """Add one call that has ended to the metrics. Only token counts of the server are added."""
-        labels = (
-            measurement.api,
-            measurement.model,
-            *(measurement.labels.get(name, "") for name in self._label_names),
-        )
+        call_labels = (measurement.labels.get(name, "") for name in self._label_names)
+        labels = (measurement.api, measurement.model, *call_labels)
         error_type = error_type_of(measurement)
         _series(self._requests, *labels, measurement.status, error_type).inc()
         duration_s = (measurement.done - measurement.started) / 1e9
         _series(self._duration, *labels).observe(duration_s)
         if measurement.streamed:
-            if measurement.ttft_ms is not None:
-                _series(self._ttft, *labels).observe(measurement.ttft_ms / 1e3)
-            if measurement.tpot_ms is not None:
-                _series(self._tpot, *labels).observe(measurement.tpot_ms / 1e3)
+            self._record_stream(measurement, labels)
         for token_type, tokens in _server_counts(measurement).items():
             if tokens:
                 _series(self._tokens, *labels, token_type).inc(tokens)
@@ -141,9 +134,38 @@ class Prometheus:
         if measurement.cost:
             _series(self._cost, *labels).inc(measurement.cost)
 
+    def _record_stream(self, measurement: Measurement, labels: tuple[str, ...]) -> None:
+        """Add the times of the output events of a streamed call, in seconds."""
+        if measurement.ttft_ms is not None:
+            _series(self._ttft, *labels).observe(measurement.ttft_ms / 1e3)
+        if measurement.tpot_ms is not None:
+            _series(self._tpot, *labels).observe(measurement.tpot_ms / 1e3)
+
+
+def _import_prometheus_client() -> Any:
+    """Return the module prometheus_client. Raises WrongUse if it is not installed."""
+    try:
+        import prometheus_client
+    except ImportError:
+        raise WrongUse(
+            "not_installed",
+            "prometheus-client is not installed",
+            "pip install prometheus-client",
+        ) from None
+    return prometheus_client
+
+
+def _max_pending() -> int:
+    """Return how many calls may wait in the backlog.
+
+    With PROMETHEUS_MULTIPROC_DIR, another process reads the metrics from files, and never calls
+    `collect`, which would process the backlog. Each call is then processed at once.
+    """
+    return 1 if "PROMETHEUS_MULTIPROC_DIR" in os.environ else MAX_PENDING
+
 
 def _server_counts(measurement: Measurement) -> dict[str, int | None]:
-    """Return the token counts of the server by their types."""
+    """Return the token counts of the server by their types. One that is not known is None."""
     is_counted_by_server = measurement.token_source == "server"
     return {
         "input": measurement.input_tokens,
@@ -155,8 +177,8 @@ def _server_counts(measurement: Measurement) -> dict[str, int | None]:
 
 @lru_cache(maxsize=_MAX_CACHED_SERIES)
 def _series(metric: Any, *labels: str) -> Any:
-    """Return the series of a metric with these labels.
+    """Return the series of a metric with these values of its labels.
 
-    It is cached, because the lookup in the package costs more than to count.
+    The result is cached, because the lookup in prometheus_client takes longer than to count.
     """
     return metric.labels(*labels)

@@ -81,11 +81,11 @@ class Retry:
             first_wait_s: The longest first wait.
             max_wait_s: The longest wait.
             budget: How many retries each call adds to the balance.
-            reserve: The largest balance, which is also the first one.
-            retry_if: A function of the Failure of an attempt, which is called first. It returns
-                True to try again, False not to, and None to apply the rules of this class and the
-                server's `x-should-retry`. It does not overrule the attempts, the budget, or that
-                output was delivered.
+            reserve: The largest balance. The policy starts with it.
+            retry_if: A function that gets the Failure of an attempt. It returns True to try again,
+                False not to, and None to leave the decision to the server's `x-should-retry` and
+                the rules of this class. There is no retry in any case if all attempts are used up,
+                if the balance is empty, or if output was delivered.
             seed: The seed of the random waits.
 
         Raises:
@@ -139,9 +139,10 @@ class Retry:
     ) -> float | None:
         """Decide about a retry. Return the seconds to wait before it, or None for no retry.
 
-        There is none if output was delivered, all attempts are used up, it would not help, the
-        server asks for too long a wait, or the balance of retries is empty. A retry is taken from
-        the balance here. The wait is exponential backoff with full jitter, at least Retry-After.
+        A call is not retried if output was delivered, if all attempts are used up, if a retry would
+        not help, if the server asks for too long a wait, or if the balance of retries is empty. A
+        retry takes 1 from the balance. The wait is exponential back-off with full jitter, but not
+        shorter than the server asks.
 
         Args:
             attempts_made: The number of attempts so far.
@@ -156,12 +157,12 @@ class Retry:
             return None
         if server_wait_s is not None and server_wait_s > MAX_SERVER_WAIT_S:
             return None
-        longest_s = min(self.max_wait_s, self.first_wait_s * 2.0 ** (attempts_made - 1))
+        max_backoff_s = min(self.max_wait_s, self.first_wait_s * 2.0 ** (attempts_made - 1))
         with self._lock:
             if self._balance < 1:
                 return None
             self._balance -= 1
-            backoff_s = self._random.uniform(0, longest_s)
+            backoff_s = self._random.uniform(0, max_backoff_s)
         return max(backoff_s, server_wait_s or 0.0)
 
     def _may_help(self, failure: Failure, server_says_retry: bool | None) -> bool:

@@ -167,7 +167,7 @@ def locked_file(path: str) -> Iterator[FileIO]:
 def _lock(file: FileIO) -> None:
     """Lock a file against other processes, and wait while one of them has locked it.
 
-    `flock` cannot wait for a limited time, so that this tries again and again.
+    `flock` either waits without a limit or not at all, so that this tries repeatedly.
 
     Raises:
         TimeoutError: Another process keeps it locked for LOCK_TIMEOUT_S.
@@ -222,11 +222,12 @@ class RedisStore:
 
     def enter(self, name: str, entry_id: str, tokens: float, output_tokens: float) -> Grant | int:
         """Return a grant for a call, or in how many ns the process has to ask again."""
-        # The time is that of the grant, or the wait until the process has to ask again.
         is_granted, time_us = self._run_step(name, "enter", entry_id, tokens, output_tokens)
         if is_granted:
-            return Grant(int(time_us), tokens, output_tokens)
-        return int(time_us) * 1000
+            granted_at_us = int(time_us)
+            return Grant(granted_at_us, tokens, output_tokens)
+        wait_us = int(time_us)
+        return wait_us * 1000
 
     def correct(self, name: str, grant: Grant, tokens: float, output_tokens: float | None) -> None:
         """Replace the estimate of a grant by the tokens that the call used."""
@@ -257,10 +258,13 @@ def is_redis_url(location: Any) -> bool:
     return isinstance(location, str) and location.startswith(("redis://", "rediss://", "unix://"))
 
 
-def connect_to_redis(url: str, noun: str) -> RedisConnection:
-    """Return a client for a URL such as `redis://HOST:6379/0#NAME`. It connects when it is used.
+def connect_to_redis(url: str, subject: str) -> RedisConnection:
+    """Return a client of Redis. It connects when it is first used.
 
-    `noun` is a word for what is shared, such as "limits", which error messages begin with.
+    Args:
+        url: The URL `redis://HOST:6379/0#NAME`. NAME tells apart what different applications share
+            through the same Redis.
+        subject: What is shared, for the error message, such as "limits".
 
     Raises:
         WrongUse: The package redis is missing, or the URL is not valid.
@@ -268,7 +272,7 @@ def connect_to_redis(url: str, noun: str) -> RedisConnection:
     try:
         import redis
     except ImportError:
-        message = f"{noun} are shared through Redis, which needs the package redis"
+        message = f"{subject} are shared through Redis, which needs the package redis"
         raise WrongUse("not_installed", message, "pip install redis") from None
     address, _, name = url.partition("#")
     try:
@@ -288,25 +292,29 @@ def redact_url(url: str) -> str:
 
 
 def _encode_rules(limits: Limits) -> str:
-    """Return the rates as JSON for the script of Redis, with times in microseconds.
+    """Return the rates as JSON for the script of Redis. Times are in microseconds.
 
-    The script describes the fields: `burst` and `grain` are `burst_ns` and `merge_ns` of a
-    sliding window in `rate_limiter`.
+    For example, 600 requests per minute, with bursts of 2 s and without merged bookings:
+
+        [{"name": "requests", "limit": 600, "period": 6e7, "burst": 2e6, "grain": 1}]
+
+    `burst` says how far bookings may run ahead of an even spacing, and is -1 for no limit. Bookings
+    within the same interval of the length `grain` are merged into one entry.
     """
+    burst_us = _NO_BURST_LIMIT if limits.burst_ns is None else limits.burst_ns / 1000
     rules = []
     for name, rate in limits.rates().items():
         period_us = rate.period_ns / 1000
-        burst_us = _NO_BURST_LIMIT if limits.burst_ns is None else limits.burst_ns / 1000
-        merge_us = 1.0  # the resolution of the clock of Redis
+        grain_us = 1.0  # the resolution of the clock of Redis
         if limits.entries_per_period is not None:
-            merge_us = period_us / limits.entries_per_period
+            grain_us = period_us / limits.entries_per_period
         rules.append(
             {
                 "name": name,
                 "limit": rate.limit,
                 "period": period_us,
                 "burst": burst_us,
-                "grain": merge_us,
+                "grain": grain_us,
             }
         )
     return json.dumps(rules)
@@ -358,9 +366,9 @@ class SharedLimits:
         self._run_step(lambda store: store.pause(name, pause_ns))
 
     def _run_step(self, step: Callable[[Store], ResultT]) -> ResultT | None:
-        """Call a method of the store, or return None if the store fails.
+        """Call a method of the store and return its result, or None if the store fails.
 
-        After a failure the store is left alone for RETRY_FAILED_STORE_NS, so that calls do not wait
+        After a failure, the store is not used for RETRY_FAILED_STORE_NS, so that calls do not wait
         for it again and again. Only the first failure is logged.
         """
         if monotonic_ns() < self._failed_until:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from .rate_limiter import Booking, Limits, RateLimiter, call_amounts
+from .rate_limiter import ALLOWED_NOW, Booking, Limits, RateLimiter, call_amounts
 
 UNFETCHED_GRANT_NS = 60_000_000_000
 """A grant is dropped if its process does not fetch it within this time, because it has died."""
@@ -55,11 +55,17 @@ class SharedRateLimiter:
         self._unfetched_grants: dict[str, Grant] = {}
 
     def enter(self, now: int, entry_id: str, tokens: float, output_tokens: float) -> Grant | int:
-        """Request a grant for the first waiting call of a process.
+        """Request a grant for the first waiting call of a process, which enters the queue.
 
-        Return the grant if it is the turn of the process, else the time at which it will probably
-        be. The process is then in the queue and has to ask again. It may ask for another call with
-        other tokens, which replaces the first one.
+        Return the grant if it is the turn of the process and the limits allow the call. Otherwise
+        return the time at which that will probably be the case. The process then stays in the queue
+        and has to ask again at that time. It may ask for another call meanwhile, with other tokens.
+
+        Args:
+            now: The current time.
+            entry_id: Identifies the process in the queue.
+            tokens: The estimated input and output tokens of the call.
+            output_tokens: The output tokens among them.
         """
         if entry_id not in self._unfetched_grants:
             self._put_into_queue(_QueueEntry(entry_id, tokens, output_tokens))
@@ -67,7 +73,7 @@ class SharedRateLimiter:
         grant = self._unfetched_grants.pop(entry_id, None)
         if grant is None:
             return self._expected_turn(now, entry_id)
-        # The grant may be for an earlier call of the process, which had other tokens.
+        # It may have been granted to an earlier call of the process, which had other tokens.
         self.correct(grant, tokens, output_tokens)
         return Grant(grant.at, tokens, output_tokens)
 
@@ -76,8 +82,8 @@ class SharedRateLimiter:
 
         `output_tokens` is None if their number is not known.
         """
-        booking = Booking(call_amounts(grant.tokens, grant.output_tokens), grant.at)
-        self._limiter.correct(booking, tokens, output_tokens)
+        estimated_amounts = call_amounts(grant.tokens, grant.output_tokens)
+        self._limiter.correct(Booking(estimated_amounts, grant.at), tokens, output_tokens)
 
     def cancel(self, entry_id: str) -> None:
         """Remove a process from the queue, because none of its calls waits any more.
@@ -94,14 +100,22 @@ class SharedRateLimiter:
         self._limiter.pause(now + pause_ns)
 
     def state(self) -> dict[str, Any]:
-        """Return the state to store."""
+        """Return the state to store: that of the limiter, the queue, and the unfetched grants.
+
+        The stored names "line" and "ready" are those of the script for Redis, too.
+        """
         return {**self._limiter.state(), "line": self._queue, "ready": self._unfetched_grants}
 
     def restore(self, state: dict[str, Any], now: int) -> None:
         """Continue from a stored state.
 
-        Grants that nobody has fetched for UNFETCHED_GRANT_NS are left out, because their processes
+        Grants that were not fetched within UNFETCHED_GRANT_NS are dropped, because their processes
         have died.
+
+        Args:
+            state: The decoded result of `state`. "line" is the queue, and "ready" has the unfetched
+                grants by the ids of their processes. Both contain plain lists of fields.
+            now: The current time.
         """
         self._limiter.restore(state, now)
         self._queue = [
@@ -109,11 +123,11 @@ class SharedRateLimiter:
             for entry_id, tokens, output_tokens in state.get("line", ())
         ]
         self._unfetched_grants = {}
-        for entry_id, values in state.get("ready", {}).items():
-            grant = Grant(*values)
-            granted_at = max(grant.at.values(), default=0)
-            if granted_at > now - UNFETCHED_GRANT_NS:
-                self._unfetched_grants[str(entry_id)] = grant
+        for entry_id, (booked_at, tokens, output_tokens) in state.get("ready", {}).items():
+            granted_at = max(booked_at.values(), default=0)
+            has_expired = granted_at <= now - UNFETCHED_GRANT_NS
+            if not has_expired:
+                self._unfetched_grants[str(entry_id)] = Grant(booked_at, tokens, output_tokens)
 
     def _put_into_queue(self, new_entry: _QueueEntry) -> None:
         """Replace the entry of a process in the queue, or append it."""
@@ -124,25 +138,28 @@ class SharedRateLimiter:
         self._queue.append(new_entry)
 
     def _grant_allowed_calls(self, now: int) -> None:
-        """Grant the calls at the front of the queue that are allowed now."""
+        """Grant the calls at the front of the queue that the limits allow now."""
         while self._queue:
             entry_id, tokens, output_tokens = self._queue[0]
-            if self._limiter.retry_at(now, tokens, output_tokens):
+            if self._limiter.retry_at(now, tokens, output_tokens) != ALLOWED_NOW:
                 return
             del self._queue[0]
             booking = self._limiter.book(now, tokens, output_tokens)
             self._unfetched_grants[entry_id] = Grant(booking.at, tokens, output_tokens)
 
     def _expected_turn(self, now: int, entry_id: str) -> int:
-        """Return when it will be the turn of a process if no call is cancelled or corrected.
+        """Return when the call of a process will be granted if nothing else happens meanwhile.
 
-        A copy of the limiter grants the calls in the queue one after the other.
+        A copy of the limiter grants the calls in the queue one after the other, each at the time at
+        which the limits allow it.
         """
         simulated_limiter = RateLimiter(self._limits)
         simulated_limiter.restore(self._limiter.state(), now)
         turn = now
         for entry in self._queue:
-            turn = simulated_limiter.retry_at(turn, entry.tokens, entry.output_tokens) or turn
+            retry_at = simulated_limiter.retry_at(turn, entry.tokens, entry.output_tokens)
+            if retry_at != ALLOWED_NOW:
+                turn = retry_at
             if entry.entry_id == entry_id:
                 break
             simulated_limiter.book(turn, entry.tokens, entry.output_tokens)

@@ -120,33 +120,35 @@ class ShapeRecorder:
         salt: str | bytes | None = None,
         labels: Sequence[str] = (),
     ) -> None:
-        """Open the file, and write the waiting rows at exit if it is not closed before.
+        """Open the file. The recorder closes it at exit if the application does not.
 
         The arguments are those of `record_shape`.
         """
-        self.path = Path(path)
         if isinstance(labels, str) or not all(isinstance(name, str) for name in labels):
             raise WrongUse(
                 "wrong_type",
                 f"labels={labels!r}",
                 'give the names of the labels to write: labels=("feature",)',
             )
+        self.path = Path(path)
         self._labels = tuple(labels)
         self._hash_key = _derive_hash_key(salt)
         self._file_descriptor: int | None = _open_for_append(self.path)
+        # The prompts to hash and the rows to write, as functions that do it in the background.
         self._backlog: Backlog[Callable[[], None]] = Backlog(_call)
         self._reset()
-        _recorders.add(self)
+        _recorders.add(self)  # so that it is reset in a forked child
         atexit.register(self.close)
 
     def _reset(self) -> None:
-        """Start without sessions and rows, also in a forked child, which has none of its parent."""
+        """Start without conversations and rows. A forked child does this, too."""
         self.lost = 0
         self.written = 0
-        # Session ids are unique among the processes that append to the file.
+        # Session ids have to be unique among the processes that append to the file.
         self._session_prefix = secrets.token_hex(3)
         self._session_count = 0
-        # By a hash of all messages up to the turn, or of the id of its response; oldest first.
+        # The recent turns, oldest first. A turn has two keys: the hash of its messages, and the
+        # hash of the id of its response.
         self._turns: OrderedDict[bytes, _Turn] = OrderedDict()
         self._rows: deque[bytes] = deque()  # not written yet; the first one may be partly written
         self._flushed_at = 0
@@ -168,10 +170,12 @@ class ShapeRecorder:
         return shape
 
     def end(self, shape: CallShape, measurement: Measurement) -> None:
-        """Queue the row of a call that has ended. It is written in the background."""
+        """Queue the row of a call that has ended. It is written in the background.
+
+        To wake the background thread takes longer than everything else here, so that it is woken
+        only once in _FLUSH_INTERVAL_NS.
+        """
         self._backlog.add(partial(self._add_row, shape, measurement))
-        # To wake the background thread takes longer than all the rest here, so that this is done
-        # only so often.
         if measurement.done >= self._scheduled_at + _FLUSH_INTERVAL_NS:
             self._scheduled_at = measurement.done
             run_in_background(self._backlog.process_all)
@@ -201,7 +205,7 @@ class ShapeRecorder:
                         f"{unwritten_count} calls are missing in {self.path}, because it "
                         "could not be written"
                     ),
-                    stacklevel=3,
+                    stacklevel=3,  # the caller of this method
                 )
             os.close(self._file_descriptor)
             self._file_descriptor = None
@@ -221,9 +225,10 @@ class ShapeRecorder:
         self._backlog.process_all()
 
     def _hash_prompt(self, shape: CallShape) -> None:
-        """Hash the prompt of a call, find its turn in a conversation, and drop the prompt.
+        """Complete the shape of a call that has begun: hash its prompt, and find its turn.
 
-        This runs once for each call in the background, before `_add_row`.
+        This runs once for each call in the background. Calls are completed in the order in which
+        they began, and before `_add_row` adds their rows. The prompt is dropped afterwards.
         """
         assert shape.prompt is not None
         texts_by_argument = shape.prompt.joined_texts
@@ -243,12 +248,10 @@ class ShapeRecorder:
 
         If the file cannot be written and MAX_WAITING_ROWS rows wait, the row is lost.
         """
-        if shape.turn is not None:
-            shape.turn.ended = measurement.done
         row = msgspec.json.encode(self._make_row(shape, measurement)) + b"\n"
         with self._lock:
-            if shape.turn is not None and measurement.response_id:
-                self._remember_turn(self._response_id_key(measurement.response_id), shape.turn)
+            if shape.turn is not None:
+                self._end_turn(shape.turn, measurement)
             # The newest row is dropped, because the oldest one may be partly written.
             if len(self._rows) >= MAX_WAITING_ROWS:
                 self.lost += 1
@@ -258,44 +261,58 @@ class ShapeRecorder:
             if now >= max(self._retry_at, self._flushed_at + _FLUSH_INTERVAL_NS):
                 self._write(now)
 
-    def _make_row(self, shape: CallShape, measurement: Measurement) -> dict[str, Any]:
-        """Return the row of a call in the format of `loadgen run --trace`.
+    def _end_turn(self, turn: _Turn, measurement: Measurement) -> None:
+        """Record the end of a turn, and the id of its response, by which the next turn is found."""
+        turn.ended = measurement.done
+        if measurement.response_id:
+            self._remember_turn(self._response_id_key(measurement.response_id), turn)
 
-        Times are in ms. The server's count of the prompt is used if there is one, else an estimate;
-        `input_source` says which. `block_size` is the tokens of the prompt per hash.
+    def _make_row(self, shape: CallShape, measurement: Measurement) -> dict[str, Any]:
+        """Return the row of a call in the format of `loadgen run --trace`. Times are in ms.
+
+        The input tokens are counted by the server, or else estimated; `input_source` says which.
+        `block_size` is the mean number of tokens for which a hash of `hash_ids` stands.
         """
-        is_counted_by_server = measurement.input_tokens is not None
-        input_tokens = measurement.input_tokens
-        if input_tokens is None:
+        if measurement.input_tokens is None:
             input_tokens = max(1, shape.prompt_tokens)
-        block_tokens = 0.0
+            input_source = "estimate"
+        else:
+            input_tokens = measurement.input_tokens
+            input_source = "server"
+        tokens_per_block = 0.0
         if shape.block_hashes:
-            block_tokens = input_tokens / len(shape.block_hashes)
+            tokens_per_block = input_tokens / len(shape.block_hashes)
         row: dict[str, Any] = {
             "timestamp": round(measurement.started_unix_ns / 1e6, 3),
             "input_length": input_tokens,
             "output_length": measurement.output_tokens or 0,
             "hash_ids": shape.block_hashes,
-            "block_size": round(block_tokens, 3),
-            "input_source": "server" if is_counted_by_server else "estimate",
+            "block_size": round(tokens_per_block, 3),
+            "input_source": input_source,
             "output_source": measurement.token_source,
             "status": measurement.status,
             "stream": measurement.streamed,
         }
+        row.update(self._optional_fields(shape, measurement))
+        return row
+
+    def _optional_fields(self, shape: CallShape, measurement: Measurement) -> dict[str, Any]:
+        """Return the fields of a row that only some calls have: labels, and the conversation."""
+        fields: dict[str, Any] = {}
         labels = {
             name: measurement.labels[name] for name in self._labels if name in measurement.labels
         }
         if labels:
-            row["labels"] = labels
+            fields["labels"] = labels
         if shape.turn is not None:
-            row["session_id"] = shape.turn.session
-            row["turn"] = shape.turn.number
+            fields["session_id"] = shape.turn.session
+            fields["turn"] = shape.turn.number
         if shape.delay_ns is not None:
-            row["delay"] = round(shape.delay_ns / 1e6, 3)
-        return row
+            fields["delay"] = round(shape.delay_ns / 1e6, 3)
+        return fields
 
     def _digest(self, data: bytes) -> bytes:
-        """Return the keyed hash of some bytes. Without the salt, nobody can guess them by it."""
+        """Return the keyed hash of some bytes, which nobody can guess without the salt."""
         return hashlib.blake2b(data, digest_size=16, key=self._hash_key).digest()
 
     def _hash_blocks(self, text: bytes) -> list[int]:
@@ -316,9 +333,8 @@ class ShapeRecorder:
     def _find_turn(self, shape: CallShape, messages: list[str], previous_id: str) -> None:
         """Set the turn of a call in its conversation, and the delay since the previous turn.
 
-        The previous turn is the one whose response `previous_id` names, or else the longest earlier
-        call whose messages are the first messages of this one. Without any, a new conversation
-        starts.
+        A conversation is a chain of calls, each of which repeats or refers to the one before. A
+        call without a previous turn starts a new conversation.
 
         Args:
             shape: The call, which is changed.
@@ -326,28 +342,40 @@ class ShapeRecorder:
             previous_id: The id of the response that the call continues, or "".
         """
         prefix_keys = self._hash_prefixes(messages)
-        candidate_keys: list[bytes] = []
-        if previous_id:
-            candidate_keys.append(self._response_id_key(previous_id))
-        # All messages but the last one come first, since the longest match is wanted.
-        candidate_keys += reversed(prefix_keys[:-1])
         with self._lock:
-            known_keys = (key for key in candidate_keys if key in self._turns)
-            previous_key = next(known_keys, None)
-            if previous_key is None:
-                previous_turn = None
+            previous_turn = self._find_previous_turn(prefix_keys, previous_id)
+            if previous_turn is None:
                 self._session_count += 1
-                shape.turn = _Turn(f"{self._session_prefix}-{self._session_count}", 0)
+                shape.turn = _Turn(f"{self._session_prefix}-{self._session_count}", number=0)
             else:
-                previous_turn = self._turns[previous_key]
                 shape.turn = _Turn(previous_turn.session, previous_turn.number + 1)
             if prefix_keys:
-                self._remember_turn(prefix_keys[-1], shape.turn)
+                key_of_all_messages = prefix_keys[-1]
+                self._remember_turn(key_of_all_messages, shape.turn)
+        if previous_turn is not None:
+            shape.delay_ns = _delay_since(previous_turn, shape.started)
 
-        previous_end = previous_turn.ended if previous_turn is not None else None
-        # A turn that began before the previous one ended has no delay.
-        if previous_end is not None and previous_end <= shape.started:
-            shape.delay_ns = shape.started - previous_end
+    def _find_previous_turn(self, prefix_keys: list[bytes], previous_id: str) -> _Turn | None:
+        """Return the turn that a call continues, or None.
+
+        It is the turn whose response the call names, or else the remembered turn with the most
+        messages in common. For example, a call with the messages A, B and C continues the call with
+        A and B, or else the one with A.
+
+        Args:
+            prefix_keys: The hash of the first message, of the first two messages, and so on.
+            previous_id: The id of the response that the call continues, or "".
+        """
+        if previous_id:
+            turn = self._turns.get(self._response_id_key(previous_id))
+            if turn is not None:
+                return turn
+        keys_of_earlier_messages = prefix_keys[:-1]
+        for key in reversed(keys_of_earlier_messages):
+            turn = self._turns.get(key)
+            if turn is not None:
+                return turn
+        return None
 
     def _hash_prefixes(self, messages: list[str]) -> list[bytes]:
         """Return a hash of the first message, of the first two messages, and so on."""
@@ -370,10 +398,9 @@ class ShapeRecorder:
             self._turns.popitem(last=False)
 
     def _write(self, now: int) -> None:
-        """Write as many of the queued rows as the file takes.
+        """Write as many of the queued rows as the file takes, and warn if it takes none.
 
-        The operating system may write only a part of a row, for example on a full disk. The rest of
-        the row stays first in the queue, and the next write continues it.
+        Rows that cannot be written stay in the queue for a later try.
         """
         self._flushed_at = now
         if self._file_descriptor is None:
@@ -381,20 +408,28 @@ class ShapeRecorder:
             self.lost += len(self._rows)
             self._rows.clear()
             return
-        rows = self._rows
         try:
-            while rows:
-                written_bytes = os.write(self._file_descriptor, rows[0])
-                rows[0] = rows[0][written_bytes:]
-                is_complete = not rows[0]
-                if is_complete:
-                    rows.popleft()
-                    self.written += 1
+            self._write_rows(self._file_descriptor)
         except OSError as error:
             self._retry_at = now + _WRITE_RETRY_NS
             self._warn_unwritable(error)
         else:
             self._has_warned = False
+
+    def _write_rows(self, file_descriptor: int) -> None:
+        """Write all queued rows. Raises OSError if the file takes no more.
+
+        The operating system may write only a part of a row, for example on a full disk. The rest of
+        the row stays first in the queue, and the next write continues it.
+        """
+        rows = self._rows
+        while rows:
+            written_bytes = os.write(file_descriptor, rows[0])
+            rows[0] = rows[0][written_bytes:]
+            is_complete = not rows[0]
+            if is_complete:
+                rows.popleft()
+                self.written += 1
 
     def _warn_unwritable(self, error: OSError) -> None:
         """Warn once that rows are kept in memory because the file cannot be written."""
@@ -451,19 +486,33 @@ def _open_for_append(path: Path) -> int:
 
 
 def _conversation_fields(arguments: Mapping[str, Any]) -> _ConversationFields | None:
-    """Return the fields of a request by which the previous turn of its conversation is found.
+    """Return the fields of a request that say to which conversation it belongs.
 
-    Return None for a request that has no conversation: one with a plain prompt. A text as `input`
-    may begin a conversation, which a later request continues by the id of the response.
+    - A list of messages, as `messages` or `input`, repeats those of the previous turn.
+    - A request with `previous_response_id` continues the turn with that response.
+    - A string as `input` may begin a conversation that a later request continues by the id of the
+      response.
+
+    Return None for a request without a conversation, such as one with a plain `prompt`.
     """
     previous_id = str(arguments.get("previous_response_id") or "")
     name = "input" if arguments.get("messages") is None else "messages"
     messages = arguments.get(name)
     if isinstance(messages, list | tuple):
-        return _ConversationFields(name, previous_id)
+        return _ConversationFields(messages_argument=name, previous_response_id=previous_id)
     if isinstance(messages, str) or previous_id:
-        return _ConversationFields("", previous_id)
+        return _ConversationFields(messages_argument="", previous_response_id=previous_id)
     return None
+
+
+def _delay_since(previous_turn: _Turn, started: int) -> int | None:
+    """Return the time in ns from the end of a turn to the start of the next one.
+
+    Return None if the next one began before the end.
+    """
+    if previous_turn.ended is None or previous_turn.ended > started:
+        return None
+    return started - previous_turn.ended
 
 
 def _call(function: Callable[[], None]) -> None:
