@@ -91,19 +91,17 @@ class HttpFetcher:
     ) -> HttpResponse:
         """Send a request over a connection of its own and return the complete response.
 
-        The duration in the response is without the time to connect. A request without a body is
-        for a page, which may take PAGE_TIMEOUT_S at most.
+        The duration in the response is without the time to connect.
 
         Raises:
             TransientFailure: The connection broke, and the next request may get a response.
             TargetUnusable: There is no response in time, or none that can be read.
         """
-        address = await self._resolved_address()
-        if self._tls is None:
-            reader, writer = await self._open_tcp(address)
-        else:
-            reader, writer = await self._open_tls(address, self._tls)
-        timeout_s = self._timeout_s if body else min(self._timeout_s, PAGE_TIMEOUT_S)
+        reader, writer = await self._open_connection()
+        timeout_s = self._timeout_s
+        if not body:
+            # It is a GET for a page, which the server does not have to compute.
+            timeout_s = min(timeout_s, PAGE_TIMEOUT_S)
         reading = _ResponseReading(self._target, method)
         try:
             with reading.explained_errors(timeout_s):
@@ -116,20 +114,30 @@ class HttpFetcher:
             writer.transport.abort()
         return reading.result(duration_ns)
 
+    async def _open_connection(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        """Open a connection to the target, with TLS if its URL says so. Raises TargetUnusable."""
+        address = await self._resolved_address()
+        if self._tls is None:
+            return await self._open_tcp(address)
+        return await self._open_tls(address, self._tls)
+
     def _encode_request(self, method: str, path: str, headers: Headers, body: bytes) -> bytes:
         """Return the bytes of a request.
 
-        A proxy for plain HTTP gets the whole URL and its own headers. With TLS the proxy only
-        passes on the bytes of the tunnel, so that the request is that to the server itself.
+        A proxy for plain HTTP needs the whole URL and gets its own headers. A proxy for TLS only
+        passes on bytes, so that the request has the form for the server itself.
         """
         target = self._target
-        lines = merge_headers([("Host", target.host_header), ("Connection", "close")], headers)
+        all_headers = merge_headers(
+            [("Host", target.host_header), ("Connection", "close")], headers
+        )
+        request_target = path
         if self._proxy is not None and not target.tls:
-            path = f"http://{target.host_header}{path}"
-            lines += self._proxy.headers
+            request_target = f"http://{target.host_header}{path}"
+            all_headers += self._proxy.headers
         if body:
-            lines.append(("Content-Length", str(len(body))))
-        return build_request_head(method, path, lines) + b"\r\n" + body
+            all_headers.append(("Content-Length", str(len(body))))
+        return build_request_head(method, request_target, all_headers) + b"\r\n" + body
 
     async def _resolved_address(self) -> str:
         """Return the first address of the host that accepts a connection, and remember it.
@@ -156,9 +164,9 @@ class HttpFetcher:
         raise failure
 
     async def _look_up_addresses(self) -> list[str]:
-        """Return the addresses of the host without repetitions, and measure the lookup.
+        """Return the addresses of the host, each once, in the order of the resolver.
 
-        The time is not stored if the host is an address, because nothing is looked up then.
+        The time of the lookup is stored as `dns_ns`, unless the host is an address itself.
 
         Raises:
             TargetUnusable: The host has no address, or DNS gives no response in time.
@@ -171,13 +179,20 @@ class HttpFetcher:
             raise self._lookup_error("DNS did not respond") from None
         except (OSError, UnicodeError) as error:
             raise self._lookup_error(getattr(error, "strerror", "") or "unknown") from None
-        repeated_addresses = [str(socket_address[0]) for _, socket_address in resolved]
-        addresses = list(dict.fromkeys(repeated_addresses))  # in the order of the resolver
-        if self._peer_host not in addresses:
-            self.dns_ns = monotonic_ns() - started_ns
-        return addresses
+        duration_ns = monotonic_ns() - started_ns
+        # A socket address is (address, port, ...). The resolver may repeat it for each protocol.
+        addresses = [str(socket_address[0]) for _family, socket_address in resolved]
+        unique_addresses = list(dict.fromkeys(addresses))
+        if self._peer_host not in unique_addresses:
+            self.dns_ns = duration_ns
+        return unique_addresses
 
     async def _open_tcp(self, address: str) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        """Open a TCP connection to an address of the target, or of the proxy if there is one.
+
+        Raises:
+            TargetUnusable: There is no connection in time.
+        """
         with self._explained_connect_errors(uses_tls=False):
             async with asyncio.timeout(self._connect_s):
                 return await asyncio.open_connection(address, self._peer_port)
@@ -218,37 +233,43 @@ class HttpFetcher:
 
     @contextmanager
     def _explained_connect_errors(self, *, uses_tls: bool) -> Iterator[None]:
-        """Convert the errors of connecting to TargetUnusable.
+        """Convert the errors of connecting to TargetUnusable, with a hint for the user.
 
-        Exceptions that are subclasses of others come first: SSLCertVerificationError is an
-        SSLError, and both of them and TimeoutError are an OSError. Only the tunnel through a proxy
-        reads before the connection is open, so that an IncompleteReadError is about the proxy.
+        A subclass comes before its base class: SSLCertVerificationError before SSLError, and both
+        of them, as well as TimeoutError, before OSError.
         """
         address = self._target.address
         try:
             yield
         except asyncio.IncompleteReadError:
-            message = (
-                f"the proxy at {self._peer_host}:{self._peer_port} closed the "
-                "connection without a response"
-            )
-            raise TargetUnusable("proxy", message, _PROXY_HINT) from None
+            # Only the tunnel through a proxy reads before the connection is open.
+            raise self._closed_by_proxy_error() from None
         except ssl.SSLCertVerificationError as error:
             message = f"the certificate of {address} is not trusted: {error.verify_message}"
             raise TargetUnusable("tls", message, _CERTIFICATE_HINT) from None
         except ssl.SSLError as error:
             raise _handshake_error(address, error) from None
         except TimeoutError:
-            missing = "TLS" if uses_tls else "answer"
-            message = f"no {missing} from {address} within {self._connect_s:g} s"
-            hint = (
-                "check whether the URL should begin with http://"
-                if uses_tls
-                else "check host, port and firewall"
-            )
-            raise TargetUnusable("timeout", message, self._unused_proxy_hint() or hint) from None
+            raise self._connect_timeout_error(uses_tls=uses_tls) from None
         except OSError as error:
             raise self._connect_error(error) from None
+
+    def _closed_by_proxy_error(self) -> TargetUnusable:
+        """Return the exception for a proxy that closes the connection instead of a tunnel."""
+        message = (
+            f"the proxy at {self._peer_host}:{self._peer_port} closed the "
+            "connection without a response"
+        )
+        return TargetUnusable("proxy", message, _PROXY_HINT)
+
+    def _connect_timeout_error(self, *, uses_tls: bool) -> TargetUnusable:
+        """Return the exception for a connection, or a TLS handshake, that takes too long."""
+        missing = "TLS" if uses_tls else "answer"
+        message = f"no {missing} from {self._target.address} within {self._connect_s:g} s"
+        hint = "check host, port and firewall"
+        if uses_tls:
+            hint = "check whether the URL should begin with http://"
+        return TargetUnusable("timeout", message, self._unused_proxy_hint() or hint)
 
     def _connect_error(self, error: OSError) -> TargetUnusable:
         """Return the exception for a TCP connection that was refused or failed.
@@ -265,6 +286,7 @@ class HttpFetcher:
         return TargetUnusable("connect", message, hint)
 
     def _lookup_error(self, reason: str) -> TargetUnusable:
+        """Return the exception for a host name that cannot be resolved to an address."""
         message = f"cannot resolve the host name {self._peer_host!r}: {reason}"
         hint = self._unused_proxy_hint() or "check the host name"
         return TargetUnusable("dns", message, hint)
@@ -315,12 +337,15 @@ class _ResponseReading:
             self._body_pieces += self._response.feed(data)
             self._received_bytes += len(data)
             if self._received_bytes > MAX_BODY_BYTES:
-                limit = f"{MAX_BODY_BYTES >> 20} MiB"
-                message = (
-                    f"{self._target.redacted} sent more than {limit} in "
-                    "response to a preflight request"
-                )
-                raise TargetUnusable("invalid_answer", message, "check the URL")
+                raise self._too_large_error()
+
+    def _too_large_error(self) -> TargetUnusable:
+        """Return the exception for a response that is larger than MAX_BODY_BYTES."""
+        limit = f"{MAX_BODY_BYTES >> 20} MiB"
+        message = (
+            f"{self._target.redacted} sent more than {limit} in response to a preflight request"
+        )
+        return TargetUnusable("invalid_answer", message, "check the URL")
 
     def result(self, duration_ns: int) -> HttpResponse:
         """Return the response that was read."""
@@ -330,20 +355,19 @@ class _ResponseReading:
 
     @contextmanager
     def explained_errors(self, timeout_s: float) -> Iterator[None]:
-        """Convert the errors of reading a response to TargetUnusable.
+        """Convert the errors of reading a response to TargetUnusable, with a hint for the user.
 
-        A response that is no HTTP/1.1 and a broken connection are transient failures, because a
-        proxy may cause them now and then.
+        A response that is not HTTP/1.1, and a broken connection, become a TransientFailure, which
+        is tried again: a proxy may cause them now and then.
+
+        Args:
+            timeout_s: The longest wait for the response, for the error message.
         """
         target = self._target
         try:
             yield
         except MalformedResponseError as error:
-            if str(error) == HTTP_2:
-                raise _http_2_error(target.address) from None
-            message = f"{target.address} does not speak HTTP/1.1"
-            hint = "check the port" if target.tls else target.tls_hint
-            raise TransientFailure("wrong_protocol", message, hint) from None
+            raise self._protocol_error(error) from None
         except TimeoutError:
             message = f"{target.redacted} did not send a complete response within {timeout_s:g} s"
             raise TargetUnusable(
@@ -354,6 +378,16 @@ class _ResponseReading:
             raise TransientFailure(
                 "reset", message, self._broken_connection_hint(tls_hint="")
             ) from None
+
+    def _protocol_error(self, error: MalformedResponseError) -> TargetUnusable:
+        """Return the exception for a response that is not HTTP/1.1."""
+        target = self._target
+        is_http_2 = str(error) == HTTP_2  # the message of the parser for HTTP/2
+        if is_http_2:
+            return _http_2_error(target.address)
+        message = f"{target.address} does not speak HTTP/1.1"
+        hint = "check the port" if target.tls else target.tls_hint
+        return TransientFailure("wrong_protocol", message, hint)
 
     def _raise_closed_early(self) -> NoReturn:
         """Raise the TransientFailure for a connection that was closed before the response ended."""

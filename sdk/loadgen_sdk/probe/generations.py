@@ -199,11 +199,11 @@ class Generator:
         self._limits = self._limits_from(short_limit)
 
     async def find_pinned_model(self) -> str:
-        """Return the only model of a server that has no list of models, or "" if it is not known.
+        """Return the model to which a server without a list of models is pinned, or "".
 
-        Some servers are pinned to one model and name it when they refuse another one, so a request
-        for a model that does not exist finds it out. It is not sent if the server has a list of
-        models, or accepts any name.
+        A pinned server serves one model only, and names it in the error message for any other. A
+        request for a model that does not exist therefore reveals it. The request is not sent to a
+        server that has a list of models or accepts any name.
         """
         has_model_list = bool(self._models.ids) or self._models.status == 200
         if has_model_list or not self.profile.rejects_unknown_models:
@@ -221,7 +221,8 @@ class Generator:
     async def run(self, model: str, prompts: Sequence[str]) -> GenerationPair:
         """Run a short generation for the first prompt and a longer one for the second.
 
-        If the server refuses the output limit, it is corrected and both generations are run again.
+        If the server refuses the output limit because of its field name or because it is too low,
+        that is corrected, and both generations are run again.
 
         Raises:
             TargetUnusable: The server refuses the generations.
@@ -230,20 +231,23 @@ class Generator:
             try:
                 return await self._run_both(model, prompts)
             except LimitFieldRefusedError:
-                self.profile = msgspec.structs.replace(
-                    self.profile,
-                    output_limit_field=_OTHER_LIMIT_FIELD,
-                    reasoning_output_limit_field=_OTHER_LIMIT_FIELD,
-                )
-                self.corrections.append(
-                    "the server refuses max_tokens and accepts max_completion_tokens"
-                )
+                self._use_other_limit_field()
             except OutputLimitTooLowError as error:
                 self._limits = self._limits_from(error.minimum)
                 self.corrections.append(
                     f"the server accepts no output limit below {error.minimum} tokens"
                 )
+        # All possible corrections were made.
         return await self._run_both(model, prompts)
+
+    def _use_other_limit_field(self) -> None:
+        """Send the output limit in the field `max_completion_tokens` from now on."""
+        self.profile = msgspec.structs.replace(
+            self.profile,
+            output_limit_field=_OTHER_LIMIT_FIELD,
+            reasoning_output_limit_field=_OTHER_LIMIT_FIELD,
+        )
+        self.corrections.append(f"the server refuses max_tokens and accepts {_OTHER_LIMIT_FIELD}")
 
     def _limits_from(self, short_limit: int) -> OutputLimits:
         """Return the limits of both generations. None is above the longest output of the load."""
@@ -271,36 +275,46 @@ class Generator:
             raise long
         return GenerationPair(short, long)
 
-    async def _generate(self, model: str, prompt: str, tokens: int) -> Generation:
+    async def _generate(self, model: str, prompt: str, output_limit: int) -> Generation:
         """Run one generation and try again after transient failures."""
         for _ in range(MAX_ATTEMPTS - 1):
             try:
-                return await self._generate_once(model, prompt, tokens)
+                return await self._generate_once(model, prompt, output_limit)
             except TransientFailure as failure:
                 await self._client.wait_after_failure(failure)
-        return await self._generate_once(model, prompt, tokens)
+        return await self._generate_once(model, prompt, output_limit)
 
-    async def _generate_once(self, model: str, prompt: str, tokens: int) -> Generation:
+    async def _generate_once(self, model: str, prompt: str, output_limit: int) -> Generation:
         """Run one generation without retries.
 
         Raises:
             TransientFailure: The response is one that a load counts as failed.
             TargetUnusable: The server refuses the request, or its response cannot be read.
             LimitFieldRefusedError: The server requires the other name of the output limit.
-            OutputLimitTooLowError: The server may accept a longer output that the load requests.
+            OutputLimitTooLowError: A higher output limit, which the load requests, may work.
         """
         client = self._client
-        request = Request(id="probe", prompt=prompt, max_tokens=tokens)
+        request = Request(id="probe", prompt=prompt, max_tokens=output_limit)
         body_format = BodyFormat(
             self.profile, client.target.api, model, client.stream, client.extra_body
         )
         response = await client.post(encode_body(request, body_format))
-        if response.status >= 300:
-            self._check_refusal(response, model, tokens)
-            # The server works, but its reasoning model needs more tokens than were requested.
+        if response.status < 300:
+            return self._read_generation(response, output_limit)
+        self._raise_if_correctable(response, model, output_limit)
+        if _is_limit_reached_in_reasoning(response):
+            # The target works, so that this is a generation without output.
             empty_reader = ResponseReader(EventTimeline())
-            return Generation(empty_reader, tokens, response.duration_ns)
+            return Generation(empty_reader, output_limit, response.duration_ns)
+        raise self._client.explainer.create_error(response, model, self._models)
 
+    def _read_generation(self, response: HttpResponse, output_limit: int) -> Generation:
+        """Return what a successful response contains.
+
+        Raises:
+            TransientFailure: The response is one that a load counts as failed.
+            TargetUnusable: The response cannot be read.
+        """
         self._check_encoding(response)
         is_stream = is_event_stream(response.status, response.headers)
         reader = self._read_body(response.body, is_stream=is_stream)
@@ -308,70 +322,75 @@ class Generator:
             is_framing_complete=True, ends_with_connection=False, is_stream=is_stream
         )
         if failure is not None:
-            raise self._generation_error(failure, tokens)
+            raise self._generation_error(failure, output_limit)
         timing = {HEADER: response.headers.get(HEADER), **(reader.server_timing or {})}
         return Generation(
             reader,
-            tokens,
+            output_limit,
             response.duration_ns,
             ignores_stream=reader.remark == NOT_STREAMED,
             reports_server_timing=parse_server_timing(timing).has_durations,
         )
 
-    def _generation_error(self, failure: Failure, tokens: int) -> TransientFailure:
+    def _generation_error(self, failure: Failure, output_limit: int) -> TransientFailure:
         """Return the exception for a response with an error or without its end."""
-        requested = "1 token" if tokens == 1 else f"{tokens} tokens"
+        requested = "1 token" if output_limit == 1 else f"{output_limit} tokens"
         text = self._client.explainer.redact(failure.text)
         message = f"a preflight request to {requested} failed: {failure.kind}: {text}"
         return TransientFailure("invalid_answer", message, "see the server's log")
 
-    def _check_refusal(self, response: HttpResponse, model: str, tokens: int) -> None:
-        """Raise the error that says how to go on after a refused generation.
+    def _raise_if_correctable(self, response: HttpResponse, model: str, output_limit: int) -> None:
+        """Raise the exception by which `run` corrects the output limit after a refusal.
 
-        Return without an error if the refusal shows that the target works: OpenAI responds with
-        400 to a reasoning model that reaches its output limit before it has an answer.
+        Return normally if no other output limit may help.
 
         Args:
             response: The refusal, which is any response with a status of 300 or more.
             model: The model that was requested.
-            tokens: The output limit that was requested.
+            output_limit: The output limit that was requested, in tokens.
 
         Raises:
             LimitFieldRefusedError: The server requires the other name of the output limit.
-            OutputLimitTooLowError: The server may accept a longer output that the load requests.
-            TargetUnusable: The server refuses the load.
+            OutputLimitTooLowError: A higher output limit, which the load requests, may work.
         """
-        text = refusal_text(response)
-        if response.status in (400, 422):
-            names_other_field = _OTHER_LIMIT_FIELD in text
-            was_other_field_sent = self.profile.output_limit_field == _OTHER_LIMIT_FIELD
-            if names_other_field and not was_other_field_sent:
-                raise LimitFieldRefusedError
-            higher_limit = self._higher_output_limit(response, model, tokens)
-            if higher_limit is not None:
-                raise OutputLimitTooLowError(higher_limit)
-        if response.status == 400 and "output limit was reached" in text:
+        is_about_request_body = response.status in (400, 422)
+        if not is_about_request_body:
             return
-        raise self._client.explainer.create_error(response, model, self._models)
+        names_other_field = _OTHER_LIMIT_FIELD in refusal_text(response)
+        was_other_field_sent = self.profile.output_limit_field == _OTHER_LIMIT_FIELD
+        if names_other_field and not was_other_field_sent:
+            raise LimitFieldRefusedError
+        higher_limit = self._higher_output_limit(response, model, output_limit)
+        if higher_limit is not None:
+            raise OutputLimitTooLowError(higher_limit)
 
-    def _higher_output_limit(self, response: HttpResponse, model: str, tokens: int) -> int | None:
-        """Return the output limit to try after a refusal, or None if no other limit may help.
+    def _higher_output_limit(
+        self, response: HttpResponse, model: str, refused_limit: int
+    ) -> int | None:
+        """Return a higher output limit to try after a refusal, or None if none may help.
 
-        It is the minimum that the server states. If the refusal states none, and is about neither
-        the prompt nor the model, it is the shortest output of the load, because the server may have
-        refused the limit without saying so. A limit that the load never requests is not tried.
+        The limit is the minimum that the server states. A server may also refuse a limit as too low
+        without saying so. After a refusal without an obvious other reason, the shortest output of
+        the load is therefore tried. No output is longer than those that the load requests.
+
+        Args:
+            response: The refusal.
+            model: The model that was requested.
+            refused_limit: The output limit that was requested, in tokens.
         """
         shortest, longest = self._output_lengths
-        higher_limit = minimum_output_tokens(response)
-        if higher_limit is None:
+        candidate = minimum_output_tokens(response)
+        if candidate is None:
             is_about_prompt = is_prompt_too_long(response)
-            if is_about_prompt or is_about_model(response, refusal_text(response), model):
+            has_other_reason = is_about_prompt or is_about_model(
+                response, refusal_text(response), model
+            )
+            if has_other_reason:
                 return None
-            higher_limit = shortest
-        is_requested_by_load = longest is None or higher_limit <= longest
-        if higher_limit > tokens and is_requested_by_load:
-            return higher_limit
-        return None
+            candidate = shortest
+        is_higher = candidate > refused_limit
+        is_requested_by_load = longest is None or candidate <= longest
+        return candidate if is_higher and is_requested_by_load else None
 
     def _check_encoding(self, response: HttpResponse) -> None:
         """Raise TargetUnusable if the response is compressed. A load does not decompress."""
@@ -382,9 +401,13 @@ class Generator:
             raise TargetUnusable("invalid_answer", message, hint)
 
     def _read_body(self, body: bytes, *, is_stream: bool) -> ResponseReader:
-        """Read the body of a response with the reader of the load.
+        """Parse the body of a response in the same way in which a load parses it.
 
-        Its events have no timestamps of their own, because the body was read as a whole.
+        The probe gets the body as a whole, so that all of its events have the same timestamp (0).
+
+        Args:
+            body: The body.
+            is_stream: The body is a stream of events. Otherwise it is one JSON object.
 
         Raises:
             TargetUnusable: An event is too large.
@@ -392,7 +415,8 @@ class Generator:
         reader = ResponseReader(EventTimeline())
         timestamp = 0
         if not is_stream:
-            feed_whole_body(reader, body, timestamp, self._client.stream)
+            was_stream_requested = self._client.stream
+            feed_whole_body(reader, body, timestamp, was_stream_requested)
             return reader
         decoder = SseDecoder()
         try:
@@ -402,3 +426,11 @@ class Generator:
             hint = "check that this is the URL of the API"
             raise TargetUnusable("invalid_answer", message, hint) from None
         return reader
+
+
+def _is_limit_reached_in_reasoning(response: HttpResponse) -> bool:
+    """Return True if a reasoning model has reached its output limit before its answer.
+
+    OpenAI responds with 400 in this case, although the request is valid.
+    """
+    return response.status == 400 and "output limit was reached" in refusal_text(response)

@@ -57,11 +57,13 @@ class ModelList:
     def max_context(self, model: str) -> int | None:
         """Return how many tokens a prompt and its completion may have together.
 
-        An adapter without a number of its own has that of its parent. Return None if the list does
-        not say it.
+        It is the number in the entry of the model, or else in that of the model that it adapts.
+        Return None if neither has one.
         """
         model_entry = self._entries.get(model, {})
-        parent_entry = self._entries.get(str(model_entry.get("parent")), {})
+        # The entry of a LoRA adapter names the model that it adapts as its parent.
+        parent = model_entry.get("parent")
+        parent_entry = self._entries.get(parent, {}) if isinstance(parent, str) else {}
         for entry in (model_entry, parent_entry):
             for field in _CONTEXT_FIELDS:
                 context_tokens = token_count(entry.get(field))
@@ -73,8 +75,8 @@ class ModelList:
         """Return the model to use if the user names none: the only one of the server.
 
         Args:
-            rejects_unknown_models: The server needs the exact name of a model. It decides the hint
-                for an empty list: another server accepts any name.
+            rejects_unknown_models: The server needs the exact name of a model. Another server
+                accepts any name, which the error for an empty list then says.
 
         Raises:
             TargetUnusable: The list does not have exactly one model that is not an adapter.
@@ -97,27 +99,26 @@ class ModelList:
         raise self._empty_list_error(rejects_unknown_models=rejects_unknown_models)
 
     def _empty_list_error(self, *, rejects_unknown_models: bool) -> TargetUnusable:
-        """Return the error for a list without models, or for a response that is no list.
+        """Return the error for a list without models, or for a response that is not a list.
 
-        The message depends on the status: the server may be down (5xx), have no such page (404),
-        or have a list that is empty (200).
+        For example "the server returns HTTP 404 for the list of models, and no model was
+        specified", with the hint "check the path of the URL, or set the model with --model".
         """
         if self.status >= 500:
             return TargetUnusable(
                 "no_model",
-                f"the request for the list of models failed with HTTP {self.status}",
+                f"the list of models returned HTTP {self.status}",
                 (
                     "check that the server is running; the response may come from a "
                     "proxy. With --model NAME the list is not needed"
                 ),
             )
+        reason = f"returns HTTP {self.status} for the list of models"
+        hint = "set the model with --model"
         if self.status == 200:
             reason = "lists no models"
-        else:
-            reason = f"returns HTTP {self.status} for the list of models"
-        hint = "set the model with --model"
-        if self.status == 404:
-            hint = f"check the path of the URL, or {hint}"
+        elif self.status == 404:
+            hint = "check the path of the URL, or set the model with --model"
         if not rejects_unknown_models:
             hint += "; this server accepts any name"
         return TargetUnusable("no_model", f"the server {reason}, and no model was specified", hint)

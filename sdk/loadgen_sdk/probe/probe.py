@@ -125,6 +125,20 @@ class _IdentifiedServer(NamedTuple):
     doubt: str = ""
 
 
+class _FirstPages(NamedTuple):
+    """What a probe knows about a server before it identifies it.
+
+    Attributes:
+        hosted_service: The server profile of the hosted service at the host of the target, or "".
+        model_list: The response to the request for the list of models.
+        version: The page with the version. It is NO_RESPONSE for a hosted service.
+    """
+
+    hosted_service: str
+    model_list: HttpResponse
+    version: HttpResponse
+
+
 class _PromptTokens(NamedTuple):
     """How the server counts the tokens of prompts. Both are None if that is not known.
 
@@ -185,77 +199,123 @@ async def probe(
     client = ProbeClient(target, send_request, options)
     rtt_ms = await _median_connect_ms(connect)
 
-    host_server = "azure" if target.azure else server_of_host(target.host)
-    model_list, version_page = await asyncio.gather(
-        client.get_model_list(is_required=not options.model),
-        client.get_optional("" if host_server else target.server_path(VERSION_PATH)),
-    )
-    _check_model_list(client, model_list, is_required=not options.model)
-
-    identified = await _identify_server(
-        client, options.server, host_server, model_list, version_page
-    )
+    pages = await _fetch_first_pages(client, is_list_required=not options.model)
+    identified = await _identify_server(client, options.server, pages)
     profile = find_server_profile(identified.name)
     if options.server_timing:
         client.request_server_timing(profile)
 
-    models = ModelList(model_list)
+    models = ModelList(pages.model_list)
     generator = Generator(client, profile, models, options.output_lengths)
-    model = options.model or target.deployment or await generator.find_pinned_model()
-    if not model:
-        model = models.default_model(rejects_unknown_models=profile.rejects_unknown_models)
-
+    model = await _choose_model(options.model or target.deployment, generator, models)
     info = await client.get_server_info(
-        profile, parse_version(version_page), is_hosted=bool(host_server)
+        profile, parse_version(pages.version), is_hosted=bool(pages.hosted_service)
     )
     generations = await generator.run(model, [prompt for prompt, _ in options.samples])
     observations = _Observations(
-        rtt_ms, model_list, identified, info, models, model, generator, generations
+        rtt_ms=rtt_ms,
+        model_list=pages.model_list,
+        identified=identified,
+        info=info,
+        models=models,
+        model=model,
+        generator=generator,
+        generations=generations,
     )
     return _build_result(client, options, observations)
+
+
+async def _fetch_first_pages(client: ProbeClient, *, is_list_required: bool) -> _FirstPages:
+    """Fetch the list of models and, unless the host is that of a hosted service, the version.
+
+    Raises:
+        TargetUnusable: The list is required and cannot be fetched, or shows that no load can work.
+    """
+    target = client.target
+    hosted_service = "azure" if target.azure else server_of_host(target.host)
+    version_path = "" if hosted_service else target.server_path(VERSION_PATH)
+    model_list, version = await asyncio.gather(
+        client.get_model_list(is_required=is_list_required), client.get_optional(version_path)
+    )
+    _check_model_list(client, model_list, is_required=is_list_required)
+    return _FirstPages(hosted_service, model_list, version)
+
+
+async def _choose_model(requested_model: str, generator: Generator, models: ModelList) -> str:
+    """Return the model of the probe.
+
+    It is the requested one, or else the one to which the server is pinned, or else the only one
+    that the server lists.
+
+    Args:
+        requested_model: The model that the user or the URL names, or "".
+        generator: Asks the server for the model to which it is pinned.
+        models: The models that the server lists.
+
+    Raises:
+        TargetUnusable: No model was requested, and the server does not have exactly one.
+    """
+    if requested_model:
+        return requested_model
+    pinned_model = await generator.find_pinned_model()
+    if pinned_model:
+        return pinned_model
+    return models.default_model(rejects_unknown_models=generator.profile.rejects_unknown_models)
 
 
 def _build_result(
     client: ProbeClient, options: ProbeOptions, observations: _Observations
 ) -> ProbeResult:
     """Return the result of a probe: what was observed, what follows from it, and warnings."""
-    identified = observations.identified
-    models = observations.models
-    model = observations.model
-    info = observations.info
-    profile = observations.generator.profile
     generations = observations.generations
+    long_generation = generations.long
     prompt_tokens = _compare_token_counts(generations, [tokens for _, tokens in options.samples])
-    has_exact_length = _has_exact_length(generations.long, options.extra_body or {})
+    has_exact_length = _has_exact_length(long_generation, options.extra_body or {})
     return ProbeResult(
         target=client.target,
-        server=identified.name,
-        server_profile=profile,
-        model=model,
-        models=models.ids,
-        version=info.version,
-        engine=info.engine,
-        precision=info.precision,
-        evidence=_collect_evidence(identified, observations.model_list, observations.generator),
+        server=observations.identified.name,
+        server_profile=observations.generator.profile,
+        evidence=_collect_evidence(observations),
+        simulated=_is_simulated(observations.model_list),
+        model=observations.model,
+        models=observations.models.ids,
+        max_context=observations.models.max_context(observations.model),
+        version=observations.info.version,
+        engine=observations.info.engine,
+        precision=observations.info.precision,
         rtt_ms=observations.rtt_ms,
-        template_tokens=prompt_tokens.template_tokens,
-        token_ratio=prompt_tokens.token_ratio,
-        reports_usage=generations.long.usage.output is not None,
-        has_exact_length=has_exact_length,
-        tokens_per_event=_tokens_per_event(client, generations),
-        warnings=(
-            *_model_warnings(model, models, profile),
-            *_server_warnings(options.server, identified),
-            *_response_warnings(client, profile, generations, has_exact_length),
-            *_request_warnings(client),
-        ),
-        simulated=observations.model_list.headers.get("server", "").startswith(SIMULATION),
-        usage_contradiction=generations.long.reader.usage().contradiction,
-        ignores_stream=generations.ignores_stream,
         one_token_response_ms=generations.one_token_response_ms,
         per_token_ms=generations.per_token_ms,
-        max_context=models.max_context(model),
+        template_tokens=prompt_tokens.template_tokens,
+        token_ratio=prompt_tokens.token_ratio,
+        tokens_per_event=_tokens_per_event(client, generations),
+        has_exact_length=has_exact_length,
+        reports_usage=long_generation.usage.output is not None,
+        usage_contradiction=long_generation.reader.usage().contradiction,
+        ignores_stream=generations.ignores_stream,
         reports_server_timing=generations.reports_server_timing,
+        warnings=_collect_warnings(client, options, observations, has_exact_length),
+    )
+
+
+def _is_simulated(model_list: HttpResponse) -> bool:
+    """Return True if the `server` header names the simulated server of this project."""
+    return model_list.headers.get("server", "").startswith(SIMULATION)
+
+
+def _collect_warnings(
+    client: ProbeClient,
+    options: ProbeOptions,
+    observations: _Observations,
+    has_exact_length: bool | None,
+) -> tuple[str, ...]:
+    """Return what the user should know about the model, the server and the responses."""
+    profile = observations.generator.profile
+    return (
+        *_model_warnings(observations.model, observations.models, profile),
+        *_server_warnings(options.server, observations.identified),
+        *_response_warnings(client, profile, observations.generations, has_exact_length),
+        *_request_warnings(client),
     )
 
 
@@ -284,41 +344,45 @@ def _check_model_list(client: ProbeClient, response: HttpResponse, *, is_require
 
 
 async def _identify_server(
-    client: ProbeClient,
-    server: str,
-    host_server: str,
-    model_list: HttpResponse,
-    version_page: HttpResponse,
+    client: ProbeClient, requested_server: str, pages: _FirstPages
 ) -> _IdentifiedServer:
     """Return which server profile applies.
 
-    The choice of the user wins, then the host of a hosted service, then the detection rules. If no
-    rule matches, it is the generic profile, with the fields that every server accepts.
+    In this order, it is the choice of the user, the hosted service at the host of the target, or
+    the profile whose detection rule matches a page of the server. If no rule matches, it is the
+    generic profile, with the fields that every server accepts.
 
     Args:
         client: Fetches further pages if the first two match no rule.
-        server: The choice of the user, or "auto".
-        host_server: The hosted service of the target's host, or "".
-        model_list: The list of models.
-        version_page: The page with the version.
+        requested_server: The choice of the user, or "auto".
+        pages: The first pages of the server.
     """
-    if server == "auto" and host_server:
-        return _IdentifiedServer(host_server, f"the host is {client.target.host}")
-    texts = detection_texts(model_list, version_page)
+    texts = detection_texts(pages.model_list, pages.version)
+    if requested_server != "auto":
+        return _confirm_requested_server(requested_server, texts)
+    if pages.hosted_service:
+        return _IdentifiedServer(pages.hosted_service, f"the host is {client.target.host}")
     detected = detect_builtin_server(texts)
-    if server != "auto":
-        doubt = ""
-        if detected is not None and detected.name not in (server, "generic"):
-            doubt = f"but it looks like {detected.name}"
-        return _IdentifiedServer(server, "set with --server", doubt)
     if detected is None:
-        texts |= await _fetch_further_pages(client)
-        detected = detect_server(texts)
+        further_texts = await _fetch_further_pages(client)
+        detected = detect_server(texts | further_texts)
     if detected is None:
         evidence = "unknown server software, so only fields that all servers accept are sent"
         return _IdentifiedServer("generic", evidence)
-    statement = client.explainer.redact(detected.matched_text)[:_MAX_EVIDENCE_CHARS]
-    return _IdentifiedServer(detected.name, f"{detected.page} says {statement}")
+    matched_text = client.explainer.redact(detected.matched_text)[:_MAX_EVIDENCE_CHARS]
+    return _IdentifiedServer(detected.name, f"{detected.page} says {matched_text}")
+
+
+def _confirm_requested_server(requested_server: str, texts: Mapping[str, str]) -> _IdentifiedServer:
+    """Return the server that the user has chosen, with a doubt if its pages look like another one.
+
+    `texts` are the texts of the first pages by the source of detection.
+    """
+    detected = detect_builtin_server(texts)
+    doubt = ""
+    if detected is not None and detected.name not in (requested_server, "generic"):
+        doubt = f"but it looks like {detected.name}"
+    return _IdentifiedServer(requested_server, "set with --server", doubt)
 
 
 async def _fetch_further_pages(client: ProbeClient) -> dict[str, str]:
@@ -331,16 +395,15 @@ async def _fetch_further_pages(client: ProbeClient) -> dict[str, str]:
     return {source: page.page_text for source, page in zip(FURTHER_PAGES, pages, strict=True)}
 
 
-def _collect_evidence(
-    identified: _IdentifiedServer, model_list: HttpResponse, generator: Generator
-) -> tuple[str, ...]:
+def _collect_evidence(observations: _Observations) -> tuple[str, ...]:
     """Return why the server was identified as it was, and what the probe learned about it."""
-    evidence = [identified.evidence]
-    if identified.doubt:
-        evidence.append(identified.doubt)
-    if model_list.status >= 300:
-        evidence.append(f"its list of models returns HTTP {model_list.status}")
-    return (*evidence, *generator.corrections)
+    evidence = [observations.identified.evidence]
+    if observations.identified.doubt:
+        evidence.append(observations.identified.doubt)
+    list_status = observations.model_list.status
+    if list_status >= 300:
+        evidence.append(f"its list of models returns HTTP {list_status}")
+    return (*evidence, *observations.generator.corrections)
 
 
 def _compare_token_counts(
@@ -452,9 +515,9 @@ def _response_warnings(
 
 
 def _usage_warnings(generation: Generation) -> list[str]:
-    """Return what is wrong with the token counts and the output of a response.
+    """Return warnings about the token counts of a response, and about output that is not read.
 
-    Without a count that can be believed, the client counts the output tokens itself.
+    If the counts of the server are missing or impossible, the client counts output tokens itself.
     """
     warnings = []
     reader = generation.reader
@@ -465,8 +528,11 @@ def _usage_warnings(generation: Generation) -> list[str]:
             f"({usage.contradiction}), so they are not used"
         )
     if reader.has_hidden_output:
-        reason = reader.remark or "have output only in fields that loadgen does not know"
-        warnings.append(f"the server's responses {reason}, so there is no time of the first token")
+        # The remark of the reader is a predicate, such as "have output only in ...".
+        predicate = reader.remark or "have output only in fields that loadgen does not know"
+        warnings.append(
+            f"the server's responses {predicate}, so there is no time of the first token"
+        )
     if reader.has_impossible_usage:
         warnings.append(
             "the server's usage states an impossible number of tokens. It is "
@@ -484,8 +550,11 @@ def _length_warnings(
 ) -> list[str]:
     """Return a warning if outputs of an exact length cannot be forced.
 
-    The server profile has no fields for it, or the server ignored them (`has_exact_length` is
-    False). There is no warning if that is not known (`has_exact_length` is None).
+    Args:
+        profile: The server profile. It may have no fields that force the length.
+        generation: A generation whose length was forced.
+        has_exact_length: Whether its output has the forced length. None, if that is not known,
+            gives no warning.
     """
     if not profile.length_fields:
         return [f"{profile.title} cannot force the output length, so responses may end early"]

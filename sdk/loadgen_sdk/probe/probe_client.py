@@ -82,10 +82,10 @@ class ProbeClient:
     """
 
     def __init__(self, target: Target, send_request: SendRequest, options: ProbeOptions) -> None:
-        """Prepare the headers of all requests: those of the user, and the key.
+        """Prepare the headers of all requests: those of the user, and the API key.
 
-        Errors quote texts of the server. The key, the password of the URL and secrets in the
-        headers are redacted in them.
+        A header of the user with a credential is sent instead of the key
+        (`replaced_key_header`).
 
         Args:
             target: The target.
@@ -100,11 +100,11 @@ class ProbeClient:
         self._send_request = send_request
         self._sleep = options.sleep
         self._headers: Headers = merge_headers(target.auth_headers(api_key), options.headers)
-        self.replaced_key_header = _header_in_place_of_key(options.headers) if api_key else ""
+        self.replaced_key_header = _find_credential_header(options.headers) if api_key else ""
+        # Error messages quote texts of the server, in which these secrets are redacted.
+        secrets = (api_key, *header_secrets(tuple(self._headers)))
         self.explainer = RefusalExplainer(
-            target,
-            has_key=bool(api_key or target.basic),
-            secrets=(api_key, *header_secrets(tuple(self._headers))),
+            target, has_key=bool(api_key or target.basic), secrets=secrets
         )
 
     def request_server_timing(self, profile: ServerProfile) -> None:
@@ -187,19 +187,22 @@ class ProbeClient:
         await self._sleep(failure.retry_after_s)
 
     async def _get_once(self, path: str) -> HttpResponse:
+        """Fetch a page without retries. Raises TargetUnusable if there is no response."""
         headers = merge_headers([("Accept", "application/json")], self._headers)
         return await self._send_request("GET", path, headers, b"")
 
 
-def _header_in_place_of_key(headers: Headers) -> str:
-    """Return the name of the user's header that replaces the key, or "" for none.
+def _find_credential_header(headers: Headers) -> str:
+    """Return the name of the user's header that is sent instead of the API key, or "".
 
-    A header such as `x-api-key` is sent in place of the key of the user. `authorization` is not
-    reported, because it has the same name as the header that it replaces. Azure's `api-key` has
-    the key itself, so it replaces nothing.
+    Such a header contains another credential, for example `x-api-key`. Two headers are not
+    reported: `authorization`, because the key would be sent under the same name, and `api-key`,
+    because it contains the API key for Azure.
     """
-    other_credentials = CREDENTIALS - {"authorization"}
     for name, _ in headers:
-        if name.lower() in other_credentials:
-            return "" if name.lower() == "api-key" else name
+        lower_name = name.lower()
+        if lower_name == "api-key":
+            return ""
+        if lower_name in CREDENTIALS and lower_name != "authorization":
+            return name
     return ""

@@ -188,6 +188,7 @@ class RefusalExplainer:
         return Explanation("http_3xx", message, "use the URL of the redirect")
 
     def _hint(self, status: int, text: str) -> str:
+        """Return what the user can do about an error response with this status and message."""
         if status in (401, 403) and not self.has_key:
             return "the server requires an API key: set OPENAI_API_KEY"
         if status in (400, 413, 422) and _PROMPT_TOO_LONG.search(text):

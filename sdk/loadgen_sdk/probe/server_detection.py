@@ -49,10 +49,14 @@ class _Candidate(NamedTuple):
 
 
 def detection_texts(model_list: HttpResponse, version: HttpResponse) -> dict[str, str]:
-    """Return the texts of the first two pages by their sources.
+    """Return the texts in which detection rules look for the name of the server software.
 
-    "head" is the headers of the response with the list of models, one per line. They often name
-    the server although it has no list.
+    Each text has the source (DETECTION_SOURCES) that rules refer to:
+
+    - "models": the list of models
+    - "head": the headers of that response, one per line. They often name the server, even if the
+      server has no list of models.
+    - "version": the page with the version
     """
     header_lines = [f"{name}: {value}" for name, value in model_list.headers.items()]
     return {
@@ -93,19 +97,23 @@ def match_profiles(
     """
     for source in DETECTION_SOURCES:
         text = texts.get(source, "")
-        candidates = [
-            _Candidate(rule, profile.name)
-            for profile in profiles
-            for rule in profile.detection_rules
-            if rule.source == source
-        ]
-        candidates.sort(key=_rank_of)
-        for rule, server_name in candidates:
+        for rule, server_name in _rules_of_source(profiles, source):
             match = re.search(rule.pattern, text)
             if match:
                 matched_line = match.group().replace("\n", " ")
                 return DetectedServer(server_name, source, matched_line)
     return None
+
+
+def _rules_of_source(profiles: Sequence[ServerProfile], source: str) -> list[_Candidate]:
+    """Return the detection rules for one source, by rank and then in the order of the profiles."""
+    candidates = [
+        _Candidate(rule, profile.name)
+        for profile in profiles
+        for rule in profile.detection_rules
+        if rule.source == source
+    ]
+    return sorted(candidates, key=_rank_of)
 
 
 def _rank_of(candidate: _Candidate) -> int:

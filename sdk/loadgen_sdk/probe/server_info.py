@@ -51,14 +51,14 @@ def parse_server_info(profile: ServerProfile, version: str, page: str) -> Server
 
     Args:
         profile: The server profile, which says where the page has the version and the engine.
-        version: The version that the page /version gave. The information page is asked for it only
-            if this is empty.
+        version: The version that the page /version gave. If it is "", the version on the
+            information page is used.
         page: The text of the information page, or "" if the server has none.
     """
     is_json = page.lstrip().startswith("{")
-    values = _read_json_texts(page) if is_json else _read_info_labels(page)
+    texts_by_name = _read_json_texts(page) if is_json else _read_info_labels(page)
     if not version and profile.version_field:
-        version = values.get(profile.version_field, "")
+        version = texts_by_name.get(profile.version_field, "")
     engine = ""
     if profile.engine_pattern:
         engine_match = re.search(profile.engine_pattern, page)
@@ -66,18 +66,21 @@ def parse_server_info(profile: ServerProfile, version: str, page: str) -> Server
     return ServerInfo(
         version=_printable_start(version),
         engine=_printable_start(engine),
-        precision=_describe_precision(values),
+        precision=_describe_precision(texts_by_name),
     )
 
 
-def _describe_precision(values: Mapping[str, str]) -> str:
+def _describe_precision(texts_by_name: Mapping[str, str]) -> str:
     """Return the number formats of weights and KV cache, for example "NVFP4, KV cache fp8".
 
-    `values` are the texts of the information page by name. Each server has other names. What a
-    server does not state is left out.
+    What a server does not state is left out.
+
+    Args:
+        texts_by_name: The texts of the information page. Each server has other names for the number
+            formats.
     """
-    weight_precision = _first_meaningful(values, _WEIGHT_PRECISION_NAMES)
-    kv_cache_precision = _first_meaningful(values, _KV_CACHE_PRECISION_NAMES)
+    weight_precision = _first_meaningful(texts_by_name, _WEIGHT_PRECISION_NAMES)
+    kv_cache_precision = _first_meaningful(texts_by_name, _KV_CACHE_PRECISION_NAMES)
     precisions = []
     if weight_precision:
         precisions.append(weight_precision)
@@ -86,12 +89,12 @@ def _describe_precision(values: Mapping[str, str]) -> str:
     return ", ".join(precisions)
 
 
-def _first_meaningful(values: Mapping[str, str], names: Sequence[str]) -> str:
-    """Return the first of the named values that says something, unlike "auto", or ""."""
+def _first_meaningful(texts_by_name: Mapping[str, str], names: Sequence[str]) -> str:
+    """Return the first of the named texts that says something, unlike "auto" or "none", or ""."""
     for name in names:
-        value = values.get(name, "")
-        if value.lower() not in _VALUES_WITHOUT_MEANING:
-            return _printable_start(value)
+        text = texts_by_name.get(name, "")
+        if text.lower() not in _VALUES_WITHOUT_MEANING:
+            return _printable_start(text)
     return ""
 
 
