@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-TOLERATED_NS = 10_000_000
+MAX_CLOCK_ERROR_NS = 10_000_000
 """A larger bound of the common start is a warning.
 
 Output events of all workers are counted in bins of this length (`results.record.BIN_NS`). With a

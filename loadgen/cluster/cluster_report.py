@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from loadgen.cluster.clock_sync import TOLERATED_NS
+from loadgen.cluster.clock_sync import MAX_CLOCK_ERROR_NS
 from loadgen.cluster.remote_worker import RemoteWorker
 from loadgen.core.results.manifest import Cluster, PlacedWorker
 
@@ -15,18 +15,23 @@ NS_PER_S = 1e9
 def describe_cluster(
     workers: Sequence[RemoteWorker], address: str, lost_nodes: Sequence[str]
 ) -> Cluster:
-    """Return the entry of run.json about the nodes: where workers ran and how clocks agreed.
+    """Return the entry of run.json about the nodes: where workers ran, and how well clocks agreed.
+
+    The start time is translated into the clock of each node, whose offset is known up to a bound.
+    The largest bound is how far apart the workers may have started. The drift is the largest change
+    of an offset during the run.
 
     Args:
         workers: The workers of the run.
         address: The address of the cluster, as in the option `--ray`.
         lost_nodes: The labels of the nodes that were lost before the load.
     """
+    max_bound_ns = max(worker.clock_offset.bound_ns for worker in workers)
     drifts_ns = [abs(worker.drift_ns) for worker in workers if worker.drift_ns is not None]
     return Cluster(
         address=address,
         nodes=len({worker.node.id for worker in workers}),
-        start_bound_ms=_to_ms(max(worker.clock_offset.bound_ns for worker in workers)),
+        start_bound_ms=_to_ms(max_bound_ns),
         drift_ms=_to_ms(max(drifts_ns)) if drifts_ns else None,
         lost=tuple(lost_nodes),
         workers=tuple(_describe_worker(worker) for worker in workers),
@@ -55,9 +60,6 @@ def cluster_notes(
 ) -> Iterator[str]:
     """Yield warnings about the nodes of a run, which the manifest of the run stores.
 
-    They are about nodes that were lost, clocks that disagree, workers with a low priority and a
-    start time that came too late.
-
     Args:
         workers: The workers of the run.
         cluster: What `describe_cluster` returned for them.
@@ -67,33 +69,48 @@ def cluster_notes(
     for node_label in cluster.lost:
         yield f"{node_label} was lost before the load. All workers ran on the remaining nodes."
     yield from _clock_notes(cluster)
+    yield from _priority_notes(workers)
+    if late_ns > 0:
+        yield (
+            f"The last worker got the start time {late_ns / NS_PER_MS:.0f} ms too "
+            "late, so the load began unevenly. Start again, or use fewer workers."
+        )
+    yield from _loss_notes(workers, start_ns / NS_PER_S)
+
+
+def _priority_notes(workers: Sequence[RemoteWorker]) -> Iterator[str]:
+    """Yield a warning if workers have a low priority, with which they may send late."""
     low_priority_nodes = sorted({worker.node.label for worker in workers if worker.niceness > 0})
     if low_priority_nodes:
         yield (
             f"Workers on {', '.join(low_priority_nodes)} run with a low priority, "
             "which is Ray's default. Set RAY_worker_niceness=0 before `ray start`."
         )
-    if late_ns > 0:
-        yield (
-            f"The last worker got the start time {late_ns / NS_PER_MS:.0f} ms too "
-            "late, so the load began unevenly. Start again, or use fewer workers."
-        )
+
+
+def _loss_notes(workers: Sequence[RemoteWorker], start_s: float) -> Iterator[str]:
+    """Yield a warning for each worker that was lost during the load: when, and how it was noticed.
+
+    `start_s` is the start of the load on the monotonic clock of the driver.
+    """
     for worker in workers:
-        if worker.loss is not None:
-            lost_after_s = worker.loss.detected_s - start_ns / NS_PER_S
-            silence_s = worker.loss.detected_s - worker.last_response_s
-            yield (
-                f"{worker.loss.reason} {lost_after_s:.1f} s after the start, "
-                f"detected {silence_s:.1f} s after its last response"
-            )
+        if worker.loss is None:
+            continue
+        detected_s = worker.loss.detected_s
+        yield (
+            f"{worker.loss.reason} {detected_s - start_s:.1f} s after the start, "
+            f"detected {detected_s - worker.last_response_s:.1f} s after its last response"
+        )
 
 
 def _clock_notes(cluster: Cluster) -> Iterator[str]:
-    """Yield a warning if clocks disagree at the start, and one if they drifted during the run.
+    """Yield a warning if the clocks of the nodes differ too much to compare their event times.
 
-    Event times of different nodes are then less comparable than the bins of a timeline.
+    Before the load, the offset of each clock is known up to `start_bound_ms`. During the load,
+    clocks drift apart by `drift_ms`. Both must be at most the length of a bin of the timelines, so
+    that an event is counted in the right bin, or in the next one.
     """
-    limit_ms = TOLERATED_NS / NS_PER_MS
+    limit_ms = MAX_CLOCK_ERROR_NS / NS_PER_MS
     if cluster.start_bound_ms > limit_ms:
         yield (
             f"The clocks of the nodes agree only within ±{cluster.start_bound_ms:.1f} "

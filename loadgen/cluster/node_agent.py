@@ -65,13 +65,26 @@ class FileChunk(NamedTuple):
         name: The file, relative to the folder of the run.
         start: Offset of the bytes in the file.
         data: The bytes.
-        version: If `data` is the whole file, its time of modification in ns. Else -1.
+        modified_ns: If `data` is the whole file, its time of modification in ns. Else None.
     """
 
     name: str
     start: int
     data: bytes
-    version: int = -1
+    modified_ns: int | None = None
+
+
+class CopiedFiles(NamedTuple):
+    """What the driver has of the files of a worker, by the names of the files.
+
+    Attributes:
+        sizes: Of each file that grows, the number of bytes from its start.
+        modified_ns: Of each file that is replaced as a whole, the time at which the copied version
+            was modified on the node, in ns.
+    """
+
+    sizes: dict[str, int]
+    modified_ns: dict[str, int]
 
 
 class WorkerUpdate(NamedTuple):
@@ -115,7 +128,7 @@ class NodeAgent:
         return read_local_facts(paths, packages).to_message()
 
     async def start(self, worker_index: int, worker_count: int, *job_pieces: bytes) -> None:
-        """Start worker number `worker_index` of `worker_count` in a temporary folder.
+        """Start a worker process, which sends a part of the load, in a temporary folder.
 
         This does not wait until the worker is ready. When it is, the line READY is in the output
         that `read_update` returns.
@@ -123,25 +136,28 @@ class NodeAgent:
         Args:
             worker_index: The number of the worker, from 0.
             worker_count: The number of workers of the run.
-            *job_pieces: The pickled Job of the run, in pieces that Ray sends with the call.
+            *job_pieces: The pickled Job of the run, which says what to send, in pieces. Ray sends
+                only small arguments with the call itself.
         """
         job: Job = pickle.loads(b"".join(job_pieces))
-        self._folder = Path(tempfile.mkdtemp(prefix=f"loadgen-{job.run_id}-w{worker_index}-"))
-        (self._folder / "spool").mkdir()
         self._worker_index = worker_index
+        self._folder = _create_worker_folder(job.run_id, worker_index)
         counters_path = self._folder / "spool" / worker.COUNTERS_FILE
         self._counters = SharedCounters(counters_path, worker_count)
-
         self._process = worker.start_process()
         self._reset_priority()
-        pickled_job = pickle.dumps(msgspec.structs.replace(job, folder=self._folder))
-        threading.Thread(
-            target=self._communicate, args=(pickled_job, worker_count), daemon=True
-        ).start()
-
+        self._start_communication(job, worker_count)
         # The task is stored, because asyncio keeps only a weak reference to it.
         self._silence_task = asyncio.create_task(self._end_after_silence())
         self._last_call_s = monotonic()
+
+    def _start_communication(self, job: Job, worker_count: int) -> None:
+        """Send the job to the worker and collect its output, in a thread that may wait for it."""
+        local_job = msgspec.structs.replace(job, folder=self._folder)
+        thread = threading.Thread(
+            target=self._communicate, args=(pickle.dumps(local_job), worker_count), daemon=True
+        )
+        thread.start()
 
     def _reset_priority(self) -> None:
         """Give the worker the normal priority, if this user may raise it.
@@ -182,31 +198,29 @@ class NodeAgent:
         if self._process.poll() is None:
             self._process.send_signal(signum)
 
-    async def read_update(
-        self, copied_versions: Mapping[str, int], copied_lines: int
-    ) -> WorkerUpdate:
+    async def read_update(self, copied: CopiedFiles, copied_lines: int) -> WorkerUpdate:
         """Return the files and output of the worker that the driver does not have yet.
 
-        Records refer to error texts. They are read before the texts and sent after them, so that
-        the driver never has a record without its text.
+        Each request record refers to an error text in another file. The driver must never have a
+        record without its text, although the worker goes on writing. So the records are read
+        first, and the texts, which then include those of all these records, are put before them.
 
         Args:
-            copied_versions: What the driver has of each file (see `WorkerFileCopy.versions`).
+            copied: What the driver has of each file.
             copied_lines: Number of output lines that the driver has.
         """
         self._last_call_s = monotonic()
         # Read before the files: after the end of the worker they do not grow any more.
         has_ended = self._has_ended
         new_lines = self._lines[copied_lines:]
-        record_chunks = self._read_records(copied_versions)
+        record_chunks = self._read_records(copied.sizes)
         has_more = sum(len(chunk.data) for chunk in record_chunks) >= self._max_record_bytes
-        other_chunks = [
-            *self._read_appended_files(copied_versions),
-            *self._read_histograms_and_timelines(copied_versions),
-        ]
-        self._delete_copied_segments(copied_versions)
+        text_and_resource_chunks = self._read_appended_files(copied.sizes)
+        output_event_chunks = self._read_histograms_and_timelines(copied)
+        chunks = [*text_and_resource_chunks, *output_event_chunks, *record_chunks]
+        self._delete_copied_segments(copied.sizes)
         return WorkerUpdate(
-            chunks=[*other_chunks, *record_chunks],
+            chunks=chunks,
             lines=new_lines,
             counters=self._counters.block(self._worker_index),
             has_more=has_more,
@@ -214,10 +228,13 @@ class NodeAgent:
         )
 
     def _read_records(self, copied_sizes: Mapping[str, int]) -> list[FileChunk]:
-        """Return new bytes of the files of request records and event times.
+        """Return what the worker has added to its files of request records and event times.
 
-        They are at most `max_record_bytes` together, so that one message to the driver stays small.
-        `copied_sizes` has the number of bytes of each file that the driver has.
+        The chunks have at most `max_record_bytes` together, so that one message to the driver stays
+        small.
+
+        Args:
+            copied_sizes: How many bytes of each file the driver has, by the name of the file.
         """
         record_files = [segment.path.name for segment in segments(self._folder, self._worker_index)]
         event_file = f"w{self._worker_index}.events"
@@ -236,10 +253,10 @@ class NodeAgent:
         return chunks
 
     def _read_appended_files(self, copied_sizes: Mapping[str, int]) -> Iterator[FileChunk]:
-        """Yield new bytes of the error texts and the resource samples of the worker.
+        """Yield what the worker has added to its error texts and its resource samples.
 
-        The worker only appends to these files. `copied_sizes` has the number of bytes of each file
-        that the driver has.
+        Args:
+            copied_sizes: How many bytes of each file the driver has, by the name of the file.
         """
         for kind in APPENDED_FILES:
             name = f"spool/w{self._worker_index}.{kind}"
@@ -247,39 +264,24 @@ class NodeAgent:
             if chunk is not None:
                 yield chunk
 
-    def _read_histograms_and_timelines(
-        self, copied_versions: Mapping[str, int]
-    ) -> Iterator[FileChunk]:
-        """Yield what is new in the worker's files about output events.
+    def _read_histograms_and_timelines(self, copied: CopiedFiles) -> Iterator[FileChunk]:
+        """Yield what is new in the worker's files about output events, in the folder `flows`.
 
-        They are in the folder `flows`, and their names begin with `w` and the worker's number.
-        There are three kinds of files:
-
-        - Timelines, which count events by time. They grow, and their last bins may still change, so
-          their end is always sent again.
-        - Heat maps, which only grow.
-        - Histograms, which the worker replaces each time. One is sent as a whole file if it was
-          modified since it was copied.
-
-        Args:
-            copied_versions: What the driver has of each file: of a file that grows the number of
-                bytes, of a histogram its time of modification in ns.
+        Timelines count events by time. They grow, and their last bins may still change, so their
+        end is always sent again. Heat maps only grow. The worker replaces its histograms as a
+        whole: it writes a `.new` file and renames it when it is complete.
         """
         for path in sorted((self._folder / "flows").glob("w*")):
             name = f"flows/{path.name}"
-            copied_version = copied_versions.get(name, 0)
+            copied_size = copied.sizes.get(name, 0)
+            is_incomplete = path.suffix == ".new"
             chunk = None
             if ".timeline." in name:
-                copied_size = copied_version
                 chunk = self._read_new_bytes(name, copied_size, overlap_bytes=TIMELINE_TAIL_BYTES)
             elif path.suffix == ".heat":
-                copied_size = copied_version
                 chunk = self._read_new_bytes(name, copied_size)
-            elif path.suffix != ".new":  # the worker renames a `.new` file when it is complete
-                copied_modification_ns = copied_version
-                modification_ns = path.stat().st_mtime_ns
-                if modification_ns != copied_modification_ns:
-                    chunk = FileChunk(name, 0, path.read_bytes(), version=modification_ns)
+            elif not is_incomplete:
+                chunk = _read_if_modified(path, name, copied.modified_ns.get(name))
             if chunk is not None:
                 yield chunk
 
@@ -334,36 +336,56 @@ class NodeAgent:
         process.kill()
 
 
-class WorkerFileCopy:
-    """Writes the files of one remote worker into the folder of the run.
+def _create_worker_folder(run_id: str, worker_index: int) -> Path:
+    """Create a temporary folder for the files of a worker on this node, and return its path."""
+    folder = Path(tempfile.mkdtemp(prefix=f"loadgen-{run_id}-w{worker_index}-"))
+    (folder / "spool").mkdir()
+    return folder
 
-    Attributes:
-        versions: What was copied of each file, by its name in the folder of the run. Of a file that
-            grows, it is the number of bytes; of a histogram, its time of modification on the node
-            in ns.
+
+def _read_if_modified(path: Path, name: str, copied_modified_ns: int | None) -> FileChunk | None:
+    """Return a whole file if it was modified since it was copied, else None.
+
+    Args:
+        path: The file on this node.
+        name: Its name relative to the folder of the run.
+        copied_modified_ns: When the copied version was modified, or None if there is no copy.
     """
+    modified_ns = path.stat().st_mtime_ns
+    if modified_ns == copied_modified_ns:
+        return None
+    return FileChunk(name, 0, path.read_bytes(), modified_ns=modified_ns)
+
+
+class WorkerFileCopy:
+    """Writes the files of one remote worker into the folder of the run."""
 
     def __init__(self, run_dir: Path, worker_index: int) -> None:
         """Create the folders and the empty record log of a worker."""
         self._run_dir = run_dir
+        self._sizes: dict[str, int] = {}
+        self._modified_ns: dict[str, int] = {}
         RecordLog(run_dir, worker_index).close()
-        self.versions: dict[str, int] = {}
+
+    @property
+    def copied(self) -> CopiedFiles:
+        """What was copied of each file so far."""
+        return CopiedFiles(dict(self._sizes), dict(self._modified_ns))
 
     def write_chunks(self, chunks: Sequence[FileChunk]) -> None:
-        """Write new bytes of files in the given order, and remember which versions were copied.
+        """Write new bytes of files in the given order, and remember what was copied.
 
-        A chunk with a version replaces the whole file. Any other chunk is written at its offset,
-        which may overwrite bytes that were copied before.
+        A chunk with a time of modification replaces the whole file. Any other chunk is written at
+        its offset, which may overwrite bytes that were copied before.
         """
         for chunk in chunks:
             path = self._run_dir / chunk.name
-            is_whole_file = chunk.version >= 0
-            if is_whole_file:
+            if chunk.modified_ns is not None:
                 store.replace(path, chunk.data)
-                self.versions[chunk.name] = chunk.version
+                self._modified_ns[chunk.name] = chunk.modified_ns
             else:
                 _write_at(path, chunk.start, chunk.data)
-                self.versions[chunk.name] = chunk.start + len(chunk.data)
+                self._sizes[chunk.name] = chunk.start + len(chunk.data)
 
 
 def _write_at(path: Path, start: int, data: bytes) -> None:

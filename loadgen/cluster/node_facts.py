@@ -23,7 +23,18 @@ from loadgen import plugins
 from loadgen.core.errors import LoadgenError, UserError
 from loadgen.core.execution import host_facts, resource_limits
 from loadgen.core.execution.plan import Job
-from loadgen.core.workload import Replay, requests_by_class
+from loadgen.core.workload import FromFile, FromTrace, Replay, requests_by_class
+from loadgen.core.workload.request_classes import Requests
+
+HOST_KEY = "host"
+VERSIONS_KEY = "same"
+LOOPBACK_ID_KEY = "loopback"
+LIMITS_KEY = "room"
+FILE_DIGESTS_KEY = "files"
+"""The keys of the message with the facts about a node.
+
+They never change, so that a driver with another version of loadgen can say that versions differ.
+"""
 
 READ_BYTES = 1 << 20
 """Bytes of a file that are read at a time, so that large data sets need little memory."""
@@ -47,30 +58,36 @@ class NodeFacts(NamedTuple):
     file_digests: dict[str, str]
 
     def to_message(self) -> dict[str, Any]:
-        """Return the facts in plain types, which a driver with another version can unpickle.
-
-        The keys never change, so that the driver can say which versions differ. "same" has the
-        versions that must be equal, and "room" the limits of open files and local ports.
-        """
+        """Return the facts in plain types, which a driver with another version can unpickle."""
         return {
-            "host": self.host,
-            "same": self.versions,
-            "loopback": self.loopback_id,
-            "room": (self.limits.open_files, self.limits.local_ports),
-            "files": self.file_digests,
+            HOST_KEY: self.host,
+            VERSIONS_KEY: self.versions,
+            LOOPBACK_ID_KEY: self.loopback_id,
+            LIMITS_KEY: (self.limits.open_files, self.limits.local_ports),
+            FILE_DIGESTS_KEY: self.file_digests,
         }
 
     @classmethod
     def from_message(cls, message: Mapping[str, Any]) -> NodeFacts:
-        """Return the facts in a message of a node, whose version may lack some of them."""
-        open_files, local_ports = message.get("room", (None, None))
+        """Return the facts that `to_message` put into a message on a node.
+
+        The node may have another version of loadgen. Facts that it does not send are empty.
+        """
+        open_files, local_ports = message.get(LIMITS_KEY, (None, None))
         return cls(
-            host=message.get("host", ""),
-            versions=message.get("same", {}),
-            loopback_id=message.get("loopback", ""),
+            host=message.get(HOST_KEY, ""),
+            versions=message.get(VERSIONS_KEY, {}),
+            loopback_id=message.get(LOOPBACK_ID_KEY, ""),
             limits=resource_limits.MachineLimits(open_files=open_files, local_ports=local_ports),
-            file_digests=message.get("files", {}),
+            file_digests=message.get(FILE_DIGESTS_KEY, {}),
         )
+
+
+class CheckedNode(NamedTuple):
+    """The node of a worker: its label in messages, and the facts about it."""
+
+    label: str
+    facts: NodeFacts
 
 
 def read_local_facts(paths: Sequence[str], packages: Sequence[str] = ()) -> NodeFacts:
@@ -172,14 +189,23 @@ def check_target_is_reachable(
 
 
 def loopback_notes(job: Job, remote_nodes: Sequence[str]) -> Iterator[str]:
-    """Yield a note for each target that is another server for workers on other machines.
+    """Yield a warning for each target at a loopback address, such as `localhost`.
 
-    `remote_nodes` are the labels of the nodes on other machines that run workers.
+    Workers on other machines would send to a server on their own machine, and not to the target
+    that this command has checked.
+
+    Args:
+        job: The job of the run.
+        remote_nodes: The labels of the nodes on other machines that run workers. Without any,
+            there is no warning.
     """
-    for probed in job.probe_results:
-        if remote_nodes and _is_loopback(probed.target.host):
+    if not remote_nodes:
+        return
+    for probe_result in job.probe_results:
+        target = probe_result.target
+        if _is_loopback(target.host):
             yield (
-                f"{probed.target.redacted} is a loopback address, but workers run on "
+                f"{target.redacted} is a loopback address, but workers run on "
                 f"{', '.join(remote_nodes)}: each would send to its own machine. Use "
                 "an address that all nodes can reach"
             )
@@ -200,18 +226,30 @@ def list_input_files(job: Job) -> list[str]:
     of a path; names are left out, because no such file exists.
     """
     tls = job.settings.tls
-    candidates: list[Any] = [job.settings.tokenizer, tls.ca, tls.cert, tls.key]
-    for requests in requests_by_class(job.workload.requests).values():
-        candidates.append(getattr(requests, "path", None))
-        candidates.append(getattr(requests, "trace", None))
-    arrivals = [stage.arrival for stage in job.workload.stages]
-    candidates += [arrival.file for arrival in arrivals if isinstance(arrival, Replay)]
-
-    paths = [
-        os.fspath(candidate) for candidate in candidates if isinstance(candidate, str | os.PathLike)
+    options = [job.settings.tokenizer, tls.ca, tls.cert, tls.key]
+    workload = job.workload
+    request_files = [
+        path
+        for requests in requests_by_class(workload.requests).values()
+        for path in _request_files(requests)
     ]
+    arrivals = [stage.arrival for stage in workload.stages]
+    arrival_files = [arrival.file for arrival in arrivals if isinstance(arrival, Replay)]
+    candidates = [*options, *request_files, *arrival_files]
+    paths = [os.fspath(candidate) for candidate in candidates if candidate is not None]
     unique_paths = dict.fromkeys(paths)
     return [path for path in unique_paths if os.path.exists(path)]
+
+
+def _request_files(requests: Requests) -> list[Path]:
+    """Return the data set or the trace that requests are read from, or an empty list."""
+    match requests:
+        case FromFile():
+            return [requests.path]
+        case FromTrace():
+            return [requests.trace]
+        case _:
+            return []
 
 
 def find_differences(

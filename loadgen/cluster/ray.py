@@ -48,28 +48,47 @@ def open_worker_group(settings: Settings) -> Iterator[WorkerGroup]:
     """Connect to the Ray cluster of these settings, and yield the workers of a run on its nodes.
 
     The address is `auto` (the cluster of this machine, or RAY_ADDRESS), or host:port of the head
-    node. If the calling program is already connected to a cluster, that one is used. The CPUs of
-    the workers are released at the end of the context. The connection is closed then too, unless a
-    command of the command line keeps it for its next run.
+    node. The CPUs that the workers reserve in the cluster are released at the end of the context.
 
     Raises:
         UserError: There is no cluster, or another command uses it.
     """
     address = settings.ray or "auto"
-    is_command_line = settings.command[:1] == ("loadgen",)
-    connection = _command_connections.get(address)
-    if connection is None:
-        connection = _connect(address, settings.command)
-        if is_command_line:
-            _command_connections[address] = connection
-            atexit.register(connection.client.close)
-    nodes = RayNodes(connection.client, address, connection.history)
+    with _open_connection(address, settings.command) as connection:
+        nodes = RayNodes(connection.client, address, connection.history)
+        try:
+            yield WorkerGroup(nodes)
+        finally:
+            nodes.release()
+
+
+@contextlib.contextmanager
+def _open_connection(address: str, command: Sequence[str]) -> Iterator[ClusterConnection]:
+    """Yield a connection to a cluster, which no other command can use meanwhile.
+
+    A command of the CLI, such as a search, makes several runs. It keeps the connection from one run
+    to the next, until the process ends, so that no other command gets the cluster in between. For a
+    run that a Python program starts, the connection is closed at the end of the context.
+
+    Args:
+        address: The address of the cluster, as in the option `--ray`.
+        command: The command line; empty for a run of a Python program.
+    """
+    kept_connection = _command_connections.get(address)
+    if kept_connection is not None:
+        yield kept_connection
+        return
+    connection = _connect(address, command)
+    is_cli_command = command[:1] == ("loadgen",)
+    if is_cli_command:
+        _command_connections[address] = connection
+        atexit.register(connection.client.close)
+        yield connection
+        return
     try:
-        yield WorkerGroup(nodes)
+        yield connection
     finally:
-        nodes.release()
-        if address not in _command_connections:
-            connection.client.close()
+        connection.client.close()
 
 
 RAY = Backend(senders=open_worker_group)
@@ -77,14 +96,18 @@ RAY = Backend(senders=open_worker_group)
 
 
 def _connect(address: str, command: Sequence[str]) -> ClusterConnection:
-    """Join the cluster in a child process and reserve it for a command.
+    """Join a cluster in a child process, and reserve it for a command.
 
-    `address` is that of the option `--ray`, and `command` is the command line, which other commands
-    see as the holder of the cluster.
+    If this process has joined a cluster itself, that one is used, whatever the option `--ray` says.
 
-    Raises UserError if there is no cluster, or if another command uses it.
+    Args:
+        address: The address in the option `--ray`, which errors name.
+        command: The command line. Another command that finds the cluster reserved prints it.
+
+    Raises:
+        UserError: There is no cluster, or another command uses it.
     """
-    head_address = _address_of_caller() or address
+    head_address = _find_joined_cluster() or address
     _check_reachable(head_address)
     client = RayClient(address)
     try:
@@ -96,10 +119,11 @@ def _connect(address: str, command: Sequence[str]) -> ClusterConnection:
     return ClusterConnection(client)
 
 
-def _address_of_caller() -> str | None:
-    """Return the address of the cluster that this process is connected to, or None.
+def _find_joined_cluster() -> str | None:
+    """Return the address of the head node of the cluster that this process has joined, or None.
 
-    A Python program that uses Ray itself may start a run.
+    A Python program can call `ray.init()` and then start a run with the Python API of loadgen. This
+    module does not import Ray, so Ray is looked up among the imported modules.
     """
     ray: Any = sys.modules.get("ray")
     if ray is None or not ray.is_initialized():

@@ -14,6 +14,7 @@ import subprocess
 import threading
 from concurrent.futures import Future
 from multiprocessing import Pipe
+from multiprocessing.connection import Connection
 from typing import Any
 
 from loadgen.core import child_process
@@ -32,21 +33,15 @@ class RayClient:
     """
 
     def __init__(self, address: str) -> None:
-        """Start the child process, which joins the cluster at the call of `RayDriver.connect`.
+        """Start the child process, which can speak with Ray. It joins no cluster yet.
 
-        `address` is that of the option `--ray`, which errors name.
+        The first call should be of `RayDriver.connect`, which joins one. `address` is that of the
+        option `--ray`, which errors name.
         """
         self._option = f"--ray {address}"
         self._pipe, child_end = Pipe()
-        self._process = subprocess.Popen(
-            child_process.command("loadgen.cluster.ray_process", str(child_end.fileno())),
-            pass_fds=(child_end.fileno(),),
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,  # Ray writes its messages to log files as well
-            start_new_session=True,  # the run handles Ctrl-C
-        )
-        child_end.close()
+        self._process = _start_ray_process(child_end)
+        child_end.close()  # the child process has its own copy
         self._call_numbers = itertools.count()
         self._futures_of_calls: dict[int, Future[Any]] = {}
         self._has_child_ended = False
@@ -124,6 +119,23 @@ class RayClient:
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
+
+
+def _start_ray_process(pipe_end: Connection) -> subprocess.Popen[bytes]:
+    """Start the child process, which receives calls from one end of a pipe.
+
+    Its output is discarded, because Ray writes its messages to log files as well. It has a session
+    of its own, so that Ctrl-C reaches the command only, which ends the run in order.
+    """
+    pipe_descriptor = pipe_end.fileno()
+    return subprocess.Popen(
+        child_process.command("loadgen.cluster.ray_process", str(pipe_descriptor)),
+        pass_fds=(pipe_descriptor,),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+    )
 
 
 class RayAgent:

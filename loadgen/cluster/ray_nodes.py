@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from collections import Counter
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from time import monotonic, sleep
@@ -86,7 +87,8 @@ class RayNodes:
         """Start an agent for each worker on the nodes that respond.
 
         An agent reserves one CPU in Ray. If nodes were lost, there may be more workers than free
-        CPUs; the agents of the additional workers then reserve none.
+        CPUs. The agents of the additional workers then reserve none, because Ray would never start
+        them otherwise.
 
         Args:
             worker_count: The number of workers.
@@ -98,49 +100,70 @@ class RayNodes:
         """
         nodes = await self._wait_for_nodes(worker_count, emit)
         if not self._has_agents:
+            # At the end of the run, `release` waits until so many CPUs are free again.
             self._free_cpus_without_agents = _count_free_cpus(nodes)
         nodes_by_id = {node.id: node for node in nodes}
-        free_cpus = {node.id: node.free_cpus for node in nodes}
+        cpus_by_node = {node.id: node.free_cpus for node in nodes}
+        agents_on_node: Counter[str] = Counter()
         agents: list[PlacedAgent] = []
-        for node_id in placement.assign_workers(worker_count, free_cpus.copy()):
-            reserved_cpus = 1 if free_cpus[node_id] else 0
-            free_cpus[node_id] -= reserved_cpus
-            call = self._client.call("place_agent", node_id, reserved_cpus)
-            agent_number = await asyncio.wrap_future(call)
-            agent = RayAgent(self._client, agent_number)
-            agents.append(PlacedAgent(nodes_by_id[node_id], agent))
+        for node_id in placement.assign_workers(worker_count, cpus_by_node):
+            has_free_cpu = agents_on_node[node_id] < cpus_by_node[node_id]
+            agent = await self._start_agent(nodes_by_id[node_id], cpus=1 if has_free_cpu else 0)
+            agents.append(agent)
+            agents_on_node[node_id] += 1
         self._has_agents = True
         return agents
 
-    async def _wait_for_nodes(self, worker_count: int, emit: Emit) -> list[ClusterNode]:
-        """Return the nodes that respond and have a free CPU, as soon as they can run all workers.
+    async def _start_agent(self, node: ClusterNode, cpus: int) -> PlacedAgent:
+        """Start an agent on a node, with so many reserved CPUs."""
+        call = self._client.call("place_agent", node.id, cpus)
+        agent_number = await asyncio.wrap_future(call)
+        return PlacedAgent(node, RayAgent(self._client, agent_number))
 
-        Normally every worker needs a CPU, and too few CPUs are an error. After a node was lost, the
-        remaining nodes run all workers; if none remains, this waits JOIN_S for a new node.
+    async def _wait_for_nodes(self, worker_count: int, emit: Emit) -> list[ClusterNode]:
+        """Return the nodes that respond and have a free CPU, on which all workers can run.
+
+        Normally every worker needs a CPU of its own, and too few CPUs are an error. After a node
+        was lost, the workers share the CPUs of the remaining nodes. If none remains, this waits for
+        a new node.
+
+        Args:
+            worker_count: The number of workers.
+            emit: Called with an event before waiting.
 
         Raises:
             UserError: There are more workers than free CPUs, and no node was lost.
             TargetError: All nodes were lost, and no new one has joined.
         """
-        history = self.history
+        responding = await self._find_responding_nodes()
+        usable = _with_free_cpus(responding)
+        has_cpu_for_each_worker = _count_free_cpus(usable) >= worker_count
+        if not has_cpu_for_each_worker and not self.history.lost:
+            raise self._too_many_workers_error(worker_count, responding)
+        if usable:
+            return usable
+        return await self._wait_for_new_node(emit)
+
+    async def _wait_for_new_node(self, emit: Emit) -> list[ClusterNode]:
+        """Wait up to JOIN_S until there is a node with a free CPU, and return such nodes.
+
+        Raises TargetError if no node has joined.
+        """
+        emit(WaitingFor(f"a node to join the cluster (up to {JOIN_S:g} s)"))
         deadline_s = monotonic() + JOIN_S
-        has_reported_wait = False
-        while True:
-            responding = await self._responding_nodes()
-            history.mark_lost(history.used.keys() - {node.id for node in responding})
-            usable = [node for node in responding if node.free_cpus]
-            if _count_free_cpus(usable) >= worker_count:
-                return usable
-            if not history.lost:
-                raise self._too_many_workers_error(worker_count, responding)
+        while monotonic() <= deadline_s:
+            await asyncio.sleep(POLL_S)
+            usable = _with_free_cpus(await self._find_responding_nodes())
             if usable:
                 return usable
-            if monotonic() > deadline_s:
-                raise self._no_node_left_error()
-            if not has_reported_wait:
-                emit(WaitingFor(f"a node to join the cluster (up to {JOIN_S:g} s)"))
-                has_reported_wait = True
-            await asyncio.sleep(POLL_S)
+        raise self._no_node_left_error()
+
+    async def _find_responding_nodes(self) -> list[ClusterNode]:
+        """Return the nodes that respond, and record nodes of the last run that do not as lost."""
+        responding = await self._responding_nodes()
+        responding_ids = {node.id for node in responding}
+        self.history.mark_lost(self.history.used.keys() - responding_ids)
+        return responding
 
     async def _responding_nodes(self) -> list[ClusterNode]:
         """Return the nodes that Ray lists as alive and that accept a connection."""
@@ -208,6 +231,10 @@ class RayNodes:
 
 def _count_free_cpus(nodes: Sequence[ClusterNode]) -> int:
     return sum(node.free_cpus for node in nodes)
+
+
+def _with_free_cpus(nodes: Sequence[ClusterNode]) -> list[ClusterNode]:
+    return [node for node in nodes if node.free_cpus]
 
 
 async def responding_nodes(nodes: Sequence[ClusterNode]) -> list[ClusterNode]:

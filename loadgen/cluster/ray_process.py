@@ -209,15 +209,20 @@ class CallServer:
         except (EOFError, OSError):  # the command has ended, which closes the pipe
             pass
         finally:
-            has_joined_cluster = "ray" in sys.modules
-            if has_joined_cluster:
+            # The driver imports Ray when it joins a cluster. Without it, there is none to leave.
+            has_imported_ray = "ray" in sys.modules
+            if has_imported_ray:
                 self._driver.leave()
 
     def _receive_calls(self) -> None:
-        """Receive calls until the command sends `leave`. Raises EOFError if it has ended.
+        """Receive calls from the command until it sends `leave`.
 
         A call consists of a number, a method of `RayDriver` and its arguments. The result is sent
-        with the same number.
+        with the same number. A call to an agent is sent at once and returns a future, so it needs
+        no thread, and calls to agents keep their order. Other methods may wait for the cluster.
+
+        Raises:
+            EOFError: The command has ended without `leave`.
         """
         while True:
             number, method, arguments = self._pipe.recv()
@@ -255,18 +260,18 @@ class CallServer:
 
     def _send_error(self, number: int, error: Exception) -> None:
         """Send an error as the result of a call, in the form that the command can unpickle."""
-        self._send(pickle.dumps((number, False, _to_error_without_ray(error))))
+        self._send(pickle.dumps((number, False, _replace_ray_error(error))))
 
     def _send(self, data: bytes) -> None:
         with self._send_lock:
             self._pipe.send_bytes(data)
 
 
-def _to_error_without_ray(error: Exception) -> Exception:
-    """Return an error that can be sent to the command, which cannot unpickle classes of Ray.
+def _replace_ray_error(error: Exception) -> Exception:
+    """Return an error that a process without Ray can unpickle: the command that made the call.
 
-    Errors of this project are sent unchanged. Ray's errors become one of the two errors of an
-    agent: that it cannot be reached now, or that it is lost. All others become RuntimeError.
+    An error of this project is returned unchanged. An error of Ray becomes AgentUnreachableError if
+    a later call may succeed, else AgentLostError. Any other error becomes RuntimeError.
     """
     if isinstance(error, LoadgenError):
         return error

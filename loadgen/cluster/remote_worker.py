@@ -54,6 +54,20 @@ class WorkerLoss(NamedTuple):
     detected_s: float
 
 
+class NodeCheck(NamedTuple):
+    """The check of the node of a worker. It has either facts or an error.
+
+    Attributes:
+        node_label: The node in messages.
+        facts: Facts about the node, for example its versions.
+        error: Why the node cannot run a worker.
+    """
+
+    node_label: str
+    facts: NodeFacts | None = None
+    error: LoadgenError | None = None
+
+
 def _create_future() -> asyncio.Future[None]:
     return asyncio.get_running_loop().create_future()
 
@@ -87,6 +101,8 @@ class RemoteWorker:
     """How it was lost, or None if it still responds."""
     host_error: str = ""
     """The error of its node that ended the worker, such as a full disk; empty if none did."""
+    result: WorkerResult | None = None
+    """The result of its part of the load, or None until it has reported one."""
     received_lines: int = 0
     """The number of output lines of the worker that were read."""
 
@@ -106,9 +122,7 @@ class RemoteWorker:
 
     # -- before the load
 
-    async def read_facts(
-        self, files: Sequence[str], packages: Sequence[str]
-    ) -> NodeFacts | LoadgenError:
+    async def read_facts(self, files: Sequence[str], packages: Sequence[str]) -> NodeCheck:
         """Return the facts about its node, or the error if the node cannot run a worker.
 
         An error of one node is returned and not raised, so that the errors of all nodes can be
@@ -127,10 +141,10 @@ class RemoteWorker:
         except ClusterLostError:
             raise
         except Exception as error:  # Ray has many error types for an actor that cannot start
-            return self._cannot_run_error(error)
-        return NodeFacts.from_message(message)
+            return NodeCheck(self.node.label, error=self._describe_start_error(error))
+        return NodeCheck(self.node.label, facts=NodeFacts.from_message(message))
 
-    def _cannot_run_error(self, error: Exception) -> UserError:
+    def _describe_start_error(self, error: Exception) -> UserError:
         """Return the error that the node cannot run a worker, with the message of Ray's error.
 
         The text of Ray's error is a traceback, whose last line with an error type is the reason.
@@ -164,12 +178,13 @@ class RemoteWorker:
                 self.node.label,
             ) from None
 
-    async def compare_clocks(self) -> None:
-        """Measure the clock offset of its node, with which the start time is translated.
+    async def measure_clock_and_priority(self) -> None:
+        """Measure the clock offset of its node, and read the priority of its worker process.
 
-        The priority of the worker process is read at the same time.
+        The clock offset translates the start time into the clock of the node. A low priority
+        becomes a warning of the run.
 
-        Raises WorkerLostError if the worker is lost meanwhile.
+        Raises WorkerLostError if the worker does not respond.
         """
         try:
             self.clock_offset = await asyncio.wait_for(self._measure_offset(), LOST_S)
@@ -230,53 +245,63 @@ class RemoteWorker:
             WorkerLostError: The worker was lost before it was ready.
             TargetError: It ended or could not start before it was ready.
         """
-        result = None
-        update = await self._fetch_update()
-        while update is not None:
+        while True:
+            update = await self._fetch_update()
+            if update is None:
+                self._raise_if_lost_before_ready()
+                return None
             self.files.write_chunks(update.chunks)
             counters.paste(self.index, update.counters)
             for line in update.lines:
-                result = self._read_line(line, stop_others)
+                self._handle_line(line, stop_others)
             if update.has_ended:
-                self._check_was_ready()
-                return result
+                self._raise_if_ended_before_ready()
+                return self.result
             if not update.has_more:
                 await asyncio.sleep(POLL_S)
-            update = await self._fetch_update()
 
+    def _raise_if_lost_before_ready(self) -> None:
+        """Raise WorkerLostError if the worker was lost before it was ready."""
         if self.loss is not None and not self.ready.done():
             raise WorkerLostError(
                 "process_failed", f"{self.loss.reason} before the start", self.node.label
             )
-        return None
 
-    def _check_was_ready(self) -> None:
-        """Raise TargetError if the worker has ended without a first line."""
+    def _raise_if_ended_before_ready(self) -> None:
+        """Raise TargetError if the worker process has ended without a first line."""
         if not self.ready.done():
             worker.check_is_ready(b"")
 
-    def _read_line(self, line: bytes, stop_others: Callable[[], None]) -> WorkerResult | None:
-        """Handle a line of the worker's output, and return its result if the line contains it.
+    def _handle_line(self, line: bytes, stop_others: Callable[[], None]) -> None:
+        """Handle a line of the worker's output.
 
-        The first line says whether the worker is ready. Each later one is its result, or says that
-        it stops because a target does not respond. If an error of its node ended the worker, the
-        line has that error, which is stored in `host_error`.
+        The first line says whether the worker is ready. The last one is its result, which is stored
+        in `result`, or the error of its node that ended it, which is stored in `host_error`. Before
+        it, there can be a line that the worker ends because a target does not respond.
+
+        Args:
+            line: The line.
+            stop_others: Called if a target does not respond, to end the other workers.
         """
         self.received_lines += 1
         if not self.ready.done():
             self._check_first_line(line)
             self.ready.set_result(None)
-            return None
+            return
         try:
-            result = worker.handle_result_line(line, stop_others)
-        except OSError as error:  # for example, the disk of its node is full
+            self.result = worker.handle_result_line(line, stop_others)
+        except OSError as error:  # raised for an error that the worker has reported
             self.host_error = error.strerror or type(error).__name__
-            return None
-        self.hot_path = result.hot_path if result else ""
-        return result
+            return
+        if self.result is not None:
+            self.hot_path = self.result.hot_path
 
     def _check_first_line(self, line: bytes) -> None:
-        """Raise TargetError if the first line of the worker says that it could not start."""
+        """Raise TargetError if the first line of the worker says that it could not start.
+
+        The line can have an error of the operating system on the node, usually that its disk is
+        full: `check_is_ready` raises it as OSError.
+        """
         try:
             worker.check_is_ready(line)
         except OSError as error:
@@ -299,7 +324,7 @@ class RemoteWorker:
             if remaining_s <= 0:
                 self._mark_lost(has_lost_cluster=False)
                 return None
-            call = self.agent.call("read_update", dict(self.files.versions), self.received_lines)
+            call = self.agent.call("read_update", self.files.copied, self.received_lines)
             try:
                 update: WorkerUpdate = await asyncio.wait_for(call, remaining_s)
             except AgentUnreachableError:

@@ -12,7 +12,7 @@ import contextlib
 import math
 import pickle
 import signal
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from time import monotonic, monotonic_ns
 from typing import Any
@@ -22,9 +22,9 @@ from msgspec.structs import replace
 from loadgen.cluster import node_facts
 from loadgen.cluster.cluster_report import cluster_notes, describe_cluster
 from loadgen.cluster.node_agent import WorkerFileCopy
-from loadgen.cluster.node_facts import NodeFacts
+from loadgen.cluster.node_facts import CheckedNode, NodeFacts
 from loadgen.cluster.ray_nodes import POLL_S, RayNodes, responding_nodes
-from loadgen.cluster.remote_worker import RemoteWorker, WorkerLostError
+from loadgen.cluster.remote_worker import NodeCheck, RemoteWorker, WorkerLostError
 from loadgen.core.errors import CombinedError, LoadgenError, UserError
 from loadgen.core.execution import resource_limits, stop_signals
 from loadgen.core.execution.backends import merge, worker
@@ -82,57 +82,56 @@ class WorkerGroup:
         files = node_facts.list_input_files(job)
         packages = [plugin.package for plugin in job.plugins]
         local_facts = await asyncio.to_thread(node_facts.read_local_facts, files, packages)
-        facts_or_errors = await self._place_agents(job, files, packages, emit)
+        checks = await self._place_agents(job, files, packages, emit)
+        checked_nodes = [
+            CheckedNode(check.node_label, check.facts)
+            for check in checks
+            if check.facts is not None
+        ]
+        remote_nodes = node_facts.find_remote_nodes(local_facts, checked_nodes)
 
         errors: list[LoadgenError] = []
-        checked_nodes: list[tuple[str, NodeFacts]] = []
-        for remote, facts in zip(self._workers, facts_or_errors, strict=True):
-            if isinstance(facts, LoadgenError):
-                errors.append(facts)
-                continue
-            label = remote.node.label
-            checked_nodes.append((label, facts))
-            errors += node_facts.find_differences(local_facts, facts, label)
+        for check in checks:
+            errors += _find_node_errors(check, local_facts)
         if not errors:
             errors += _connection_limit_errors(plan, checked_nodes)
-        remote_nodes = node_facts.find_remote_nodes(local_facts, checked_nodes)
         errors += node_facts.check_target_is_reachable(job, remote_nodes, self._nodes.option)
         if errors:
-            # Workers of one node have the same errors.
-            unique_errors = {str(error): error for error in errors}
-            raise CombinedError(list(unique_errors.values()))
+            raise CombinedError(_without_duplicates(errors))
         return list(node_facts.loopback_notes(job, remote_nodes))
 
     async def _place_agents(
         self, job: Job, files: Sequence[str], packages: Sequence[str], emit: Emit
-    ) -> list[NodeFacts | LoadgenError]:
-        """Place an agent for each worker and return the facts or the error of the node of each.
+    ) -> list[NodeCheck]:
+        """Place an agent for each worker, and return the check of the node of each worker.
 
         If a node cannot be checked because it was lost meanwhile, all agents are placed again on
         the remaining nodes.
 
         Args:
             job: The job of the run.
-            files: Paths whose digests are part of the facts.
+            files: Paths whose digests are part of the facts about a node.
             packages: Python packages whose versions are part of the facts.
             emit: Called with an event if the agents have to wait for a node.
         """
         while True:
-            placed_agents = await self._nodes.place_agents(job.settings.workers, emit)
-            self._workers = [
-                RemoteWorker(index, node, agent, WorkerFileCopy(job.folder, index))
-                for index, (node, agent) in enumerate(placed_agents)
-            ]
-            self._nodes.history.used = {
-                remote.node.id: remote.node.label for remote in self._workers
-            }
-            facts_or_errors = await asyncio.gather(
+            self._workers = await self._create_workers(job, emit)
+            checks = await asyncio.gather(
                 *(remote.read_facts(files, packages) for remote in self._workers)
             )
-            has_error = any(isinstance(entry, LoadgenError) for entry in facts_or_errors)
+            has_error = any(check.error is not None for check in checks)
             if not has_error or not await self._has_lost_node():
-                return facts_or_errors
+                return checks
             await self._end_all()
+
+    async def _create_workers(self, job: Job, emit: Emit) -> list[RemoteWorker]:
+        """Place an agent for each worker of a run, and record which nodes the run uses."""
+        placed_agents = await self._nodes.place_agents(job.settings.workers, emit)
+        self._nodes.history.used = {placed.node.id: placed.node.label for placed in placed_agents}
+        return [
+            RemoteWorker(index, placed.node, placed.agent, WorkerFileCopy(job.folder, index))
+            for index, placed in enumerate(placed_agents)
+        ]
 
     async def _has_lost_node(self) -> bool:
         """Return whether the node of a worker does not respond any more.
@@ -160,8 +159,7 @@ class WorkerGroup:
     async def run(self, plan: Plan, emit: Emit) -> WorkerResult:
         """Send the load of a plan from the placed workers, and return their combined result.
 
-        The unfinished requests of a worker that dies or is lost are recorded as `lost`. SIGINT and
-        SIGTERM are passed on to all workers, as `backends.local.run` does.
+        The unfinished requests of a worker that dies or is lost are recorded as `lost`.
 
         Args:
             plan: The plan of the run.
@@ -175,9 +173,12 @@ class WorkerGroup:
         counters = SharedCounters(job.folder / "spool" / worker.COUNTERS_FILE, job.settings.workers)
         follow_tasks: list[FollowTask] = []
         try:
+            # Until all workers have started, SIGINT and SIGTERM kill them, and there is no result.
             with stop_signals.abort_start_on_signal(lambda: self._send_signal(signal.SIGKILL)):
                 follow_tasks += await self._start(plan, counters, emit)
+            # Then they are passed on to the workers, which end in order and report their results.
             with stop_signals.on_stop_signal(self._send_signal):
+                # A signal that came between the two contexts counts as one of the first kind.
                 await stop_signals.raise_pending_interrupt()
                 return await self._send_load(plan, counters, follow_tasks, emit)
         finally:
@@ -192,9 +193,9 @@ class WorkerGroup:
         follow_tasks: Sequence[FollowTask],
         emit: Emit,
     ) -> WorkerResult:
-        """Send the start time to the workers, wait until they end, and return their total result.
+        """Start the load on all workers, wait until they end, and return their total result.
 
-        The manifest of the run gets the entry and the notes about the nodes, which the result has.
+        The total has a description of the nodes and notes about them, for the manifest of the run.
 
         Args:
             plan: The plan of the run.
@@ -206,12 +207,30 @@ class WorkerGroup:
         start_ns = monotonic_ns() + HEAD_START_NS
         load = RunningLoad(counters.sum, lambda: self._send_signal(signal.SIGINT))
         emit(LoadStarted(start_ns, load))
-        await asyncio.gather(*(remote.send_start(start_ns) for remote in self._workers))
-        late_ns = monotonic_ns() - start_ns  # negative if every worker got it in time
+        late_ns = await self._send_start_time(start_ns)
 
         worker_results = await asyncio.gather(*follow_tasks)
         death_reasons = [remote.death_reason for remote in self._workers]
         total = merge.merge_results(plan, worker_results, death_reasons)
+        return await self._add_cluster(total, start_ns, late_ns)
+
+    async def _send_start_time(self, start_ns: int) -> int:
+        """Send the start of the load, on the clock of the driver, to all workers.
+
+        Returns how long after the start the last one received it, in ns. That is negative if every
+        worker received it in time.
+        """
+        await asyncio.gather(*(remote.send_start(start_ns) for remote in self._workers))
+        return monotonic_ns() - start_ns
+
+    async def _add_cluster(self, total: WorkerResult, start_ns: int, late_ns: int) -> WorkerResult:
+        """Return a result with a description of the nodes, and notes about them.
+
+        Args:
+            total: The result of all workers.
+            start_ns: The start of the load on the clock of the driver.
+            late_ns: How long after the start the last worker received the start time.
+        """
         await asyncio.gather(*(remote.measure_drift() for remote in self._responding()))
         cluster = self._describe_cluster()
         notes = cluster_notes(self._workers, cluster, start_ns, late_ns)
@@ -220,26 +239,29 @@ class WorkerGroup:
     async def _start(self, plan: Plan, counters: SharedCounters, emit: Emit) -> list[FollowTask]:
         """Start the workers and return the tasks that follow them.
 
-        If a worker does not respond, all of them are placed again: on the other nodes if its node
-        died, and at most ATTEMPTS times if it did not.
+        If a worker does not respond, all workers are placed again. This is repeated as often as a
+        node is lost. If no node was lost, there are at most ATTEMPTS attempts.
 
-        Raises TargetError if they cannot be started.
+        Args:
+            plan: The plan of the run.
+            counters: The counters of all workers.
+            emit: Called with an event if the workers have to wait for a node.
+
+        Raises:
+            TargetError: The workers cannot be started.
         """
-        pickled_job = pickle.dumps(plan.job)
-        job_pieces = [
-            pickled_job[start : start + PIECE_BYTES]
-            for start in range(0, len(pickled_job), PIECE_BYTES)
-        ]
+        job_pieces = _split_job(plan.job)
         attempts = 0
         while True:
             attempts += 1
             try:
                 return await self._prepare_workers(job_pieces, counters)
             except WorkerLostError:
-                if not await self._has_lost_node() and attempts >= ATTEMPTS:
+                has_lost_node = await self._has_lost_node()
+                if attempts >= ATTEMPTS and not has_lost_node:
                     raise
-                await self._end_all()
-                await self.place(plan, emit)
+            await self._end_all()
+            await self.place(plan, emit)
 
     async def _prepare_workers(
         self, job_pieces: Sequence[bytes], counters: SharedCounters
@@ -247,22 +269,25 @@ class WorkerGroup:
         """Start the worker processes, wait until they are ready and compare their clocks.
 
         Returns the tasks that follow the workers, which run until the workers end. If one worker
-        cannot be started, the tasks of all are cancelled.
+        cannot be started, no task is left running.
+
+        Args:
+            job_pieces: The pickled job of the run, which says what to send, in pieces.
+            counters: The counters of all workers.
 
         Raises:
             WorkerLostError: A worker does not respond.
             TargetError: A worker reports that it cannot send its part of the load.
         """
-        follow_tasks: list[FollowTask] = []
         workers = self._workers
+        await asyncio.gather(*(remote.start(len(workers), job_pieces) for remote in workers))
+        follow_tasks = [
+            asyncio.create_task(remote.follow(counters, self._stop_all)) for remote in workers
+        ]
         try:
-            await asyncio.gather(*(remote.start(len(workers), job_pieces) for remote in workers))
-            follow_tasks += [
-                asyncio.create_task(remote.follow(counters, self._stop_all)) for remote in workers
-            ]
             await asyncio.gather(*(remote.ready for remote in workers))
-            await asyncio.gather(*(remote.compare_clocks() for remote in workers))
-        except BaseException:
+            await asyncio.gather(*(remote.measure_clock_and_priority() for remote in workers))
+        except BaseException:  # also if this is cancelled by a signal
             await _cancel(follow_tasks)
             raise
         return follow_tasks
@@ -294,6 +319,29 @@ class WorkerGroup:
         self._nodes.end_agents()
 
 
+def _split_job(job: Job) -> list[bytes]:
+    """Return the pickled job in pieces that are small enough for Ray to send with a call."""
+    pickled_job = pickle.dumps(job)
+    return [
+        pickled_job[start : start + PIECE_BYTES]
+        for start in range(0, len(pickled_job), PIECE_BYTES)
+    ]
+
+
+def _find_node_errors(check: NodeCheck, local_facts: NodeFacts) -> Iterator[LoadgenError]:
+    """Yield why a node cannot run a worker, or how it differs from this machine."""
+    if check.error is not None:
+        yield check.error
+    if check.facts is not None:
+        yield from node_facts.find_differences(local_facts, check.facts, check.node_label)
+
+
+def _without_duplicates(errors: Sequence[LoadgenError]) -> list[LoadgenError]:
+    """Return errors with different texts. Workers of one node have the same errors."""
+    errors_by_text = {str(error): error for error in errors}
+    return list(errors_by_text.values())
+
+
 async def _cancel(tasks: Sequence[asyncio.Task[Any]]) -> None:
     """Cancel tasks and wait until they have ended."""
     for task in tasks:
@@ -301,38 +349,37 @@ async def _cancel(tasks: Sequence[asyncio.Task[Any]]) -> None:
     await asyncio.gather(*tasks, return_exceptions=True)
 
 
-def _connection_limit_errors(
-    plan: Plan, nodes_of_workers: Sequence[tuple[str, NodeFacts]]
-) -> Iterator[LoadgenError]:
-    """Yield an error for each machine with too few open files or ports for its workers.
+def _connection_limit_errors(plan: Plan, nodes: Sequence[CheckedNode]) -> Iterator[LoadgenError]:
+    """Yield an error for each machine whose limits allow too few connections for its workers.
 
-    Nodes with the same loopback interface are on one machine and share its limits. The connections
+    The limits are those of open files and local ports. They belong to a machine, and several nodes
+    of the cluster can be on one machine: these have the same loopback interface. The connections
     of the run are divided among machines by the number of their workers.
 
     Args:
         plan: The plan of the run.
-        nodes_of_workers: The label and the facts of the node of each worker.
+        nodes: The node of each worker.
     """
     connections = resource_limits.count_connections(plan.schedule, plan.job.workload.max_in_flight)
     if connections is None:
         return
-    addresses = [result.target.address for result in plan.job.probe_results]
-    workers_on_machine = Counter(facts.loopback_id for _, facts in nodes_of_workers)
-    for loopback_id, worker_count in workers_on_machine.items():
-        node_label, facts = next(
-            (label, facts) for label, facts in nodes_of_workers if facts.loopback_id == loopback_id
-        )
+    nodes_by_machine: dict[str, list[CheckedNode]] = defaultdict(list)
+    for node in nodes:
+        nodes_by_machine[node.facts.loopback_id].append(node)
+    for nodes_of_machine in nodes_by_machine.values():
+        worker_count = len(nodes_of_machine)
         demand = resource_limits.ConnectionDemand(
-            total=math.ceil(connections * worker_count / len(nodes_of_workers)),
+            total=math.ceil(connections * worker_count / len(nodes)),
             workers=worker_count,
-            addresses=addresses,
-            source_addresses=0,
-            is_simulated=False,
+            addresses=[result.target.address for result in plan.job.probe_results],
+            source_addresses=0,  # the system chooses the local address
+            is_simulated=False,  # only the connections of the workers count
         )
-        for error in resource_limits.limit_errors(demand, facts.limits):
+        first_node = nodes_of_machine[0]
+        for error in resource_limits.limit_errors(demand, first_node.facts.limits):
             yield UserError(
                 error.code,
-                f"on {node_label}: {error.message}",
+                f"on {first_node.label}: {error.message}",
                 error.where,
                 f"more nodes; {error.hint}",
             )

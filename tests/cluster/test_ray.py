@@ -120,14 +120,14 @@ def test_rows_never_come_before_their_texts_and_a_lost_answer_costs_nothing(tmp_
         spool.write_event_counts(0, histogram, bins[first:], first)
         if step % 3:
             spool.flush()
-        taken = _now(sender.read_update(dict(copy.versions), 0))
+        taken = _now(sender.read_update(copy.copied, 0))
         if step % 2:
             copy.write_chunks(taken.chunks)
             texts = worker_texts(here, 0)
             found = complete_rows(here / "spool" / "w0.rows")
             assert (found["text"] < len(texts)).all()
     spool.close()
-    copy.write_chunks(_now(sender.read_update(dict(copy.versions), 0)).chunks)
+    copy.write_chunks(_now(sender.read_update(copy.copied, 0)).chunks)
     files = {
         path.relative_to(there)
         for path in there.rglob("*")
@@ -155,11 +155,11 @@ def test_segments_go_from_the_node_once_they_have_come(tmp_path: Path) -> None:
     copy = node_agent.WorkerFileCopy(here, 0)
     more = True
     while more:
-        taken = _now(sender.read_update(dict(copy.versions), 0))
+        taken = _now(sender.read_update(copy.copied, 0))
         copy.write_chunks(taken.chunks)
         more = taken.has_more
     assert recorded_slots(here, 0)["slot"].tolist() == list(range(35))
-    _now(sender.read_update(dict(copy.versions), 0))
+    _now(sender.read_update(copy.copied, 0))
     assert len(segments(there, 0)) == 1 < len(segments(here, 0))
 
 
