@@ -69,8 +69,11 @@ class AxisMetric(NamedTuple):
 
     def with_currency(self, currency: str) -> AxisMetric:
         """Return the metric with the currency filled in."""
-        title, label, unit = (text.format(currency=currency) for text in self[:3])
-        return AxisMetric(title, label, unit, self.value)
+        return self._replace(
+            title=self.title.format(currency=currency),
+            label=self.label.format(currency=currency),
+            unit=self.unit.format(currency=currency),
+        )
 
 
 def _tokens_per_user(load_point: LoadPointResult, _result: StoredResult) -> float | None:
@@ -97,17 +100,24 @@ def _cost_per_million_tokens(load_point: LoadPointResult, result: StoredResult) 
     return result.cost_per_million_tokens.get(load_point.name)
 
 
+SPEED_PER_USER = "user"
+THROUGHPUT_PER_GPU = "gpu"
+THROUGHPUT = "all"
+COST = "usd"
+
 X_METRICS = {
-    "user": AxisMetric(
+    SPEED_PER_USER: AxisMetric(
         "output speed per user", "tokens/s per user (1 / TPOT p50)", "tokens/s", _tokens_per_user
     ),
     "e2e": AxisMetric("E2E latency", "E2E latency p50 (s)", "s", _e2e_s),
     "ttft": AxisMetric("time to first token", "TTFT p99 (ms)", "ms", _ttft_ms),
 }
 Y_METRICS = {
-    "gpu": AxisMetric("Throughput per GPU", "output tokens/s per GPU", "tokens/s", _tokens_per_gpu),
-    "all": AxisMetric("Throughput", "output tokens/s", "tokens/s", _output_tokens),
-    "usd": AxisMetric(
+    THROUGHPUT_PER_GPU: AxisMetric(
+        "Throughput per GPU", "output tokens/s per GPU", "tokens/s", _tokens_per_gpu
+    ),
+    THROUGHPUT: AxisMetric("Throughput", "output tokens/s", "tokens/s", _output_tokens),
+    COST: AxisMetric(
         "Cost", "{currency} per million output tokens", "{currency}", _cost_per_million_tokens
     ),
 }
@@ -147,14 +157,17 @@ def build_charts(
     without any point is left out.
     """
     priced_results = [result for result in results if result.cost_per_million_tokens]
-    x_metric = X_METRICS.get(choice.x, X_METRICS["user"])
     y_keys = [choice.y or _default_y_key(results)]
     if priced_results and not choice.y:
-        y_keys.append("usd")
+        y_keys.append(COST)
+    x_key = choice.x if choice.x in X_METRICS else SPEED_PER_USER
     for y_key in y_keys:
-        chart_results = priced_results if y_key == "usd" else results
-        y_metric = Y_METRICS[y_key].with_currency(currency)
-        chart = _build_chart(chart_results, x_metric, y_metric, choice.color_by, links=links)
+        chart = _build_chart(
+            results=priced_results if y_key == COST else results,
+            choice=choice._replace(x=x_key, y=y_key),
+            currency=currency,
+            links=links,
+        )
         if chart is not None:
             yield chart
 
@@ -162,57 +175,48 @@ def build_charts(
 def _default_y_key(results: Sequence[StoredResult]) -> str:
     """Return the throughput per GPU, or the total one if the GPUs of a result are not known."""
     load_points = [point for result in results for point in result.load_points]
-    return "gpu" if all(point.per_gpu is not None for point in load_points) else "all"
+    has_gpus = all(point.per_gpu is not None for point in load_points)
+    return THROUGHPUT_PER_GPU if has_gpus else THROUGHPUT
 
 
 def _build_chart(
-    results: Sequence[StoredResult],
-    x_metric: AxisMetric,
-    y_metric: AxisMetric,
-    color_by: str,
-    *,
-    links: bool,
+    results: Sequence[StoredResult], choice: Choice, currency: str, *, links: bool
 ) -> Chart | None:
     """Return the chart of two metrics, or None if no result has both.
 
-    A chart of the output speed per user also shows the TPOT limits of SLOs, because that speed is
-    1 / TPOT, and the confidence intervals of throughputs.
-
     Args:
         results: The results, each of which is a curve of its load points.
-        x_metric: The metric of the x axis.
-        y_metric: The metric of the y axis.
-        color_by: A key of `COLOR_KEYS`.
+        choice: The metrics of the two axes, and by what results are colored.
+        currency: The currency of costs.
         links: Whether points lead to the pages of their runs.
     """
+    x_metric = X_METRICS[choice.x]
+    y_metric = Y_METRICS[choice.y].with_currency(currency)
     points_by_result = {
         result.name: _result_points(result, x_metric, y_metric) for result in results
     }
     all_points = [point for points in points_by_result.values() for point in points]
     x_values = [point.x for point in all_points]
-    y_values = [point.y for point in all_points]
     if not x_values or max(x_values) == 0:
         return None
     x_max = max(x_values) * X_MARGIN
-    colors = assign_colors(results, color_by)
-    has_speed_axis = x_metric is X_METRICS["user"]
-    limits = _tpot_limits(results, colors, x_max) if has_speed_axis else _TpotLimitMarks()
-
+    colors = assign_colors(results, choice.color_by)
     series: list[Series] = []
     for result in results:
+        label = _legend_label(result, choice.color_by)
         points = points_by_result[result.name]
-        label = _legend_label(result, color_by)
         series += _result_series(result, points, colors[result.name], label, links=links)
-    if has_speed_axis and y_metric.unit == "tokens/s":
-        is_per_gpu = y_metric.value is _tokens_per_gpu
-        series += _interval_series(results, colors, is_per_gpu=is_per_gpu)
+    limits = _TpotLimitMarks()
+    if choice.x == SPEED_PER_USER:
+        limits = _tpot_limits(results, colors, x_max)
+        series += _interval_series(results, colors, y_key=choice.y)
     return Chart(
         kind="lines",
         title=f"{y_metric.title} by {x_metric.title}",
         wide=True,
         height=CHART_HEIGHT,
         x=_build_axis(x_metric, x_values, x_max),
-        y=_build_axis(y_metric, y_values),
+        y=_build_axis(y_metric, [point.y for point in all_points]),
         bands=limits.bands,
         marks=limits.marks,
         series=tuple(series),
@@ -278,7 +282,7 @@ class _TpotLimitMarks(NamedTuple):
 def _tpot_limits(
     results: Sequence[StoredResult], colors: Mapping[str, str], x_max: float
 ) -> _TpotLimitMarks:
-    """Return the TPOT limits of SLOs on an axis of tokens/s per user.
+    """Return the TPOT limits of SLOs on an axis of tokens/s per user, which is 1 / TPOT.
 
     If all results have the same limit, the region within it is shaded. Otherwise each limit is a
     vertical line in the color of its result. Limits beyond the axis are left out.
@@ -289,15 +293,21 @@ def _tpot_limits(
         x_max: The end of the axis.
     """
     common_limit_ms = _common_value(result.tpot_limit_ms for result in results)
-    if common_limit_ms is not None:
-        min_speed = _speed_at_tpot(common_limit_ms)
-        if min_speed >= x_max:
-            return _TpotLimitMarks()
-        label = f"meets SLO: TPOT ≤ {common_limit_ms:g} ms"
-        band = ShadedBand(start=min_speed, end=x_max, label=label, color="good")
-        return _TpotLimitMarks(bands=(band,))
+    if common_limit_ms is None:
+        return _TpotLimitMarks(marks=_tpot_limit_lines(results, colors, x_max))
+    min_speed = _speed_at_tpot(common_limit_ms)
+    if min_speed >= x_max:
+        return _TpotLimitMarks()
+    label = f"meets SLO: TPOT ≤ {common_limit_ms:g} ms"
+    band = ShadedBand(start=min_speed, end=x_max, label=label, color="good")
+    return _TpotLimitMarks(bands=(band,))
 
-    marks = []
+
+def _tpot_limit_lines(
+    results: Sequence[StoredResult], colors: Mapping[str, str], x_max: float
+) -> tuple[Mark, ...]:
+    """Return a vertical line at the TPOT limit of each result that has one, without duplicates."""
+    marks: list[Mark] = []
     for result in results:
         limit_ms = result.tpot_limit_ms
         if limit_ms is None or _speed_at_tpot(limit_ms) >= x_max:
@@ -309,7 +319,7 @@ def _tpot_limits(
         )
         if mark not in marks:
             marks.append(mark)
-    return _TpotLimitMarks(marks=tuple(marks))
+    return tuple(marks)
 
 
 def _speed_at_tpot(tpot_ms: float) -> float:
@@ -379,13 +389,14 @@ def _points_series(
 
 
 def _point_label(load_point: LoadPointResult, result: StoredResult) -> str:
-    """Return the load of a point. Of a search, only its best trial has a label.
+    """Return the label of a point, which is its load, or "" if the point has no label.
 
-    The trials of a search lie so close together that their labels would overlap.
+    The trials of a search lie so close together that their labels would overlap. So only one of
+    them has a label: the trial that the search has selected as its result, or else the best one.
     """
     if result.kind == "search" and result.curve is not None:
-        labelled_run = result.selected_run or result.curve.best
-        if load_point.name != labelled_run:
+        labelled_trial = result.selected_run or result.curve.best
+        if load_point.name != labelled_trial:
             return ""
     return short_load_label(load_point)
 
@@ -413,26 +424,31 @@ def _run_url(load_point: LoadPointResult, result: StoredResult) -> str:
 
 
 def _interval_series(
-    results: Sequence[StoredResult], colors: Mapping[str, str], *, is_per_gpu: bool
+    results: Sequence[StoredResult], colors: Mapping[str, str], *, y_key: str
 ) -> Iterator[Series]:
-    """Yield a thick vertical line over the confidence interval of each result that has one.
+    """Yield a thick vertical line for the confidence interval of the throughput of each result.
 
-    That is the interval of the throughput of a capacity, or of the mean of repeats. It stands at
-    the output speed per user of that load.
+    Two kinds of results have one: a search, for the highest load within the SLO, and repeats of a
+    run, for their mean. The x axis shows the output speed per user, and the line is at the speed of
+    that load. A chart of costs has no such lines.
 
     Args:
         results: The results.
         colors: The color of each result by its name.
-        is_per_gpu: Whether the y axis shows throughput per GPU.
+        y_key: The key of the metric of the y axis.
     """
+    if y_key == COST:
+        return
     for result in results:
         interval = result.interval
         if interval is None or result.curve is None:
             continue
-        gpus = result.curve.gpus if is_per_gpu and result.curve.gpus else 1
+        divisor = 1
+        if y_key == THROUGHPUT_PER_GPU and result.curve.gpus:
+            divisor = result.curve.gpus
         yield Series(
             x=[interval.per_user, interval.per_user],
-            y=[interval.low / gpus, interval.high / gpus],
+            y=[interval.low / divisor, interval.high / divisor],
             color=colors[result.name],
             width=INTERVAL_WIDTH,
         )

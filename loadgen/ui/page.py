@@ -20,6 +20,7 @@ from loadgen.runs.sweep_curve import SweepCurve
 from loadgen.runs.sweep_report import latency_cell
 from loadgen.ui.charts import (
     COLOR_KEYS,
+    COST,
     MAX_CURVES,
     X_METRICS,
     Y_METRICS,
@@ -46,28 +47,35 @@ NO_COST_REASON = (
 )
 
 
-def select_results_to_draw(results: Sequence[StoredResult], choice: Choice) -> list[StoredResult]:
-    """Return the results that the charts show, at most `MAX_CURVES`.
+BUTTONS_HTML = (
+    "<button>Draw</button> "
+    '<button formaction="compare">Compare selected</button> '
+    '<button formaction="share">Save as one page</button>'
+)
+"""The buttons of the form. They send the selected results to the page that `formaction` names."""
 
-    They are those that the reader has selected by name, or else the newest ones. A chart compares
-    systems, so all of them have the same workload: the one that the reader has selected, or else
-    that of the first result. If no result that is selected by name has the selected workload, the
-    names are ignored.
+
+def select_results_to_draw(results: Sequence[StoredResult], choice: Choice) -> list[StoredResult]:
+    """Return the results that the charts show, at most `MAX_CURVES`, all of one workload.
+
+    A chart compares systems, so it never mixes workloads. If the reader has selected a workload, it
+    is that one; otherwise it is that of the first result that the reader has selected by name, or
+    of the newest result. Of its results, those that are selected by name are drawn, or else all.
 
     Args:
         results: All results of the folder, the newest first.
         choice: What the reader has selected.
     """
     drawable = [result for result in results if result.curve is not None]
-    if not drawable:
+    selected = [result for result in drawable if result.name in choice.names]
+    example = _find_by_name(drawable, choice.workload_of)
+    if example is None:
+        example = next(iter(selected or drawable), None)
+    if example is None:
         return []
-    candidates = [result for result in drawable if result.name in choice.names] or drawable
-    selected_example = _find_by_name(drawable, choice.workload_of)
-    example = candidates[0] if selected_example is None else selected_example
-    same_workload = [result for result in candidates if have_same_workload(result, example)]
-    if not same_workload:
-        same_workload = [result for result in drawable if have_same_workload(result, example)]
-    return same_workload[:MAX_CURVES]
+    same_workload = [result for result in drawable if have_same_workload(result, example)]
+    selected_of_workload = [result for result in selected if have_same_workload(result, example)]
+    return (selected_of_workload or same_workload)[:MAX_CURVES]
 
 
 def _find_by_name(results: Sequence[StoredResult], name: str) -> StoredResult | None:
@@ -96,26 +104,39 @@ def render(
         served: Whether `loadgen ui` serves the page, so that it has a form and links.
     """
     drawn_results = select_results_to_draw(results, choice)
-    listed = [result for result in results if filter_text.lower() in _searchable_text(result)]
+    listed_results = [
+        result for result in results if filter_text.lower() in _searchable_text(result)
+    ]
     command = "ui" if served else "report"
     page = Page(f"Results in {title}", f"loadgen {version} {command}")
-    if served and any(result.is_running for result in listed):
-        _refresh_page_every(page, LIST_REFRESH_S)
-    if any(_is_simulated(result) for result in [*drawn_results, *listed]):
-        notice = simulated_notice(
-            "some results come from a performance model, not from real hardware"
-        )
-        page.add_notice(notice.label, notice.text, notice.kind)
+    if served:
+        _refresh_while_running(page, listed_results)
+    _add_simulation_notice(page, [*drawn_results, *listed_results])
     page.add_title(f"{title}: {format.counted(len(results), 'result')}")
     if not results:
         page.add_paragraph(NO_RESULTS)
     _add_charts(page, results, drawn_results, choice, currency=currency, has_links=served)
     page.add_heading("Results")
     if served:
-        page.add_html(_form_html(results, drawn_results, listed, choice, filter_text))
+        page.add_html(_form_html(results, drawn_results, listed_results, choice, filter_text))
     else:
-        page.add_html(_static_list_html(listed, drawn_results))
+        page.add_html(_static_list_html(listed_results, drawn_results))
     return page.render()
+
+
+def _refresh_while_running(page: Page, listed_results: Sequence[StoredResult]) -> None:
+    """Let the browser load the page again and again if a listed run is still running."""
+    if any(result.is_running for result in listed_results):
+        _refresh_page_every(page, LIST_REFRESH_S)
+
+
+def _add_simulation_notice(page: Page, results: Sequence[StoredResult]) -> None:
+    """Add a notice at the top of a page if one of its results is simulated."""
+    if any(_is_simulated(result) for result in results):
+        notice = simulated_notice(
+            "some results come from a performance model, not from real hardware"
+        )
+        page.add_notice(notice.label, notice.text, notice.kind)
 
 
 def _refresh_page_every(page: Page, seconds: int) -> None:
@@ -134,6 +155,8 @@ def _add_charts(
 ) -> None:
     """Add the charts to a page, with the workload above them and explanations below.
 
+    If there are prices, the cost is drawn unless the reader has chosen another metric.
+
     Args:
         page: The page.
         results: All results of the folder.
@@ -145,8 +168,9 @@ def _add_charts(
     if drawn_results:
         page.add_paragraph(_describe_workload(results, drawn_results[0]))
     page.add_charts(build_charts(drawn_results, choice, currency, links=has_links))
-    has_cost_chart = currency and choice.y in ("", "usd")
-    if has_cost_chart:
+    has_prices = currency != ""
+    is_cost_drawn = not choice.y or choice.y == COST
+    if has_prices and is_cost_drawn:
         _add_missing_costs(page, drawn_results)
     if drawn_results:
         page.add_paragraph(CHART_LEGEND, "soft")
@@ -267,24 +291,25 @@ def _join_present(separator: str, *texts: str) -> str:
 def _describe_load(result: StoredResult, curve: SweepCurve, selected: LoadPointResult) -> str:
     """Return the cell with the load of a result.
 
-    The outcomes are, in this order: the load of a single run; the number of repeats and their load;
-    the number of loads, if the outcome of the result names the selected one; and the number of
-    loads with the selected one.
+    For example "40.0 requests/s" for a single run, "3 x 40.0 requests/s" for repeats of one load,
+    and "5, shown: 40/s" for five loads, of which the row shows the metrics of one. If the outcome
+    in the same row names that load, the cell is just "5".
 
     Args:
         result: The result.
-        curve: Its runs.
-        selected: The load point whose metrics are shown.
+        curve: Its runs, repeats included.
+        selected: The load whose metrics the row shows.
     """
     load_count = len(result.load_points)
-    repeats = len(curve.load_points)
-    if load_count == 1 and repeats == 1:
-        return selected.load_label
-    if load_count == 1:
-        return f"{repeats} x {selected.load_label}"
-    if selected.name == result.selected_run:
-        return str(load_count)
-    return f"{load_count}, shown: {short_load_label(selected)}"
+    run_count = len(curve.load_points)
+    if load_count > 1:
+        is_named_by_outcome = selected.name == result.selected_run
+        if is_named_by_outcome:
+            return str(load_count)
+        return f"{load_count}, shown: {short_load_label(selected)}"
+    if run_count > 1:
+        return f"{run_count} x {selected.load_label}"
+    return selected.load_label
 
 
 class ListRowHtml(NamedTuple):
@@ -342,71 +367,85 @@ def _can_be_drawn_with(result: StoredResult, drawn_results: Sequence[StoredResul
     return have_same_workload(result, drawn_results[0])
 
 
-def _static_list_html(listed: Sequence[StoredResult], drawn_results: Sequence[StoredResult]) -> str:
+def _static_list_html(
+    listed_results: Sequence[StoredResult], drawn_results: Sequence[StoredResult]
+) -> str:
     """Return the list of a page without a server: names lead to pages that are files."""
     rows = []
-    for result in listed:
+    for result in listed_results:
         name_html = escape(result.name)
         if result.page:
             name_html = f'<a href="{quote(result.page)}">{name_html}</a>'
         rows.append(_row_html(result, name_html, drawn_results))
-    return _list_html(rows)
+    return _results_table_html(rows)
 
 
-def _list_html(rows: Sequence[ListRowHtml]) -> str:
-    """Return the table of the list, or "" without rows. Rows of other workloads are grey."""
+def _results_table_html(rows: Sequence[ListRowHtml]) -> str:
+    """Return the table of results as HTML, or "" without rows. Rows of other workloads are grey."""
     if not rows:
         return ""
-    head = "".join(f'<th scope="col">{escape(name)}</th>' for name in PAGE_HEAD)
-    body = []
-    for row in rows:
-        attributes = "" if row.is_drawable else ' class="soft" title="another workload"'
-        cells = "".join(
-            f'<td data-head="{escape(name)}">{cell}</td>'
-            for name, cell in zip(PAGE_HEAD, row.cells, strict=True)
-        )
-        body.append(f"<tr{attributes}>{cells}</tr>")
+    head_html = "".join(f'<th scope="col">{escape(name)}</th>' for name in PAGE_HEAD)
+    body_html = "".join(map(_table_row_html, rows))
     return (
-        f'<div class="scroll"><table class="results wide"><thead><tr>{head}</tr></thead>'
-        f"<tbody>{''.join(body)}</tbody></table></div>"
+        '<div class="scroll"><table class="results wide">'
+        f"<thead><tr>{head_html}</tr></thead>"
+        f"<tbody>{body_html}</tbody>"
+        "</table></div>"
     )
+
+
+def _table_row_html(row: ListRowHtml) -> str:
+    """Return a row of the table. Each cell has the name of its column, for narrow screens."""
+    attributes = "" if row.is_drawable else ' class="soft" title="another workload"'
+    cells_html = "".join(
+        f'<td data-head="{escape(name)}">{cell_html}</td>'
+        for name, cell_html in zip(PAGE_HEAD, row.cells, strict=True)
+    )
+    return f"<tr{attributes}>{cells_html}</tr>"
 
 
 def _form_html(
     results: Sequence[StoredResult],
     drawn_results: Sequence[StoredResult],
-    listed: Sequence[StoredResult],
+    listed_results: Sequence[StoredResult],
     choice: Choice,
     filter_text: str,
 ) -> str:
     """Return the list as a form, in which the reader selects results and what to draw.
 
-    Its buttons draw the selected results again, compare them, or save them as one page. The names
-    of the fields are those that `server.py` reads from the URL.
+    The names of the fields are those that `server.py` reads from the URL.
 
     Args:
         results: All results of the folder.
         drawn_results: The results that the charts show, whose boxes are checked.
-        listed: The results that match the filter.
+        listed_results: The results that match the filter.
         choice: What the reader has selected to draw.
         filter_text: The filter.
     """
     drawn_names = {result.name for result in drawn_results}
-    selects = _selects_html(results, drawn_results, choice)
     rows = []
-    for result in listed:
+    for result in listed_results:
         name_html = _check_box_html(result, is_checked=result.name in drawn_names)
         rows.append(_row_html(result, name_html, drawn_results))
+    counts_text = (
+        f"{len(listed_results):,} of {len(results):,} listed, {len(drawn_names)} drawn "
+        f"(at most {MAX_CURVES}). Grey: another workload."
+    )
     return (
-        f'<form method="get" action="./"><p class="choice">{selects} '
-        "<button>Draw</button> "
-        '<button formaction="compare">Compare selected</button> '
-        '<button formaction="share">Save as one page</button></p>'
-        f'<p><input type="search" name="q" value="{escape(filter_text)}" placeholder="filter" '
-        'aria-label="filter"> <button>Filter</button> '
-        f'<span class="soft">{len(listed):,} of {len(results):,} listed, {len(drawn_names)} drawn '
-        f"(at most {MAX_CURVES}). Grey: another workload.</span></p>"
-        f"{_hidden_names_html(drawn_names, listed)}{_list_html(rows)}</form>"
+        '<form method="get" action="./">'
+        f'<p class="choice">{_menus_html(results, drawn_results, choice)} {BUTTONS_HTML}</p>'
+        f"<p>{_filter_html(filter_text)} "
+        f'<span class="soft">{counts_text}</span></p>'
+        f"{_hidden_names_html(drawn_names, listed_results)}{_results_table_html(rows)}"
+        "</form>"
+    )
+
+
+def _filter_html(filter_text: str) -> str:
+    """Return the field and the button of the filter as HTML."""
+    return (
+        f'<input type="search" name="q" value="{escape(filter_text)}" placeholder="filter" '
+        'aria-label="filter"> <button>Filter</button>'
     )
 
 
@@ -428,49 +467,59 @@ def _check_box_html(result: StoredResult, *, is_checked: bool) -> str:
     )
 
 
-def _hidden_names_html(drawn_names: set[str], listed: Sequence[StoredResult]) -> str:
+def _hidden_names_html(drawn_names: set[str], listed_results: Sequence[StoredResult]) -> str:
     """Return hidden fields that keep the drawn results chosen that the filter does not list."""
-    hidden_names = drawn_names - {result.name for result in listed}
+    hidden_names = drawn_names - {result.name for result in listed_results}
     return "".join(
         f'<input type="hidden" name="r" value="{escape(name)}">' for name in sorted(hidden_names)
     )
 
 
-def _selects_html(
+def _menus_html(
     results: Sequence[StoredResult], drawn_results: Sequence[StoredResult], choice: Choice
 ) -> str:
-    """Return the menus for the workload, the axes and the color of the charts.
-
-    A workload is selected by the name of a result that has it. For the workload that is drawn, this
-    is the first drawn result, so that the menu shows it as selected.
+    """Return the menus for the workload, the axes and the color of the charts, as HTML.
 
     Args:
         results: All results of the folder, which decide what the menus offer.
         drawn_results: The results that the charts show.
         choice: What the reader has selected before.
     """
-    drawn_name = drawn_results[0].name if drawn_results else ""
-    workload_labels = {}  # by the name of the result that stands for the workload
-    for example in distinct_workloads(results):
-        is_drawn = bool(drawn_results) and have_same_workload(drawn_results[0], example)
-        workload_labels[drawn_name if is_drawn else example.name] = example.workload_label
     has_costs = any(result.cost_per_million_tokens for result in results)
-    x_metrics = {key: metric.label for key, metric in X_METRICS.items()}
-    y_metrics = {
-        key: metric.label.format(currency="cost")
-        for key, metric in Y_METRICS.items()
-        if key != "usd" or has_costs
-    }
-    selects = (
-        _select_html("workload", "w", drawn_name, workload_labels),
-        _select_html("x axis", "x", choice.x, x_metrics),
-        _select_html("y axis", "y", choice.y, {"": "automatic", **y_metrics}),
-        _select_html("color by", "c", choice.color_by, {key: key for key in COLOR_KEYS}),
+    x_options = {key: metric.label for key, metric in X_METRICS.items()}
+    y_options = {"": "automatic"}
+    for key, metric in Y_METRICS.items():
+        if key != COST or has_costs:
+            y_options[key] = metric.with_currency("cost").label
+    color_options = {key: key for key in COLOR_KEYS}
+    drawn_name = drawn_results[0].name if drawn_results else ""
+    menus = (
+        _menu_html("workload", "w", drawn_name, _workload_options(results, drawn_results)),
+        _menu_html("x axis", "x", choice.x, x_options),
+        _menu_html("y axis", "y", choice.y, y_options),
+        _menu_html("color by", "c", choice.color_by, color_options),
     )
-    return "".join(selects)
+    return "".join(menus)
 
 
-def _select_html(label: str, field: str, selected: str, options: Mapping[str, str]) -> str:
+def _workload_options(
+    results: Sequence[StoredResult], drawn_results: Sequence[StoredResult]
+) -> dict[str, str]:
+    """Return the label of each workload in the folder, by the value that the menu sends.
+
+    The value is the name of a result that has the workload. For the workload that is drawn, it is
+    the first drawn result, which the menu shows as selected.
+    """
+    labels = {}
+    for example in distinct_workloads(results):
+        value = example.name
+        if drawn_results and have_same_workload(drawn_results[0], example):
+            value = drawn_results[0].name
+        labels[value] = example.workload_label
+    return labels
+
+
+def _menu_html(label: str, field: str, selected: str, options: Mapping[str, str]) -> str:
     """Return a menu of the form as HTML.
 
     Args:

@@ -34,6 +34,9 @@ MAX_IDLE_S = 15
 
 OUTCOME_WITHOUT_SUMMARY = "no summary"
 
+FULL_UTILIZATION = Decimal(1)
+"""Costs are those of machines that serve the load all the time that is paid for."""
+
 
 class Collection(NamedTuple):
     """The results of several commands in one folder, which together are a result of their own.
@@ -59,19 +62,18 @@ def results_in(root: Path, prices: Prices | None = None) -> list[StoredResult]:
 def is_collection(folder: Path) -> bool:
     """Return True if a folder contains results of several commands.
 
-    It is no collection if it is a result itself, such as a run or a sweep. It is none either if one
-    command may have written all results in it: runs of one workload that lie directly in the
-    folder are the load points, or the repeats, of one result.
+    A folder that is a result itself, such as a run or a sweep, is no collection. Neither is a
+    folder that directly contains runs of one workload only: these are the load points, or the
+    repeats, of one result that a single command has written.
     """
     if not folder.is_dir() or listed_kind(folder) is not None:
         return False
     result_folders = list(_find_results(folder, MAX_DEPTH))
-    for result_folder in result_folders:
-        is_directly_inside = result_folder.parent == folder
-        if not is_directly_inside or not _may_be_load_point(result_folder):
-            return True
-    has_one_workload = _have_same_workload(folder, result_folders)
-    return not has_one_workload
+    may_be_one_result = all(
+        result_folder.parent == folder and _may_be_load_point(result_folder)
+        for result_folder in result_folders
+    )
+    return not may_be_one_result or not _have_same_workload(folder, result_folders)
 
 
 def _may_be_load_point(folder: Path) -> bool:
@@ -90,9 +92,10 @@ def _may_be_load_point(folder: Path) -> bool:
 
 
 def _have_same_workload(parent: Path, run_folders: Sequence[Path]) -> bool:
-    """Return True if the runs in a folder have one workload, as far as they have a summary.
+    """Return True if the runs in a folder have one workload.
 
-    The check is that of `loadgen report`, which refuses a folder of runs with several workloads.
+    Runs without a summary, which were interrupted, are left out. `check_same_workload` is the check
+    by which `loadgen report` refuses a folder of runs with several workloads.
     """
     from loadgen.core import run_folder
     from loadgen.core.metrics.summary import NamedSummary
@@ -103,10 +106,11 @@ def _have_same_workload(parent: Path, run_folders: Sequence[Path]) -> bool:
         for folder in run_folders
         if (folder / run_folder.SUMMARY).is_file()
     ]
+    if not summaries:
+        return True
     try:
-        if summaries:
-            check_same_workload(parent, summaries)
-    except LoadgenError:
+        check_same_workload(parent, summaries)
+    except LoadgenError:  # says how the workloads differ
         return False
     return True
 
@@ -146,7 +150,7 @@ def _read_result(root: Path, folder: Path, prices: Prices | None) -> StoredResul
     from loadgen.ui.stored_result import StoredResult
 
     kind = listed_kind(folder)
-    assert kind is not None, f"{folder} contains a result of its own"
+    assert kind is not None, f"{folder} has no result that can be listed"
     name = folder.relative_to(root).as_posix()
     has_page = bool(kind.page_name) and (folder / kind.page_name).is_file()
     result = StoredResult(
@@ -156,27 +160,28 @@ def _read_result(root: Path, folder: Path, prices: Prices | None) -> StoredResul
         page=f"{name}/{kind.page_name}" if has_page else "",
     )
     if result.is_running:
-        return result
+        return result  # its metrics are not stored yet
     try:
-        return _with_metrics(result, result_kinds.list_row(kind, folder) or ListRow(), prices)
+        row = result_kinds.list_row(kind, folder)
+        if row is None:
+            row = ListRow()
+        return _with_row(result, row, prices)
     except Exception as error:  # damaged files of another author can raise anything
         reason = (str(error) or type(error).__name__).splitlines()[0]
         return msgspec.structs.replace(result, stored_outcome=f"cannot be read: {reason}")
 
 
-def _with_metrics(result: StoredResult, row: ListRow, prices: Prices | None) -> StoredResult:
+def _with_row(result: StoredResult, row: ListRow, prices: Prices | None) -> StoredResult:
     """Return a copy of a result with what its kind reports, and with the metrics of its runs.
 
-    A result without runs has no curve, and its outcome says that there is no summary.
+    A result without runs has no metrics.
 
     Args:
         result: The name and kind of the result.
         row: What the kind of the result reports for a list.
         prices: The prices of machines, or None for no costs.
     """
-    from loadgen.runs.sweep_curve import build_curve
-
-    result = msgspec.structs.replace(
+    described_result = msgspec.structs.replace(
         result,
         stored_outcome=row.outcome,
         selected_run=row.selected_run,
@@ -184,35 +189,63 @@ def _with_metrics(result: StoredResult, row: ListRow, prices: Prices | None) -> 
         target=row.target,
         simulated=row.simulated,
         stored_start=row.started,
+        interval=row.interval,
     )
-    if not row.runs:
-        outcome = row.outcome or OUTCOME_WITHOUT_SUMMARY
-        return msgspec.structs.replace(result, stored_outcome=outcome)
-    curve = build_curve(row.runs)
+    if row.runs:
+        return _with_metrics(described_result, row.runs, prices)
+    outcome = row.outcome or OUTCOME_WITHOUT_SUMMARY
+    return msgspec.structs.replace(described_result, stored_outcome=outcome)
+
+
+def _with_metrics(
+    result: StoredResult, runs: Sequence[NamedSummary], prices: Prices | None
+) -> StoredResult:
+    """Return a copy of a result with the metrics of its runs.
+
+    All runs of a result have the same workload, SLO and target, so the first one describes them.
+
+    Args:
+        result: What the kind of the result reports.
+        runs: The runs of the result, at least one.
+        prices: The prices of machines, or None for no costs.
+    """
+    from loadgen.runs.sweep_curve import build_curve
+
+    curve = build_curve(runs)
     load_points = [
-        _average_load_point(curve.load_points, summaries) for summaries in _runs_by_load(row.runs)
+        _average_load_point(curve.load_points, summaries) for summaries in _runs_by_load(runs)
     ]
-    costs = {}
-    for point in load_points:
-        cost = _cost_per_million_tokens(point.summaries, prices)
-        if cost:
-            costs[point.metrics.name] = cost
-    # All runs have the same workload, SLO and target, so the first one describes them.
-    first_summary = row.runs[0].summary
+    first_summary = runs[0].summary
     target = first_summary.target
-    tpot_limits = [term.limit_ms for term in first_summary.goodput.slo if term.metric == "tpot"]
     return msgspec.structs.replace(
         result,
         curve=curve,
         load_points=tuple(point.metrics for point in load_points),
-        tpot_limit_ms=min(tpot_limits, default=None),
-        interval=row.interval,
-        cost_per_million_tokens=costs,
+        tpot_limit_ms=_tpot_limit_ms(first_summary),
+        cost_per_million_tokens=_costs_by_load_point(load_points, prices),
         mean_input_tokens=_mean_per_request(first_summary.tokens.input, first_summary),
         mean_output_tokens=_mean_per_request(first_summary.tokens.output, first_summary),
         hardware=target.shape or target.name or target.url,
         software=", ".join(target.software),
     )
+
+
+def _tpot_limit_ms(summary: Summary) -> float | None:
+    """Return the strictest limit of the SLO on the time per output token, or None without one."""
+    limits_ms = [term.limit_ms for term in summary.goodput.slo if term.metric == "tpot"]
+    return min(limits_ms, default=None)
+
+
+def _costs_by_load_point(
+    load_points: Sequence[_LoadPoint], prices: Prices | None
+) -> dict[str, float]:
+    """Return the cost of a million output tokens at each load that has one, by its name."""
+    costs = {}
+    for point in load_points:
+        cost = _cost_per_million_tokens(point.summaries, prices)
+        if cost:
+            costs[point.metrics.name] = cost
+    return costs
 
 
 def _mean_per_request(tokens: int | None, summary: Summary) -> float | None:
@@ -232,18 +265,22 @@ class _LoadPoint(NamedTuple):
 def _average_load_point(
     runs: Sequence[LoadPointResult], summaries: dict[str, Summary]
 ) -> _LoadPoint:
-    """Return one load point of a result, with the metrics averaged over its repeats.
+    """Return one load of a result, with the metrics averaged over its repeats.
+
+    A repeat is one of several runs with the same load. The summaries of the load are those of its
+    valid repeats, or of all repeats if none is valid.
 
     Args:
-        runs: The metrics of every run of the result.
-        summaries: The summaries of the repeats of one load, by the name of the run. Those of
-            invalid repeats are left out if there are valid ones.
+        runs: The metrics of every run of the result, at any load.
+        summaries: The summary of each repeat of this load, by the name of the run.
     """
     from loadgen.repeated.repeats import valid_or_all
     from loadgen.runs.load_point_results import average_repeats
 
     repeats = [run for run in runs if run.name in summaries]
-    return _LoadPoint(average_repeats(repeats), valid_or_all(list(summaries.values())))
+    return _LoadPoint(
+        metrics=average_repeats(repeats), summaries=valid_or_all(list(summaries.values()))
+    )
 
 
 def _runs_by_load(runs: Sequence[NamedSummary]) -> list[dict[str, Summary]]:
@@ -261,8 +298,9 @@ def _runs_by_load(runs: Sequence[NamedSummary]) -> list[dict[str, Summary]]:
 def _cost_per_million_tokens(summaries: Sequence[Summary], prices: Prices | None) -> float | None:
     """Return the cost of a million output tokens at full use, in the currency of the prices.
 
-    Returns None if there is no price for the instance type "shape", or if the runs do not allow a
-    cost, for example because they are too short.
+    The price is that of the machine, by the name of its instance type ("shape"). Returns None if
+    there is no such price, or if the runs are no basis for a cost, for example because they are too
+    short for a steady rate.
 
     Args:
         summaries: The summaries of the repeats of one load.
@@ -277,16 +315,21 @@ def _cost_per_million_tokens(summaries: Sequence[Summary], prices: Prices | None
     target = summaries[0].target
     if prices is None or not target.shape:
         return None
-    full_utilization = Decimal(1)
+    evidence = Evidence(name=run.id, folder="", summaries=tuple(summaries))
     try:
-        price = find_prices(prices, target)[0]
-        evidence = Evidence(name=run.id, folder="", summaries=tuple(summaries))
-        priced = price_result(
-            evidence, price, price.name, "", gpus=target.gpus, utilization=full_utilization
+        # Further prices of the machine, if there are any, are for other terms of commitment.
+        price, *_other_terms = find_prices(prices, target)
+        priced_result = price_result(
+            evidence,
+            price,
+            name=price.name,
+            price_location="",
+            gpus=target.gpus,
+            utilization=FULL_UTILIZATION,
         )
     except LoadgenError:
         return None
-    cost = priced.costs[OUTPUT]
+    cost = priced_result.costs[OUTPUT]
     return None if cost is None else float(cost.total)
 
 
@@ -353,9 +396,9 @@ def collection_exit_code(collection: Collection, strict: bool) -> int:  # noqa: 
 def json_row(result: StoredResult) -> dict[str, Any]:
     """Return a row of the list for `--json`.
 
-    The key `word` has the outcome of the result in a few words, and the object `shown` the metrics
-    of the load point that stands for the result. A result without metrics has neither loads nor
-    `shown`.
+    The key `word` has the outcome in a few words, for example "VALID, SLO met". The key `shown` has
+    the load point whose metrics the list shows for the result, and `too_few_samples` names those of
+    its metrics that rest on too few requests. A result without metrics has no such keys.
     """
     curve = result.curve
     selected = result.selected_load_point

@@ -96,31 +96,32 @@ class _RequestHandler(BaseHTTPRequestHandler):
     def _respond(self) -> tuple[HTTPStatus, str]:
         """Return the status and the text of the response to a request.
 
-        The path begins with a secret token, without which other users of this machine cannot read
-        the results. Requests to another host name are refused, so that a web site cannot reach this
-        server through a name of its own (DNS rebinding).
+        The path of the URL is "/TOKEN/PAGE". TOKEN is a secret of this server.
         """
         url = urlsplit(self.path)
         token, _, path = url.path.removeprefix("/").partition("/")
         if not self._is_own_host():
             return HTTPStatus.FORBIDDEN, "this server answers only requests to its own address\n"
-        if not secrets.compare_digest(token.encode(), self.server.token.encode()):
+        if not self._is_own_token(token):
             return HTTPStatus.FORBIDDEN, "open the address that `loadgen ui` printed\n"
-        query: Query = parse_qs(url.query)
-        # Links to a result have its name in the path, so that relative links of its page work.
-        if path.startswith("result/"):
-            name = _FILE_OF_RESULT.sub("", unquote(path.removeprefix("result/")))
-            path = "result"
-            query = {"r": [name]}
-        render = self._pages().get(path)
+        page_name, query = _parse_page(path, parse_qs(url.query))
+        render = self._pages().get(page_name)
         if render is None:
             return HTTPStatus.NOT_FOUND, "no such page\n"
         return HTTPStatus.OK, self._render_or_explain(render, query)
 
     def _is_own_host(self) -> bool:
-        """Return True if the Host header of the request is an address of this server."""
+        """Return True if the Host header of the request is an address of this server.
+
+        Another host name is refused, so that a web site cannot reach this server through a name of
+        its own (DNS rebinding).
+        """
         port = self.server.server_port
         return self.headers.get("Host", "") in (f"127.0.0.1:{port}", f"localhost:{port}")
+
+    def _is_own_token(self, token: str) -> bool:
+        """Return True for the secret token, without which no other user can read the results."""
+        return secrets.compare_digest(token.encode(), self.server.token.encode())
 
     def _pages(self) -> dict[str, Callable[[Query], str]]:
         """Return the function that renders each page, by the path of the page."""
@@ -173,7 +174,11 @@ class _RequestHandler(BaseHTTPRequestHandler):
         )
 
     def _shared_page(self, query: Query) -> str:
-        """Return what is drawn as a page that needs no server, without the rest of the folder."""
+        """Return a page with the charts and only the drawn results, to save and send to others.
+
+        It needs no server. The pages of single results are not saved with it, so the list has no
+        links to them.
+        """
         from loadgen.ui.page import render, select_results_to_draw
 
         choice = _parse_choice(query)
@@ -182,9 +187,10 @@ class _RequestHandler(BaseHTTPRequestHandler):
             raise UserError(
                 "no_result", "no result with metrics is selected", "share", "select one in the list"
             )
+        results_without_links = [msgspec.structs.replace(result, page="") for result in results]
         return render(
             self.server.folder.name,
-            [msgspec.structs.replace(result, page="") for result in results],
+            results_without_links,
             choice,
             version=version("loadgen"),
             currency=self.server.currency,
@@ -264,6 +270,20 @@ class _RequestHandler(BaseHTTPRequestHandler):
             refuse_links(path)
             paths.append(path)
         return paths
+
+
+def _parse_page(path: str, query: Query) -> tuple[str, Query]:
+    """Return the name of the requested page, and its parameters.
+
+    The URL of a result has its name in the path, "result/NAME/", so that the relative links of its
+    page work. This returns ("result", {"r": [NAME]}). The page of a sweep links to the files of its
+    runs, for example "c8/report.html". Such a URL, "result/NAME/c8/report.html", is the page of the
+    result "NAME/c8".
+    """
+    if not path.startswith("result/"):
+        return path, query
+    name = _FILE_OF_RESULT.sub("", unquote(path.removeprefix("result/")))
+    return "result", {"r": [name]}
 
 
 def _parse_choice(query: Query) -> Choice:

@@ -80,53 +80,54 @@ class StoredResult(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def selected_load_point(self) -> LoadPointResult | None:
-        """The load point whose metrics stand for the result.
+        """The load whose metrics the list shows for the result, or None without metrics.
 
-        That is the run that the result is based on. Without one, it is the best load within the
-        SLO, and without an SLO the load with the highest output throughput.
+        That is the single run that the result is based on, if its kind names one. Otherwise it is
+        the best load within the SLO, or the load with the highest output throughput.
         """
-        for run in self.runs:
-            if run.name == self.selected_run:
-                return run
-        if self.curve is not None and self.curve.slo:
-            best = best_load_point(self.load_points)
-            if best is not None:
-                return best
+        for single_run in self.runs:
+            if single_run.name == self.selected_run:
+                return single_run
+        has_slo = self.curve is not None and bool(self.curve.slo)
+        best = best_load_point(self.load_points) if has_slo else None
+        if best is not None:
+            return best
         return max(self.load_points, key=_output_throughput, default=None)
 
     @property
     def outcome(self) -> str:
-        """The outcome in a few words, for example "VALID, SLO met".
+        """The outcome in a few words, for example "VALID, SLO met" or "2 of 5 INVALID".
 
-        It is the first of these that applies: running; the stored outcome of a result without
-        metrics; the outcome of valid runs; and how many runs are invalid, after the stored outcome
-        if there is one.
+        If the kind of the result reports an outcome, it is that one, and the number of invalid runs
+        follows. Otherwise the outcome is that of the runs.
         """
         if self.is_running:
             return "running"
         if self.curve is None:
             return self.stored_outcome
         invalid_runs = sum(not run.valid for run in self.runs)
-        if not invalid_runs:
+        if invalid_runs == 0:
             return self.stored_outcome or self._outcome_of_valid_runs()
-        if len(self.runs) == 1 and not self.stored_outcome:
+        is_single_invalid_run = len(self.runs) == 1
+        if is_single_invalid_run and not self.stored_outcome:
             return "INVALID"
         invalid_text = f"{invalid_runs} of {len(self.runs)} INVALID"
-        return ", ".join(filter(None, (self.stored_outcome, invalid_text)))
+        return f"{self.stored_outcome}, {invalid_text}" if self.stored_outcome else invalid_text
 
     def _outcome_of_valid_runs(self) -> str:
-        """Return whether valid runs met the SLO and sustained the load.
+        """Return the outcome of a result whose runs are all valid, for example "VALID, SLO met".
 
-        For a sweep, whose highest loads are meant to miss the SLO, it says whether any load met it.
+        A sweep raises the load until the SLO is missed. So its outcome only says whether any load
+        met the SLO. A run without an SLO has a `slo_met` of None.
         """
         if self.kind == "sweep":
-            return "a load within the SLO" if self.curve is not None and self.curve.best else ""
-        slo_results = {run.slo_met for run in self.runs}
+            has_load_within_slo = self.curve is not None and bool(self.curve.best)
+            return "a load within the SLO" if has_load_within_slo else ""
         outcomes = ["VALID"]
-        if slo_results == {True}:
-            outcomes.append("SLO met")
-        if False in slo_results:
+        if any(run.slo_met is False for run in self.runs):
             outcomes.append("SLO missed")
+        elif self.runs and all(run.slo_met is True for run in self.runs):
+            outcomes.append("SLO met")
         if any(run.sustained is False for run in self.runs):
             outcomes.append("NOT SUSTAINED")
         return ", ".join(outcomes)
