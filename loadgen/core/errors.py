@@ -173,8 +173,8 @@ def _find_key(where: str) -> str:
     is_option = where.startswith("--")
     if is_option:
         return where.split(maxsplit=1)[0].rstrip(",")
-    key_of_file = re.search(r" \(([^()]*)\)$", where)
-    return "" if key_of_file is None else key_of_file[1]
+    key_of_file = re.fullmatch(r".* \((?P<key>.*)\)", where)
+    return "" if key_of_file is None else key_of_file["key"]
 
 
 class UserError(LoadgenError):

@@ -65,7 +65,7 @@ _FLUSH_INTERVAL_NS = SECOND_NS // 2  # how often records are written to disk
 _TIMELINE_INTERVAL_NS = 2 * SECOND_NS  # Less often, since a histogram is written in full each time.
 
 
-class SendOptions(TypedDict, total=False):
+class OptionalSendArguments(TypedDict, total=False):
     """The arguments of `Sender.send` that only some loads use."""
 
     header_lines: bytes  # further header lines of the request
@@ -86,7 +86,7 @@ class Sender(Protocol):
         *,
         name: str,
         requested_output_tokens: int,
-        **options: Unpack[SendOptions],
+        **options: Unpack[OptionalSendArguments],
     ) -> object:
         """Send a request and call `on_done` when it has ended. Return a handle for `cancel`.
 
@@ -99,7 +99,7 @@ class Sender(Protocol):
             timeline: Receives the time of each output event.
             name: The id of the request, which is sent in a header.
             requested_output_tokens: The requested number of output tokens, -1 for none.
-            **options: See `SendOptions`.
+            **options: See `OptionalSendArguments`.
         """
 
     def cancel(self, exchange: object, failure: Failure) -> None:
@@ -334,7 +334,7 @@ class Driver:
         if len(self._clients) > 1:
             target = self._target_selection.choose(slot_id, monotonic_ns())
         body, request_facts = self._bodies.take_body(slot.stage, slot_id)
-        options: SendOptions = {}
+        options: OptionalSendArguments = {}
         if self._has_send_options or slot.session is not None:
             options = self._send_options(slot)
         sent_request = _SentRequest(target)
@@ -350,9 +350,9 @@ class Driver:
             **options,
         )
 
-    def _send_options(self, slot: DispatchedSlot) -> SendOptions:
+    def _send_options(self, slot: DispatchedSlot) -> OptionalSendArguments:
         """Return the options of `Sender.send` that only some loads use."""
-        options: SendOptions = {}
+        options: OptionalSendArguments = {}
         # The lines are sent in this order: of the request class and its SLO, of the trace, of the
         # session.
         header_lines = b""
