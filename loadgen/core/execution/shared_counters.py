@@ -33,8 +33,8 @@ class SharedCounters:
     def __init__(self, path: Path, workers: int) -> None:
         """Map the file of the counters into memory, and create it if it does not exist.
 
-        Several processes may do so at the same time: each appends as many zeros as the file lacks,
-        and only the first bytes are used if it becomes too long.
+        The file is filled with zeros up to its size. If several processes do that at the same time,
+        it becomes longer than needed, which has no effect: the additional blocks stay zero.
 
         The zeros are written, not added by truncating the file to its size, which would reserve no
         space on disk. On a full disk, the first write to the map would then end the process with
