@@ -278,13 +278,16 @@ def find_differences(
     for path, local_digest in local.file_digests.items():
         remote_digest = remote.file_digests.get(path)
         if remote_digest != local_digest:
-            problem = (
-                "the file is not the same as on this machine" if remote_digest else "no such file"
-            )
-            yield UserError(
-                "nodes_differ",
-                f"{path}: {problem}",
-                node_label,
-                "put it on a shared file system, at the same absolute path on every node",
-                key=path,
-            )
+            yield _file_error(path, node_label, exists_on_node=bool(remote_digest))
+
+
+def _file_error(path: str, node_label: str, *, exists_on_node: bool) -> UserError:
+    """Return the error that a node does not have the same file as this machine."""
+    problem = "the file is not the same as on this machine" if exists_on_node else "no such file"
+    return UserError(
+        "nodes_differ",
+        f"{path}: {problem}",
+        node_label,
+        "put it on a shared file system, at the same absolute path on every node",
+        key=path,
+    )

@@ -42,6 +42,35 @@ app = typer.Typer(
     no_args_is_help=True,
 )
 
+TargetRateOption = Annotated[
+    float | None,
+    typer.Option("--target-qps", metavar="RATE", min=0.001, help="Poisson arrivals in queries/s."),
+]
+FindPeakOption = Annotated[
+    bool,
+    typer.Option(
+        "--find-peak", help="Search for the highest rate whose run is VALID, then run it."
+    ),
+]
+ResumeOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--resume",
+        metavar="FOLDER",
+        help="Resume an interrupted --find-peak in its folder. No other option is needed.",
+    ),
+]
+AccuracyConcurrencyOption = Annotated[
+    int,
+    typer.Option(
+        "-c",
+        "--concurrency",
+        metavar="N",
+        min=1,
+        max=100_000,
+        help="Number of concurrent requests.",
+    ),
+]
 ExpectedRateOption = Annotated[
     float | None,
     typer.Option(
@@ -95,26 +124,9 @@ with_test_options = add_options(
 def run_server_test(
     invocation: Invocation,
     options: TestOptions,
-    target_qps: Annotated[
-        float | None,
-        typer.Option(
-            "--target-qps", metavar="RATE", min=0.001, help="Poisson arrivals in queries/s."
-        ),
-    ] = None,
-    find_peak: Annotated[
-        bool,
-        typer.Option(
-            "--find-peak", help="Search for the highest rate whose run is VALID, then run it."
-        ),
-    ] = False,
-    resume: Annotated[
-        Path | None,
-        typer.Option(
-            "--resume",
-            metavar="FOLDER",
-            help="Resume an interrupted --find-peak in its folder. No other option is needed.",
-        ),
-    ] = None,
+    target_qps: TargetRateOption = None,
+    find_peak: FindPeakOption = False,
+    resume: ResumeOption = None,
     sustain: SustainOption = None,
     run_spread: RunSpreadOption = None,
 ) -> int:
@@ -226,17 +238,7 @@ def measure_accuracy(
     benchmark: BenchmarkOption,
     dataset: OfficialDatasetOption,
     round_name: RoundOption = None,
-    concurrency: Annotated[
-        int,
-        typer.Option(
-            "-c",
-            "--concurrency",
-            metavar="N",
-            min=1,
-            max=100_000,
-            help="Number of concurrent requests.",
-        ),
-    ] = 64,
+    concurrency: AccuracyConcurrencyOption = 64,
     out: Annotated[
         Path | None, typer.Option("-o", "--out", metavar="FOLDER", help="Results folder.")
     ] = None,
@@ -263,13 +265,7 @@ def measure_accuracy(
     reference_accuracy(benchmark)  # raises UserError for a benchmark that is not scored
     test = rules.create_test(benchmark, "offline", round_name)
     settings = invocation.settings(needs_text="accuracy is scored on texts")
-    if settings.targets or settings.virtual:
-        raise UserError(
-            "unsupported",
-            "accuracy mode sends to one endpoint over HTTP",
-            "--url",
-            "give --url http://HOST:8000",
-        )
+    _check_single_endpoint(settings)
     output_dir = out or default_output_dir(test)
     check_no_results(output_dir)
     with locked_folder(output_dir), running_server(settings) as endpoint:
@@ -289,6 +285,17 @@ def measure_accuracy(
     if not as_json:
         print_status(f"Results: {output_dir}")
     return int(result.exit_code)
+
+
+def _check_single_endpoint(settings: Settings) -> None:
+    """Raise UserError unless the target is one endpoint over HTTP, as accuracy mode requires."""
+    if settings.targets or settings.virtual:
+        raise UserError(
+            "unsupported",
+            "accuracy mode sends to one endpoint over HTTP",
+            "--url",
+            "give --url http://HOST:8000",
+        )
 
 
 @app.command("verdict", cls=Command)

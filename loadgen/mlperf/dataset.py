@@ -384,23 +384,19 @@ def _read_prompts(
         benchmark: The name of the benchmark.
 
     Raises:
-        CombinedError: Cells have no prompt, a prompt that is too long, or a text where the first
-            cell has token IDs, or the reverse. There is an error for each of the first such cells.
+        CombinedError: Prompts cannot be used. It has an error for each of the first such cells.
     """
     prompts: list[Prompt] = []
     errors: list[LoadgenError] = []
     for row, value in enumerate(values):
         where = f"{place}: row {row}, column {column}"
         prompt = _parse_prompt(value)
-        is_token_list = isinstance(prompt, list)
         if prompt is None:
             problem = f"is not a prompt: {type(value).__name__}"
             errors.append(UserError("wrong_type", problem, where, "use token IDs or a text"))
-        elif is_token_list and len(prompt) > max_tokens:
-            problem = f"the prompt has {format.counted(len(prompt), 'token')}"
-            hint = f"{benchmark} allows at most {max_tokens:,} input tokens"
-            errors.append(UserError("out_of_range", problem, where, hint))
-        elif prompts and is_token_list != isinstance(prompts[0], list):
+        elif isinstance(prompt, list) and len(prompt) > max_tokens:
+            errors.append(_too_long_error(prompt, where, max_tokens, benchmark))
+        elif prompts and type(prompt) is not type(prompts[0]):
             problem = "has texts and token IDs in one column"
             errors.append(UserError("wrong_type", problem, where, "use one of them in all rows"))
         else:
@@ -410,6 +406,16 @@ def _read_prompts(
     if errors:
         raise CombinedError(errors)
     return prompts
+
+
+def _too_long_error(prompt: list[int], where: str, max_tokens: int, benchmark: str) -> UserError:
+    """Return the error that a prompt has more tokens than the rules allow."""
+    return UserError(
+        "out_of_range",
+        f"the prompt has {format.counted(len(prompt), 'token')}",
+        where,
+        f"{benchmark} allows at most {max_tokens:,} input tokens",
+    )
 
 
 def _read_references(table: dict[str, Sequence[Any]], count: int) -> tuple[str | None, ...]:

@@ -300,7 +300,7 @@ class PreparedTest(Struct, frozen=True, kw_only=True):
         from loadgen.search.search_run import SearchRun
         from loadgen.search.search_text import QUERIES_UNIT
 
-        load_search, trial_runner, plan = mlperf_run.create_peak_search(
+        peak_search = mlperf_run.create_peak_search(
             self.test,
             self.data,
             self.settings,
@@ -313,9 +313,9 @@ class PreparedTest(Struct, frozen=True, kw_only=True):
         pass_s = self.test.samples / start_qps
         expected_trial_s = max(self.test.min_duration_ns / NS_PER_S, pass_s)
         return SearchRun(
-            search=load_search,
-            runner=trial_runner,
-            plan=plan,
+            search=peak_search.search,
+            runner=peak_search.runner,
+            plan=peak_search.plan,
             display=create_display(self.invocation, quiet=True, has_line_per_step=True),
             unit=QUERIES_UNIT,
             trial_s=expected_trial_s,

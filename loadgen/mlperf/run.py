@@ -282,6 +282,20 @@ def _without_complete_passes(test: rules.Test) -> rules.Test:
     return replace(test, samples=1)
 
 
+class PeakSearch(NamedTuple):
+    """A search for the highest rate whose official run is VALID.
+
+    Attributes:
+        search: The search, which chooses the rate of each trial.
+        runner: The runner of its trials.
+        plan: The plan that identifies the search when it is resumed.
+    """
+
+    search: LoadSearch
+    runner: TrialRunner
+    plan: experiment.ExperimentPlan
+
+
 def create_peak_search(
     test: rules.Test,
     data: DatasetRequests,
@@ -292,13 +306,10 @@ def create_peak_search(
     drain_ns: int = MAX_WAIT_NS,
     sustain_factor: float = 1.0,
     run_spread: float | None = 0.0,
-) -> tuple[LoadSearch, TrialRunner, experiment.ExperimentPlan]:
+) -> PeakSearch:
     """Return the search for the highest rate whose official run is VALID, with official seeds.
 
-    The search tries rates one after the other. Each trial is a run, whose load is built here from
-    the kind of the trial. Most trials may be a little shorter than an official run (see
-    `create_trial_test`). Trials that confirm a rate are official runs, or longer ones that show
-    whether the rate is sustained.
+    The search tries rates one after the other. Each trial is a run.
 
     Args:
         test: The test.
@@ -310,25 +321,12 @@ def create_peak_search(
         sustain_factor: The length of the runs that show whether the rate is sustained, as a
             multiple of the length of an official run. With 1, there are no such runs.
         run_spread: How much the result may vary between runs, as `--run-spread` says.
-
-    Returns:
-        The search, the runner of its trials, and the plan that identifies the search when it is
-        resumed.
     """
     seed = experiment.choose_seed(output_dir, data.seed)
-
-    def build_trial_workload(trial: PlannedTrial) -> Workload:
-        """Return the load of one trial. Its `length_factor` is above 1 in the longer runs."""
-        is_confirmation = trial.kind in CONFIRMING_KINDS
-        trial_test = test if is_confirmation else create_trial_test(test, trial.load)
-        trial_duration_ns = round(trial_test.min_duration_ns * trial.length_factor)
-        scaled_test = replace(trial_test, min_duration_ns=trial_duration_ns)
-        return build_workload(scaled_test, data, qps=trial.load, drain_ns=drain_ns)
-
     trial_runner = TrialRunner(
         output_dir=output_dir,
         goal=Goal(slo=_latency_limits(test), mlperf=True),
-        make_workload=build_trial_workload,
+        make_workload=lambda trial: _build_trial_workload(trial, test, data, drain_ns),
         settings=settings,
         seed=seed,
         has_seed_per_trial=False,
@@ -342,7 +340,23 @@ def create_peak_search(
         run_spread=run_spread,
     )
     plan = _peak_search_plan(test, data, settings, seed=seed, drain_ns=drain_ns)
-    return LoadSearch(search_settings), trial_runner, plan
+    return PeakSearch(LoadSearch(search_settings), trial_runner, plan)
+
+
+def _build_trial_workload(
+    trial: PlannedTrial, test: rules.Test, data: DatasetRequests, drain_ns: int
+) -> Workload:
+    """Return the load of one trial of the search for the peak.
+
+    A trial that confirms a rate is an official run, or a longer one with a `length_factor` above 1
+    that shows whether the rate is sustained. Other trials may be a little shorter (see
+    `create_trial_test`).
+    """
+    is_confirmation = trial.kind in CONFIRMING_KINDS
+    trial_test = test if is_confirmation else create_trial_test(test, trial.load)
+    trial_duration_ns = round(trial_test.min_duration_ns * trial.length_factor)
+    scaled_test = replace(trial_test, min_duration_ns=trial_duration_ns)
+    return build_workload(scaled_test, data, qps=trial.load, drain_ns=drain_ns)
 
 
 def _peak_search_plan(
@@ -449,27 +463,29 @@ def judge_run(
         qps: The target rate in queries/s, in Offline the expected rate in samples/s.
         search_result: The search whose peak this run confirmed, or None.
     """
+    trace = _read_trace(run_dir, test, summary)
+    facts = _run_facts(test, summary, data_name=data_name, qps=qps)
+    result = _with_stability(judge_trace(trace, test, facts), test, summary, search_result)
+    write_result(run_dir, result, test, log_context(summary))
+    return result
+
+
+def _run_facts(test: rules.Test, summary: Summary, *, data_name: str, qps: float) -> MlperfRunFacts:
+    """Return what the result of a run says apart from its queries, such as errors and warnings."""
     errors = _measurement_errors(summary)
     warnings = [
         *summary.verdict.caveats,
         *deviation_warnings(test),
         *token_count_warnings(summary.tokens.sources.output, summary.requests.ok),
     ]
-    result = judge_trace(
-        _read_trace(run_dir, test, summary),
-        test,
-        MlperfRunFacts(
-            dataset=data_name,
-            target_qps=qps,
-            notes=[*_system_notes(summary), *errors, *warnings],
-            errors=errors,
-            warnings=warnings,
-            simulated=summary.target.simulated,
-        ),
+    return MlperfRunFacts(
+        dataset=data_name,
+        target_qps=qps,
+        notes=[*_system_notes(summary), *errors, *warnings],
+        errors=errors,
+        warnings=warnings,
+        simulated=summary.target.simulated,
     )
-    result = _with_stability(result, test, summary, search_result)
-    write_result(run_dir, result, test, log_context(summary))
-    return result
 
 
 def _measurement_errors(summary: Summary) -> list[str]:

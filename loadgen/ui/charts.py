@@ -201,15 +201,9 @@ def _build_chart(
         return None
     x_max = max(x_values) * X_MARGIN
     colors = assign_colors(results, choice.color_by)
-    series: list[Series] = []
-    for result in results:
-        label = _legend_label(result, choice.color_by)
-        points = points_by_result[result.name]
-        series += _result_series(result, points, colors[result.name], label, links=links)
     limits = _TpotLimitMarks()
     if choice.x == SPEED_PER_USER:
         limits = _tpot_limits(results, colors, x_max)
-        series += _interval_series(results, colors, y_key=choice.y)
     return Chart(
         kind="lines",
         title=f"{y_metric.title} by {x_metric.title}",
@@ -219,8 +213,33 @@ def _build_chart(
         y=_build_axis(y_metric, [point.y for point in all_points]),
         bands=limits.bands,
         marks=limits.marks,
-        series=tuple(series),
+        series=tuple(_chart_series(results, points_by_result, colors, choice, links=links)),
     )
+
+
+def _chart_series(
+    results: Sequence[StoredResult],
+    points_by_result: Mapping[str, Sequence[_Point]],
+    colors: Mapping[str, str],
+    choice: Choice,
+    *,
+    links: bool,
+) -> Iterator[Series]:
+    """Yield the lines of a chart: those of the load points, then those of confidence intervals.
+
+    Args:
+        results: The results.
+        points_by_result: The load points of each result by its name.
+        colors: The color of each result by its name.
+        choice: The metrics of the two axes, and by what results are colored.
+        links: Whether points lead to the pages of their runs.
+    """
+    for result in results:
+        label = _legend_label(result, choice.color_by)
+        points = points_by_result[result.name]
+        yield from _result_series(result, points, colors[result.name], label, links=links)
+    if choice.x == SPEED_PER_USER:
+        yield from _interval_series(results, colors, y_key=choice.y)
 
 
 def _build_axis(metric: AxisMetric, values: Sequence[float], maximum: float | None = None) -> Axis:
