@@ -127,10 +127,10 @@ class WorkerGroup:
     async def _create_workers(self, job: Job, emit: Emit) -> list[RemoteWorker]:
         """Place an agent for each worker of a run, and record which nodes the run uses."""
         placed_agents = await self._nodes.place_agents(job.settings.workers, emit)
-        self._nodes.history.used = {placed.node.id: placed.node.label for placed in placed_agents}
+        self._nodes.history.used = {node.id: node.label for node, _agent in placed_agents}
         return [
-            RemoteWorker(index, placed.node, placed.agent, WorkerFileCopy(job.folder, index))
-            for index, placed in enumerate(placed_agents)
+            RemoteWorker(index, node, agent, WorkerFileCopy(job.folder, index))
+            for index, (node, agent) in enumerate(placed_agents)
         ]
 
     async def _has_lost_node(self) -> bool:
