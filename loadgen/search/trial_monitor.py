@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -36,6 +35,8 @@ MIN_STEADY_BATCHES = 10
 """The least number of batches after the start-up from which a trial may pass early."""
 MIN_START_UP_BATCHES = 2
 """The least number of batches before those, so that a start-up can be recognized at all."""
+MIN_BATCHES = MIN_START_UP_BATCHES + MIN_STEADY_BATCHES
+"""The least number of batches from which a trial may pass early."""
 MAX_BATCHES = 120
 """The largest number of batches. A longer run has longer batches, not more."""
 MIN_BATCH_NS = 5 * NS_PER_S
@@ -110,6 +111,86 @@ class _Batches:
     in_flight: NDArray[np.float64]
 
 
+class _EndedRequests:
+    """The requests of a running trial that have ended, and the terms of the SLO that they missed.
+
+    Attributes:
+        miss_counts: How many requests have missed each term so far.
+        rows: The records of the requests, or no records if they are not kept.
+        misses: The mask of shape (terms, rows) of which of these requests missed which term.
+    """
+
+    def __init__(self, goal: Goal, *, keeps_rows: bool) -> None:
+        """Start without any request.
+
+        Args:
+            goal: The terms that have to hold.
+            keeps_rows: Whether the records are kept, as an early pass needs them. A failure only
+                needs the counts.
+        """
+        self._goal = goal
+        self._keeps_rows = keeps_rows
+        self.miss_counts = np.zeros(len(goal.request_terms), np.int64)
+        self.rows = np.zeros(0, ROW)
+        self.misses = goal.find_misses(self.rows)
+
+    def add(self, ended_rows: NDArray[np.void]) -> None:
+        """Add the records of requests that have ended since the last call."""
+        misses = self._goal.find_misses(ended_rows)
+        self.miss_counts += misses.sum(axis=1)
+        if self._keeps_rows:
+            self.rows = concatenate_rows((self.rows, ended_rows))
+            self.misses = np.concatenate((self.misses, misses), axis=1)
+
+
+class _MissedTasks:
+    """Counts the tasks of a running trial that missed their objective.
+
+    A task is a session of several requests, and is judged when all of its requests are known.
+
+    Attributes:
+        count: How many tasks have missed their objective so far.
+    """
+
+    def __init__(self, term: TaskTerm, max_turns: int) -> None:
+        """Start without any task. `max_turns` is the largest number of requests of a task."""
+        self._term = term
+        self._max_turns = max_turns
+        self._rows_of_open_tasks = np.zeros(0, ROW)
+        self.count = 0
+
+    def add(self, new_rows: NDArray[np.void]) -> None:
+        """Add the records of requests that have ended since the last call.
+
+        The records of tasks that have not ended are kept until the next call. A task that the end
+        of the run cut off says nothing about its objective and is not counted.
+        """
+        rows = concatenate_rows((self._rows_of_open_tasks, new_rows))
+        table = tasks.tabulate_tasks(Columns(rows), self._max_turns)
+        open_task_numbers = table.numbers[~table.has_ended]
+        self._rows_of_open_tasks = select_rows(rows, np.isin(rows["session"], open_task_numbers))
+
+        was_cancelled = table.columns.cancelled.astype(bool)
+        is_unfinished = table.columns.unfinished.astype(bool)
+        is_complete = table.has_ended & ~was_cancelled & ~is_unfinished
+        has_met_term = tasks.meets_task_term(table.columns, self._term)
+        self.count += int((is_complete & ~has_met_term).sum())
+
+    def describe_failure(self, task_count: int) -> str:
+        """Return that more tasks missed their objective than it allows, or "" if they did not.
+
+        The objective names the share of the planned `task_count` tasks that has to meet it, such as
+        0.9.
+        """
+        needed_count = math.ceil(self._term.share * task_count - ROUNDING)
+        allowed = task_count - needed_count
+        if self.count <= allowed:
+            return ""
+        return (
+            f"{self.count:,} of {task_count:,} tasks missed their objective ({allowed:,} allowed)"
+        )
+
+
 class TrialMonitor:
     """Decides the outcome of a trial before its end, where that is possible.
 
@@ -134,22 +215,20 @@ class TrialMonitor:
                 known beforehand when their later requests are due.
         """
         self._goal = goal
-        # Arrivals count from the start of the measured load. All other times count from the start
-        # of the schedule, as those of the records do. Between the two lies the warm-up, if any.
-        self._load_start_ns = load.start_ns
-        self._arrivals_ns = np.sort(load.due_ns) - load.start_ns
         self._request_count = load.request_count
-        self._max_turns = load.max_turns
         self._allowed_misses = goal.allowed_misses(load.request_count)
         has_known_arrivals = load.session_requests is None
         self._may_pass_early = may_pass_early and has_known_arrivals and not goal.full_run_terms
 
-        # What the records so far show. Rows and their misses are only kept if a pass needs them.
-        self._miss_counts = np.zeros(len(goal.request_terms), np.int64)
-        self._rows = np.zeros(0, ROW)
-        self._misses = goal.find_misses(self._rows)
-        self._rows_of_open_tasks = np.zeros(0, ROW)
-        self._missed_task_count = 0
+        # Records, and the times that callers pass, count from the start of the schedule. Arrivals
+        # and batches count from the start of the measured load, which follows the warm-up.
+        self._load_start_ns = load.start_ns
+        self._arrivals_ns = np.sort(load.due_ns) - load.start_ns
+
+        self._ended_requests = _EndedRequests(goal, keeps_rows=self._may_pass_early)
+        self._missed_tasks: _MissedTasks | None = None
+        if goal.slo.task is not None:
+            self._missed_tasks = _MissedTasks(goal.slo.task, load.max_turns)
 
     @property
     def last_due_ns(self) -> int:
@@ -162,15 +241,13 @@ class TrialMonitor:
         `new_rows` are the measured records since the last call, in any order. Times are relative to
         the start of the schedule.
         """
-        if self._goal.slo.task is not None:
-            self._count_missed_tasks(self._goal.slo.task, new_rows)
-        ended_rows = select_ended(new_rows)
-        misses = self._goal.find_misses(ended_rows)
-        self._miss_counts += misses.sum(axis=1)
-        if self._may_pass_early:
-            self._rows = concatenate_rows((self._rows, ended_rows))
-            self._misses = np.concatenate((self._misses, misses), axis=1)
-        return self._decide(now_ns, self._miss_counts, self._rows, self._misses)
+        if self._missed_tasks is not None:
+            self._missed_tasks.add(new_rows)
+        ended_requests = self._ended_requests
+        ended_requests.add(select_ended(new_rows))
+        return self._decide(
+            now_ns, ended_requests.miss_counts, ended_requests.rows, ended_requests.misses
+        )
 
     def find_first_decision(self, rows: NDArray[np.void], interval_ns: int) -> Decision | None:
         """Return the first decision of a finished trial, or None if it had to run to its end.
@@ -185,39 +262,19 @@ class TrialMonitor:
         """
         done_ns = rows["done_ns"]
         misses = self._goal.find_misses(rows)
-        # Column n of the cumulative sum counts the misses of each term among the first n rows. A
-        # column of zeros in front stands for n = 0.
-        cumulative_misses = np.pad(misses.cumsum(axis=1), ((0, 0), (1, 0)))
+        miss_counts = np.zeros(len(misses), np.int64)
+        ended_count = 0
         last_done_ns = int(done_ns.max(initial=0))
         for now_ns in range(interval_ns, last_done_ns, interval_ns):
-            ended_count = int(np.searchsorted(done_ns, now_ns, "right"))
+            previous_count = ended_count
+            ended_count = int(np.searchsorted(done_ns, now_ns, "right"))  # done by `now_ns`
+            miss_counts += misses[:, previous_count:ended_count].sum(axis=1)
             decision = self._decide(
-                now_ns,
-                cumulative_misses[:, ended_count],
-                rows[:ended_count],
-                misses[:, :ended_count],
+                now_ns, miss_counts, rows[:ended_count], misses[:, :ended_count]
             )
             if decision is not None:
                 return decision
         return None
-
-    def _count_missed_tasks(self, term: TaskTerm, new_rows: NDArray[np.void]) -> None:
-        """Add the tasks that have ended since the last check and missed their term to the count.
-
-        A task is a session of several requests, and is judged when all of its requests are known.
-        The rows of tasks that have not ended are therefore kept until the next check. A task that
-        the end of the run cut off says nothing about its term and is not counted.
-        """
-        rows = concatenate_rows((self._rows_of_open_tasks, new_rows))
-        table = tasks.tabulate_tasks(Columns(rows), self._max_turns)
-        open_task_numbers = table.numbers[~table.has_ended]
-        self._rows_of_open_tasks = select_rows(rows, np.isin(rows["session"], open_task_numbers))
-
-        was_cancelled = table.columns.cancelled.astype(bool)
-        is_unfinished = table.columns.unfinished.astype(bool)
-        is_complete = table.has_ended & ~was_cancelled & ~is_unfinished
-        has_met_term = tasks.meets_task_term(table.columns, term)
-        self._missed_task_count += int((is_complete & ~has_met_term).sum())
 
     def _decide(
         self,
@@ -241,10 +298,15 @@ class TrialMonitor:
         failure = self._explain_missed_terms(miss_counts) or self._explain_missed_tasks()
         if failure:
             return Decision(FAILED, "misses", failure, now_ns)
-
         has_load_left = len(self._arrivals_ns) > 0 and now_ns < self.last_due_ns
         if not self._may_pass_early or not has_load_left:
             return None
+        return self._decide_pass(now_ns, ended_rows, misses)
+
+    def _decide_pass(
+        self, now_ns: int, ended_rows: NDArray[np.void], misses: NDArray[np.bool_]
+    ) -> Decision | None:
+        """Return that the trial passes at `now_ns`, or None if that is not certain enough."""
         batches = self._cut_into_batches(now_ns, ended_rows)
         if batches is None:
             return None
@@ -268,22 +330,11 @@ class TrialMonitor:
         return ""
 
     def _explain_missed_tasks(self) -> str:
-        """Return that more tasks have missed their term than it allows, or "" if they have not.
-
-        The term names the share of all planned tasks that has to meet it, such as 0.9.
-        """
-        term = self._goal.slo.task
-        if term is None:
+        """Return that too many tasks have missed their objective, or "" if they have not."""
+        if self._missed_tasks is None:
             return ""
-        task_count = len(self._arrivals_ns)
-        needed_count = math.ceil(term.share * task_count - ROUNDING)
-        allowed = task_count - needed_count
-        if self._missed_task_count <= allowed:
-            return ""
-        return (
-            f"{self._missed_task_count:,} of {task_count:,} tasks missed their objective "
-            f"({allowed:,} allowed)"
-        )
+        task_count = len(self._arrivals_ns)  # Each planned session is a task.
+        return self._missed_tasks.describe_failure(task_count)
 
     def _find_steady_start(
         self, batches: _Batches, ended_rows: NDArray[np.void], misses: NDArray[np.bool_]
@@ -306,28 +357,44 @@ class TrialMonitor:
         start = _end_of_start_up([batches.in_flight, *quantiles_by_term])
         if start is None or batches.count - start < MIN_STEADY_BATCHES:
             return None
-
-        # The trends of the steady state are continued until the planned end of the load, but no
-        # further ahead than the time that the straight lines are fitted to.
-        steady_batches = batches.count - start
-        planned_batches = int(self._arrivals_ns[-1]) / batches.width_ns
-        batches_ahead = min(planned_batches - batches.count, steady_batches)
+        batches_ahead = self._batches_to_extrapolate(batches, start)
         if _will_grow(batches.in_flight[start:], batches_ahead):
             return None
-        if has_growing_replica(ended_rows, batches.ends_ns[start:] + self._load_start_ns):
+        steady_ends_ns = batches.ends_ns[start:] + self._load_start_ns
+        if has_growing_replica(ended_rows, steady_ends_ns):
             return None
-
-        for term, log_quantiles in zip(self._goal.slo.terms, quantiles_by_term, strict=True):
-            log_limit = math.log(term.limit_ns)
-            if not _will_stay_below(log_quantiles[start:], log_limit, batches_ahead):
-                return None
+        steady_quantiles = [log_quantiles[start:] for log_quantiles in quantiles_by_term]
+        if not self._will_meet_latency_limits(steady_quantiles, batches_ahead):
+            return None
         return start if self._will_stay_within_allowed_misses(batches, start, misses) else None
 
-    def _cut_into_batches(self, now_ns: int, ended_rows: NDArray[np.void]) -> _Batches | None:
-        """Return the batches of the measured load until `now_ns`, or None if they are too few.
+    def _batches_to_extrapolate(self, batches: _Batches, start: int) -> float:
+        """Return for how many batches ahead the trends of the steady state are continued.
 
-        A pass needs at least MIN_STEADY_BATCHES after MIN_START_UP_BATCHES of the start-up. Two
-        kinds of batches are left out:
+        They are continued until the planned end of the load, but not for longer than the steady
+        state has lasted, because a straight line says little about a time further away.
+        """
+        planned_batches = int(self._arrivals_ns[-1]) / batches.width_ns
+        batches_left = planned_batches - batches.count
+        steady_batches = batches.count - start
+        return min(batches_left, steady_batches)
+
+    def _will_meet_latency_limits(
+        self, steady_quantiles: Sequence[NDArray[np.float64]], batches_ahead: float
+    ) -> bool:
+        """Return whether the latency quantile of each term is expected to stay below its limit.
+
+        `steady_quantiles` has for each term the logarithm of its quantile in each steady batch.
+        """
+        return all(
+            _will_stay_below(log_quantiles, math.log(term.limit_ns), batches_ahead)
+            for term, log_quantiles in zip(self._goal.slo.terms, steady_quantiles, strict=True)
+        )
+
+    def _cut_into_batches(self, now_ns: int, ended_rows: NDArray[np.void]) -> _Batches | None:
+        """Return the requests until `now_ns` by batches of time, or None if these are too few.
+
+        Two kinds of batches are left out:
 
         - Batches that have not elapsed yet: some of their requests are not due yet.
         - The first batch with too many pending requests, and all later ones. The slow requests of
@@ -337,25 +404,19 @@ class TrialMonitor:
             now_ns: The time of the check, from the start of the schedule.
             ended_rows: The records of the requests that have ended.
         """
-        min_count = MIN_STEADY_BATCHES + MIN_START_UP_BATCHES
         width_ns = self._batch_width_ns()
         elapsed_batches = int((now_ns - self._load_start_ns) // width_ns)
-        if elapsed_batches < min_count:
+        if elapsed_batches < MIN_BATCHES:
             return None
-
-        # From here on, all times count from the start of the measured load, as the arrivals do.
-        ended_arrivals_ns = ended_rows["due_ns"] - self._load_start_ns
-        done_ns = np.sort(ended_rows["done_ns"] - self._load_start_ns)
-
-        batch_of_row = ended_arrivals_ns // width_ns
+        batch_of_row = (ended_rows["due_ns"] - self._load_start_ns) // width_ns
         due_counts = _count_by_batch(self._arrivals_ns // width_ns, elapsed_batches)
         ended_counts = _count_by_batch(batch_of_row, elapsed_batches)
         pending_counts = due_counts - ended_counts
         count = _count_complete_batches(due_counts, pending_counts)
-        if count < min_count:
+        if count < MIN_BATCHES:
             return None
-
         ends_ns = np.arange(1, count + 1) * width_ns
+        done_ns = np.sort(ended_rows["done_ns"] - self._load_start_ns)
         return _Batches(
             width_ns=width_ns,
             count=count,
@@ -394,17 +455,13 @@ class TrialMonitor:
         is_in_batch = batches.batch_of_row < batches.count
         columns = Columns(select_rows(ended_rows, is_in_batch))
         has_failed = ~columns.where(metrics.OK)
-        batch_of_row = batches.batch_of_row[is_in_batch]
-
-        # Sorted by batch, the rows of a batch are a slice, from its boundary to the next one.
-        order = np.argsort(batch_of_row, kind="stable")
-        boundaries = np.searchsorted(batch_of_row[order], np.arange(batches.count + 1))
+        rows_by_batch = _group_rows_by_batch(batches.batch_of_row[is_in_batch], batches.count)
         quantiles_by_term = []
         for term in self._goal.slo.terms:
-            latencies_ns = np.where(has_failed, NEVER_NS, columns.measure(term.metric))[order]
+            latencies_ns = np.where(has_failed, NEVER_NS, columns.measure(term.metric))
             log_quantiles = [
-                _log_quantile(latencies_ns[first:end], term.quantile)
-                for first, end in pairwise(boundaries)
+                _log_quantile(latencies_ns[row_indices], term.quantile)
+                for row_indices in rows_by_batch
             ]
             quantiles_by_term.append(np.array(log_quantiles))
         return quantiles_by_term
@@ -414,37 +471,46 @@ class TrialMonitor:
     ) -> bool:
         """Return whether each term is expected to be missed by no more requests than it allows.
 
-        The expected misses at the planned end of the trial are the sum of three numbers:
-
-        1. The requests that have ended and missed the term.
-        2. The pending requests. All of them count as misses, because they may become misses.
-        3. The misses among the requests that are left, which are not in any batch. They are
-           expected to miss the term at the highest share that the steady state lets expect: the
-           upper confidence bound of the mean share of misses by batch.
-
         Args:
             batches: The requests so far by batches of time.
             start: The first batch of the steady state.
             misses: The mask of shape (terms, rows) of which request missed which term.
         """
-        requests_left = self._request_count - int(batches.due_counts.sum())
         is_in_batch = batches.batch_of_row < batches.count
         for is_missed, allowed in zip(misses, self._allowed_misses, strict=True):
             batch_of_miss = batches.batch_of_row[is_missed & is_in_batch]
-            ended_misses = np.bincount(batch_of_miss, minlength=batches.count)
-            misses_by_batch = ended_misses + batches.pending_counts
-            steady_miss_shares = misses_by_batch[start:] / batches.due_counts[start:]
-            mean_miss_share = intervals.batch_means(
-                steady_miss_shares, batches=MIN_STEADY_BATCHES, level=TWO_SIDED_CONFIDENCE
-            )
-            # A steady state without any miss does not show that misses never occur, so that at
-            # least one miss in the whole trial is assumed.
-            min_miss_share = 1 / self._request_count
-            upper_miss_share = max(mean_miss_share.high, min_miss_share)
-            misses_so_far = int(misses_by_batch.sum())
-            if misses_so_far + upper_miss_share * requests_left > allowed:
+            if self._forecast_misses(batches, start, batch_of_miss) > allowed:
                 return False
         return True
+
+    def _forecast_misses(
+        self, batches: _Batches, start: int, batch_of_miss: NDArray[np.int64]
+    ) -> float:
+        """Return how many requests of the whole trial may miss a term, as a cautious estimate.
+
+        It is the sum of two numbers:
+
+        - The misses in the batches so far. A pending request counts as a miss.
+        - The misses among the requests of later batches. Their share is the upper confidence bound
+          of the mean share of misses in the batches of the steady state.
+
+        Args:
+            batches: The requests so far by batches of time.
+            start: The first batch of the steady state.
+            batch_of_miss: The index of the batch of each request that missed the term.
+        """
+        ended_misses = np.bincount(batch_of_miss, minlength=batches.count)
+        misses_by_batch = ended_misses + batches.pending_counts
+        steady_miss_shares = misses_by_batch[start:] / batches.due_counts[start:]
+        mean_miss_share = intervals.batch_means(
+            steady_miss_shares, batches=MIN_STEADY_BATCHES, level=TWO_SIDED_CONFIDENCE
+        )
+        # A steady state without any miss does not show that misses never occur, so that at least
+        # one miss in the whole trial is assumed.
+        min_miss_share = 1 / self._request_count
+        upper_miss_share = max(mean_miss_share.high, min_miss_share)
+        later_requests = self._request_count - int(batches.due_counts.sum())
+        return int(misses_by_batch.sum()) + upper_miss_share * later_requests
 
 
 def _describe_steady_state(batches: _Batches, start: int) -> str:
@@ -499,6 +565,19 @@ def _count_by_batch(batch_numbers: NDArray[np.int64], batch_count: int) -> NDArr
     return np.bincount(in_range, minlength=batch_count)
 
 
+def _group_rows_by_batch(
+    batch_of_row: NDArray[np.int64], batch_count: int
+) -> list[NDArray[np.int64]]:
+    """Return for each batch the indices of its rows, in ascending order.
+
+    For example, rows of the batches [1, 0, 1] are grouped as [[1], [0, 2]].
+    """
+    rows_in_order_of_batch = np.argsort(batch_of_row, kind="stable")
+    row_counts = np.bincount(batch_of_row, minlength=batch_count)
+    first_position_of_next_batch = np.cumsum(row_counts)[:-1]
+    return np.split(rows_in_order_of_batch, first_position_of_next_batch)
+
+
 def _count_complete_batches(
     due_counts: NDArray[np.int64], pending_counts: NDArray[np.int64]
 ) -> int:
@@ -509,13 +588,17 @@ def _count_complete_batches(
     return int(incomplete_batches[0]) if len(incomplete_batches) else len(due_counts)
 
 
-def _log_quantile(values_ns: NDArray[np.int64], quantile: float) -> float:
-    """Return the logarithm of a quantile, or LOG_OF_FAILURE if it is not known or a failure."""
-    defined_ns = values_ns[values_ns != metrics.UNDEFINED]
+def _log_quantile(latencies_ns: NDArray[np.int64], quantile: float) -> float:
+    """Return the logarithm of a latency quantile.
+
+    Return LOG_OF_FAILURE if no request has this latency, or if the quantile falls on a failed
+    request, whose latency is NEVER_NS.
+    """
+    defined_ns = latencies_ns[latencies_ns != metrics.UNDEFINED]
     if not len(defined_ns):
         return LOG_OF_FAILURE
-    value_ns = quantile_of(defined_ns, quantile)
-    return LOG_OF_FAILURE if value_ns >= NEVER_NS else math.log(max(value_ns, 1))
+    quantile_ns = quantile_of(defined_ns, quantile)
+    return LOG_OF_FAILURE if quantile_ns >= NEVER_NS else math.log(max(quantile_ns, 1))
 
 
 def _will_stay_below(series: NDArray[np.float64], limit: float, batches_ahead: float) -> bool:
@@ -541,10 +624,8 @@ def has_growing_replica(rows: NDArray[np.void], times_ns: NDArray[np.int64]) -> 
     """Return whether the requests in flight at one target or replica grow over these times.
 
     The queue of one overloaded replica grows unnoticed in the total if the other replicas have many
-    requests in flight, so that each replica is tested alone. A significant trend only counts if the
-    growth is also a noticeable share of the mean.
-
-    The answer is False if there is only one replica, because the caller tests the total.
+    requests in flight, so that each replica is tested alone. With only one replica the result is
+    False, because the caller tests the total.
 
     Args:
         rows: The records of the requests that have ended.
@@ -561,9 +642,11 @@ def has_growing_replica(rows: NDArray[np.void], times_ns: NDArray[np.int64]) -> 
         due_ns = np.sort(replica_rows["due_ns"])
         done_ns = np.sort(replica_rows["done_ns"])
         in_flight_by_replica.append(_count_in_flight(due_ns, done_ns, times_ns))
-    return any(
-        in_flight_trend is not None
-        and in_flight_trend.grows
-        and in_flight_trend.growth > MIN_GROWTH_SHARE * in_flight_trend.mean
-        for in_flight_trend in trend.find_trends(in_flight_by_replica)
-    )
+    return any(map(_is_noticeable_growth, trend.find_trends(in_flight_by_replica)))
+
+
+def _is_noticeable_growth(in_flight_trend: trend.Trend | None) -> bool:
+    """Return whether a trend is a growth that is significant and a noticeable share of the mean."""
+    if in_flight_trend is None or not in_flight_trend.grows:
+        return False
+    return in_flight_trend.growth > MIN_GROWTH_SHARE * in_flight_trend.mean

@@ -215,8 +215,7 @@ def judge_search_trial(
     a sweep, whose table states the other facts.
     """
     decision = judge_trial(goal, records, early_decision)
-    is_load_point = trial.kind == "level"
-    if is_load_point or goal.mlperf:
+    if trial.is_load_point or goal.mlperf:
         return decision
 
     summary = records.summary
@@ -254,7 +253,7 @@ def _judge_full_length(goal: Goal, records: TrialRecords) -> Decision:
 
     The first of these rules that applies decides:
 
-    1. FAILED: more requests missed a term than it allows.
+    1. FAILED: a term of the SLO was missed by more requests than may miss it.
     2. FAILED: the SLO of tasks, or that of a class of requests, was missed.
     3. INVALID: the end of the run cut off so many requests that they could change the outcome.
     4. PASSED.
@@ -266,6 +265,7 @@ def _judge_full_length(goal: Goal, records: TrialRecords) -> Decision:
     unfinished_count = int((counted_rows["status"] == columns.UNFINISHED).sum())
     has_too_many_unfinished = outcomes.is_undecided(unfinished_count, len(counted_rows))
 
+    # With many unfinished requests, a failure is only certain if it does not depend on them.
     exceeded_terms = _describe_exceeded_terms(
         goal, counted_rows, assumes_unfinished_met=has_too_many_unfinished
     )
@@ -285,25 +285,22 @@ def _describe_exceeded_terms(
 ) -> list[str]:
     """Return a sentence for each term of the SLO that more requests missed than it allows.
 
-    An unfinished request is one that the end of the run cut off. If it had exceeded the limit of a
-    term by then, it has missed this term. Otherwise it might have met or missed it.
+    The end of the run cuts off unfinished requests. One that had exceeded the limit of a term by
+    then has missed it. For the others it is open whether they would have met it.
 
     Args:
         goal: The SLO of the trial, with its terms.
         counted_rows: The records of the requests that were due, without cancelled ones.
-        assumes_unfinished_met: How to count an unfinished request that has not missed a term yet.
-            False leaves it out of the requests of this term. True assumes that it met the term. A
-            term that is exceeded under this assumption would have been exceeded in any case.
+        assumes_unfinished_met: True counts the open requests as having met the term, so that a term
+            that is exceeded would have been exceeded in any case. False leaves them out.
     """
     is_unfinished = counted_rows["status"] == columns.UNFINISHED
     request_count = len(counted_rows)
     sentences = []
     for term_index, is_missed in enumerate(goal.find_misses(counted_rows)):
         missed_count = int(is_missed.sum())
-        judged_count = request_count
-        if not assumes_unfinished_met:
-            is_undecided = is_unfinished & ~is_missed
-            judged_count -= int(is_undecided.sum())
+        open_count = int((is_unfinished & ~is_missed).sum())
+        judged_count = request_count if assumes_unfinished_met else request_count - open_count
         allowed = goal.allowed_misses(judged_count)[term_index]
         if missed_count > allowed:
             sentences.append(goal.describe_misses(term_index, missed_count, request_count, allowed))
@@ -323,29 +320,39 @@ def _find_invalidity(records: TrialRecords, *, ended_early: bool) -> _Invalidity
 
     The first of these reasons that applies is returned:
 
-    1. The verdict of the run is INVALID. That a run has too few requests ("too_few") does not count
-       if it ended early, because its misses were compared with the planned number of requests.
-    2. The metric of a term is withheld, because the client measured it too inaccurately. A term
-       that is undecided only for lack of samples does not make the trial invalid.
+    1. The verdict of the run is INVALID.
+    2. The client measured the metric of a term too inaccurately.
     3. The server could not be reached.
     """
     summary = records.summary
     for verdict_code in summary.verdict.codes:
-        if verdict_code.code != "too_few" or not ended_early:
+        # A trial that ended early has few requests, but was judged by its planned number of them.
+        is_expected = ended_early and verdict_code.code == "too_few"
+        if not is_expected:
             return _Invalidity(verdict_code.code, reasons.format_reason(verdict_code))
+    return _find_inaccurate_term(summary) or _find_unreachable_server(records)
+
+
+def _find_inaccurate_term(summary: Summary) -> _Invalidity | None:
+    """Return the first term that is undecided because its metric is inaccurate, or None.
+
+    The metric is inaccurate if it is withheld as unsound, or if only a range of its value is known.
+    A term may also be undecided because it has too few samples. This does not make a trial invalid.
+    """
     for term in summary.goodput.slo:
-        has_only_bounds = term.low_ms is not None
-        is_withheld = term.metric in summary.unsound or has_only_bounds
-        if term.undecided and is_withheld:
+        is_unsound = term.metric in summary.unsound
+        has_only_range = term.low_ms is not None
+        if term.undecided and (is_unsound or has_only_range):
             return _Invalidity("withheld", term.undecided)
-    return _find_lost_server(records)
+    return None
 
 
-def _find_lost_server(records: TrialRecords) -> _Invalidity | None:
-    """Return that too many requests could not reach the server, or None if most did.
+def _find_unreachable_server(records: TrialRecords) -> _Invalidity | None:
+    """Return the error that too many requests failed to reach the server, or None.
 
-    Too many means more than the share of failures for which a verdict warns. A server that cannot
-    be reached is broken rather than overloaded, so that a lower load would not help.
+    How many are too many is the limit of the share of failed requests by which every run is judged.
+    A server that cannot be reached is broken rather than overloaded, so a lower load would not
+    help, and the trial must not count as failed.
     """
     request_count = len(records.rows)
     unreached_count = int(np.isin(records.rows["kind"], SERVER_GONE_KINDS).sum())
@@ -368,33 +375,40 @@ def _read_growth(summary: Summary) -> _Growth:
 
 
 def _measure_offered_load(finished: FinishedTrial) -> _OfferedLoad:
-    """Return the load that the arrivals offered until the trial was decided.
+    """Return the load that a trial offered to the server until it was decided.
 
-    A closed loop offers as many virtual users as requested. The rate of random arrivals is counted,
-    because by chance they offer for example 30.4/s where 30/s were requested. A session counts as
-    one arrival, that of its first request (turn 0).
+    A closed loop offers as many virtual users as requested. In an open loop the arrivals are
+    random: where 30/s were requested they may offer 30.4/s, so they are counted. A session counts
+    as one arrival, that of its first request (turn 0).
     """
     due_rows = finished.records.due_rows
     first_turns = due_rows[due_rows["turn"] == 0]
     planned_load_s = _planned_load_s(finished.workload, due_rows)
-    observed_load_s = _observed_load_s(finished, planned_load_s)
     offered_load = finished.trial.load
-    if observed_load_s > 0 and not is_closed_loop(finished.workload):
-        first_arrival_ns = first_turns["due_ns"].min(initial=NEVER_NS)
-        arrivals_ns = first_turns["due_ns"] - first_arrival_ns
-        observed_arrivals = int((arrivals_ns < observed_load_s * NS_PER_S).sum())
-        offered_load = observed_arrivals / observed_load_s
+    if not is_closed_loop(finished.workload):
+        observed_load_s = _observed_load_s(finished, planned_load_s)
+        if observed_load_s > 0:
+            offered_load = _arrival_rate(first_turns["due_ns"], observed_load_s)
 
     has_run_to_end = finished.early_decision is None
-    full_length_requests = len(first_turns) if has_run_to_end else offered_load * planned_load_s
-    return _OfferedLoad(offered_load, full_length_requests)
+    if has_run_to_end:
+        return _OfferedLoad(offered_load, full_length_requests=len(first_turns))
+    return _OfferedLoad(offered_load, full_length_requests=offered_load * planned_load_s)
+
+
+def _arrival_rate(due_ns: NDArray[np.int64], period_s: float) -> float:
+    """Return the number of arrivals per second in a period that begins with the first arrival."""
+    first_arrival_ns = due_ns.min(initial=NEVER_NS)
+    is_in_period = due_ns - first_arrival_ns < period_s * NS_PER_S
+    return int(is_in_period.sum()) / period_s
 
 
 def _observed_load_s(finished: FinishedTrial, planned_load_s: float) -> float:
-    """Return for how long the load was observed: `planned_load_s`, or until an early decision.
+    """Return for how many seconds of the measured load its arrivals are known.
 
-    Later requests of sessions may decide a trial after the last session has begun, so that the
-    decision may come after the end of the load.
+    They are known for the whole planned load, or until an early decision stopped it. A decision may
+    also come after the last session has begun, while later requests of sessions are still due. The
+    arrivals of sessions are then known for the whole load.
     """
     if finished.early_decision is None:
         return planned_load_s
@@ -411,9 +425,9 @@ def _warmup_ns(workload: Workload) -> int:
 def _planned_load_s(workload: Workload, due_rows: NDArray[np.void]) -> float:
     """Return the planned duration of the measured load, in seconds.
 
-    A stage that is limited by its number of requests has no planned duration. Its load lasts from
-    the first time at which a request is due to the last one, but at least as long as the stage
-    requires (`at_least`), as MLPerf's rules do.
+    It is the sum of the durations of the measured stages. If one of them is limited by its number
+    of requests instead, it is the time from the first to the last time at which a request is due,
+    but at least the minimum duration of the stages (`at_least`), which MLPerf's rules require.
 
     Args:
         workload: What was sent.

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -63,7 +63,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from loadgen.core.execution.plan import Settings
-    from loadgen.core.schedule.schedule import Schedule
+    from loadgen.core.schedule.schedule import Schedule, ScheduledStage
     from loadgen.core.workload import Workload
 
 NS_PER_S = 1_000_000_000
@@ -131,15 +131,19 @@ class TrialRunner:
     def save_progress(self, search: LoadSearch) -> SearchResult:
         """Return the result so far, and write it to files in case the search is killed."""
         result = search.result
-        # The files identify the workload without its load, so that any load serves here.
+        # The files identify the requests without their load, so that any load serves here.
         any_load = result.load or 1.0
-        any_trial = PlannedTrial(number=0, load=any_load, kind="probe", may_pass_early=False)
         capacity_files.write_outputs(
             ExperimentOutcome(self.output_dir, search.results, result),
-            self.make_workload(any_trial),
+            self._workload_at(any_load),
             resume_command=self.resume_command,
         )
         return result
+
+    def _workload_at(self, load: float) -> Workload:
+        """Return the workload that a trial at this load would send."""
+        trial = PlannedTrial(number=0, load=load, kind="probe", may_pass_early=False)
+        return self.make_workload(trial)
 
     def save_result(self, search: LoadSearch) -> SearchResult:
         """Return the result of a search, and write all of its files."""
@@ -158,45 +162,51 @@ class TrialRunner:
         return result
 
     def _run_to_end(self, trial: PlannedTrial) -> FinishedTrial:
-        """Run a trial until its end, or until the monitor has decided its outcome.
+        """Run a trial until its end, or until a monitor has decided its outcome.
 
-        Raises TrialInterruptedError if the user stopped it before.
+        The monitor gets the events of the run, and keeps its decision and the simulated records.
+
+        Raises TrialInterruptedError if the user stopped the trial before.
         """
         workload = self._seeded_workload(trial)
-        run_dir = experiment.new_run_dir(self.output_dir, self.name_run(trial))
+        planned_dir = experiment.new_run_dir(self.output_dir, self.name_run(trial))
         monitored_run = _MonitoredRun(
             self.goal, trial, self.check_interval_s, is_monitored=self.may_end_early
         )
         try:
-            # The directory may have got another name, so that the one that was written counts.
+            # If the planned directory cannot be used, the run is written to another one.
             summary, run_dir = self.execute(
                 workload,
-                replace(self.settings, out=run_dir),
+                replace(self.settings, out=planned_dir),
                 (*self.event_handlers, monitored_run.handle),
             )
         finally:
             monitored_run.stop_watching()
 
-        if summary.run.state == "interrupted" and monitored_run.decision is None:
+        decision = monitored_run.decision
+        if summary.run.state == "interrupted" and decision is None:
             raise TrialInterruptedError
         rows = monitored_run.simulated_rows
         if rows is None:
             rows = store.read_run(run_dir).rows
         records = TrialRecords(summary, select_measured(rows, summary))
-        return FinishedTrial(trial, workload, records, run_dir, monitored_run.decision)
+        return FinishedTrial(trial, workload, records, run_dir, decision)
 
     def _seeded_workload(self, trial: PlannedTrial) -> Workload:
-        """Return the workload of a trial with its own seed, or else with its own prompts.
+        """Return the workload of a trial, with its random seed.
 
-        The trials of a search are independent samples, so that each has other arrivals and lengths.
-        The load points of a sweep are compared with each other, so that only their prompts differ:
-        a server may not answer from the cache of an earlier run.
+        - The trials of a search are independent samples, so each has its own seed, and with it its
+          own arrivals, lengths and prompts.
+        - The load points of a sweep are compared with each other, so they share one seed and have
+          the same arrivals and lengths. Only their prompts differ, so that a server cannot respond
+          from the cache that an earlier load point has filled.
         """
         workload = self.make_workload(trial)
         if not self.has_seed_per_trial:
             same_seed = workload.model_copy(update={"seed": self.seed})
             return with_unique_prompts(same_seed, self.name_run(trial))
         seed = seeds.run_seed(self.seed, TRIAL_SEED_STREAM, trial.number)
+        # Without a seed of its own, the schedule follows `seed` too.
         return workload.model_copy(update={"seed": seed, "schedule_seed": None})
 
 
@@ -238,22 +248,30 @@ class _MonitoredRun:
         - RunPlanned: create the monitor from the schedule.
         - LoadStarted (a run over HTTP): start a task that reads the records and may stop the load.
         - SimulationStarted: register a check that may end a simulation of sessions.
-        - Simulated: keep the records. If the outcome was decided before the end, have the
-          simulation of single requests repeated up to that time.
+        - Simulated: keep the records. If the outcome was decided before the end, request that the
+          simulation is repeated up to that time, by adding the time to `stops`.
         """
         match event:
             case RunPlanned():
                 self._planned = event
                 self._monitor = self._make_monitor(event.plan.schedule)
-            case LoadStarted() if self._monitor is not None:
-                watch = self._watch(self._monitor, event.load)
-                self._watch_task = asyncio.get_running_loop().create_task(watch)
+            case LoadStarted():
+                self._start_watching(event.load)
             case SimulationStarted() if self._monitor is not None and self._has_sessions:
                 event.checks.append(self._make_interim_check(self._monitor))
             case Simulated():
+                # A slice of records that are stored by column is one structured array.
                 self.simulated_rows = event.rows[:]
-                if self._monitor is not None and not self._has_sessions:
-                    self._decide_afterwards(self._monitor, self.simulated_rows, event.stops)
+                stop_ns = self._find_stop_time(self.simulated_rows)
+                if stop_ns is not None:
+                    event.stops.append(stop_ns)
+
+    def _start_watching(self, load: RunningLoad) -> None:
+        """Start to read the records of a run over HTTP, if the run has a monitor."""
+        if self._monitor is None:
+            return
+        watch = self._watch(self._monitor, load)
+        self._watch_task = asyncio.get_running_loop().create_task(watch)
 
     def stop_watching(self) -> None:
         """Stop reading the records of a run over HTTP."""
@@ -274,22 +292,9 @@ class _MonitoredRun:
         is_closed_loop = any(stage.concurrency for stage in schedule.stages)
         if is_closed_loop or not self._is_monitored:
             return None
-        measured_stages = [stage for stage in schedule.stages if stage.measured]
-        # The arrivals of a stage are relative to its start.
-        due_ns = np.concatenate(
-            [stage.arrivals_ns + (stage.start_ns or 0) for stage in measured_stages]
-        )
-        if not len(due_ns):
+        load = _planned_load(schedule)
+        if not len(load.due_ns):
             return None
-        session_requests = None
-        if schedule.max_turns > 1:
-            session_requests = sum(stage.slot_count or 0 for stage in measured_stages)
-        load = PlannedLoad(
-            due_ns,
-            start_ns=measured_stages[0].start_ns or 0,
-            session_requests=session_requests,
-            max_turns=schedule.max_turns,
-        )
         return TrialMonitor(self._goal, load, may_pass_early=self._trial.may_pass_early)
 
     def _select_measured(self, rows: NDArray[np.void]) -> NDArray[np.void]:
@@ -313,47 +318,80 @@ class _MonitoredRun:
                 await asyncio.sleep(self._check_interval_s)
                 new_rows = record_log.rows()
                 now_ns = int(new_rows["done_ns"].max(initial=now_ns))
-                self.decision = monitor.add_rows(now_ns, self._select_measured(new_rows))
+                self._judge_new_rows(monitor, now_ns, new_rows)
         load.decided = True
         # After the last request is due there is nothing left to stop.
         if self.decision.decided_at_ns < monitor.last_due_ns:
             load.stop()
 
-    def _make_interim_check(self, monitor: TrialMonitor) -> InterimCheck:
-        """Return the check that a simulation of sessions makes at each interval.
+    def _judge_new_rows(
+        self, monitor: TrialMonitor, now_ns: int, new_rows: NDArray[np.void]
+    ) -> bool:
+        """Store the decision at `now_ns`, if there is one, and return whether there is.
 
-        The simulation calls it with the time and the records since the last call, and ends if the
-        outcome is decided.
+        `new_rows` are the records of the requests that have ended since the last call.
         """
+        self.decision = monitor.add_rows(now_ns, self._select_measured(new_rows))
+        return self.decision is not None
 
-        def is_decided(now_ns: int, new_rows: NDArray[np.void]) -> bool:
-            self.decision = monitor.add_rows(now_ns, self._select_measured(new_rows))
-            return self.decision is not None
+    def _make_interim_check(self, monitor: TrialMonitor) -> InterimCheck:
+        """Return the check that ends a simulation of sessions once its outcome is decided.
 
-        return InterimCheck(round(self._check_interval_s * NS_PER_S), is_decided)
+        The simulation calls it at regular intervals, with the time and the records since the last
+        call, and ends when it returns True.
+        """
+        interval_ns = round(self._check_interval_s * NS_PER_S)
+        return InterimCheck(interval_ns, partial(self._judge_new_rows, monitor))
 
-    def _decide_afterwards(
-        self, monitor: TrialMonitor, rows: NDArray[np.void], stops: list[int]
-    ) -> None:
-        """Find out when the outcome of a finished simulation was decided.
+    def _find_stop_time(self, rows: NDArray[np.void]) -> int | None:
+        """Return when a simulation of single requests would have been stopped, in ns.
 
-        If that was before the last request was due, the run has to end at this time. The time is
-        then appended to `stops`, and the simulation is repeated up to the times in this list. It
-        sends its event a second time, when there is a decision already.
+        Such a simulation is computed to its end first. If its outcome was decided before the last
+        request was due, it has to be repeated up to that time. Return None if it need not be, which
+        is also true of the repetition itself: its outcome is decided already.
 
         Args:
-            monitor: The monitor that decides.
             rows: The records of all simulated requests.
-            stops: The list of the event to which the end of the repeated simulation is added.
         """
-        if self.decision is not None:
-            return
+        monitor = self._monitor
+        if monitor is None or self._has_sessions or self.decision is not None:
+            return None
         measured_rows = self._select_measured(rows)
         order_of_end = np.argsort(measured_rows["done_ns"], kind="stable")
         ended_rows = select_ended(measured_rows[order_of_end])
-        # Each check reads all records so far, so that a long simulation is checked less often.
-        interval_factor = 1 + len(ended_rows) // ROWS_PER_CHECK_INTERVAL
-        interval_ns = interval_factor * round(self._check_interval_s * NS_PER_S)
-        self.decision = monitor.find_first_decision(ended_rows, interval_ns)
-        if self.decision is not None and self.decision.decided_at_ns < monitor.last_due_ns:
-            stops.append(self.decision.decided_at_ns)
+        self.decision = monitor.find_first_decision(
+            ended_rows, self._interval_ns_for(len(ended_rows))
+        )
+        if self.decision is None or self.decision.decided_at_ns >= monitor.last_due_ns:
+            return None
+        return self.decision.decided_at_ns
+
+    def _interval_ns_for(self, row_count: int) -> int:
+        """Return the time between two checks of a simulation with so many records, in ns.
+
+        Each check reads all records so far, so that a long simulation is checked less often.
+        """
+        interval_factor = 1 + row_count // ROWS_PER_CHECK_INTERVAL
+        return interval_factor * round(self._check_interval_s * NS_PER_S)
+
+
+def _planned_load(schedule: Schedule) -> PlannedLoad:
+    """Return the measured load of an open-loop schedule: when its requests are due."""
+    measured_stages = [stage for stage in schedule.stages if stage.measured]
+    # The arrivals of a stage are relative to its start.
+    due_ns = np.concatenate(
+        [stage.arrivals_ns + (stage.start_ns or 0) for stage in measured_stages]
+    )
+    has_sessions = schedule.max_turns > 1
+    return PlannedLoad(
+        due_ns,
+        start_ns=measured_stages[0].start_ns or 0,
+        # Without sessions each arrival is one request, so that the arrivals are counted instead.
+        session_requests=_count_slots(measured_stages) if has_sessions else None,
+        max_turns=schedule.max_turns,
+    )
+
+
+def _count_slots(stages: Sequence[ScheduledStage]) -> int:
+    """Return the number of planned requests (slots) of stages that know their number."""
+    return sum(stage.slot_count or 0 for stage in stages)
