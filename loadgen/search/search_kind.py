@@ -12,7 +12,7 @@ from loadgen.core.errors import INTERRUPTED, UNSOUND, UserError
 from loadgen.core.metrics.summary import NamedSummary
 from loadgen.core.run_folder import OpenedRun
 from loadgen.render.additions import ExtraSections
-from loadgen.render.section import Notice, Paragraph, Quoted, Report, section
+from loadgen.render.section import Notice, Paragraph, Quoted, Report, Section, section
 from loadgen.repeated import capacity
 from loadgen.result_kinds import SUMMARIES, ListRow, RegeneratedFile, ResultFunctions, additions_to
 from loadgen.runs import run_directory_kind
@@ -35,6 +35,8 @@ STORED_ONLY_KEYS_OF_EARLY_DECISION = ("outcome", "why", "code")
 """Further such keys of a trial that was decided before its end: how it was decided."""
 STORED_ONLY_KEYS_OF_SEARCH = ("goal*", "simulated", "seed", "metadata*", "settings*")
 """Such keys of `search.json`, apart from those of its trials."""
+STORED_ONLY_KEYS_OF_CAPACITY = ("recipe", "go_on")
+"""Such keys of `capacity.json`: the fingerprint of the requests, and the command that resumes."""
 
 
 class OpenedSearch(NamedTuple):
@@ -82,12 +84,7 @@ def load(output_dir: Path) -> OpenedSearch:
     Raises UserError if its result is damaged, or if it has no trial.
     """
     stored = experiment.read_search(output_dir)
-    if stored is None:
-        runs = run_directory_kind.load(output_dir).runs
-    else:
-        runs = run_directory_kind.computed_summaries(
-            output_dir, run_directory_kind.run_dirs(output_dir)
-        )
+    runs = _read_runs(output_dir, has_result=stored is not None)
     if not runs:
         raise UserError(
             "no_records",
@@ -95,9 +92,21 @@ def load(output_dir: Path) -> OpenedSearch:
             str(output_dir),
             "copy the whole directory, with the directories of the trials",
         )
-    _, first_summary = runs[0]
-    additions = additions_to(output_dir, OpenedRun(first_summary, None))
-    return OpenedSearch(output_dir, runs, stored, additions)
+    first_summary = runs[0].summary
+    first_run = OpenedRun(first_summary, stored=None)
+    return OpenedSearch(output_dir, runs, stored, additions_to(output_dir, first_run))
+
+
+def _read_runs(output_dir: Path, *, has_result: bool) -> tuple[NamedSummary, ...]:
+    """Return the summaries of the trials of a search, computed from their records.
+
+    A search without a result is shown as a directory of runs. Its runs are therefore read with the
+    checks of that kind, which raise UserError for an empty directory or different workloads.
+    """
+    if not has_result:
+        return run_directory_kind.load(output_dir).runs
+    run_dirs = run_directory_kind.run_dirs(output_dir)
+    return run_directory_kind.computed_summaries(output_dir, run_dirs)
 
 
 def headline(search: OpenedSearch) -> str:
@@ -110,59 +119,71 @@ def headline(search: OpenedSearch) -> str:
 
 
 def report(search: OpenedSearch) -> Report:
-    """Return the report of a search, with the command that resumes it if it has not ended.
-
-    The warnings of the run that shows the capacity are repeated in the report of the search.
-    """
+    """Return the report of a search, with the command that resumes it if it has not ended."""
     resume_command = _resume_command(search.output_dir, search.stored)
     if search.stored is None:
-        return _report_unfinished(search, resume_command)
+        return _report_without_result(search, resume_command)
+    return _report_result(search, search.stored, resume_command)
 
-    evidence = ""  # The name of the run that shows the capacity.
-    warnings: list[Notice] = []
+
+def _report_result(search: OpenedSearch, stored: StoredSearch, resume_command: str) -> Report:
+    """Return the report of a search that has written its result.
+
+    The warnings of the run that shows the capacity are repeated in it. A search that was stopped
+    has a result too; its report ends with the command that resumes it.
+    """
     found_capacity = capacity_in(search.output_dir)
+    capacity_run_name = ""
+    warnings: list[Notice] = []
     if found_capacity is not None:
         warnings = [Notice("WARNING", text) for text in found_capacity.warnings]
-        if not found_capacity.is_unfinished:
-            evidence = found_capacity.evidence
-    ended_report = render_search_report(
+        if not found_capacity.is_unfinished:  # Otherwise the capacity is only a lower bound.
+            capacity_run_name = found_capacity.evidence
+    result_report = render_search_report(
         SearchReportInput(
-            search.stored, search.runs, search.unit, evidence=evidence, additions=search.additions
+            stored,
+            search.runs,
+            search.unit,
+            capacity_run_name=capacity_run_name,
+            additions=search.additions,
         )
     )
-    resume_sections = []
-    if resume_command:
-        resume_sections = [section("Resume with", Quoted(resume_command))]
+    resume_sections = [_resume_section(resume_command)] if resume_command else []
     return msgspec.structs.replace(
-        ended_report,
-        notices=[*ended_report.notices, *warnings],
-        sections=[*ended_report.sections, *resume_sections],
-        brief=[*ended_report.brief, *resume_sections],
+        result_report,
+        notices=[*result_report.notices, *warnings],
+        sections=[*result_report.sections, *resume_sections],
+        brief=[*result_report.brief, *resume_sections],
     )
 
 
-def _report_unfinished(search: OpenedSearch, resume_command: str) -> Report:
+def _resume_section(resume_command: str) -> Section:
+    """Return the section with the command that resumes a search."""
+    return section("Resume with", Quoted(resume_command))
+
+
+def _report_without_result(search: OpenedSearch, resume_command: str) -> Report:
     """Return the report of a search that was killed before it wrote its result.
 
-    It is the report of a directory of runs, which shows the trials as load points of one workload,
-    with three additions: a warning at the top that the search has not ended, the sections of other
-    results in the directory such as MLPerf's, and at the end the command that resumes the search.
+    It shows the trials as load points of one workload, as the report of a directory of runs does.
+    A warning at the top states that the search has not ended, and the last section is the command
+    that resumes it. Other results in the same directory, such as MLPerf's, add their sections.
     """
-    trials_report = run_directory_kind.report(search.as_runs)
-    notices = list(trials_report.notices)
-    sections = list(trials_report.sections)
+    runs_report = run_directory_kind.report(search.as_runs)
+    notices = list(runs_report.notices)
+    sections = list(runs_report.sections)
     for extra_sections in search.additions:
         notices += extra_sections.notices
         sections += extra_sections.sections
     warning = Paragraph(_describe_unfinished(search.output_dir), "warn", large=True)
-    resume_section = section("Resume with", Quoted(resume_command))
-    # `brief` is what a terminal shows in place of the headline and the sections.
+    resume_section = _resume_section(resume_command)
     return msgspec.structs.replace(
-        trials_report,
+        runs_report,
         notices=notices,
-        headline=[warning, *trials_report.headline],
+        headline=[warning, *runs_report.headline],
         sections=[*sections, resume_section],
-        brief=[section("", warning), *trials_report.brief, resume_section],
+        # A terminal shows these few sections instead of the headline and all sections.
+        brief=[section("", warning), *runs_report.brief, resume_section],
     )
 
 
@@ -231,31 +252,29 @@ def _no_capacity_error(
 ) -> capacity.NoCapacityError:
     """Return the error of a comparison with a search whose capacity is not known.
 
-    Its hint is the command that resumes the search, and the names of the runs that may be compared
-    instead. `found_capacity` is a lower bound of the capacity, or None without any.
+    Its hint names the runs that may be compared instead, and the command that resumes the search if
+    it was stopped. `found_capacity` is a lower bound of the capacity, or None without any.
     """
-    run_names = ", ".join(run.name for run in run_directory_kind.run_dirs(output_dir)) or "none yet"
-    reason = ""
+    problem = "the search has no capacity"
     if found_capacity is not None and found_capacity.lower_bound_reason:
-        reason = f": {found_capacity.lower_bound_reason}"
+        problem = f"{problem}: {found_capacity.lower_bound_reason}"
+    run_names = ", ".join(run.name for run in run_directory_kind.run_dirs(output_dir)) or "none yet"
+    hint = f"give the directory of one of its runs: {run_names}"
     command = _resume_command(output_dir, experiment.read_search(output_dir))
-    hint = f"resume with: {command}; or give" if command else "give"
-    return capacity.NoCapacityError(
-        "no_figure",
-        f"the search has no capacity{reason}",
-        str(output_dir),
-        f"{hint} the directory of one of its runs: {run_names}",
-    )
+    if command:
+        hint = f"resume with: {command}; or {hint}"
+    return capacity.NoCapacityError("no_figure", problem, str(output_dir), hint)
 
 
 # Regenerating the derived files of a search, to check a bundle
 
 
 def regenerate(output_dir: Path) -> Iterator[RegeneratedFile]:
-    """Yield the derived files of a search, computed again from its runs, for `loadgen verify`.
+    """Yield the derived files of a search, computed again from its runs.
 
-    Each comes with the paths of the values that cannot be computed again, because they record what
-    was decided while the search ran.
+    `loadgen verify` compares them with the stored files. Each comes with the paths of the values
+    that it must take from the stored file, because they record what was decided while the search
+    ran and cannot be computed again.
     """
     trials = experiment.read_results(output_dir, include_invalid=True)
     recomputed = _recompute_results(output_dir, trials)
@@ -266,15 +285,20 @@ def regenerate(output_dir: Path) -> Iterator[RegeneratedFile]:
         return
     # The settings and the results of the trials determine the result of a search.
     result = LoadSearch(stored.settings, trials).result
-    recomputed_search = msgspec.structs.replace(stored, result=result, trials=tuple(recomputed))
-    stored_only_paths = _stored_only_paths(trials, "told[{}].", first_number=0)
-    yield RegeneratedFile(
+    yield _result_file(msgspec.structs.replace(stored, result=result, trials=tuple(recomputed)))
+    yield from regenerate_outputs(ExperimentOutcome(output_dir, trials, result))
+
+
+def _result_file(recomputed_search: StoredSearch) -> RegeneratedFile:
+    """Return `search.json` with the recomputed result of a search."""
+    # The trials are the list `told` in this file, so that a path is "told[3].offered".
+    trial_paths = _stored_only_paths(recomputed_search.trials, "told[{}].", first_number=0)
+    return RegeneratedFile(
         experiment.RESULT_FILE,
         msgspec.json.encode(recomputed_search),
         "the results of the trials",
-        (*stored_only_paths, *STORED_ONLY_KEYS_OF_SEARCH),
+        leave=(*trial_paths, *STORED_ONLY_KEYS_OF_SEARCH),
     )
-    yield from regenerate_outputs(ExperimentOutcome(output_dir, trials, result))
 
 
 def regenerate_trials(output_dir: Path, trials: Sequence[TrialResult]) -> RegeneratedFile:
@@ -285,13 +309,14 @@ def regenerate_trials(output_dir: Path, trials: Sequence[TrialResult]) -> Regene
 def regenerate_outputs(outcome: ExperimentOutcome) -> Iterator[RegeneratedFile]:
     """Yield the curve and the capacity of a search or a sweep, computed again from its trials.
 
-    A stored capacity that the trials do not show is compared with null.
+    If there is a stored capacity but the trials show none, the regenerated file is `null`, so that
+    `loadgen verify` reports the difference.
     """
     files = capacity_files.render_outputs(outcome)
     if (outcome.output_dir / capacity.CAPACITY_FILE).is_file():
         files.setdefault(capacity.CAPACITY_FILE, b"null\n")
     for name, content in files.items():
-        yield RegeneratedFile(name, content, SUMMARIES, leave=("recipe", "go_on"))
+        yield RegeneratedFile(name, content, SUMMARIES, leave=STORED_ONLY_KEYS_OF_CAPACITY)
 
 
 def _recompute_results(output_dir: Path, trials: Sequence[TrialResult]) -> list[TrialResult]:

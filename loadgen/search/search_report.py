@@ -10,6 +10,7 @@ from itertools import accumulate
 import msgspec
 
 from loadgen.core import format
+from loadgen.core.metrics.slo_terms import TermResult
 from loadgen.core.metrics.summary import NamedSummary, Summary
 from loadgen.render.additions import ExtraSections
 from loadgen.render.page import Axis, Chart, Mark, Series, ShadedBand, Tile
@@ -51,14 +52,14 @@ class SearchReportInput:
         search: The stored search.
         runs: The summaries of its trials by the names of their runs.
         unit: The unit of the loads, as it is written after a number.
-        evidence: The name of the run that shows the capacity, or "".
+        capacity_run_name: The name of the run that shows the capacity, or "".
         additions: The sections that other results in the same directory add.
     """
 
     search: StoredSearch
     runs: Sequence[NamedSummary]
     unit: str
-    evidence: str = ""
+    capacity_run_name: str = ""
     additions: Sequence[ExtraSections] = ()
 
     @cached_property
@@ -84,31 +85,44 @@ class SearchReportInput:
 
 
 def render_search_report(source: SearchReportInput) -> Report:
-    """Return the report of a search that has ended, as text, Markdown and page.
+    """Return the report of a search with a result, for a terminal, Markdown and a page.
 
     Without the runs of the trials, which may have been deleted, it has no throughput curve, and its
     title does not state the workload and the target.
     """
-    trial_curve = None
-    if source.runs:
-        trial_curve = msgspec.structs.replace(build_curve(source.runs), best=source.evidence)
-    result_text = search_text.describe_result(
-        source.result, source.trials, source.search.term_names, source.unit
-    )
-    headline = [Paragraph(result_text, _headline_kind(source.result), large=True)]
+    trial_curve = _build_trial_curve(source)
+    title = _title(trial_curve)
+    headline = [_headline_paragraph(source)]
     notices = [simulated_notice()] if source.search.simulated else []
     for addition in source.additions:
         notices += addition.notices
         headline += addition.headline()
     return Report(
-        title=_title(trial_curve),
+        title=title,
         page_title="search" if trial_curve is None else f"{trial_curve.workload}: search",
         generated_by=_describe_version(trial_curve),
         notices=notices,
         headline=headline,
         sections=_sections(source, trial_curve),
-        brief=[section("", _title(trial_curve)), _brief_section(source)],
+        # A terminal shows these two sections unless all of them are requested.
+        brief=[section("", title), _brief_section(source)],
     )
+
+
+def _build_trial_curve(source: SearchReportInput) -> SweepCurve | None:
+    """Return the trials as the load points of a sweep, or None without their runs."""
+    if not source.runs:
+        return None
+    curve = build_curve(source.runs)
+    return msgspec.structs.replace(curve, best=source.capacity_run_name)
+
+
+def _headline_paragraph(source: SearchReportInput) -> Paragraph:
+    """Return the result of the search in large letters, colored by how good it is."""
+    text = search_text.describe_result(
+        source.result, source.trials, source.search.term_names, source.unit
+    )
+    return Paragraph(text, _headline_kind(source.result), large=True)
 
 
 def _title(trial_curve: SweepCurve | None) -> str:
@@ -122,6 +136,7 @@ def _title(trial_curve: SweepCurve | None) -> str:
 
 
 def _describe_version(trial_curve: SweepCurve | None) -> str:
+    """Return what created the report, for example "loadgen 1.2.0 report of a search"."""
     version = "" if trial_curve is None else f" {trial_curve.version}"
     return f"loadgen{version} report of a search"
 
@@ -333,32 +348,44 @@ def _chart_over_time(source: SearchReportInput) -> Chart:
 def _charts_of_terms(source: SearchReportInput) -> Iterator[Chart]:
     """Yield for each latency term of the SLO a chart of its latency over the load.
 
-    A line is the limit of the term. The term whose latencies reach their limit first limits the
-    load. A term of which no trial has a value is left out.
+    A term is a limit of one latency, such as "TTFT p99 at most 500 ms". A term of which no trial
+    has a value is left out.
     """
-    trials = source.trials
     terms = next((summary.goodput.slo for summary in source.summaries.values()), ())
-    loads = [trial.load for trial in trials]
     for index, term in enumerate(terms):
         latencies_ms = [
-            _term_value_ms(source.summaries.get(trial.run_name), index) for trial in trials
+            _term_value_ms(source.summaries.get(trial.run_name), index) for trial in source.trials
         ]
-        known_ms = [latency_ms for latency_ms in latencies_ms if latency_ms is not None]
-        if not known_ms:
-            continue
-        is_log = max(*known_ms, term.limit_ms) > LOG_SCALE_LATENCIES * min(known_ms)
-        y_axis = Axis(label="ms", unit="ms", min=0)
-        if is_log:
-            y_axis = Axis(label="ms, log", unit="ms", log=True)
-        limit_mark = Mark(y=term.limit_ms, label="limit", color="bad", extends_axis=True)
-        yield Chart(
-            title=term.objective,
-            note="a point for each trial; one that stopped early shows the latency until then",
-            x=Axis(label=f"load, {source.unit.strip()}", pad=True),
-            y=y_axis,
-            series=tuple(_dots_by_outcome(trials, loads, latencies_ms)),
-            marks=(limit_mark, *_capacity_marks(source)),
-        )
+        if any(latency_ms is not None for latency_ms in latencies_ms):
+            yield _chart_of_term(source, term, latencies_ms)
+
+
+def _chart_of_term(
+    source: SearchReportInput, term: TermResult, latencies_ms: Sequence[float | None]
+) -> Chart:
+    """Return a chart of the latency of one term of the SLO over the load, with its limit.
+
+    `latencies_ms` are the latencies of the trials, in their order. At least one is known.
+    """
+    loads = [trial.load for trial in source.trials]
+    limit_mark = Mark(y=term.limit_ms, label="limit", color="bad", extends_axis=True)
+    return Chart(
+        title=term.objective,
+        note="a point for each trial; one that stopped early shows the latency until then",
+        x=Axis(label=f"load, {source.unit.strip()}", pad=True),
+        y=_latency_axis(latencies_ms, term.limit_ms),
+        series=tuple(_dots_by_outcome(source.trials, loads, latencies_ms)),
+        marks=(limit_mark, *_capacity_marks(source)),
+    )
+
+
+def _latency_axis(latencies_ms: Sequence[float | None], limit_ms: float) -> Axis:
+    """Return the axis of latencies and their limit, logarithmic if it has to span a wide range."""
+    known_ms = [latency_ms for latency_ms in latencies_ms if latency_ms is not None]
+    highest_ms = max(*known_ms, limit_ms)
+    if highest_ms > LOG_SCALE_LATENCIES * min(known_ms):
+        return Axis(label="ms, log", unit="ms", log=True)
+    return Axis(label="ms", unit="ms", min=0)
 
 
 def _capacity_marks(source: SearchReportInput) -> list[Mark]:

@@ -136,6 +136,7 @@ def read_curve(output_dir: Path, runs: Sequence[NamedSummary]) -> SweepCurve:
 
 
 def _empty_result() -> SearchResult:
+    """Return the result of a search that has not tried any load, which names no capacity."""
     return LoadSearch(SearchSettings(low=1.0, high=1.0)).result
 
 
@@ -152,18 +153,32 @@ def _estimate_capacity(
         trials: The results of the load points, with their outcomes by the SLO.
         summaries: The summaries of their runs.
     """
-    loads = sorted(trial.load for trial in trials) or [1.0]
-    settings = SearchSettings(low=loads[0], high=loads[-1], start=loads[0])
-    if not any(summary.target.simulated for summary in summaries):
-        # As in a search, a real server varies from run to run, and changes over time.
-        durations_s = [summary.window.steady.duration_s for summary in summaries]
-        known_durations_s = [duration_s for duration_s in durations_s if duration_s]
-        settings = msgspec.structs.replace(
-            settings, run_spread=None, real_trial_s=min(known_durations_s, default=None)
-        )
     valid_trials = [trial for trial in trials if trial.is_valid]
-    result = LoadSearch(settings, valid_trials).result
+    result = LoadSearch(_equivalent_search_settings(trials, summaries), valid_trials).result
     return msgspec.structs.replace(result, unsustained_load=_growing_load(curve, trials))
+
+
+def _equivalent_search_settings(
+    trials: Sequence[TrialResult], summaries: Sequence[Summary]
+) -> SearchSettings:
+    """Return the settings of a search that would have tried the loads of these trials."""
+    # Without any trial nothing is estimated, so that any load serves here.
+    loads = [trial.load for trial in trials] or [1.0]
+    settings = SearchSettings(low=min(loads), high=max(loads), start=min(loads))
+    is_simulated = any(summary.target.simulated for summary in summaries)
+    if is_simulated:
+        return settings
+    # A real server varies from run to run, by an amount that is not known, and changes over time.
+    return msgspec.structs.replace(
+        settings, run_spread=None, real_trial_s=_shortest_steady_state_s(summaries)
+    )
+
+
+def _shortest_steady_state_s(summaries: Sequence[Summary]) -> float | None:
+    """Return how long the shortest steady state of the runs lasted, or None if no run has one."""
+    durations_s = [summary.window.steady.duration_s for summary in summaries]
+    known_durations_s = [duration_s for duration_s in durations_s if duration_s]
+    return min(known_durations_s, default=None)
 
 
 def _growing_load(curve: SweepCurve, trials: Sequence[TrialResult]) -> float | None:
@@ -205,31 +220,23 @@ def _runs_with_summary(output_dir: Path) -> list[Path]:
     ]
 
 
-def facts_without_capacity(output_dir: Path) -> CapacityFacts:
-    """Return why a sweep has no capacity file, for commands that need a capacity.
+def explain_missing_capacity(output_dir: Path) -> CapacityFacts:
+    """Return what a command that needs a capacity reports of a sweep without a capacity file.
 
-    - No load point ended: a capacity of 0 as a lower bound, with the state "stopped".
-    - One run: nothing, since the directory then stands for this run.
-    - Several lengths or targets, or no SLO: the reason and what to do instead.
+    - If no load point has ended: that the sweep was stopped, as a lower bound of 0.
+    - If there is only one run: nothing. The directory then stands for this run.
+    - If the sweep has several lengths or targets, or no SLO: the reason, and what to do instead.
     """
     plan = experiment.read_plan(output_dir)
     run_dirs = _runs_with_summary(output_dir)
     if not run_dirs:
-        stopped = capacity.Capacity(
-            rate_per_s=0.0,
-            method="sweep",
-            lower_bound=True,
-            lower_bound_reason=capacity_files.SWEEP_STOPPED,
-            state="stopped",
-            resume_command=resume_command(output_dir, plan),
-        )
-        return CapacityFacts(stopped)
+        return CapacityFacts(_capacity_of_stopped_sweep(output_dir, plan))
     if len(run_dirs) == 1:
         return CapacityFacts()
 
     alternative = f"or name one of its runs, like {run_dirs[0]}"
-    has_several_groups = len({point.group for point in plan.load_points}) > 1
-    if has_several_groups:
+    has_several_curves = len({point.group for point in plan.load_points}) > 1
+    if has_several_curves:
         return CapacityFacts(
             missing_reason="a sweep over several lengths or targets has no single capacity",
             hint=f"sweep one of them, {alternative}",
@@ -237,4 +244,16 @@ def facts_without_capacity(output_dir: Path) -> CapacityFacts:
     return CapacityFacts(
         missing_reason="a sweep without an SLO has no capacity",
         hint=f"sweep again with --slo, {alternative}",
+    )
+
+
+def _capacity_of_stopped_sweep(output_dir: Path, plan: ExperimentPlan) -> capacity.Capacity:
+    """Return the capacity of a sweep that was stopped before a load point ended: at least 0."""
+    return capacity.Capacity(
+        rate_per_s=0.0,
+        method="sweep",
+        lower_bound=True,
+        lower_bound_reason=capacity_files.SWEEP_STOPPED,
+        state="stopped",
+        resume_command=resume_command(output_dir, plan),
     )

@@ -18,37 +18,62 @@ MIN_LOADS_OF_SERIES = 3  # the first two, and the last
 ELLIPSES = ("...", "…")
 LOAD_PATTERN = re.compile(r"(?P<number>\d{1,9}(?:\.\d{1,6})?)(?P<unit>/s)?")
 LENGTH_PATTERN = re.compile(r"[0-9]{1,9}")
-DECIMALS = 6  # of a load
-TOLERANCE = 1e-6  # relative, between loads that are equal
-ROUNDING = 1e-9  # relative error of a calculated load
+LOAD_DECIMALS = 6
+"""The decimals to which a computed load is rounded."""
+EQUALITY_TOLERANCE = 1e-6
+"""Two loads or ratios that differ by less than this, relative to their size, are equal.
+
+Rounding to LOAD_DECIMALS causes such differences.
+"""
+ROUNDING_ERROR = 1e-9
+"""The largest relative error of a load before it is rounded."""
 
 
 def parse_loads(text: str, flag: str, kind: LoadKind) -> tuple[float, ...]:
     """Return the loads of an option: `1,2,4,8`, or a series such as `1,2,4,...,512`.
 
-    A series multiplies if its first numbers do, else it adds. The loads have to ascend, so that the
-    server is warm for the high ones.
+    Raises UserError if a load is no number, if a series cannot be continued or does not reach its
+    last load, or if the loads are too many or do not ascend.
 
     Args:
         text: The value of the option.
         flag: The option, for example "--concurrency", for error messages.
         kind: Whether the loads are rates or numbers of virtual users.
-
-    Raises UserError if a load is no number, if a series cannot be continued or does not reach its
-    last load, or if the loads are too many or do not ascend.
     """
     error_location = f"{flag} {text}"
     parts = [part.strip() for part in text.split(",")]
-    ellipsis_indices = [index for index, part in enumerate(parts) if part in ELLIPSES]
     loads = [_parse_load(part, error_location, kind) for part in parts if part not in ELLIPSES]
-    if ellipsis_indices:
-        has_one_before_last = ellipsis_indices == [len(parts) - 2]
-        if not has_one_before_last or len(loads) < MIN_LOADS_OF_SERIES:
-            hint = "write the first loads, then ..., then the last one, as in 1,2,4,...,512"
-            raise UserError(
-                "invalid_value", "the series of loads cannot be continued", error_location, hint
-            )
+    has_ellipsis = len(loads) < len(parts)
+    if has_ellipsis:
+        _check_ellipsis(parts, error_location)
         loads = _continue_series(loads[:-1], loads[-1], error_location)
+    _check_number_and_order(loads, error_location)
+    return tuple(loads)
+
+
+def _check_ellipsis(parts: Sequence[str], error_location: str) -> None:
+    """Raise UserError unless a series has one ellipsis, between two or more loads and the last one.
+
+    `parts` are its loads and ellipses as text, for example ["1", "2", "...", "8"].
+    """
+    ellipsis_indices = [index for index, part in enumerate(parts) if part in ELLIPSES]
+    is_before_last_load = ellipsis_indices == [len(parts) - 2]
+    load_count = len(parts) - len(ellipsis_indices)
+    if is_before_last_load and load_count >= MIN_LOADS_OF_SERIES:
+        return
+    raise UserError(
+        "invalid_value",
+        "the series of loads cannot be continued",
+        error_location,
+        "write the first loads, then ..., then the last one, as in 1,2,4,...,512",
+    )
+
+
+def _check_number_and_order(loads: Sequence[float], error_location: str) -> None:
+    """Raise UserError if there are too many loads, or if they do not ascend.
+
+    They have to ascend so that the server is warm for the high ones.
+    """
     if len(loads) > MAX_LOADS:
         problem = f"{len(loads)} loads are too many"
         raise UserError("too_large", problem, error_location, f"at most {MAX_LOADS}")
@@ -58,7 +83,6 @@ def parse_loads(text: str, flag: str, kind: LoadKind) -> tuple[float, ...]:
             "is warm for the high ones"
         )
         raise UserError("unordered", "loads must ascend without repetition", error_location, hint)
-    return tuple(loads)
 
 
 def parse_lengths(text: object, flag: str) -> tuple[int | None, ...]:
@@ -147,10 +171,9 @@ def _parse_load(text: str, error_location: str, kind: LoadKind) -> float:
 
 
 def _continue_series(first_loads: Sequence[float], last: float, error_location: str) -> list[float]:
-    """Return a series of loads up to `last`, for example 1, 2, 4, 8 after the loads 1 and 2.
+    """Return all loads of a series up to `last`, for example 1, 2, 4, 8 for "1,2,...,8".
 
-    A rounded product, such as 1.1 * 1.1, may differ slightly from the last load. Raises UserError
-    if the series does not reach that load.
+    Raises UserError if the series does not reach the last load.
 
     Args:
         first_loads: The loads before the ellipsis, at least two.
@@ -160,13 +183,15 @@ def _continue_series(first_loads: Sequence[float], last: float, error_location: 
     ratio = first_loads[-1] / first_loads[-2]
     step = first_loads[-1] - first_loads[-2]
     is_geometric = _is_geometric(first_loads)
+    # A computed load may exceed the last one by a rounding error, as 1.1 * 1.1 exceeds 1.21.
+    highest_load = last * (1 + ROUNDING_ERROR)
     loads = list(first_loads)
     while len(loads) <= MAX_LOADS:
         next_load = loads[-1] * ratio if is_geometric else loads[-1] + step
-        if next_load <= loads[-1] or next_load > last * (1 + ROUNDING):
+        if next_load <= loads[-1] or next_load > highest_load:
             break
-        loads.append(round(next_load, DECIMALS))
-    if abs(loads[-1] - last) > TOLERANCE * last:
+        loads.append(round(next_load, LOAD_DECIMALS))
+    if abs(loads[-1] - last) > EQUALITY_TOLERANCE * last:
         rule = f"times {ratio:g}" if is_geometric else f"plus {step:g}"
         raise UserError(
             "invalid_value",
@@ -187,7 +212,7 @@ def _is_geometric(loads: Sequence[float]) -> bool:
         return loads[0] * 2 == loads[1]
     last_ratio = loads[-1] / loads[-2]
     ratio_before = loads[-2] / loads[-3]
-    return abs(ratio_before - last_ratio) < TOLERANCE * last_ratio
+    return abs(ratio_before - last_ratio) < EQUALITY_TOLERANCE * last_ratio
 
 
 def load_name(kind: LoadKind, load: float) -> str:

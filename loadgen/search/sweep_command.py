@@ -79,7 +79,7 @@ def sweep(
     from loadgen.runs.run_display import create_display
     from loadgen.search.sweep_plan import SweepRun, plan_sweep
     from loadgen.search.sweep_repeats import RepeatedSweep
-    from loadgen.search.sweep_run import expected_runs, with_output_dir
+    from loadgen.search.sweep_run import expected_runs, with_run_settings
 
     errors: list[LoadgenError] = []
     with collecting(errors):
@@ -93,7 +93,7 @@ def sweep(
     if dry_run:
         return print_plans(planned.planned_runs, invocation.budget())
     output_dir = planned.settings.out or default_output_folder(f"sweep-{planned.workload.name}")
-    sweep = with_output_dir(planned, output_dir)
+    sweep = with_run_settings(planned, output_dir)
     runs = expected_runs(sweep, output_dir, repeats_all=invocation["force"])
     display.announce_runs(runs * (1 if repetition is None else repetition.min_runs))
     invocation.move_existing_results(output_dir if invocation["out"] else None)

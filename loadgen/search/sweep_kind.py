@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 from loadgen.core import run_folder
-from loadgen.core.metrics.summary import NamedSummary
+from loadgen.core.metrics.summary import NamedSummary, Summary
 from loadgen.render.section import Report
 from loadgen.result_kinds import (
     RECORDS,
@@ -71,27 +71,34 @@ def code(sweep: StoredSweep, strict: bool) -> int:
 
 
 def list_row(output_dir: Path) -> ListRow:
-    """Return the row of a sweep in the list of results.
+    """Return the row of a sweep in the list of all results, as `loadgen list` prints it.
 
     The row of a sweep with one curve has the metrics of its runs. With several lengths or targets
     the row only states how many load points are done, because their metrics cannot be compared.
     """
     runs = stored_summaries(output_dir, run_directory_kind.run_dirs(output_dir))
-    if experiment.command_of(output_dir) != "sweep":
+    has_plan = experiment.command_of(output_dir) == "sweep"
+    if not has_plan:
         return run_directory_kind.list_row_of_runs(runs, output_dir)
     plan = experiment.read_plan(output_dir)
-    group_count = len({point.group for point in plan.load_points})
-    if group_count < 2:
+    has_several_curves = len({point.group for point in plan.load_points}) > 1
+    if not has_several_curves:
         return run_directory_kind.list_row_of_runs(runs, output_dir)
+    return _list_row_of_curves(plan, [run.summary for run in runs])
 
-    summaries = [summary for _, summary in runs]
+
+def _list_row_of_curves(plan: ExperimentPlan, summaries: Sequence[Summary]) -> ListRow:
+    """Return the row of a sweep over several lengths or targets in the list of all results.
+
+    `summaries` are those of the load points that are done.
+    """
     targets = [plan.target, *(point.target for point in plan.load_points)]
     distinct_targets = dict.fromkeys(filter(None, targets))
     # Without a finished run, only the name of a target shows that it is simulated.
     has_simulated_target = any(target.startswith("sim:") for target in targets)
     has_simulated_run = any(summary.target.simulated for summary in summaries)
     return ListRow(
-        outcome=f"{len(runs)} of {counted_points(len(plan.load_points))}",
+        outcome=f"{len(summaries)} of {counted_points(len(plan.load_points))}",
         description=plan.workload,
         target=", ".join(distinct_targets),
         simulated=has_simulated_target or has_simulated_run,
@@ -104,7 +111,7 @@ def capacity_facts(output_dir: Path) -> CapacityFacts:
     found_capacity = capacity_in(output_dir)
     if found_capacity is not None or experiment.command_of(output_dir) != "sweep":
         return CapacityFacts(found_capacity)
-    return stored_sweep.facts_without_capacity(output_dir)
+    return stored_sweep.explain_missing_capacity(output_dir)
 
 
 def regenerate(output_dir: Path) -> Iterator[RegeneratedFile]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,7 +14,7 @@ from msgspec.structs import replace
 from loadgen.core import format
 from loadgen.core.errors import CombinedError, LoadgenError, UserError, closest, collecting
 from loadgen.core.workload.flags import select_load_options
-from loadgen.runs.load_points import LoadPoint, PointGroup
+from loadgen.runs.load_points import LoadPoint
 from loadgen.search.sweep import LoadKind, combine_load_points, combine_point_groups, parse_loads
 
 if TYPE_CHECKING:
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
     from loadgen.runs.planned_runs import PlannedRun
     from loadgen.runs.run_display import RunDisplay
 
-LOAD_OPTIONS = ("concurrency", "request_rate")
+LOAD_OPTIONS: tuple[LoadKind, ...] = ("concurrency", "request_rate")
 LENGTH_OPTIONS = ("input_tokens", "output_tokens")
 ONLY_TARGET = ""
 """The name that stands for the target of a sweep without --target, as in `LoadPoint.target`."""
@@ -96,55 +97,63 @@ class _PointPlanner:
     ) -> tuple[PlannedPoint, ...]:
         """Return the load points with their workloads and settings.
 
-        `points` are ordered by group: the load points of one target and one pair of input and
-        output lengths follow each other.
+        A group is the load points of one target and one pair of input and output lengths. `points`
+        are ordered by group.
 
         Raises CombinedError with the errors of the first group that has any. The workloads of later
         groups are then not loaded, because most mistakes are the same in all groups and would be
         reported once for each.
         """
         planned_points: list[PlannedPoint] = []
-        errors: list[LoadgenError] = []
-        current_group: PointGroup | None = None
-        for point in points:
-            starts_new_group = point.group != current_group
-            if starts_new_group and errors:
-                break
-            current_group = point.group
-            # An error is added to `errors`, and the loop goes on with the next load point.
-            with collecting(errors):
-                workload = self.workload_at(point)
-                settings = settings_by_target[point.target]
-                planned_points.append(PlannedPoint(point, workload, settings))
-        if errors:
-            raise CombinedError(errors)
+        for _, points_of_group in itertools.groupby(points, key=lambda point: point.group):
+            errors: list[LoadgenError] = []
+            for point in points_of_group:
+                with collecting(errors):
+                    workload = self.workload_at(point)
+                    settings = settings_by_target[point.target]
+                    planned_points.append(PlannedPoint(point, workload, settings))
+            if errors:
+                raise CombinedError(errors)
         return tuple(planned_points)
 
     def workload_at(self, point: LoadPoint) -> Workload:
         """Return the workload at one load point.
 
-        A closed loop whose length the options do not name gets at least REQUESTS_PER_VIRTUAL_USER
-        requests for each virtual user, if the workload has fewer.
+        If it has too few requests for the virtual users of a closed loop, it gets more.
 
         Raises UserError if --num-requests is smaller than the number of virtual users.
         """
         options = self._options_at(point)
         workload = self.invocation.load_workload(self.workload_name, **options)
-        measured_stages = (stage for stage in workload.stages if stage.measured)
-        request_count = next((stage.count for stage in measured_stages), None)
-        # None for a stage that its duration limits, not the number of its requests.
-        if self.load_kind == "request_rate" or request_count is None:
+        if self.load_kind == "request_rate":
             return workload
-        if self.invocation["num_requests"] is not None:
-            _check_request_count(request_count, point.load)
-            return workload
-        min_request_count = REQUESTS_PER_VIRTUAL_USER * point.load
-        has_duration = self.invocation["duration"] is not None
-        if has_duration or request_count >= min_request_count:
+        needed_count = self._missing_request_count(workload, virtual_users=point.load)
+        if needed_count is None:
             return workload
         return self.invocation.load_workload(
-            self.workload_name, **options, num_requests=f"{min_request_count:g}"
+            self.workload_name, **options, num_requests=f"{needed_count:g}"
         )
+
+    def _missing_request_count(self, workload: Workload, virtual_users: float) -> float | None:
+        """Return how many requests a closed loop needs, or None if its workload need not change.
+
+        It needs REQUESTS_PER_VIRTUAL_USER for each virtual user, unless an option states its
+        length: a duration, or a number of requests.
+
+        Raises UserError if --num-requests is smaller than the number of virtual users.
+        """
+        measured_stages = (stage for stage in workload.stages if stage.measured)
+        request_count = next((stage.count for stage in measured_stages), None)
+        if request_count is None:  # A duration limits the stage.
+            return None
+        if self.invocation["num_requests"] is not None:
+            _check_request_count(request_count, virtual_users)
+            return None
+        needed_count = REQUESTS_PER_VIRTUAL_USER * virtual_users
+        has_duration_option = self.invocation["duration"] is not None
+        if has_duration_option or request_count >= needed_count:
+            return None
+        return needed_count
 
     def _options_at(self, point: LoadPoint) -> dict[str, str | None]:
         """Return the options of the load and the lengths at one load point."""
@@ -168,42 +177,75 @@ def plan_sweep(invocation: Invocation, workload_name: str | None, target: str | 
         CombinedError: Everything that is wrong with the targets, the loads and the lengths, or
             else with the workloads.
     """
-    is_closed_loop = invocation["concurrency"] is not None
-    load_kind: LoadKind = "concurrency" if is_closed_loop else "request_rate"
+    load_kind: LoadKind = "request_rate"
+    if invocation["concurrency"] is not None:
+        load_kind = "concurrency"
     varied_lengths = _varied_length_options(invocation, target)
 
-    # Each block collects its error, so that all mistakes are reported at once.
     errors: list[LoadgenError] = []
     settings_by_target: dict[str, Settings] = {}
-    loads: tuple[float, ...] = ()
     points: list[LoadPoint] = []
     with collecting(errors):
         settings_by_target = _settings_by_target(invocation, target)
     with collecting(errors):
-        loads = _parse_load_option(invocation, load_kind)
-    with collecting(errors):
-        groups = combine_point_groups(
-            invocation["input_tokens"] if varied_lengths else None,
-            invocation["output_tokens"] if varied_lengths else None,
-            [] if target is None else list(settings_by_target),
-        )
-        points = combine_load_points(groups, loads, load_kind)
+        target_names = [] if target is None else list(settings_by_target)
+        points = _parse_load_points(invocation, varied_lengths, target_names)
     if errors:
         raise CombinedError(errors)
 
     planner = _PointPlanner(invocation, workload_name, load_kind)
-    varied_options = (*LOAD_OPTIONS, *varied_lengths)
     return Sweep(
         workload_name=workload_name or str(invocation["trace"] or invocation["dataset"]),
         load_kind=load_kind,
         target="" if target is not None else settings_by_target[ONLY_TARGET].display_name,
-        options={
-            option: str(value)
-            for option, value in select_load_options(invocation.options).items()
-            if option not in varied_options
-        },
+        options=_common_load_options(invocation, varied_lengths),
         points=planner.plan_points(points, settings_by_target),
     )
+
+
+def _parse_load_points(
+    invocation: Invocation, varied_lengths: Sequence[str], target_names: Sequence[str]
+) -> list[LoadPoint]:
+    """Return a load point for each combination of a load, a pair of lengths and a target.
+
+    Raises CombinedError for all mistakes in the loads and the lengths.
+
+    Args:
+        invocation: The options with the loads and the lengths.
+        varied_lengths: The options of lengths that are properties of the load points, or none.
+        target_names: The names of the targets of --target, or none.
+    """
+    errors: list[LoadgenError] = []
+    loads: tuple[float, ...] = ()
+    points: list[LoadPoint] = []
+    with collecting(errors):
+        load_kind = _load_option(invocation)
+        flag = f"--{load_kind.replace('_', '-')}"
+        loads = parse_loads(invocation[load_kind], flag, load_kind)
+    with collecting(errors):
+        groups = combine_point_groups(
+            invocation["input_tokens"] if varied_lengths else None,
+            invocation["output_tokens"] if varied_lengths else None,
+            target_names,
+        )
+        if loads:
+            points = combine_load_points(groups, loads, load_kind)
+    if errors:
+        raise CombinedError(errors)
+    return points
+
+
+def _common_load_options(invocation: Invocation, varied_lengths: Sequence[str]) -> dict[str, str]:
+    """Return the options that change the load of all load points alike, as text by their names.
+
+    `varied_lengths` are the options of lengths that differ between load points.
+    """
+    varied_options = (*LOAD_OPTIONS, *varied_lengths)
+    return {
+        option: str(value)
+        for option, value in select_load_options(invocation.options).items()
+        if option not in varied_options
+    }
 
 
 def _varied_length_options(invocation: Invocation, target: str | None) -> tuple[str, ...]:
@@ -216,18 +258,20 @@ def _varied_length_options(invocation: Invocation, target: str | None) -> tuple[
     return LENGTH_OPTIONS if target is not None or has_several_lengths else ()
 
 
-def _parse_load_option(invocation: Invocation, load_kind: LoadKind) -> tuple[float, ...]:
-    """Return the loads of --concurrency or --request-rate. Raises UserError."""
+def _load_option(invocation: Invocation) -> LoadKind:
+    """Return which option names the loads: "concurrency" for --concurrency, or "request_rate".
+
+    Raises UserError unless exactly one of the two is used.
+    """
     used_options = [option for option in LOAD_OPTIONS if invocation[option] is not None]
-    if len(used_options) != 1:
-        hint = "use either --concurrency 1,2,4,...,64 or --request-rate 1,2,4,...,64"
-        raise UserError(
-            "missing_option",
-            "no loads are given, or two kinds of them",
-            "loadgen sweep",
-            hint,
-        )
-    return parse_loads(invocation[load_kind], f"--{load_kind.replace('_', '-')}", load_kind)
+    if len(used_options) == 1:
+        return used_options[0]
+    raise UserError(
+        "missing_option",
+        "no loads are given, or two kinds of them",
+        "loadgen sweep",
+        "use either --concurrency 1,2,4,...,64 or --request-rate 1,2,4,...,64",
+    )
 
 
 def _check_request_count(request_count: int, virtual_users: float) -> None:

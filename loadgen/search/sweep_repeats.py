@@ -20,7 +20,7 @@ from loadgen.runs.repeats_report import repeated_sweep_report
 from loadgen.runs.sweep_curve import build_curve
 from loadgen.search import experiment
 from loadgen.search.sweep_plan import Sweep, SweepRun
-from loadgen.search.sweep_run import describe_files, outcome_code, run_sweep, with_output_dir
+from loadgen.search.sweep_run import describe_files, outcome_code, run_sweep, with_run_settings
 
 
 class RepeatedSweep:
@@ -87,18 +87,29 @@ class RepeatedSweep:
         )
 
     def _run_repeat(self, number: int) -> bool:
-        """Run repeat `number`, from 1. Return False if the user stopped it."""
+        """Run the sweep once more, and keep its exit code and the summaries of its runs.
+
+        Return False if the user stopped it.
+
+        Args:
+            number: The number of the repeat, from 1, which names its directory: r1, r2 and so on.
+        """
         repeat_dir = self._sweep_run.output_dir / f"r{number}"
-        sweep = with_output_dir(self._with_seed_of_repeat(number), repeat_dir)
+        sweep = with_run_settings(self._with_seed_of_repeat(number), repeat_dir)
         with store.remove_on_failure(repeat_dir):
             outcome = run_sweep(SweepRun(sweep, repeat_dir, self._sweep_run.display))
         print_status(describe_files(repeat_dir))
         self._exit_codes.append(outcome_code(outcome, strict=self._strict))
-        for name, runs in self._runs_by_point.items():
-            if run_folder.is_run(repeat_dir / name):
-                summary = run_folder.open_run(repeat_dir / name).summary
-                runs.append(NamedSummary(f"r{number}/{name}", summary))
+        self._add_summaries(repeat_dir)
         return not outcome.is_interrupted
+
+    def _add_summaries(self, repeat_dir: Path) -> None:
+        """Add the summaries of the runs of one repeat to those of their load points."""
+        for point_name, runs in self._runs_by_point.items():
+            run_dir = repeat_dir / point_name
+            if run_folder.is_run(run_dir):
+                summary = run_folder.open_run(run_dir).summary
+                runs.append(NamedSummary(f"{repeat_dir.name}/{point_name}", summary))
 
     def _with_seed_of_repeat(self, number: int) -> Sweep:
         """Return the sweep with the seed of repeat `number`."""

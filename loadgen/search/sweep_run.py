@@ -102,17 +102,17 @@ def expected_runs(sweep: Sweep, output_dir: Path, *, repeats_all: bool) -> list[
     ]
 
 
-def with_output_dir(sweep: Sweep, output_dir: Path) -> Sweep:
-    """Return the sweep with settings that store its runs below a directory.
+def with_run_settings(sweep: Sweep, output_dir: Path) -> Sweep:
+    """Return the sweep with the settings that its runs need.
 
-    In a closed loop all virtual users start at once, so that their first requests are not typical
-    and are left out of the measurement.
+    Each run is stored below `output_dir`. In a closed loop all virtual users start at once, so
+    their first requests are not typical, and the runs leave this first round out of their metrics.
     """
-    leaves_out_first_round = sweep.load_kind == "concurrency"
+    is_closed_loop = sweep.load_kind == "concurrency"
     points = []
     for planned in sweep.points:
         settings = msgspec.structs.replace(
-            planned.settings, out=output_dir, leave_out_first_round=leaves_out_first_round
+            planned.settings, out=output_dir, leave_out_first_round=is_closed_loop
         )
         points.append(replace(planned, settings=settings))
     return replace(sweep, points=tuple(points))

@@ -20,6 +20,8 @@ from loadgen.core.results.manifest import (
 from loadgen.shards.parts import PartPosition, RunPart
 from loadgen.shards.records import LostSlots
 
+PREFIX_OF_FIRST_PROMPTS = "first"
+"""How a fingerprint begins that covers only the first prompts of a run (see `requests.digest`)."""
 MAX_DELAY_MS = 100.0
 """A part that starts later than this after the common start is named in a warning."""
 
@@ -29,8 +31,8 @@ def merge_manifests(
 ) -> RunManifest:
     """Return the manifest of the merged run.
 
-    What must be the same in all parts is taken from the first one. The start is that of the part
-    that started first, and the end that of the part that ended last.
+    What must be the same in all parts, such as the workload and the seed, is that of the first
+    part.
 
     Args:
         positions: All parts of the run, missing ones as well.
@@ -39,31 +41,63 @@ def merge_manifests(
     """
     parts = [position.part for position in positions if position.part is not None]
     manifests = [part.manifest for part in parts]
-    first = manifests[0]
-    earliest = min(parts, key=lambda part: part.shard.start_delay_ms or 0.0)
-    warning_codes = {}
-    for manifest in manifests:
-        warning_codes.update(manifest.warning_codes)
+    first_part = parts[0]
     merged = replace(
-        first,
+        first_part.manifest,
         run=run_id,
-        started=earliest.manifest.started,
-        ended=max(manifest.ended for manifest in manifests),
-        state=_merge_states(manifests),
-        command=_remove_shard_options(first.command),
-        stages=parts[0].shard.stages,
-        workers=sum(position.workers for position in positions),
-        host=replace(first.host, hot_path=max(manifest.host.hot_path for manifest in manifests)),
-        warnings=_merge_warnings(manifests),
-        warning_codes=warning_codes,
-        cluster=_describe_cluster(positions),
+        command=_remove_shard_options(first_part.manifest.command),
+        stages=first_part.shard.stages,
         shard=None,
         merged_parts=tuple(map(_describe_part, positions)),
         fingerprints=_merge_fingerprints(parts, is_complete=not lost),
     )
+    merged = _with_times_and_state(merged, parts)
+    merged = _with_workers(merged, positions, manifests)
+    merged = _with_warnings(merged, manifests)
     for code, values in _warnings_about_parts(positions, lost):
         merged = add_notes(merged, reasons.make_note(code, values))
     return merged
+
+
+def _with_times_and_state(manifest: RunManifest, parts: Sequence[RunPart]) -> RunManifest:
+    """Return the manifest from the start of the earliest part to the end of the latest one."""
+    manifests = [part.manifest for part in parts]
+    earliest_part = min(parts, key=lambda part: part.shard.start_delay_ms or 0.0)
+    return replace(
+        manifest,
+        started=earliest_part.manifest.started,
+        ended=max(part_manifest.ended for part_manifest in manifests),
+        state=_merge_states(manifests),
+    )
+
+
+def _with_workers(
+    manifest: RunManifest, positions: Sequence[PartPosition], manifests: Sequence[RunManifest]
+) -> RunManifest:
+    """Return the manifest with the workers of all parts, each part as a node of a cluster.
+
+    What read the sockets (`hot_path`) is "python" if this is so in any part, else "compiled".
+    """
+    # "python" comes after "compiled" in the alphabet.
+    hot_path = max(part_manifest.host.hot_path for part_manifest in manifests)
+    return replace(
+        manifest,
+        workers=sum(position.workers for position in positions),
+        host=replace(manifest.host, hot_path=hot_path),
+        cluster=_describe_cluster(positions),
+    )
+
+
+def _with_warnings(manifest: RunManifest, manifests: Sequence[RunManifest]) -> RunManifest:
+    """Return the manifest with the warnings of all parts, each only once.
+
+    `warning_codes` has the code of each warning by its text, so that the same warning of several
+    parts is one entry.
+    """
+    warning_codes = {}
+    for part_manifest in manifests:
+        warning_codes.update(part_manifest.warning_codes)
+    return replace(manifest, warnings=_merge_warnings(manifests), warning_codes=warning_codes)
 
 
 def _merge_warnings(manifests: Sequence[RunManifest]) -> tuple[str, ...]:
@@ -102,33 +136,36 @@ def _remove_shard_options(command: Sequence[str]) -> tuple[str, ...]:
 def _merge_fingerprints(parts: Sequence[RunPart], *, is_complete: bool) -> Fingerprints:
     """Return the fingerprints of the run: hashes that show whether two runs sent the same.
 
-    Those of the prompts and the bodies are sums over all requests, so that the sums of the parts
-    are added. They stay empty if records are lost (`is_complete` is False). In a large run only the
-    first prompts are hashed, and every part has that fingerprint already.
+    Those of the prompts and the request bodies are sums over all requests, so that the sums of the
+    parts are added. Of a large run only the first prompts are hashed. Every part has hashed the
+    same ones, so that its fingerprint is that of the run.
+
+    If records are lost (`is_complete` is False), it is not known what was sent, and the two stay
+    empty.
     """
     fingerprints = parts[0].manifest.fingerprints
     if not is_complete:
         return replace(fingerprints, prompts="", bodies="")
-    has_hash_of_first_prompts = fingerprints.prompts.startswith("first")
-    if has_hash_of_first_prompts:
+    covers_only_first_prompts = fingerprints.prompts.startswith(PREFIX_OF_FIRST_PROMPTS)
+    if covers_only_first_prompts:
         return fingerprints
     shards = [part.shard for part in parts]
-    prompt_count = sum(shard.prompts_count for shard in shards)
-    prompts = Digest(_sum_of_digests([shard.prompts_total for shard in shards]), prompt_count)
-    bodies = Digest(_sum_of_digests([shard.bodies_total for shard in shards]), prompt_count)
-    return replace(
-        fingerprints,
-        prompts=prompts.hexdigest(),
-        bodies=bodies.hexdigest() if fingerprints.bodies else "",
-    )
+    # Each request has one prompt and one body.
+    request_count = sum(shard.prompts_count for shard in shards)
+    prompts = _merge_digests([shard.prompts_total for shard in shards], request_count)
+    bodies = ""
+    if fingerprints.bodies:  # It is empty if the bodies were not built before the start.
+        bodies = _merge_digests([shard.bodies_total for shard in shards], request_count)
+    return replace(fingerprints, prompts=prompts, bodies=bodies)
 
 
-def _sum_of_digests(totals: Sequence[str]) -> int:
-    """Return the digest of all requests from the hexadecimal digests of the parts.
+def _merge_digests(part_totals: Sequence[str], request_count: int) -> str:
+    """Return the fingerprint of all requests, as text, from the hexadecimal sums of the parts.
 
-    A digest is a sum of hashes, one of each request, so it does not depend on which part sent it.
+    A sum adds one hash for each request, so it does not depend on which part sent it.
     """
-    return sum(int(total, 16) for total in totals) % DIGEST_MODULUS
+    total = sum(int(part_total, 16) for part_total in part_totals) % DIGEST_MODULUS
+    return Digest(total, request_count).hexdigest()
 
 
 def _describe_cluster(positions: Sequence[PartPosition]) -> Cluster:

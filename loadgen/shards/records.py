@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
 BLOCK_ROWS = 1_000_000
 """Rows that are in memory at once, and in one row group of the merged file."""
+NEVER_DUE = -1
+"""The due time of a slot that has none in the schedule."""
 TIME_COLUMNS = (
     "due_ns",
     "ready_ns",
@@ -81,7 +83,8 @@ def _tables_of_parts(
         error_text = f"{position.name}: {position.state}"
         for first in range(0, len(lost_slots.slots), BLOCK_ROWS):
             block = lost_slots.slots[first : first + BLOCK_ROWS]
-            yield parquet.to_table(_lost_records(block, position.first_worker), [error_text])
+            records = _create_lost_records(block, position.first_worker)
+            yield parquet.to_table(records, [error_text])
 
 
 def _tables_of_part(position: PartPosition, part: RunPart) -> Iterator[pa.Table]:
@@ -111,29 +114,40 @@ def _copy_to_memory(rows: NDArray[np.void]) -> NDArray[np.void]:
     return copied
 
 
-def _lost_records(slots: NDArray[np.void], worker: int) -> NDArray[np.void]:
-    """Return a record with the status `lost` for each slot of a killed or missing part.
+def _create_lost_records(slots: NDArray[np.void], worker: int) -> NDArray[np.void]:
+    """Return a request record with the status `lost` for each slot of a killed or missing part.
 
-    `worker` is the number of the worker that the records name.
+    Args:
+        slots: The planned requests (slots) without a record.
+        worker: The number of the worker that the new records state as their sender.
     """
-    records = []
-    for slot in slots:
-        slot_id = int(slot["slot"])
-        key = RecordKey(
-            slot=slot_id,
-            request=slot_id,
-            stage=int(slot["stage"]),
-            worker=worker,
-            target=0,
-            session=int(slot["session"]),
-            turn=int(slot["turn"]),
-            virtual_user=int(slot["virtual_user"]),
+    records = [
+        encode_unsent_record(
+            _create_record_key(slot, worker),
+            due_ns=int(slot["due_ns"]),
+            kind="worker_died",
+            status="lost",
+            request_facts=UNKNOWN,
+            text_index=0,  # The only text of the table, see `_tables_of_parts`.
         )
-        due_ns = int(slot["due_ns"])
-        records.append(
-            encode_unsent_record(key, due_ns, "worker_died", "lost", UNKNOWN, text_index=0)
-        )
+        for slot in slots
+    ]
     return np.frombuffer(b"".join(records), ROW)
+
+
+def _create_record_key(slot: np.void, worker: int) -> RecordKey:
+    """Return the part of a record that identifies its slot: stage, session, turn and so on."""
+    slot_id = int(slot["slot"])
+    return RecordKey(
+        slot=slot_id,
+        request=slot_id,
+        stage=int(slot["stage"]),
+        worker=worker,
+        target=0,
+        session=int(slot["session"]),
+        turn=int(slot["turn"]),
+        virtual_user=int(slot["virtual_user"]),
+    )
 
 
 def find_lost_slots(
@@ -180,62 +194,89 @@ def _find_part_of_slots(schedule: NDArray[np.void], shard: ShardPart) -> NDArray
 
 
 def _find_unrecorded_slots(slots: NDArray[np.void], part: RunPart) -> NDArray[np.void]:
-    """Return the slots that a killed part planned to send but has no record of.
+    """Return the slots that a killed part has lost: it planned to send them but has no record.
 
-    - Of a stage with a planned number of requests, these are all slots without a record.
-    - Of a stage that is limited by its duration alone, the schedule has only the first slot of each
-      virtual user. Lost are the requests that were in flight when the part was killed: the next
-      slot of each virtual user. A stage before the last recorded one had ended, and lost none.
+    A stage is a part of the load with one kind of arrivals. What is lost depends on the stage:
+
+    - With a planned number of requests, the schedule has all slots. Each one without a record is
+      lost.
+    - Limited by its duration alone, the schedule has only the first slot of each virtual user. The
+      requests that were in flight when the part was killed are lost. A stage before the last one
+      with a record had ended, and lost none.
 
     Args:
-        slots: The slots of the part in the schedule.
+        slots: The planned requests (slots) of the part in the schedule.
         part: The part, with its records.
     """
     rows = _copy_to_memory(store.read_run_lazily(part.run_dir).rows)
-    last_stage = int(rows["stage"].max()) if len(rows) else 0
-    unrecorded = []
-    for index, stage in enumerate(part.shard.stages):
-        stage_slots = slots[slots["stage"] == index]
-        stage_rows = rows[rows["stage"] == index]
+    last_stage_index = int(rows["stage"].max()) if len(rows) else 0
+    lost_slots = []
+    for stage_index, stage in enumerate(part.shard.stages):
+        stage_slots = slots[slots["stage"] == stage_index]
+        stage_rows = rows[rows["stage"] == stage_index]
         has_planned_count = stage.slots is not None
+        has_ended = stage_index < last_stage_index
         if has_planned_count:
             is_recorded = np.isin(stage_slots["slot"], stage_rows["slot"])
-            unrecorded.append(stage_slots[~is_recorded])
-        elif index >= last_stage:
-            turns = part.manifest.turns_per_session
-            concurrency = stage.concurrency or 1
-            unrecorded.append(_next_slots(stage_slots, stage_rows, turns, concurrency))
-    return np.concatenate(unrecorded)
+            lost_slots.append(stage_slots[~is_recorded])
+        elif not has_ended:
+            slots_in_flight = _find_slots_in_flight(
+                stage_slots,
+                stage_rows,
+                slots_per_session=part.manifest.turns_per_session,
+                user_count=stage.concurrency or 1,
+            )
+            lost_slots.append(slots_in_flight)
+    return np.concatenate(lost_slots)
 
 
-def _next_slots(
-    first_slots: NDArray[np.void], rows: NDArray[np.void], turns: int, concurrency: int
+def _find_slots_in_flight(
+    first_slots: NDArray[np.void],
+    rows: NDArray[np.void],
+    *,
+    slots_per_session: int,
+    user_count: int,
 ) -> NDArray[np.void]:
-    """Return for each virtual user the slot that follows its last one with a record.
+    """Return for each virtual user the slot that it was sending when its part was killed.
 
-    A virtual user sends every n-th session if there are n of them, and a session has a fixed number
-    of slots. Example: with 4 virtual users and 3 slots per session, a virtual user that starts with
-    session 1 (slots 3 to 5) goes on with session 5 (slots 15 to 17), which is 4 * 3 slots further.
-    The returned slot is the first one of such a next session. Without any record it is the first
-    slot of the virtual user.
+    That is taken to be the first slot of the session after its last one with a record. A virtual
+    user without any record was sending its first slot.
 
     Args:
         first_slots: The first slot of each virtual user.
         rows: The records of the stage.
-        turns: The number of slots of a session.
-        concurrency: The number of virtual users.
+        slots_per_session: The number of slots, or requests, of each session.
+        user_count: The number of virtual users of the stage, in all parts together.
     """
-    # In a round, each virtual user sends one session.
-    slots_per_round = concurrency * turns
-    next_slots = first_slots.copy()
-    for slot in next_slots:
-        is_of_user = rows["virtual_user"] == slot["virtual_user"]
-        if not is_of_user.any():
+    slots_in_flight = first_slots.copy()
+    for index, first_slot in enumerate(first_slots):
+        recorded_slots = rows["slot"][rows["virtual_user"] == first_slot["virtual_user"]]
+        if not len(recorded_slots):
             continue
-        first_session = int(slot["slot"]) // turns
-        last_session = int(rows["slot"][is_of_user].max()) // turns
-        begun_rounds = (last_session - first_session) // concurrency + 1
-        slot["slot"] += begun_rounds * slots_per_round
+        slots_in_flight["slot"][index] = _first_slot_of_next_session(
+            int(first_slot["slot"]), int(recorded_slots.max()), slots_per_session, user_count
+        )
         # The schedule of a closed loop has no due time for it.
-        slot["due_ns"] = -1
-    return next_slots
+        slots_in_flight["due_ns"][index] = NEVER_DUE
+    return slots_in_flight
+
+
+def _first_slot_of_next_session(
+    first_slot: int, last_slot: int, slots_per_session: int, user_count: int
+) -> int:
+    """Return the first slot of the session that a virtual user sends after that of `last_slot`.
+
+    Of n virtual users, each sends every n-th session. Example: with 4 virtual users and 3 slots per
+    session, a virtual user that begins with session 1 (slots 3 to 5) goes on with session 5 (slots
+    15 to 17). After `last_slot` 4 the result is 15.
+
+    Args:
+        first_slot: The first slot that the virtual user sends at all.
+        last_slot: A later slot of the same virtual user.
+        slots_per_session: The number of slots of each session.
+        user_count: The number of virtual users.
+    """
+    first_session = first_slot // slots_per_session
+    last_session = last_slot // slots_per_session
+    begun_sessions = (last_session - first_session) // user_count + 1
+    return first_slot + begun_sessions * user_count * slots_per_session
