@@ -144,11 +144,12 @@ def request_options(settings: Settings) -> dict[str, str]:
     experiment. Defaults are left out, so that a new setting does not make old plans differ.
     """
     defaults = type(settings)()
-    return {
-        name: str(getattr(settings, name))
-        for name in REQUEST_SETTINGS
-        if getattr(settings, name) != getattr(defaults, name)
-    }
+    options = {}
+    for name in REQUEST_SETTINGS:
+        value = getattr(settings, name)
+        if value != getattr(defaults, name):
+            options[name] = str(value)
+    return options
 
 
 # Plans

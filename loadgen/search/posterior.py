@@ -137,13 +137,17 @@ class CapacityPosterior:
     @property
     def run_spread(self) -> float:
         """The median of sigma: how much the load that a run just passes varies from run to run."""
-        cumulative = np.cumsum(self.weights.sum(axis=0))
-        return float(self.sigmas[int(np.searchsorted(cumulative, 0.5))])
+        sigma_probabilities = self.weights.sum(axis=0)
+        cumulative_probabilities = np.cumsum(sigma_probabilities)
+        median_index = int(np.searchsorted(cumulative_probabilities, 0.5))
+        return float(self.sigmas[median_index])
 
     def quantile(self, probability: float) -> float:
         """Return the load below which the capacity lies with this probability."""
-        cumulative = np.cumsum(self.weights.sum(axis=1))
-        return math.exp(float(np.interp(probability, cumulative, self.log_loads)))
+        theta_probabilities = self.weights.sum(axis=1)
+        cumulative_probabilities = np.cumsum(theta_probabilities)
+        log_load = float(np.interp(probability, cumulative_probabilities, self.log_loads))
+        return math.exp(log_load)
 
     def interval(self, level: float) -> Interval:
         """Return the median of the capacity with its credible interval, as loads."""

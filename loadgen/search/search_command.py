@@ -166,18 +166,18 @@ def search(
     checked = check_options(invocation, workload, options, resume)
     if resume is None and not dry_run:
         invocation.move_existing_results(checked.settings.out)
-    request = plan_search(invocation, checked)
+    planned = plan_search(invocation, checked)
     if dry_run:
-        return _show_dry_run(request, invocation)
+        return _show_dry_run(planned, invocation)
     display = create_display(invocation, quiet=True, has_line_per_step=True)
-    with locked_folder(request.runner.output_dir):
+    with locked_folder(planned.runner.output_dir):
         search_run = SearchRun(
-            search=request.search,
-            runner=request.runner,
-            plan=request.plan,
+            search=planned.search,
+            runner=planned.runner,
+            plan=planned.plan,
             display=display,
-            unit=request.unit,
-            trial_s=request.trial_s,
+            unit=planned.unit,
+            trial_s=planned.trial_s,
             full=full,
         )
         return search_run.run("json" if as_json else "report")
@@ -196,14 +196,14 @@ def _stored_command(output_dir: Path) -> tuple[str, ...]:
     return experiment.read_search_plan(output_dir).command
 
 
-def _show_dry_run(request: PlannedSearch, invocation: Invocation) -> int:
+def _show_dry_run(planned: PlannedSearch, invocation: Invocation) -> int:
     """Print what a search would do, or what is left of it, and return the exit code."""
     from loadgen.search import experiment
     from loadgen.search.forecast import DryRun
     from loadgen.search.search_results import PlannedTrial
 
-    search = request.search
-    runner = request.runner
+    search = planned.search
+    runner = planned.runner
     for result in experiment.read_results(runner.output_dir):
         search.add_result(result)
     first_trial = search.next_trial()
@@ -217,9 +217,9 @@ def _show_dry_run(request: PlannedSearch, invocation: Invocation) -> int:
         runner.make_workload(first_trial),
         runner.settings,
         invocation.budget(),
-        trial_s=request.trial_s,
+        trial_s=planned.trial_s,
         runs_to_end=bool(runner.goal.full_run_terms) or runner.settings.virtual,
-        is_load_known=request.is_load_known,
+        is_load_known=planned.is_load_known,
     )
     dry_run.show()
     return OK

@@ -214,11 +214,7 @@ def _tiles(source: SearchReportInput) -> Iterator[Tile]:
     unit = source.unit.strip()
     yield _capacity_tile(source)
     if result.confirmed_load is not None:
-        label = search_text.confirmed_load_label(result, trials)
-        start = "after a warm-up" if result.warmup_s else "from a cold start"
-        caveat = "" if label == "Confirmed" else "; not shown to be sustained"
-        note = f"full-length trial {start}{caveat}"
-        yield Tile(label, f"{result.confirmed_load:.4g}", unit, note)
+        yield _confirmed_load_tile(source, result.confirmed_load)
     if result.load is not None and result.interval is not None:
         bounds = f"95 % CI {result.interval.low:.4g} to {result.interval.high:.4g}"
         yield Tile("50 % pass", f"{result.load:.4g}", unit, bounds)
@@ -226,6 +222,15 @@ def _tiles(source: SearchReportInput) -> Iterator[Tile]:
     yield Tile("Throughput", format.quantity(throughput), "output tok/s", "at the capacity")
     trial_count = format.counted(len(trials), "trial")
     yield Tile("Effort", format.duration(result.duration_s), "", trial_count)
+
+
+def _confirmed_load_tile(source: SearchReportInput, confirmed_load: float) -> Tile:
+    """Return the load of the confirmation as a headline number, with how its trial started."""
+    label = search_text.confirmed_load_label(source.result, source.trials)
+    start = search_text.describe_start(source.result)
+    caveat = "" if label == "Confirmed" else "; not shown to be sustained"
+    note = f"full-length trial {start}{caveat}"
+    return Tile(label, f"{confirmed_load:.4g}", source.unit.strip(), note)
 
 
 def _capacity_tile(source: SearchReportInput) -> Tile:
@@ -320,29 +325,39 @@ def _chart_over_time(source: SearchReportInput) -> Chart:
     end_times_s = list(accumulate(trial.duration_s for trial in trials))
     loads = [trial.load for trial in trials]
     path = Series(x=end_times_s, y=loads, color="c6", width=1)
-    is_log = max(loads) > LOG_SCALE_LOADS * min(loads)
-
-    bands: tuple[ShadedBand, ...] = ()
     note = "each trial at its end, by outcome"
-    interval = source.result.interval
-    if interval is not None:
-        bands = (ShadedBand(start=interval.low, end=interval.high, color="good", across=True),)
+    bands = _interval_bands(source.result)
+    if bands:
         note = f"{note}; shaded: the 95 % confidence interval of the 50 % pass load"
-
-    marks: tuple[Mark, ...] = ()
-    capacity_load, _ = capacity_and_state(source.result, trials)
-    if capacity_load is not None:
-        marks = (Mark(y=capacity_load, label=f"{capacity_load:.4g}{source.unit}", color="good"),)
     return Chart(
         title="Trials over time",
         note=note,
         x=Axis(label="time of load so far", format="time", min=0),
-        y=Axis(label=f"load, {source.unit.strip()}, log", log=is_log),
+        y=Axis(
+            label=f"load, {source.unit.strip()}, log",
+            log=max(loads) > LOG_SCALE_LOADS * min(loads),
+        ),
         series=(path, *_dots_by_outcome(trials, end_times_s, loads)),
         bands=bands,
-        marks=marks,
+        marks=_capacity_lines(source),
         wide=True,
     )
+
+
+def _interval_bands(result: SearchResult) -> tuple[ShadedBand, ...]:
+    """Return a horizontal band over the interval of the capacity, or no band without one."""
+    interval = result.interval
+    if interval is None:
+        return ()
+    return (ShadedBand(start=interval.low, end=interval.high, color="good", across=True),)
+
+
+def _capacity_lines(source: SearchReportInput) -> tuple[Mark, ...]:
+    """Return a horizontal line at the capacity, or no line if it is not known."""
+    load, _ = capacity_and_state(source.result, source.trials)
+    if load is None:
+        return ()
+    return (Mark(y=load, label=f"{load:.4g}{source.unit}", color="good"),)
 
 
 def _charts_of_terms(source: SearchReportInput) -> Iterator[Chart]:
@@ -389,7 +404,7 @@ def _latency_axis(latencies_ms: Sequence[float | None], limit_ms: float) -> Axis
 
 
 def _capacity_marks(source: SearchReportInput) -> list[Mark]:
-    """Return a line at the capacity, if it is known."""
+    """Return a vertical line at the capacity, or no line if it is not known."""
     load, _ = capacity_and_state(source.result, source.trials)
     if load is None:
         return []
@@ -404,18 +419,23 @@ def _term_value_ms(summary: Summary | None, index: int) -> float | None:
 
 
 def _dots_by_outcome(
-    trials: Sequence[TrialResult], x: Sequence[float], y: Sequence[float | None]
+    trials: Sequence[TrialResult], x_values: Sequence[float], y_values: Sequence[float | None]
 ) -> Iterator[Series]:
-    """Yield the trials as dots, in one series for each outcome, so that each has its color.
+    """Yield the trials as the dots of a chart, one series per outcome, each in its own color.
 
-    `x` and `y` are the coordinates of the trials. A trial without a `y` has no dot. The dot of a
-    confirmation or of a longer trial has a label, and each links to the page of its run.
+    The dot of a confirmation or of a longer trial has a label, and each links to the page of its
+    run.
+
+    Args:
+        trials: The trials.
+        x_values: The horizontal position of each trial, in the same order.
+        y_values: The vertical position of each trial. A trial without one has no dot.
     """
     for outcome, color in OUTCOME_COLORS.items():
         indices = [
             index
             for index, trial in enumerate(trials)
-            if trial.outcome == outcome and y[index] is not None
+            if trial.outcome == outcome and y_values[index] is not None
         ]
         if not indices:
             continue
@@ -423,8 +443,8 @@ def _dots_by_outcome(
         links = [sweep_charts.run_link(trials[index].run_name) for index in indices]
         yield Series(
             name=search_text.OUTCOME_LABELS[outcome],
-            x=[x[index] for index in indices],
-            y=[y[index] for index in indices],
+            x=[x_values[index] for index in indices],
+            y=[y_values[index] for index in indices],
             color=color,
             width=0,
             dots=True,

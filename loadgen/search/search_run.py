@@ -65,6 +65,17 @@ class SearchRun:
         self.runner.save_progress(self.search)
         max_trials_left = self.search.settings.max_trials - self._earlier_trial_count
         self.display.begin_steps(max_trials_left, at_most=True)
+        self._run_trials_until_stopped()
+        result = self.runner.save_result(self.search)
+        self._print_result(result, output)
+        return exit_code(result)
+
+    def _run_trials_until_stopped(self) -> None:
+        """Run trials until the search has ended, or until something from outside stops it.
+
+        The reason is stored in the search. An exception that comes before any trial has a result
+        is raised again, because there is nothing to report yet.
+        """
         try:
             self._run_trials()
         except TargetError as error:
@@ -78,9 +89,6 @@ class SearchRun:
             if not self.search.results:
                 raise
             self.search.stop("interrupted")
-        result = self.runner.save_result(self.search)
-        self._print_result(result, output)
-        return exit_code(result)
 
     def _resume(self) -> None:
         """Create the directory, or add the results that it has already to the search."""

@@ -139,7 +139,7 @@ def describe_late_responses(result: TrialResult, trial_s: float, warmup_s: float
 def describe_stop(result: SearchResult) -> str:
     """Return why a search ended and, if its trials were too short, how long they have to be."""
     label = STOP_LABELS.get(result.stop_reason, result.stop_reason)
-    text = label.format(start=_describe_start(result))
+    text = label.format(start=describe_start(result))
     if result.stop_reason != "undecided" or result.needed_load_s is None:
         return text
     step_count = math.ceil(result.needed_load_s / PROPOSED_LENGTH_STEP_S)
@@ -398,7 +398,7 @@ def _describe_confirmed_load(result: SearchResult, confirmed_load: float, unit: 
     If a longer trial has shown the load that is sustained, `loadgen cost` and `loadgen size` use
     that load. Otherwise they use the confirmed load, and the text states this.
     """
-    start = _describe_start(result)
+    start = describe_start(result)
     text = f"{confirmed_load:.4g}{unit}, a full-length trial {start} met every objective"
     return text if _has_longer_pass(result) else f"{text}; {USED_BY_COST}"
 
@@ -470,7 +470,7 @@ def describe_rules_only(result: SearchResult, trials: Sequence[TrialResult]) -> 
     return f"{reason}; run --sustain --resume on this directory to check (about {needed_time})"
 
 
-def _describe_start(result: SearchResult) -> str:
+def describe_start(result: SearchResult) -> str:
     """Return in which state of the server the trials started, as text."""
     return "after a warm-up" if result.warmup_s else "from a cold start"
 

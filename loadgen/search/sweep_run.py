@@ -52,29 +52,26 @@ def run_sweep(sweep_run: SweepRun) -> SweepOutcome:
 
     Raises TargetError if the target or the nodes are lost, after the files are written.
     """
-    sweep, output_dir, display = sweep_run
+    sweep = sweep_run.sweep
+    output_dir = sweep_run.output_dir
     plan = stored_sweep.begin_sweep(output_dir, _experiment_plan(sweep, output_dir))
     earlier_results = experiment.read_results(output_dir)
     points = points_to_run(sweep, output_dir)
     print_status(f"Reproduce with --seed {plan.seed}")
     if earlier_results:
         print_status(_describe_resumed(sweep, output_dir, points_left=len(points)))
-    display.begin_steps(len(points), weights=_relative_durations(points))
+    sweep_run.display.begin_steps(len(points), weights=_relative_durations(points))
 
-    point_runner = _PointRunner(output_dir, plan, display)
+    point_runner = _PointRunner(output_dir, plan, sweep_run.display)
     is_interrupted = False
-    target_error: TargetError | None = None
     try:
         point_runner.run_all(points, earlier_results)
     except TrialInterruptedError:
         is_interrupted = True
-    except TargetError as error:
-        target_error = error
-
-    curve = _write_result(sweep, output_dir)
-    if target_error is not None:
-        raise target_error
-    return SweepOutcome(curve, is_interrupted)
+    except TargetError:
+        _write_result(sweep, output_dir)
+        raise
+    return SweepOutcome(_write_result(sweep, output_dir), is_interrupted)
 
 
 def _describe_resumed(sweep: Sweep, output_dir: Path, *, points_left: int) -> str:

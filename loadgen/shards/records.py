@@ -55,6 +55,8 @@ def record_tables(
 ) -> Iterator[pa.Table]:
     """Yield the records of the merged run as tables, at least one.
 
+    A run without any record has one empty table, so that its file has the columns of records.
+
     Args:
         positions: All parts of the run, missing ones as well.
         lost: The planned requests without a record.
@@ -63,7 +65,7 @@ def record_tables(
     for table in _tables_of_parts(positions, lost):
         is_empty = False
         yield table
-    if is_empty:  # The file of a run without any record needs a table too, for its columns.
+    if is_empty:
         yield parquet.to_table(np.zeros(0, ROW), [])
 
 
