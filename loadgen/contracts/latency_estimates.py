@@ -17,7 +17,7 @@ from loadgen.contracts.quantile_interval import RunSeries
 from loadgen.contracts.recorded_run import (
     LoadedRun,
     RecordedRun,
-    has_queueing_time,
+    depends_on_queueing,
     measure_load_length,
 )
 from loadgen.contracts.steady_samples import (
@@ -43,16 +43,26 @@ class LatencyEstimate(NamedTuple):
     interval: Interval
     sample: SteadySample
 
+    def with_sufficient_load(self, sufficient_load_s: float) -> LatencyEstimate:
+        """Return the estimate with another sufficient load in its load check."""
+        load_check = self.sample.load_check._replace(sufficient_load_s=sufficient_load_s)
+        return self._replace(sample=self.sample._replace(load_check=load_check))
+
 
 class BoundedQuantile(NamedTuple):
-    """A quantile with its interval, and the check whether the load is long enough for it.
-
-    If the check failed, the upper end of the interval does not come from the ranks of the values:
-    it comes from the variation between intervals of time, or is infinite.
-    """
+    """A quantile with its interval, and the check whether the load was long enough for it."""
 
     interval: Interval
     load_check: LoadCheck
+
+    @property
+    def is_bounded_by_variation(self) -> bool:
+        """Whether the upper end comes from the variation between intervals of time.
+
+        Usually it is a value of the sample. If the check failed, no value of the sample can be the
+        upper end, so a finite one is an upper tolerance limit.
+        """
+        return self.load_check.is_short and math.isfinite(self.interval.high)
 
 
 def estimate_latency(
@@ -63,9 +73,9 @@ def estimate_latency(
 ) -> LatencyEstimate:
     """Return a quantile of a latency in the steady state of the runs of a level.
 
-    The load has to be long enough in two respects: its steady state has to show enough states of
-    the server, and its slowest requests must not come from a few clusters. If the first check
-    fails, the interval has no upper end, or only the upper bound of the steady sample.
+    The load can be too short in two respects. If the server or its queue changed too little during
+    it, the values give only the lower end of the interval. If the slowest requests came in a few
+    clusters, the upper end is found in another way or is infinite.
 
     Args:
         loaded_runs: The runs of the level.
@@ -85,19 +95,32 @@ def estimate_latency(
     load_s = compute_load_length_s(timed_samples)
     require_enough_values([samples.values for samples in timed_samples], query.p, name, load_s)
     sample = select_steady_sample(runs, timed_samples, query)
-    quantile = _estimate_bounded_quantile(
-        sample.values, query, load_s, has_queueing=has_queueing_time(runs, query.metric)
-    )
+    has_queueing = depends_on_queueing(runs, query.metric)
+    quantile = _estimate_bounded_quantile(sample.values, query, load_s, has_queueing=has_queueing)
+    if sample.load_check.is_short:
+        estimate = _estimate_lower_end(sample, query)
+    else:
+        estimate = _estimate_both_ends(sample, quantile, query)
     # A longer load has to pass both checks, whichever of them failed.
     sufficient_load_s = max(
         sample.load_check.sufficient_load_s, quantile.load_check.sufficient_load_s
     )
-    if sample.load_check.is_short:
-        load_check = sample.load_check._replace(sufficient_load_s=sufficient_load_s)
-        return _estimate_lower_end(sample._replace(load_check=load_check), query)
+    return estimate.with_sufficient_load(sufficient_load_s)
+
+
+def _estimate_both_ends(
+    sample: SteadySample, quantile: BoundedQuantile, query: QuantileQuery
+) -> LatencyEstimate:
+    """Return the estimate of a latency from a load that was long enough for the server.
+
+    Args:
+        sample: The steady-state values.
+        quantile: Their quantile, with the check whether the slowest requests were spread out.
+        query: The quantile that is estimated.
+    """
     sample = sample._replace(
         load_description=_describe_load_and_method(sample, quantile),
-        load_check=quantile.load_check._replace(sufficient_load_s=sufficient_load_s),
+        load_check=quantile.load_check,
     )
     interval = _widen_by_runs(quantile.interval, sample.values, query.p)
     return LatencyEstimate(interval, sample)
@@ -107,10 +130,13 @@ def _describe_load_and_method(sample: SteadySample, quantile: BoundedQuantile) -
     """Return which part of the load a quantile is from and, if unusual, how its end was found.
 
     The upper end of an interval usually is a value of the sample. The text says so if it comes from
-    the variation between intervals of time instead.
+    the variation between intervals of time instead. Example: "steady state from 1 min 29 s, upper
+    end from the variation over time".
     """
-    descriptions = [sample.load_description] if sample.load_description else []
-    if quantile.load_check.is_short and math.isfinite(quantile.interval.high):
+    descriptions = []
+    if sample.load_description:
+        descriptions.append(sample.load_description)
+    if quantile.is_bounded_by_variation:
         descriptions.append("upper end from the variation over time")
     return ", ".join(descriptions)
 
@@ -118,7 +144,8 @@ def _describe_load_and_method(sample: SteadySample, quantile: BoundedQuantile) -
 def _estimate_lower_end(sample: SteadySample, query: QuantileQuery) -> LatencyEstimate:
     """Return a quantile of a sample whose load was too short for an upper end.
 
-    The upper end is only the worst state of the queue that the load met, or infinite.
+    The upper end is at least the upper bound of the sample: the quantile in the slowest interval of
+    the load, or infinity.
     """
     interval = quantile_interval.estimate_quantile(sample.values, query.p, query.confidence)
     interval = _widen_by_runs(interval, sample.values, query.p)
@@ -141,22 +168,42 @@ def estimate_selected_quantile(
         load_s: The length of the load in which these requests were scheduled.
     """
     require_enough_values(values, query.p, query.metric, load_s)
-    has_queueing = has_queueing_time(runs, query.metric)
-    full_load = measure_load_length(runs)
-    if has_queueing and full_load is not None:
-        # The selected time has as many residence times per second as the full load.
-        residences = full_load.residences * load_s / full_load.seconds
-        load_check = load_checks.check_queue_tail(
-            sample_size=residences,
-            load=LoadLength(residences, load_s),
-            p=query.p,
-            confidence=query.confidence,
-            metric_label=query.label,
-        )
-        if load_check.is_short:
+    has_queueing = depends_on_queueing(runs, query.metric)
+    if has_queueing:
+        queue_check = _check_queue_of_selection(runs, query, load_s)
+        if queue_check.is_short:
             interval = quantile_interval.estimate_quantile(values, query.p, query.confidence)
-            return BoundedQuantile(replace(interval, high=math.inf), load_check)
+            return BoundedQuantile(replace(interval, high=math.inf), queue_check)
     return _estimate_bounded_quantile(values, query, load_s, has_queueing=has_queueing)
+
+
+def _check_queue_of_selection(
+    runs: Sequence[RecordedRun], query: QuantileQuery, selected_load_s: float
+) -> LoadCheck:
+    """Check whether a part of the load is long enough for a quantile of a queueing metric.
+
+    Requests within one residence time (from scheduled start to end) wait in the same queue, so the
+    number of residence times in the part stands for the number of independent observations. A
+    closed loop passes, because its concurrency limits the queue.
+
+    Args:
+        runs: The runs of a level.
+        query: The quantile.
+        selected_load_s: The length of the selected part of the load.
+    """
+    open_loop_length = measure_load_length(runs)
+    if open_loop_length is None:
+        return LoadCheck()
+    selected_residence_times = (
+        open_loop_length.residence_times * selected_load_s / open_loop_length.seconds
+    )
+    return load_checks.check_queue_tail(
+        sample_size=selected_residence_times,
+        load=LoadLength(selected_residence_times, selected_load_s),
+        p=query.p,
+        confidence=query.confidence,
+        metric_label=query.label,
+    )
 
 
 def _estimate_bounded_quantile(
@@ -164,10 +211,12 @@ def _estimate_bounded_quantile(
 ) -> BoundedQuantile:
     """Return a quantile whose interval has an upper end, if the sample allows one.
 
-    The upper end is a value of the sample if the sample is large enough. If it is not, a metric
-    without queueing time gets an upper tolerance limit, from the variation between intervals of
-    time. Queueing time gets none: it is either near zero or long, so its variation so far does not
-    say how long it may become.
+    - The upper end is a value of the sample if enough values lie above the quantile.
+    - Otherwise it is an upper tolerance limit, computed from the variation between intervals of
+      time. A metric with queueing time gets none and stays unbounded: waits are near zero or long,
+      so their variation so far does not say how long they may become.
+    - It is at least the quantile of an interval of time that is far slower than all others, because
+      that may be the first of several.
 
     Args:
         values: The values of each run, in order of time.
@@ -175,36 +224,35 @@ def _estimate_bounded_quantile(
         load_s: The length of the load that has these values.
         has_queueing: Whether the metric includes queueing time.
     """
-    interval = quantile_interval.estimate_quantile(values, query.p, query.confidence)
+    ranked = quantile_interval.estimate_quantile(values, query.p, query.confidence)
     load_check = load_checks.check_tail_clusters(values, query.p, query.confidence, load_s)
-    if math.isinf(interval.high) and not has_queueing:
-        interval = _add_tolerance_limit(interval, values, query, load_check)
-    # One interval of time that is far slower than the others may be the first of several.
-    outlier = quantile_interval.find_outlier_quantile(values, query.p)
-    interval = replace(interval, high=max(interval.high, outlier))
-    return BoundedQuantile(interval, load_check)
+    upper_end = ranked.high
+    needs_tolerance_limit = math.isinf(ranked.high) and not has_queueing
+    if needs_tolerance_limit and _has_finite_quantile(values, query, load_check):
+        limit = quantile_interval.compute_tolerance_limit(values, query.p, query.confidence)
+        upper_end = max(ranked.value, limit)
+    slowest_outlier = quantile_interval.find_outlier_quantile(values, query.p)
+    if slowest_outlier is not None:
+        upper_end = max(upper_end, slowest_outlier)
+    return BoundedQuantile(replace(ranked, high=upper_end), load_check)
 
 
-def _add_tolerance_limit(
-    interval: Interval, values: RunSeries, query: QuantileQuery, load_check: LoadCheck
-) -> Interval:
-    """Return the interval of a quantile with an upper tolerance limit in place of infinity.
+def _has_finite_quantile(values: RunSeries, query: QuantileQuery, load_check: LoadCheck) -> bool:
+    """Return whether an unbounded quantile may be finite, so that a tolerance limit makes sense.
 
-    The interval stays unbounded if the sample is large and its slow requests were spread over the
-    load: then so many requests failed that the quantile itself may be infinite.
+    The rank interval of a quantile has no upper end for one of two reasons. Either there are too
+    few independent slow requests, and a tolerance limit can bound it. Or so many requests failed,
+    which counts as an infinite latency, that the true quantile may be infinite. The second reason
+    applies if the sample is large and its slow requests were spread over the load.
 
     Args:
-        interval: The interval without an upper end.
         values: The values of each run, in order of time.
         query: The quantile.
         load_check: The check whether the slow requests were spread over the load.
     """
     sample_size = quantile_interval.estimate_quantile_sample_size(values, query.p, query.confidence)
     is_small_sample = sample_size < quantile_interval.MIN_EFFECTIVE_SIZE
-    if not load_check.is_short and not is_small_sample:
-        return interval
-    limit = quantile_interval.compute_tolerance_limit(values, query.p, query.confidence)
-    return replace(interval, high=max(interval.value, limit))
+    return is_small_sample or load_check.is_short
 
 
 def compute_run_quantiles(values: RunSeries, p: float) -> list[float]:
@@ -213,25 +261,31 @@ def compute_run_quantiles(values: RunSeries, p: float) -> list[float]:
 
 
 def _widen_by_runs(interval: Interval, values: RunSeries, p: float) -> Interval:
-    """Return an interval at least as wide as the quantiles of the single runs differ."""
+    """Return the interval of a quantile, widened if the quantiles of single runs differ by more.
+
+    Two runs can differ by more than the requests within one run suggest, for example because the
+    server was restarted between them.
+    """
     return intervals.widen_by_runs(interval, compute_run_quantiles(values, p), on_log_scale=True)
 
 
 def widen_ratio_by_runs(
     ratio: Interval, numerators: Sequence[float], denominators: Sequence[float]
 ) -> Interval:
-    """Return the interval of a ratio, at least as wide as the ratios of the single runs differ.
+    """Return the interval of a ratio, widened if the ratios of the single runs differ by more.
 
-    Two runs can differ by more than the requests within one run show, for example because a server
-    was restarted. The interval stays as it is if a run has no ratio.
+    Two runs can differ by more than the requests within one run suggest, for example because the
+    server was restarted between them.
 
     Args:
         ratio: The ratio with its interval from the requests of all runs.
         numerators: The numerator of each run.
         denominators: The denominator of each run.
     """
-    if len(numerators) != len(denominators) or not all(denominators):
-        return ratio
+    has_missing_run = len(numerators) != len(denominators)
+    has_zero_denominator = not all(denominators)
+    if has_missing_run or has_zero_denominator:
+        return ratio  # the ratio of a run is not known
     run_ratios = [
         numerator / denominator
         for numerator, denominator in zip(numerators, denominators, strict=True)
@@ -243,8 +297,8 @@ def widen_ratio_by_runs(
 def divide_latencies(numerator: Interval, denominator: Interval, denominator_name: str) -> Interval:
     """Return the ratio of two latency quantiles with its interval.
 
-    A quantile is infinite if so many requests failed that it is the latency of a failed one. The
-    ratio is then infinite too if this is the numerator.
+    A failed request counts as an infinite latency, so a quantile is infinite if many requests
+    failed. If that is the numerator, the ratio is infinite too, and only its lower end is known.
 
     Args:
         numerator: The quantile to divide.
@@ -258,11 +312,11 @@ def divide_latencies(numerator: Interval, denominator: Interval, denominator_nam
         raise EstimateError(
             f"too many requests of {denominator_name} failed, so it has no latency to compare with"
         )
-    if math.isinf(numerator.value):
-        # The interval of a ratio is computed on a logarithmic scale, which needs finite values. The
-        # least possible ratio is the low end of the numerator by the high end of the denominator.
-        low = 0.0
-        if math.isfinite(denominator.high):
-            low = max(numerator.low, 0.0) / denominator.high
-        return Interval(math.inf, low, math.inf, numerator.level)
-    return intervals.divide_intervals(numerator, denominator)
+    if math.isfinite(numerator.value):
+        return intervals.divide_intervals(numerator, denominator)
+    # `divide_intervals` needs finite values. The least possible ratio is the low end of the
+    # numerator divided by the high end of the denominator.
+    lowest_ratio = 0.0
+    if math.isfinite(denominator.high):
+        lowest_ratio = max(numerator.low, 0.0) / denominator.high
+    return Interval(math.inf, lowest_ratio, math.inf, numerator.level)

@@ -104,12 +104,13 @@ class LoadLength(NamedTuple):
     """The length of the load of all runs together.
 
     Attributes:
-        residences: The length in mean residence times of a request. Requests in one residence time
-            meet the same queue, so this is about the number of independent states of the queue.
+        residence_times: The length in mean residence times of a request. Requests in one residence
+            time wait in the same queue, so this is about the number of independent observations of
+            the queue.
         seconds: The length in seconds.
     """
 
-    residences: float
+    residence_times: float
     seconds: float
 
 
@@ -167,18 +168,17 @@ def check_horizon(
     that recur at least once in 12 minutes on average. A shorter load could miss all of them by
     chance.
 
-    If the load is too short, the validation is extended and judged again, in an interim analysis
-    with a higher confidence. The sufficient load is the one that this analysis needs.
-
     Args:
         load_s: The length of the load.
         confidence: The probability with which at least one such slowdown falls into the load.
         horizon_s: The recurrence horizon of the contract.
         metric_label: The metric as messages name it, such as "ttft p99".
     """
+    required_load_s = intervals.length_to_meet_s(horizon_s, confidence)
+    # After this analysis the validation may be extended and judged again, with a higher confidence.
+    # The sufficient load is what that next analysis needs.
     next_confidence = intervals.next_interim_level(confidence)
     sufficient_load_s = intervals.length_to_meet_s(horizon_s, next_confidence)
-    required_load_s = intervals.length_to_meet_s(horizon_s, confidence)
     if load_s >= NEARLY_FULL_LENGTH * required_load_s:
         return LoadCheck(sufficient_load_s=sufficient_load_s)
     covered_s = intervals.longest_recurrence_s(load_s, confidence)
@@ -222,31 +222,33 @@ class QueueSeries(NamedTuple):
     residence_ns: float
 
     def estimate_sample_size(self) -> float:
-        """Return the number of independent states of the queue that the values show."""
+        """Return the number of independent observations of the queue that the values give."""
         return steady_state.estimate_queue_sample_size(self.samples, self.residence_ns)
 
 
 def check_queue_samples(
     runs: Sequence[QueueSeries], required_samples: int, load_s: float
 ) -> LoadCheck:
-    """Check whether the queue of a server changed often enough during a load for batch means.
+    """Check whether the queue of a server changed often enough for a confidence interval.
 
-    The method of batch means splits a load into intervals of time and treats their means as
-    independent. A long queue can last for several intervals. Neighbouring means are then alike, and
-    the confidence interval would be too narrow.
+    The interval comes from batch means: the load is split into intervals of time, whose means are
+    treated as independent. A long queue can last for several intervals. Neighbouring means are then
+    alike, and the confidence interval would be too narrow.
 
     Args:
         runs: The values of each run.
-        required_samples: The number of independent states of the queue that are needed.
+        required_samples: The number of independent observations of the queue that are needed.
         load_s: The length of the load.
     """
     sample_size = sum(run.estimate_sample_size() for run in runs)
     if sample_size >= required_samples:
         return LoadCheck()
-    # The run with the most values shows best how strongly they are correlated.
+    # The run with the most values shows best how strongly they are correlated. The missing samples
+    # are planned as one more run like it.
     largest_run = max(runs, key=_count_values)
+    missing_samples = required_samples - sample_size
     additional_ns = steady_state.compute_load_for_sample_size_ns(
-        required_samples - sample_size, largest_run.samples, largest_run.residence_ns
+        missing_samples, largest_run.samples, largest_run.residence_ns
     )
     sufficient_load_s = load_s + PLANNING_MARGIN * additional_ns / NS_PER_S
     reason = (
@@ -266,28 +268,28 @@ def check_queue_tail(
 ) -> LoadCheck:
     """Check whether the queue of a server changed often enough for a tail quantile such as p99.
 
-    Requests close together in time meet the same queue, so more requests do not help. A bad state
-    of the queue that takes the fraction 1 - p of the time is missing from all of n independent
-    states with probability p ** n.
+    The slowest 1 % of requests mostly meet the longest queues. Requests that are close together in
+    time wait in the same queue, so what counts is not how many requests there are but how often the
+    queue was observed independently. With n observations, all of them miss the longest 1 % of
+    queues with probability 0.99 ** n, which must be unlikely.
 
     Args:
-        sample_size: The number of independent states of the queue in the load (the effective sample
-            size). 0 if it could not be estimated.
+        sample_size: The number of independent observations of the queue in the load (the effective
+            sample size). 0 if it could not be estimated.
         load: The length of the load.
         p: The quantile.
-        confidence: The probability with which the load must contain such a bad state.
+        confidence: The confidence with which the load must include one of the longest queues.
         metric_label: The metric as messages name it, such as "ttft p99".
     """
     required_samples = intervals.observations_to_see(p, confidence)
-    measured_samples = sample_size
-    if sample_size == 0:
-        measured_samples = load.residences  # one state in each residence time
-    sufficient_load_s = _scale_load_to_next_analysis_s(
-        load.seconds, p, confidence, measured_samples
+    # Without an estimate, a longer load is planned with one observation per residence time.
+    planning_samples = sample_size if sample_size > 0 else load.residence_times
+    sufficient_load_s = _compute_load_for_next_analysis_s(
+        load.seconds, p, confidence, planning_samples
     )
     if sample_size >= required_samples:
         return LoadCheck(sufficient_load_s=sufficient_load_s)
-    residence = format.duration(load.seconds / load.residences)
+    residence = format.duration(load.seconds / load.residence_times)
     reason = (
         f"run too short: requests take {residence} on average, so the load shows {sample_size:.0f} "
         f"independent states of the queue, {required_samples} needed for {metric_label}"
@@ -299,8 +301,8 @@ def check_tail_clusters(values: RunSeries, p: float, confidence: float, load_s: 
     """Check whether the slowest requests of a load came at enough different times.
 
     If they came in a few clusters, such as one bad minute, a tail quantile is based on few
-    independent events. A quantile near the median needs no such check: a small sample, whose
-    interval is its whole range, counts as `MIN_EFFECTIVE_SIZE` observations, which is enough.
+    independent events. A quantile near the median is not checked, because it needs so few events
+    that `quantile_interval.estimate_quantile` is safe for any sample.
 
     Args:
         values: The values of each run, in order of time.
@@ -309,10 +311,11 @@ def check_tail_clusters(values: RunSeries, p: float, confidence: float, load_s: 
         load_s: The length of the load.
     """
     required_samples = intervals.observations_to_see(p, confidence)
-    if required_samples <= quantile_interval.MIN_EFFECTIVE_SIZE:
+    is_near_median = required_samples <= quantile_interval.MIN_EFFECTIVE_SIZE
+    if is_near_median:
         return LoadCheck()
     sample_size = quantile_interval.estimate_quantile_sample_size(values, p, confidence)
-    sufficient_load_s = _scale_load_to_next_analysis_s(load_s, p, confidence, sample_size)
+    sufficient_load_s = _compute_load_for_next_analysis_s(load_s, p, confidence, sample_size)
     if sample_size >= required_samples:
         return LoadCheck(sufficient_load_s=sufficient_load_s)
     request_count = sum(len(run_values) for run_values in values)
@@ -324,13 +327,20 @@ def check_tail_clusters(values: RunSeries, p: float, confidence: float, load_s: 
     return LoadCheck(reason, sufficient_load_s)
 
 
-def _scale_load_to_next_analysis_s(
+def _compute_load_for_next_analysis_s(
     load_s: float, p: float, confidence: float, measured_samples: float
 ) -> float:
-    """Return the load that has enough independent values for a quantile at the next analysis.
+    """Return the length of load that is sufficient for a quantile if it is judged once more.
 
-    A validation that is extended is judged again in an interim analysis, which has a higher
-    confidence than the one before and needs a larger sample.
+    If a validation is extended, all its runs are judged again (an interim analysis). So that the
+    chance of a wrong verdict does not add up, each analysis has a higher confidence than the one
+    before, and needs a larger sample. The sample grows in proportion to the load.
+
+    Args:
+        load_s: The length of the load so far.
+        p: The quantile.
+        confidence: The confidence of the current analysis.
+        measured_samples: The effective sample size of the load so far.
     """
     next_confidence = intervals.next_interim_level(confidence)
     required_samples = intervals.observations_to_see(p, next_confidence)

@@ -39,6 +39,7 @@ MAX_EXPONENT = 700.0
 MIN_LATENCY_NS = 1.0
 """The latency that replaces 0 before a logarithm is taken."""
 
+
 RunSeries = Sequence[NDArray[np.float64]]
 """One array of values per run, in order of time."""
 
@@ -46,8 +47,8 @@ RunSeries = Sequence[NDArray[np.float64]]
 def estimate_effective_sample_size(marks: RunSeries, confidence: float = intervals.LEVEL) -> float:
     """Return how many independent marks would estimate the mean of these marks as precisely.
 
-    A mark is 0 or 1 for each request and says, for example, whether it was slow. Marks that come in
-    clusters, such as the slow requests of one bad minute, show less than their number suggests. The
+    A mark is 1 or 0 for each request and says, for example, whether it was slow. Slow requests come
+    in clusters, such as one bad minute. All requests of a cluster count as one observation, so the
     effective sample size is the number of marks divided by the mean size of a cluster.
 
     Args:
@@ -59,15 +60,18 @@ def estimate_effective_sample_size(marks: RunSeries, confidence: float = interva
     """
     mark_count = sum(len(run_marks) for run_marks in marks)
     mean = float(np.concatenate(marks).mean())
-    if mean in (0.0, 1.0):
-        return float(mark_count)  # all marks are equal, so none of them form a cluster
+    has_equal_marks = mean in (0.0, 1.0)
+    if has_equal_marks:
+        return float(mark_count)  # there are no clusters
     runs = [run_marks for run_marks in marks if len(run_marks) > 0]
-    shortest_run = min(len(run_marks) for run_marks in runs)
-    if shortest_run < 2:
-        return 0.0
+    has_single_mark = any(len(run_marks) == 1 for run_marks in runs)
+    if has_single_mark:
+        return 0.0  # a run of one mark does not show how large clusters are
     run_intervals = [intervals.batch_means(run_marks, level=confidence) for run_marks in runs]
     cluster_size = _estimate_cluster_size(runs, run_intervals, mean)
-    uncertainty_factor = _compute_cluster_uncertainty_factor(runs, run_intervals, mean, confidence)
+    uncertainty_factor = _compute_few_clusters_factor(runs, mean) * _compute_few_batches_factor(
+        run_intervals, confidence
+    )
     # Independent marks are clusters of size 1. Only the size beyond that is uncertain.
     cautious_cluster_size = 1 + (cluster_size - 1) * uncertainty_factor
     return mark_count / cautious_cluster_size
@@ -76,59 +80,70 @@ def estimate_effective_sample_size(marks: RunSeries, confidence: float = interva
 def _estimate_cluster_size(
     runs: RunSeries, run_intervals: Sequence[Interval], mean: float
 ) -> float:
-    """Return the mean number of marks in a cluster, at least 1 (the design effect of a sample).
+    """Return the mean number of marks in a cluster, at least 1.
 
-    It is the variance of the mean of all marks, estimated from batches of time, divided by the
-    variance that the mean would have if the marks were independent.
+    This is the design effect of survey statistics (Kish 1965): the measured variance of the mean of
+    all marks, divided by the variance that it would have if the marks were independent.
 
     Args:
         runs: The marks (0 or 1) of each run that has any.
         run_intervals: The interval of the mean mark of each run, from batches of time.
-        mean: The mean of all marks.
+        mean: The mean of all marks, between 0 and 1 (exclusive).
     """
     mark_count = sum(len(run_marks) for run_marks in runs)
+    # The mean of all marks is the mean of the runs, weighted by their numbers of marks.
     weighted_errors = [
         len(run_marks) / mark_count * run_interval.standard_error
         for run_marks, run_interval in zip(runs, run_intervals, strict=True)
     ]
     # The runs are independent, so the squares of their standard errors add up.
-    measured_variance = math.hypot(*weighted_errors) ** 2
-    # The mean of n independent marks has the variance of one mark (Bernoulli) divided by n.
-    variance_of_a_mark = mean * (1 - mean)
-    return max(1.0, measured_variance * mark_count / variance_of_a_mark)
+    measured_variance = math.fsum(error**2 for error in weighted_errors)
+    # A Bernoulli variable with mean m has the variance m (1 - m). A mean of n has 1/n of it.
+    independent_variance = mean * (1 - mean) / mark_count
+    return max(1.0, measured_variance / independent_variance)
 
 
-def _compute_cluster_uncertainty_factor(
-    runs: RunSeries, run_intervals: Sequence[Interval], mean: float, confidence: float
-) -> float:
-    """Return a factor above 1 that makes an estimated cluster size cautious.
+def _compute_few_clusters_factor(runs: RunSeries, mean: float) -> float:
+    """Return by how much to increase a cluster size that is estimated from few clusters.
 
-    The cluster size is estimated from few batches and few clusters: one bad minute does not show
-    how long bad minutes are. The factor is the product of two corrections:
-
-    - With k batches that contain the rarer mark, (k + 1) / k. For k clusters whose sizes are
-      exponentially distributed, the estimated size is on average k / (k + 1) of the true one.
-    - For the number of batches, Student's t in place of the normal quantile. A cluster size is
-      proportional to a variance, so the ratio of the two quantiles is squared.
+    One bad minute does not show how long bad minutes are. If the sizes of k clusters are
+    exponentially distributed, the estimate is on average k / (k + 1) of the true size, so the
+    factor is (k + 1) / k. Clusters consist of the rarer mark. Each batch of time that contains it
+    counts as one cluster.
 
     Args:
         runs: The marks (0 or 1) of each run that has any.
-        run_intervals: The interval of the mean mark of each run, from batches of time.
         mean: The mean of all marks, which says whether 0 or 1 is rarer.
-        confidence: The confidence of the interval in which the cluster size is used.
     """
     rarer_mark = 1.0 if mean <= 0.5 else 0.0
-    batches_with_rarer_mark = sum(_count_batches_with(run_marks, rarer_mark) for run_marks in runs)
-    few_clusters_factor = 1 + 1 / max(batches_with_rarer_mark, 1)
+    cluster_count = sum(_count_batches_with(run_marks, rarer_mark) for run_marks in runs)
+    return 1 + 1 / max(cluster_count, 1)
+
+
+def _compute_few_batches_factor(run_intervals: Sequence[Interval], confidence: float) -> float:
+    """Return by how much to increase a cluster size whose variance comes from few batches of time.
+
+    With few batches, Student's t has to take the place of the normal quantile z. A confidence
+    interval is then wider by t / z. A cluster size is proportional to a variance, which is the
+    square of a width, so the factor is (t / z) squared.
+
+    Args:
+        run_intervals: The interval of the mean mark of each run, from batches of time.
+        confidence: The confidence of the interval in which the cluster size is used.
+    """
     degrees_of_freedom = sum(run_interval.count - 1 for run_interval in run_intervals)
     t = students_t.t_quantile(0.5 + confidence / 2, degrees_of_freedom)
-    few_batches_factor = (t / students_t.z_quantile(confidence)) ** 2
-    return few_clusters_factor * few_batches_factor
+    z = students_t.z_quantile(confidence)
+    return (t / z) ** 2
 
 
 def _count_batches_with(marks: NDArray[np.float64], mark: float) -> int:
-    """Return the number of batches of one run that contain a mark of this value."""
+    """Return how many of the batches of one run contain a mark of this value.
+
+    A run is cut into `intervals.BATCHES` consecutive batches, or into single marks if it has fewer.
+    """
     batch_count = min(intervals.BATCHES, len(marks))
+    # With 6 marks and 3 batches, the batch numbers are 0, 0, 1, 1, 2, 2.
     batch_numbers = np.arange(len(marks)) * batch_count // len(marks)
     return len(np.unique(batch_numbers[marks == mark]))
 
@@ -156,8 +171,9 @@ def estimate_quantile(values: RunSeries, p: float, confidence: float) -> Interva
     """Return the p quantile of values with its confidence interval (Woodruff 1952).
 
     Both ends of the interval are values of the sample: there is no assumption about the
-    distribution. An end is infinite if so few independent values could all lie on one side of the
-    quantile by chance.
+    distribution. A sample of few independent values gets its full range, which counts as the
+    interval of `MIN_EFFECTIVE_SIZE` values. An end is infinite if by chance all values of the
+    sample could lie on one side of the quantile.
 
     Args:
         values: The values of each run. They are infinite for failed requests.
@@ -165,20 +181,20 @@ def estimate_quantile(values: RunSeries, p: float, confidence: float) -> Interva
         confidence: The confidence of the interval.
     """
     ordered = np.sort(np.concatenate(values))
-    effective_size = estimate_quantile_sample_size(values, p, confidence)
-    if effective_size < MIN_EFFECTIVE_SIZE:
-        effective_size = MIN_EFFECTIVE_SIZE  # the range of the sample stands for this size
+    sample_size = estimate_quantile_sample_size(values, p, confidence)
+    if sample_size < MIN_EFFECTIVE_SIZE:
         value = float(ordered[quantile_index(len(ordered), p)])
         interval = Interval(value, float(ordered[0]), float(ordered[-1]), confidence)
     else:
-        interval = _compute_order_statistics_interval(ordered, p, effective_size, confidence)
-    size_to_see_a_value_below = intervals.observations_to_see(1 - p, confidence)
-    if effective_size < size_to_see_a_value_below:
-        interval = replace(interval, low=-math.inf)
-    size_to_see_a_value_above = intervals.observations_to_see(p, confidence)
-    if effective_size < size_to_see_a_value_above:
-        interval = replace(interval, high=math.inf)
-    return interval
+        interval = _compute_order_statistics_interval(ordered, p, sample_size, confidence)
+    assumed_size = max(sample_size, MIN_EFFECTIVE_SIZE)
+    has_value_below = assumed_size >= intervals.observations_to_see(1 - p, confidence)
+    has_value_above = assumed_size >= intervals.observations_to_see(p, confidence)
+    return replace(
+        interval,
+        low=interval.low if has_value_below else -math.inf,
+        high=interval.high if has_value_above else math.inf,
+    )
 
 
 def _compute_order_statistics_interval(
@@ -193,7 +209,7 @@ def _compute_order_statistics_interval(
     Args:
         ordered: The values in ascending order.
         p: The quantile.
-        effective_size: The number of independent values that show as much as the sample.
+        effective_size: The number of independent values that would estimate it as precisely.
         confidence: The confidence of the interval.
     """
     count = len(ordered)
@@ -207,24 +223,29 @@ def _compute_order_statistics_interval(
 
 
 def compute_tolerance_limit(values: RunSeries, p: float, confidence: float) -> float:
-    """Return an upper tolerance limit for a quantile, from how it varies between batches of time.
+    """Return an upper bound of a quantile, from how it varies between batches of time.
 
-    This bounds a latency quantile whose slow requests came in so few clusters that their ranks give
-    no upper bound. The load is cut into batches of time. If the logarithms of the p quantiles of
-    the batches are normally distributed, the fraction p of all batches stays below the limit, with
-    this confidence.
+    It is used if the slow requests came in so few clusters that their ranks give no upper bound.
+    The load is cut into batches of time, and the p quantile of each batch is computed. The result
+    is an upper tolerance limit: with this confidence, it is above the quantiles of the fraction p
+    of all batches that the server would ever have, if their logarithms are normally distributed.
 
-    The limit is at least the quantile of the slowest batch, because the logarithms are not normally
-    distributed for a server that switches between two speeds. It is not used for queueing time,
-    which is near zero or long.
+    That assumption is wrong for a server that switches between a fast and a slow state, so the
+    result is at least the quantile of the slowest batch. Do not use it for time in a queue, which
+    is near zero or long and does not fit the assumption at all.
+
+    Args:
+        values: The values of each run, in order of time.
+        p: The quantile.
+        confidence: The confidence of the limit.
     """
     batch_quantiles = _compute_batch_quantiles(values, p)
     log_quantiles = np.log(np.maximum(batch_quantiles, MIN_LATENCY_NS))
     log_limit = intervals.upper_tolerance_limit(log_quantiles, p, confidence)
-    limit = math.exp(min(log_limit, MAX_EXPONENT))
+    tolerance_limit = math.exp(min(log_limit, MAX_EXPONENT))
     finite_quantiles = batch_quantiles[np.isfinite(batch_quantiles)]
-    slowest_batch = float(finite_quantiles.max(initial=0.0))
-    return max(limit, slowest_batch)
+    slowest_quantile = float(finite_quantiles.max(initial=0.0))
+    return max(tolerance_limit, slowest_quantile)
 
 
 def _compute_batch_quantiles(values: RunSeries, p: float) -> NDArray[np.float64]:
@@ -233,24 +254,29 @@ def _compute_batch_quantiles(values: RunSeries, p: float) -> NDArray[np.float64]
     return np.array([quantile_of(batch, p) for batch in batches if len(batch)])
 
 
-def find_outlier_quantile(values: RunSeries, p: float) -> float:
-    """Return the p quantile of the slowest batch of time if it is an outlier, else 0.
+def find_outlier_quantile(values: RunSeries, p: float) -> float | None:
+    """Return the p quantile of the slowest batch of time if it is an outlier, else None.
 
-    A batch that is far slower than all others met another state of the server, once. How often this
-    state recurs is not known, so it may affect more than the fraction 1 - p of the requests,
-    however many requests there are.
+    An outlier is a batch that is far slower than all others, for example because the server
+    restarted in it. One such event does not show how often they happen, so the true quantile may be
+    as high as that of the batch, however many requests there are.
 
-    Latencies vary by factors, so the batches are compared on a logarithmic scale. Their center and
-    spread are the median and the median absolute deviation, which the outlier hardly changes.
+    The method is the modified z-score (Iglewicz and Hoaglin 1993): distances from the median,
+    relative to the median absolute deviation, which an outlier hardly changes. Latencies vary by
+    factors, so their logarithms are compared.
+
+    Returns:
+        The quantile of the outlier. None if there is none, if there are too few batches, or if
+        requests failed in a batch: then its quantile may be infinite.
     """
-    log_quantiles = np.log(np.maximum(_compute_batch_quantiles(values, p), MIN_LATENCY_NS))
-    has_failed_batch = not np.isfinite(log_quantiles).all()
-    if len(log_quantiles) < MIN_EFFECTIVE_SIZE or has_failed_batch:
-        return 0.0
+    batch_quantiles = _compute_batch_quantiles(values, p)
+    has_failed_batch = not np.isfinite(batch_quantiles).all()
+    if has_failed_batch or len(batch_quantiles) < MIN_EFFECTIVE_SIZE:
+        return None
+    log_quantiles = np.log(np.maximum(batch_quantiles, MIN_LATENCY_NS))
     median = float(np.median(log_quantiles))
     median_absolute_deviation = float(np.median(np.abs(log_quantiles - median)))
     standard_deviation = median_absolute_deviation * MAD_TO_STANDARD_DEVIATION
     slowest = float(log_quantiles.max())
-    if slowest - median <= OUTLIER_DEVIATIONS * standard_deviation:
-        return 0.0
-    return math.exp(slowest)
+    is_outlier = slowest - median > OUTLIER_DEVIATIONS * standard_deviation
+    return math.exp(slowest) if is_outlier else None

@@ -21,7 +21,9 @@ from loadgen.contracts.load_checks import (
     create_failed_startup_check,
 )
 from loadgen.contracts.recorded_run import LoadedRun, RecordedRun
+from loadgen.contracts.sample_sizes import MIN_WINDOWS
 from loadgen.contracts.steady_state import STARTUP_BATCHES
+from loadgen.contracts.terms import NS_PER_S
 from loadgen.core import format
 from loadgen.core.metrics import outcomes, windows
 from loadgen.core.metrics.columns import OK, Columns
@@ -32,13 +34,13 @@ from loadgen.core.stats.intervals import Interval
 RATE_BATCHES = intervals.BATCHES
 """Batches of time of all runs together, for the interval of a rate."""
 
-MIN_RESIDENCES_FOR_RATE = 2
+MIN_RESIDENCE_TIMES = 2
 """The length that a load needs for a rate, in mean residence times of a request.
 
 In a shorter load most requests end after it, so their rate is that of the start-up.
 """
 
-RECOMMENDED_RESIDENCES = 10
+RECOMMENDED_RESIDENCE_TIMES = 10
 """The length that is recommended if a load is too short for a rate, in mean residence times."""
 
 WINDOW_TOLERANCE = 0.99
@@ -82,25 +84,34 @@ def count_ok_requests(_run: RecordedRun, columns: Columns, span: Span) -> float:
 
 def count_good_requests(run: RecordedRun, columns: Columns, span: Span) -> float:
     """Return the number of requests that met the SLO and ended in a span."""
-    return float((_find_requests_ended_in(columns, span) & find_good_requests(run, columns)).sum())
+    has_ended_in_span = _find_requests_ended_in(columns, span)
+    is_good = find_good_requests(run, columns)
+    return float((has_ended_in_span & is_good).sum())
 
 
 def count_output_tokens(_run: RecordedRun, columns: Columns, span: Span) -> float:
-    """Return the output tokens in a span.
+    """Return the output tokens in a span of time.
 
-    Those of a request are spread evenly over the time of its response.
+    The times of single tokens are not stored, so the tokens of a request are spread evenly over the
+    time of its response. The result can therefore be a fraction.
+
+    Raises:
+        EstimateError: The tokens of an ok request were not counted.
     """
     _require_counted(columns, "output_tokens", "some responses have no count of output tokens")
     return windows.estimate_tokens_within(columns, span)
 
 
 def count_all_tokens(run: RecordedRun, columns: Columns, span: Span) -> float:
-    """Return the output tokens in a span plus the prompt tokens of requests that ended in it."""
+    """Return the output tokens in a span plus the prompt tokens of requests that ended in it.
+
+    Raises:
+        EstimateError: The tokens of an ok request were not counted.
+    """
     output_tokens = count_output_tokens(run, columns, span)
     _require_counted(columns, "input_tokens", "some requests have no count of prompt tokens")
-    return output_tokens + float(
-        columns["input_tokens"][_find_requests_ended_in(columns, span)].sum()
-    )
+    prompt_tokens = columns["input_tokens"][_find_requests_ended_in(columns, span)]
+    return output_tokens + float(prompt_tokens.sum())
 
 
 def _require_counted(columns: Columns, column: str, reason: str) -> None:
@@ -122,13 +133,13 @@ def find_good_requests(run: RecordedRun, columns: Columns) -> NDArray[np.bool_]:
 def _get_start_ns(span: Span) -> float:
     """Return the start of a span that exists, in ns."""
     assert span.start_s is not None
-    return span.start_s * 1e9
+    return span.start_s * NS_PER_S
 
 
 def _get_end_ns(span: Span) -> float:
     """Return the end of a span that exists, in ns."""
     assert span.end_s is not None
-    return span.end_s * 1e9
+    return span.end_s * NS_PER_S
 
 
 def get_steady_span(loaded_run: LoadedRun) -> Span:
@@ -160,9 +171,12 @@ def split_span(span: Span, count: int) -> list[Span]:
 
 
 def has_two_windows(run: RecordedRun, window_ns: int) -> bool:
-    """Return whether the steady-state window of a run is as long as two windows."""
-    steady_ns = (run.summary.window.steady.duration_s or 0.0) * 1e9
-    return steady_ns >= 2 * window_ns * WINDOW_TOLERANCE
+    """Return whether the steady state of a run is long enough for two windows of this length.
+
+    Terms such as `drift` compare the first window of a run with the last one.
+    """
+    steady_ns = (run.summary.window.steady.duration_s or 0.0) * NS_PER_S
+    return steady_ns >= MIN_WINDOWS * window_ns * WINDOW_TOLERANCE
 
 
 def find_first_and_last_windows(
@@ -184,17 +198,29 @@ def find_first_and_last_windows(
     last_windows = []
     for loaded_run in loaded_runs:
         span = get_steady_span(loaded_run)
-        span_start_ns = round(_get_start_ns(span))
-        span_end_ns = round(_get_end_ns(span))
         if not has_two_windows(loaded_run.run, window_ns):
-            length = format.duration((span_end_ns - span_start_ns) / 1e9)
-            window = format.duration(window_ns / 1e9)
-            # An extension adds runs, so each added run has to have two windows.
-            additional_s = PLANNING_MARGIN * 2 * window_ns / 1e9 * len(loaded_runs)
-            raise EstimateError(f"{length} of load has no two windows of {window}", additional_s)
-        first_windows.append(windows.span(span_start_ns, span_start_ns + window_ns))
-        last_windows.append(windows.span(span_end_ns - window_ns, span_end_ns))
+            raise _create_short_run_error(span, window_ns, run_count=len(loaded_runs))
+        start_ns = round(_get_start_ns(span))
+        end_ns = round(_get_end_ns(span))
+        first_windows.append(windows.span(start_ns, start_ns + window_ns))
+        last_windows.append(windows.span(end_ns - window_ns, end_ns))
     return FirstAndLastWindows(first_windows, last_windows)
+
+
+def _create_short_run_error(span: Span, window_ns: int, *, run_count: int) -> EstimateError:
+    """Return the error for a run whose steady state is shorter than two windows.
+
+    Args:
+        span: The steady state of the run.
+        window_ns: The length of a window.
+        run_count: The number of runs of the level. An extension adds as many runs again, and each
+            of them has to have two windows.
+    """
+    span_ns = round(_get_end_ns(span)) - round(_get_start_ns(span))
+    length = format.duration(span_ns / NS_PER_S)
+    window = format.duration(window_ns / NS_PER_S)
+    additional_s = PLANNING_MARGIN * MIN_WINDOWS * window_ns / NS_PER_S * run_count
+    return EstimateError(f"{length} of load has no two windows of {window}", additional_s)
 
 
 # -- rates ----------------------------------------------------------------------------------------
@@ -218,25 +244,50 @@ def estimate_rate(
         EstimateError: A run has no steady-state window, or the units were not counted.
     """
     steady_spans = [get_steady_span(loaded_run) for loaded_run in loaded_runs]
-    used_spans = []
-    startup_caveat = ""
-    for loaded_run, steady_span in zip(loaded_runs, steady_spans, strict=True):
-        span_after_startup = _remove_startup(loaded_run, steady_span, count_in_span)
-        if span_after_startup is None:
-            startup_check = create_failed_startup_check(steady_span.duration_s or 0.0)
-            startup_caveat = startup_check.sentence()
-            used_spans.append(steady_span)
-        else:
-            used_spans.append(span_after_startup)
+    trimmed_spans = [
+        _remove_startup(loaded_run, span, count_in_span)
+        for loaded_run, span in zip(loaded_runs, steady_spans, strict=True)
+    ]
+    # A span whose start-up did not end is used as it is, and the caveat says so.
+    used_spans = [
+        trimmed_span or steady_span
+        for trimmed_span, steady_span in zip(trimmed_spans, steady_spans, strict=True)
+    ]
     rates = compute_batch_rates(loaded_runs, used_spans, count_in_span)
     interval = intervals.batch_means(rates, batches=len(rates), level=confidence)
-    rates_of_runs = np.split(np.array(rates), len(loaded_runs))
-    mean_of_runs = [float(np.mean(run_rates)) for run_rates in rates_of_runs]
-    interval = intervals.widen_by_runs(interval, mean_of_runs)
-    caveat = _describe_short_load(loaded_runs, steady_spans) or startup_caveat
+    interval = intervals.widen_by_runs(interval, compute_mean_of_runs(rates, len(loaded_runs)))
+    caveat = _describe_short_load(loaded_runs, steady_spans)
+    if not caveat:
+        caveat = _describe_unfinished_startup(steady_spans, trimmed_spans)
     if caveat:
         interval = replace(interval, high=math.inf)
     return RateEstimate(interval, caveat)
+
+
+def compute_mean_of_runs(batch_rates: Sequence[float], run_count: int) -> list[float]:
+    """Return the mean rate of each run.
+
+    Args:
+        batch_rates: The rates of all batches, run after run. Each run has the same number of them.
+        run_count: The number of runs.
+    """
+    return [float(np.mean(rates)) for rates in np.split(np.array(batch_rates), run_count)]
+
+
+def _describe_unfinished_startup(
+    steady_spans: Sequence[Span], trimmed_spans: Sequence[Span | None]
+) -> str:
+    """Return that the start-up of a run did not end, or "" if that of every run did.
+
+    Args:
+        steady_spans: The time of each run in which the full load was offered.
+        trimmed_spans: The same without the start-up, or None where the start-up did not end.
+    """
+    text = ""
+    for steady_span, trimmed_span in zip(steady_spans, trimmed_spans, strict=True):
+        if trimmed_span is None:
+            text = create_failed_startup_check(steady_span.duration_s or 0.0).sentence()
+    return text
 
 
 def _remove_startup(
@@ -244,8 +295,9 @@ def _remove_startup(
 ) -> Span | None:
     """Return a span without the start-up of its rate, or None if the start-up did not end.
 
-    The rate at which requests end is low until the first ones have ended. The span is cut into
-    short intervals, and the end of this start-up is searched in the counts of the intervals.
+    At the start of a load no request has ended yet, so the rate at which requests end is too low
+    until the server is filled. To find the end of this start-up, the span is cut into short
+    intervals, and the units that are counted in each of them form a series.
 
     Args:
         loaded_run: The run.
@@ -256,12 +308,12 @@ def _remove_startup(
     counts = [
         count_in_span(loaded_run.run, loaded_run.columns, short_span) for short_span in short_spans
     ]
-    startup_length = steady_state.count_startup_values(np.array(counts))
-    if startup_length is None:
+    startup_intervals = steady_state.count_startup_values(np.array(counts))
+    if startup_intervals is None:
         return None
-    if startup_length == 0:
+    if startup_intervals == 0:
         return steady_span
-    startup_end_ns = _get_start_ns(short_spans[startup_length])
+    startup_end_ns = _get_start_ns(short_spans[startup_intervals])
     return windows.span(startup_end_ns, _get_end_ns(steady_span))
 
 
@@ -288,29 +340,33 @@ def compute_batch_rates(
 
 
 def _describe_short_load(loaded_runs: Sequence[LoadedRun], spans: Sequence[Span]) -> str:
-    """Return why a load was too short for a rate, or "" if it was long enough.
+    """Return the caveat of a rate if a run was too short for it, or "" if all were long enough.
 
-    A load has to last for several mean residence times of a request (from its scheduled start to
-    its end), because most requests of a shorter one end after it. A server that completes no
-    request has a rate of 0, so a run without ok requests is never too short.
+    A request ends some time after it was scheduled (the residence time). If a run lasts less than
+    two of these times, most of its requests end after the load, and their rate is too low. A server
+    that completes no request has a rate of 0, so a run without ok requests is never too short.
 
     Args:
         loaded_runs: The runs of a level.
         spans: The steady-state window of each run.
     """
     for loaded_run, span in zip(loaded_runs, spans, strict=True):
-        columns = loaded_run.columns
-        is_ok = columns.where(OK)
-        if not is_ok.any():
-            continue
-        residence_ns = (columns["end_ns"] - columns["due_ns"])[is_ok]
-        mean_residence_s = float(residence_ns.mean()) / 1e9
+        residence_s = _compute_mean_residence_s(loaded_run.columns)
         load_s = span.duration_s or 0.0
-        if load_s < MIN_RESIDENCES_FOR_RATE * mean_residence_s:
-            recommended_s = RECOMMENDED_RESIDENCES * mean_residence_s
+        if residence_s is not None and load_s < MIN_RESIDENCE_TIMES * residence_s:
+            recommended_s = RECOMMENDED_RESIDENCE_TIMES * residence_s
             return (
-                f"run too short: requests take {format.duration(mean_residence_s)} on average and "
+                f"run too short: requests take {format.duration(residence_s)} on average and "
                 f"the load lasts {format.duration(load_s)} ({format.duration(recommended_s)} "
                 "needed)"
             )
     return ""
+
+
+def _compute_mean_residence_s(columns: Columns) -> float | None:
+    """Return the mean time from the scheduled start to the end of ok requests, None without any."""
+    is_ok = columns.where(OK)
+    if not is_ok.any():
+        return None
+    residence_ns = (columns["end_ns"] - columns["due_ns"])[is_ok]
+    return float(residence_ns.mean()) / NS_PER_S

@@ -80,13 +80,18 @@ class RecordedRun(msgspec.Struct, frozen=True, kw_only=True):
     def _select_records(self, mask: NDArray[np.bool_]) -> RecordedRun:
         """Return the run with the records that a mask selects, without copying them.
 
-        A run may have millions of requests, so the result has a view (`Columns`) of the records,
-        which reads a column when it is needed. The view can be indexed like the array.
+        A run may have millions of requests, so the result refers to the same records through a
+        `Columns` view, which reads a column when it is needed.
+
+        Args:
+            mask: One boolean per record of the run.
         """
         if mask.all():
             return self
-        view = cast("NDArray[np.void]", Columns(self.rows, mask))
-        return replace(self, rows=view)
+        selected_records = Columns(self.rows, mask)
+        # Records are only read by column, as in `rows["status"]`, which a view supports as an
+        # array does.
+        return replace(self, rows=cast("NDArray[np.void]", selected_records))
 
     def has_class(self, class_name: str) -> bool:
         """Return whether the run has a class of requests with this name."""
@@ -107,38 +112,36 @@ class RecordedRun(msgspec.Struct, frozen=True, kw_only=True):
         class_summary = next(
             summary for summary in self.summary.classes if summary.name == class_name
         )
-        is_of_this_class = is_of_class(self.manifest, class_name, self.rows)
-        return replace(
-            self._select_records(is_of_this_class),
-            manifest=replace(self.manifest, slo=class_plan.slo),
-            summary=replace(
-                self.summary, goodput=class_summary.goodput, sessions=class_summary.sessions
-            ),
+        manifest = replace(self.manifest, slo=class_plan.slo)
+        summary = replace(
+            self.summary, goodput=class_summary.goodput, sessions=class_summary.sessions
         )
+        is_of_this_class = is_of_class(self.manifest, class_name, self.rows)
+        run_of_class = self._select_records(is_of_this_class)
+        return replace(run_of_class, manifest=manifest, summary=summary)
 
     def convert_to_tasks(self) -> RecordedRun:
-        """Return the run with one record per task (or conversation), as if it were one request.
+        """Return the run with one record per task instead of one per request.
 
-        Terms about tasks can then be evaluated like terms about requests. The SLO of the result is
-        the part of the SLO that is about tasks.
+        A task is a conversation or an agentic session of several requests. Each task becomes a
+        record in the format of a request, so that terms about tasks can be evaluated by the same
+        code as terms about requests. The SLO of the result has only the limits on tasks.
 
         Raises:
-            EstimateError: There are no tasks, or the end of the load cut too many of them.
+            EstimateError: There are no tasks, or too many of them were still unfinished when the
+                load ended.
         """
-        sessions = self.summary.sessions
-        if sessions is None:
+        request_sessions = self.summary.sessions
+        if request_sessions is None:
             raise EstimateError("the run has no tasks and no conversations")
         task_table = tasks.tabulate_tasks(Columns(self.rows), self.manifest.turns_per_session)
-        run = replace(
-            self,
-            rows=build_task_rows(task_table),
-            manifest=replace(
-                self.manifest, slo=_build_task_slo(self.manifest.slo), turns_per_session=1
-            ),
-        )
-        columns = run.columns()
-        _require_finished_tasks(columns)
-        return replace(run, summary=_build_task_summary(self.summary, sessions, columns))
+        task_slo = _build_task_slo(self.manifest.slo)
+        task_manifest = replace(self.manifest, slo=task_slo, turns_per_session=1)
+        task_run = replace(self, rows=build_task_rows(task_table), manifest=task_manifest)
+        task_columns = task_run.columns()
+        _require_finished_tasks(task_columns)
+        task_summary = _build_task_summary(self.summary, request_sessions, task_columns)
+        return replace(task_run, summary=task_summary)
 
 
 def _build_task_slo(slo: Slo | None) -> Slo:
@@ -155,31 +158,34 @@ def _build_task_slo(slo: Slo | None) -> Slo:
 def _require_finished_tasks(columns: Columns) -> None:
     """Raise EstimateError if too many tasks were unfinished when the load or the drain ended.
 
-    The metrics of the tasks that did finish would be too good, because long tasks are cut most
-    often.
+    The drain is the time after the load in which requests in flight may still end. The metrics of
+    the finished tasks alone would be too good, because the unfinished ones are mostly long tasks.
     """
-    unfinished = int(columns.where(UNFINISHED).sum())
-    total = int((~columns.where(CANCELLED)).sum())
-    if outcomes.is_undecided(unfinished, total):
+    unfinished_count = int(columns.where(UNFINISHED).sum())
+    task_count = int((~columns.where(CANCELLED)).sum())
+    if outcomes.is_undecided(unfinished_count, task_count):
         raise EstimateError(
-            f"{unfinished:,} of {total:,} tasks were unfinished when the load or the drain ended; "
-            "end the level by a number of tasks (requests: 200) and without grace"
+            f"{unfinished_count:,} of {task_count:,} tasks were unfinished when the load or the "
+            "drain ended; end the level by a number of tasks (requests: 200) and without grace"
         )
 
 
-def _build_task_summary(summary: Summary, sessions: Sessions, columns: Columns) -> Summary:
-    """Return the summary of a run with the metrics of tasks in the place of those of requests.
+def _build_task_summary(summary: Summary, sessions: Sessions, task_columns: Columns) -> Summary:
+    """Return the summary of a run whose records are tasks (see `RecordedRun.convert_to_tasks`).
 
-    E2E becomes the task time, and TTFT the sum of a task's waits for first tokens. The steady-state
-    window is the time in which tasks were scheduled to start.
+    A summary has fields for the metrics of requests only, and its readers look there. So the task
+    time takes the place of E2E latency, and the sum of a task's waits for first tokens that of
+    TTFT. The steady-state window becomes the time in which tasks were scheduled to start.
 
     Args:
         summary: The summary of the requests.
         sessions: The part of that summary that is about tasks.
-        columns: The records of the tasks: see `build_task_rows`.
+        task_columns: The records of the tasks: see `build_task_rows`.
     """
-    due_ns = columns["due_ns"]
-    steady = windows.span(float(due_ns.min(initial=0)), float(due_ns.max(initial=0)))
+    start_ns = task_columns["due_ns"]
+    first_start_ns = float(start_ns.min(initial=0))
+    last_start_ns = float(start_ns.max(initial=0))
+    steady_window = windows.span(first_start_ns, last_start_ns)
     good_tasks = None if sessions.goodput is None else sessions.goodput.good
     return replace(
         summary,
@@ -187,41 +193,55 @@ def _build_task_summary(summary: Summary, sessions: Sessions, columns: Columns) 
         ttft_ms=sessions.wait_ms,
         goodput=Goodput(good=good_tasks),
         requests=replace(summary.requests, ok=sessions.ok),
-        window=replace(summary.window, steady=steady),
+        window=replace(summary.window, steady=steady_window),
     )
 
 
 def build_task_rows(table: tasks.TaskTable) -> NDArray[np.void]:
-    """Return an array of records (`record.ROW`) with one record per task.
+    """Return one record per task, in the format of the records of requests (`record.ROW`).
 
-    The metrics `e2e`, `ttft` and `ttft_from_sent` of a record are differences of its times. The
-    times are chosen such that, for a task,
+    The code that computes metrics of requests is then used for tasks. It computes a latency as the
+    difference of two times of a record, so the times are set such that
 
     - `e2e` (end - due) is the time of the task,
-    - `ttft` (first token - due) is the sum of all waits for first tokens, and
+    - `ttft` (first token - due) is the sum of all its waits for first tokens, and
     - `ttft_from_sent` (first token - sent) is the longest of these waits.
 
-    A task whose last request was never sent is unfinished.
+    Example: a task is due at 10 s, waits 1 s and 3 s for first tokens, and ends at 30 s. Its record
+    is due at 10 s, has its first token at 14 s, is sent at 11 s and ends at 30 s.
     """
     columns = table.columns
+    start_ns = columns.due_ns
+    end_ns = np.maximum(columns.end_ns, start_ns)
+    first_token_ns = start_ns + columns.wait_ns
     rows = np.zeros(len(table.numbers), ROW)
-    for name in ("slot", "request", "session"):
-        rows[name] = table.numbers
+    rows["slot"] = table.numbers
+    rows["request"] = table.numbers
+    rows["session"] = table.numbers
     rows["stage"] = columns.stage
-    rows["due_ns"] = columns.due_ns
-    rows["first_token_ns"] = columns.due_ns + columns.wait_ns
-    rows["sent_ns"] = rows["first_token_ns"] - columns.longest_wait_ns
-    rows["end_ns"] = np.maximum(columns.end_ns, columns.due_ns)
-    rows["done_ns"] = rows["end_ns"]
-    is_unfinished = (columns.unfinished > 0) | ~table.has_ended
-    rows["status"] = np.select(
-        [columns.cancelled > 0, is_unfinished, columns.ok > 0],
-        [CANCELLED, UNFINISHED, OK],
-        default=FAILED,
-    )
+    rows["due_ns"] = start_ns
+    rows["sent_ns"] = first_token_ns - columns.longest_wait_ns
+    rows["first_token_ns"] = first_token_ns
+    rows["end_ns"] = end_ns
+    rows["done_ns"] = end_ns
+    rows["status"] = _find_task_statuses(table)
     rows["input_tokens"] = columns.input_tokens
     rows["output_tokens"] = columns.output_tokens
     return rows
+
+
+def _find_task_statuses(table: tasks.TaskTable) -> NDArray[np.int64]:
+    """Return the status code of each task: CANCELLED, UNFINISHED, OK or FAILED.
+
+    The first status that applies is used. A task whose last request was never sent is unfinished.
+    """
+    columns = table.columns
+    is_cancelled = columns.cancelled > 0
+    is_unfinished = (columns.unfinished > 0) | ~table.has_ended
+    is_ok = columns.ok > 0
+    return np.select(
+        [is_cancelled, is_unfinished, is_ok], [CANCELLED, UNFINISHED, OK], default=FAILED
+    )
 
 
 class LoadedRun(NamedTuple):
@@ -247,37 +267,50 @@ class MeasuredLevel(msgspec.Struct, frozen=True, kw_only=True):
 def measure_load_length(runs: Sequence[RecordedRun]) -> LoadLength | None:
     """Return the length of the load of all runs, in seconds and in mean residence times.
 
-    The residence time of a request is the time from its scheduled start to its end. The number of
-    residence times says how often the queue of an open loop could change during the load.
+    The residence time of a request is the time from its scheduled start to its end. The queue
+    hardly changes within one residence time, so the number of residence times says how often it
+    could change during the load. Only runs with a steady state are counted.
 
-    Return None for a closed loop, whose number of requests in the system is fixed, so that its
-    queue cannot grow. Return None also if no run has a steady state.
+    Returns:
+        The length. None for a closed loop, in which the number of requests on the server is fixed
+        and the queue cannot grow, and None if no run has a steady state.
     """
-    if not runs or any(stage.closed for stage in runs[0].manifest.stages if stage.measured):
-        return None
-    residences = 0.0
+    if not runs or _is_closed_loop(runs[0]):
+        return None  # all runs of a level have the same kind of load
+    residence_times = 0.0
     load_s = 0.0
     for run in runs:
         steady_s = run.summary.window.steady.duration_s
         if run.mean_residence_s and steady_s:
-            residences += steady_s / run.mean_residence_s
+            residence_times += steady_s / run.mean_residence_s
             load_s += steady_s
-    if residences == 0:
+    if residence_times == 0:
         return None
-    return LoadLength(residences, load_s)
+    return LoadLength(residence_times, load_s)
 
 
-def has_queueing_time(runs: Sequence[RecordedRun], metric: str) -> bool:
+def _is_closed_loop(run: RecordedRun) -> bool:
+    """Return whether the measured load came from virtual users that wait for their responses."""
+    return any(stage.closed for stage in run.manifest.stages if stage.measured)
+
+
+def depends_on_queueing(runs: Sequence[RecordedRun], metric: str) -> bool:
     """Return whether the values of a metric depend on how long requests wait in a queue.
 
-    Such a metric needs a longer load, because the queue changes slowly. TTFT depends on it, TPOT
-    does not. E2E latency does only if requests did wait. A metric of another package is assumed to
-    depend on it.
+    Such a metric needs a longer load, because the queue changes slowly. TTFT depends on the queue
+    and TPOT does not. E2E latency depends on it only if requests waited in these runs. For a metric
+    of another package it is not known, so the answer is True, which is the safe one.
+
+    Args:
+        runs: The runs of a level.
+        metric: The name of the metric.
     """
     if metric == "e2e":
         return not has_negligible_queueing(runs)
-    is_builtin_metric = METRICS.find(metric, include_plugins=False) is not None
-    return metric in QUEUEING_METRICS or not is_builtin_metric
+    if metric in QUEUEING_METRICS:
+        return True
+    # A metric that is not one of this package comes from another one.
+    return METRICS.find(metric, include_plugins=False) is None
 
 
 def has_negligible_queueing(runs: Sequence[RecordedRun]) -> bool:

@@ -18,10 +18,15 @@ MIN_WINDOWS = 2
 def compute_required_requests(term: ContractTerm, confidence: float) -> int:
     """Return the least number of requests with which a term can pass.
 
-    - A fraction, such as that of errors or of requests that meet the SLO, needs so many that the
-      term passes if every single request is good.
+    - A term about a fraction, such as `errors: 1%`, passes if the confidence interval of the
+      fraction is below 1 %. The interval is narrowest if no request fails, so this is the number
+      of requests that would show it without a failure.
     - A percentile needs the minimum of MLPerf LoadGen's early stopping rule.
     - Anything else is a rate, which needs `MIN_REQUESTS_FOR_RATE`.
+
+    Args:
+        term: The term.
+        confidence: The confidence of the interval.
     """
     if term.kind == "errors":
         return compute_requests_without_miss(term.limit, confidence)
@@ -36,8 +41,9 @@ def compute_required_requests(term: ContractTerm, confidence: float) -> int:
 def compute_requests_without_miss(limit: float, confidence: float = intervals.LEVEL) -> int:
     """Return how many requests without a miss show that the fraction of misses is at most `limit`.
 
-    It is the number n from which the upper end of Wilson's interval around 0 misses, z^2 / (n +
-    z^2), is at most the limit.
+    The upper end of Wilson's interval for 0 misses in n requests is z^2 / (n + z^2), where z is the
+    normal quantile of the confidence. The result is the least n with which it is at most the limit.
+    For a limit of 1 % and a confidence of 95 % that is 381.
     """
     z = students_t.z_quantile(confidence)
     return math.ceil(z * z * (1 - limit) / limit)
@@ -46,8 +52,10 @@ def compute_requests_without_miss(limit: float, confidence: float = intervals.LE
 def compute_requests_for_ratio(minimum: float, confidence: float) -> int:
     """Return the requests needed in each of two windows to show that their ratio has a minimum.
 
-    The true ratio is assumed to be 1. Counts of Poisson arrivals vary by sqrt(n), so the ratio of
-    two counts varies by sqrt(2 / n), and z * sqrt(2 / n) must be below 1 - minimum.
+    The two windows are the first and the last hour of a load, for example, and the true ratio is
+    assumed to be 1. The count n of Poisson arrivals has a standard deviation of sqrt(n), so the
+    ratio of two counts has about sqrt(2 / n). The interval of the ratio then begins at
+    1 - z * sqrt(2 / n), which must be at least the minimum.
     """
     z = students_t.z_quantile(confidence)
     return math.ceil(2 * (z / (1 - minimum)) ** 2)

@@ -19,8 +19,8 @@ from loadgen.contracts.quantile_interval import RunSeries
 from loadgen.contracts.recorded_run import (
     QUEUEING_METRICS,
     RecordedRun,
+    depends_on_queueing,
     has_negligible_queueing,
-    has_queueing_time,
     measure_load_length,
 )
 from loadgen.contracts.steady_state import SteadyRange, TimedValues
@@ -37,11 +37,11 @@ QUEUE_METRIC = "ttft"
 """The metric that shows the state of the queue: TTFT includes all the time in it."""
 
 SAMPLES_PER_BATCH = 2.0
-"""Independent states of the queue per batch that a metric needs if it is mostly queueing time.
+"""Independent observations of the queue per batch, for a metric that is mostly queueing time.
 
-Queueing time is near zero or long, so one state per batch does not show how batches vary. With
-fewer, benchmarks/contract_power.py finds PASS verdicts near saturation on servers that miss the
-limit.
+Queueing time is near zero or long, so one observation per batch does not show how batches vary.
+With fewer, benchmarks/contract_power.py finds PASS verdicts near saturation on servers that miss
+the limit.
 """
 
 E2E_SAMPLES_PER_BATCH = 1.25
@@ -51,12 +51,12 @@ REQUIRED_QUEUE_SAMPLES = {
     **dict.fromkeys(QUEUEING_METRICS, round(SAMPLES_PER_BATCH * intervals.BATCHES)),
     "e2e": round(E2E_SAMPLES_PER_BATCH * intervals.BATCHES),
 }
-"""Metric -> the independent states of the queue from which batch means are independent."""
+"""Metric -> the number of independent observations of the queue that batch means need."""
 
 WORST_INTERVAL_SAMPLE_FRACTION = 0.75
-"""The fraction of the required states of the queue from which the worst one is an upper bound.
+"""The fraction of `REQUIRED_QUEUE_SAMPLES` from which the slowest interval is an upper bound.
 
-With fewer, a load may easily have missed a worse state.
+With fewer, a load may easily have missed a longer queue.
 """
 
 
@@ -86,20 +86,60 @@ class SteadySample(NamedTuple):
         request_count: The number of values before the start-up was removed.
         load_check: Whether the load is long enough for an upper bound from the sample.
         upper_bound: The least upper end of an interval if the load is too short: the quantile in
-            the worst state of the queue that occurred, or infinity.
+            the slowest interval of the load, or infinity.
         load_description: The part of the load that was used, as text. "" for all of it.
         load_s: The length of the load of all runs.
-        effective_size: The effective sample size, counted in independent states of the server.
-            None if it is not known.
+        effective_size: The effective sample size: how many independent observations of the server
+            would show as much. None if it is not known.
     """
 
     values: list[NDArray[np.float64]]
     request_count: int
-    load_check: LoadCheck = LoadCheck()
+    load_check: LoadCheck
+    upper_bound: float
+    load_description: str
+    load_s: float
+    effective_size: float | None
+
+
+class CheckedLoad(NamedTuple):
+    """The result of all checks whether a load is long enough for a quantile.
+
+    Attributes:
+        load_check: Whether it is long enough, with the reason if it is not.
+        upper_bound: An upper bound of the quantile that holds although the load is too short, or
+            infinity if there is none.
+    """
+
+    load_check: LoadCheck
     upper_bound: float = math.inf
-    load_description: str = ""
-    load_s: float = 0.0
-    effective_size: float | None = None
+
+
+class SteadyRun(NamedTuple):
+    """A run, the values of its requests, and the part of these values in steady state.
+
+    Attributes:
+        run: The run.
+        all_values: The values of all its requests, in order of time.
+        steady_range: The indexes of the values in steady state.
+    """
+
+    run: RecordedRun
+    all_values: TimedValues
+    steady_range: SteadyRange
+
+    @property
+    def steady_values(self) -> TimedValues:
+        """The values in steady state."""
+        return self.all_values.slice(self.steady_range.start, self.steady_range.end)
+
+    @property
+    def startup_s(self) -> float:
+        """How long the start-up lasted, in seconds: 0 if the run began in steady state."""
+        if self.steady_range.start == 0:
+            return 0.0
+        due_ns = self.all_values.due_ns
+        return float(due_ns[self.steady_range.start] - due_ns[0]) / NS_PER_S
 
 
 # -- values of a metric ---------------------------------------------------------------------------
@@ -131,17 +171,17 @@ def collect_timed_values(
     missing_package = why_missing(metric)
     if missing_package:
         raise EstimateError(missing_package)
-    slo = None
-    if limit_ns is not None:
-        slo = Slo(terms=(Term(metric=metric, limit_ns=limit_ns),))
+    # Whether an unfinished request counts is decided by an SLO, so the limit becomes one.
+    slo = None if limit_ns is None else Slo(terms=(Term(metric=metric, limit_ns=limit_ns),))
+    is_counted = find_counted_requests(columns, slo)
     values = columns.measure(metric)
     is_ok = columns.where(OK)
-    is_defined = values != metrics.UNDEFINED
-    is_selected = find_counted_requests(columns, slo) & (is_defined | ~is_ok)
+    has_no_value = is_ok & (values == metrics.UNDEFINED)
+    is_selected = is_counted & ~has_no_value
     if mask is not None:
         is_selected &= mask
-    values_or_inf = np.where(is_ok, values, np.inf)
-    return order_by_due_time(columns, is_selected, values_or_inf)
+    values_or_infinity = np.where(is_ok, values, np.inf)
+    return order_by_due_time(columns, is_selected, values_or_infinity)
 
 
 def collect_values(
@@ -163,18 +203,20 @@ def order_by_due_time(
 def find_counted_requests(columns: Columns, slo: Slo | None = None) -> NDArray[np.bool_]:
     """Return a mask of the requests that count in a metric.
 
-    Cancelled requests do not count. An unfinished request, which was still in flight when the drain
-    ended, counts only if it already exceeds the SLO.
+    Cancelled requests do not count. When the load ends, the run waits some time (the drain) for
+    requests in flight. A request that is still unfinished after it counts only if it already
+    exceeds the SLO, because its final latency is not known.
 
     Raises:
-        EstimateError: Too many requests are unfinished to compute a metric.
+        EstimateError: So many requests are unfinished that the metric could be wrong.
     """
-    unfinished = int(columns.where(UNFINISHED).sum())
-    total = int((~columns.where(CANCELLED)).sum())
-    if outcomes.is_undecided(unfinished, total):
+    unfinished_count = int(columns.where(UNFINISHED).sum())
+    request_count = int((~columns.where(CANCELLED)).sum())
+    if outcomes.is_undecided(unfinished_count, request_count):
         raise EstimateError(
-            f"{unfinished:,} of {total:,} requests were unfinished when the drain ended; set a "
-            "longer grace for the level (grace: 10m), or none to drain for as long as timeout"
+            f"{unfinished_count:,} of {request_count:,} requests were unfinished when the drain "
+            "ended; set a longer grace for the level (grace: 10m), or none to drain for as long as "
+            "timeout"
         )
     return outcomes.is_counted(columns, slo)
 
@@ -248,82 +290,81 @@ def select_steady_sample(
     """Return the steady-state values of the runs, and whether the load was long enough.
 
     The start-up of a run, during which the server fills, and its end, during which the server
-    empties, are removed. The load is too short if the start-up did not end in the first half of a
-    run, or if `_add_load_checks` says so.
+    empties, are removed: they would make the server look faster than under a load that continues.
+    The load is too short if the start-up did not end in the first half of a run, or if it fails one
+    of the checks in `load_checks.py`.
 
     Args:
         runs: The runs of a level.
         timed_samples: The values of each run.
         query: The quantile that is estimated from the sample.
     """
-    steady_ranges = [
-        steady_state.find_steady_range(samples, run.mean_residence_ns)
-        for run, samples in zip(runs, timed_samples, strict=True)
+    steady_runs = [
+        SteadyRun(run, values, steady_state.find_steady_range(values, run.mean_residence_ns))
+        for run, values in zip(runs, timed_samples, strict=True)
     ]
-    steady_values = [
-        samples.slice(steady_range.start, steady_range.end)
-        for samples, steady_range in zip(timed_samples, steady_ranges, strict=True)
-    ]
-    sample = SteadySample(
-        values=[samples.values for samples in steady_values],
+    steady_values = [steady_run.steady_values for steady_run in steady_runs]
+    load_s = compute_load_length_s(timed_samples)
+    effective_size = sum_server_sample_sizes(runs, steady_values)
+    if all(steady_run.steady_range.has_steady_state for steady_run in steady_runs):
+        checked_load = _check_steady_load(steady_runs, load_s, effective_size, query)
+        load_description = _format_steady_start(steady_runs)
+    else:
+        longest_run_s = max(map(_compute_run_length_s, timed_samples))
+        checked_load = CheckedLoad(load_checks.create_failed_startup_check(longest_run_s))
+        load_description = ""
+    return SteadySample(
+        values=[values.values for values in steady_values],
         request_count=sum(len(samples.values) for samples in timed_samples),
-        load_s=compute_load_length_s(timed_samples),
-        effective_size=sum_server_sample_sizes(runs, steady_values),
+        load_check=checked_load.load_check,
+        upper_bound=checked_load.upper_bound,
+        load_description=load_description,
+        load_s=load_s,
+        effective_size=effective_size,
     )
-    if not all(steady_range.has_steady_state for steady_range in steady_ranges):
-        longest_run_s = max(map(_compute_run_length_s, timed_samples), default=0.0)
-        startup_check = load_checks.create_failed_startup_check(longest_run_s)
-        return sample._replace(load_check=startup_check)
-    sample = sample._replace(load_description=_format_steady_start(timed_samples, steady_ranges))
-    return _add_load_checks(sample, runs, steady_values, query)
 
 
-def _add_load_checks(
-    sample: SteadySample,
-    runs: Sequence[RecordedRun],
-    steady_values: Sequence[TimedValues],
+def _check_steady_load(
+    steady_runs: Sequence[SteadyRun],
+    load_s: float,
+    effective_size: float | None,
     query: QuantileQuery,
-) -> SteadySample:
-    """Return the sample with the result of all checks whether its load is long enough.
+) -> CheckedLoad:
+    """Check whether the steady state of a load is long enough to estimate a quantile.
 
     Two groups of checks are made: whether the load is long enough for rare slowdowns and for slow
     changes of the server, and whether the queue changed often enough during it. If only the queue
-    did not, the quantile in its worst state can still bound the metric from above.
+    did not, the quantile in the slowest interval of the load is still an upper bound.
 
     Args:
-        sample: The sample without the checks.
-        runs: The runs of a level.
-        steady_values: The steady-state values of each run.
-        query: The quantile that is estimated from the sample.
+        steady_runs: The runs of a level with their steady state.
+        load_s: The length of the load of all runs.
+        effective_size: The number of independent observations of the server's speed. None if it is
+            not known.
+        query: The quantile that is estimated.
     """
     server_checks = [
-        load_checks.check_horizon(sample.load_s, query.confidence, query.horizon_s, query.label),
-        load_checks.check_server_samples(sample.effective_size, sample.load_s),
+        load_checks.check_horizon(load_s, query.confidence, query.horizon_s, query.label),
+        load_checks.check_server_samples(effective_size, load_s),
     ]
-    queue_checks = _check_queue(runs, steady_values, sample.load_s, query)
     is_too_short_for_server = any(load_check.is_short for load_check in server_checks)
-    if queue_checks.has_worst_interval_bound and not is_too_short_for_server:
-        worst_quantile = _compute_worst_interval_quantile(runs, steady_values, query.p)
-        sample = sample._replace(upper_bound=worst_quantile)
+    queue_checks = _check_queue(steady_runs, load_s, query)
     load_check = load_checks.combine_load_checks(queue_checks.load_checks, server_checks)
-    return sample._replace(load_check=load_check)
+    if queue_checks.has_worst_interval_bound and not is_too_short_for_server:
+        upper_bound = _compute_worst_interval_quantile(steady_runs, query.p)
+        return CheckedLoad(load_check, upper_bound)
+    return CheckedLoad(load_check)
 
 
-def _format_steady_start(
-    timed_samples: Sequence[TimedValues], steady_ranges: Sequence[SteadyRange]
-) -> str:
+def _format_steady_start(steady_runs: Sequence[SteadyRun]) -> str:
     """Return when the steady state begins, such as "steady state from 1 min 29 s".
 
     If there are several runs, it is the latest beginning. Return "" if no run had a start-up.
     """
-    startups_ns = [
-        float(samples.due_ns[steady_range.start] - samples.due_ns[0])
-        for samples, steady_range in zip(timed_samples, steady_ranges, strict=True)
-        if steady_range.start > 0
-    ]
-    if not startups_ns:
+    if all(steady_run.steady_range.start == 0 for steady_run in steady_runs):
         return ""
-    return f"steady state from {format.duration(max(startups_ns) / NS_PER_S)}"
+    longest_startup_s = max(steady_run.startup_s for steady_run in steady_runs)
+    return f"steady state from {format.duration(longest_startup_s)}"
 
 
 class QueueChecks(NamedTuple):
@@ -331,9 +372,10 @@ class QueueChecks(NamedTuple):
 
     Attributes:
         load_checks: The check for a tail quantile and the check for batch means. Empty if the
-            metric does not include queueing time.
-        has_worst_interval_bound: Whether the quantile in the worst state of the queue bounds the
-            metric from above. This is so if only the check for batch means failed, and not by much.
+            metric does not depend on the queue.
+        has_worst_interval_bound: Whether the quantile in the slowest interval of the load is an
+            upper bound of the metric. This is so if only the check for batch means failed, and not
+            by much.
     """
 
     load_checks: list[LoadCheck]
@@ -341,103 +383,104 @@ class QueueChecks(NamedTuple):
 
 
 def _check_queue(
-    runs: Sequence[RecordedRun],
-    steady_values: Sequence[TimedValues],
-    load_s: float,
-    query: QuantileQuery,
+    steady_runs: Sequence[SteadyRun], load_s: float, query: QuantileQuery
 ) -> QueueChecks:
     """Check whether the queue of the server changed often enough during the steady state.
 
-    There are two requirements. A tail quantile needs enough independent states of the queue,
-    because the worst of them decide it. A confidence interval needs independent batches of time,
-    which they are not while the same queue lasts. A metric without queueing time, and a closed
-    loop, whose queue is limited by its concurrency, have neither requirement.
+    Requests that are sent close together wait in the same queue, so they count as one observation
+    of it. There are two requirements on the number of independent observations:
+
+    - A tail quantile such as p99 needs so many that the rare long queues are among them.
+    - A confidence interval from batches of time (batch means) needs so many that neighbouring
+      batches do not show the same queue.
+
+    A metric that does not depend on the queue has neither requirement. The same is true of a closed
+    loop, whose queue is limited by its concurrency.
 
     Args:
-        runs: The runs of a level.
-        steady_values: The steady-state values of each run.
+        steady_runs: The runs of a level with their steady state.
         load_s: The length of the load of all runs.
         query: The quantile that is estimated.
     """
-    load = measure_load_length(runs) if has_queueing_time(runs, query.metric) else None
-    if load is None:
+    runs = [steady_run.run for steady_run in steady_runs]
+    open_loop_length = measure_load_length(runs)
+    if open_loop_length is None or not depends_on_queueing(runs, query.metric):
         return QueueChecks([], has_worst_interval_bound=False)
     queue_series = [
-        QueueSeries(samples, run.mean_residence_ns)
-        for samples, run in zip(steady_values, runs, strict=True)
+        QueueSeries(steady_run.steady_values, steady_run.run.mean_residence_ns)
+        for steady_run in steady_runs
     ]
     # A metric of another package has no requirement of its own and gets that of TTFT.
     required_samples = REQUIRED_QUEUE_SAMPLES.get(
         query.metric, REQUIRED_QUEUE_SAMPLES[QUEUE_METRIC]
     )
-    tail_check = _check_queue_tail(runs, load, query)
+    tail_check = _check_tail_in_ttft(runs, open_loop_length, query)
     batch_check = load_checks.check_queue_samples(queue_series, required_samples, load_s)
-    has_worst_interval_bound = (
-        batch_check.is_short
-        and not tail_check.is_short
-        and _has_enough_for_worst_interval(runs, queue_series, required_samples, query)
+    is_short_for_batches_only = batch_check.is_short and not tail_check.is_short
+    if not is_short_for_batches_only:
+        return QueueChecks([tail_check, batch_check], has_worst_interval_bound=False)
+    samples_for_bound = _compute_samples_for_worst_interval(runs, required_samples, query)
+    sample_size = sum(series.estimate_sample_size() for series in queue_series)
+    return QueueChecks(
+        [tail_check, batch_check], has_worst_interval_bound=sample_size >= samples_for_bound
     )
-    return QueueChecks([tail_check, batch_check], has_worst_interval_bound)
 
 
-def _has_enough_for_worst_interval(
-    runs: Sequence[RecordedRun],
-    queue_series: Sequence[QueueSeries],
-    required_samples: int,
-    query: QuantileQuery,
-) -> bool:
-    """Return whether a load is long enough to take its worst state of the queue as an upper bound.
+def _compute_samples_for_worst_interval(
+    runs: Sequence[RecordedRun], batch_means_samples: int, query: QuantileQuery
+) -> float:
+    """Return how many observations of the queue make its worst interval an upper bound.
 
-    That is a weaker requirement than that of batch means, so it can be met by a load that is too
-    short for a confidence interval. Without queueing, intervals of time differ only by chance, and
-    the states that the tail of the quantile needs are enough.
+    A load that is too short for a confidence interval can still give an upper bound of a quantile:
+    the quantile of the requests in the slowest interval of the load. The load must then be so long
+    that it probably includes one of the longest queues. The unit is independent observations of the
+    queue, because requests close together in time wait in the same queue.
 
     Args:
         runs: The runs of a level.
-        queue_series: The values of each run with its residence time.
-        required_samples: The independent states of the queue that batch means need.
+        batch_means_samples: How many observations a confidence interval needs, which is more.
         query: The quantile that is estimated.
     """
-    minimum_samples = float(intervals.observations_to_see(query.p, query.confidence))
-    if not has_negligible_queueing(runs):
-        samples_with_queueing = required_samples * WORST_INTERVAL_SAMPLE_FRACTION
-        minimum_samples = max(minimum_samples, samples_with_queueing)
-    sample_size = sum(series.estimate_sample_size() for series in queue_series)
-    return sample_size >= minimum_samples
+    # With this many observations, at least one is expected to be beyond the quantile.
+    samples_for_tail = float(intervals.observations_to_see(query.p, query.confidence))
+    if has_negligible_queueing(runs):
+        return samples_for_tail  # intervals of time then differ only by chance
+    samples_with_queueing = batch_means_samples * WORST_INTERVAL_SAMPLE_FRACTION
+    return max(samples_for_tail, samples_with_queueing)
 
 
-def _check_queue_tail(
+def _check_tail_in_ttft(
     runs: Sequence[RecordedRun], load: LoadLength, query: QuantileQuery
 ) -> LoadCheck:
-    """Check whether the queue changed often enough during a load for the tail of a quantile.
+    """Check whether the queue changed often enough for a tail quantile such as p99.
 
-    The independent states of the queue are counted in TTFT, which shows the state of the queue
-    best, whatever the metric of the query is. There are at most as many of them as residence times,
-    because requests in the same residence time meet the same queue.
+    A p99 depends on the longest queues, so the load has to contain enough different ones. Whatever
+    the metric of the query is, they are counted in TTFT, which consists mostly of the time in the
+    queue. Requests within one residence time (from scheduled start to end) wait in the same queue,
+    so the count is at most the number of residence times.
 
     Args:
         runs: The runs of a level.
         load: The length of the load of all runs.
         query: The quantile that is estimated.
     """
-    sample_size = sum(
+    sample_sizes = [
         steady_state.estimate_queue_sample_size(
             collect_timed_values(run.columns(), QUEUE_METRIC),
             run.mean_residence_ns,
-            correlation_z=0.0,  # the correlation as estimated, without a margin for its error
+            is_cautious=False,
         )
         for run in runs
-    )
-    return load_checks.check_queue_tail(
-        min(sample_size, load.residences), load, query.p, query.confidence, query.label
-    )
+    ]
+    sample_size = min(sum(sample_sizes), load.residence_times)
+    return load_checks.check_queue_tail(sample_size, load, query.p, query.confidence, query.label)
 
 
-def _compute_worst_interval_quantile(
-    runs: Sequence[RecordedRun], steady_values: Sequence[TimedValues], p: float
-) -> float:
+def _compute_worst_interval_quantile(steady_runs: Sequence[SteadyRun], p: float) -> float:
     """Return the largest p quantile of any interval of one residence time in any run."""
     return max(
-        steady_state.compute_worst_interval_quantile(samples, run.mean_residence_ns, p)
-        for samples, run in zip(steady_values, runs, strict=True)
+        steady_state.compute_worst_interval_quantile(
+            steady_run.steady_values, steady_run.run.mean_residence_ns, p
+        )
+        for steady_run in steady_runs
     )

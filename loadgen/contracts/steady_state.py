@@ -12,9 +12,7 @@ start to its end. This module is pure.
 
 from __future__ import annotations
 
-import bisect
 import math
-from functools import partial
 from typing import NamedTuple
 
 import numpy as np
@@ -96,100 +94,129 @@ class SeriesCorrelation(NamedTuple):
 
 
 def find_steady_range(samples: TimedValues, residence_ns: float) -> SteadyRange:
-    """Return the range of the samples without the start-up and without the end of the load.
+    """Return the range of a run's requests that is in steady state.
 
-    Requests that are scheduled within one residence time of the end are left out, because the
-    server empties while it serves them. Values at the beginning count as start-up only if they are
-    lower than the rest, because a server begins empty and therefore fast. A slow beginning, such as
-    loading of weights, is a property of the server and is kept.
-
-    The end of the start-up is searched in the mean ranks of short intervals of time, because ranks
-    are not dominated by a few slow requests.
+    The start-up, during which the server fills, and the end of the load, during which it empties,
+    are left out. There is no steady state if the start-up or the end takes up half of the run.
 
     Args:
         samples: The values of one run.
         residence_ns: The mean residence time of a request: from its scheduled start to its end.
     """
-    due_ns = samples.due_ns
-    count = len(due_ns)
+    count = len(samples.values)
     if count == 0:
         return SteadyRange(0, 0, has_steady_state=True)
-    last_steady_due_ns = due_ns[-1] - residence_ns
-    end = int(np.searchsorted(due_ns, last_steady_due_ns, "right"))
+    end = _count_requests_before_end(samples.due_ns, residence_ns)
     if end <= count // 2:
         # The load lasts less than two residence times, so most requests met the emptying server.
         return SteadyRange(0, count, has_steady_state=False)
-    interval_ns = (due_ns[end - 1] - due_ns[0]) / STARTUP_BATCHES
-    ranks = _compute_ranks(samples.values[:end])
-    intervals_of_load = _average_ranks_by_interval(due_ns[:end], ranks, interval_ns)
-    startup_intervals = count_startup_values(intervals_of_load.means)
-    if startup_intervals is None:
+    startup_count = _count_startup_requests(samples.slice(0, end))
+    if startup_count is None:
         return SteadyRange(0, end, has_steady_state=False)
-    start = int(intervals_of_load.first_indexes[startup_intervals])
-    return SteadyRange(start, end, has_steady_state=True)
+    return SteadyRange(startup_count, end, has_steady_state=True)
+
+
+def _count_requests_before_end(due_ns: NDArray[np.int64], residence_ns: float) -> int:
+    """Return how many requests of a run were scheduled before the end of the load.
+
+    The end is the last residence time of the load. No new requests follow it, so the requests that
+    are scheduled in it are served while the server empties.
+    """
+    end_start_ns = due_ns[-1] - residence_ns
+    return int((due_ns <= end_start_ns).sum())
+
+
+def _count_startup_requests(samples: TimedValues) -> int | None:
+    """Return how many requests at the beginning of a run belong to the start-up of the server.
+
+    A server begins empty and therefore fast. Only a beginning that is faster than the rest counts
+    as start-up: a slow one, such as the loading of weights, is a property of the server. The search
+    uses mean ranks of short intervals, which a few very slow requests cannot dominate.
+
+    Returns:
+        The number of requests, or None if the start-up did not end in the first half of the run.
+    """
+    duration_ns = samples.due_ns[-1] - samples.due_ns[0]
+    interval_ns = duration_ns / STARTUP_BATCHES
+    ranks = _compute_ranks(samples.values)
+    mean_ranks = _average_ranks_by_interval(samples.due_ns, ranks, interval_ns)
+    startup_intervals = count_startup_values(mean_ranks.means)
+    if startup_intervals is None:
+        return None
+    return int(mean_ranks.first_indexes[startup_intervals])
 
 
 def count_startup_values(series: NDArray[np.float64]) -> int | None:
-    """Return how many of the first values of a series belong to a start-up, by the MSER rule.
+    """Return how many of the first values of a series belong to a start-up.
 
-    A start-up is lower than the rest, because a server begins empty. If the first values are
-    higher, they are no start-up and the result is 0. Return None if the values are still rising in
-    the middle of the series, so that the start-up has no end that could be found.
+    The MSER rule (White 1997) finds the first values that do not fit the rest. They count as a
+    start-up only if they are lower, because a server begins empty and is fast at first.
+
+    Args:
+        series: A metric of consecutive intervals of time, such as mean latencies.
+
+    Returns:
+        The number of values. It is 0 if there is no start-up, and None if the values still rise in
+        the middle of the series, so that the start-up has no end.
     """
     if len(series) < MIN_SERIES_LENGTH:
         return 0
-    startup_end = intervals.startup_length(series)
-    first_half = len(series) // 2
-    compared_count = first_half if startup_end is None else startup_end
-    if compared_count == 0:
+    transient_count = intervals.startup_length(series)  # None if no end is in sight
+    if transient_count == 0:
         return 0
-    is_start_lower = series[:compared_count].mean() < series[compared_count:].mean()
-    return startup_end if is_start_lower else 0
+    first_count = len(series) // 2 if transient_count is None else transient_count
+    begins_lower = series[:first_count].mean() < series[first_count:].mean()
+    return transient_count if begins_lower else 0
 
 
 def estimate_queue_sample_size(
-    samples: TimedValues, residence_ns: float, *, correlation_z: float = UPPER_CORRELATION_Z
+    samples: TimedValues, residence_ns: float, *, is_cautious: bool = True
 ) -> float:
-    """Return the effective sample size of the values of a run, counted in states of the queue.
+    """Return how many independent observations of the queue the requests of a run are worth.
 
-    Requests within one residence time meet the same queue, so the load is cut into intervals of
-    that length. The number of intervals is divided by (1 + r) / (1 - r), where r is the correlation
-    of neighbouring intervals: the usual formula for a series in which each value depends on the one
-    before it (AR(1)). Return 0 if there are too few intervals to estimate r.
+    Requests within one residence time wait in the same queue, so they count as one observation. A
+    long queue also lasts for several residence times, which reduces the number further.
 
     Args:
         samples: The values of one run.
-        residence_ns: The mean residence time of a request.
-        correlation_z: Standard errors (of Fisher's z) by which r is assumed to be larger than
-            estimated, because a short sample of a slow queue makes r look small.
+        residence_ns: The mean residence time of a request: from its scheduled start to its end.
+        is_cautious: Whether to assume the largest correlation that the values allow (the upper end
+            of its confidence interval). A short sample of a slow queue looks less correlated than
+            it is.
+
+    Returns:
+        The effective sample size, or 0 if there are too few values to estimate it.
     """
     ranks = _compute_ranks(samples.values)
-    return _estimate_sample_size(samples.due_ns, ranks, residence_ns, correlation_z)
+    return _estimate_sample_size(samples.due_ns, ranks, residence_ns, is_cautious=is_cautious)
 
 
 def estimate_server_sample_size(samples: TimedValues, residence_ns: float) -> float:
-    """Return the effective sample size for a server whose speed may change over minutes.
+    """Return how many independent observations of the server's speed a run is worth.
 
-    Such a change is hardly visible between one residence time of a request and the next, but it
-    correlates longer intervals of time. So the sample size is estimated for intervals of one, two,
-    four, ... residence times, and the smallest is returned. The longest intervals are those of
-    which the load still has `intervals.BATCHES`.
+    If the speed changes over minutes, two neighbouring seconds look almost independent although all
+    requests of a minute are similarly fast. So the effective sample size is estimated from
+    intervals of one, two, four, ... residence times, and the smallest result is returned. The
+    longest interval is the one that still fits `intervals.BATCHES` times into the load.
 
     Args:
         samples: The values of one run.
-        residence_ns: The mean residence time of a request.
+        residence_ns: The mean residence time of a request: from its scheduled start to its end.
+
+    Returns:
+        The effective sample size, or 0 if there are too few values to estimate it.
     """
-    ranks = _compute_ranks(samples.values)
-    interval_ns = residence_ns
-    smallest_size = _estimate_sample_size(samples.due_ns, ranks, interval_ns, correlation_z=0.0)
-    if smallest_size == 0:
-        return 0.0  # too few values
+    if len(samples.values) < MIN_INTERVALS:
+        return 0.0
     longest_interval_ns = _compute_duration_ns(samples) / intervals.BATCHES
-    while 2 * interval_ns <= longest_interval_ns:
-        interval_ns *= 2
-        sample_size = _estimate_sample_size(samples.due_ns, ranks, interval_ns, correlation_z=0.0)
-        smallest_size = min(smallest_size, sample_size)
-    return smallest_size
+    interval_lengths_ns = [residence_ns]
+    while 2 * interval_lengths_ns[-1] <= longest_interval_ns:
+        interval_lengths_ns.append(2 * interval_lengths_ns[-1])
+    ranks = _compute_ranks(samples.values)
+    return min(
+        _estimate_sample_size(samples.due_ns, ranks, interval_ns, is_cautious=False)
+        for interval_ns in interval_lengths_ns
+    )
 
 
 def _compute_duration_ns(samples: TimedValues) -> float:
@@ -207,7 +234,7 @@ def compute_load_for_sample_size_ns(
     is then a lower bound.
 
     Args:
-        sample_size: The number of independent states of the queue that are needed.
+        sample_size: The number of independent observations of the queue that are needed.
         samples: The values of a run with this load.
         residence_ns: The mean residence time of a request.
     """
@@ -215,22 +242,31 @@ def compute_load_for_sample_size_ns(
     correlation = _estimate_correlation(samples.due_ns, ranks, residence_ns).correlation
     if correlation is None:
         correlation = 0.0
-    compute_size = partial(
-        _compute_effective_size, correlation=correlation, correlation_z=UPPER_CORRELATION_Z
-    )
-    # The effective size grows with the number of intervals, so the least number that is enough is
-    # found by bisection.
-    interval_count = bisect.bisect_left(
-        range(MAX_PLANNED_INTERVALS), sample_size, lo=MIN_INTERVALS, key=compute_size
-    )
-    return residence_ns * interval_count
+    return residence_ns * _find_required_interval_count(sample_size, correlation)
+
+
+def _find_required_interval_count(sample_size: float, correlation: float) -> int:
+    """Return the least number of correlated intervals that have this effective sample size.
+
+    The effective size grows with the number of intervals, so a binary search finds the number. The
+    result is at most `MAX_PLANNED_INTERVALS`.
+    """
+    too_few = MIN_INTERVALS - 1
+    enough = MAX_PLANNED_INTERVALS
+    while enough - too_few > 1:
+        middle = (too_few + enough) // 2
+        if _compute_cautious_size(middle, correlation) >= sample_size:
+            enough = middle
+        else:
+            too_few = middle
+    return enough
 
 
 def compute_worst_interval_quantile(samples: TimedValues, residence_ns: float, p: float) -> float:
     """Return the largest p quantile of the values in any interval of one residence time.
 
-    Requests that are scheduled within one residence time meet the same queue, so this is the
-    quantile in the worst state of the queue that occurred.
+    Requests that are scheduled within one residence time wait in the same queue, so this is the
+    quantile for the longest queue of the run.
     """
     interval_numbers = _assign_intervals(samples.due_ns, residence_ns)
     _, first_indexes = np.unique(interval_numbers, return_index=True)
@@ -242,9 +278,10 @@ def _estimate_sample_size(
     due_ns: NDArray[np.int64],
     ranks: NDArray[np.float64],
     interval_ns: float,
-    correlation_z: float,
+    *,
+    is_cautious: bool,
 ) -> float:
-    """Return the effective sample size of a series that is cut into intervals of time.
+    """Return how many independent observations a run is worth if it is cut into intervals of time.
 
     Intervals that are next to each other are correlated, so they count as fewer independent values.
     Return 0 if there are too few intervals to estimate the correlation.
@@ -253,13 +290,14 @@ def _estimate_sample_size(
         due_ns: The scheduled time of each request, in ascending order.
         ranks: The rank of the value of each request. Ranks are used because values may be infinite.
         interval_ns: The length of an interval.
-        correlation_z: Standard errors by which the correlation is assumed to be larger than
-            estimated.
+        is_cautious: Whether to assume the largest correlation that the values allow.
     """
-    series = _estimate_correlation(due_ns, ranks, interval_ns)
-    if series.correlation is None:
+    neighbours = _estimate_correlation(due_ns, ranks, interval_ns)
+    if neighbours.correlation is None:
         return 0.0
-    return _compute_effective_size(series.interval_count, series.correlation, correlation_z)
+    if is_cautious:
+        return _compute_cautious_size(neighbours.interval_count, neighbours.correlation)
+    return _compute_effective_size(neighbours.interval_count, neighbours.correlation)
 
 
 def _estimate_correlation(
@@ -284,25 +322,40 @@ def _estimate_correlation(
     return SeriesCorrelation(len(means), correlation)
 
 
-def _compute_effective_size(count: int, correlation: float, correlation_z: float) -> float:
-    """Return the effective sample size of `count` values, each correlated with the next one.
+def _compute_effective_size(count: int, correlation: float) -> float:
+    """Return the effective sample size of values that are each correlated with the next one.
 
-    With a correlation of 0.5, for example, it is a third of their number. The correlation is first
-    increased by `correlation_z` standard errors.
+    This is the usual formula for an AR(1) series: n (1 - r) / (1 + r). With a correlation of 0.5,
+    for example, it is a third of the number of values.
     """
-    # Fisher's z, the atanh of a correlation, is normally distributed with a standard error of
-    # 1 / sqrt(count - 3). `count` is at least MIN_INTERVALS.
-    z = math.atanh(correlation) + correlation_z / math.sqrt(count - 3)
-    upper_correlation = math.tanh(z)
-    return count * (1 - upper_correlation) / (1 + upper_correlation)
+    return count * (1 - correlation) / (1 + correlation)
+
+
+def _compute_cautious_size(count: int, correlation: float) -> float:
+    """Return the effective sample size for the upper end of the correlation's 95 % interval.
+
+    The interval is Fisher's: z = atanh(r) is normally distributed with a standard error of
+    1 / sqrt(n - 3). `count` is at least `MIN_INTERVALS`, so that this is defined.
+    """
+    standard_error = 1 / math.sqrt(count - 3)
+    upper_z = math.atanh(correlation) + UPPER_CORRELATION_Z * standard_error
+    upper_correlation = math.tanh(upper_z)
+    return _compute_effective_size(count, upper_correlation)
 
 
 def _compute_ranks(values: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return the rank of each value among all values, from 1. Equal values get their mean rank."""
-    _, unique_indexes, counts = np.unique(values, return_inverse=True, return_counts=True)
-    last_ranks = np.cumsum(counts)
-    mean_ranks = last_ranks - (counts - 1) / 2
-    ranks: NDArray[np.float64] = mean_ranks[unique_indexes]
+    """Return the rank of each value among all values, from 1. Equal values get their mean rank.
+
+    Example: the values 10, 30, 30, 20 have the ranks 1, 3.5, 3.5, 2.
+    """
+    # In the example the distinct values are 10, 20, 30, and occur 1, 1 and 2 times.
+    _, index_of_distinct_value, occurrences = np.unique(
+        values, return_inverse=True, return_counts=True
+    )
+    last_ranks = np.cumsum(occurrences)  # 1, 2, 4
+    first_ranks = last_ranks - occurrences + 1  # 1, 2, 3
+    mean_ranks = (first_ranks + last_ranks) / 2  # 1, 2, 3.5
+    ranks: NDArray[np.float64] = mean_ranks[index_of_distinct_value]
     return ranks
 
 
@@ -317,11 +370,10 @@ def _average_ranks_by_interval(
         interval_ns: The length of an interval. The first one begins at the first request.
     """
     interval_numbers = _assign_intervals(due_ns, interval_ns)
-    # Requests are in order of time, so an interval begins wherever its number changes. The number
-    # -1 before the first request makes the first interval begin there.
-    first_indexes = np.flatnonzero(np.diff(interval_numbers, prepend=-1))
-    value_counts = np.diff(first_indexes, append=len(ranks))
-    rank_sums = np.add.reduceat(ranks, first_indexes)
+    _, first_indexes, interval_indexes, value_counts = np.unique(
+        interval_numbers, return_index=True, return_inverse=True, return_counts=True
+    )
+    rank_sums = np.bincount(interval_indexes, weights=ranks)
     return IntervalMeans(rank_sums / value_counts, first_indexes)
 
 
