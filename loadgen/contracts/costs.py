@@ -37,16 +37,18 @@ def compute_cost_per_thousand(
     Args:
         prices: The price file of the contract.
         run: The run whose target is paid for.
-        good_rate: The good requests per second in the run, with a confidence interval.
+        good_rate: The good requests per second in the run, above 0, with a confidence interval.
 
     Raises:
         UserError: No price fits the target, or its number of GPUs is not known.
     """
     basis = _build_cost_basis(run, good_rate)
     target = run.summary.target
+    unit_costs = [
+        compute_unit_cost(basis, price, target.gpus, GOOD) for price in find_prices(prices, target)
+    ]
     costs = []
-    for price in find_prices(prices, target):
-        cost = compute_unit_cost(basis, price, target.gpus, GOOD)
+    for cost in unit_costs:
         if cost is None or cost.low is None or cost.high is None:
             text = "the number of GPUs is not known"
             raise UserError("missing_option", text, run.folder, "--gpus 8")
@@ -62,19 +64,24 @@ def compute_cost_per_thousand(
 
 
 def _build_cost_basis(run: RecordedRun, good_rate: Interval) -> CostBasis:
-    """Return the measured quantities of a run that a cost is computed from.
+    """Return the measured quantities of a run from which its cost is computed.
 
-    The rate of good requests and its interval are replaced by those of the contract, which are
-    estimated from the steady state of all runs. A cost basis stores the ends of an interval
-    relative to the rate, such as 0.9 and 1.1.
+    Such a cost basis has the rates per second and the token counts of one run. Here the rate of
+    good requests is replaced by the one that the contract estimated from the steady state of all
+    runs. The ends of its interval are stored relative to the rate, such as 0.9 and 1.1.
+
+    Args:
+        run: The run whose target is paid for.
+        good_rate: The good requests per second, above 0, with a confidence interval.
     """
     evidence = Evidence(name=run.folder, folder=run.folder, summaries=(run.summary,))
-    basis = compute_cost_basis(evidence)
-    rate = _to_decimal(good_rate.value)
+    basis_of_run = compute_cost_basis(evidence)
+    # The interval may begin at 0, which would make the cost infinite.
     low_rate = max(good_rate.low, good_rate.value / MAX_RATE_RATIO)
+    rate = _to_decimal(good_rate.value)
     return replace(
-        basis,
-        rates={**basis.rates, GOOD: rate},
+        basis_of_run,
+        rates={**basis_of_run.rates, GOOD: rate},
         relative_low=_to_decimal(low_rate) / rate,
         relative_high=_to_decimal(good_rate.high) / rate,
     )

@@ -33,6 +33,7 @@ from loadgen.contracts.quantile_interval import RunSeries
 from loadgen.contracts.rates import (
     CountInSpan,
     compute_batch_rates,
+    compute_mean_of_runs,
     count_all_tokens,
     count_good_requests,
     count_ok_requests,
@@ -63,7 +64,7 @@ from loadgen.core.metrics.columns import OK
 from loadgen.core.metrics.sections import Recovery
 from loadgen.core.metrics.summary import Summary
 from loadgen.core.server_metrics.energy import EnergyUse
-from loadgen.core.slo import missing_metrics
+from loadgen.core.slo import Slo, missing_metrics
 from loadgen.core.stats import intervals
 from loadgen.core.stats.intervals import Interval
 from loadgen.core.stats.quantiles import QUANTILES
@@ -114,18 +115,16 @@ ENERGY_METRICS = {
 """Unit of work that an energy is for -> how the energy is computed."""
 
 
-class NodeLatency(NamedTuple):
-    """The quantile of a latency at one of several nodes.
+class PartialLatency(NamedTuple):
+    """The quantile of a latency for some requests: those in one window of time or at one node.
 
     Attributes:
-        name: The node as messages name it.
         interval: The quantile with its interval, from all runs together.
         load_check: Whether the load is long enough for the quantile.
         run_quantiles: The quantile of each run.
-        sample_count: The number of requests to this node.
+        sample_count: The number of these requests.
     """
 
-    name: str
     interval: Interval
     load_check: LoadCheck
     run_quantiles: list[float]
@@ -167,29 +166,31 @@ class TermEvaluator:
         Raises:
             EstimateError: The metric cannot be computed from the records. The message says why.
         """
-        runs = _select_runs(self.runs, term)
-        if runs is self.runs:
+        is_about_some_records = bool(term.class_name or term.is_about_tasks or term.window_ns)
+        if not is_about_some_records:
             return self._evaluate_with_all_runs(term)
-        # An evaluator keeps the columns of its runs, so the selected runs need another evaluator.
-        evaluator = TermEvaluator(
+        selected_runs = _select_runs(self.runs, term)
+        return self._with_runs(selected_runs)._evaluate_with_all_runs(term)
+
+    def _with_runs(self, runs: tuple[RecordedRun, ...]) -> TermEvaluator:
+        """Return an evaluator with the same settings for other runs, or for a part of these."""
+        return TermEvaluator(
             MeasuredLevel(runs=runs),
             all_levels=self.all_levels,
             confidence=self.confidence,
             horizon_s=self.horizon_s,
             cost_function=self.cost_function,
         )
-        return evaluator._evaluate_with_all_runs(term)
 
     def _evaluate_with_all_runs(self, term: ContractTerm) -> TermEstimate:
         """Return the metric of a term from all records of this evaluator's runs.
 
-        The metric is converted to the unit in which the limit of the term is shown, such as ms. If
-        the estimate does not say yet from how long a load it is, it gets the length of the load of
-        all runs and its effective sample size: reports show both for every term.
+        The metric is in the unit in which the limit of the term is shown, such as ms. Reports show
+        for every term how long the load was and its effective sample size. An estimate that has no
+        load of its own gets those of all requests.
         """
         self._require_reported_metrics(term)
-        estimate_metric = ESTIMATORS.get(term.kind, TermEvaluator.estimate_quantile)
-        estimate = estimate_metric(self, term)
+        estimate = self._estimate_metric(term)
         interval_in_unit = estimate.interval.map(term.definition.limit.to_unit)
         estimate = estimate._replace(interval=interval_in_unit)
         if estimate.load_s > 0:
@@ -199,6 +200,12 @@ class TermEvaluator:
             load_s=steady_samples.compute_load_length_s(timed_samples),
             effective_size=steady_samples.sum_server_sample_sizes(self.runs, timed_samples),
         )
+
+    def _estimate_metric(self, term: ContractTerm) -> TermEstimate:
+        """Return the metric of a term by the method for its keyword: see `ESTIMATORS`."""
+        if term.kind in ESTIMATORS:
+            return ESTIMATORS[term.kind](self, term)
+        return self.estimate_quantile(term)  # the keyword is a latency such as `ttft`
 
     def _require_reported_metrics(self, term: ContractTerm) -> None:
         """Raise EstimateError if a term is computed from a metric that a run does not report.
@@ -214,7 +221,13 @@ class TermEvaluator:
                     raise EstimateError(f"not reported by {run.folder}: {omission_reason}")
 
     def _create_query(self, metric: str, p: float, label: str) -> QuantileQuery:
-        """Return the query for a quantile at the confidence and horizon of the contract."""
+        """Return the query for a quantile at the confidence and horizon of the contract.
+
+        Args:
+            metric: The metric of requests.
+            p: The quantile, such as 0.99.
+            label: The metric as messages name it, such as "ttft p99".
+        """
         return QuantileQuery(metric, p, self.confidence, self.horizon_s, label)
 
     def _count_ok_requests(self) -> int:
@@ -240,15 +253,20 @@ class TermEvaluator:
 
         These times are stored as one histogram per run, so it is not known how strongly they are
         correlated. Each run therefore counts as one independent value (a replication), and the
-        interval comes from the differences between runs.
+        interval comes from the differences between runs. It has no upper end if the load is too
+        short to show the slowdowns that the contract covers.
+
+        Raises:
+            EstimateError: A run has no such times.
         """
         for run in self.runs:
             _require_gaps(run, term.kind)
         run_quantiles_ns = [run.gaps.quantile(term.quantile) for run in self.runs]
         interval = intervals.replications(run_quantiles_ns, self.confidence)
+        # The length of the load is the same for all metrics, so any of them shows it.
         load_s = steady_samples.compute_load_length_s(self._collect_e2e_latencies())
-        label = f"{term.kind} {term.percentile_label}"
-        load_check = check_horizon(load_s, self.confidence, self.horizon_s, label)
+        metric_label = f"{term.kind} {term.percentile_label}"
+        load_check = check_horizon(load_s, self.confidence, self.horizon_s, metric_label)
         if load_check.is_short:
             interval = replace(interval, high=math.inf)
         return _create_estimate(interval, self._count_ok_requests(), load_check)
@@ -262,38 +280,57 @@ class TermEvaluator:
         Raises:
             EstimateError: A run is shorter than two windows, or a window has too few requests.
         """
-        metric = term.of
         spans = find_first_and_last_windows(self.loaded_runs, term.window_ns)
-        first_values = self._collect_values_in_windows(metric, spans.first)
-        last_values = self._collect_values_in_windows(metric, spans.last)
-        window_load_s = len(self.runs) * term.window_ns / NS_PER_S
-        query = self._create_query(metric, term.quantile, term.percentile_label)
-        first = estimate_selected_quantile(self.runs, first_values, query, window_load_s)
-        last = estimate_selected_quantile(self.runs, last_values, query, window_load_s)
+        first = self._estimate_latency_in_windows(term, spans.first)
+        last = self._estimate_latency_in_windows(term, spans.last)
         ratio = divide_latencies(last.interval, first.interval, "the first window")
-        ratio = widen_ratio_by_runs(
-            ratio,
-            numerators=compute_run_quantiles(last_values, term.quantile),
-            denominators=compute_run_quantiles(first_values, term.quantile),
-        )
-        first_count = steady_samples.count_values(first_values)
-        last_count = steady_samples.count_values(last_values)
+        ratio = widen_ratio_by_runs(ratio, last.run_quantiles, first.run_quantiles)
         return TermEstimate(
             ratio.map(_to_relative_change),
-            sample_count=min(first_count, last_count),
+            sample_count=min(first.sample_count, last.sample_count),
             caveat=_describe_short_windows([first.load_check, last.load_check]),
         )
 
-    def _collect_values_in_windows(self, metric: str, spans: Sequence[windows.Span]) -> RunSeries:
-        """Return the values of a metric for the requests scheduled in one span of each run."""
-        return [
+    def _estimate_latency_in_windows(
+        self, term: ContractTerm, spans: Sequence[windows.Span]
+    ) -> PartialLatency:
+        """Return the latency that a term compares, for the requests in one window of each run.
+
+        Args:
+            term: The term, with the metric and the quantile.
+            spans: The window of each run.
+        """
+        values = [
             collect_values(
                 loaded_run.columns,
-                metric,
+                term.of,
                 windows.is_within(loaded_run.columns["due_ns"], span),
             )
             for loaded_run, span in zip(self.loaded_runs, spans, strict=True)
         ]
+        load_s = len(self.runs) * term.window_ns / NS_PER_S
+        return self._estimate_partial_latency(term, values, load_s, self.confidence)
+
+    def _estimate_partial_latency(
+        self, term: ContractTerm, values: RunSeries, load_s: float, confidence: float
+    ) -> PartialLatency:
+        """Return the latency that a term compares, for a part of the requests.
+
+        Args:
+            term: The term, with the metric and the quantile.
+            values: The values of these requests in each run.
+            load_s: The length of the load in which they were scheduled, of all runs together.
+            confidence: The confidence of the interval.
+        """
+        query = self._create_query(term.of, term.quantile, term.percentile_label)
+        query = query._replace(confidence=confidence)
+        quantile = estimate_selected_quantile(self.runs, values, query, load_s)
+        return PartialLatency(
+            interval=quantile.interval,
+            load_check=quantile.load_check,
+            run_quantiles=compute_run_quantiles(values, term.quantile),
+            sample_count=steady_samples.count_values(values),
+        )
 
     def estimate_difference_between_nodes(self, term: ContractTerm) -> TermEstimate:
         """Return the largest relative difference of a latency between two nodes.
@@ -311,26 +348,36 @@ class TermEvaluator:
             raise EstimateError("there is only one node, so there is nothing to compare")
         pair_count = node_count * (node_count - 1) / 2
         pair_confidence = 1 - (1 - self.confidence) / pair_count
-        nodes = [
-            self._estimate_node_latency(term, node_index, pair_confidence)
+        latency_by_node = {
+            f"node {node_index + 1}": self._estimate_node_latency(term, node_index, pair_confidence)
             for node_index in range(node_count)
+        }
+        failed_nodes = [
+            node for node, latency in latency_by_node.items() if math.isinf(latency.interval.value)
         ]
-        failed_nodes = [node.name for node in nodes if math.isinf(node.interval.value)]
         if failed_nodes:
             raise EstimateError(
                 f"too many requests failed at {', '.join(failed_nodes)}: "
                 f"no {term.percentile} to compare"
             )
-        difference = self._find_largest_ratio(nodes).map(_to_relative_change)
-        load_check = combine_load_checks([node.load_check for node in nodes])
-        sample_count = min(node.sample_count for node in nodes)
-        return _create_estimate(difference, sample_count, load_check)
+        latencies = list(latency_by_node.values())
+        load_checks = [
+            latency.load_check.with_prefix(node) for node, latency in latency_by_node.items()
+        ]
+        return _create_estimate(
+            self._find_largest_ratio(latencies).map(_to_relative_change),
+            sample_count=min(latency.sample_count for latency in latencies),
+            load_check=combine_load_checks(load_checks),
+        )
 
-    def _find_largest_ratio(self, nodes: Sequence[NodeLatency]) -> Interval:
+    def _find_largest_ratio(self, latencies: Sequence[PartialLatency]) -> Interval:
         """Return the largest ratio between the latencies of any two nodes, with its interval.
 
         The largest of several unknown ratios is at least the largest of their lower ends and at
         most the largest of their upper ends.
+
+        Args:
+            latencies: The latency at each node.
         """
         ratios = [
             widen_ratio_by_runs(
@@ -338,7 +385,7 @@ class TermEvaluator:
                 first.run_quantiles,
                 second.run_quantiles,
             )
-            for first, second in permutations(nodes, 2)
+            for first, second in permutations(latencies, 2)
         ]
         return Interval(
             value=max(ratio.value for ratio in ratios),
@@ -349,34 +396,20 @@ class TermEvaluator:
 
     def _estimate_node_latency(
         self, term: ContractTerm, node_index: int, confidence: float
-    ) -> NodeLatency:
-        """Return the quantile of a latency at one of several nodes.
-
-        The result includes the quantile of each run, because the interval of a comparison has to be
-        at least as wide as the differences between the runs.
+    ) -> PartialLatency:
+        """Return the latency that a term compares, for the requests to one of several nodes.
 
         Args:
             term: The term that compares the nodes.
             node_index: The index of the node in the targets of the run.
             confidence: The confidence of the interval.
         """
-        metric = term.of
         values = [
-            collect_values(loaded_run.columns, metric, loaded_run.columns["target"] == node_index)
+            collect_values(loaded_run.columns, term.of, loaded_run.columns["target"] == node_index)
             for loaded_run in self.loaded_runs
         ]
         load_s = sum(run.summary.window.steady.duration_s or 0.0 for run in self.runs)
-        query = self._create_query(metric, term.quantile, term.percentile_label)
-        query = query._replace(confidence=confidence)
-        quantile = estimate_selected_quantile(self.runs, values, query, load_s)
-        name = f"node {node_index + 1}"
-        return NodeLatency(
-            name=name,
-            interval=quantile.interval,
-            load_check=quantile.load_check.with_prefix(name),
-            run_quantiles=compute_run_quantiles(values, term.quantile),
-            sample_count=steady_samples.count_values(values),
-        )
+        return self._estimate_partial_latency(term, values, load_s, confidence)
 
     def estimate_ratio_to_other_level(self, term: ContractTerm) -> TermEstimate:
         """Return a latency as a multiple of the same latency at another level of the contract.
@@ -437,30 +470,31 @@ class TermEvaluator:
     def estimate_goodput_fraction(self, term: ContractTerm) -> TermEstimate:
         """Return the fraction of requests that meet the SLO, in the steady state of the load.
 
-        The load must be long enough for TTFT, because requests violate an SLO mostly when they wait
-        in a queue. If it is too short, it may have missed a time in which more requests violate the
-        SLO, so the interval of the fraction begins at 0.
+        Requests violate an SLO mostly because they wait in a queue. So the load must be long enough
+        for the same quantile of TTFT: for a goodput of 99 %, for TTFT p99. If it is too short, it
+        may have missed a time with more violations, so the interval of the fraction begins at 0.
         """
+        ttft_query = self._create_query(
+            QUEUE_METRIC, term.limit, label=f"an attainment of {format.percent(term.limit)}"
+        )
         violations = [_find_slo_violations(loaded_run) for loaded_run in self.loaded_runs]
-        label = f"an attainment of {format.percent(term.limit)}"
-        query = self._create_query(QUEUE_METRIC, term.limit, label)
-        sample = steady_samples.select_steady_sample(self.runs, violations, query)
-        good_marks = [1 - run_violations for run_violations in sample.values]
-        fraction = _estimate_fraction(good_marks, self.confidence)
+        steady_violations = steady_samples.select_steady_sample(self.runs, violations, ttft_query)
+        is_good_by_run = [1 - is_violated for is_violated in steady_violations.values]
+        fraction = _estimate_fraction(is_good_by_run, self.confidence)
         interval = fraction.interval
-        if sample.load_check.is_short:
+        if steady_violations.load_check.is_short:
             interval = replace(interval, low=0.0)
-        return _create_estimate_from_sample(interval, fraction.sample_count, sample)
+        return _create_estimate_from_sample(interval, fraction.sample_count, steady_violations)
 
     def estimate_fairness(self, term: ContractTerm) -> TermEstimate:
         """Return Jain's fairness index of the tenants that share the server.
 
-        The index is computed from the fraction of good requests of each tenant: requests that meet
-        the SLO. It is 1 if all tenants have the same fraction, and 1/n if one of n tenants has all
-        good requests. A tenant may have several classes of requests.
+        A tenant is a user with one or more classes of requests. The index compares the fractions of
+        good requests (requests that meet the SLO) of all tenants. It is 1 if all tenants have the
+        same fraction, and 1/n if one of n tenants has all good requests.
 
-        Each fraction may be anywhere in its own interval. It is less likely that all are at their
-        ends than that one is, so the interval of the index has at least the confidence of theirs.
+        The interval of the index holds for every combination of fractions within their intervals,
+        so its confidence is at least that of the contract.
 
         Raises:
             EstimateError: There is only one tenant, or no request was good.
@@ -471,10 +505,10 @@ class TermEvaluator:
         )
         if not class_names_by_tenant:
             raise EstimateError("all requests belong to one tenant")
-        goodput_by_class = {}
-        for request_class in request_classes:
-            goodput_term = term._replace(kind="goodput", class_name=request_class.name)
-            goodput_by_class[request_class.name] = self.evaluate(goodput_term)
+        goodput_by_class = {
+            request_class.name: self._estimate_goodput_of_class(term, request_class.name)
+            for request_class in request_classes
+        }
         tenant_fractions = [
             combine_fractions([goodput_by_class[name] for name in class_names])
             for class_names in class_names_by_tenant.values()
@@ -483,6 +517,16 @@ class TermEvaluator:
         if index is None:
             raise EstimateError("no request of any tenant met the SLO")
         return _combine_class_estimates(index, list(goodput_by_class.values()))
+
+    def _estimate_goodput_of_class(
+        self, fairness_term: ContractTerm, class_name: str
+    ) -> TermEstimate:
+        """Return the fraction of the requests of a class that meet the SLO of the class.
+
+        This is the metric of a goodput term about the class with the limit of the fairness term.
+        """
+        goodput_term = fairness_term._replace(kind="goodput", class_name=class_name)
+        return self.evaluate(goodput_term)
 
     # -- rates ------------------------------------------------------------------------------------
 
@@ -498,18 +542,17 @@ class TermEvaluator:
         rate = estimate_rate(self.loaded_runs, RATE_COUNTERS[term.metric], self.confidence)
         interval = rate.interval
         if term.requires("gpus"):
-            gpus = self.runs[0].summary.target.gpus
-            if not gpus:
+            gpu_count = self.runs[0].summary.target.gpus
+            if not gpu_count:
                 raise EstimateError("the number of GPUs is not known; give --gpus")
-            per_gpu = 1 / gpus
-            interval = interval.map(lambda rate_per_s: rate_per_s * per_gpu)
+            interval = _divide_by_count(interval, gpu_count)
         return TermEstimate(interval, self._count_ok_requests(), rate.caveat)
 
     def estimate_sustained_fraction(self, term: ContractTerm) -> TermEstimate:
         """Return the rate of ok requests in the last window as a fraction of that in the first.
 
-        The interval comes from the rates in short batches of time in each window. It is at least as
-        wide as the ratios of the single runs differ.
+        Each window is cut into short batches of time, and the interval comes from the variation of
+        their rates. It is widened if the ratios of the single runs differ by more.
 
         Raises:
             EstimateError: A run is shorter than two windows.
@@ -518,27 +561,20 @@ class TermEvaluator:
         first_rates = compute_batch_rates(self.loaded_runs, spans.first, count_ok_requests)
         last_rates = compute_batch_rates(self.loaded_runs, spans.last, count_ok_requests)
         ratio = intervals.ratio_of_means(last_rates, first_rates, level=self.confidence)
+        run_count = len(self.runs)
         ratio = widen_ratio_by_runs(
             ratio,
-            numerators=self._compute_mean_of_each_run(last_rates),
-            denominators=self._compute_mean_of_each_run(first_rates),
+            numerators=compute_mean_of_runs(last_rates, run_count),
+            denominators=compute_mean_of_runs(first_rates, run_count),
         )
         return TermEstimate(ratio, self._count_ok_requests())
-
-    def _compute_mean_of_each_run(self, rates: Sequence[float]) -> list[float]:
-        """Return the mean rate of each run.
-
-        Args:
-            rates: The rates of all runs, run after run. Each run has the same number of rates.
-        """
-        run_means: list[float] = np.array(rates).reshape(len(self.runs), -1).mean(axis=1).tolist()
-        return run_means
 
     def estimate_energy_per_unit(self, term: ContractTerm) -> TermEstimate:
         """Return the energy per unit of work (output token or ok request), in joules.
 
-        The energy per unit is power divided by the rate of units. Its interval is that of the
-        power, which has the error of the power readings, divided by that of the rate.
+        The value is the mean over the runs of the measured energy per unit. Its uncertainty comes
+        from power divided by the rate of units: the power has the error of the power readings, and
+        the rate varies over time.
 
         Raises:
             EstimateError: The energy of a run was not measured.
@@ -548,9 +584,11 @@ class TermEvaluator:
         joules_of_runs = [_get_energy_per_unit(energy, metric) for energy in run_energies]
         mean_joules = math.fsum(joules_of_runs) / len(joules_of_runs)
         rate = estimate_rate(self.loaded_runs, metric.counter, self.confidence)
-        power = _compute_mean_power(run_energies, self.confidence)
-        interval = intervals.divide_intervals(power, rate.interval)
-        interval = replace(interval, value=mean_joules)
+        mean_power = _compute_mean_power(run_energies, self.confidence)
+        power_per_rate = intervals.divide_intervals(mean_power, rate.interval)
+        # The rate excludes the start-up, so the ratio differs slightly from what the runs report.
+        # The value is that of the runs.
+        interval = replace(power_per_rate, value=mean_joules)
         interval = intervals.widen_by_runs(interval, joules_of_runs)
         return TermEstimate(interval, self._count_ok_requests(), rate.caveat)
 
@@ -572,12 +610,8 @@ class TermEvaluator:
         if good_rate.interval.value <= 0:
             noun = "task" if term.is_about_tasks else "request"
             raise EstimateError(f"no {noun} met the SLO, so there is no cost per good {noun}")
-        try:
-            cost = self.cost_function(self.runs[0], good_rate.interval)
-        except (LoadgenError, CombinedError) as error:
-            errors = error.errors if isinstance(error, CombinedError) else [error]
-            reasons = "; ".join(single_error.message for single_error in errors)
-            raise EstimateError(f"the cost is not known: {reasons}") from None
+        any_run = self.runs[0]  # all runs have the same target, on which the price depends
+        cost = _compute_cost(self.cost_function, any_run, good_rate.interval)
         if cost.currency != term.currency:
             raise EstimateError(f"the limit is in {term.currency}, the prices in {cost.currency}")
         return TermEstimate(cost.interval, self._count_ok_requests())
@@ -594,22 +628,15 @@ class TermEvaluator:
             EstimateError: There was no event, or the time of recovery from one is not known.
         """
         events = [event for run in self.runs for event in run.summary.recovery]
-        for event in events:
-            unknown_reason = event.reason
-            if unknown_reason:
-                raise EstimateError(unknown_reason)
-        if not events:
-            raise EstimateError(
-                "the load has no spike, replica loss or scale-up to recover from, or no SLO"
-            )
-        times_s = [_estimate_recovery_time_s(event) for event in events]
-        longest_ns = _combine_to_largest(times_s).map(lambda seconds: seconds * NS_PER_S)
-        unrecovered = [event for event in events if event.recovered_after_s is None]
-        caveat = ""
-        if unrecovered:
-            observed = format.duration(unrecovered[0].observed_s)
-            caveat = f"the load ended {observed} after the event; a longer load is needed"
-        return TermEstimate(longest_ns, len(events), caveat)
+        _require_known_recovery(events)
+        recovery_times_ns = [
+            _estimate_recovery_time_s(event).map(_seconds_to_ns) for event in events
+        ]
+        return TermEstimate(
+            _combine_to_largest(recovery_times_ns),
+            sample_count=len(events),
+            caveat=_describe_missing_recovery(events),
+        )
 
 
 ESTIMATORS: dict[str, Callable[[TermEvaluator, ContractTerm], TermEstimate]] = {
@@ -635,53 +662,88 @@ ESTIMATORS: dict[str, Callable[[TermEvaluator, ContractTerm], TermEstimate]] = {
 def _select_runs(runs: tuple[RecordedRun, ...], term: ContractTerm) -> tuple[RecordedRun, ...]:
     """Return the runs, reduced to the requests or tasks that a term is about.
 
-    A term about all requests gets the same tuple, so that the caller can see that nothing was
-    selected. A term that compares two windows gets only the runs that are long enough for them, if
-    there are any: the first run of a validation that was extended may be shorter.
+    A term about a class of requests gets the requests of this class, and a term about tasks gets
+    one record per task.
+
+    Raises:
+        EstimateError: The runs have no such class, or no tasks.
     """
     if term.class_name:
         runs = tuple(run.select_class(term.class_name) for run in runs)
     if term.is_about_tasks:
         runs = tuple(run.convert_to_tasks() for run in runs)
-    runs_with_windows = tuple(run for run in runs if has_two_windows(run, term.window_ns))
-    if not runs_with_windows or len(runs_with_windows) == len(runs):
-        return runs
-    return runs_with_windows
+    return _select_runs_with_two_windows(runs, term.window_ns)
+
+
+def _select_runs_with_two_windows(
+    runs: tuple[RecordedRun, ...], window_ns: int
+) -> tuple[RecordedRun, ...]:
+    """Return the runs that are long enough for two windows, or all runs if none is.
+
+    Terms such as `drift` compare the first window of each run with its last one. Runs that were
+    added to a validation may be long enough although the first ones were not.
+
+    Args:
+        runs: The runs of a level.
+        window_ns: The length of a window. 0 for a term without windows, which gets all runs.
+    """
+    long_runs = tuple(run for run in runs if has_two_windows(run, window_ns))
+    return long_runs or runs
 
 
 def _find_source_metrics(term: ContractTerm, run: RecordedRun) -> list[str]:
     """Return the metrics of requests from which the metric of a term is computed.
 
-    A term about good requests, such as goodput, is computed from the metrics in the SLO of the run.
-    Any other term is computed from its own metric, or from the one that it compares. Rates and
-    energies of tokens are computed from "tokens", the name under which a summary omits all metrics
-    from token counts.
+    - A term about good requests, such as goodput, is computed from all metrics that the SLO of the
+      run limits.
+    - A term about tokens, such as `output_per_gpu`, is computed from token counts, which a summary
+      reports under the name "tokens".
+    - A term that compares a metric, such as `drift` of TTFT, is computed from that metric.
+    - Any other term is computed from the metric of its own name.
 
     Raises:
         EstimateError: The package of a metric in the SLO is not installed.
     """
     is_about_good_requests = term.requires("slo") or term.requires("task_slo")
-    if not is_about_good_requests:
-        metric = term.of or term.metric
-        return ["tokens"] if metric in TOKEN_METRICS else [metric]
-    slo = run.manifest.slo
+    if is_about_good_requests:
+        return _list_slo_metrics(run.manifest.slo)
+    metric = term.of or term.metric
+    return ["tokens"] if metric in TOKEN_METRICS else [metric]
+
+
+def _list_slo_metrics(slo: Slo | None) -> list[str]:
+    """Return the metrics of single requests that an SLO limits.
+
+    Pooled metrics, such as the times between the tokens of all responses, have no value per
+    request, so no request can violate a limit on them.
+
+    Raises:
+        EstimateError: The package of a metric is not installed.
+    """
     if slo is None:
         return []
     missing_reasons = missing_metrics([slo])
     if missing_reasons:
         raise EstimateError("; ".join(missing_reasons.values()))
-    # Pooled gaps have no value per request, so no request can violate a limit on them.
     return [slo_term.metric for slo_term in slo.terms if slo_term.metric not in pooled_metrics()]
 
 
 def _find_omission_reason(summary: Summary, metric: str, p: float) -> str:
     """Return why a summary does not report a quantile of a metric, or "" if it does.
 
-    A summary has some quantiles only. For any other one, the next higher quantile of the summary
-    decides, and for a term without a quantile (p = 0) the mean.
+    A summary knows the reason for a few quantiles only, such as p50, p90 and p99. For another
+    quantile, the next higher one of these decides, and for a term without a quantile the mean.
+
+    Args:
+        summary: The summary of a run.
+        metric: The name of the metric.
+        p: The quantile, such as 0.99. 0 for a term without a quantile.
     """
-    higher_quantiles = [name for name, quantile in QUANTILES if p > 0 and quantile >= p]
-    statistic = higher_quantiles[0] if higher_quantiles else "mean"
+    statistic = "mean"
+    if p > 0:
+        higher_quantiles = [name for name, quantile in QUANTILES if quantile >= p]
+        if higher_quantiles:
+            statistic = higher_quantiles[0]
     return summary.withheld_reason(metric, statistic)
 
 
@@ -784,14 +846,15 @@ def _combine_to_largest(times: Sequence[Interval]) -> Interval:
 def _create_estimate_from_sample(
     interval: Interval, request_count: int, sample: SteadySample
 ) -> TermEstimate:
-    """Return an estimate that was computed from a steady sample.
+    """Return the estimate of a metric that was computed from the steady state of a load.
 
-    It says from which load the sample is. If this load was too short, the caveat says why.
+    The estimate repeats which part of the load this is and how long it was. If the load was too
+    short, it also has the reason (its caveat) and the length that would be sufficient.
 
     Args:
         interval: The metric with its interval.
         request_count: The number of requests behind the metric.
-        sample: The sample that the metric was computed from.
+        sample: The steady-state values that the metric was computed from.
     """
     estimate = _create_estimate(interval, request_count, sample.load_check)
     return estimate._replace(
@@ -815,17 +878,19 @@ def _find_slo_violations(loaded_run: LoadedRun) -> TimedValues:
     """Return 1.0 for each request that violates the SLO of its run, 0.0 for each that meets it."""
     run, columns = loaded_run
     is_counted = find_counted_requests(columns, run.manifest.slo)
-    violations = (~find_good_requests(run, columns)).astype(np.float64)
-    return steady_samples.order_by_due_time(columns, is_counted, violations)
+    is_violated = ~find_good_requests(run, columns)
+    return steady_samples.order_by_due_time(columns, is_counted, is_violated.astype(np.float64))
 
 
 def _estimate_recovery_time_s(event: Recovery) -> Interval:
     """Return the time from an event until the SLO was met again, in seconds, with its interval.
 
-    Whether the SLO is met is observed for one group of requests after the other, so the interval
-    reaches as far as a group lasts (`resolution_s`) on either side. If the SLO was not met again
-    before the load ended, the time is longer than what was observed. It is 0 if the SLO was never
-    missed.
+    Whether the SLO is met is decided for groups of consecutive requests, so the time of recovery is
+    only known to the length of a group: it may be earlier or later by `resolution_s`.
+
+    - If the SLO was never missed, the time is 0.
+    - If it was not met again before the load ended, the time is infinite, and at least the time
+      that was observed.
     """
     recovery_s = event.recovered_after_s
     if recovery_s is None:
@@ -834,6 +899,53 @@ def _estimate_recovery_time_s(event: Recovery) -> Interval:
         return Interval(0.0, 0.0, 0.0)
     low = max(recovery_s - event.resolution_s, 0.0)
     return Interval(recovery_s, low, high=recovery_s + event.resolution_s)
+
+
+def _require_known_recovery(events: Sequence[Recovery]) -> None:
+    """Raise EstimateError if there is no event, or if the recovery from one cannot be known."""
+    for event in events:
+        unknown_reason = event.reason
+        if unknown_reason:
+            raise EstimateError(unknown_reason)
+    if not events:
+        raise EstimateError(
+            "the load has no spike, replica loss or scale-up to recover from, or no SLO"
+        )
+
+
+def _describe_missing_recovery(events: Sequence[Recovery]) -> str:
+    """Return that a load ended before the SLO was met again, or "" if it was after all events.
+
+    If there are several such events, the text is about the first one.
+    """
+    for event in events:
+        if event.recovered_after_s is None:
+            observed = format.duration(event.observed_s)
+            return f"the load ended {observed} after the event; a longer load is needed"
+    return ""
+
+
+def _compute_cost(
+    cost_function: CostFunction, run: RecordedRun, good_rate: Interval
+) -> CostEstimate:
+    """Return the cost of a thousand good requests, or raise EstimateError if no price fits."""
+    try:
+        return cost_function(run, good_rate)
+    except LoadgenError as error:
+        reason = error.message
+    except CombinedError as combined:
+        reason = "; ".join(error.message for error in combined.errors)
+    raise EstimateError(f"the cost is not known: {reason}")
+
+
+def _divide_by_count(rate: Interval, count: int) -> Interval:
+    """Return a rate per unit, such as per GPU, from the rate of so many units together."""
+    return rate.map(lambda rate_per_s: rate_per_s * (1 / count))
+
+
+def _seconds_to_ns(seconds: float) -> float:
+    """Convert seconds to nanoseconds."""
+    return seconds * NS_PER_S
 
 
 def _to_relative_change(ratio: float) -> float:
