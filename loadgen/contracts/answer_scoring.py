@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 
 from loadgen.answers import answer_files
@@ -61,28 +60,29 @@ def score_answers(
     output_dir: Path,
     confidence: float,
 ) -> None:
-    """Send all prompts, score the responses, and write the scores to a directory.
+    """Send the prompts of a data set, score the responses, and write the scores to a directory.
 
     Args:
-        check: The data set of the contract and the terms about responses.
-        dataset: The file of the prompts.
+        check: The part of the contract that names the data set: how many of its rows are used, and
+            how long a response may be.
+        dataset: The file with the prompts.
         endpoints: The endpoints that the prompts are sent to.
         output_dir: The directory to write to.
-        confidence: The confidence of the contract.
+        confidence: The confidence of the intervals of the mean scores.
 
     Raises:
         TargetError: An endpoint cannot be used.
-        UserError, CombinedError: The data set or the settings are wrong.
+        UserError, CombinedError: The data set cannot be read, or an endpoint has a wrong setting.
     """
-    questions = read_questions(dataset, check.rows)
-    with running_server(endpoints.scored) as scored:
+    prompts = read_questions(dataset, check.rows)
+    with running_server(endpoints.scored) as scored_endpoint:
         options = ScoringOptions(
-            SendOptions(CONCURRENCY, check.max_tokens),
+            send=SendOptions(CONCURRENCY, check.max_tokens),
             out=output_dir,
             level=confidence,
-            simulated=scored.backend.simulated,
+            simulated=scored_endpoint.backend.simulated,
         )
-        run_scoring(dataset, questions, scored, endpoints.other, options, _ignore_progress)
+        run_scoring(dataset, prompts, scored_endpoint, endpoints.other, options, _ignore_progress)
 
 
 def _ignore_progress(name: str, done: int) -> None:
@@ -91,8 +91,6 @@ def _ignore_progress(name: str, done: int) -> None:
 
 def read_scored_answers(output_dir: Path, failure_reason: str, confidence: float) -> ScoredAnswers:
     """Return the scores that `score_answers` wrote, or the reason why there are none.
-
-    Without scores, no term about responses can be judged.
 
     Args:
         output_dir: The directory of the scores.
@@ -103,15 +101,16 @@ def read_scored_answers(output_dir: Path, failure_reason: str, confidence: float
         UserError: The files cannot be read.
     """
     if failure_reason or not (output_dir / answer_files.FILE).is_file():
-        reason = failure_reason or NOT_SENT
-        return ScoredAnswers(_raise_not_sent, failure_reason=reason)
+        no_scores = AnswerTermEvaluator(groups=())
+        return ScoredAnswers(no_scores.estimate, failure_reason=failure_reason or NOT_SENT)
     result = answer_files.read_result(output_dir)
-    groups = summarize_scores(answer_files.read_scores(output_dir), level=confidence)
+    prompt_scores = answer_files.read_scores(output_dir)
+    evaluator = AnswerTermEvaluator(summarize_scores(prompt_scores, level=confidence))
     load = "each prompt sent once, with temperature 0"
     if result.other_url:
         load += f"; compared with {result.other_model} at {result.other_url}"
     return ScoredAnswers(
-        evaluate=partial(estimate_answer_term, groups),
+        evaluate=evaluator.estimate,
         load=load,
         prompts=result.prompts,
         answered=result.prompts - result.failed,
@@ -132,30 +131,34 @@ def _list_notes(result: AnswersResult) -> Iterator[str]:
         )
 
 
-def _raise_not_sent(_term: ContractTerm) -> TermEstimate:
-    """Raise EstimateError for any term, because there are no responses."""
-    raise EstimateError(NOT_SENT)
+@dataclass(frozen=True)
+class AnswerTermEvaluator:
+    """Estimates the metrics of terms about responses from the scores of the responses.
 
-
-def estimate_answer_term(groups: Sequence[ScoredGroup], term: ContractTerm) -> TermEstimate:
-    """Return the metric of a term about responses, in percent or tokens.
-
-    There are two kinds of terms. A term such as `exact: 90%` limits the mean score of the target's
-    responses. A term such as `within: {of: rougeL, limit: 5%}` limits by how much a score of the
-    target is below that of another endpoint.
-
-    Args:
-        groups: The scores of all prompts, and of each class of prompts.
-        term: The term.
-
-    Raises:
-        EstimateError: The responses do not have the score.
+    Attributes:
+        groups: The scores of all prompts, and of each class of prompts. Empty if there are no
+            responses.
     """
-    group = _find_group(groups, term.class_name)
-    if term.kind == "within":
-        compared_score = term.of
-        return _estimate_decrease(group, compared_score)
-    return _estimate_mean_score(group, term)
+
+    groups: Sequence[ScoredGroup]
+
+    def estimate(self, term: ContractTerm) -> TermEstimate:
+        """Return the metric of a term about responses, in percent or tokens.
+
+        There are two kinds of terms. A term such as `exact: 90%` limits the mean score of the
+        target's responses. A term such as `within: {of: rougeL, limit: 5%}` limits by how much a
+        score of the target is below that of another endpoint.
+
+        Raises:
+            EstimateError: The responses do not have the score.
+        """
+        if not self.groups:
+            raise EstimateError(NOT_SENT)
+        group = _find_group(self.groups, term.class_name)
+        if term.kind == "within":
+            compared_score = term.of
+            return _estimate_decrease(group, compared_score)
+        return _estimate_mean_score(group, term)
 
 
 def _find_group(groups: Sequence[ScoredGroup], class_name: str) -> ScoredGroup:

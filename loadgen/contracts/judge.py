@@ -61,15 +61,15 @@ EvaluateTerm = Callable[[ContractTerm], TermEstimate]
 
 
 class ScoredAnswers(NamedTuple):
-    """The scores of the answers to the prompts of a contract.
+    """The scores of the responses to the prompts of a contract.
 
     Attributes:
-        evaluate: Returns the metric of a term about answers.
+        evaluate: Returns the metric of a term about responses.
         load: How the prompts were sent, as text.
         prompts: The number of prompts.
-        answered: The number of prompts with an answer.
+        answered: The number of prompts with a response.
         failure_reason: Why there are no scores, or "".
-        notes: Warnings about the answers.
+        notes: Warnings about the responses.
     """
 
     evaluate: EvaluateTerm
@@ -122,10 +122,9 @@ def judge_interim_analyses(
     Each extension adds runs, followed by an interim analysis of all runs so far. A term that is
     decided in one analysis stays decided.
 
-    Each analysis has a chance to err, so later ones are judged at a higher confidence: analysis k
-    at 1 - (1 - confidence) / 2^(k - 1). Each analysis errs on one side with half of the probability
-    that its confidence leaves. The sum over all k is (1 - confidence) / 2 * (1 + 1/2 + 1/4 + ...),
-    so all analyses together give a wrong verdict with a probability of at most 1 - confidence.
+    Each analysis has a chance to err, so each has a higher confidence than the one before it:
+    95 %, 97.5 %, 98.75 % and so on (error spending). The chances to err in one direction are then
+    2.5 %, 1.25 %, 0.625 %, ..., which add up to at most 5 %, however many analyses there are.
 
     Args:
         contract: The contract.
@@ -136,24 +135,35 @@ def judge_interim_analyses(
     """
     if not run_counts:
         return judge_levels(contract, measured_levels, cost_function)
-    verdicts: tuple[LevelVerdict, ...] = ()
     confidence = contract.confidence
-    for analysis, counts in enumerate(run_counts, start=1):
-        runs_so_far = {
-            name: replace(level, runs=level.runs[: counts.get(name, 0)])
-            for name, level in measured_levels.items()
-        }
+    verdicts: tuple[LevelVerdict, ...] = ()
+    for analysis_number, counts in enumerate(run_counts, start=1):
         contract_of_analysis = contract.model_copy(update={"confidence": confidence})
-        new_verdicts = tuple(
-            _with_analysis(level, analysis)
-            for level in judge_levels(contract_of_analysis, runs_so_far, cost_function)
-        )
-        if verdicts:
-            verdicts = tuple(map(_keep_decided_terms, verdicts, new_verdicts))
-        else:
+        runs_of_analysis = _select_first_runs(measured_levels, counts)
+        new_verdicts = judge_levels(contract_of_analysis, runs_of_analysis, cost_function)
+        new_verdicts = tuple(_with_analysis(level, analysis_number) for level in new_verdicts)
+        is_first_analysis = analysis_number == 1
+        if is_first_analysis:
             verdicts = new_verdicts
+        else:
+            verdicts = tuple(map(_keep_decided_terms, verdicts, new_verdicts))
         confidence = intervals.next_interim_level(confidence)
     return verdicts
+
+
+def _select_first_runs(
+    measured_levels: Mapping[str, MeasuredLevel], run_counts: Mapping[str, int]
+) -> dict[str, MeasuredLevel]:
+    """Return the levels with the runs that they had at an earlier analysis.
+
+    Args:
+        measured_levels: The levels with all their runs, in the order in which they were made.
+        run_counts: Level -> the number of runs that it had. A level that is not in it had none.
+    """
+    return {
+        name: replace(level, runs=level.runs[: run_counts.get(name, 0)])
+        for name, level in measured_levels.items()
+    }
 
 
 def _with_analysis(level: LevelVerdict, analysis: int) -> LevelVerdict:
@@ -168,12 +178,14 @@ def _keep_decided_terms(earlier: LevelVerdict, latest: LevelVerdict) -> LevelVer
     again in each analysis would make a wrong verdict more likely each time.
     """
     has_new_runs = len(earlier.runs) != len(latest.runs)
-    if not has_new_runs and all(term.is_decided for term in earlier.terms):
-        return earlier
+    was_fully_decided = all(term.is_decided for term in earlier.terms)
+    if was_fully_decided and not has_new_runs:
+        return earlier  # nothing about the level can have changed
     terms = tuple(
         earlier_term if earlier_term.is_decided else latest_term
         for earlier_term, latest_term in zip(earlier.terms, latest.terms, strict=True)
     )
+    # The failure reason says that no term could be judged, which is wrong if one was.
     is_any_decided = any(term.is_decided for term in terms)
     return replace(
         latest,
@@ -192,6 +204,12 @@ def _judge_level(
     """Return the verdict on one level, with the load and the warnings of its runs.
 
     If the runs cannot be used at all, for example because one is INVALID, no term is judged.
+
+    Args:
+        contract: The contract.
+        level: The level.
+        measured_levels: The runs of all levels, because a term may compare two levels.
+        cost_function: Computes costs. None if there are no prices.
     """
     not_run = MeasuredLevel(failure_reason="it was not run")
     measured_level = measured_levels.get(level.name, not_run)
@@ -204,24 +222,39 @@ def _judge_level(
         cost_function=cost_function,
     )
     judge = TermJudge(evaluator.evaluate, contract.confidence, level.name, failure_reason)
-    terms = tuple(
-        _withdraw_verdict_of_unrepresentative_runs(
-            judge.judge(term, requirement), term, measured_level.runs
-        )
-        for requirement, term in level.terms_by_requirement()
-    )
-    summaries = [run.summary for run in measured_level.runs]
+    terms = []
+    for requirement, term in level.terms_by_requirement():
+        verdict = judge.judge(term, requirement)
+        terms.append(_discount_misleading_runs(verdict, term, measured_level.runs))
+    return _create_level_verdict(level, terms, measured_level.runs, failure_reason)
+
+
+def _create_level_verdict(
+    level: ContractLevel,
+    terms: Sequence[TermVerdict],
+    runs: Sequence[RecordedRun],
+    failure_reason: str,
+) -> LevelVerdict:
+    """Return the verdict on a level from the verdicts on its terms, with facts about its runs.
+
+    Args:
+        level: The level.
+        terms: The verdict on each term.
+        runs: The runs of the level.
+        failure_reason: Why no term could be judged, or "".
+    """
+    summaries = [run.summary for run in runs]
     return LevelVerdict(
         name=level.name,
         verdict=decide_level_verdict(terms),
         workload=level.workload,
         load=summaries[0].load.arrival if summaries else "",
-        runs=tuple(run.folder for run in measured_level.runs),
+        runs=tuple(run.folder for run in runs),
         requests=sum(summary.requests.scheduled for summary in summaries),
         ok=sum(summary.requests.ok for summary in summaries),
-        terms=terms,
+        terms=tuple(terms),
         failure_reason=failure_reason,
-        notes=_collect_level_notes(measured_level.runs),
+        notes=_collect_level_notes(runs),
     )
 
 
@@ -240,27 +273,31 @@ def _without_dropped_requests(level: MeasuredLevel) -> MeasuredLevel:
 def _collect_level_notes(runs: Sequence[RecordedRun]) -> tuple[str, ...]:
     """Return the warnings about the runs of a level, each of them once.
 
-    Two warnings are left out, because the verdict on the terms says the same: that there are too
-    few requests for an SLO, and that a limit is exceeded which the contract judges itself.
+    Two kinds of warnings of a run are left out, because the verdicts on the terms say the same:
+
+    - A warning that there are too few requests for the SLO (`slo_samples`).
+    - A warning that a limit is exceeded which the contract judges itself.
     """
     notes = [run_checks.find_dropped_load(runs)]
     for run in runs:
         for warning in run.summary.verdict.warning_codes:
+            is_about_sample_size = warning.code == "slo_samples"
             is_judged_by_contract = warning.values.get("limit") in LIMITS_JUDGED_BY_CONTRACT
-            if warning.code != "slo_samples" and not is_judged_by_contract:
+            if not is_about_sample_size and not is_judged_by_contract:
                 notes.append(reasons.format_reason(warning))
     unique_notes = dict.fromkeys(note for note in notes if note)
     return tuple(unique_notes)
 
 
-def _withdraw_verdict_of_unrepresentative_runs(
+def _discount_misleading_runs(
     verdict: TermVerdict, term: ContractTerm, runs: Sequence[RecordedRun]
 ) -> TermVerdict:
-    """Return the verdict on a term, or INCONCLUSIVE if its runs do not represent the workload.
+    """Return the verdict on a term, or INCONCLUSIVE if its runs are misleading about the server.
 
-    Dropped requests, shorter responses and responses without TPOT make the server look better than
-    it is. So a PASS of such runs is withdrawn, and a FAIL is kept. There is one exception: a rate
-    that is below its minimum because the client dropped requests is not a FAIL of the server.
+    - Dropped requests, shorter responses and responses without TPOT make the server look better
+      than it is. So a PASS does not count, and a FAIL does.
+    - If the client dropped requests, the server got less work. So a rate below its minimum does not
+      count as a FAIL.
 
     Args:
         verdict: The verdict on the metric.
@@ -268,19 +305,20 @@ def _withdraw_verdict_of_unrepresentative_runs(
         runs: The runs of the level.
     """
     dropped_reason = run_checks.find_dropped_load(runs)
-    reason = dropped_reason or run_checks.find_unrepresentative_run(runs, term)
-    if not reason:
+    misleading_reason = dropped_reason or run_checks.find_unrepresentative_run(runs, term)
+    if not misleading_reason:
         return verdict
-    is_minimum_missed = verdict.verdict == FAIL and not term.is_upper_bound
-    is_fail_of_client = is_minimum_missed and bool(dropped_reason)
-    if verdict.verdict == PASS or is_fail_of_client:
-        return replace(
-            verdict,
-            verdict="INCONCLUSIVE",
-            code="not_judged",
-            reason=f"{verdict.reason}; not counted, because {reason}",
-        )
-    return verdict
+    is_pass = verdict.verdict == PASS
+    is_below_minimum = verdict.verdict == FAIL and not term.is_upper_bound
+    is_fail_of_client = is_below_minimum and dropped_reason != ""
+    if not is_pass and not is_fail_of_client:
+        return verdict
+    return replace(
+        verdict,
+        verdict="INCONCLUSIVE",
+        code="not_judged",
+        reason=f"{verdict.reason}; not counted, because {misleading_reason}",
+    )
 
 
 def judge_answers(
@@ -368,12 +406,10 @@ class TermJudge(NamedTuple):
         estimate: TermEstimate,
         decision: TermDecision,
     ) -> TermVerdict:
-        """Return a verdict that has the decision on a term and the metric that it is based on.
+        """Return a verdict with the decision on a term and the metric that it is based on.
 
-        The recurrence horizon of the verdict follows from the length of the load: slowdowns that
-        recur less often on average may have been missed. The additional load is what an undecided
-        term lacks. Numbers are rounded, because `verdict.json` has to be equal when it is made
-        again.
+        Numbers are rounded, so that `verdict.json` is the same whenever it is computed again from
+        the same records.
 
         Args:
             verdict: The verdict without a metric.
@@ -381,10 +417,6 @@ class TermJudge(NamedTuple):
             estimate: The metric.
             decision: The result of the comparison of the metric with the limit.
         """
-        horizon_s = round(intervals.longest_recurrence_s(estimate.load_s, self.confidence), 3)
-        additional_load_s = None
-        if decision.sufficient_load_s > estimate.load_s:
-            additional_load_s = round(decision.sufficient_load_s - estimate.load_s, 3)
         effective_size = estimate.effective_size
         return replace(
             verdict,
@@ -397,10 +429,27 @@ class TermJudge(NamedTuple):
             limit=term.limit_in_unit,
             unit=term.unit,
             sample=estimate.sample_count,
-            horizon_s=horizon_s or None,  # a term about responses has no load, and so no horizon
+            horizon_s=self._compute_covered_horizon_s(estimate),
             effective_size=None if effective_size is None else round(effective_size),
-            additional_load_s=additional_load_s,
+            additional_load_s=_compute_additional_load_s(estimate, decision),
         )
+
+    def _compute_covered_horizon_s(self, estimate: TermEstimate) -> float | None:
+        """Return how rarely a slowdown of the server may recur so that the load has met it.
+
+        The result is the longest mean time between such slowdowns, in seconds, for which the load
+        contains one with the confidence of the interval. It is None for a metric without a load,
+        such as a score of responses.
+        """
+        horizon_s = round(intervals.longest_recurrence_s(estimate.load_s, self.confidence), 3)
+        return horizon_s if horizon_s > 0 else None
+
+
+def _compute_additional_load_s(estimate: TermEstimate, decision: TermDecision) -> float | None:
+    """Return how much load an undecided term lacks, in seconds. None if it lacks none."""
+    if decision.sufficient_load_s <= estimate.load_s:
+        return None
+    return round(decision.sufficient_load_s - estimate.load_s, 3)
 
 
 def _round_for_json(value: float) -> float | None:
@@ -419,10 +468,15 @@ def compare_with_limit(
 
     - PASS if the whole interval meets the limit.
     - FAIL if the whole interval violates it.
-    - INCONCLUSIVE (`one_sided`) if the load was too short for both ends of the interval. The caveat
-      of the estimate says why.
-    - INCONCLUSIVE (`held_by_interval`) if the limit is inside the interval. The reason says how
-      large a sample would decide the term.
+    - INCONCLUSIVE if the load was too short, so that one end of the interval is not known. The
+      caveat of the estimate says why.
+    - INCONCLUSIVE if the limit is inside the interval. The reason says how large a sample would
+      decide the term.
+
+    Args:
+        term: The term.
+        estimate: Its metric with an interval.
+        confidence: The confidence of the interval.
     """
     metric = _describe_metric(term, estimate, confidence)
     limit = format_limit(term)
@@ -434,9 +488,11 @@ def compare_with_limit(
         value = _format_value(term, estimate.interval)
         reason = f"{value} so far; {estimate.caveat}"
         return TermDecision("INCONCLUSIVE", "one_sided", reason, estimate.sufficient_load_s)
-    required_sample = _find_required_sample(term, estimate, confidence)
-    reason = f"{metric}, {limit}; the interval contains the limit: {required_sample.text}"
-    return TermDecision("INCONCLUSIVE", "held_by_interval", reason, required_sample.load_s)
+    deciding_sample = _estimate_deciding_sample(term, estimate, confidence)
+    sample_text = _describe_deciding_sample(term, estimate, deciding_sample)
+    reason = f"{metric}, {limit}; the interval contains the limit: {sample_text}"
+    sufficient_load_s = 0.0 if deciding_sample is None else deciding_sample.load_s
+    return TermDecision("INCONCLUSIVE", "held_by_interval", reason, sufficient_load_s)
 
 
 def _is_met(term: ContractTerm, interval: Interval) -> bool:
@@ -479,30 +535,57 @@ def _format_value(term: ContractTerm, interval: Interval) -> str:
     return "a failed request"
 
 
-class RequiredSample(NamedTuple):
-    """The sample that would decide a term, as text, and its load (0 if it is not known)."""
+class DecidingSample(NamedTuple):
+    """The sample that would decide a term.
 
-    text: str
+    Attributes:
+        size: The number of requests, tasks or prompts. Infinite if the metric is so close to the
+            limit that no sample of practical size decides it.
+        load_s: The load that gives this number. 0 if it is not known.
+    """
+
+    size: float
     load_s: float = 0.0
 
 
-def _find_required_sample(
+def _estimate_deciding_sample(
     term: ContractTerm, estimate: TermEstimate, confidence: float
-) -> RequiredSample:
-    """Return the sample that would decide a term whose limit is inside the interval.
+) -> DecidingSample | None:
+    """Return the sample that would decide a term whose limit is inside the interval of its metric.
 
-    The metric is assumed to stay as it is, while its interval shrinks as the sample grows.
+    The metric is assumed to stay as it is, while its interval shrinks as the sample grows. Return
+    None if it cannot be estimated.
+
+    Args:
+        term: The term.
+        estimate: Its metric with an interval.
+        confidence: The confidence of the interval.
     """
-    factor = _compute_required_factor(estimate.interval, term.limit_in_unit, confidence)
-    if factor is None:
-        return RequiredSample("a larger sample is needed")
-    if math.isinf(factor):
-        return RequiredSample("the metric is too close to the limit to decide by measuring")
-    load_s = max(factor * estimate.load_s, estimate.sufficient_load_s)
-    count = math.ceil(estimate.sample_count * factor)
-    load = f" ({format.duration(load_s)} of load)" if load_s else ""
-    sample = f"{count:,} {_get_sample_noun(term, estimate)}{load}"
-    return RequiredSample(f"about {sample} would decide it", load_s)
+    growth = _compute_required_growth(estimate.interval, term.limit_in_unit, confidence)
+    if growth is None:
+        return None
+    if math.isinf(growth):
+        return DecidingSample(math.inf)
+    return DecidingSample(
+        size=math.ceil(estimate.sample_count * growth),
+        load_s=max(growth * estimate.load_s, estimate.sufficient_load_s),
+    )
+
+
+def _describe_deciding_sample(
+    term: ContractTerm, estimate: TermEstimate, sample: DecidingSample | None
+) -> str:
+    """Return which sample would decide a term.
+
+    For example "about 1,200 requests (10 min 00 s of load) would decide it".
+    """
+    if sample is None:
+        return "a larger sample is needed"
+    if math.isinf(sample.size):
+        return "the metric is too close to the limit to decide by measuring"
+    load = f" ({format.duration(sample.load_s)} of load)" if sample.load_s else ""
+    noun = _get_sample_noun(term, estimate)
+    return f"about {sample.size:,.0f} {noun}{load} would decide it"
 
 
 def _get_sample_noun(term: ContractTerm, estimate: TermEstimate) -> str:
@@ -513,12 +596,13 @@ def _get_sample_noun(term: ContractTerm, estimate: TermEstimate) -> str:
     return "requests" if estimate.load_s else "prompts"
 
 
-def _compute_required_factor(interval: Interval, limit: float, confidence: float) -> float | None:
+def _compute_required_growth(interval: Interval, limit: float, confidence: float) -> float | None:
     """Return how many times larger a sample must be to decide a term at the next interim analysis.
 
-    The half width of an interval shrinks with the square root of the sample size. It has to become
-    as small as the distance from the metric to the limit. The next analysis has a higher
-    confidence, so its interval is wider by the ratio of the two normal quantiles.
+    The limit is inside the interval of the metric. To decide the term, the half width of the
+    interval (on the side of the limit) must shrink to the distance from the metric to the limit. A
+    half width is proportional to z / sqrt(n) for the sample size n and the normal quantile z of the
+    confidence. The next analysis has a higher confidence, and so a larger z.
 
     Args:
         interval: The interval of the metric, which contains the limit.
@@ -529,13 +613,16 @@ def _compute_required_factor(interval: Interval, limit: float, confidence: float
         The factor, infinity if the limit is too close to the metric, or None if the interval has no
         end on the side of the limit.
     """
-    value = interval.value
-    half_width = value - interval.low if value > limit else interval.high - value
-    distance = abs(limit - value)
+    is_limit_below = limit < interval.value
+    half_width = interval.value - interval.low if is_limit_below else interval.high - interval.value
+    distance = abs(limit - interval.value)
     if not math.isfinite(half_width):
         return None
     if distance == 0 or half_width / distance > MAX_WIDTH_RATIO:
         return math.inf
+    z = students_t.z_quantile(confidence)
     next_z = students_t.z_quantile(intervals.next_interim_level(confidence))
-    z_ratio = next_z / students_t.z_quantile(confidence)
-    return (half_width / distance * z_ratio) ** 2 * PLANNING_MARGIN
+    # The half width that the current sample would have at the next confidence, per distance.
+    required_shrinkage = half_width / distance * (next_z / z)
+    # To halve a half width takes four times the sample.
+    return required_shrinkage**2 * PLANNING_MARGIN

@@ -29,16 +29,23 @@ JUNIT_FILE = "junit.xml"
 def write_outputs(directory: Path, contract: Contract, facts: ValidationFacts) -> Validation:
     """Judge the runs in a directory, write all files about the verdict, and return the verdict.
 
-    The checksums come last, because they include the other files.
+    The page and the JUnit results are made to be passed on, so other users of the machine may read
+    them (`shared`), unlike the verdict itself. The checksums come last, because they include all
+    other files.
+
+    Args:
+        directory: The directory of the validation.
+        contract: The contract.
+        facts: What the records of the runs do not contain. It is stored in `target.json`.
     """
     (directory / FACTS_FILE).write_bytes(format.document(facts))
     validation = stored_validation.judge_runs(directory, contract, facts)
     for name, data in _render_outputs(directory, validation, contract, facts).items():
-        store.replace(directory / name, data, shared=name != VERDICT_FILE)
+        store.replace(directory / name, data, shared=name in (PAGE_FILE, JUNIT_FILE))
     repeated_levels = _summarize_repeats(directory, validation)
     if repeated_levels:
-        document = msgspec.json.encode({"levels": repeated_levels})
-        store.replace(directory / repeats.FILE, document)
+        repeats_file = directory / repeats.FILE
+        store.replace(repeats_file, msgspec.json.encode({"levels": repeated_levels}))
     checksums.write(directory)
     return validation
 
@@ -84,24 +91,27 @@ def _render_outputs(
 def _read_page_inputs(
     directory: Path, validation: Validation, contract: Contract, facts: ValidationFacts
 ) -> PageInputs:
-    """Return what the HTML page of a validation shows besides the verdict.
+    """Return the data behind a verdict that its HTML page shows.
 
     Everything is in the directory, so that the page can be generated again later (`loadgen verify`
     does so).
+
+    Args:
+        directory: The directory of the validation.
+        validation: The verdict.
+        contract: The contract.
+        facts: The content of `target.json`, with the findings of the preflight checks.
     """
-    summaries = {
-        run: run_folder.read_summary(directory / run)
-        for level in validation.levels
-        for run in level.runs
-    }
+    run_names = [run for level in validation.levels for run in level.runs]
+    findings = [
+        FindingRow(finding.state, finding.check, finding.observed, finding.meaning)
+        for finding in facts.findings
+    ]
     return PageInputs(
         contract=contract,
         contract_text=(directory / CONTRACT_FILE).read_text("utf-8"),
-        summaries=summaries,
-        findings=[
-            FindingRow(finding.state, finding.check, finding.observed, finding.meaning)
-            for finding in facts.findings
-        ],
+        summaries={name: run_folder.read_summary(directory / name) for name in run_names},
+        findings=findings,
         repeats=_summarize_repeats(directory, validation),
     )
 

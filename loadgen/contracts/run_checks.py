@@ -54,10 +54,15 @@ def find_level_failure(level: ContractLevel, measured_level: MeasuredLevel) -> s
 
 
 def find_wrong_cache_state(level: ContractLevel, run: RecordedRun) -> str:
-    """Return why the prefix cache was not cold or warm as the level requires.
+    """Return why the prefix cache was not cold or warm as the level requires, or "" if it was.
 
-    The hit rate is the fraction of prompt tokens that the server took from its cache. It is almost
-    0 with a cold cache, and at least `MIN_WARM_HIT_RATE` with a warm one.
+    The hit rate is the fraction of prompt tokens that the server took from its prefix cache. With a
+    cold cache it is at most `CACHED_SHARE` (almost 0), with a warm one at least
+    `MIN_WARM_HIT_RATE`.
+
+    Args:
+        level: The level of the contract. Its `cache` is "cold", "warm" or None.
+        run: A run of the level.
     """
     if level.cache is None:
         return ""
@@ -78,14 +83,21 @@ def find_wrong_cache_state(level: ContractLevel, run: RecordedRun) -> str:
 
 
 def find_short_pause(level: ContractLevel, runs: Sequence[RecordedRun]) -> str:
-    """Return why the pauses between the runs are shorter than the level requires.
+    """Return why the pauses between runs are shorter than the level requires, or "" if none is.
 
-    A simulation has no time of day, so its runs are never too close.
+    A contract can require a pause (`apart`), so that the runs measure the server at different
+    times. The runs of a simulation in virtual time are not checked, because they take place at no
+    particular time.
+
+    Args:
+        level: The level of the contract.
+        runs: Its recorded runs, in the order in which they were made.
     """
-    if level.apart_ns is None or runs[0].summary.target.simulated:
+    min_pause_ns = level.apart_ns
+    if min_pause_ns is None or runs[0].summary.target.simulated:
         return ""
-    required_s = level.apart_ns / NS_PER_S
-    requirement = f"the contract requires pauses of {format.duration(required_s)} between runs"
+    min_pause_s = min_pause_ns / NS_PER_S
+    requirement = f"the contract requires pauses of {format.duration(min_pause_s)} between runs"
     if len(runs) < 2:
         return f"{requirement}, and there is only one run"
     for earlier, later in pairwise(runs):
@@ -94,14 +106,18 @@ def find_short_pause(level: ContractLevel, runs: Sequence[RecordedRun]) -> str:
         ended = datetime.fromisoformat(earlier.manifest.ended)
         started = datetime.fromisoformat(later.manifest.started)
         pause_s = (started - ended).total_seconds()
-        if pause_s < required_s - PAUSE_TOLERANCE_S:
+        if pause_s < min_pause_s - PAUSE_TOLERANCE_S:
             pause = format.duration(max(pause_s, 0.0))
             return f"{requirement}, and {later.folder} started {pause} after {earlier.folder}"
     return ""
 
 
 def find_dropped_load(runs: Sequence[RecordedRun]) -> str:
-    """Return that the client dropped so many requests that the load was not offered."""
+    """Return a message if the client dropped so many requests that the load was too low, else "".
+
+    The client drops a request if its limit on requests in flight is reached. The server then gets
+    less load than the contract requires.
+    """
     dropped_fraction = max((run.summary.requests.dropped_share for run in runs), default=0.0)
     if dropped_fraction <= NOT_OFFERED_SHARE:
         return ""
@@ -119,38 +135,47 @@ def find_unrepresentative_run(runs: Sequence[RecordedRun], term: ContractTerm) -
     the contract requires.
     """
     for run in runs:
-        reason = _find_shortened_responses(run) or _find_responses_without_tpot(run, term)
+        reason = _describe_shortened_responses(run) or _describe_missing_tpot(run, term)
         if reason:
             return reason
     return ""
 
 
-def _find_shortened_responses(run: RecordedRun) -> str:
-    """Return that the responses of a run were shorter than requested."""
+def _describe_shortened_responses(run: RecordedRun) -> str:
+    """Return a message if the responses of a run were shorter than requested, else ""."""
     for caveat in run.summary.verdict.caveat_codes:
         if caveat.code == "shortened":
             return f"{run.folder}: {reasons.format_reason(caveat)}"
     return ""
 
 
-def _find_responses_without_tpot(run: RecordedRun, term: ContractTerm) -> str:
-    """Return a reason if a term is computed from TPOT and many responses have none, else "".
+def _describe_missing_tpot(run: RecordedRun, term: ContractTerm) -> str:
+    """Return a message if a term is computed from TPOT and many responses of a run have none.
 
-    The time per output token (TPOT) of a response needs two events at different times. If more than
-    the fraction `NO_SPAN_SHARE` of the ok responses came in one piece or without text, the TPOT of
-    the others does not represent them.
+    The time per output token (TPOT) of a response needs two events at different times. A response
+    that came in one piece or without text has none. If there are many of them, the TPOT of the
+    others does not represent the workload.
+
+    Return "" if the term does not use TPOT or most responses have it.
     """
-    metrics = {term.of or term.kind}
-    if term.requires("slo") and run.manifest.slo is not None:
-        metrics.update(slo_term.metric for slo_term in run.manifest.slo.terms)
-    if "tpot" not in metrics:
+    if not _uses_tpot(run, term):
         return ""
     summary = run.summary
     count_without_tpot = summary.tpot_no_span + summary.tpot_no_output
-    if count_without_tpot <= NO_SPAN_SHARE * summary.requests.ok:
+    max_count_without_tpot = NO_SPAN_SHARE * summary.requests.ok
+    if count_without_tpot <= max_count_without_tpot:
         return ""
     responses = format.counted(summary.requests.ok, "response")
     return (
         f"{count_without_tpot:,} of {responses} in {run.folder} have no TPOT, because they came in "
         "one piece or without text"
     )
+
+
+def _uses_tpot(run: RecordedRun, term: ContractTerm) -> bool:
+    """Return whether a term is about TPOT, itself or through the SLO of the run."""
+    if (term.of or term.kind) == "tpot":
+        return True
+    if not term.requires("slo") or run.manifest.slo is None:
+        return False
+    return any(slo_term.metric == "tpot" for slo_term in run.manifest.slo.terms)

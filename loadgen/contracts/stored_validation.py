@@ -18,7 +18,8 @@ from msgspec.structs import replace
 from loadgen.contracts import answer_scoring, judge, schema, verdict
 from loadgen.contracts.evaluate import CostFunction
 from loadgen.contracts.recorded_run import MeasuredLevel, RecordedRun
-from loadgen.contracts.schema import ANSWERS_LEVEL, Contract
+from loadgen.contracts.schema import ANSWERS_LEVEL, AnswerCheck, Contract
+from loadgen.contracts.terms import NS_PER_S
 from loadgen.contracts.verdict import LevelVerdict, Validation
 from loadgen.core import run_folder
 from loadgen.core.errors import Code, CombinedError, UserError, missing_result
@@ -167,9 +168,7 @@ def read_validation(directory: Path) -> tuple[Contract, ValidationFacts]:
     Raises:
         UserError, CombinedError: A file cannot be read or is invalid.
     """
-    contract_file = directory / RESOLVED_FILE
-    if not contract_file.is_file():
-        contract_file = directory / CONTRACT_FILE
+    contract_file = _find_contract_file(directory)
     contract = schema.parse_contract(
         schema.read_contract_text(contract_file, str(contract_file)),
         str(contract_file),
@@ -178,12 +177,22 @@ def read_validation(directory: Path) -> tuple[Contract, ValidationFacts]:
     facts_file = directory / FACTS_FILE
     facts = decode_json(
         facts_file.read_bytes(),
-        ValidationFacts,
-        str(facts_file),
-        "a file of a validation",
-        _CHANGED_FILE_HINT,
+        content_type=ValidationFacts,
+        where=str(facts_file),
+        description="a file of a validation",
+        hint=_CHANGED_FILE_HINT,
     )
     return contract, facts
+
+
+def _find_contract_file(directory: Path) -> Path:
+    """Return the file of the contract in a directory of results.
+
+    A contract that names environment variables is also stored with their values. That file is used
+    if there is one, because the variables may have other values now.
+    """
+    resolved_file = directory / RESOLVED_FILE
+    return resolved_file if resolved_file.is_file() else directory / CONTRACT_FILE
 
 
 def _list_plugin_metrics(directory: Path) -> tuple[str, ...]:
@@ -214,15 +223,35 @@ def judge_runs(directory: Path, contract: Contract, facts: ValidationFacts) -> V
     levels = _judge_all_levels(directory, contract, facts, measured_levels)
     target = _find_target(measured_levels)
     contract_bytes = (directory / CONTRACT_FILE).read_bytes()
+    contract_sha256 = hashlib.sha256(contract_bytes).hexdigest()
+    return _create_validation(contract, contract_sha256, facts, target, levels)
+
+
+def _create_validation(
+    contract: Contract,
+    contract_sha256: str,
+    facts: ValidationFacts,
+    target: TargetFacts,
+    levels: tuple[LevelVerdict, ...],
+) -> Validation:
+    """Return the content of `verdict.json` from the verdicts on all levels.
+
+    Args:
+        contract: The contract.
+        contract_sha256: The checksum of its file.
+        facts: The content of `target.json`.
+        target: The target of the runs.
+        levels: The verdict on each level.
+    """
     # A validation that was never extended has no counts of runs and was judged once.
     analysis_count = max(len(facts.run_counts), 1)
     return Validation(
         contract=contract.name,
-        contract_sha256=hashlib.sha256(contract_bytes).hexdigest(),
+        contract_sha256=contract_sha256,
         verdict=verdict.combine_verdicts([level.verdict for level in levels]),
         sentence=verdict.summarize_levels(levels),
         confidence=contract.confidence,
-        horizon_s=contract.horizon_ns / 1e9,
+        horizon_s=contract.horizon_ns / NS_PER_S,
         analyses=analysis_count,
         target=facts.target,
         model=target.model,
@@ -260,13 +289,26 @@ def _judge_all_levels(
     )
     levels = [_with_shortening(level, facts) for level in load_levels]
     if contract.answers is not None:
-        scored_answers = answer_scoring.read_scored_answers(
-            directory / answer_scoring.DIRECTORY,
-            facts.failure_reasons.get(ANSWERS_LEVEL, ""),
-            contract.confidence,
-        )
-        levels.append(judge.judge_answers(contract, contract.answers, scored_answers))
+        levels.append(_judge_answers(directory, contract, contract.answers, facts))
     return tuple(_with_error_codes(level, facts) for level in levels)
+
+
+def _judge_answers(
+    directory: Path, contract: Contract, check: AnswerCheck, facts: ValidationFacts
+) -> LevelVerdict:
+    """Return the verdict on the terms about responses, from the scores in a directory of results.
+
+    Args:
+        directory: The directory of the validation.
+        contract: The contract.
+        check: The part of the contract that is about responses.
+        facts: The content of `target.json`, which says why there may be no scores.
+    """
+    failure_reason = facts.failure_reasons.get(ANSWERS_LEVEL, "")
+    scored_answers = answer_scoring.read_scored_answers(
+        directory / answer_scoring.DIRECTORY, failure_reason, contract.confidence
+    )
+    return judge.judge_answers(contract, check, scored_answers)
 
 
 def _find_target(measured_levels: Mapping[str, MeasuredLevel]) -> TargetFacts:
@@ -338,13 +380,15 @@ def read_run(
     Args:
         run_dir: The directory of the run.
         validation_dir: The directory of the validation.
-        max_rows_in_memory: A run with more records leaves them in their file.
+        max_rows_in_memory: A run with more records is not read into memory: its columns are read
+            from the file when they are used. `math.inf` reads every run into memory.
     """
     stored = store.read_run(run_dir, max_rows=max_rows_in_memory, by_stage=False)
+    event_gaps = pool_measured_gaps(stored.manifest, stored.gaps)
     return RecordedRun(
         folder=str(run_dir.relative_to(validation_dir)),
         manifest=stored.manifest,
         summary=run_folder.read_summary(run_dir),
         rows=stored.rows,
-        gaps=pool_measured_gaps(stored.manifest, stored.gaps),
+        gaps=event_gaps,
     )

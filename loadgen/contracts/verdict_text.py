@@ -64,20 +64,30 @@ def format_coverage(term: TermVerdict) -> str:
 
 
 def format_metric(value: float, unit: str) -> str:
-    """Return a metric with its unit.
+    """Return a metric with its unit, such as "180 ms", "99.5 %" or "12.5/s".
 
-    Times become seconds, minutes or hours where that is shorter, such as "1.5 s" for 1,500 ms. A
-    percentage that rounding errors made slightly negative is written as 0.
+    A time of 1,000 ms or more is written in seconds, minutes or hours.
     """
     if unit == "ms":
         return format.duration(value / 1e3) if value >= 1e3 else f"{format.quantity(value)} ms"
     if unit == "%":
-        sign = "-" if value < -MIN_SHOWN_PERCENT else ""
-        magnitude = abs(value) if abs(value) > MIN_SHOWN_PERCENT else 0.0
-        return f"{sign}{format.percent(magnitude / 100)}"
-    if unit.startswith("/"):
+        return _format_percentage(value)
+    is_per_time = unit.startswith("/")  # as in 12.5/s, without a space
+    if is_per_time:
         return f"{format.quantity(value)}{unit}"
     return f"{format.quantity(value)} {unit}".strip()
+
+
+def _format_percentage(percentage: float) -> str:
+    """Return a percentage with its sign, such as "-1.2 %".
+
+    One that is negligible, for example because of a rounding error, is written as 0 %.
+    """
+    is_shown = abs(percentage) > MIN_SHOWN_PERCENT
+    if not is_shown:
+        return format.percent(0.0)
+    sign = "-" if percentage < 0 else ""
+    return f"{sign}{format.percent(abs(percentage) / 100)}"
 
 
 def format_interval(interval: Interval, unit: str) -> str:
