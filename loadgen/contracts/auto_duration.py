@@ -7,7 +7,6 @@ after it is extended. This module is pure.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -86,16 +85,25 @@ def lengthen_load_for_terms(
     required = find_required_duration(plan, terms, contract)
     if required.seconds <= _get_workload_duration_s(plan):
         return plan
-    duration_ns = round(required.seconds * NS_PER_S)
-    new_limits = {"duration_ns": duration_ns, "count": None, "at_least": None}
-    stages = tuple(
-        stage.model_copy(update=new_limits) if stage.measured else stage
-        for stage in plan.workload.stages
-    )
-    longer_workload = plan.workload.model_copy(update={"stages": stages})
+    longer_workload = _limit_by_time_only(plan.workload, round(required.seconds * NS_PER_S))
     longer_plan = plan_level(plan.level, longer_workload)
     longest_load_term = "" if required.term is None else required.term.text
     return replace(longer_plan, longest_load_term=longest_load_term, is_auto=True)
+
+
+def _limit_by_time_only(workload: Workload, duration_ns: int) -> Workload:
+    """Return the workload with measured stages that end after a time and by nothing else.
+
+    A number of requests (`count`) or a minimum (`at_least`) could end a stage earlier or later.
+    """
+    stages = []
+    for stage in workload.stages:
+        if stage.measured:
+            limits = {"duration_ns": duration_ns, "count": None, "at_least": None}
+            stages.append(stage.model_copy(update=limits))
+        else:
+            stages.append(stage)
+    return workload.model_copy(update={"stages": tuple(stages)})
 
 
 def _get_workload_duration_s(plan: LevelPlan) -> float:
@@ -139,16 +147,8 @@ def _compute_run_duration_s(
 ) -> float:
     """Return how long each run of a level has to last for a term, in seconds.
 
-    This is the longest of several requirements:
-
-    - The load for a latency or for goodput has to contain slowdowns that recur within the
-      recurrence horizon of the contract.
-    - The load for a latency has to show enough independent states of the queue.
-    - A term that compares two windows needs both windows in each run.
-    - Any other term needs a minimum number of requests.
-
-    The runs of a level are judged together, so each run only needs its part of the total, except
-    for windows.
+    The runs of a level are judged together, so each run only needs its part of the load that the
+    term needs. An exception are windows of time, of which each run needs two.
 
     Args:
         term: The term.
@@ -156,34 +156,44 @@ def _compute_run_duration_s(
         contract: The contract, for its confidence and its horizon.
         max_residence_s: How long a request may take, or None if the terms do not limit it.
     """
-    repeats = plan.level.repeats
-    run_durations_s = [0.0]
+    confidence = contract.confidence
+    load_of_all_runs_s = 0.0
     if term.is_sensitive_to_slowdowns:
+        # The load must meet slowdowns of the server that recur within the horizon.
         horizon_s = contract.horizon_ns / NS_PER_S
-        load_s = intervals.length_to_meet_s(horizon_s, contract.confidence)
-        run_durations_s.append(load_s / repeats)
+        load_of_all_runs_s = intervals.length_to_meet_s(horizon_s, confidence)
     if term.is_latency:
-        load_s = _compute_queue_duration_s(term, plan, contract, max_residence_s)
-        run_durations_s.append(load_s / repeats)
+        queue_load_s = _compute_queue_duration_s(term, plan, confidence, max_residence_s)
+        load_of_all_runs_s = max(load_of_all_runs_s, queue_load_s)
+    windows_of_run_s = MIN_WINDOWS * term.window_ns / NS_PER_S
+    if not term.window_ns:
+        requests_load_s = _compute_requests_duration_s(term, plan, confidence)
+        load_of_all_runs_s = max(load_of_all_runs_s, requests_load_s)
+    run_duration_s = max(load_of_all_runs_s / plan.level.repeats, windows_of_run_s)
+    return STARTUP_AND_END_ALLOWANCE * run_duration_s
+
+
+def _compute_requests_duration_s(term: ContractTerm, plan: LevelPlan, confidence: float) -> float:
+    """Return how long a load takes to have the number of requests that a term needs, in seconds.
+
+    Return 0 if the load has no rate that is known before the run.
+    """
     starts_per_s = plan.starts_per_s()
-    if term.window_ns:
-        run_durations_s.append(MIN_WINDOWS * term.window_ns / NS_PER_S)
-    elif plan.rate and starts_per_s is not None:
-        required_requests = compute_required_requests(term, contract.confidence)
-        requests_per_s = starts_per_s * plan.samples_per_start(term)
-        run_durations_s.append(required_requests / requests_per_s / repeats)
-    return STARTUP_AND_END_ALLOWANCE * max(run_durations_s)
+    if not plan.rate or starts_per_s is None:
+        return 0.0
+    requests_per_s = starts_per_s * plan.samples_per_start(term)
+    return compute_required_requests(term, confidence) / requests_per_s
 
 
 def _compute_queue_duration_s(
-    term: ContractTerm, plan: LevelPlan, contract: Contract, max_residence_s: float | None
+    term: ContractTerm, plan: LevelPlan, confidence: float, max_residence_s: float | None
 ) -> float:
-    """Return how long a load must be to show enough independent states of the queue, in seconds.
+    """Return how long a load must be to show the queue of the server often enough, in seconds.
 
-    Requests that are on the server at the same time meet the same queue. So the queue has about one
-    independent state per residence time of a request (the time from its scheduled start to its
-    end), and a percentile needs a number of them. The residence time of a task is at most the limit
-    of a term about it.
+    Requests that are on the server at the same time wait in the same queue, so they count as one
+    observation of it. The queue changes about once per residence time of a request (the time from
+    its scheduled start to its end). A percentile such as p99 needs a number of observations, so the
+    longer requests take, the longer the load must be.
 
     Return 0 if the term is not about queueing, or if the load is a closed loop, whose queue is
     limited by its concurrency.
@@ -191,20 +201,31 @@ def _compute_queue_duration_s(
     Args:
         term: The term about a latency.
         plan: The plan of the level.
-        contract: The contract, for its confidence.
+        confidence: The confidence of the contract.
         max_residence_s: How long a request may take, or None if the terms do not limit it.
     """
     if plan.is_closed_loop():
         return 0.0
-    residence_s: float | None = None
-    if not term.is_about_tasks and term.kind in QUEUEING_METRICS:
-        residence_s = max_residence_s
-    elif term.is_about_tasks and term.metric == "e2e":
-        residence_s = term.limit / NS_PER_S
+    residence_s = _get_residence_limit_s(term, max_residence_s)
     if residence_s is None:
         return 0.0
-    required_samples = intervals.observations_to_see(term.quantile, contract.confidence)
+    required_samples = intervals.observations_to_see(term.quantile, confidence)
     return required_samples * residence_s / QUEUE_SAMPLES_PER_RESIDENCE
+
+
+def _get_residence_limit_s(term: ContractTerm, max_residence_s: float | None) -> float | None:
+    """Return how long what a term is about may take: a task, or a request that may queue.
+
+    Return None if the term does not depend on a queue, or if there is no limit.
+
+    Args:
+        term: The term about a latency.
+        max_residence_s: How long a request may take, or None if the terms do not limit it.
+    """
+    if term.is_about_tasks:
+        is_about_task_time = term.metric == "e2e"
+        return term.limit / NS_PER_S if is_about_task_time else None
+    return max_residence_s if term.kind in QUEUEING_METRICS else None
 
 
 def _estimate_max_residence_s(plan: LevelPlan, terms: Sequence[ContractTerm]) -> float | None:
@@ -213,18 +234,23 @@ def _estimate_max_residence_s(plan: LevelPlan, terms: Sequence[ContractTerm]) ->
     This is the lowest limit on E2E latency. Without one it is the limit on TTFT plus the limit on
     TPOT times the mean number of output tokens. Return None if the terms limit neither.
     """
-    lowest_limits_ns: dict[str, float] = {}
-    for term in terms:
-        if term.is_latency and not term.class_name:
-            earlier_limit_ns = lowest_limits_ns.get(term.kind, math.inf)
-            lowest_limits_ns[term.kind] = min(term.limit, earlier_limit_ns)
-    if "e2e" in lowest_limits_ns:
-        return lowest_limits_ns["e2e"] / NS_PER_S
-    if "ttft" not in lowest_limits_ns or "tpot" not in lowest_limits_ns:
+    max_e2e_ns = _find_lowest_limit_ns(terms, "e2e")
+    if max_e2e_ns is not None:
+        return max_e2e_ns / NS_PER_S
+    max_ttft_ns = _find_lowest_limit_ns(terms, "ttft")
+    max_tpot_ns = _find_lowest_limit_ns(terms, "tpot")
+    if max_ttft_ns is None or max_tpot_ns is None:
         return None
-    mean_output_tokens = _estimate_mean_output_tokens(plan.workload)
-    max_generation_ns = mean_output_tokens * lowest_limits_ns["tpot"]
-    return (lowest_limits_ns["ttft"] + max_generation_ns) / NS_PER_S
+    max_generation_ns = _estimate_mean_output_tokens(plan.workload) * max_tpot_ns
+    return (max_ttft_ns + max_generation_ns) / NS_PER_S
+
+
+def _find_lowest_limit_ns(terms: Sequence[ContractTerm], metric: str) -> int | None:
+    """Return the lowest limit that terms about all requests set for a latency, or None."""
+    limits_ns: list[int] = [
+        term.limit for term in terms if term.kind == metric and not term.class_name
+    ]
+    return min(limits_ns, default=None)
 
 
 def _estimate_mean_output_tokens(workload: Workload) -> float:

@@ -21,6 +21,17 @@ Location = tuple[str | int, ...]
 """The keys and list indices that lead to a value of the file."""
 
 
+class LimitedMetric(NamedTuple):
+    """A metric that is limited in one list of a contract.
+
+    Two terms of a level with the same one limit the same metric twice, such as `ttft: 2s` and
+    `ttft: 3s` in the list `must`.
+    """
+
+    requirement: Requirement
+    term_without_limit: ContractTerm
+
+
 @dataclass(frozen=True)
 class PlacedTerm:
     """A term, the list of its level that it is in, and its index in that list."""
@@ -28,6 +39,11 @@ class PlacedTerm:
     requirement: Requirement
     index: int
     term: ContractTerm
+
+    @property
+    def limited_metric(self) -> LimitedMetric:
+        """The metric that the term limits, in its list."""
+        return LimitedMetric(self.requirement, self.term.without_limit())
 
 
 class LevelDraft(Struct, frozen=True, kw_only=True):
@@ -87,6 +103,15 @@ class ContractErrors:
     def add_problem(self, location: Location, term: ContractTerm, problem: Problem) -> None:
         """Add a problem of a term."""
         self.add(location, problem.code, f"{term.text}: {problem.text}", problem.hint)
+
+    def add_in_other_file(self, error: LoadgenError) -> None:
+        """Add an error in a file that the contract names, unless it was added before.
+
+        Several levels may use the same workload file, and each of them finds its errors.
+        """
+        messages = [str(earlier_error) for earlier_error in self.in_other_files]
+        if str(error) not in messages:
+            self.in_other_files.append(error)
 
     def add_from_file(
         self, location: Location, error: LoadgenError | CombinedError, *, hint: str = ""

@@ -165,19 +165,24 @@ class ExpectedLoad(NamedTuple):
 
 
 def plan_level(level: ContractLevel, workload: Workload) -> LevelPlan:
-    """Return the plan of a level whose own load is already applied to its workload.
+    """Return the plan of a level: how many requests are expected, and for how long.
 
     What is not known before the run is None in the plan, such as the number of requests of a closed
     loop that is limited by time.
+
+    Args:
+        level: The level of the contract.
+        workload: Its workload, to which the rate and the length of the level are already applied.
     """
     load = compute_expected_load(workload)
     classes = _plan_classes(workload)
     requests = None
     rate = None
     if load.starts is not None:
-        requests = load.starts * sum(
+        requests_per_start = sum(
             class_plan.share * class_plan.requests_per_start for class_plan in classes
         )
+        requests = load.starts * requests_per_start
         if load.duration_ns is not None:
             rate = requests / (load.duration_ns / NS_PER_S)
     return LevelPlan(
@@ -343,8 +348,9 @@ def _plan_class(
 ) -> RequestClassPlan:
     """Return the plan of a class of requests, with the mean number of requests per start.
 
-    How many requests a start has is random for tasks with a varying number of steps, so a fixed
-    number of starts is built and averaged.
+    A start of the load begins a single request, or a conversation or task of several requests. How
+    many it has may be random, so the numbers of `SAMPLED_STARTS` starts are averaged. They are
+    built with a fixed seed, so that the plan is the same each time.
 
     Args:
         name: The name of the class. "" in a workload without classes.
@@ -352,8 +358,11 @@ def _plan_class(
         slo: The SLO that applies to the class.
         requests: The description of its requests in the workload.
     """
-    sessions = build_sessions(requests, 0)
-    requests_per_start = sessions.total_turns(0, SAMPLED_STARTS) / SAMPLED_STARTS
+    fixed_seed = 0
+    sessions = build_sessions(requests, fixed_seed)
+    first_start = 0
+    sampled_requests = sessions.total_turns(first_start, SAMPLED_STARTS)
+    requests_per_start = sampled_requests / SAMPLED_STARTS
     has_several_turns = sessions.max_turns > 1
     return RequestClassPlan(name, share, slo, requests_per_start, is_session=has_several_turns)
 

@@ -17,11 +17,17 @@ from pathlib import Path
 from msgspec.structs import replace
 
 from loadgen.contracts import auto_duration, level_plan
-from loadgen.contracts.drafts import ContractErrors, LevelDraft, PlacedTerm, Problem
+from loadgen.contracts.drafts import (
+    ContractErrors,
+    LevelDraft,
+    LimitedMetric,
+    PlacedTerm,
+    Problem,
+)
 from loadgen.contracts.level_plan import LIMITS_JUDGED_BY_CONTRACT, LevelPlan
-from loadgen.contracts.lint_answers import ReadQuestions, check_answer_terms
+from loadgen.contracts.lint_answers import AnswerTermChecker, ReadQuestions, read_prompts
 from loadgen.contracts.lint_samples import check_samples
-from loadgen.contracts.schema import ANSWERS_LEVEL, Contract, ContractLevel, Requirement
+from loadgen.contracts.schema import ANSWERS_LEVEL, Contract, ContractLevel
 from loadgen.contracts.terms import ContractTerm, format_time
 from loadgen.core import format
 from loadgen.core.analysis.fairness import group_by_tenant
@@ -38,6 +44,7 @@ ROUNDING_TOLERANCE = 1e-9
 
 RATE_TERMS = ("requests", "good_requests", "tasks", "good_tasks")
 """Terms that limit a rate per second which an open loop cannot exceed."""
+
 LATENCIES_INCLUDED_IN = {
     "e2e": ("ttft", "first_answer"),
     "task_time": ("task_wait", "task_longest_wait"),
@@ -91,36 +98,53 @@ class LintFindings:
 def check_contract(inputs: LintInputs) -> LintFindings:
     """Check all parts of a contract and plan the load of its levels.
 
-    The price file is read here only to report its errors. The plan of a level is needed to check
-    its terms, because it says how many requests there are. A level with errors has no plan, but its
-    terms are still checked as far as possible.
+    A level with errors has no plan, but its terms are still checked as far as possible, so that all
+    errors of a contract are reported at once.
     """
     errors = ContractErrors(inputs.document, inputs.file)
-    contract = inputs.contract
     _check_level_names(inputs.drafts, errors)
-    if contract.prices is not None:
-        try:
-            inputs.load_prices(inputs.directory / contract.prices)
-        except (LoadgenError, CombinedError) as error:
-            errors.add_from_file(("prices",), error)
+    _check_prices(inputs, errors)
     plans = []
     for draft in inputs.drafts:
         plan = _plan_load(draft, inputs, errors)
         _check_terms(draft, plan, inputs, errors)
-        if plan is None:
-            continue
-        undecidable_terms = check_samples(draft, plan, contract, errors)
-        plans.append(replace(plan, undecidable=undecidable_terms))
-    if contract.answers is not None:
-        check_answer_terms(
-            contract.answers,
-            contract.confidence,
-            inputs.directory,
-            inputs.read_questions,
-            errors,
-            has_other_endpoint=inputs.has_other_endpoint or contract.answers.against is not None,
-        )
+        if plan is not None:
+            undecidable_terms = check_samples(draft, plan, inputs.contract, errors)
+            plans.append(replace(plan, undecidable=undecidable_terms))
+    _check_answers(inputs, errors)
     return LintFindings(plans, errors.in_contract, errors.in_other_files)
+
+
+def _check_prices(inputs: LintInputs, errors: ContractErrors) -> None:
+    """Report the errors of the price file of a contract, if it names one."""
+    prices = inputs.contract.prices
+    if prices is None:
+        return
+    try:
+        inputs.load_prices(inputs.directory / prices)
+    except (LoadgenError, CombinedError) as error:
+        errors.add_from_file(("prices",), error)
+
+
+def _check_answers(inputs: LintInputs, errors: ContractErrors) -> None:
+    """Report the errors of the part `answers` of a contract, if it has one.
+
+    This part names a data set of prompts whose responses are scored, and terms about the scores.
+    """
+    check = inputs.contract.answers
+    if check is None:
+        return
+    prompts = read_prompts(check, inputs.directory, inputs.read_questions, errors)
+    if prompts is None:
+        return
+    checker = AnswerTermChecker(
+        check=check,
+        prompts=prompts,
+        confidence=inputs.contract.confidence,
+        has_other_endpoint=inputs.has_other_endpoint or check.against is not None,
+        errors=errors,
+    )
+    checker.check_terms()
 
 
 def _check_level_names(drafts: Sequence[LevelDraft], errors: ContractErrors) -> None:
@@ -166,10 +190,6 @@ def _load_workload(
 ) -> Workload | None:
     """Return the workload of a level, with the load and the SLO that apply to this level.
 
-    The SLO of the level replaces that of the contract, which replaces that of the workload. Some
-    limits on a valid run are lifted, because the contract judges what they limit: a run that
-    exceeds them is not INVALID but has terms that fail or are INCONCLUSIVE.
-
     Return None after an error, which is then in `errors`.
     """
     workload_path = _find_workload(draft, inputs.directory, errors)
@@ -187,8 +207,21 @@ def _load_workload(
         for error in combined.errors:
             _add_workload_error(error, draft, errors)
         return None
-    slo = level.slo or inputs.contract.slo or workload.slo
-    no_limit = 1.0  # a fraction of 100 % is never exceeded
+    return _with_rules_of_contract(workload, level, inputs.contract)
+
+
+def _with_rules_of_contract(
+    workload: Workload, level: ContractLevel, contract: Contract
+) -> Workload:
+    """Return the workload of a level with the SLO and the validity limits for a contract.
+
+    The SLO of the level replaces that of the contract, which replaces that of the workload.
+
+    A run that exceeds a validity limit, such as too many dropped requests, is INVALID by itself. A
+    contract judges some of these quantities with its terms, so their limits are lifted.
+    """
+    slo = level.slo or contract.slo or workload.slo
+    no_limit = 1.0  # the limits are on fractions, which are at most 1
     lifted_limits = dict.fromkeys(LIMITS_JUDGED_BY_CONTRACT, no_limit)
     limits = workload.limits.model_copy(update=lifted_limits)
     return workload.model_copy(update={"slo": slo, "limits": limits})
@@ -222,28 +255,29 @@ def _find_workload(draft: LevelDraft, directory: Path, errors: ContractErrors) -
 def _add_workload_error(error: LoadgenError, draft: LevelDraft, errors: ContractErrors) -> None:
     """Report an error in the workload of a level at the place where the user can correct it.
 
-    - The rate and the length of a level change its workload like options of the command line. An
-      error at such an option was caused by a value of the level.
+    - The rate and the length of a level change its workload like options of the command line
+      (`--request-rate`). An error at such an option was caused by a value of the level.
     - A load that is missing, or has no end, is also reported at the level: that is where to add it.
-    - Any other error is in the workload file.
+    - Any other error is in the workload file. It is reported once if several levels use the file.
     """
-    if error.where.startswith("--"):
+    is_at_option = error.where.startswith("--")
+    if is_at_option:
         errors.add(draft.location, error.code, error.message, error.hint)
         return
-    if error.code in ("no_load", "endless"):
+    is_load_incomplete = error.code in ("no_load", "endless")
+    if is_load_incomplete:
         hint = "give rate: 10/s (or concurrency: 8) and duration: 10m (or requests: 700)"
         errors.add(draft.location, error.code, error.message, hint)
         return
-    reported_messages = [str(reported) for reported in errors.in_other_files]
-    if str(error) not in reported_messages:  # another level may use the same file
-        errors.in_other_files.append(error)
+    errors.add_in_other_file(error)
 
 
 def _build_overrides(level: ContractLevel) -> Overrides:
     """Return the load of a level as overrides of its workload.
 
-    They change the workload in the same way as the options of `loadgen run` do. A level whose terms
-    decide its duration gets a provisional one, which is enough to compute the rates of its load.
+    They change the workload in the same way as the options of `loadgen run` do. The terms of a
+    level with `duration: auto` decide its duration later, from the rates of its load. Until then
+    the load gets a provisional duration, because a load without an end would be refused.
     """
     has_own_load = level.rate is not None or level.concurrency is not None
     duration_ns = level.duration_ns
@@ -251,7 +285,7 @@ def _build_overrides(level: ContractLevel) -> Overrides:
         duration_ns = auto_duration.PROVISIONAL_DURATION_NS
     request_rate = level.rate
     if request_rate is not None:
-        # 10/min is 0.16666666666666666/s, which would be printed in messages.
+        # Messages print the rate: 0.166666667/s is shorter than 0.16666666666666666/s (10/min).
         request_rate = round(request_rate, 9)
     return Overrides(
         request_rate=request_rate,
@@ -282,20 +316,19 @@ def _check_terms(
         _check_offered_rates(draft, plan, errors)
     _check_latency_limits(draft, errors)
     _check_contract_inputs(draft, plan, inputs, errors)
+    _check_compared_levels(draft, inputs.drafts, errors)
 
 
-def _find_first_terms(draft: LevelDraft) -> dict[tuple[Requirement, ContractTerm], PlacedTerm]:
-    """Return the terms of a level without those that repeat an earlier term with another limit.
+def _find_first_terms(draft: LevelDraft) -> dict[LimitedMetric, PlacedTerm]:
+    """Return the first term of a level for each metric that is limited.
 
-    Returns:
-        Key of a term -> the first term with this key. The key is the list that the term is in
-        (`must` or `should`) and the term without its limit, so that `ttft: 2s` and `ttft: 3s` in
-        one list have the same key.
+    A later term that limits the same metric in the same list is left out. Of `ttft: 2s` and
+    `ttft: 3s`, for example, only the first is returned.
     """
-    first_terms: dict[tuple[Requirement, ContractTerm], PlacedTerm] = {}
+    first_terms: dict[LimitedMetric, PlacedTerm] = {}
     for placed_term in draft.terms:
-        key = (placed_term.requirement, placed_term.term.without_limit())
-        first_terms.setdefault(key, placed_term)
+        if placed_term.limited_metric not in first_terms:
+            first_terms[placed_term.limited_metric] = placed_term
     return first_terms
 
 
@@ -306,11 +339,11 @@ def _check_duplicates(draft: LevelDraft, errors: ContractErrors) -> None:
     """
     first_terms = _find_first_terms(draft)
     for placed_term in draft.terms:
-        requirement = placed_term.requirement
-        first_term = first_terms[requirement, placed_term.term.without_limit()]
+        first_term = first_terms[placed_term.limited_metric]
         if first_term is placed_term:
             continue
-        hint = f"item {first_term.index + 1} of {requirement} limits the same metric; keep one"
+        item = f"item {first_term.index + 1} of {first_term.requirement}"
+        hint = f"{item} limits the same metric; keep one"
         problem = Problem("duplicate", "a second limit for the same metric", hint)
         errors.add_problem(draft.location_of(placed_term), placed_term.term, problem)
 
@@ -318,21 +351,23 @@ def _check_duplicates(draft: LevelDraft, errors: ContractErrors) -> None:
 def _check_should_terms(draft: LevelDraft, errors: ContractErrors) -> None:
     """Report terms of the list `should` that are not stricter than the same term in `must`.
 
-    The list `should` has goals beyond what the list `must` requires. A goal that is less strict
-    than the requirement always passes together with it, so it has no effect.
+    The list `must` has the requirements of a contract, and `should` has goals beyond them. If
+    `must` requires TTFT within 2 s, a goal of 3 s has no effect: it is met whenever the requirement
+    is met.
     """
     first_terms = _find_first_terms(draft)
-    for (requirement, term_without_limit), placed_term in first_terms.items():
-        must_term = first_terms.get(("must", term_without_limit))
-        if requirement != "should" or must_term is None:
+    for limited_metric, placed_term in first_terms.items():
+        if limited_metric.requirement != "should":
             continue
-        if not _is_stricter(placed_term.term, must_term.term):
-            problem = Problem(
-                "no_effect",
-                "not stricter than the same term in must",
-                "remove it, or make it stricter",
-            )
-            errors.add_problem(draft.location_of(placed_term), placed_term.term, problem)
+        must_term = first_terms.get(limited_metric._replace(requirement="must"))
+        if must_term is None or _is_stricter(placed_term.term, must_term.term):
+            continue
+        problem = Problem(
+            "no_effect",
+            "not stricter than the same term in must",
+            "remove it, or make it stricter",
+        )
+        errors.add_problem(draft.location_of(placed_term), placed_term.term, problem)
 
 
 def _is_stricter(term: ContractTerm, reference_term: ContractTerm) -> bool:
@@ -373,13 +408,25 @@ def _check_latency_limits(draft: LevelDraft, errors: ContractErrors) -> None:
     """
     latency_terms = [placed_term for placed_term in draft.terms if placed_term.term.is_latency]
     for placed_term in latency_terms:
-        for stricter_term in latency_terms:
-            if stricter_term.requirement != placed_term.requirement:
-                continue
-            problem = _find_implication_problem(placed_term.term, stricter_term.term)
-            if problem is not None:
-                errors.add_problem(draft.location_of(placed_term), placed_term.term, problem)
-                break
+        other_terms = [
+            other.term
+            for other in latency_terms
+            if other is not placed_term and other.requirement == placed_term.requirement
+        ]
+        problem = _find_first_implication(placed_term.term, other_terms)
+        if problem is not None:
+            errors.add_problem(draft.location_of(placed_term), placed_term.term, problem)
+
+
+def _find_first_implication(
+    term: ContractTerm, other_terms: Sequence[ContractTerm]
+) -> Problem | None:
+    """Return the problem of a term that always passes if one of the other terms passes, or None."""
+    for other_term in other_terms:
+        problem = _find_implication_problem(term, other_term)
+        if problem is not None:
+            return problem
+    return None
 
 
 def _find_implication_problem(term: ContractTerm, stricter: ContractTerm) -> Problem | None:
@@ -414,28 +461,42 @@ def _find_implication_problem(term: ContractTerm, stricter: ContractTerm) -> Pro
 def _check_workload_terms(draft: LevelDraft, plan: LevelPlan, errors: ContractErrors) -> None:
     """Report terms that do not fit the requests of the workload.
 
-    A term has at most one problem of this kind, because a class that does not exist explains the
-    others.
+    A term about a class that the workload does not have is reported for that only, because it
+    explains any other problem.
     """
     requests = plan.workload.requests
     classes = requests.classes if isinstance(requests, Mix) else {}
     for placed_term in draft.terms:
         term = placed_term.term
         location = draft.location_of(placed_term)
-        if term.class_name and term.class_name not in classes:
-            hint = "the workload has no request classes"
-            if classes:
-                hint = did_you_mean(term.class_name, list(classes))
+        has_unknown_class = term.class_name != "" and term.class_name not in classes
+        if has_unknown_class:
             text = f'{plan.level.workload} has no request class "{term.class_name}"'
-            errors.add(location, "unknown_name", text, hint)
+            errors.add(location, "unknown_name", text, _suggest_class(term.class_name, classes))
             continue
-        problem = (
-            _find_task_problem(term, plan)
-            or _find_tenant_problem(term, plan, classes)
-            or _find_slo_problem(term, plan, classes)
-        )
+        problem = _find_workload_problem(term, plan, classes)
         if problem is not None:
             errors.add_problem(location, term, problem)
+
+
+def _suggest_class(class_name: str, classes: Mapping[str, RequestClass]) -> str:
+    """Return the hint for an unknown class: the most similar name, and the names of all classes."""
+    if not classes:
+        return "the workload has no request classes"
+    return did_you_mean(class_name, list(classes))
+
+
+def _find_workload_problem(
+    term: ContractTerm, plan: LevelPlan, classes: Mapping[str, RequestClass]
+) -> Problem | None:
+    """Return why a term does not fit the requests of the workload, or None. Report one problem."""
+    task_problem = _find_task_problem(term, plan)
+    if task_problem is not None:
+        return task_problem
+    tenant_problem = _find_tenant_problem(term, plan, classes)
+    if tenant_problem is not None:
+        return tenant_problem
+    return _find_slo_problem(term, plan, classes)
 
 
 def _find_task_problem(term: ContractTerm, plan: LevelPlan) -> Problem | None:
@@ -526,33 +587,52 @@ def _find_slo_problem(
 def _check_contract_inputs(
     draft: LevelDraft, plan: LevelPlan | None, inputs: LintInputs, errors: ContractErrors
 ) -> None:
-    """Report terms that need an input which neither the contract nor the command line gives.
+    """Report terms that need an SLO, a number of GPUs or prices that nobody specified.
 
-    Such an input is an SLO, the number of GPUs, prices, or another level to compare with. Terms
-    about a request class use the SLO of the class, which was checked with the workload.
+    Terms about a request class use the SLO of the class, which was checked with the workload.
     """
-    problems_by_input = _find_missing_inputs(plan, inputs)
-    level_names = dict.fromkeys(level_draft.name for level_draft in inputs.drafts)
-    other_levels = [name for name in level_names if name != draft.name]
+    missing_inputs = _find_missing_inputs(plan, inputs)
     for placed_term in draft.terms:
         term = placed_term.term
-        location = draft.location_of(placed_term)
-        if not term.class_name:
-            for required_input in term.definition.requirements:
-                if required_input in problems_by_input:
-                    errors.add_problem(location, term, problems_by_input[required_input])
-        if term.level and term.level not in other_levels:
-            text = f'the contract has no other level "{term.level}"'
-            errors.add(location, "unknown_name", text, did_you_mean(term.level, other_levels))
+        if term.class_name:
+            continue
+        for required_input in term.definition.requirements:
+            if required_input in missing_inputs:
+                location = draft.location_of(placed_term)
+                errors.add_problem(location, term, missing_inputs[required_input])
+
+
+def _check_compared_levels(
+    draft: LevelDraft, all_drafts: Sequence[LevelDraft], errors: ContractErrors
+) -> None:
+    """Report terms that compare their level with a level that the contract does not have.
+
+    Args:
+        draft: The level with the terms.
+        all_drafts: All levels of the contract.
+        errors: Collects the errors.
+    """
+    level_names = dict.fromkeys(level_draft.name for level_draft in all_drafts)
+    other_levels = [name for name in level_names if name != draft.name]
+    for placed_term in draft.terms:
+        compared_level = placed_term.term.level
+        if compared_level and compared_level not in other_levels:
+            errors.add(
+                draft.location_of(placed_term),
+                "unknown_name",
+                f'the contract has no other level "{compared_level}"',
+                did_you_mean(compared_level, other_levels),
+            )
 
 
 def _find_missing_inputs(plan: LevelPlan | None, inputs: LintInputs) -> dict[str, Problem]:
-    """Return which inputs of terms are missing, with the problem that a term has without each.
+    """Return which of the inputs that terms may need are missing.
 
     The SLO of a level that could not be planned is not known, so it is not reported as missing.
 
     Returns:
-        Name of the input (`slo`, `gpus` or `prices`) -> the problem.
+        Name of a missing input (`slo`, `gpus` or `prices`) -> the problem to report for a term that
+        needs it.
     """
     problems = {}
     if plan is not None and plan.workload.slo is None:

@@ -7,10 +7,17 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
-from loadgen.contracts.drafts import ContractErrors, Location, PlacedTerm, Problem
+from loadgen.contracts.drafts import (
+    ContractErrors,
+    LimitedMetric,
+    Location,
+    PlacedTerm,
+    Problem,
+)
 from loadgen.contracts.sample_sizes import compute_requests_without_miss
 from loadgen.contracts.schema import AnswerCheck, Requirement
 from loadgen.contracts.terms import ZERO_OR_ONE_SCORES, ContractTerm, get_term_kind
@@ -83,48 +90,119 @@ SCORE_INPUTS = {
 """Requirement of a term about responses -> what it needs from a prompt."""
 
 
-def check_answer_terms(
-    check: AnswerCheck,
-    confidence: float,
-    directory: Path,
-    read_questions: ReadQuestions,
-    errors: ContractErrors,
-    *,
-    has_other_endpoint: bool,
-) -> None:
-    """Report a data set that cannot be read, and terms about responses that cannot pass.
+def read_prompts(
+    check: AnswerCheck, directory: Path, read_questions: ReadQuestions, errors: ContractErrors
+) -> Sequence[ScorablePrompt] | None:
+    """Return the prompts of the data set of a contract, or None after an error.
 
     Args:
-        check: The data set of the contract and the terms about responses.
-        confidence: The confidence of the contract.
+        check: The part of the contract that names the data set.
         directory: The directory of the contract file.
-        read_questions: Reads the prompts of the data set.
+        read_questions: Reads the prompts of a data set.
         errors: Collects the errors.
-        has_other_endpoint: Whether there is another endpoint to compare responses with.
     """
     try:
-        prompts = read_questions(directory / check.dataset, check.rows)
+        return read_questions(directory / check.dataset, check.rows)
     except (LoadgenError, CombinedError) as error:
         hint = "give a JSONL file, with a path relative to the contract"
         errors.add_from_file(("answers", "dataset"), error, hint=hint)
-        return
-    earlier_terms: set[tuple[Requirement, ContractTerm]] = set()
-    for placed_term in _place_terms(check):
-        term = placed_term.term
-        location: Location = ("answers", placed_term.requirement, placed_term.index)
-        term_without_limit = (placed_term.requirement, term.without_limit())
-        if term_without_limit in earlier_terms:
-            text = "a second limit for the same metric"
-            errors.add_problem(location, term, Problem("duplicate", text, "keep one of them"))
-        earlier_terms.add(term_without_limit)
-        if term.requires("against") and not has_other_endpoint:
+        return None
+
+
+@dataclass(frozen=True, kw_only=True)
+class AnswerTermChecker:
+    """Checks the terms about responses, and reports those that cannot pass.
+
+    Attributes:
+        check: The part of the contract with the data set and the terms about responses.
+        prompts: The prompts of the data set.
+        confidence: The confidence of the contract.
+        has_other_endpoint: Whether there is another endpoint to compare responses with.
+        errors: Collects the errors.
+    """
+
+    check: AnswerCheck
+    prompts: Sequence[ScorablePrompt]
+    confidence: float
+    has_other_endpoint: bool
+    errors: ContractErrors
+
+    def check_terms(self) -> None:
+        """Report all problems of the terms, in the order of the terms."""
+        earlier_metrics: set[LimitedMetric] = set()
+        for placed_term in _place_terms(self.check):
+            if placed_term.limited_metric in earlier_metrics:
+                text = "a second limit for the same metric"
+                self._report(placed_term, Problem("duplicate", text, "keep one of them"))
+            earlier_metrics.add(placed_term.limited_metric)
+            self._check_endpoint(placed_term)
+            if self._is_class_known(placed_term.term.class_name):
+                self._check_prompt_count(placed_term)
+            else:
+                self._report_unknown_class(placed_term)
+
+    def _report(self, placed_term: PlacedTerm, problem: Problem) -> None:
+        """Report a problem at the place of its term in the contract."""
+        self.errors.add_problem(_locate(placed_term), placed_term.term, problem)
+
+    def _check_endpoint(self, placed_term: PlacedTerm) -> None:
+        """Report a term that compares responses if there is no other endpoint."""
+        if placed_term.term.requires("against") and not self.has_other_endpoint:
+            text = "it compares responses, so it needs another endpoint"
             hint = "add against: http://HOST:8000 next to dataset, or use --against URL"
-            problem = Problem(
-                "missing_option", "it compares responses, so it needs another endpoint", hint
+            self._report(placed_term, Problem("missing_option", text, hint))
+
+    def _is_class_known(self, class_name: str) -> bool:
+        """Return whether the data set has a class of prompts. The name "" means all prompts."""
+        return class_name == "" or class_name in self._list_classes()
+
+    def _list_classes(self) -> list[str]:
+        """Return the names of the classes of prompts in the data set, sorted."""
+        return sorted({prompt.group for prompt in self.prompts if prompt.group})
+
+    def _report_unknown_class(self, placed_term: PlacedTerm) -> None:
+        """Report a term about a class of prompts that the data set does not have."""
+        class_name = placed_term.term.class_name
+        known_classes = self._list_classes()
+        hint = 'no row of the data set has a "class"'
+        if known_classes:
+            hint = did_you_mean(class_name, known_classes)
+        text = f'{self.check.dataset} has no class "{class_name}"'
+        self.errors.add(_locate(placed_term), "unknown_name", text, hint)
+
+    def _check_prompt_count(self, placed_term: PlacedTerm) -> None:
+        """Report a term that could not pass, because the data set has too few prompts for it.
+
+        Only the prompts of the class of the term count, and of these only the ones that have what
+        its score needs, such as a reference response.
+        """
+        term = placed_term.term
+        usable_prompts = [
+            prompt for prompt in self.prompts if term.class_name in ("", prompt.group)
+        ]
+        score_input = _find_score_input(term)
+        if score_input is not None:
+            usable_prompts = [prompt for prompt in usable_prompts if score_input.is_in(prompt)]
+            if not usable_prompts:
+                text = f"no row of {self.check.dataset} has a reference response"
+                hint = f"use rows like {score_input.example}"
+                self._report(placed_term, Problem("missing_key", text, hint))
+                return
+        required_count = _compute_required_prompts(term, self.confidence)
+        if len(usable_prompts) < required_count:
+            text = (
+                f"{required_count:,} prompts needed to decide the term, the data set has "
+                f"{len(usable_prompts):,}"
             )
-            errors.add_problem(location, term, problem)
-        if _check_class(term, location, check, prompts, errors):
-            _check_prompt_count(term, location, check, prompts, confidence, errors)
+            hint = "add rows to the data set"
+            if self.check.rows is not None:  # the contract uses only the first rows
+                hint += ", and raise rows:"
+            self._report(placed_term, Problem("too_few", text, hint))
+
+
+def _locate(placed_term: PlacedTerm) -> Location:
+    """Return the location of a term about responses in the contract file."""
+    return ("answers", placed_term.requirement, placed_term.index)
 
 
 def _place_terms(check: AnswerCheck) -> Iterator[PlacedTerm]:
@@ -133,77 +211,6 @@ def _place_terms(check: AnswerCheck) -> Iterator[PlacedTerm]:
     for requirement, term in check.terms_by_requirement():
         yield PlacedTerm(requirement, term_counts[requirement], term)
         term_counts[requirement] += 1
-
-
-def _check_class(
-    term: ContractTerm,
-    location: Location,
-    check: AnswerCheck,
-    prompts: Sequence[ScorablePrompt],
-    errors: ContractErrors,
-) -> bool:
-    """Return whether the data set has the class of prompts that a term is about.
-
-    An unknown class is reported. A term without a class is about all prompts.
-
-    Args:
-        term: The term.
-        location: The location of the term in the contract.
-        check: The data set and the terms about responses.
-        prompts: The prompts of the data set.
-        errors: Collects the errors.
-    """
-    known_classes = sorted({prompt.group for prompt in prompts} - {""})
-    if not term.class_name or term.class_name in known_classes:
-        return True
-    hint = 'no row of the data set has a "class"'
-    if known_classes:
-        hint = did_you_mean(term.class_name, known_classes)
-    text = f'{check.dataset} has no class "{term.class_name}"'
-    errors.add(location, "unknown_name", text, hint)
-    return False
-
-
-def _check_prompt_count(
-    term: ContractTerm,
-    location: Location,
-    check: AnswerCheck,
-    prompts: Sequence[ScorablePrompt],
-    confidence: float,
-    errors: ContractErrors,
-) -> None:
-    """Report a term that could not pass with the prompts of the data set, because they are too few.
-
-    Only the prompts of the class of the term count, and of these only the ones that have what its
-    score needs, such as a reference response.
-
-    Args:
-        term: The term.
-        location: The location of the term in the contract.
-        check: The data set and the terms about responses.
-        prompts: The prompts of the data set.
-        confidence: The confidence of the contract.
-        errors: Collects the errors.
-    """
-    usable_prompts = [prompt for prompt in prompts if term.class_name in ("", prompt.group)]
-    score_input = _find_score_input(term)
-    if score_input is not None:
-        usable_prompts = [prompt for prompt in usable_prompts if score_input.is_in(prompt)]
-    usable_count = len(usable_prompts)
-    required_count = _compute_required_prompts(term, confidence)
-    if score_input is not None and usable_count == 0:
-        text = f"no row of {check.dataset} has a reference response"
-        problem = Problem("missing_key", text, f"use rows like {score_input.example}")
-        errors.add_problem(location, term, problem)
-    elif usable_count < required_count:
-        text = (
-            f"{required_count:,} prompts needed to decide the term, the data set has "
-            f"{usable_count:,}"
-        )
-        hint = "add rows to the data set"
-        if check.rows is not None:
-            hint += ", and raise rows:"
-        errors.add_problem(location, term, Problem("too_few", text, hint))
 
 
 def _find_score_input(term: ContractTerm) -> ScoreInput | None:

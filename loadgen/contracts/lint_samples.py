@@ -35,8 +35,8 @@ def check_samples(
 ) -> tuple[str, ...]:
     """Report terms that cannot pass because the load is too short or has too few requests for them.
 
-    If the user shortened the load of a level with `--duration`, these are no errors: the terms are
-    returned as text, and the plan shows them.
+    If the user shortened the load of a level with `--duration`, a load that is too small is no
+    error: the terms that cannot pass are returned as text, and the plan shows them.
 
     Args:
         draft: The level with its terms.
@@ -44,16 +44,12 @@ def check_samples(
         contract: The contract, for its confidence and its recurrence horizon.
         errors: Collects the errors.
     """
-    level = plan.level
-    if level.apart_ns is not None and level.repeats < 2:
-        location = (*draft.location, "apart")
-        text = "apart needs at least two runs, the level has one"
-        errors.add(location, "too_few", text, "repeats: 2 or more")
+    _check_repeats(draft, plan, errors)
     undecidable_terms = []
     for placed_term in draft.terms:
         term = placed_term.term
         location = draft.location_of(placed_term)
-        if term.kind in pooled_metrics() and level.repeats < MIN_REPEATS_FOR_POOLED_GAPS:
+        if _has_too_few_runs(term, plan):
             errors.add_problem(location, term, _create_pooled_gaps_problem())
             continue
         problem = _find_sample_problem(term, plan, contract)
@@ -66,13 +62,28 @@ def check_samples(
     return tuple(undecidable_terms)
 
 
+def _check_repeats(draft: LevelDraft, plan: LevelPlan, errors: ContractErrors) -> None:
+    """Report a level that requires pauses between its runs (`apart`) but has only one run."""
+    level = plan.level
+    if level.apart_ns is not None and level.repeats < 2:
+        location = (*draft.location, "apart")
+        text = "apart needs at least two runs, the level has one"
+        errors.add(location, "too_few", text, "repeats: 2 or more")
+
+
+def _has_too_few_runs(term: ContractTerm, plan: LevelPlan) -> bool:
+    """Return whether a term is about times between tokens and the level has too few runs for it."""
+    return term.kind in pooled_metrics() and plan.level.repeats < MIN_REPEATS_FOR_POOLED_GAPS
+
+
 def _find_sample_problem(term: ContractTerm, plan: LevelPlan, contract: Contract) -> Problem | None:
     """Return the problem of a term whose load is too short or has too few requests, or None.
 
-    A term about tasks, or about a class of requests, of which the load has none is reported
-    elsewhere.
+    A term without any requests, because the load has no tasks or no such class of requests, is
+    skipped: `lint.py` reports it.
     """
-    if not plan.samples_per_start(term):
+    has_requests = plan.samples_per_start(term) > 0
+    if not has_requests:
         return None
     length_problem = _find_length_problem(term, plan, contract)
     if length_problem is not None:
@@ -90,40 +101,51 @@ def _create_pooled_gaps_problem() -> Problem:
 
 
 def _find_length_problem(term: ContractTerm, plan: LevelPlan, contract: Contract) -> Problem | None:
-    """Return the problem of a term if the load is too short for the contract's recurrence horizon.
+    """Return the problem if the load is too short for the recurrence horizon of the contract.
 
-    A PASS covers slowdowns of the server that recur within the horizon, so the load must be long
-    enough to meet them. Terms about latency and goodput need this, because slowdowns change them.
-    Return None if the load is long enough, or if its length is only known after the run: that of a
-    closed loop with a number of requests.
+    A PASS of a latency or goodput covers slowdowns of the server that recur within the horizon,
+    such as 12 minutes, so the load must be long enough to meet such a slowdown.
+
+    Return None if the load is long enough or the term is not affected by slowdowns. Return None
+    also for a closed loop with a number of requests, whose length is only known after the run.
     """
     if plan.duration_ns is None or not term.is_sensitive_to_slowdowns:
         return None
     repeats = plan.level.repeats
-    load_s = plan.duration_ns / NS_PER_S * repeats
+    planned_s = plan.duration_ns / NS_PER_S * repeats
     horizon_s = contract.horizon_ns / NS_PER_S
     required_s = intervals.length_to_meet_s(horizon_s, contract.confidence)
-    if load_s >= NEARLY_FULL_LENGTH * required_s:
+    if planned_s >= NEARLY_FULL_LENGTH * required_s:
         return None
     runs = f" in {repeats} runs" if repeats > 1 else ""
     text = (
-        f"the load is too short: {format.duration(load_s)}{runs}, {format.duration(required_s)} "
+        f"the load is too short: {format.duration(planned_s)}{runs}, {format.duration(required_s)} "
         f"needed for the horizon of {format.duration(horizon_s)}"
     )
     # The hint names a length with which the term also has enough requests.
-    sufficient_s = max(required_s, _compute_load_for_count_s(term, plan, contract))
+    sufficient_s = max(required_s, _compute_duration_for_count_s(term, plan, contract))
     sufficient_run_s = math.ceil(sufficient_s / repeats)
-    max_horizon_s = intervals.longest_recurrence_s(load_s, contract.confidence)
-    # Rounded down to tenths of a second, because a longer horizon would be refused again.
-    max_horizon_s = math.floor(max_horizon_s * 10) / 10
+    covered_horizon_s = _compute_covered_horizon_s(planned_s, contract.confidence)
     hint = (
-        f"duration: {sufficient_run_s}s or more, or a shorter horizon (horizon: {max_horizon_s:g}s)"
+        f"duration: {sufficient_run_s}s or more, or a shorter horizon "
+        f"(horizon: {covered_horizon_s:g}s)"
     )
     return Problem("too_few", text, hint)
 
 
-def _compute_load_for_count_s(term: ContractTerm, plan: LevelPlan, contract: Contract) -> float:
-    """Return the load in which a term gets the number of requests that it needs, in seconds.
+def _compute_covered_horizon_s(load_s: float, confidence: float) -> float:
+    """Return the longest horizon for which a load is long enough, in seconds.
+
+    It is rounded down to tenths of a second, because a longer horizon would be refused again.
+    """
+    return math.floor(intervals.longest_recurrence_s(load_s, confidence) * 10) / 10
+
+
+def _compute_duration_for_count_s(term: ContractTerm, plan: LevelPlan, contract: Contract) -> float:
+    """Return how long a load must be so that a term gets enough requests, in seconds.
+
+    A load consists of starts, each of which begins one request, conversation or task, so a term
+    about requests may get several values from one start.
 
     Return 0 if the number of starts is not known before the run.
     """
@@ -131,23 +153,21 @@ def _compute_load_for_count_s(term: ContractTerm, plan: LevelPlan, contract: Con
         return 0.0
     required_requests = compute_required_requests(term, contract.confidence)
     required_starts = required_requests / plan.samples_per_start(term)
-    return required_starts * plan.duration_ns / NS_PER_S / plan.starts
+    planned_s = plan.duration_ns / NS_PER_S
+    return required_starts * planned_s / plan.starts
 
 
 def _find_count_problem(term: ContractTerm, plan: LevelPlan, confidence: float) -> Problem | None:
     """Return the problem if the load has too few requests or windows for a term, or None.
 
     With too few requests a term stays INCONCLUSIVE even if every request meets its limit. A term
-    that compares two windows needs that many requests in each window.
+    that compares two windows of time needs that many requests in each window.
     """
-    if term.kind in pooled_metrics():
+    is_counted_in_runs = term.kind in pooled_metrics()
+    if is_counted_in_runs:
         return None
-    window_s = term.window_ns / NS_PER_S
-    if plan.duration_ns is not None and plan.duration_ns < MIN_WINDOWS * term.window_ns:
-        length = format.duration(plan.duration_ns / NS_PER_S)
-        text = f"{length} of load has no two windows of {format.duration(window_s)}"
-        hint = f"duration: {math.ceil(MIN_WINDOWS * window_s)}s or more"
-        return Problem("too_few", text, hint)
+    if _has_too_few_windows(term, plan):
+        return _create_windows_problem(term, plan)
     if plan.starts is None:
         # The number of requests of a closed loop that is limited by time is not known yet.
         return None
@@ -156,11 +176,28 @@ def _find_count_problem(term: ContractTerm, plan: LevelPlan, confidence: float) 
     if expected_count >= required_count:
         return None
     noun = "tasks" if term.is_about_tasks else "requests"
-    scope = _describe_counted_load(term, plan)
-    text = f"{required_count:,} {noun} needed to decide the term, {scope} {expected_count:,}"
+    counted_load = _describe_counted_load(term, plan)
+    text = f"{required_count:,} {noun} needed to decide the term, {counted_load} {expected_count:,}"
     required_starts = required_count / plan.samples_per_start(term)
-    hint = _format_sample_hint(required_starts, plan, is_windowed=window_s > 0)
+    if term.window_ns:
+        hint = _format_window_hint(required_starts, plan)
+    else:
+        hint = _format_requests_hint(required_starts, plan)
     return Problem("too_few", text, hint)
+
+
+def _has_too_few_windows(term: ContractTerm, plan: LevelPlan) -> bool:
+    """Return whether a load is known to be shorter than the two windows that a term compares."""
+    return plan.duration_ns is not None and plan.duration_ns < MIN_WINDOWS * term.window_ns
+
+
+def _create_windows_problem(term: ContractTerm, plan: LevelPlan) -> Problem:
+    """Return the problem of a load that is shorter than the two windows that a term compares."""
+    assert plan.duration_ns is not None
+    length = format.duration(plan.duration_ns / NS_PER_S)
+    window_s = term.window_ns / NS_PER_S
+    text = f"{length} of load has no two windows of {format.duration(window_s)}"
+    return Problem("too_few", text, f"duration: {math.ceil(MIN_WINDOWS * window_s)}s or more")
 
 
 def _compute_required_count(term: ContractTerm, plan: LevelPlan, confidence: float) -> int:
@@ -198,23 +235,40 @@ def _is_poisson(workload: Workload) -> bool:
     return all(isinstance(stage.arrival, Poisson) for stage in workload.stages if stage.measured)
 
 
-def _format_sample_hint(required_starts: float, plan: LevelPlan, *, is_windowed: bool) -> str:
-    """Return the hint that says how many requests, or which length of load, would be enough.
+def _format_requests_hint(required_starts: float, plan: LevelPlan) -> str:
+    """Return the hint that says how many requests, or which length of each run, would be enough.
 
     Args:
-        required_starts: The starts (of requests, conversations or tasks) that are enough, in all
-            runs together or in one window.
+        required_starts: The number of starts (of requests, conversations or tasks) that all runs
+            together need.
         plan: The plan of the level.
-        is_windowed: Whether the term compares two windows. Each of them needs that many starts.
     """
-    runs = 1 if is_windowed else plan.level.repeats
-    starts_per_run = math.ceil(required_starts / runs)
-    duration = ""
+    starts_per_run = math.ceil(required_starts / plan.level.repeats)
+    duration = _format_duration_of_starts(starts_per_run, plan)
+    if not duration:
+        return f"requests: {starts_per_run} or more, or a lower percentile"
+    return f"requests: {starts_per_run}, or duration: {duration} or more, or a lower percentile"
+
+
+def _format_window_hint(required_starts: float, plan: LevelPlan) -> str:
+    """Return the hint that says which length of a window would be enough.
+
+    Args:
+        required_starts: The number of starts (of requests, conversations or tasks) that each window
+            needs.
+        plan: The plan of the level.
+    """
+    duration = _format_duration_of_starts(math.ceil(required_starts), plan)
+    return f"window: {duration} or more" if duration else "use a longer window"
+
+
+def _format_duration_of_starts(starts: int, plan: LevelPlan) -> str:
+    """Return how long a number of starts takes, such as "193s (3 min 13 s at this rate)".
+
+    Return "" if the starts per second are not known, as for a closed loop, or 0.
+    """
     starts_per_s = plan.starts_per_s()
-    if starts_per_s:  # not known for a closed loop, and 0 for an empty load
-        seconds = starts_per_run / starts_per_s
-        duration = f"{math.ceil(seconds)}s ({format.duration(seconds)} at this rate)"
-    if is_windowed:
-        return f"window: {duration} or more" if duration else "use a longer window"
-    or_duration = f", or duration: {duration}" if duration else ""
-    return f"requests: {starts_per_run}{or_duration} or more, or a lower percentile"
+    if not starts_per_s:
+        return ""
+    seconds = starts / starts_per_s
+    return f"{math.ceil(seconds)}s ({format.duration(seconds)} at this rate)"

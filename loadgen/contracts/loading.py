@@ -138,8 +138,8 @@ class ContractSource:
     def parse_contract_without_levels(self) -> Contract:
         """Return the contract without its levels, which are parsed as drafts.
 
-        If a value is wrong, its key is left out and the contract has the default instead, so that
-        the rest can be checked.
+        If the value of a key is wrong, the key is left out and the contract has the default
+        instead, so that the rest can be checked.
         """
         known_keys = Contract.yaml_keys()
         values = {key: value for key, value in self._document.items() if key in known_keys}
@@ -147,9 +147,10 @@ class ContractSource:
         try:
             return Contract.model_validate(values, context=self._context)
         except ValidationError as invalid:
+            # The location of an error begins with the key of the file, such as ("slo", "ttft").
             wrong_keys = {error["loc"][0] for error in invalid.errors()}
-            valid_values = {key: value for key, value in values.items() if key not in wrong_keys}
-            return Contract.model_validate(valid_values, context=self._context)
+        valid_values = {key: value for key, value in values.items() if key not in wrong_keys}
+        return Contract.model_validate(valid_values, context=self._context)
 
     def parse_level_drafts(self) -> list[LevelDraft]:
         """Return what can be parsed of each level that is a mapping."""

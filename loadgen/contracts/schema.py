@@ -213,13 +213,15 @@ def read_contract_text(file: Path, name: str) -> str:
     Raises:
         UserError: The file is missing, unreadable, too large or not UTF-8, or is a workload.
     """
-    hint = f"give a YAML file, or one of {', '.join(packaged_files('contracts'))}"
+    file_hint = f"give a YAML file, or one of {', '.join(packaged_files('contracts'))}"
     if name in packaged_files("workloads"):
-        hint = f"{name} is a workload (loadgen run {name}); {hint}"
-    text = read_yaml_text(file, name, "contract", lambda: hint, hint)
+        file_hint = f"{name} is a workload (loadgen run {name}); {file_hint}"
+    text = read_yaml_text(
+        file, name, "contract", hint_if_missing=lambda: file_hint, hint_if_too_large=file_hint
+    )
     if _is_workload(text):
-        hint = f"loadgen run {name} runs it; a contract names it in its levels"
-        raise UserError("wrong_format", "this is a workload, not a contract", name, hint)
+        workload_hint = f"loadgen run {name} runs it; a contract names it in its levels"
+        raise UserError("wrong_format", "this is a workload, not a contract", name, workload_hint)
     return text
 
 

@@ -49,40 +49,55 @@ Type checkers have no type for such a value.
 def _create_term_model(keyword: str, kind: TermKind, comparable_metrics: TypeForm) -> type[Tagged]:
     """Return the pydantic model that reads a term with this keyword from a contract file.
 
-    The model reads `{keyword: {key: value, ...}}`. Its fields have the names of the fields of
-    `ContractTerm`. The keys in the file are aliases of these names: the limit of `goodput`, for
-    example, is written as `share: 99%`.
+    A term is written as `{keyword: {key: value, ...}}`, such as `goodput: {share: 99%}`. Which keys
+    it may have depends on its keyword, so the model is created at run time with pydantic's
+    `create_model`. It has the fields that this function would declare if it were a class.
 
     Args:
-        keyword: The keyword of the term.
-        kind: The meaning of the keyword.
+        keyword: The keyword of the term, such as "goodput".
+        kind: Which limit and which parameters a term with this keyword has.
         comparable_metrics: The type of the parameter `of`, which names the metric that a term
             compares, as in `drift: {of: ttft, ...}`.
     """
-    limit_kind = kind.limit
-    fields_of_all_terms: dict[str, Any] = {
-        "of": (comparable_metrics, ...),
-        "level": (str, ...),
-        "window_ns": (PositiveTime, Field(validation_alias="window")),
-        "quantile": (Quantile, Field(kind.default_quantile, validation_alias="at")),
-        "limit": (limit_kind.type, Field(validation_alias=limit_kind.key)),
-        "class_name": (str, Field("", validation_alias="class")),
-    }
+    fields = _define_fields(kind, comparable_metrics)
     model = create_model(
         keyword,
         __base__=Tagged,
         __doc__=f"The term `{keyword}` of a contract.",
-        **{name: fields_of_all_terms[name] for name in _list_field_names(keyword, kind)},
+        **{name: fields[name] for name in _list_field_names(keyword, kind)},
     )
     model.tag = keyword
     model.short = kind.short_key  # `{keyword: value}` gives the value of this key
     return model
 
 
+def _define_fields(kind: TermKind, comparable_metrics: TypeForm) -> dict[str, Any]:
+    """Return the pydantic definition of each field that a term may have, by its name.
+
+    A definition is the type and the default, or `...` for a required field. The names are those of
+    the fields of `ContractTerm`. The key in the file is the alias of a field, or its name if it has
+    none: the limit of `goodput`, for example, is written as `share: 99%`.
+
+    Args:
+        kind: The kind of the term, which determines its limit and its default quantile.
+        comparable_metrics: The type of the parameter `of`.
+    """
+    return {
+        "of": (comparable_metrics, ...),
+        "level": (str, ...),
+        "window_ns": (PositiveTime, Field(validation_alias="window")),
+        "quantile": (Quantile, Field(kind.default_quantile, validation_alias="at")),
+        "limit": (kind.limit.type, Field(validation_alias=kind.limit.key)),
+        "class_name": (str, Field("", validation_alias="class")),
+    }
+
+
 def _list_field_names(keyword: str, kind: TermKind) -> list[str]:
     """Return the names of the fields that a term with this keyword has.
 
-    An error message about a wrong key lists the keys of the term in this order.
+    An error message about a wrong key lists the keys of the term in this order, which is that of
+    the documentation: `ttft: {limit: 2s, at: p99}`, but `drift: {window: 1h, of: ttft, at: p50,
+    limit: 10%}`.
     """
     quantile = [] if kind.default_quantile is None else ["quantile"]
     if kind.parameters:
@@ -115,19 +130,22 @@ def _create_term(model: Tagged) -> ContractTerm:
 def _create_term_type(
     noun: str, kinds: Mapping[str, TermKind], comparable_metrics: TypeForm
 ) -> TypeForm:
-    """Return the type with which pydantic reads a term that may have any of these keywords.
+    """Return the type with which pydantic reads a term that may have any of several keywords.
 
-    It is a union of one model per keyword. The keyword, which is the only key of the mapping in the
-    file, selects the model. The value of the model becomes a `ContractTerm`.
+    It equals this annotation, written for the keywords of `kinds`:
+    `Annotated[TtftModel | TpotModel | ..., TaggedUnion(noun), AfterValidator(_create_term)]`.
+    The keyword, which is the only key of a term in the file, selects the model that reads the
+    value. Then `_create_term` converts the model to a `ContractTerm`.
 
     Args:
         noun: The word for a term in error messages.
-        kinds: Keyword -> its meaning.
+        kinds: The kinds of terms, by keyword.
         comparable_metrics: The type of the parameter `of`: see `_create_term_model`.
     """
     models = tuple(
         _create_term_model(keyword, kind, comparable_metrics) for keyword, kind in kinds.items()
     )
+    # The models are only known at run time, so the union cannot be written with `|`.
     return Annotated[Union[models], TaggedUnion(noun), AfterValidator(_create_term)]  # noqa: UP007
 
 
@@ -135,13 +153,16 @@ def _create_term_type(
 def _create_load_term_type(metrics: tuple[str, ...]) -> TypeForm:
     """Return the type with which pydantic reads a term about a load.
 
+    Its keyword is the name of a latency metric, as in `ttft: 2s`, or another keyword, as in
+    `drift: {of: ttft, ...}`.
+
     Args:
-        metrics: The latency metrics that a term may limit. Terms that compare windows, nodes or
-            levels may name those that have a value per request. A pooled metric, such as the times
-            between tokens of all responses, has none.
+        metrics: The names of the latency metrics.
     """
-    names_per_request = tuple(name for name in metrics if name not in pooled_metrics())
-    comparable_metrics: TypeForm = Literal[names_per_request]
+    # A term that compares a metric needs its value for each request. Pooled metrics, such as the
+    # times between the tokens of all responses, have no such value.
+    metrics_per_request = tuple(name for name in metrics if name not in pooled_metrics())
+    comparable_metrics: TypeForm = Literal[metrics_per_request]
     kinds = dict.fromkeys(metrics, LATENCY_TERM) | TERM_KINDS
     return _create_term_type("term", kinds, comparable_metrics)
 
@@ -162,26 +183,26 @@ def _create_answer_term_adapter() -> TypeAdapter[ContractTerm]:
 
 
 def validate_term(value: object, info: ValidationInfo) -> ContractTerm:
-    """Return the term about a load that a value of the contract file contains.
+    """Return the term about a load that a value of a contract file describes.
 
-    The metrics of other packages are looked up at each call, because these packages may not be
-    loaded yet when this module is imported. A stored contract may also use metrics of packages that
-    are missing now: they are in the context of the validation.
+    The latency metrics that may be its keyword are those of this package and of installed plug-ins.
+    They are looked up at each call, because plug-ins may not be loaded yet when this module is
+    imported. A stored contract may also use metrics of plug-ins that are not installed now: these
+    are named in the context of the validation.
 
     Args:
-        value: The value of the YAML document.
+        value: The value of the YAML document, such as `{"ttft": "2s"}`.
         info: The pydantic context, with the file that is read.
     """
-    extra_metrics: tuple[str, ...] = ()
+    metrics = list(list_latency_metrics())
     if isinstance(info.context, FileContext):
-        extra_metrics = info.context.extra_metrics
-    unknown_metrics = [name for name in extra_metrics if name not in list_latency_metrics()]
-    metrics = (*list_latency_metrics(), *unknown_metrics)
-    return _create_load_term_adapter(metrics).validate_python(value, context=info.context)
+        metrics += [name for name in info.context.extra_metrics if name not in metrics]
+    adapter = _create_load_term_adapter(tuple(metrics))
+    return adapter.validate_python(value, context=info.context)
 
 
 def validate_answer_term(value: object, info: ValidationInfo) -> ContractTerm:
-    """Return the term about responses that a value of the contract file contains."""
+    """Return the term about responses that a value of a contract file describes."""
     return _create_answer_term_adapter().validate_python(value, context=info.context)
 
 

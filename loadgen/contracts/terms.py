@@ -144,13 +144,16 @@ class ContractTerm(NamedTuple):
     @property
     def text(self) -> str:
         """The term as messages and reports show it, such as "ttft at p99 within 2.0 s"."""
-        values = self._asdict() | {
-            "limit": self.definition.limit.to_text(self.limit),
-            "window": format.duration(self.window_ns / NS_PER_S),
-            "at": self.percentile,
-        }
-        class_suffix = f" for class {self.class_name}" if self.class_name else ""
-        return self.definition.template.format(**values) + class_suffix
+        text = self.definition.template.format(
+            kind=self.kind,
+            at=self.percentile,
+            limit=self.definition.limit.to_text(self.limit),
+            currency=self.currency,
+            of=self.of,
+            level=self.level,
+            window=format.duration(self.window_ns / NS_PER_S),
+        )
+        return f"{text} for class {self.class_name}" if self.class_name else text
 
     def requires(self, name: str) -> bool:
         """Return whether the term needs this input: one of `TermKind.requirements`."""
