@@ -61,30 +61,35 @@ def code(stored: StoredValidation, strict: bool) -> int:  # noqa: ARG001 - as fo
     return get_exit_code(stored.verdict)
 
 
-def runs(directory: Path) -> list[Path]:
-    """Return the runs of each level, in order of the names of the levels."""
+def list_run_directories(directory: Path) -> list[Path]:
+    """Return the directories of all runs of a validation, level by level.
+
+    A level is one load of the contract. Its runs are in a directory of its name. The levels are in
+    order of their names.
+    """
     level_dirs = sorted(directory.glob("*/"))
-    return [run for level_dir in level_dirs for run in run_folder.runs_in(level_dir)]
+    return [run_dir for level_dir in level_dirs for run_dir in run_folder.runs_in(level_dir)]
 
 
 def list_row(directory: Path) -> ListRow:
     """Return the row of a validation in a list of results: its stored verdict, and its runs."""
     file = directory / VERDICT_FILE
     stored = decode_json(file.read_bytes(), dict[str, Any], str(file), "a verdict")
-    summaries = stored_summaries(directory, runs(directory))
+    summaries = stored_summaries(directory, list_run_directories(directory))
     return ListRow(outcome=str(stored.get("verdict", "")), runs=summaries)
 
 
-def compare_side(directory: Path) -> Side:
-    """Return the runs of the only level of a validation, for `loadgen compare`.
+def read_compared_side(directory: Path) -> Side:
+    """Return a validation as one of the two results that `loadgen compare` compares.
 
-    Its runs have the same load, so together they are one of the two results that are compared.
+    A side of a comparison consists of runs that repeat the same load. So a validation can be
+    compared if it has one level, which is one load with its runs.
 
     Raises:
         UserError: The validation has several levels, which are different loads, or none.
     """
-    run_dirs = runs(directory)
-    level_dirs = list(dict.fromkeys(run.parent for run in run_dirs))
+    run_dirs = list_run_directories(directory)
+    level_dirs = list(dict.fromkeys(run_dir.parent for run_dir in run_dirs))
     if len(level_dirs) != 1:
         names = ", ".join(level_dir.name for level_dir in level_dirs) or "none"
         text = f"only a validation with one level can be compared (levels: {names})"
@@ -107,9 +112,9 @@ FUNCTIONS = ResultFunctions(
     report=report,
     document=document,
     code=code,
-    runs=runs,
+    runs=list_run_directories,
     list_row=list_row,
-    compare_side=compare_side,
+    compare_side=read_compared_side,
     regenerate=regenerate,
     schema=ValidationFacts,
 )

@@ -19,7 +19,7 @@ from loadgen.contracts.verdict import FAIL, INCONCLUSIVE, PASS, TermVerdict, Val
 from loadgen.core import format
 from loadgen.core.metrics.summary import Summary
 from loadgen.figures import METRICS
-from loadgen.render.page import Bar
+from loadgen.render.page import COLORS, Bar
 from loadgen.render.section import (
     Bars,
     Bullets,
@@ -37,6 +37,9 @@ from loadgen.repeated.repeats_text import LOAD_POINT_UNITS, load_points_table
 from loadgen.runs import load_fidelity
 
 VERDICT_COLORS: dict[str, Kind] = {PASS: "good", FAIL: "bad", INCONCLUSIVE: "warn"}
+
+VALID_RUN_COLOR = COLORS[0]
+"""The color of the bars of valid runs."""
 
 MAX_SHOWN_USAGE = 150.0
 """Percentage of a limit up to which bars are drawn."""
@@ -113,8 +116,8 @@ def compute_limit_usage_percent(
     """Return how much of its limit a metric uses, in percent. Above 100 the limit is violated.
 
     - For an upper bound it is metric / limit: 400 ms of 500 ms is 80 %.
-    - For a lower bound in percent it compares what is missing to 100 %: an attainment of 99.5 %
-      lacks 0.5 %, and a limit of 99 % allows a lack of 1 %, of which 50 % are used.
+    - For a lower bound in percent it is the part of the allowed failures that occurred: if 99 %
+      must be good, 1 % may fail. With 99.5 % good, 0.5 % failed, which is 50 %.
     - For another lower bound it is limit / metric: 10 req/s of at least 8 req/s is 80 %.
 
     Args:
@@ -124,34 +127,27 @@ def compute_limit_usage_percent(
         is_upper_bound: Whether the metric must be at most the limit. Else it must be at least it.
 
     Returns:
-        The percentage, or None if the divisor is 0.
+        The percentage, or None if it is not defined because the divisor is 0.
     """
     if is_upper_bound:
-        return 100 * value / limit if limit else None
-    if unit == "%":
-        return 100 * (100 - value) / (100 - limit) if limit < 100 else None
-    return 100 * limit / value if value else None
+        used = value
+        allowed = limit
+    elif unit == "%":
+        used = 100 - value
+        allowed = max(100 - limit, 0)
+    else:
+        used = limit
+        allowed = value
+    return 100 * used / allowed if allowed else None
 
 
-def usage_section(validation: Validation, contract: Contract) -> Section:
+def build_usage_section(validation: Validation, contract: Contract) -> Section:
     """Return a section with a bar per term: how much of its limit the metric of the term uses.
 
     Metrics with different units can be compared in this way, because a bar that ends before 100 %
     meets its limit whatever the unit.
     """
-    term_lists = [level.terms_by_requirement() for level in contract.levels]
-    if contract.answers is not None:
-        term_lists.append(contract.answers.terms_by_requirement())
-    is_upper_bound = {
-        term.text: term.is_upper_bound for term_list in term_lists for _, term in term_list
-    }
-    bars = []
-    for level in validation.levels:
-        prefix = "" if len(validation.levels) == 1 else f"{level.name}: "
-        for term in level.terms:
-            bar = _build_usage_bar(term, prefix, is_upper_bound=is_upper_bound[term.term])
-            if bar is not None:
-                bars.append(bar)
+    bars = _build_usage_bars(validation, _map_terms_to_bounds(contract))
     legend = "No term has a metric."
     if bars:
         legend = (
@@ -168,14 +164,51 @@ def usage_section(validation: Validation, contract: Contract) -> Section:
     )
 
 
-def _build_usage_bar(term: TermVerdict, prefix: str, *, is_upper_bound: bool) -> Bar | None:
-    """Return the bar of a term, or None if its metric is not known or its limit allows nothing.
+def _map_terms_to_bounds(contract: Contract) -> dict[str, bool]:
+    """Return for each term of a contract, by its text, whether its limit is an upper bound.
 
-    The bar shows the metric, and its whisker the confidence interval. An end without a bound is
-    drawn at the metric itself. All are cut at `MAX_SHOWN_USAGE`.
+    A verdict names its term by this text only.
+    """
+    term_lists = [level.terms_by_requirement() for level in contract.levels]
+    if contract.answers is not None:
+        term_lists.append(contract.answers.terms_by_requirement())
+    return {term.text: term.is_upper_bound for term_list in term_lists for _, term in term_list}
+
+
+def _build_usage_bars(
+    validation: Validation, is_upper_bound_by_term: Mapping[str, bool]
+) -> list[Bar]:
+    """Return the bar of each term whose use of its limit is known, level by level.
+
+    Args:
+        validation: The verdicts on all terms.
+        is_upper_bound_by_term: Text of a term -> whether its limit is an upper bound.
+    """
+    has_several_levels = len(validation.levels) > 1
+    bars = []
+    for level in validation.levels:
+        prefix = f"{level.name}: " if has_several_levels else ""
+        for term in level.terms:
+            bar = _build_usage_bar(term, prefix, is_upper_bound=is_upper_bound_by_term[term.term])
+            if bar is not None:
+                bars.append(bar)
+    return bars
+
+
+def _build_usage_bar(term: TermVerdict, prefix: str, *, is_upper_bound: bool) -> Bar | None:
+    """Return the bar of a term, whose length is the use of the limit and its whisker the interval.
+
+    Args:
+        term: The verdict on the term.
+        prefix: The name of the level, if there are several, before the text of the term.
+        is_upper_bound: Whether the metric must be at most the limit.
+
+    Returns:
+        The bar, or None if the metric is not known or the use of the limit is not defined.
     """
     if term.value is None or term.limit is None:
         return None
+    # An end of the interval that is not known is drawn at the metric itself.
     low = term.value if term.low is None else term.low
     high = term.value if term.high is None else term.high
     usages = []
@@ -186,54 +219,82 @@ def _build_usage_bar(term: TermVerdict, prefix: str, *, is_upper_bound: bool) ->
         if usage is None:
             return None
         usages.append(min(usage, MAX_SHOWN_USAGE))
-    unit = term.unit if term.unit.startswith("/") else f" {term.unit}".rstrip()
-    result = f"{format.quantity(term.value)} of {format.quantity(term.limit)}{unit}"
+    usage_of_metric = usages[0]
     suffix = " (should)" if term.requirement == "should" else ""
-    usage_of_value = usages[0]
-    segment = (0.0, usage_of_value, VERDICT_COLORS[term.verdict], term.reason)
-    whisker = (min(usages), max(usages))
-    label = f"{prefix}{term.term}{suffix}"
-    return Bar(label, f"{result}: {term.verdict}", [segment], whisker)
+    start = 0.0
+    return Bar(
+        name=f"{prefix}{term.term}{suffix}",
+        text=f"{_format_value_of_limit(term)}: {term.verdict}",
+        segments=[(start, usage_of_metric, VERDICT_COLORS[term.verdict], term.reason)],
+        whisker=(min(usages), max(usages)),
+    )
+
+
+def _format_value_of_limit(term: TermVerdict) -> str:
+    """Return the metric and the limit of a term, such as "400 of 500 ms" or "12 of 10/s"."""
+    is_per_time = term.unit.startswith("/")  # as in 10/s, without a space
+    unit = term.unit if is_per_time else f" {term.unit}".rstrip()
+    return f"{format.quantity(term.value)} of {format.quantity(term.limit)}{unit}"
 
 
 # -- signatures and annex -------------------------------------------------------------------------
 
 
-def signature_section(validation: Validation) -> Section:
+def build_signature_section(validation: Validation) -> Section:
     """Return the section in which the two parties sign."""
     names = {party: validation.metadata.get(party.lower(), "") for party in ("Buyer", "Vendor")}
     note = "For the contract with the SHA-256 above. SHA256SUMS lists the checksums of all files."
     return section("Signatures", Signatures(names), Paragraph(note, "soft"), page_only=True)
 
 
-def annex_sections(validation: Validation, inputs: PageInputs) -> Iterator[Section]:
+def build_annex_sections(validation: Validation, inputs: PageInputs) -> Iterator[Section]:
     """Yield the sections of the annex, which follows the part of the page that is signed.
 
-    They explain the terms on the page and show the data behind the verdict: the times of the runs,
-    how much they differ, the preflight checks, the delivered load, and the contract. In print the
-    annex begins on a new page.
+    They explain the words on the page and show the data behind the verdict. In print the annex
+    begins on a new page.
     """
     yield section("Annex", "The data behind the verdict.", id="annex", page_only=True)
-    glossary = [f"{word}: {meaning}" for word, meaning in _find_mentioned_terms(validation)]
-    yield section("Definitions", Bullets(glossary), page_only=True)
-    yield _timeline_section(inputs.summaries)
-    repeats = load_points_table(inputs.repeats)
-    repeats_note = Paragraph(LOAD_POINT_UNITS if repeats.rows else "", "soft")
-    yield section("Variation between the runs of a level", repeats, repeats_note, page_only=True)
-    finding_table = Table(("", "check", "finding", "meaning"), inputs.findings, "prose")
-    yield section("Preflight checks", finding_table, page_only=True)
-    load_checks = [
+    yield _build_definitions_section(validation)
+    yield _build_timeline_section(inputs.summaries)
+    yield _build_repeats_section(inputs.repeats)
+    yield _build_preflight_section(inputs.findings)
+    yield _build_delivered_load_section(inputs.summaries)
+    contract_file = Quoted(inputs.contract_text)
+    yield section("Contract file", contract_file, folded=True, page_only=True)
+
+
+def _build_definitions_section(validation: Validation) -> Section:
+    """Return the section that explains the words on the page."""
+    definitions = _find_mentioned_words(validation)
+    bullets = Bullets([f"{word}: {meaning}" for word, meaning in definitions])
+    return section("Definitions", bullets, page_only=True)
+
+
+def _build_repeats_section(repeats: Mapping[str, RepeatSummary]) -> Section:
+    """Return the section that shows how much the runs of a level differ, for each level."""
+    table = load_points_table(repeats)
+    note = Paragraph(LOAD_POINT_UNITS if table.rows else "", "soft")
+    return section("Variation between the runs of a level", table, note, page_only=True)
+
+
+def _build_preflight_section(findings: Sequence[FindingRow]) -> Section:
+    """Return the section with the findings of the checks before the first request."""
+    table = Table(("", "check", "finding", "meaning"), findings, "prose")
+    return section("Preflight checks", table, page_only=True)
+
+
+def _build_delivered_load_section(summaries: Mapping[str, Summary]) -> Section:
+    """Return the section that shows for each run how exactly the planned load was sent."""
+    rows = [
         (run, *row)
-        for run, summary in inputs.summaries.items()
+        for run, summary in summaries.items()
         for row in load_fidelity.rows(summary.stimulus)
     ]
-    load_table = Table(("run", *load_fidelity.HEAD), load_checks, "prose")
-    yield section("Delivered load", load_table, folded=True, page_only=True)
-    contract = Quoted(inputs.contract_text)
-    yield section("Contract file", contract, folded=True, page_only=True)
+    table = Table(("run", *load_fidelity.HEAD), rows, "prose")
+    return section("Delivered load", table, folded=True, page_only=True)
 
 
-def _find_mentioned_terms(validation: Validation) -> Iterator[tuple[str, str]]:
+def _find_mentioned_words(validation: Validation) -> Iterator[tuple[str, str]]:
     """Yield the words of the page that the annex explains, each with its meaning.
 
     These are the verdicts, and the metrics and percentiles that the terms of the contract contain.
@@ -241,9 +302,8 @@ def _find_mentioned_terms(validation: Validation) -> Iterator[tuple[str, str]]:
     yield from VERDICT_MEANINGS.items()
     load_terms = _join_term_texts(validation, about_answers=False)
     answer_terms = _join_term_texts(validation, about_answers=True)
-    metric_meanings = {
-        definition.name: definition.meaning for definition in METRICS.shown_in("contract")
-    }
+    metrics_of_contracts = METRICS.shown_in("contract")  # those that a term may limit
+    metric_meanings = {metric.name: metric.meaning for metric in metrics_of_contracts}
     yield from _find_words_in_text(metric_meanings | TERM_MEANINGS, load_terms)
     yield from _find_words_in_text(ANSWER_TERM_MEANINGS, answer_terms)
     has_percentile = re.search(r"\bp[0-9]", f"{load_terms} {answer_terms}") is not None
@@ -279,8 +339,8 @@ class RunTime(NamedTuple):
     label: str
 
 
-def _timeline_section(summaries: Mapping[str, Summary]) -> Section:
-    """Return a bar per run from its start to its end, with a link to its summary.
+def _build_timeline_section(summaries: Mapping[str, Summary]) -> Section:
+    """Return the section with a bar per run from its start to its end, and links to the summaries.
 
     Times are relative to the start of the first run. The bar of an INVALID run has the color of
     warnings.
@@ -290,7 +350,7 @@ def _timeline_section(summaries: Mapping[str, Summary]) -> Section:
     bars = []
     for name, time in times.items():
         summary = summaries[name]
-        color = "c1" if summary.verdict.valid else "warn"
+        color = VALID_RUN_COLOR if summary.verdict.valid else "warn"
         start_s = time.start_s - first_start_s
         end_s = time.end_s - first_start_s
         bars.append(Bar(name, time.label, [(start_s, end_s, color, summary.run.id)]))
@@ -306,21 +366,31 @@ def _timeline_section(summaries: Mapping[str, Summary]) -> Section:
 def _compute_run_times(summaries: Mapping[str, Summary]) -> dict[str, RunTime]:
     """Return when each run began and ended, by its directory.
 
-    A simulated run has no time of day, so simulated runs are drawn one after another without a
-    pause, each as long as it lasted in virtual time.
+    A run in virtual time took place at no particular time, so such runs are placed one after
+    another without a pause, from 0 s on. All runs of a validation are of the same kind.
     """
-    times = {}
-    virtual_now_s = 0.0
+    times: dict[str, RunTime] = {}
+    virtual_start_s = 0.0
     for name, summary in summaries.items():
         if summary.run.client == "virtual":
-            end_s = virtual_now_s + (summary.window.full_run.duration_s or 0.0)
-            label = f"{format.duration(end_s - virtual_now_s)} of virtual time"
-            times[name] = RunTime(virtual_now_s, end_s, label)
-            virtual_now_s = end_s
+            times[name] = _compute_virtual_time(summary, virtual_start_s)
+            virtual_start_s = times[name].end_s
         else:
-            start_s = datetime.fromisoformat(summary.run.started).timestamp()
-            end_s = datetime.fromisoformat(summary.run.ended).timestamp()
-            clock_time = summary.run.started[11:19]  # hh:mm:ss of an ISO 8601 time
-            label = f"{clock_time}, {format.duration(end_s - start_s)}"
-            times[name] = RunTime(start_s, end_s, label)
+            times[name] = _compute_real_time(summary)
     return times
+
+
+def _compute_virtual_time(summary: Summary, start_s: float) -> RunTime:
+    """Return the time of a run in virtual time that is placed at this start."""
+    end_s = start_s + (summary.window.full_run.duration_s or 0.0)
+    return RunTime(start_s, end_s, f"{format.duration(end_s - start_s)} of virtual time")
+
+
+def _compute_real_time(summary: Summary) -> RunTime:
+    """Return when a run began and ended, in seconds since 1970, with its start as a label."""
+    started = datetime.fromisoformat(summary.run.started)
+    ended = datetime.fromisoformat(summary.run.ended)
+    start_s = started.timestamp()
+    end_s = ended.timestamp()
+    label = f"{started:%H:%M:%S}, {format.duration(end_s - start_s)}"
+    return RunTime(start_s, end_s, label)

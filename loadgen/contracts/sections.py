@@ -15,9 +15,9 @@ from typing import NamedTuple
 from loadgen.contracts.page_sections import (
     VERDICT_COLORS,
     PageInputs,
-    annex_sections,
-    signature_section,
-    usage_section,
+    build_annex_sections,
+    build_signature_section,
+    build_usage_section,
 )
 from loadgen.contracts.verdict import (
     FAIL,
@@ -53,7 +53,7 @@ from loadgen.render.section import (
     section,
     simulated_notice,
 )
-from loadgen.runs.rates import select_headline_rates
+from loadgen.runs.rates import HeadlineRates, select_headline_rates
 
 FORECAST_OUTCOMES = {PASS: "pass", FAIL: "fail", INCONCLUSIVE: "inconclusive"}
 
@@ -66,20 +66,11 @@ def build_report(validation: Validation, inputs: PageInputs | None = None) -> Re
 
     Args:
         validation: The verdict with its terms.
-        inputs: What the page shows besides the verdict, for two parties to sign. None for a report
+        inputs: The data behind the verdict, such as the contract and the summaries of the runs. It
+            is needed for the page, which the two parties of the contract sign. None for a report
             on the verdict alone.
     """
-    shared_notes = _find_shared_notes(validation.levels)
     title_parts = [validation.contract, validation.target, validation.model]
-    sections = [_introduction_section(validation, inputs)]
-    if inputs is not None:
-        sections.append(usage_section(validation, inputs.contract))
-    sections += [_level_section(level, shared_notes, inputs) for level in validation.levels]
-    sections.append(section("All levels", Bullets(shared_notes, "warn")))
-    sections.append(section("Target and client", _build_conditions(validation, inputs)))
-    if inputs is not None:
-        sections.append(signature_section(validation))
-        sections += annex_sections(validation, inputs)
     verdict_paragraph = Paragraph(
         f"{validation.verdict}: {validation.sentence}.",
         VERDICT_COLORS[validation.verdict],
@@ -91,9 +82,24 @@ def build_report(validation: Validation, inputs: PageInputs | None = None) -> Re
         generated_by=f"loadgen {validation.version} validation",
         notices=list(_list_notices(validation)),
         headline=[verdict_paragraph],
-        sections=sections,
+        sections=list(_build_full_sections(validation, inputs)),
         brief=build_brief_sections(validation, verdict_paragraph),
     )
+
+
+def _build_full_sections(validation: Validation, inputs: PageInputs | None) -> Iterator[Section]:
+    """Yield the sections of the full report, in their order."""
+    shared_notes = _find_shared_notes(validation.levels)
+    yield _build_introduction_section(validation, inputs)
+    if inputs is not None:
+        yield build_usage_section(validation, inputs.contract)
+    for level in validation.levels:
+        yield _build_level_section(level, shared_notes, inputs)
+    yield section("All levels", Bullets(shared_notes, "warn"))
+    yield section("Target and client", _build_conditions(validation, inputs))
+    if inputs is not None:
+        yield build_signature_section(validation)
+        yield from build_annex_sections(validation, inputs)
 
 
 def _list_notices(validation: Validation) -> Iterator[Notice]:
@@ -199,8 +205,12 @@ def _describe_how_to_decide(validation: Validation) -> str:
 # -- the sections of the full report --------------------------------------------------------------
 
 
-def _introduction_section(validation: Validation, inputs: PageInputs | None) -> Section:
-    """Return the section below the verdict: the contract, extensions and a short horizon."""
+def _build_introduction_section(validation: Validation, inputs: PageInputs | None) -> Section:
+    """Return the section below the verdict.
+
+    It has the description of the contract, how often the validation was extended, and a warning if
+    its recurrence horizon is shorter than usual.
+    """
     return section(
         "",
         "" if inputs is None else inputs.contract.description,
@@ -209,26 +219,23 @@ def _introduction_section(validation: Validation, inputs: PageInputs | None) -> 
     )
 
 
-def _level_section(
+def _build_level_section(
     level: LevelVerdict, shared_notes: Sequence[str], inputs: PageInputs | None
 ) -> Section:
     """Return the section of a level: its load, its throughput, its terms and its notes.
 
-    What is the same for most of its terms is not repeated in each row of the table: why no term
-    could be judged, and which slowdowns the PASS verdicts cover.
+    A PASS covers slowdowns of the server that recur within a time, which is mostly the same for all
+    terms. So it is stated once, and in a row of the table only if it differs. The same is true of
+    the reason why no term of the level could be judged.
 
     Args:
         level: The verdict on the level.
         shared_notes: The notes that all levels have. They are in a section of their own.
-        inputs: What the page shows besides the verdict. None for a report on the verdict alone.
+        inputs: The data behind the verdict. None for a report on the verdict alone.
     """
     throughput = "" if inputs is None else format_throughput(level.runs, inputs.summaries)
     failure = f"NOT JUDGED: {level.failure_reason}" if level.failure_reason else ""
     coverage = _find_most_common_coverage(level.terms)
-    coverage_sentence = ""
-    if coverage.text:
-        exceptions = ", unless a row says otherwise" if coverage.has_exceptions else ""
-        coverage_sentence = f"PASS {coverage.text}{exceptions}."
     rows = [_build_term_row(term, level.failure_reason, coverage.text) for term in level.terms]
     level_notes = [note for note in level.notes if note not in shared_notes]
     return section(
@@ -237,7 +244,7 @@ def _level_section(
         Paragraph(throughput),
         Paragraph(failure, "warn"),
         Table(("verdict", "", "term", "measured"), rows, "prose"),
-        Paragraph(coverage_sentence, "soft"),
+        Paragraph(coverage.sentence(), "soft"),
         Bullets(level_notes, "warn"),
     )
 
@@ -250,47 +257,58 @@ def _format_load(level: LevelVerdict) -> str:
 
 
 class CommonCoverage(NamedTuple):
-    """Which slowdowns of the server most PASS verdicts of a level cover.
+    """What most PASS verdicts of a level cover.
 
     Attributes:
-        text: The coverage, or "" if there is no PASS that covers slowdowns.
-        has_exceptions: Whether a PASS covers others.
+        text: The text of `format_coverage`, such as "covers slowdowns that recur within 12 min". ""
+            if no PASS has such a text.
+        has_exceptions: Whether other PASS verdicts of the level cover something else.
     """
 
     text: str
     has_exceptions: bool
 
+    def sentence(self) -> str:
+        """Return the coverage as a sentence below the table of the terms, or ""."""
+        if not self.text:
+            return ""
+        exceptions = ", unless a row says otherwise" if self.has_exceptions else ""
+        return f"PASS {self.text}{exceptions}."
+
 
 def _find_most_common_coverage(terms: Sequence[TermVerdict]) -> CommonCoverage:
-    """Return which slowdowns most PASS verdicts of a level cover.
+    """Return the coverage that most PASS verdicts of a level have.
 
-    A PASS covers slowdowns of the server that recur within a time, which depends on the length of
-    the load and is mostly the same for all terms. It is printed once, below the terms.
+    A PASS covers slowdowns of the server that recur within some time, such as 12 minutes, and has a
+    text that says so (`format_coverage`). The report prints the most common text once, below the
+    table of the terms, and the others in their rows.
     """
-    texts = [format_coverage(term) for term in terms]
-    counts = Counter(text for text in texts if text)
+    coverage_texts = [format_coverage(term) for term in terms]
+    counts = Counter(text for text in coverage_texts if text)
     if not counts:
         return CommonCoverage("", has_exceptions=False)
-    most_common_text = max(counts, key=counts.__getitem__)
+    [(most_common_text, _)] = counts.most_common(1)
     return CommonCoverage(most_common_text, has_exceptions=len(counts) > 1)
 
 
 def _build_term_row(term: TermVerdict, level_failure: str, common_coverage: str) -> tuple[str, ...]:
     """Return the row of a term: verdict, requirement, text, and reason of the verdict.
 
+    What the report says once for the whole level is not repeated in the row.
+
     Args:
         term: The verdict on the term.
-        level_failure: Why no term of the level could be judged. It is printed once for the level,
-            so the row has a dash in its place.
-        common_coverage: The coverage that is printed once for the level. A row has its own one if
-            it differs.
+        level_failure: Why no term of the level could be judged, or "". A row with this reason has a
+            dash instead.
+        common_coverage: What most PASS verdicts of the level cover. If this one covers something
+            else, the row says so.
     """
-    details = [format.NONE if term.reason == level_failure else term.reason]
+    reason = format.NONE if term.reason == level_failure else term.reason
     coverage = format_coverage(term)
-    if coverage and coverage != common_coverage:
-        details.append(coverage)
-    measured = ", ".join(detail for detail in details if detail)
-    return term.verdict, term.requirement, term.term, measured
+    if coverage == common_coverage:
+        coverage = ""
+    explanation = ", ".join(text for text in (reason, coverage) if text)
+    return term.verdict, term.requirement, term.term, explanation
 
 
 def format_throughput(run_names: Sequence[str], summaries: Mapping[str, Summary]) -> str:
@@ -306,26 +324,40 @@ def format_throughput(run_names: Sequence[str], summaries: Mapping[str, Summary]
     valid_runs = [
         summaries[name] for name in run_names if name in summaries and summaries[name].verdict.valid
     ]
-    rates = [select_headline_rates(summary) for summary in valid_runs]
-    if not rates:
+    if not valid_runs:
         return ""
-    requests = _compute_mean_if_known([rate.requests for rate in rates])
-    total = _compute_mean_if_known([rate.total for rate in rates])
-    output = _compute_mean_if_known([rate.output for rate in rates])
-    output_per_gpu = _compute_mean_if_known([rate.output_per_gpu for rate in rates])
-    goodput = _compute_mean_if_known([rate.goodput for rate in rates])
-    output_text = format.rate(output, " output tok/s")
-    if output_per_gpu is not None:
-        output_text += f" ({format.quantity(output_per_gpu)} per GPU)"
-    parts = [format.rate(requests, " req/s"), output_text]
-    if total is not None:
-        parts.append(format.rate(total, " tok/s including prompts"))
-    if goodput is not None:
-        parts.append(f"goodput {format.rate(goodput, ' req/s')}")
-    window = rates[0].window
-    if len(rates) > 1:
-        window = f"{window}, mean of {len(rates)} runs"
-    return f"Throughput: {', '.join(parts)}, in the {window}"
+    rates_of_runs = [select_headline_rates(summary) for summary in valid_runs]
+    window = rates_of_runs[0].window
+    if len(valid_runs) > 1:
+        window = f"{window}, mean of {len(valid_runs)} runs"
+    rate_texts = _format_rates(_average_rates(rates_of_runs))
+    return f"Throughput: {', '.join(rate_texts)}, in the {window}"
+
+
+def _average_rates(rates: Sequence[HeadlineRates]) -> HeadlineRates:
+    """Return the mean of each rate over several runs, or None for a rate that a run lacks."""
+    return HeadlineRates(
+        requests=_compute_mean_if_known([rate.requests for rate in rates]),
+        input=_compute_mean_if_known([rate.input for rate in rates]),
+        output=_compute_mean_if_known([rate.output for rate in rates]),
+        total=_compute_mean_if_known([rate.total for rate in rates]),
+        output_per_gpu=_compute_mean_if_known([rate.output_per_gpu for rate in rates]),
+        goodput=_compute_mean_if_known([rate.goodput for rate in rates]),
+        steady=rates[0].steady,
+    )
+
+
+def _format_rates(rates: HeadlineRates) -> list[str]:
+    """Return the rates as texts, such as ["12.5 req/s", "1,200 output tok/s (150 per GPU)"]."""
+    output = format.rate(rates.output, " output tok/s")
+    if rates.output_per_gpu is not None:
+        output += f" ({format.quantity(rates.output_per_gpu)} per GPU)"
+    texts = [format.rate(rates.requests, " req/s"), output]
+    if rates.total is not None:
+        texts.append(format.rate(rates.total, " tok/s including prompts"))
+    if rates.goodput is not None:
+        texts.append(f"goodput {format.rate(rates.goodput, ' req/s')}")
+    return texts
 
 
 def _compute_mean_if_known(values: Sequence[float | None]) -> float | None:
@@ -346,31 +378,54 @@ def _find_shared_notes(levels: Sequence[LevelVerdict]) -> list[str]:
 def _build_conditions(validation: Validation, inputs: PageInputs | None) -> Facts:
     """Return the conditions of the measurement as a list of labels with values.
 
-    They say which target was measured, when, from which host and with which versions. All runs of a
-    validation have the same target and host, so the summary of the first run is used. Values that
+    They say which target was measured, when, from which host and with which versions. Values that
     are not known are left out of the list.
     """
-    first_summary = None
-    contract_gpus = None
-    if inputs is not None:
-        contract_gpus = inputs.contract.gpus
-        first_summary = next(iter(inputs.summaries.values()), None)
-    target = TargetFacts()
-    host = Host()
-    if first_summary is not None:
-        target = first_summary.target
-        host = first_summary.run.host
-    horizon = f"recurrence horizon {format.duration(validation.horizon_s)}"
-    cpus = f"{host.cpus} CPUs" if host.cpus else ""
-    python = f"Python {host.python}" if host.python else ""
-    values_by_label: dict[str, str | Sequence[str]] = {
+    # All runs of a validation have the same target and host.
+    first_summary = None if inputs is None else next(iter(inputs.summaries.values()), None)
+    contract_gpus = None if inputs is None else inputs.contract.gpus
+    return named_facts(
+        **_describe_target(validation, first_summary, contract_gpus),
+        **format.metadata_by_heading(validation.metadata),
+        **_describe_measurement(validation, first_summary),
+    )
+
+
+def _describe_target(
+    validation: Validation, summary: Summary | None, contract_gpus: int | None
+) -> dict[str, str | Sequence[str]]:
+    """Return what is known of the target, by label. Unknown values are empty.
+
+    Args:
+        validation: The validation.
+        summary: The summary of a run, or None without runs.
+        contract_gpus: The number of GPUs in the contract, or None.
+    """
+    target = TargetFacts() if summary is None else summary.target
+    return {
         "Target": (validation.target, target.url),
         "Model": validation.model,
         "Server": validation.server,
         "Software": target.software,
-        "Hardware": _describe_hardware(first_summary, contract_gpus),
+        "Hardware": _describe_hardware(summary, contract_gpus),
         "Region": validation.region,
-        **format.metadata_by_heading(validation.metadata),
+    }
+
+
+def _describe_measurement(
+    validation: Validation, summary: Summary | None
+) -> dict[str, str | Sequence[str]]:
+    """Return when, how and from which host a target was measured, by label.
+
+    Args:
+        validation: The validation.
+        summary: The summary of a run, or None without runs.
+    """
+    host = Host() if summary is None else summary.run.host
+    cpus = f"{host.cpus} CPUs" if host.cpus else ""
+    python = f"Python {host.python}" if host.python else ""
+    horizon = f"recurrence horizon {format.duration(validation.horizon_s)}"
+    return {
         "When": f"{validation.started} to {validation.ended}".replace("T", " "),
         "Confidence": (format_confidence(validation), horizon),
         "Client": (host.name, host.cpu, cpus, host.kernel),
@@ -378,24 +433,28 @@ def _build_conditions(validation: Validation, inputs: PageInputs | None) -> Fact
         "Generated by": (f"loadgen {validation.version}", python),
         "Contract": f"SHA-256 {validation.contract_sha256}",
     }
-    return named_facts(**values_by_label)
 
 
 def _describe_hardware(summary: Summary | None, contract_gpus: int | None) -> list[str]:
     """Return the texts that describe the hardware behind the endpoint.
 
-    The hardware that was detected comes before the number of GPUs that the user gave. A last text
-    says so if the contract is for another number of GPUs, because rates per GPU then differ.
+    These are the hardware that was detected, or else the number of GPUs that the user specified,
+    and the instance type. If the contract has another number of GPUs, a text explains which number
+    the rates per GPU are computed from.
+
+    Args:
+        summary: The summary of a run, or None without runs.
+        contract_gpus: The number of GPUs in the contract, or None.
     """
     if summary is None:
         return []
     target = summary.target
+    texts: list[str] = []
     if summary.hardware is not None and summary.hardware.descriptions:
-        texts = [*summary.hardware.descriptions, target.shape]
+        texts.extend(summary.hardware.descriptions)
     elif target.gpus is not None:
-        texts = [format.counted(target.gpus, "GPU"), target.shape]
-    else:
-        texts = [target.shape]
+        texts.append(format.counted(target.gpus, "GPU"))
+    texts.append(target.shape)
     if contract_gpus is not None and target.gpus is not None and contract_gpus != target.gpus:
         texts.append(
             f"the contract names {format.counted(contract_gpus, 'GPU')}, "
@@ -428,11 +487,11 @@ def build_forecast_report(
     return Report(
         title=f"Load that each term needs, on a simulated {preset}",
         generated_by="loadgen validate --dry-run",
-        sections=[*map(_forecast_section, forecasts), section("", note)],
+        sections=[*map(_build_forecast_section, forecasts), section("", note)],
     )
 
 
-def _forecast_section(forecast: LevelForecast) -> Section:
+def _build_forecast_section(forecast: LevelForecast) -> Section:
     """Return the section of a level: the load that each of its terms needs.
 
     Each row has the needed load and the verdict that is expected after the planned load. The reason
@@ -447,9 +506,11 @@ def _forecast_section(forecast: LevelForecast) -> Section:
         )
         for term in forecast.terms
     ]
-    load = f": {format.duration(forecast.length_s)} of load planned" if forecast.terms else ""
+    planned_load = ""
+    if forecast.terms:
+        planned_load = f": {format.duration(forecast.length_s)} of load planned"
     return section(
-        f"Level {forecast.name}{load}",
+        f"Level {forecast.name}{planned_load}",
         forecast.failure_reason,
         Table(("", "term", "needs", "expected"), rows, label_columns=2),
         Bullets([f"{term.term}: {term.reason}" for term in forecast.terms if term.reason]),
