@@ -6,7 +6,7 @@ import math
 import shlex
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, NamedTuple
+from typing import TYPE_CHECKING, Annotated, NamedTuple, TypeVar
 
 import typer
 from msgspec.structs import replace
@@ -24,19 +24,21 @@ from loadgen.core import format, units
 from loadgen.core.errors import OK, CombinedError, LoadgenError, UserError, collecting
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
     from loadgen.contracts.evaluate import CostFunction
     from loadgen.contracts.level_plan import CheckedContract, LevelPlan
     from loadgen.contracts.run import ValidationOptions
-    from loadgen.contracts.verdict import Validation
+    from loadgen.contracts.verdict import LevelForecast, Validation
     from loadgen.core.execution.plan import Settings
     from loadgen.core.metrics.summary import Summary
     from loadgen.core.workload import Overrides, Workload
+    from loadgen.pricing.budget import Budget
     from loadgen.repeated.repeats import Repetition
     from loadgen.runs.planned_runs import PlannedRun
+    from loadgen.runs.run_display import RunDisplay
 
-
+ValueT = TypeVar("ValueT")
 MAX_EXTENSIONS = 3
 """How often a level with `duration: auto` is extended at most.
 
@@ -194,7 +196,8 @@ def validate(
     if contract.is_dir():
         return _judge_stored_validation(contract, output)
     errors: list[LoadgenError] = []
-    added_run_ns = _parse_added_length(add, extend, errors)
+    _check_added_length(add, extend, errors)
+    added_run_ns = _read_or_collect_errors(partial(_parse_length, add, "--add"), errors)
     _check_bundle(bundle, errors)
     other = OtherEndpointOptions(against, against_model, against_key_file)
     request = _read_request(
@@ -210,7 +213,8 @@ def validate(
         validation = validator.extend(directory, added_run_ns)
     else:
         validation, directory = validator.run_new(other_settings)
-    return _print_validation(validation, directory, request.runs_per_level(), output)
+    _print_validation(validation, directory, request.runs_per_level(), output)
+    return _finish_command(validation, directory, output.bundle)
 
 
 # -- reading the command line ---------------------------------------------------------------------
@@ -237,19 +241,23 @@ def _create_missing_contract_error() -> UserError:
     return UserError("missing_option", "no contract is given", "loadgen validate", hint)
 
 
-def _parse_added_length(
-    add: str | None, extend: Path | None, errors: list[LoadgenError]
-) -> int | None:
-    """Return the length of each added run (the value of `--add`) in ns.
+def _read_or_collect_errors(
+    read: Callable[[], ValueT], errors: list[LoadgenError]
+) -> ValueT | None:
+    """Return what a function reads, or None after an error, which is added to `errors`.
 
-    Return None if it was not given or is wrong. Errors are added to `errors`.
+    All parts of a command line are read in this way, so that all errors are reported at once.
     """
+    with collecting(errors):
+        return read()
+    return None  # an error was collected
+
+
+def _check_added_length(add: str | None, extend: Path | None, errors: list[LoadgenError]) -> None:
+    """Report the option `--add` without `--extend`, where it has no effect."""
     if add is not None and extend is None:
         text = "--add has no effect without --extend"
         errors.append(UserError("no_effect", text, f"--add {add}", "--extend FOLDER"))
-    with collecting(errors):
-        return _parse_length(add, "--add")
-    return None
 
 
 def _check_bundle(bundle: Path | None, errors: list[LoadgenError]) -> None:
@@ -282,29 +290,27 @@ def _read_request(
     from loadgen.contracts.loading import load_contract
     from loadgen.contracts.run import with_contract_gpus
 
-    repetition = None
-    max_duration_ns = None
-    with collecting(errors):
-        settings = invocation.settings()
+    settings = _read_or_collect_errors(invocation.settings, errors)
     overrides = invocation.overrides()
     errors += overrides.errors
-    with collecting(errors):
-        repetition = invocation.repetition()
-    with collecting(errors):
-        max_duration_ns = _parse_length(duration, "--duration")
-    with collecting(errors):
-        checked_contract = load_contract(
+    repetition = _read_or_collect_errors(invocation.repetition, errors)
+    max_duration_ns = _read_or_collect_errors(
+        partial(_parse_length, duration, "--duration"), errors
+    )
+    checked_contract = _read_or_collect_errors(
+        partial(
+            load_contract,
             contract,
             gpus=invocation["gpus"],
             repeats=repetition.min_runs if repetition else None,
             max_duration_ns=max_duration_ns,
             has_other_endpoint=has_other_endpoint,
-        )
-    if errors:
+        ),
+        errors,
+    )
+    if errors or settings is None or checked_contract is None:
         raise CombinedError(errors)
-    has_responses_without_tokens = settings.returns_numbers
-    if has_responses_without_tokens:
-        _check_api_has_tokens(checked_contract, settings)
+    _check_latency_terms(checked_contract, settings)
     settings = with_contract_gpus(settings, checked_contract.contract.gpus)
     return ValidateRequest(checked_contract, settings, overrides, repetition)
 
@@ -317,14 +323,17 @@ def _parse_length(text: str | None, option: str) -> int | None:
     return length_ns
 
 
-def _check_api_has_tokens(checked_contract: CheckedContract, settings: Settings) -> None:
-    """Raise CombinedError for terms about tokens if the responses of the API have no tokens.
+def _check_latency_terms(checked_contract: CheckedContract, settings: Settings) -> None:
+    """Raise CombinedError for latency terms that are not defined for the API of the target.
 
-    An API such as embeddings returns its response at once. Of the latencies only `e2e` is defined
-    for it.
+    An API such as embeddings returns numbers, all at once. Of the latencies, only `e2e` is defined
+    for such responses: they have no first token and no time per token.
     """
     from loadgen.contracts.terms import list_latency_metrics
 
+    has_tokens = not settings.returns_numbers
+    if has_tokens:
+        return
     errors: list[LoadgenError] = []
     for plan in checked_contract.levels:
         for _, term in plan.level.terms_by_requirement():
@@ -341,30 +350,43 @@ def _create_other_endpoint_settings(
 ) -> Settings | None:
     """Return the settings of the endpoint that responses are compared with, or None without one.
 
+    Args:
+        request: The contract, which may name such an endpoint, and the settings of the target.
+        other: The options about such an endpoint.
+        dry_run: Whether no request is sent.
+
     Raises:
         UserError: The options do not fit the contract or the target.
     """
     check = request.checked_contract.contract.answers
-    settings = request.settings
     if check is None:
         if other.url is not None:
             text = "--against has no effect: the contract has no terms about responses"
             hint = "add answers: {dataset: FILE, must: [...]}"
             raise UserError("no_effect", text, "--against", hint)
         return None
-    if settings.virtual and not dry_run:
+    sends_prompts = not dry_run
+    if request.settings.virtual and sends_prompts:
         raise UserError(
             "unsupported",
             "a simulation in virtual time has no responses to score",
             "--url",
             "start a simulated server with loadgen sim and use its URL",
         )
-    if other.url is None:
-        # The contract names the endpoint, not the user: it gets no credentials of the target.
-        settings = replace(settings, api_key=None, headers=())
     url = other.url or check.against
     model = other.model or check.against_model
-    return other_endpoint(settings, url, model, other.key_file)
+    shared_settings = request.settings
+    if other.url is None:
+        shared_settings = _without_credentials(shared_settings)
+    return other_endpoint(shared_settings, url, model, other.key_file)
+
+
+def _without_credentials(settings: Settings) -> Settings:
+    """Return settings for an endpoint that the contract names and not the user.
+
+    It must not get the API key and the headers of the target.
+    """
+    return replace(settings, api_key=None, headers=())
 
 
 def _add_contract_prices(invocation: Invocation, request: ValidateRequest) -> Invocation:
@@ -373,23 +395,30 @@ def _add_contract_prices(invocation: Invocation, request: ValidateRequest) -> In
     With prices, the expected cost of the load is shown. Prices of the contract that do not fit the
     target are left out, because they may be meant for terms about cost only.
     """
-    from loadgen.core.schedule.forecast import Forecast
-    from loadgen.runs.planned_runs import target_facts
-
     prices = request.checked_contract.prices_path
     if invocation["prices"] is not None or prices is None:
         return invocation
     priced_invocation = invocation.with_options(prices=prices)
     budget = priced_invocation.budget()
-    if budget is None:
-        return priced_invocation
-    # The cost of any load tells whether the prices fit the target: otherwise it raises an error.
-    any_load = Forecast(requests=1.0, seconds=3600.0, input_tokens=1.0, output_tokens=1.0)
-    try:
-        budget.forecast_cost(any_load, target_facts(request.settings))
-    except LoadgenError:
+    if budget is not None and not _has_fitting_price(budget, request.settings):
         return invocation
     return priced_invocation
+
+
+def _has_fitting_price(budget: Budget, settings: Settings) -> bool:
+    """Return whether a price file has a price for the target.
+
+    The cost of a load can only be computed with a fitting price. Which load it is does not matter.
+    """
+    from loadgen.core.schedule.forecast import Forecast
+    from loadgen.runs.planned_runs import target_facts
+
+    any_load = Forecast(requests=1.0, seconds=3600.0, input_tokens=1.0, output_tokens=1.0)
+    try:
+        budget.forecast_cost(any_load, target_facts(settings))
+    except LoadgenError:
+        return False
+    return True
 
 
 # -- running --------------------------------------------------------------------------------------
@@ -410,27 +439,39 @@ class Validator:
     def run_new(self, other_endpoint: Settings | None) -> tuple[Validation, Path]:
         """Run a new validation. Return the verdict and the directory of the results.
 
-        A level with `duration: auto` is extended while it is undecided. Its plan is shown before
-        the run, because the user has not seen the length of its load.
+        A level with `duration: auto` is extended while it is undecided.
 
         Args:
             other_endpoint: The endpoint that responses are compared with, if any.
         """
-        from loadgen.contracts.level_plan import format_plan
         from loadgen.contracts.run import run_validation
 
         settings = self.request.settings
-        checked_contract = self.request.checked_contract
-        auto_plans = [plan for plan in checked_contract.levels if plan.is_auto]
-        for plan in auto_plans:
-            print_status(format_plan(plan))
-        self.display.announce_runs(self.request.planned_runs(), always=bool(auto_plans))
+        self._announce_load()
         self.invocation.move_existing_results(settings.out)
         self._start_progress(is_extension=False)
         validation, directory = run_validation(
-            checked_contract, settings, settings.out, self._create_options(), other_endpoint
+            self.request.checked_contract,
+            settings,
+            settings.out,
+            self._create_options(),
+            other_endpoint,
         )
         return self._extend_auto_levels(validation, directory), directory
+
+    def _announce_load(self) -> None:
+        """Print what the runs will send, and the plans of levels whose length is automatic.
+
+        The user has not seen the length of such a level anywhere else, so the announcement is
+        printed for it even where it would be left out, as for a single run.
+        """
+        from loadgen.contracts.level_plan import format_plan
+
+        auto_plans = [plan for plan in self.request.checked_contract.levels if plan.is_auto]
+        for plan in auto_plans:
+            print_status(format_plan(plan))
+        has_auto_plan = len(auto_plans) > 0
+        self.display.announce_runs(self.request.planned_runs(), always=has_auto_plan)
 
     def extend(self, directory: Path, added_run_ns: int | None) -> Validation:
         """Add runs to a stored validation and return its verdict."""
@@ -440,30 +481,33 @@ class Validator:
     def _start_progress(self, *, is_extension: bool) -> None:
         """Start the progress bar of all runs, and show the plans of levels that are shortened.
 
-        Each run gets a weight, which says how much of the progress bar it takes.
-
         Args:
             is_extension: Whether runs are added to a stored validation. Then only the undecided
                 levels are run, so there may be fewer runs than planned.
         """
         from loadgen.contracts.level_plan import format_plan
-        from loadgen.repeated.repeats import Repetition
 
-        repetition = self.request.repetition
-        plans = self.request.checked_contract.levels
-        run_weights: list[float] = []
-        for plan in plans:
-            level_repetition = repetition or Repetition(count=plan.level.repeats)
-            weight = _estimate_run_weight(plan, is_virtual=self.request.settings.virtual)
-            run_weights += [weight] * level_repetition.max_runs
+        run_weights = self._estimate_run_weights()
         # Without a count, runs are repeated until they agree, and there may be fewer than planned.
-        is_open_ended = repetition is not None and not repetition.count
+        repetition = self.request.repetition
+        is_open_ended = repetition is not None and repetition.count is None
         self.display.begin_steps(
             len(run_weights), at_most=is_extension or is_open_ended, weights=run_weights
         )
-        for plan in plans:
+        for plan in self.request.checked_contract.levels:
             if plan.is_shortened:
                 print_status(format_plan(plan))
+
+    def _estimate_run_weights(self) -> list[float]:
+        """Return how much of the progress bar each planned run takes, relative to the others."""
+        from loadgen.repeated.repeats import Repetition
+
+        run_weights: list[float] = []
+        for plan in self.request.checked_contract.levels:
+            repetition = self.request.repetition or Repetition(count=plan.level.repeats)
+            weight = _estimate_run_weight(plan, is_virtual=self.request.settings.virtual)
+            run_weights += [weight] * repetition.max_runs
+        return run_weights
 
     def _create_options(self) -> ValidationOptions:
         """Return how runs are made: with progress, and with the user's seed, salt and repeats."""
@@ -506,33 +550,42 @@ class Validator:
     def _extend_auto_levels(self, validation: Validation, directory: Path) -> Validation:
         """Add runs to levels with `duration: auto` until they are decided, and return the verdict.
 
-        The load of each added run is what the undecided terms lack, divided by the number of added
-        runs. Nothing is added if an undecided level has a fixed length, or if it is not known how
-        much load would decide it. There are at most `MAX_EXTENSIONS`.
+        There are at most `MAX_EXTENSIONS`.
         """
-        from loadgen.contracts.verdict import compute_additional_load_per_run_s
-
-        runs_per_level = self.request.runs_per_level()
-        extendable_levels = {
-            plan.level.name
-            for plan in self.request.checked_contract.levels
-            if plan.is_auto and not plan.is_shortened
-        }
         for extension_number in range(1, MAX_EXTENSIONS + 1):
-            added_run_s = compute_additional_load_per_run_s(validation, runs_per_level)
-            undecided_levels = [level.name for level in validation.undecided_levels]
-            can_extend_all = extendable_levels.issuperset(undecided_levels)
-            if not validation.can_be_extended or added_run_s == 0 or not can_extend_all:
+            added_run_s = self._find_added_run_length_s(validation)
+            if added_run_s == 0:
                 break
-            run_count = sum(runs_per_level[name] for name in undecided_levels)
+            runs_per_level = self.request.runs_per_level()
+            run_count = sum(runs_per_level[level.name] for level in validation.undecided_levels)
             print_status(
                 f"Inconclusive: adding {format.counted(run_count, 'run')} of "
                 f"{format.duration(added_run_s)} (extension {extension_number} of at most "
                 f"{MAX_EXTENSIONS})"
             )
             self.display.begin_steps(run_count)
-            validation = self._add_runs(directory, math.ceil(added_run_s * 1e9))
+            validation = self._add_runs(directory, math.ceil(added_run_s * units.NS_PER_S))
         return validation
+
+    def _find_added_run_length_s(self, validation: Validation) -> float:
+        """Return how long each run of an automatic extension has to be, in seconds.
+
+        The load that the undecided terms lack is divided among the added runs. Return 0 if no
+        extension is made: if the validation is decided, if an undecided level has a fixed length,
+        or if it is not known how much load would decide it.
+        """
+        from loadgen.contracts.verdict import compute_additional_load_per_run_s
+
+        if not validation.can_be_extended:
+            return 0.0
+        extendable_levels = {
+            plan.level.name
+            for plan in self.request.checked_contract.levels
+            if plan.is_auto and not plan.is_shortened
+        }
+        if any(level.name not in extendable_levels for level in validation.undecided_levels):
+            return 0.0
+        return compute_additional_load_per_run_s(validation, self.request.runs_per_level())
 
 
 def _estimate_run_weight(plan: LevelPlan, *, is_virtual: bool) -> float:
@@ -557,20 +610,23 @@ def _judge_stored_validation(directory: Path, output: OutputOptions) -> int:
     print_result(validation, report, as_json=output.as_json, full=output.full)
     if validation.verdict == "INCONCLUSIVE":
         contract, _ = stored_validation.read_validation(directory)
-        repeats = {level.name: level.repeats for level in contract.levels}
-        _suggest_next_command(validation, repeats, directory)
-    return _bundle_results(validation, directory, output.bundle)
+        runs_per_level = {level.name: level.repeats for level in contract.levels}
+        _suggest_next_command(validation, runs_per_level, directory)
+    return _finish_command(validation, directory, output.bundle)
 
 
 def _print_validation(
-    validation: Validation, directory: Path, repeats: Mapping[str, int], output: OutputOptions
-) -> int:
-    """Print the verdict of a new or extended validation and return the exit code.
+    validation: Validation,
+    directory: Path,
+    runs_per_level: Mapping[str, int],
+    output: OutputOptions,
+) -> None:
+    """Print the verdict of a new or extended validation, and what the user can do next.
 
     Args:
         validation: The validation.
         directory: The directory of its results.
-        repeats: How many runs an extension adds to each level, by the name of the level.
+        runs_per_level: How many runs an extension adds to each level, by the name of the level.
         output: How to print it.
     """
     from loadgen.contracts import outputs
@@ -581,12 +637,17 @@ def _print_validation(
     if not output.full:
         print_status(f"Details: loadgen report {shlex.quote(str(directory))} --full")
     if validation.can_be_extended:
-        _suggest_next_command(validation, repeats, directory)
-    return _bundle_results(validation, directory, output.bundle)
+        _suggest_next_command(validation, runs_per_level, directory)
 
 
-def _bundle_results(validation: Validation, directory: Path, bundle: Path | None) -> int:
-    """Pack the results into a file, if requested, and return the exit code of the validation."""
+def _finish_command(validation: Validation, directory: Path, bundle: Path | None) -> int:
+    """Write the bundle, if the user requested one, and return the exit code of the command.
+
+    Args:
+        validation: The validation that was printed.
+        directory: The directory of its results.
+        bundle: The file into which the results are packed (`--bundle`), or None.
+    """
     from loadgen.contracts.verdict import get_exit_code
 
     if bundle is not None:
@@ -595,7 +656,7 @@ def _bundle_results(validation: Validation, directory: Path, bundle: Path | None
 
 
 def _suggest_next_command(
-    validation: Validation, repeats: Mapping[str, int], directory: Path
+    validation: Validation, runs_per_level: Mapping[str, int], directory: Path
 ) -> None:
     """Print the command that can decide an inconclusive validation.
 
@@ -604,24 +665,34 @@ def _suggest_next_command(
 
     Args:
         validation: The validation, whose verdict is INCONCLUSIVE.
-        repeats: How many runs an extension adds to each level, by the name of the level.
+        runs_per_level: How many runs an extension adds to each level, by the name of the level.
         directory: The directory of the validation.
     """
-    from loadgen.contracts.stored_validation import read_original_command
-    from loadgen.contracts.verdict import compute_additional_load_per_run_s
-
     undecided_levels = validation.undecided_levels
     unmeasured_names = [level.name for level in undecided_levels if level.failure_reason]
     has_extendable_level = len(unmeasured_names) < len(undecided_levels)
     if has_extendable_level:
-        length = _format_run_length(compute_additional_load_per_run_s(validation, repeats))
-        options = arguments_to_type_again(read_original_command(directory))
-        arguments = ["validate", "--extend", str(directory), "--add", length, *options]
+        arguments = _build_extend_arguments(validation, runs_per_level, directory)
         print_status(f"Extend: loadgen {shlex.join(arguments)}")
     if unmeasured_names:
         print_status(
             f"To measure {', '.join(unmeasured_names)} again, repeat the command with a new --out"
         )
+
+
+def _build_extend_arguments(
+    validation: Validation, runs_per_level: Mapping[str, int], directory: Path
+) -> list[str]:
+    """Return the arguments of the command that extends a validation.
+
+    They include the options of the original command that are not stored, such as a key file.
+    """
+    from loadgen.contracts.stored_validation import read_original_command
+    from loadgen.contracts.verdict import compute_additional_load_per_run_s
+
+    length = _format_run_length(compute_additional_load_per_run_s(validation, runs_per_level))
+    options = arguments_to_type_again(read_original_command(directory))
+    return ["validate", "--extend", str(directory), "--add", length, *options]
 
 
 def _format_run_length(seconds: float) -> str:
@@ -647,33 +718,48 @@ def _print_forecast(invocation: Invocation, request: ValidateRequest, output: Ou
         request: The contract and the target.
         output: How the forecast is printed.
     """
-    from loadgen.contracts import prediction
-    from loadgen.contracts.prediction import ForecastOptions
+    from loadgen.contracts.prediction import create_simulated_settings
     from loadgen.contracts.sections import build_forecast_report
-    from loadgen.core.execution.run import execute
     from loadgen.runs.run_display import create_display
 
     display = create_display(invocation, quiet=True)
     display.announce_runs(request.planned_runs(), always=True)
-    checked_contract = request.checked_contract
     if not output.as_json:
-        _print_plan(checked_contract)
-    simulated = prediction.create_simulated_settings(request.settings)
-    print_status(f"Simulating {simulated.display_name.removeprefix('simulated: ')} in virtual time")
-    step_weights = prediction.estimate_step_weights(checked_contract)
-    display.begin_steps(len(step_weights), weights=step_weights)
-    options = ForecastOptions(
-        execute=execute,
-        cost_function=_create_cost_function(checked_contract),
-        seed=request.overrides.seed,
-        report_step=display.begin_step,
-    )
-    forecasts = prediction.forecast_levels(checked_contract, simulated, options)
+        _print_plan(request.checked_contract)
+    simulated = create_simulated_settings(request.settings)
+    preset = simulated.display_name.removeprefix("simulated: ")
+    print_status(f"Simulating {preset} in virtual time")
+    forecasts = _forecast_with_progress(request, simulated, display)
     real_target = None if request.settings.virtual else request.settings.url
     report = build_forecast_report(forecasts, simulated.display_name, real_target=real_target)
     document = {"simulated": simulated.display_name, "levels": forecasts}
     print_result(document, report, as_json=output.as_json, full=output.full)
     return OK
+
+
+def _forecast_with_progress(
+    request: ValidateRequest, simulated: Settings, display: RunDisplay
+) -> tuple[LevelForecast, ...]:
+    """Return the load that each term of a contract needs, and show the progress.
+
+    Args:
+        request: The contract.
+        simulated: The simulated target.
+        display: Shows the progress.
+    """
+    from loadgen.contracts import prediction
+    from loadgen.core.execution.run import execute
+
+    checked_contract = request.checked_contract
+    step_weights = prediction.estimate_step_weights(checked_contract)
+    display.begin_steps(len(step_weights), weights=step_weights)
+    options = prediction.ForecastOptions(
+        execute=execute,
+        cost_function=_create_cost_function(checked_contract),
+        seed=request.overrides.seed,
+        report_step=display.begin_step,
+    )
+    return prediction.forecast_levels(checked_contract, simulated, options)
 
 
 def _create_cost_function(checked_contract: CheckedContract) -> CostFunction | None:

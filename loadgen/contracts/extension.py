@@ -19,11 +19,12 @@ from loadgen.contracts.run import (
     run_level,
     with_contract_gpus,
 )
-from loadgen.contracts.schema import ANSWERS_LEVEL, Contract
+from loadgen.contracts.schema import ANSWERS_LEVEL, ContractLevel
 from loadgen.contracts.stored_validation import (
     CONTRACT_FILE,
     ValidationFacts,
 )
+from loadgen.contracts.terms import ContractTerm
 from loadgen.contracts.verdict import FAIL, PASS, LevelVerdict, Validation
 from loadgen.core import format
 from loadgen.core.errors import CombinedError, LoadgenError, UserError
@@ -49,36 +50,55 @@ def extend_validation(
         added_run_ns: The length of each added run. None for the length in the contract.
 
     Raises:
-        UserError, CombinedError: The directory, the contract or the target does not fit, or more
-            load cannot decide any term.
+        UserError: No undecided term can be decided by more load.
+        CombinedError: The contract or the target differs from that of the validation, or the target
+            cannot be used.
     """
     validation = stored_validation.judge_again(directory)
     contract, facts = stored_validation.read_validation(directory)
     _check_extension(directory, checked_contract, settings, validation, facts)
     # The prompts of `answers` are sent only once, so they are never extended.
     load_levels = [level for level in validation.levels if level.name != ANSWERS_LEVEL]
-    plans = _find_undecided_plans(checked_contract, contract, load_levels)
+    plans = _find_plans_to_extend(checked_contract, load_levels)
     if not plans:
         raise _create_nothing_to_extend_error(validation, directory)
-    settings = with_contract_gpus(settings, contract.gpus)
-    findings = check_target(settings, directory, options.show_status)
-    _require_usable_target(findings, settings, directory)
-    run_counts = {level.name: len(level.runs) for level in load_levels}
     plans = [_with_run_length(plan, added_run_ns) for plan in plans]
+    settings = with_contract_gpus(settings, contract.gpus)
+    findings = _examine_target(settings, directory, options)
+    run_counts = {level.name: len(level.runs) for level in load_levels}
     added_runs = _add_runs(directory, plans, run_counts, settings, options)
     if added_runs.run_counts != run_counts:
-        # The stored counts of runs say which runs each interim analysis has.
-        earlier_counts = facts.run_counts or (run_counts,)
-        facts = replace(
-            facts,
-            ended=format_now(),
-            run_counts=(*earlier_counts, added_runs.run_counts),
-            findings=tuple(findings),
-        )
+        facts = _with_analysis(facts, run_counts, added_runs.run_counts, findings)
     new_validation = write_outputs(directory, contract, facts)
     if added_runs.is_interrupted:
         return replace(new_validation, interrupted=True)
     return new_validation
+
+
+def _with_analysis(
+    facts: ValidationFacts,
+    old_counts: dict[str, int],
+    new_counts: dict[str, int],
+    findings: Sequence[Finding],
+) -> ValidationFacts:
+    """Return the facts about a validation with one more interim analysis, after an extension.
+
+    The facts list how many runs each level had at each analysis, because a term that was decided in
+    an analysis stays decided.
+
+    Args:
+        facts: The facts so far. Those of a validation without an extension list no counts.
+        old_counts: Level -> the number of its runs before the extension.
+        new_counts: Level -> the number of its runs after it.
+        findings: The findings of the preflight checks of the extension.
+    """
+    earlier_counts = facts.run_counts or (old_counts,)
+    return replace(
+        facts,
+        ended=format_now(),
+        run_counts=(*earlier_counts, new_counts),
+        findings=tuple(findings),
+    )
 
 
 class AddedRuns(NamedTuple):
@@ -102,7 +122,7 @@ def _add_runs(
 ) -> AddedRuns:
     """Run levels that already have runs, until all are done or one is interrupted or fails.
 
-    A run that did not finish is deleted and does not count.
+    A run that did not finish does not count, and its files are deleted.
 
     Args:
         directory: The directory of the validation.
@@ -113,15 +133,15 @@ def _add_runs(
     """
     new_counts = dict(run_counts)
     for plan in plans:
-        name = plan.level.name
-        runs = run_level(directory, plan, settings, options, earlier_runs=run_counts[name])
-        new_counts[name] += runs.finished_count
-        _delete_runs_after(directory / name, new_counts[name])
-        if runs.is_interrupted or runs.failure is not None:
-            reason = "interrupted" if runs.failure is None else runs.failure.reason
-            finished_runs = format.counted(runs.finished_count, "added run")
-            options.show_status(f"Level {name}: {reason} ({finished_runs} finished)")
-            return AddedRuns(new_counts, runs.is_interrupted)
+        level = plan.level.name
+        result = run_level(directory, plan, settings, options, earlier_runs=run_counts[level])
+        new_counts[level] += result.finished_count
+        _delete_runs_after(directory / level, new_counts[level])
+        if result.is_interrupted or result.failure is not None:
+            reason = "interrupted" if result.failure is None else result.failure.reason
+            finished_runs = format.counted(result.finished_count, "added run")
+            options.show_status(f"Level {level}: {reason} ({finished_runs} finished)")
+            return AddedRuns(new_counts, result.is_interrupted)
     return AddedRuns(new_counts, is_interrupted=False)
 
 
@@ -141,46 +161,65 @@ def _with_run_length(plan: LevelPlan, run_ns: int | None) -> LevelPlan:
     return replace(plan, workload=level_plan.set_measured_duration(plan.workload, run_ns))
 
 
-def _find_undecided_plans(
-    checked_contract: CheckedContract, contract: Contract, verdicts: Sequence[LevelVerdict]
+def _find_plans_to_extend(
+    checked_contract: CheckedContract, verdicts: Sequence[LevelVerdict]
 ) -> list[LevelPlan]:
-    """Return the plans of the undecided levels, and of the levels that they are compared with.
+    """Return the plans of the levels that more load can decide.
 
-    If a term compares two levels, both are extended, because both make the comparison uncertain. A
-    level that could not be measured is not extended: it has to be measured again.
+    These are the levels with undecided terms. If such a term compares its level with another one,
+    the other level is extended too, because both make the comparison uncertain.
 
     Args:
         checked_contract: The contract with the plans of its levels.
-        contract: The contract of the stored validation.
-        verdicts: The verdict on each level.
+        verdicts: The verdict on each level of the stored validation.
     """
-    levels_by_name = {level.name: level for level in contract.levels}
+    plans_by_name = {plan.level.name: plan for plan in checked_contract.levels}
     names_to_extend: set[str] = set()
     for level_verdict in verdicts:
-        if level_verdict.failure_reason:
-            continue
-        terms = levels_by_name[level_verdict.name].terms_by_requirement()
-        for term_verdict, (_, term) in zip(level_verdict.terms, terms, strict=True):
-            if not term_verdict.is_decided:
-                names_to_extend.add(level_verdict.name)
-                if term.level:
-                    names_to_extend.add(term.level)
+        level = plans_by_name[level_verdict.name].level
+        for term in _find_undecided_terms(level, level_verdict):
+            names_to_extend.add(level.name)
+            names_to_extend.add(term.level)  # "" if the term compares no levels
     return [plan for plan in checked_contract.levels if plan.level.name in names_to_extend]
 
 
-def _require_usable_target(
-    findings: Sequence[Finding], settings: Settings, directory: Path
-) -> None:
-    """Raise CombinedError if the target of an extension cannot be used.
+def _find_undecided_terms(level: ContractLevel, verdict: LevelVerdict) -> list[ContractTerm]:
+    """Return the terms of a level that more load can decide.
 
-    The checks have written a new doctor.json to the directory, so its checksums are renewed first.
-    The directory can then still be verified.
+    There are none if the level could not be measured: then it has to be measured again.
     """
+    if verdict.failure_reason:
+        return []
+    return [
+        term
+        for (_, term), term_verdict in zip(level.terms_by_requirement(), verdict.terms, strict=True)
+        if not term_verdict.is_decided
+    ]
+
+
+def _examine_target(
+    settings: Settings, directory: Path, options: ValidationOptions
+) -> list[Finding]:
+    """Make the preflight checks of the target of an extension and return their findings.
+
+    Raises:
+        CombinedError: The target cannot be used.
+    """
+    findings = check_target(settings, directory, options.show_status)
     failed_checks = [finding for finding in findings if finding.state == FAULT]
-    if not failed_checks:
-        return
-    checksums.write(directory)
-    raise CombinedError(
+    if failed_checks:
+        # The checks have written a new doctor.json. With new checksums, the directory remains
+        # valid although it was not extended.
+        checksums.write(directory)
+        raise _create_failed_checks_error(failed_checks, settings)
+    return findings
+
+
+def _create_failed_checks_error(
+    failed_checks: Sequence[Finding], settings: Settings
+) -> CombinedError:
+    """Return the error for preflight checks of a target that failed, one message per check."""
+    return CombinedError(
         [
             UserError(
                 "failed_check",

@@ -7,6 +7,7 @@ there. A term needs the shortest length from which on it stays decided.
 
 from __future__ import annotations
 
+import math
 import tempfile
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -85,11 +86,17 @@ class ForecastOptions:
 
 
 def create_simulated_settings(settings: Settings) -> Settings:
-    """Return settings with a simulated target: the preset of the user, or else the default one."""
+    """Return settings with a simulated target, for a forecast that must send no requests.
+
+    A simulated target of the user is used as it is. Otherwise the default preset of the simulated
+    server takes the place of the real one. What is specific to the real server, such as its API key
+    and model, is left out.
+    """
     if settings.virtual:
         return settings
+    default_preset = PHYSICAL["preset"]
     return Settings(
-        url=f"sim:{PHYSICAL['preset']}",
+        url=f"sim:{default_preset}",
         gpus=settings.gpus,
         shape=settings.shape,
         command=settings.command,
@@ -130,17 +137,11 @@ def forecast_levels(
     simulated_levels = SimulatedLevels()
     failed_forecasts: dict[str, LevelForecast] = {}
     for plan in checked_contract.levels:
+        name = plan.level.name
         try:
             simulated_levels.add(plan, _simulate_level(plan, settings, options))
         except (CombinedError, TargetError) as error:
-            failed_forecasts[plan.level.name] = LevelForecast(
-                name=plan.level.name,
-                length_s=0,
-                simulated_s=0,
-                terms=(),
-                failure_reason=str(error),
-                fault_codes=codes(error),
-            )
+            failed_forecasts[name] = _create_failed_forecast(name, error)
     forecasts = []
     for plan in checked_contract.levels:
         name = plan.level.name
@@ -153,6 +154,18 @@ def forecast_levels(
         )
         forecasts.append(forecaster.forecast())
     return tuple(forecasts)
+
+
+def _create_failed_forecast(level: str, error: CombinedError | TargetError) -> LevelForecast:
+    """Return the forecast of a level that could not be simulated, with the reason."""
+    return LevelForecast(
+        name=level,
+        length_s=0,
+        simulated_s=0,
+        terms=(),
+        failure_reason=str(error),
+        fault_codes=codes(error),
+    )
 
 
 # -- simulated runs -------------------------------------------------------------------------------
@@ -181,70 +194,84 @@ class OrderedRun(NamedTuple):
         order = np.argsort(session_start_ns, kind="stable")
         columns = {name: run.rows[name][order] for name in ROW.names or ()}
         rows = RecordColumns(len(order), columns)
-        ordered_run = replace(run, rows=cast("NDArray[np.void]", rows))
+        ordered_run = replace(run, rows=_as_record_array(rows))
         return cls(ordered_run, session_start_ns[order], rows)
 
     def cut_to(self, length_s: float) -> RecordedRun:
-        """Return the run as if its measured load had ended after this time.
+        """Return the run as if its measured load had ended after this time, in seconds.
 
-        The records of sessions that started before the end are kept, those of a session all
-        together. The manifest and the summary are those that such a shorter run would have.
+        A session that started before the end keeps all its records, also those after the end. The
+        manifest and the summary become those of the shorter run.
         """
-        manifest = self.run.manifest
-        measured_starts_ns = [stage.start_ns for stage in manifest.stages if stage.measured]
-        end_ns = min(measured_starts_ns, default=0) + round(length_s * NS_PER_S)
-        # The records are in order of the starts of their sessions.
-        record_count = int(np.searchsorted(self.session_start_ns, end_ns))
-        rows = cast("NDArray[np.void]", self.rows.slice_records(slice(record_count)))
-        stages = []
-        for stage_number, stage in enumerate(manifest.stages):
-            request_count = int((rows["stage"] == stage_number).sum())
-            stages.append(_shorten_stage(stage, slots=request_count, end_ns=end_ns))
-        manifest = replace(manifest, stages=tuple(stages))
-        summary = summarize(manifest, rows, self._assign_gaps_to_stage(), explained=False)
+        end_ns = self._compute_end_ns(length_s)
+        # The records are in order of session starts, so those before the end come first.
+        record_count = int((self.session_start_ns < end_ns).sum())
+        rows = _as_record_array(self.rows.slice_records(slice(record_count)))
+        manifest = replace(self.run.manifest, stages=self._shorten_stages(rows, end_ns))
+        summary = summarize(manifest, rows, self._list_gaps_by_stage(), explained=False)
         return replace(self.run, manifest=manifest, rows=rows, summary=summary)
 
-    def _assign_gaps_to_stage(self) -> list[Histogram]:
-        """Return a histogram of the times between events of responses for each stage of the run.
+    def _compute_end_ns(self, length_s: float) -> int:
+        """Return the time at which the measured load has lasted this long.
 
-        `summarize` requires them by stage, and pools those of the measured stages. They were pooled
-        for the full run already, so all of them are assigned to the first measured stage. They are
-        not recorded per request, so those of the full run stand for a shorter run.
+        A run consists of stages, such as a warm-up and a steady load, of which some are measured.
+        """
+        measured_starts_ns = [
+            stage.start_ns for stage in self.run.manifest.stages if stage.measured
+        ]
+        return min(measured_starts_ns, default=0) + round(length_s * NS_PER_S)
+
+    def _shorten_stages(self, rows: NDArray[np.void], end_ns: int) -> tuple[StagePlan, ...]:
+        """Return the stages of the run with an earlier end, for the records that remain."""
+        stages = []
+        for stage_number, stage in enumerate(self.run.manifest.stages):
+            request_count = int((rows["stage"] == stage_number).sum())
+            stage_end_ns = None if stage.end_ns is None else min(stage.end_ns, end_ns)
+            stages.append(replace(stage, slots=request_count, end_ns=stage_end_ns))
+        return tuple(stages)
+
+    def _list_gaps_by_stage(self) -> list[Histogram]:
+        """Return one histogram per stage, with the times between events of streamed responses.
+
+        `summarize` expects one histogram per stage and adds up those of the measured stages. The
+        run has only their total, so the first measured stage gets the total and the others nothing.
+        The times are not recorded per request, so a shorter run has the histogram of the full run.
         """
         stages = self.run.manifest.stages
-        gaps = [Histogram() for _ in stages]
-        for stage_number, stage in enumerate(stages):
-            if stage.measured:
-                gaps[stage_number] = self.run.gaps
-                break
-        return gaps
+        histograms = [Histogram() for _ in stages]
+        measured_numbers = [number for number, stage in enumerate(stages) if stage.measured]
+        if measured_numbers:
+            first_measured = measured_numbers[0]
+            histograms[first_measured] = self.run.gaps
+        return histograms
+
+
+def _as_record_array(rows: RecordColumns) -> NDArray[np.void]:
+    """Return columns of records in the place of an array of records.
+
+    Both are only read by column, as in `rows["due_ns"]`.
+    """
+    return cast("NDArray[np.void]", rows)
 
 
 def _compute_session_starts_ns(run: RecordedRun) -> NDArray[np.int64]:
     """Return, for each record of a run, when the session of its request was scheduled to start.
 
-    The schedule reserves one slot per possible turn for each session: the number of turns of the
-    longest session. The slots of a session are adjacent, so the slot number divided by the number
-    of turns gives the number of the session. A session starts with its first scheduled request.
+    A session is a conversation or task of several requests (turns) and starts with its first
+    scheduled request. The number of a session follows from the schedule, which numbers places for
+    requests (slots) such that each session has the same number of adjacent slots. With 4 turns per
+    session, slots 0 to 3 belong to session 0 and slots 4 to 7 to session 1.
     """
     due_ns: NDArray[np.int64] = run.rows["due_ns"]
     turns_per_session = run.manifest.turns_per_session
-    if turns_per_session == 1:
+    if turns_per_session == 1 or len(due_ns) == 0:
         return due_ns
     session_numbers = run.rows["slot"] // turns_per_session
-    unique_numbers, session_indexes = np.unique(session_numbers, return_inverse=True)
-    latest_ns = np.iinfo(np.int64).max
-    start_of_session_ns = np.full(len(unique_numbers), latest_ns)
-    # For each record: start_of_session_ns[session_index] = min(itself, due_ns).
-    np.minimum.at(start_of_session_ns, session_indexes, due_ns)
-    starts_ns: NDArray[np.int64] = start_of_session_ns[session_indexes]
+    earliest_due_ns = np.full(session_numbers.max() + 1, np.iinfo(np.int64).max)
+    # For each record: earliest_due_ns[its session] = min(earliest_due_ns[its session], its due_ns).
+    np.minimum.at(earliest_due_ns, session_numbers, due_ns)
+    starts_ns: NDArray[np.int64] = earliest_due_ns[session_numbers]
     return starts_ns
-
-
-def _shorten_stage(stage: StagePlan, *, slots: int, end_ns: int) -> StagePlan:
-    """Return a stage with this number of requests that ends at this time at the latest."""
-    stage_end_ns = None if stage.end_ns is None else min(stage.end_ns, end_ns)
-    return replace(stage, slots=slots, end_ns=stage_end_ns)
 
 
 def _compute_length_factor(plan: LevelPlan, max_factor: float) -> float:
@@ -273,23 +300,36 @@ def _simulate_level(
         options: How the forecast is made.
     """
     factor = _compute_length_factor(plan, options.max_length_factor)
-    level = plan.level
     workload = plan.workload
     if plan.duration_ns is not None:
         workload = set_measured_duration(workload, round(plan.duration_ns * factor))
-    size_label = ""
-    if plan.requests is not None:
-        size_label = f" ({format.counted(round(plan.requests * factor), 'request')})"
+    level = plan.level
     runs = []
     for run_number in range(1, level.repeats + 1):
-        run_label = f" run {run_number}" if level.repeats > 1 else ""
-        options.report_step(f"Simulating {level.name}{run_label}{size_label}")
+        options.report_step(_format_simulation_step(plan, run_number, factor))
         run_workload = workload
         if options.seed is not None:
-            run_workload = workload.model_copy(update={"seed": options.seed + run_number - 1})
+            run_seed = options.seed + run_number - 1
+            run_workload = workload.model_copy(update={"seed": run_seed})
         run = _simulate_run(run_workload, settings, options)
         runs.append(OrderedRun.from_run(replace(run, folder=f"{level.name}/r{run_number}")))
     return tuple(runs)
+
+
+def _format_simulation_step(plan: LevelPlan, run_number: int, length_factor: float) -> str:
+    """Return the progress label of a simulated run, such as "Simulating chat run 2 (900 requests)".
+
+    Args:
+        plan: The planned load of the level.
+        run_number: The number of the run in the level, from 1.
+        length_factor: The length of the run as a multiple of the planned length.
+    """
+    run_label = f" run {run_number}" if plan.level.repeats > 1 else ""
+    size_label = ""
+    if plan.requests is not None:
+        simulated_requests = round(plan.requests * length_factor)
+        size_label = f" ({format.counted(simulated_requests, 'request')})"
+    return f"Simulating {plan.level.name}{run_label}{size_label}"
 
 
 def _simulate_run(workload: Workload, settings: Settings, options: ForecastOptions) -> RecordedRun:
@@ -393,62 +433,76 @@ class LevelForecaster:
         self.simulated_s = simulated_levels.simulated_s(level.name)
 
     def forecast(self) -> LevelForecast:
-        """Return the load that each term of the level needs.
+        """Return the load that each term of the level needs to be decided.
 
-        The level is judged after its planned load and after the longest simulated one, and then
-        after lengths in between, to find the length from which on a term stays decided.
+        Adding load can also make a decided term undecided again, so a term needs the shortest
+        length after which it is decided at every longer length too.
         """
-        other_lengths_s = compute_candidate_lengths_s(self.planned_s, self.simulated_s)
-        lengths_s = sorted({self.planned_s, *other_lengths_s})
+        candidate_lengths_s = compute_candidate_lengths_s(self.planned_s, self.simulated_s)
+        lengths_s = sorted({self.planned_s, *candidate_lengths_s})
         longest_s = lengths_s[-1]
         planned_verdicts = self.judge_after(self.planned_s)
         longest_verdicts = self.judge_after(longest_s)
         known_verdicts = {self.planned_s: planned_verdicts, longest_s: longest_verdicts}
         needed_lengths_s = self._find_needed_lengths(lengths_s, known_verdicts)
-        repeats = self.level.repeats
-        terms = []
-        verdict_pairs = zip(planned_verdicts, longest_verdicts, strict=True)
-        for index, (planned_verdict, longest_verdict) in enumerate(verdict_pairs):
-            needed_s = None
-            if index in needed_lengths_s:
-                needed_s = needed_lengths_s[index] * repeats
-            needed_load = NeededLoad(
-                requirement=planned_verdict.requirement,
-                term=planned_verdict.term,
-                needed_s=needed_s,
-                outcome=planned_verdict.verdict,
-                reason="" if longest_verdict.is_decided else longest_verdict.reason,
+        terms = [
+            self._create_needed_load(planned_verdict, longest_verdict, needed_length_s)
+            for planned_verdict, longest_verdict, needed_length_s in zip(
+                planned_verdicts, longest_verdicts, needed_lengths_s, strict=True
             )
-            terms.append(needed_load)
+        ]
         return LevelForecast(
             name=self.level.name,
-            length_s=self.planned_s * repeats,
-            simulated_s=self.simulated_s * repeats,
+            length_s=self.planned_s * self.level.repeats,
+            simulated_s=self.simulated_s * self.level.repeats,
             terms=tuple(terms),
+        )
+
+    def _create_needed_load(
+        self,
+        planned_verdict: TermVerdict,
+        longest_verdict: TermVerdict,
+        needed_length_s: float | None,
+    ) -> NeededLoad:
+        """Return the load that a term needs, with the verdict that is expected of it.
+
+        Args:
+            planned_verdict: The verdict on the term after the planned load.
+            longest_verdict: The verdict on the term after the longest simulated load.
+            needed_length_s: How long each run has to be. None if no simulated length is enough.
+        """
+        return NeededLoad(
+            requirement=planned_verdict.requirement,
+            term=planned_verdict.term,
+            needed_s=None if needed_length_s is None else needed_length_s * self.level.repeats,
+            outcome=planned_verdict.verdict,
+            reason="" if longest_verdict.is_decided else longest_verdict.reason,
         )
 
     def _find_needed_lengths(
         self,
         lengths_s: Sequence[float],
         known_verdicts: Mapping[float, tuple[TermVerdict, ...]],
-    ) -> dict[int, float]:
-        """Return the shortest length of a run from which on each term stays decided.
+    ) -> list[float | None]:
+        """Return how long each run has to be for each term of the level to be decided, in seconds.
 
-        The level is judged after each length, from the longest to the shortest. A term that is
-        undecided at one length is not judged at shorter ones, because it does not stay decided from
-        them on.
+        The lengths are tried from the longest to the shortest, as long as the term is decided. The
+        last length at which it was decided is the one that it needs.
 
         Args:
-            lengths_s: The lengths of a run, in ascending order.
+            lengths_s: The lengths of a run to try, in ascending order.
             known_verdicts: Length -> the verdicts on all terms, for lengths that were judged
-                before.
+                before: at least the planned length.
 
         Returns:
-            Index of a term -> its length in seconds, without the terms that stay undecided.
+            One length per term, or None for a term that is undecided after the longest length.
         """
-        needed_lengths_s: dict[int, float] = {}
-        decided_indexes = list(range(len(known_verdicts[self.planned_s])))
+        term_count = len(known_verdicts[self.planned_s])
+        needed_lengths_s: list[float | None] = [None] * term_count
+        decided_indexes = list(range(term_count))
         for length_s in reversed(lengths_s):
+            if not decided_indexes:
+                break
             if length_s in known_verdicts:
                 verdicts = [known_verdicts[length_s][index] for index in decided_indexes]
             else:
@@ -458,8 +512,6 @@ class LevelForecaster:
                 for index, verdict in zip(decided_indexes, verdicts, strict=True)
                 if verdict.is_decided
             ]
-            if not decided_indexes:
-                break
             for index in decided_indexes:
                 needed_lengths_s[index] = length_s
         return needed_lengths_s
@@ -469,9 +521,6 @@ class LevelForecaster:
     ) -> tuple[TermVerdict, ...]:
         """Return the verdicts on the terms of the level as if each run had ended after this time.
 
-        Levels that a term compares this one with are cut to the same fraction of their planned
-        length.
-
         Args:
             length_s: The length of each run.
             term_indexes: The indexes of the terms to judge. None for all.
@@ -479,24 +528,41 @@ class LevelForecaster:
         level = self.level
         if term_indexes is not None:
             level = _with_terms(level, term_indexes)
+        contract_of_level = self.contract.model_copy(update={"levels": (level,)})
+        measured_levels = self._cut_levels_of(level, length_s / self.planned_s)
+        (level_verdict,) = judge_levels(contract_of_level, measured_levels, self.cost_function)
+        return level_verdict.terms
+
+    def _cut_levels_of(
+        self, level: ContractLevel, length_fraction: float
+    ) -> dict[str, MeasuredLevel]:
+        """Return the shortened runs of a level and of the levels that its terms compare it with.
+
+        Args:
+            level: The level.
+            length_fraction: The length of the runs as a fraction of the planned length of their
+                level.
+        """
         level_names = {level.name}
         level_names.update(term.level for _, term in level.terms_by_requirement())
-        length_fraction = length_s / self.planned_s
-        measured_levels = {
+        return {
             name: MeasuredLevel(runs=self.simulated_levels.cut_runs_to(name, length_fraction))
             for name in self.simulated_levels.runs
             if name in level_names
         }
-        contract = self.contract.model_copy(update={"levels": (level,)})
-        (verdict,) = judge_levels(contract, measured_levels, self.cost_function)
-        return verdict.terms
 
 
-def _with_terms(level: ContractLevel, indices: Collection[int]) -> ContractLevel:
-    """Return the level with some of its terms, given by their index among all of them."""
+def _with_terms(level: ContractLevel, term_indexes: Collection[int]) -> ContractLevel:
+    """Return the level with some of its terms.
+
+    Args:
+        level: The level.
+        term_indexes: The indexes of the terms to keep, in the list of all terms of the level
+            (`must` before `should`).
+    """
     all_terms = level.terms_by_requirement()
     terms: dict[Requirement, list[ContractTerm]] = {"must": [], "should": []}
-    for index in sorted(indices):
+    for index in sorted(term_indexes):
         requirement, term = all_terms[index]
         terms[requirement].append(term)
     return level.model_copy(update={"must": tuple(terms["must"]), "should": tuple(terms["should"])})
@@ -505,12 +571,12 @@ def _with_terms(level: ContractLevel, indices: Collection[int]) -> ContractLevel
 def compute_candidate_lengths_s(planned_s: float, simulated_s: float) -> list[float]:
     """Return the lengths of a run that are judged besides its planned length, in seconds.
 
-    They are the planned length times integer powers of `LENGTH_RATIO`, from a small fraction of it
-    up to the length that was simulated.
+    They are the planned length times `LENGTH_RATIO` to the power of -2, -1, 1, 2 and so on, from
+    `MIN_LENGTH_FRACTION` of the planned length up to the length that was simulated.
     """
-    min_power = np.ceil(np.log(MIN_LENGTH_FRACTION) / np.log(LENGTH_RATIO))
-    max_power = np.log(simulated_s / planned_s) / np.log(LENGTH_RATIO)
-    rounding_tolerance = 1e-9  # `np.arange` excludes its end
-    powers = np.arange(min_power, max_power + rounding_tolerance)
-    # Power 0 is the planned length itself.
-    return [float(planned_s * LENGTH_RATIO**power) for power in powers if power != 0]
+    rounding_tolerance = 1e-9  # the simulated length may be a power of the ratio
+    min_power = math.ceil(math.log(MIN_LENGTH_FRACTION, LENGTH_RATIO))
+    max_power = math.floor(math.log(simulated_s / planned_s, LENGTH_RATIO) + rounding_tolerance)
+    return [
+        planned_s * LENGTH_RATIO**power for power in range(min_power, max_power + 1) if power != 0
+    ]

@@ -329,27 +329,21 @@ def run_level(
         options: How the runs are made.
         earlier_runs: The number of runs that the level already has.
     """
-    name = plan.level.name
-    repetition = options.repetition_of(plan.level)
+    level = plan.level
+    repetition = options.repetition_of(level)
     total = repetition.description
     if earlier_runs:
         total = f"{earlier_runs} + {total}"
     summaries: list[Summary] = []
     while not repetition.is_complete(summaries):
         number = earlier_runs + len(summaries) + 1
-        if number > 1:
-            is_pause_complete = pause_before(
-                f"{name}, run {number}",
-                repetition,
-                virtual=settings.virtual,
-                print_line=options.show_status,
-                wait=options.sleep,
-            )
-            if not is_pause_complete:
-                return LevelRuns(summaries, is_interrupted=True)
-        options.show_status(f"Level {name}: run {number} of {total}")
-        workload = prepare_workload_of_run(plan.workload, name, number, options.seed, options.salt)
-        run_settings = replace(settings, out=directory / name / f"r{number}")
+        if number > 1 and not _pause_before_run(level, number, settings, options):
+            return LevelRuns(summaries, is_interrupted=True)
+        options.show_status(f"Level {level.name}: run {number} of {total}")
+        workload = prepare_workload_of_run(
+            plan.workload, level.name, number, options.seed, options.salt
+        )
+        run_settings = replace(settings, out=directory / level.name / f"r{number}")
         try:
             summary, _ = options.execute(workload, run_settings)
         except (TargetError, CombinedError) as error:
@@ -359,6 +353,19 @@ def run_level(
         if summary.run.state == "interrupted":
             return LevelRuns(summaries, is_interrupted=True)
     return LevelRuns(summaries)
+
+
+def _pause_before_run(
+    level: ContractLevel, number: int, settings: Settings, options: ValidationOptions
+) -> bool:
+    """Wait for the required pause before a run. Return False if the user interrupted it."""
+    return pause_before(
+        f"{level.name}, run {number}",
+        options.repetition_of(level),
+        virtual=settings.virtual,
+        print_line=options.show_status,
+        wait=options.sleep,
+    )
 
 
 def prepare_workload_of_run(
@@ -412,24 +419,38 @@ def check_target(
     if settings.virtual:
         return []
     from loadgen.doctor import doctor
-    from loadgen.doctor.findings import build_report
 
     all_findings: list[Finding] = []
     reports = []
-    for endpoint in settings.endpoints:
+    for endpoint_index, endpoint in enumerate(settings.endpoints):
         endpoint_settings = settings.for_endpoint(endpoint) if endpoint.url else settings
         title, findings = doctor.examine_target(endpoint_settings)
         reports.append({"title": title, "findings": findings})
         if len(settings.endpoints) > 1:
             # The host of the client is the same for all endpoints, so it is reported once.
-            is_first_endpoint = not all_findings
+            is_first_endpoint = endpoint_index == 0
             findings = _name_endpoint(findings, endpoint.display_name, keep_host=is_first_endpoint)
         all_findings += findings
-        problems = [finding for finding in findings if finding.state in (FAULT, WARNING)]
-        if problems:
-            show_status(as_text.render(build_report(title, problems)).rstrip())
+        _show_problems(title, findings, show_status)
     (directory / DOCTOR_FILE).write_bytes(format.document(reports))
     return all_findings
+
+
+def _show_problems(
+    title: str, findings: Sequence[Finding], show_status: Callable[[str], None]
+) -> None:
+    """Show the warnings and the failed checks among the findings about an endpoint, if any.
+
+    Args:
+        title: The heading above them.
+        findings: All findings about the endpoint.
+        show_status: Shows a text.
+    """
+    from loadgen.doctor.findings import build_report
+
+    problems = [finding for finding in findings if finding.state in (FAULT, WARNING)]
+    if problems:
+        show_status(as_text.render(build_report(title, problems)).rstrip())
 
 
 def _name_endpoint(findings: Sequence[Finding], endpoint: str, *, keep_host: bool) -> list[Finding]:
@@ -474,13 +495,13 @@ def _choose_directory(output_dir: Path | None, contract_name: str) -> Path:
     """Return the directory of a new validation: that of `--out`, or a new one in `results`.
 
     Raises:
-        UserError: The directory exists and is not empty, or is a file.
+        UserError: The path is in use: there is a directory that is not empty, or a file.
     """
     if output_dir is None:
         now = datetime.datetime.now().astimezone()
         output_dir = Path("results") / run_id(f"validate-{contract_name}", now)
-    is_in_use = output_dir.exists() and (not output_dir.is_dir() or any(output_dir.iterdir()))
-    if is_in_use:
+    is_empty_directory = output_dir.is_dir() and not any(output_dir.iterdir())
+    if output_dir.exists() and not is_empty_directory:
         hint = "give a new folder, or --force to rename the existing one"
         raise UserError("folder_in_use", "the folder is not empty", f"--out {output_dir}", hint)
     return output_dir
