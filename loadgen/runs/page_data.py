@@ -23,9 +23,10 @@ from loadgen.core.metrics.columns import (
     Columns,
     as_selection,
     is_measured,
+    join_arrays,
     pool_measured_gaps,
 )
-from loadgen.core.metrics.request_metrics import time_output_tokens
+from loadgen.core.metrics.request_metrics import time_or_end, time_output_tokens
 from loadgen.core.metrics.windows import cumulate_event_counts
 from loadgen.core.results.manifest import RunManifest, WorkerSample
 from loadgen.core.results.record import BIN_NS, KINDS
@@ -105,10 +106,18 @@ BIN_WIDTHS_S = (
 ROUNDING_ERROR = 1e-9
 """A run that is longer than whole bins by less than this fraction of a bin needs no further bin."""
 
+POINT_DIGITS = 4
+CELL_EDGE_DIGITS = 5
+EDGE_DIGITS_OF_HEAT_MAP = 4
+"""Significant digits of coordinates, which are finer than a pixel of the chart."""
+
 NS_PER_S = 1e9
 NS_PER_MS = 1e6
 
 Values = tuple[float | None, ...]
+
+Range = tuple[float, float]
+"""The lowest and the highest value of an axis."""
 
 
 class Bins(msgspec.Struct, frozen=True, kw_only=True):
@@ -143,8 +152,8 @@ class ScatterPlot(msgspec.Struct, frozen=True, kw_only=True):
     count: int
     points: tuple[tuple[float, float], ...] = ()
     cells: Cells = ()
-    x: tuple[float, float] = (0, 1)
-    y: tuple[float, float] = (0, 1)
+    x: Range = (0, 1)
+    y: Range = (0, 1)
     log_y: bool = False
 
 
@@ -324,26 +333,48 @@ def _latency_over_time(
 
 
 def _scatter_plots(columns: Columns, is_counted: NDArray[np.bool_]) -> ScatterPlots:
-    """Return the scatter plots of the counted requests.
-
-    The plots are computed in an order that needs little memory: the arrays of requests in flight,
-    which are as large as columns of the records, are freed before the other plots.
-    """
-    e2e_by_output = scatter_plot(columns["output_tokens"], columns.measure("e2e"), is_counted)
+    """Return the scatter plots of the counted requests, in which each request is a point."""
+    # This plot needs the most memory, so it comes before long columns are read for the others.
+    ttft_by_in_flight = _plot_ttft_by_in_flight(columns, is_counted)
     ttft_ns = columns.measure("ttft")
-    sent_rows, other_counts = in_flight_at_send(columns)
-    ttft_by_in_flight = scatter_plot(
-        other_counts, ttft_ns[sent_rows], is_counted[sent_rows], row_indices=sent_rows
-    )
-    del sent_rows, other_counts
     queue_ns = columns["server_queue_ns"]
+    due_ns = columns["due_ns"]
     return ScatterPlots(
         ttft_by_input=scatter_plot(columns["input_tokens"], ttft_ns, is_counted),
-        ttft_by_in_flight=ttft_by_in_flight,
         ttft_by_queue=scatter_plot(queue_ns, ttft_ns, is_counted, x_divisor=NS_PER_MS),
-        ttft_by_time=scatter_plot(columns["due_ns"], ttft_ns, is_counted, x_divisor=NS_PER_S),
-        e2e_by_output=e2e_by_output,
-        received_by_requested=_received_by_requested(columns, is_counted),
+        ttft_by_time=scatter_plot(due_ns, ttft_ns, is_counted, x_divisor=NS_PER_S),
+        e2e_by_output=scatter_plot(columns["output_tokens"], columns.measure("e2e"), is_counted),
+        ttft_by_in_flight=ttft_by_in_flight,
+        received_by_requested=_plot_received_by_requested(columns, is_counted),
+    )
+
+
+def _plot_ttft_by_in_flight(columns: Columns, is_counted: NDArray[np.bool_]) -> ScatterPlot:
+    """Return the scatter plot of TTFT by the other requests in flight at the target."""
+    sent_rows, other_counts = in_flight_at_send(columns)
+    return scatter_plot(
+        other_counts,
+        columns.measure("ttft")[sent_rows],
+        is_counted[sent_rows],
+        row_indices=sent_rows,
+    )
+
+
+def _plot_received_by_requested(
+    columns: Columns, is_counted: NDArray[np.bool_]
+) -> ScatterPlot | None:
+    """Return the scatter plot of received output tokens (y) by requested output tokens (x).
+
+    Return None if no length was requested, or if every response has the requested length.
+    """
+    requested_tokens = columns["asked_output"]
+    received_tokens = columns["output_tokens"]
+    has_both = is_counted & (requested_tokens >= 0) & (received_tokens >= 0)
+    differs = requested_tokens[has_both] != received_tokens[has_both]
+    if not differs.any():
+        return None
+    return scatter_plot(
+        requested_tokens.astype(np.int64), received_tokens.astype(np.int64), has_both, y_divisor=1
     )
 
 
@@ -351,49 +382,74 @@ def _scatter_plots(columns: Columns, is_counted: NDArray[np.bool_]) -> ScatterPl
 
 
 class Grid(msgspec.Struct, frozen=True):
-    """Equal time bins from the start of a run to its end."""
+    """Equal time bins from the start of a run to its end.
+
+    Attributes:
+        width_s: The length of each bin.
+        bin_count: The number of bins.
+    """
 
     width_s: float
-    number: int
+    bin_count: int
 
     @classmethod
-    def over(cls, length_s: float, max_bins: int = MAX_BINS, min_width_s: float = 0.0) -> Grid:
-        """Return a grid over a run of `length_s` that has at most `max_bins` bins.
+    def for_length(
+        cls, length_s: float, max_bins: int = MAX_BINS, min_width_s: float = 0.0
+    ) -> Grid:
+        """Return a grid for a run of `length_s` seconds, with bins that are easy to read.
 
-        Bins have the smallest width of BIN_WIDTHS_S with which they are few enough, so that the
-        axis is easy to read, and at least `min_width_s`.
+        The width of the bins is the smallest of BIN_WIDTHS_S that needs at most `max_bins` bins,
+        but at least `min_width_s`. For example, a run of 100 s has 100 bins of 1 s.
         """
-        fitting_widths_s = (width for width in BIN_WIDTHS_S if width * max_bins >= length_s)
-        width_s = max(next(fitting_widths_s, length_s / max_bins), min_width_s)
+        readable_widths_s = [width for width in BIN_WIDTHS_S if width * max_bins >= length_s]
+        narrowest_s = readable_widths_s[0] if readable_widths_s else length_s / max_bins
+        width_s = max(narrowest_s, min_width_s)
         bin_count = int(np.ceil(length_s / width_s - ROUNDING_ERROR))
         return cls(width_s, max(bin_count, 1))
 
     @classmethod
     def for_requests(cls, length_s: float, requests: int, per_bin: int) -> Grid:
-        """Return a grid whose bins hold at least `per_bin` requests on average."""
-        return cls.over(length_s, min(MAX_BINS, max(requests // per_bin, MIN_BINS)))
+        """Return a grid whose bins hold at least `per_bin` requests on average.
+
+        It has MIN_BINS bins or more, even if that leaves fewer requests for each bin.
+        """
+        filled_bins = max(requests // per_bin, MIN_BINS)
+        return cls.for_length(length_s, max_bins=min(filled_bins, MAX_BINS))
 
     @property
-    def edges_s(self) -> NDArray[np.floating[Any]]:
+    def edges_s(self) -> NDArray[np.float64]:
         """The edges of the bins, one more than there are bins."""
-        return np.arange(self.number + 1) * self.width_s
+        return np.arange(self.bin_count + 1, dtype=np.float64) * self.width_s
 
-    def bin_of(self, times_ns: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Return the bin of each time. Times outside the grid are in its first or last bin."""
-        return np.clip(times_ns // round(self.width_s * NS_PER_S), 0, self.number - 1)
+    def bin_numbers(self, times_ns: NDArray[np.int64]) -> NDArray[np.int16]:
+        """Return the number of the bin of each time, counted from 0.
 
-    def sums(
-        self, times_ns: NDArray[np.int64], weights: NDArray[np.int64] | None = None
-    ) -> NDArray[np.float64]:
-        """Return the number of times in each bin, or the sum of their weights."""
-        total = np.zeros(self.number)
+        Times outside the grid belong to its first or last bin. The small integer type and the
+        division block by block save memory, since there may be millions of times.
+        """
+        width_ns = round(self.width_s * NS_PER_S)
+        bin_numbers = np.empty(len(times_ns), np.int16)
         for block in block_slices(len(times_ns)):
-            block_weights = None if weights is None else weights[block]
-            total += np.bincount(self.bin_of(times_ns[block]), block_weights, self.number)
-        return total
+            bin_numbers[block] = np.clip(times_ns[block] // width_ns, 0, self.bin_count - 1)
+        return bin_numbers
 
-    def bins(self, series: Mapping[str, Iterable[float | None]]) -> Bins:
-        """Return series over this grid, rounded for a chart."""
+    def count(self, times_ns: NDArray[np.int64]) -> NDArray[np.float64]:
+        """Return the number of times in each bin."""
+        counts = np.zeros(self.bin_count)
+        for block in block_slices(len(times_ns)):
+            counts += np.bincount(self.bin_numbers(times_ns[block]), minlength=self.bin_count)
+        return counts
+
+    def sum(self, amounts: NDArray[np.int64], times_ns: NDArray[np.int64]) -> NDArray[np.float64]:
+        """Return the sum of the amounts in each bin, where each amount belongs to one time."""
+        sums = np.zeros(self.bin_count)
+        for block in block_slices(len(times_ns)):
+            bin_numbers = self.bin_numbers(times_ns[block])
+            sums += np.bincount(bin_numbers, amounts[block], minlength=self.bin_count)
+        return sums
+
+    def round_series(self, series: Mapping[str, Iterable[float | None]]) -> Bins:
+        """Return series with a value per bin of this grid, rounded for a chart."""
         rounded_series = {
             name: tuple(None if value is None else round_to(value, 4) for value in values)
             for name, values in series.items()
@@ -407,28 +463,43 @@ def quantiles_over_time(
     selected: NDArray[np.bool_],
     length_s: float,
 ) -> Bins:
-    """Return percentiles of the selected values in ms, per time bin.
+    """Return percentiles of a latency for each time bin of a run, in ms.
 
-    The median and the maximum are always there, and p90 and p99 if most bins hold enough requests.
+    They are the median, p90 and p99 if most bins hold enough requests for them, and the maximum.
+
+    Args:
+        times_ns: For each request, the time that decides its bin; negative if not known.
+        values_ns: For each request, its latency or UNDEFINED.
+        selected: Which requests to use.
+        length_s: The length of the run.
     """
     is_known = selected & (values_ns != UNDEFINED) & (times_ns >= 0)
-    count = int(np.count_nonzero(is_known))
-    grid = Grid.for_requests(length_s, count, MIN_REQUESTS_FOR_P90)
+    grid = Grid.for_requests(length_s, int(np.count_nonzero(is_known)), MIN_REQUESTS_FOR_P90)
     values_by_bin = _sorted_values_by_bin(grid, times_ns, values_ns, is_known)
-    sizes = np.array([len(values) for values in values_by_bin])
-    typical_size = float(np.median(sizes[sizes > 0])) if count else 0.0
+    quantiles = _supported_quantiles(values_by_bin)
+    return grid.round_series(
+        {
+            name: [_quantile_ms(values, quantile) for values in values_by_bin]
+            for name, quantile in quantiles.items()
+        }
+    )
+
+
+def _supported_quantiles(values_by_bin: Sequence[NDArray[np.int64]]) -> dict[str, float]:
+    """Return the quantiles to show over time, by name: p90 and p99 only if bins are large enough.
+
+    The size of a bin is the number of its values. The median of the sizes decides, without empty
+    bins.
+    """
+    bin_sizes = [len(values) for values in values_by_bin if len(values)]
+    typical_size = float(np.median(bin_sizes)) if bin_sizes else 0.0
     quantiles = {"p50": 0.5}
     if typical_size >= MIN_REQUESTS_FOR_P90:
         quantiles["p90"] = 0.9
     if typical_size >= MIN_REQUESTS_FOR_P99:
         quantiles["p99"] = 0.99
     quantiles["max"] = 1.0
-    return grid.bins(
-        {
-            name: [_quantile_ms(values, quantile) for values in values_by_bin]
-            for name, quantile in quantiles.items()
-        }
-    )
+    return quantiles
 
 
 def _sorted_values_by_bin(
@@ -437,22 +508,17 @@ def _sorted_values_by_bin(
     values_ns: NDArray[np.int64],
     is_known: NDArray[np.bool_],
 ) -> list[NDArray[np.int64]]:
-    """Return the known values of each bin of `grid` in ascending order.
+    """Return for each time bin of a grid the known values whose time is in it, in ascending order.
 
-    The values are put in the order of their bins, so that those of one bin are a slice, which is
-    then sorted in place.
+    For example, the values 5, 3, 9 and 1 in the bins 0, 1, 0 and 1 are put in the order of their
+    bins, which gives 5, 9, 3, 1. That is split into 5, 9 and 3, 1, and each part is sorted.
     """
     known_rows = as_selection(is_known)
-    known_times_ns = times_ns[known_rows]
-    bin_numbers = np.empty(len(known_times_ns), np.int16)
-    for block in block_slices(len(known_times_ns)):
-        bin_numbers[block] = grid.bin_of(known_times_ns[block])
-    order = np.argsort(bin_numbers, kind="stable").astype(np.int32)  # half the memory of int64
-    values_in_bin_order = values_ns[known_rows][order]
-    del order
-    bin_sizes = np.bincount(bin_numbers, minlength=grid.number)
-    bin_starts = np.cumsum([0, *bin_sizes])
-    values_by_bin = [values_in_bin_order[start:end] for start, end in pairwise(bin_starts)]
+    bin_numbers = grid.bin_numbers(times_ns[known_rows])
+    bin_order = np.argsort(bin_numbers, kind="stable").astype(np.int32)  # half of the memory
+    values_in_bin_order = values_ns[known_rows][bin_order]
+    bin_ends = np.cumsum(np.bincount(bin_numbers, minlength=grid.bin_count))
+    values_by_bin = np.split(values_in_bin_order, bin_ends[:-1])
     for values in values_by_bin:
         values.sort()
     return values_by_bin
@@ -467,26 +533,25 @@ def _quantile_ms(sorted_ns: NDArray[np.int64], quantile: float) -> float | None:
 
 def _run_length_s(rows: NDArray[np.void], event_counts: Sequence[NDArray[np.int64]]) -> float:
     """Return the time of the last event of a run, at least 0.1 s."""
-    ends = [rows[name].max(initial=0) for name in ("done_ns", "due_ns", "sent_ns")]
-    ends += [len(counts) * BIN_NS for counts in event_counts]
-    return max(float(max(ends)) / NS_PER_S, 0.1)
+    ends_ns = [rows[name].max(initial=0) for name in ("done_ns", "due_ns", "sent_ns")]
+    ends_ns += [len(counts) * BIN_NS for counts in event_counts]
+    return max(float(max(ends_ns)) / NS_PER_S, 0.1)
 
 
 def _stage_spans(
     manifest: RunManifest, rows: NDArray[np.void], length_s: float
 ) -> Iterator[StageSpan]:
-    """Yield the span of each stage on the time axis of the run.
+    """Yield the span of each stage of a run on the time axis of its charts.
 
-    A stage that ends by a number of requests has no planned end, and the stages after it have no
-    planned start (0). Such a stage spans the scheduled times of its requests.
+    A stage is a part of a run with its own load, such as a warm-up of 60 s. A stage that ends by a
+    number of requests has no planned end, and the stages after it have no planned start. Then the
+    scheduled times of its requests stand for them.
     """
     for index, stage in enumerate(manifest.stages):
         is_in_stage = (rows["stage"] == index) & (rows["due_ns"] >= 0)
         due_ns = rows["due_ns"][is_in_stage]
-        has_planned_start = index == 0 or stage.start_ns != 0
-        start_ns = stage.start_ns if has_planned_start else due_ns.min(initial=0)
+        start_s = float(stage.start_ns) / NS_PER_S
         end_ns = due_ns.max(initial=0) if stage.end_ns is None else stage.end_ns
-        start_s = float(start_ns) / NS_PER_S
         end_s = max(float(end_ns) / NS_PER_S, start_s)
         yield StageSpan(
             name=stage.name or f"stage {index + 1}",
@@ -497,154 +562,167 @@ def _stage_spans(
 
 
 def _request_rates(columns: Columns, length_s: float) -> Bins:
-    """Return scheduled, sent and ok requests per second."""
+    """Return scheduled, sent and ok requests per second, for each time bin.
+
+    A request counts in the bin of its scheduled time, of its sending and of its end.
+    """
     grid = Grid.for_requests(length_s, len(columns), REQUESTS_PER_BIN)
-    selections = {
-        "scheduled": ("due_ns", columns.reached_due_time),
-        "sent": ("sent_ns", columns["sent_ns"] >= 0),
-        "ok": ("end_ns", columns.where(OK) & (columns["end_ns"] >= 0)),
-    }
-    rates = {
-        name: grid.sums(columns[field][as_selection(selected)]) / grid.width_s
-        for name, (field, selected) in selections.items()
-    }
-    return grid.bins(rates)
+    was_sent = columns["sent_ns"] >= 0
+    has_ended_ok = columns.where(OK) & (columns["end_ns"] >= 0)
+    scheduled_ns = columns["due_ns"][as_selection(columns.reached_due_time)]
+    sent_ns = columns["sent_ns"][as_selection(was_sent)]
+    ok_ns = columns["end_ns"][as_selection(has_ended_ok)]
+    return grid.round_series(
+        {
+            "scheduled": grid.count(scheduled_ns) / grid.width_s,
+            "sent": grid.count(sent_ns) / grid.width_s,
+            "ok": grid.count(ok_ns) / grid.width_s,
+        }
+    )
 
 
 def _mean_in_flight(columns: Columns, length_s: float) -> Bins:
-    """Return the exact mean number of requests in flight per bin.
+    """Return the mean number of requests in flight in each time bin.
 
-    It is the time that requests spent in flight in the bin, divided by the width of the bin.
+    It is the time that all requests together spent in flight during the bin, divided by the width
+    of the bin. Until any moment, a request has been in flight for the time since it was sent,
+    without the time since it was done. So the total until an edge of the bins is the difference of
+    two sums over all requests, and the total in a bin is the increase from its first edge to its
+    second one.
     """
-    grid = Grid.over(length_s)
-    edges_ns = grid.edges_s * NS_PER_S
-    since_sent_ns = _time_since_events_ns(columns, "sent_ns", edges_ns)
-    since_done_ns = _time_since_events_ns(columns, "done_ns", edges_ns)
-    mean = np.diff(since_sent_ns - since_done_ns) / (grid.width_s * NS_PER_S)
-    return grid.bins({"in flight": np.maximum(mean, 0.0)})
+    grid = Grid.for_length(length_s)
+    was_sent = columns["sent_ns"] >= 0
+    is_done = was_sent & (columns["done_ns"] >= 0)
+    since_sent_ns = _time_since_events_ns(grid, columns["sent_ns"][as_selection(was_sent)])
+    since_done_ns = _time_since_events_ns(grid, columns["done_ns"][as_selection(is_done)])
+    time_in_flight_ns = np.diff(since_sent_ns - since_done_ns)
+    mean_in_flight = time_in_flight_ns / (grid.width_s * NS_PER_S)
+    return grid.round_series({"in flight": np.maximum(mean_in_flight, 0.0)})
 
 
-def _time_since_events_ns(
-    columns: Columns, field: str, edges_ns: NDArray[np.floating[Any]]
-) -> NDArray[np.float64]:
-    """Return for each edge the sum of the times that have passed since each event before it.
+def _time_since_events_ns(grid: Grid, times_ns: NDArray[np.int64]) -> NDArray[np.float64]:
+    """Return for each edge of the grid the sum of the times since each event before it.
 
-    The events are the times in the column `field` of the requests that were sent. If n events with
-    the times t_1 ... t_n precede an edge, the sum of (edge - t_i) is n * edge - (t_1 + ... + t_n).
+    For events at 1 s and at 4 s, the result at an edge at 5 s is (5 - 1) + (5 - 4) = 5 s. It is
+    computed as the number of events times the edge, minus the sum of their times:
+    2 * 5 - (1 + 4) = 5.
     """
-    is_event = (columns["sent_ns"] >= 0) & (columns[field] >= 0)
-    times_ns = np.sort(columns[field][as_selection(is_event)])
-    events_before_edge = np.searchsorted(times_ns, edges_ns)
-    time_sums_ns = _sums_of_first(times_ns, events_before_edge)
-    time_since_ns: NDArray[np.float64] = events_before_edge * edges_ns - time_sums_ns
-    return time_since_ns
+    event_counts = _totals_before_edges(grid.count(times_ns))
+    sums_of_times_ns = _totals_before_edges(grid.sum(times_ns, times_ns))
+    return event_counts * (grid.edges_s * NS_PER_S) - sums_of_times_ns
 
 
-def _sums_of_first(values: NDArray[np.int64], counts: NDArray[np.int64]) -> NDArray[np.float64]:
-    """Return for each n of `counts` the sum of the first n values.
-
-    The running sums are computed block by block: those of all values at once would need as much
-    memory as a column of the records.
-    """
-    sums = np.zeros(len(counts))
-    sum_before_block = 0.0
-    for block in block_slices(len(values)):
-        running_sums = np.cumsum(np.append(sum_before_block, values[block]))
-        is_in_block = (counts >= block.start) & (counts < block.start + len(running_sums))
-        sums[is_in_block] = running_sums[counts[is_in_block] - block.start]
-        sum_before_block = float(running_sums[-1])
-    return sums
+def _totals_before_edges(values: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return the sum of the values of all bins before each edge: [1, 2, 3] gives [0, 1, 3, 6]."""
+    return np.concatenate(([0.0], np.cumsum(values)))
 
 
 def _output_rate(
     columns: Columns, event_counts: Sequence[NDArray[np.int64]], length_s: float
 ) -> Bins:
-    """Return output tokens per second by the time of their events, or evenly over each response.
+    """Return the output tokens per second in each time bin.
 
-    An event is a chunk of a streamed response. `event_counts` has their numbers per bin of BIN_NS
-    for each stage. If no events were counted, the tokens of each response are spread evenly from
-    its first to its last token.
+    Tokens arrive in output events, which are the chunks of streamed responses. If the run counted
+    them, tokens count at the time of their events. Otherwise the tokens of each response are spread
+    evenly from its first to its last token.
+
+    Args:
+        columns: The records of the run.
+        event_counts: For each stage, the number of output events in bins of BIN_NS. Empty if
+            the run did not count them.
+        length_s: The length of the run.
     """
-    grid = Grid.over(length_s)
+    grid = Grid.for_length(length_s)
     has_tokens = columns.where(OK) & (columns["output_tokens"] >= 0)
-    event_count = int(columns["output_events"][has_tokens].sum(dtype=np.int64))
-    cumulative_events = cumulate_event_counts(event_counts)
-    if event_count and cumulative_events is not None:
-        tokens = _tokens_by_events(columns, grid, cumulative_events, event_count)
-    else:
+    events_with_tokens = int(columns["output_events"][has_tokens].sum(dtype=np.int64))
+    events_before_bins = cumulate_event_counts(event_counts)
+    if events_with_tokens == 0 or events_before_bins is None:
         tokens = _tokens_spread_evenly(columns, grid)
-    return grid.bins({"output": tokens / grid.width_s})
+    else:
+        total_tokens = int(time_output_tokens(columns).amounts.sum(dtype=np.int64))
+        tokens_per_event = total_tokens / events_with_tokens
+        tokens = _events_in_bins(events_before_bins, grid) * tokens_per_event
+    return grid.round_series({"output": tokens / grid.width_s})
 
 
-def _tokens_by_events(
-    columns: Columns, grid: Grid, cumulative_events: NDArray[np.int64], event_count: int
-) -> NDArray[np.float64]:
-    """Return the output tokens in each bin: its events times the mean number of tokens per event.
+def _events_in_bins(events_before_bins: NDArray[np.int64], grid: Grid) -> NDArray[np.float64]:
+    """Return the number of output events in each bin of a grid.
 
-    `event_count` is the number of events of the requests whose tokens are counted.
-    `cumulative_events` is the number of all events before each bin of BIN_NS, which are shorter
-    than those of the grid.
+    The events were counted in short bins of BIN_NS. An edge of the grid may lie inside a short bin.
+    The events of that bin then count as evenly spread over it.
+
+    Args:
+        events_before_bins: The number of events before each short bin, and before the end of the
+            last one.
+        grid: The grid, whose bins are longer.
     """
-    _, _, tokens = time_output_tokens(columns)
-    tokens_per_event = int(tokens.sum(dtype=np.int64)) / event_count
-    edges = grid.edges_s * NS_PER_S / BIN_NS
-    events_until_edge = np.interp(edges, np.arange(len(cumulative_events)), cumulative_events)
-    tokens_in_bins: NDArray[np.float64] = np.diff(events_until_edge) * tokens_per_event
-    return tokens_in_bins
+    edges_in_short_bins = grid.edges_s * NS_PER_S / BIN_NS
+    short_bin_numbers = np.arange(len(events_before_bins))
+    events_before_edges = np.interp(edges_in_short_bins, short_bin_numbers, events_before_bins)
+    return np.diff(events_before_edges)
 
 
 def _tokens_spread_evenly(columns: Columns, grid: Grid) -> NDArray[np.float64]:
     """Return the output tokens in each bin if those of a response come at a constant rate."""
-    first_ns, last_ns, tokens = time_output_tokens(columns)
+    first_token_ns, last_token_ns, tokens = time_output_tokens(columns)
     amounts = Amounts()
-    amounts.add(first_ns, last_ns, tokens)
+    amounts.add(first_token_ns, last_token_ns, tokens)
     return np.array([amounts.between(start_s, end_s) for start_s, end_s in pairwise(grid.edges_s)])
 
 
 def _errors_by_kind(columns: Columns, length_s: float) -> Bins:
-    """Return the requests that are not ok, by kind of error, the most frequent kind first.
+    """Return the requests that are not ok per time bin, a series for each kind of error.
 
-    A request counts when it ended, or at its scheduled time if it never did.
+    The most frequent kind comes first. A request counts when it ended, or at its scheduled time if
+    it never did.
     """
+    grid = Grid.for_length(length_s, MAX_ERROR_BINS)
     is_error = ~(columns.where(OK) | columns.where(UNFINISHED))
-    grid = Grid.over(length_s, MAX_ERROR_BINS)
-    error_times_ns = np.where(columns["done_ns"] >= 0, columns["done_ns"], columns["due_ns"])
-    error_times_ns = error_times_ns[is_error]
-    kinds = columns["kind"][is_error]
-    counts = np.bincount(kinds)
-    series = {}
-    for kind in np.argsort(-counts, kind="stable"):
-        if counts[kind]:
-            label = KINDS[kind] or "not finished"
-            series[label] = grid.sums(error_times_ns[kinds == kind])
-    return grid.bins(series)
+    has_ended = columns["done_ns"] >= 0
+    error_times_ns = np.where(has_ended, columns["done_ns"], columns["due_ns"])[is_error]
+    error_kinds = columns["kind"][is_error]
+    kinds, frequencies = np.unique(error_kinds, return_counts=True)
+    most_frequent_first = kinds[np.argsort(-frequencies, kind="stable")]
+    series = {
+        KINDS[kind] or "not finished": grid.count(error_times_ns[error_kinds == kind])
+        for kind in most_frequent_first
+    }
+    return grid.round_series(series)
 
 
 def _slo_attainment(columns: Columns, manifest: RunManifest, length_s: float) -> Bins | None:
-    """Return the fraction of requests that met the SLO by scheduled time; None without an SLO."""
+    """Return the fraction of requests that met the SLO, by scheduled time.
+
+    Return None if the run has no SLO on requests. The bins are as wide as those of p90 latencies,
+    because a fraction of fewer than MIN_REQUESTS_FOR_P90 requests says little.
+    """
     slo = manifest.slo
-    if slo is None or not (slo.terms or slo.goodput_share is not None):
+    has_request_slo = slo is not None and (slo.terms or slo.goodput_share is not None)
+    if slo is None or not has_request_slo:
         return None
-    counted = outcomes.is_counted(columns, slo)
-    grid = Grid.for_requests(length_s, int(counted.sum()), MIN_REQUESTS_FOR_P90)
-    due_ns = columns["due_ns"]
-    good_counts = grid.sums(due_ns[counted & outcomes.meets_slo(columns, slo)])
-    total_counts = grid.sums(due_ns[as_selection(counted)])
-    return grid.bins({"met the SLO": _ratios(good_counts, total_counts)})
+    is_counted = outcomes.is_counted(columns, slo)
+    is_good = is_counted & outcomes.meets_slo(columns, slo)
+    grid = Grid.for_requests(length_s, int(is_counted.sum()), MIN_REQUESTS_FOR_P90)
+    scheduled_ns = columns["due_ns"]
+    good_counts = grid.count(scheduled_ns[is_good])
+    total_counts = grid.count(scheduled_ns[is_counted])
+    return grid.round_series({"met the SLO": _ratios(good_counts, total_counts)})
 
 
 def _cache_hit_rate(columns: Columns, length_s: float) -> Bins | None:
-    """Return the cached fraction of prompt tokens by time of the first token; None if unknown."""
+    """Return the cached fraction of prompt tokens, by the time of the first token.
+
+    A response that was not streamed counts at its end. Return None if the server reported no
+    numbers of cached tokens.
+    """
     has_counts = columns.where(OK) & (columns["cached_tokens"] >= 0) & (columns["input_tokens"] > 0)
     if not has_counts.any():
         return None
     grid = Grid.for_requests(length_s, int(has_counts.sum()), REQUESTS_PER_BIN)
-    started_ns = np.where(
-        columns["first_token_ns"] < 0, columns["end_ns"], columns["first_token_ns"]
-    )[has_counts]
-    cached_tokens = grid.sums(started_ns, columns["cached_tokens"][has_counts])
-    prompt_tokens = grid.sums(started_ns, columns["input_tokens"][has_counts])
-    return grid.bins({"cached": _ratios(cached_tokens, prompt_tokens)})
+    response_start_ns = time_or_end(columns, "first_token_ns", has_counts)
+    cached_tokens = grid.sum(columns["cached_tokens"][has_counts], response_start_ns)
+    prompt_tokens = grid.sum(columns["input_tokens"][has_counts], response_start_ns)
+    return grid.round_series({"cached": _ratios(cached_tokens, prompt_tokens)})
 
 
 def _ratios(parts: NDArray[np.float64], totals: NDArray[np.float64]) -> list[float | None]:
@@ -661,79 +739,102 @@ def _client_overhead(
 
     The CPU use is a fraction of a core, and the delay is in ms.
     """
-    grid = Grid.over(length_s, min_width_s=1.0)
-    send_delays_ms = _largest_send_delays_ms(columns, grid)
-    return grid.bins(
-        {"cpu": _largest_cpu_shares(worker_samples, grid), "largest send delay": send_delays_ms}
+    grid = Grid.for_length(length_s, min_width_s=1.0)
+    return grid.round_series(
+        {
+            "cpu": _largest_cpu_shares(worker_samples, grid),
+            "largest send delay": _largest_send_delays_ms(columns, grid),
+        }
     )
 
 
 def _largest_cpu_shares(worker_samples: Sequence[WorkerSample], grid: Grid) -> list[float | None]:
     """Return the CPU use of the busiest worker in each bin, None for a bin without samples.
 
-    A sample counts in the bin that has the middle of the time it covers.
+    A sample is the mean CPU use of a worker over a short span, as a fraction of a core. It counts
+    in the bin that contains the middle of that span.
     """
-    cpu_shares: list[float | None] = [None] * grid.number
+    cpu_shares: list[float | None] = [None] * grid.bin_count
     for sample in worker_samples:
         if sample.span_s < MIN_SAMPLE_SPAN_S:
             continue
         middle_s = max(sample.t_s - sample.span_s / 2, 0)
-        index = min(int(middle_s // grid.width_s), grid.number - 1)
-        cpu_shares[index] = max(cpu_shares[index] or 0.0, sample.cpu_share)
+        bin_number = min(int(middle_s // grid.width_s), grid.bin_count - 1)
+        cpu_shares[bin_number] = max(cpu_shares[bin_number] or 0.0, sample.cpu_share)
     return cpu_shares
 
 
 def _largest_send_delays_ms(columns: Columns, grid: Grid) -> list[float | None]:
-    """Return the largest delay of a request that was sent in each bin, None for an empty bin."""
+    """Return the largest send delay in each time bin, None for a bin without sent requests.
+
+    The send delay of a request is the time from when it should have been sent to when it was sent.
+    """
     was_sent = as_selection(columns["sent_ns"] >= 0)
     sent_ns = columns["sent_ns"][was_sent]
     delays_ns = columns.measure("send_lag")[was_sent]
-    largest_ns = np.full(grid.number, UNDEFINED)
+    largest_ns = np.full(grid.bin_count, UNDEFINED)
     for block in block_slices(len(sent_ns)):
-        np.maximum.at(largest_ns, grid.bin_of(sent_ns[block]), delays_ns[block])
+        np.maximum.at(largest_ns, grid.bin_numbers(sent_ns[block]), delays_ns[block])
     return [None if delay == UNDEFINED else float(delay / NS_PER_MS) for delay in largest_ns]
 
 
 def count_inter_chunk_latencies(snapshots: NDArray[np.void], length_s: float) -> Cells:
     """Return the numbers of inter-chunk latencies by time (s) and length (ms), for a heat map.
 
+    An inter-chunk latency is the time between two chunks of a streamed response.
+
     Args:
         snapshots: Histograms of the latencies with the edges HEAT_EDGES_NS and the dtype
-            `results.record_log.HEAT`. A worker writes one about every 2 s, with the counts since
-            the one before.
+            `results.record_log.HEAT`. Each worker writes one about every 2 s, which counts the
+            latencies since its previous snapshot.
         length_s: The length of the run.
     """
     if not len(snapshots):
         return ()
-    snapshot_times_ns = np.unique(snapshots["until_ns"])
-    typical_span_s = float(np.median(np.diff(snapshot_times_ns, prepend=0))) / NS_PER_S
-    min_width_s = MIN_BIN_PER_SNAPSHOT * typical_span_s
-    grid = Grid.over(length_s, min_width_s=min(min_width_s, length_s))
+    typical_span_s = _typical_snapshot_span_s(snapshots)
+    min_width_s = min(MIN_BIN_PER_SNAPSHOT * typical_span_s, length_s)
+    grid = Grid.for_length(length_s, min_width_s=min_width_s)
 
-    # A snapshot counts in the bin that has the middle of the time it covers.
-    middle_s = snapshots["until_ns"] / NS_PER_S - min(typical_span_s, grid.width_s) / 2
-    bin_numbers = grid.bin_of((middle_s * NS_PER_S).astype(np.int64))
-    # The first count, of latencies below all edges, is left out: these are times between chunks
-    # that arrived in one read of a socket.
-    counts = np.zeros((grid.number, len(HEAT_EDGES_NS)), np.int64)
-    np.add.at(counts, bin_numbers, snapshots["counts"][:, 1:])
+    # A snapshot counts in the bin that contains the middle of the span that it covers. If bins are
+    # a little shorter than that span, it counts half a bin before its end.
+    half_span_s = min(typical_span_s, grid.width_s) / 2
+    middle_s = snapshots["until_ns"] / NS_PER_S - half_span_s
+    bin_numbers = grid.bin_numbers((middle_s * NS_PER_S).astype(np.int64))
+
+    # The first count of a snapshot, of latencies below all edges, is left out: these are times
+    # between chunks that arrived in one read of a socket.
+    snapshot_counts = snapshots["counts"][:, 1:]
+    counts = np.zeros((grid.bin_count, len(HEAT_EDGES_NS)), np.int64)
+    for bin_number in range(grid.bin_count):
+        counts[bin_number] = snapshot_counts[bin_numbers == bin_number].sum(axis=0)
     return tuple(_heat_map_cells(counts, grid.width_s))
+
+
+def _typical_snapshot_span_s(snapshots: NDArray[np.void]) -> float:
+    """Return the median time between two snapshots, which is the time that a snapshot covers."""
+    snapshot_times_ns = np.unique(snapshots["until_ns"])
+    spans_ns = np.diff(snapshot_times_ns, prepend=0)
+    return float(np.median(spans_ns)) / NS_PER_S
 
 
 def _heat_map_cells(counts: NDArray[np.int64], width_s: float) -> Iterator[Cell]:
     """Yield the cells of a heat map that are not empty.
 
-    `counts` has a row for each time bin of `width_s`, and a column for the latencies from each
-    edge in HEAT_EDGES_NS on. The last column has no upper edge, so it is drawn up to twice its
-    lower edge.
+    Args:
+        counts: The number of latencies, with a row for each time bin and a column for each edge in
+            HEAT_EDGES_NS. A column counts the latencies from its edge up to the next one.
+        width_s: The width of a time bin.
     """
-    edges_ms = round_all(np.append(HEAT_EDGES_NS, HEAT_EDGES_NS[-1] * 2) / NS_PER_MS, 4)
-    for bin_number, edge_number in zip(*np.nonzero(counts), strict=True):
+    # The last column has no upper edge. It is drawn up to twice its lower edge.
+    upper_edge_ns = HEAT_EDGES_NS[-1] * 2
+    edges_ms = np.append(HEAT_EDGES_NS, upper_edge_ns) / NS_PER_MS
+    rounded_edges_ms = round_all(edges_ms, EDGE_DIGITS_OF_HEAT_MAP)
+    for bin_number, edge_number in np.argwhere(counts).tolist():
         yield (
             float(bin_number * width_s),
             float((bin_number + 1) * width_s),
-            edges_ms[edge_number],
-            edges_ms[edge_number + 1],
+            rounded_edges_ms[edge_number],
+            rounded_edges_ms[edge_number + 1],
             int(counts[bin_number, edge_number]),
         )
 
@@ -741,7 +842,7 @@ def _heat_map_cells(counts: NDArray[np.int64], width_s: float) -> Iterator[Cell]
 # -- scatter plots ---------------------------------------------------------------------------------
 
 
-def in_flight_at_send(columns: Columns) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
+def in_flight_at_send(columns: Columns) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Return the sent requests, and how many others were in flight at their target when sent.
 
     The first array has the row indices of the sent requests, ordered by target and time of sending.
@@ -749,58 +850,54 @@ def in_flight_at_send(columns: Columns) -> tuple[NDArray[np.int32], NDArray[np.i
     the same time count as others too.
     """
     was_sent = columns["sent_ns"] >= 0
-    row_indices = np.empty(np.count_nonzero(was_sent), np.int32)
-    other_counts = np.empty(len(row_indices), np.int32)
-    start = 0
+    row_indices = []
+    other_counts = []
     for target in np.unique(columns["target"]).tolist():
-        is_of_target = (columns["target"] == target) & was_sent
-        target_rows = np.flatnonzero(is_of_target).astype(np.int32)
-        of_target = slice(start, start + len(target_rows))
-        order = np.argsort(columns["sent_ns"][target_rows]).astype(np.int32)
-        row_indices[of_target] = target_rows[order]
-        del order  # an array as large as a column of the records
-        starts_ns = columns["sent_ns"][row_indices[of_target]]
-        ends_ns = _sorted_end_times_ns(columns, target_rows)
-        _count_others(starts_ns, ends_ns, other_counts[of_target])
-        start = of_target.stop
-    return row_indices, other_counts
+        is_sent_to_target = was_sent & (columns["target"] == target)
+        target_rows = _rows_by_time_of_sending(columns, is_sent_to_target)
+        row_indices.append(target_rows)
+        other_counts.append(_count_other_requests(columns, target_rows))
+    return join_arrays(row_indices), join_arrays(other_counts)
 
 
-def _sorted_end_times_ns(columns: Columns, rows: NDArray[np.int32]) -> NDArray[np.int64]:
-    """Return when the requests in these rows ended, in ascending order, if they did."""
-    ends_ns = columns["done_ns"][rows]
-    ends_ns.sort()
-    # A request that did not end has a negative time.
-    first_known = np.searchsorted(ends_ns, 0)
-    return ends_ns[first_known:]
+def _rows_by_time_of_sending(columns: Columns, selected: NDArray[np.bool_]) -> NDArray[np.int32]:
+    """Return the indices of the selected rows in the order in which their requests were sent.
+
+    The indices are of 32 bits, because they are kept for each request of the run.
+    """
+    rows = np.flatnonzero(selected).astype(np.int32)
+    order = np.argsort(columns["sent_ns"][rows])
+    sorted_rows: NDArray[np.int32] = rows[order]
+    return sorted_rows
 
 
-def _count_others(
-    starts_ns: NDArray[np.int64], ends_ns: NDArray[np.int64], other_counts: NDArray[np.int32]
-) -> None:
-    """Count the other requests in flight at each start, and write the counts to `other_counts`.
+def _count_other_requests(columns: Columns, rows: NDArray[np.int32]) -> NDArray[np.int32]:
+    """Return for each request how many others were in flight at its target when it was sent.
 
-    They are the requests that started until then, without the request itself and without those
-    that ended until then. The counts are written to a part of a larger array, because a copy would
-    need as much memory as a column of the records.
+    They are all requests that were sent until then, without the request itself and without those
+    that ended until then.
 
     Args:
-        starts_ns: The starts of requests in ascending order.
-        ends_ns: Their ends in ascending order.
-        other_counts: The array to write to, with one element for each start.
+        columns: The records of the run.
+        rows: The indices of all requests of the target, in the order of sending.
     """
-    for block in block_slices(len(starts_ns)):
-        block_starts_ns = starts_ns[block]
-        # As many other requests started before as the index of the request says, unless the next
-        # one has the same start. Only then a search is needed.
-        others_started = np.arange(block.start, min(block.stop, len(starts_ns)))
-        next_starts_ns = starts_ns[block.start + 1 : block.stop + 1]
-        is_same_as_next = block_starts_ns[: len(next_starts_ns)] == next_starts_ns
-        same_as_next = np.flatnonzero(is_same_as_next)
-        started = np.searchsorted(starts_ns, block_starts_ns[same_as_next], side="right")
-        others_started[same_as_next] = started - 1
-        ended = np.searchsorted(ends_ns, block_starts_ns, side="right")
-        other_counts[block] = others_started - ended
+    sent_ns = columns["sent_ns"][rows]
+    ends_ns = columns["done_ns"][rows]
+    sorted_ends_ns = np.sort(ends_ns[ends_ns >= 0])  # negative if the request did not end
+    other_counts = np.empty(len(rows), np.int32)
+    for block in block_slices(len(rows)):
+        others_sent = _count_until(sent_ns, sent_ns[block]) - 1
+        ended = _count_until(sorted_ends_ns, sent_ns[block])
+        other_counts[block] = others_sent - ended
+    return other_counts
+
+
+def _count_until(sorted_times: NDArray[np.int64], moments: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Return for each moment the number of times that are not later.
+
+    For example, of the times 1, 3 and 5, there are 2 until the moment 3, and 3 until the moment 8.
+    """
+    return np.searchsorted(sorted_times, moments, side="right")
 
 
 def scatter_plot(
@@ -815,29 +912,37 @@ def scatter_plot(
     """Return a scatter plot of the selected pairs with a known x and a defined y.
 
     Args:
-        x: The values of x; negative ones are unknown.
-        y_ns: The values of y.
-        selected: Which pairs are shown.
+        x: The values of x. A negative value means that x is unknown, as in the records.
+        y_ns: The values of y, UNDEFINED if unknown.
+        selected: Which pairs are plotted.
         x_divisor: Converts the values of x to the unit of the chart.
         y_divisor: Converts the values of y to the unit of the chart.
         row_indices: The row of each pair, if the pairs are in another order than the rows. Points
             are listed in the order of rows.
     """
     pairs = _Pairs(x, y_ns, selected, x_divisor, y_divisor)
-    if not pairs.count:
+    count = pairs.count()
+    if not count:
         return ScatterPlot(count=0)
     x_range, y_range = pairs.ranges()
-    lowest_y, highest_y = y_range
-    log_y = lowest_y > 0 and highest_y > LOG_RATIO * max(lowest_y, SMALLEST_LOG_VALUE)
-    if pairs.count <= MAX_POINTS:
-        points = pairs.points(row_indices)
-        return ScatterPlot(count=pairs.count, points=points, x=x_range, y=y_range, log_y=log_y)
-    cells = pairs.cells(x_range, y_range, log_y=log_y)
-    return ScatterPlot(count=pairs.count, cells=cells, x=x_range, y=y_range, log_y=log_y)
+    log_y = _needs_log_axis(y_range)
+    plot = ScatterPlot(count=count, x=x_range, y=y_range, log_y=log_y)
+    if count <= MAX_POINTS:
+        return msgspec.structs.replace(plot, points=pairs.points(row_indices))
+    return msgspec.structs.replace(plot, cells=pairs.cells(x_range, y_range, log_y=log_y))
+
+
+def _needs_log_axis(value_range: Range) -> bool:
+    """Return True if positive values differ by more than the factor LOG_RATIO."""
+    lowest, highest = value_range
+    return lowest > 0 and highest > LOG_RATIO * max(lowest, SMALLEST_LOG_VALUE)
 
 
 class _Pairs:
-    """The pairs of a scatter plot, which are processed in blocks to save memory."""
+    """The pairs (x, y) of a scatter plot that are selected and whose x and y are known.
+
+    They are read block by block, so that a plot of millions of pairs needs little memory.
+    """
 
     def __init__(
         self,
@@ -847,140 +952,132 @@ class _Pairs:
         x_divisor: float,
         y_divisor: float,
     ) -> None:
-        """Find the pairs that are selected and whose x and y are known, block by block.
-
-        The parameters are those of `scatter_plot`.
-        """
+        """Store the values of all pairs. The parameters are those of `scatter_plot`."""
         self._x = x
         self._y_ns = y_ns
         self._selected = selected
         self._x_divisor = x_divisor
         self._y_divisor = y_divisor
-        self._blocks: list[slice] = []
-        self._known: list[NDArray[np.bool_]] = []
-        self.count = 0
-        for block in block_slices(len(x)):
-            known = selected[block] & (x[block] >= 0) & (y_ns[block] != UNDEFINED)
-            if known.any():
-                self._blocks.append(block)
-                self._known.append(known)
-                self.count += int(np.count_nonzero(known))
 
-    def _known_values(self, values: NDArray[Any]) -> Iterator[NDArray[Any]]:
-        """Yield the known values block by block.
+    def _is_known(self, block: slice) -> NDArray[np.bool_]:
+        """Return which pairs of a block of rows are selected and have a known x and y."""
+        has_x = self._x[block] >= 0
+        has_y = self._y_ns[block] != UNDEFINED
+        return self._selected[block] & has_x & has_y
 
-        An array whose values are all one value, repeated without memory (stride 0), yields only
-        that value.
+    def count(self) -> int:
+        """Return the number of pairs."""
+        blocks = block_slices(len(self._x))
+        return sum(int(np.count_nonzero(self._is_known(block))) for block in blocks)
+
+    def _blocks(self) -> Iterator[tuple[NDArray[np.float64], NDArray[np.float64]]]:
+        """Yield the x and the y of one block of pairs after the other, in the units of the chart.
+
+        Blocks without pairs are left out.
         """
-        for block, known in zip(self._blocks, self._known, strict=True):
-            if values.strides == (0,):
-                yield values[block][:1]
-            elif known.all():
-                yield values[block]
-            else:
-                yield values[block][known]
+        for block in block_slices(len(self._x)):
+            is_known = self._is_known(block)
+            if is_known.any():
+                known_rows = as_selection(is_known)
+                x = self._x[block][known_rows] / self._x_divisor
+                y = self._y_ns[block][known_rows] / self._y_divisor
+                yield x, y
 
-    def ranges(self) -> tuple[tuple[float, float], tuple[float, float]]:
-        """Return the lowest and the highest value of x, and of y."""
-        return (
-            self._range_of(self._x, self._x_divisor),
-            self._range_of(self._y_ns, self._y_divisor),
-        )
-
-    def _range_of(self, values: NDArray[Any], divisor: float) -> tuple[float, float]:
-        lowest = min(block.min() for block in self._known_values(values))
-        highest = max(block.max() for block in self._known_values(values))
-        return float(lowest / divisor), float(highest / divisor)
+    def ranges(self) -> tuple[Range, Range]:
+        """Return the lowest and the highest value of x, and those of y."""
+        extreme_x: list[float] = []
+        extreme_y: list[float] = []
+        for x, y in self._blocks():
+            extreme_x += [float(x.min()), float(x.max())]
+            extreme_y += [float(y.min()), float(y.max())]
+        return (min(extreme_x), max(extreme_x)), (min(extreme_y), max(extreme_y))
 
     def points(self, row_indices: NDArray[np.int32] | None) -> tuple[tuple[float, float], ...]:
-        """Return all pairs as points, in the order of their rows."""
-        is_known = self._selected & (self._x >= 0) & (self._y_ns != UNDEFINED)
-        indices = np.flatnonzero(is_known)
+        """Return all pairs as points, in the order of their rows.
+
+        `row_indices` has the row of each pair, or is None if the pairs are in the order of rows.
+        """
+        all_pairs = slice(None)
+        indices = np.flatnonzero(self._is_known(all_pairs))
         if row_indices is not None:
             indices = indices[np.argsort(row_indices[indices])]
-        x = round_all(self._x[indices] / self._x_divisor, 4)
-        y = round_all(self._y_ns[indices] / self._y_divisor, 4)
+        x = round_all(self._x[indices] / self._x_divisor, POINT_DIGITS)
+        y = round_all(self._y_ns[indices] / self._y_divisor, POINT_DIGITS)
         return tuple(zip(x, y, strict=True))
 
-    def cells(
-        self, x_range: tuple[float, float], y_range: tuple[float, float], *, log_y: bool
-    ) -> Cells:
+    def cells(self, x_range: Range, y_range: Range, *, log_y: bool) -> Cells:
         """Return the numbers of pairs by cell, without empty cells.
 
         The cells divide both ranges evenly. With `log_y`, they divide the logarithm of y evenly.
         """
-        x_edges = _cell_edges(x_range, CELL_COLUMNS)
-        y_edges = _cell_edges(np.log10(y_range) if log_y else y_range, CELL_ROWS)
-        counts = self._count_by_cell(x_edges, y_edges, log_y=log_y)
-        left_edges = round_all(x_edges, 5)
-        low_edges = round_all(10**y_edges if log_y else y_edges, 5)
-        return tuple(
-            (
-                left_edges[column],
-                left_edges[column + 1],
-                low_edges[row],
-                low_edges[row + 1],
-                int(counts[column, row]),
-            )
-            for column, row in zip(*np.nonzero(counts), strict=True)
-        )
+        x_edges = _cell_edges(*x_range, CELL_COLUMNS)
+        if log_y:
+            log_edges = _cell_edges(*np.log10(y_range), CELL_ROWS)
+            counts = self._count_by_cell(x_edges, log_edges, log_y=True)
+            return _filled_cells(counts, x_edges, 10**log_edges)
+        y_edges = _cell_edges(*y_range, CELL_ROWS)
+        counts = self._count_by_cell(x_edges, y_edges, log_y=False)
+        return _filled_cells(counts, x_edges, y_edges)
 
     def _count_by_cell(
         self, x_edges: NDArray[np.float64], y_edges: NDArray[np.float64], *, log_y: bool
     ) -> NDArray[np.int64]:
-        """Return the number of pairs in each cell, by column and row.
+        """Return the number of pairs in each cell, by column and row, as `numpy.histogram2d` does.
 
-        This is `numpy.histogram2d` block by block. With `log_y`, the edges are logarithms of y.
+        Cells are numbered column by column while they are counted: row 5 of column 2 has the number
+        2 * CELL_ROWS + 5. With `log_y`, the edges are logarithms of y.
         """
         counts = np.zeros(CELL_COLUMNS * CELL_ROWS, np.int64)
-        blocks = zip(
-            self._known_values(self._x), self._known_values(self._y_ns), self._known, strict=True
-        )
-        for x, y_ns, known in blocks:
-            y = y_ns / self._y_divisor
-            columns = _cell_of(x / self._x_divisor, x_edges)
-            rows = _cell_of(np.log10(y) if log_y else y, y_edges)
-            cell_numbers = columns * CELL_ROWS + rows
-            # One number stands for all pairs of the block if both arrays have one value.
-            weight = np.count_nonzero(known) if len(cell_numbers) == 1 else 1
-            counts += np.bincount(cell_numbers, minlength=len(counts)) * weight
+        for x, y in self._blocks():
+            columns = _cell_indices(x, x_edges)
+            rows = _cell_indices(np.log10(y) if log_y else y, y_edges)
+            counts += np.bincount(columns * CELL_ROWS + rows, minlength=len(counts))
         return counts.reshape(CELL_COLUMNS, CELL_ROWS)
 
 
-def _cell_edges(
-    value_range: Sequence[float] | NDArray[np.float64], number: int
-) -> NDArray[np.float64]:
-    """Return the edges of equal cells over a range, as `numpy.histogram2d` computes them."""
-    lowest, highest = value_range
-    margin = 0.5 if lowest == highest else 0.0
-    return np.linspace(lowest - margin, highest + margin, number + 1)
+def _filled_cells(
+    counts: NDArray[np.int64], x_edges: NDArray[np.float64], y_edges: NDArray[np.float64]
+) -> Cells:
+    """Return the cells of a scatter plot that have pairs, with their edges rounded.
 
-
-def _cell_of(values: NDArray[np.float64], edges: NDArray[np.float64]) -> NDArray[np.int64]:
-    """Return for each value the number of the cell that it lies in.
-
-    Cell i reaches from edges[i] to edges[i + 1], which belongs to the next cell except in the last
-    one, as in `numpy.histogram`. The number is computed from the width of the cells, which is
-    faster than a search. Rounding may put it one cell off, so it is then corrected by the edges.
+    Args:
+        counts: The number of pairs in each cell, by column and row.
+        x_edges: The edges of the columns, one more than there are columns.
+        y_edges: The edges of the rows, one more than there are rows.
     """
-    last = len(edges) - 2
-    cells_per_unit = (last + 1) / (edges[-1] - edges[0])
-    cell: NDArray[np.int64] = ((values - edges[0]) * cells_per_unit).astype(np.int64)
-    np.clip(cell, 0, last, out=cell)
-    is_too_high = values < edges[cell]
-    cell -= is_too_high
-    is_too_low = (values >= edges[cell + 1]) & (cell < last)
-    cell += is_too_low
-    return cell
+    rounded_x = round_all(x_edges, CELL_EDGE_DIGITS)
+    rounded_y = round_all(y_edges, CELL_EDGE_DIGITS)
+    cells: list[Cell] = []
+    for column, row in np.argwhere(counts).tolist():
+        left, right = rounded_x[column], rounded_x[column + 1]
+        low, high = rounded_y[row], rounded_y[row + 1]
+        cells.append((left, right, low, high, int(counts[column, row])))
+    return tuple(cells)
 
 
-def _received_by_requested(columns: Columns, selected: NDArray[np.bool_]) -> ScatterPlot | None:
-    """Return received by requested output tokens; None if all are equal or none was requested."""
-    requested = columns["asked_output"]
-    received = columns["output_tokens"]
-    has_both = selected & (requested >= 0) & (received >= 0)
-    if not (requested[has_both] != received[has_both]).any():
-        return None
-    return scatter_plot(
-        requested.astype(np.int64), received.astype(np.int64), has_both, y_divisor=1
-    )
+def _cell_edges(lowest: float, highest: float, cell_count: int) -> NDArray[np.float64]:
+    """Return the edges of equal cells over a range, as `numpy.histogram2d` computes them.
+
+    A range of one value is widened by 0.5 on both sides.
+    """
+    margin = 0.5 if lowest == highest else 0.0
+    return np.linspace(lowest - margin, highest + margin, cell_count + 1)
+
+
+def _cell_indices(values: NDArray[np.float64], edges: NDArray[np.float64]) -> NDArray[np.int64]:
+    """Return for each value the index of the cell that contains it, from 0.
+
+    Cell i contains the values from edges[i] up to, but without, edges[i + 1]. The last cell also
+    contains its upper edge, as in `numpy.histogram`. The index is computed from the width of the
+    cells, which takes a third of the time of a search with `numpy.searchsorted`.
+    """
+    last_cell = len(edges) - 2
+    cells_per_unit = (last_cell + 1) / (edges[-1] - edges[0])
+    indices: NDArray[np.int64] = ((values - edges[0]) * cells_per_unit).astype(np.int64)
+    np.clip(indices, 0, last_cell, out=indices)
+    # Rounding errors may put a value one cell too high or too low.
+    is_below_cell = values < edges[indices]
+    indices[is_below_cell] -= 1
+    is_above_cell = (values >= edges[indices + 1]) & (indices < last_cell)
+    indices[is_above_cell] += 1
+    return indices
