@@ -28,7 +28,7 @@ from loadgen.core.metrics.columns import (
 )
 from loadgen.core.metrics.request_metrics import time_or_end, time_output_tokens
 from loadgen.core.metrics.windows import cumulate_event_counts
-from loadgen.core.results.manifest import RunManifest, WorkerSample
+from loadgen.core.results.manifest import RunManifest, StagePlan, WorkerSample
 from loadgen.core.results.record import BIN_NS, KINDS
 from loadgen.core.results.record_log import HEAT_EDGES_NS
 from loadgen.core.stats.amounts import Amounts
@@ -550,7 +550,7 @@ def _stage_spans(
     for index, stage in enumerate(manifest.stages):
         is_in_stage = (rows["stage"] == index) & (rows["due_ns"] >= 0)
         due_ns = rows["due_ns"][is_in_stage]
-        start_s = float(stage.start_ns) / NS_PER_S
+        start_s = float(_stage_start_ns(index, stage, due_ns)) / NS_PER_S
         end_ns = due_ns.max(initial=0) if stage.end_ns is None else stage.end_ns
         end_s = max(float(end_ns) / NS_PER_S, start_s)
         yield StageSpan(
@@ -559,6 +559,22 @@ def _stage_spans(
             end_s=round_to(min(end_s, length_s), 5),
             measured=stage.measured,
         )
+
+
+def _stage_start_ns(index: int, stage: StagePlan, due_ns: NDArray[np.int64]) -> int:
+    """Return when a stage starts: as planned, or else with its first request.
+
+    Only the first stage is planned to start at 0. A later stage with that start has no planned one.
+
+    Args:
+        index: The position of the stage among the stages of the run.
+        stage: The stage.
+        due_ns: The scheduled times of its requests.
+    """
+    has_planned_start = index == 0 or stage.start_ns != 0
+    if has_planned_start or not len(due_ns):
+        return stage.start_ns
+    return int(due_ns.min())
 
 
 def _request_rates(columns: Columns, length_s: float) -> Bins:

@@ -1,13 +1,22 @@
-"""Scatter plots with counts: numpy counts the same."""
+"""Scatter plots with counts, which numpy counts the same, and the spans of stages."""
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
+import run_fixtures
+from queueing import rows as queueing_rows
 
 from loadgen.core.metrics.columns import UNDEFINED
+from loadgen.core.results.manifest import StagePlan
 from loadgen.core.stats.quantiles import BLOCK_ROWS
-from loadgen.runs.page_data import CELL_COLUMNS, CELL_ROWS, MAX_POINTS, scatter_plot
+from loadgen.runs.page_data import (
+    CELL_COLUMNS,
+    CELL_ROWS,
+    MAX_POINTS,
+    compute_chart_data,
+    scatter_plot,
+)
 from loadgen.runs.percentile_curves import round_all
 
 
@@ -42,3 +51,18 @@ def test_pairs_are_counted_like_numpy_histogram2d(steps: int, spread: float, row
         (lefts[i], lefts[i + 1], lows[j], lows[j + 1], counts[i, j])
         for i, j in zip(*np.nonzero(counts), strict=True)
     ]
+
+
+def test_a_stage_without_a_planned_start_spans_its_requests() -> None:
+    """A stage after one that ends by a number of requests has no planned start and end."""
+    records = queueing_rows(1, 40)
+    records["stage"][20:] = 1
+    stages = (StagePlan(name="first"), StagePlan(name="second"))
+    manifest = run_fixtures.manifest("r", 40, stages=stages)
+    first, second = compute_chart_data(manifest, records).stages
+    due_s = records["due_ns"] / 1e9
+    assert (first.start_s, first.end_s) == (0, pytest.approx(due_s[19], rel=1e-4))
+    assert (second.start_s, second.end_s) == (
+        pytest.approx(due_s[20], rel=1e-4),
+        pytest.approx(due_s[39], rel=1e-4),
+    )
