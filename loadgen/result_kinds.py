@@ -165,9 +165,9 @@ class ResultKind(msgspec.Struct, frozen=True, kw_only=True):
             directory, or None. It is called for every report, so it imports lazily.
         kept: Files from which its derived files are generated.
         texts: Those of them that contain texts of prompts or responses.
-        collects: Whether it holds results of several commands, each of which is shown for itself.
+        collects: Whether its directory contains the results of several commands, like `results`.
         page_name: The name of its page. If empty, a page is only written where the user says.
-        leaves_page: Whether its command writes the page.
+        leaves_page: Whether its command writes the page without being asked to.
         bundled_as: What a bundle calls it, if that is not its name.
     """
 
@@ -392,13 +392,15 @@ RUN = named("run")
 
 
 def kind_of(path: Path, function_name: FunctionName = "load") -> ResultKind | None:
-    """Return the kind of the result at a path, or None if it is no result.
+    """Return the kind of the result at a path, such as "run" or "sweep", or None if it is none.
 
-    It is the first kind that fits and has a function with this name: a path may be a result of
-    several kinds, of which only some can, for example, be compared.
+    A path may be a result of several kinds, and a kind may lack some functions. So the caller names
+    the function that it needs, such as "compare_side". The first kind that the path is a result of,
+    and that has this function, is returned.
     """
     for kind in _list_kinds_in_order():
-        if not _is_marked(kind, path):  # before the import of the functions, which takes time
+        # This quick check comes first, because importing the functions of a kind takes time.
+        if not _has_marker_if_needed(kind, path):
             continue
         has_function = getattr(kind.functions, function_name) is not None
         if has_function and fits(kind, path):
@@ -414,19 +416,27 @@ def _list_kinds_in_order() -> Iterator[ResultKind]:
 
 
 def fits(kind: ResultKind, path: Path) -> bool:
-    """Return True if a directory (or a file) is a result of this kind."""
-    if not _is_marked(kind, path):
+    """Return True if a directory (or a file) is a result of this kind.
+
+    It must have one of the marker files of the kind, and pass the check of the kind if it has one.
+    """
+    if not _has_marker_if_needed(kind, path):
         return False
-    function = kind.functions.fits
-    if function is None:
+    check_path = kind.functions.fits
+    if check_path is None:
         return bool(kind.markers)
     with reporting_damage(path):
-        return bool(KINDS.guard(kind, function)(path))
+        return bool(KINDS.guard(kind, check_path)(path))
 
 
-def _is_marked(kind: ResultKind, path: Path) -> bool:
-    """Return True if the directory has a marker of the kind, or the kind has none."""
-    return not kind.markers or any((path / marker).is_file() for marker in kind.markers)
+def _has_marker_if_needed(kind: ResultKind, path: Path) -> bool:
+    """Return True if a directory has a marker file of the kind, or the kind has no markers.
+
+    A marker is a file that every result of the kind has, such as `plan.json` of a search.
+    """
+    if not kind.markers:
+        return True
+    return any((path / marker).is_file() for marker in kind.markers)
 
 
 @contextmanager
@@ -470,7 +480,8 @@ def call_on_path(
 ) -> ReturnT:
     """Call a function of a kind with the path of a result, and return what it returns.
 
-    Results may come from another author and kinds from a plug-in, so that both are distrusted.
+    Results may come from another author, and kinds from a plug-in. So an error that either of them
+    causes is reported as theirs, and not as a bug of loadgen.
 
     Args:
         kind: The kind.
@@ -484,10 +495,13 @@ def call_on_path(
     """
     from loadgen.core.results.files import refuse_links
 
-    if not kind.collects and _is_marked(kind, path):
+    is_single_result = not kind.collects
+    if is_single_result and _has_marker_if_needed(kind, path):
         refuse_links(path)
+    # An exception in a plug-in becomes a UserError that names the plug-in.
+    guarded_function = KINDS.guard(kind, function, check)
     with reporting_damage(path):
-        return KINDS.guard(kind, function, check)(path)
+        return guarded_function(path)
 
 
 def list_row(kind: ResultKind, path: Path) -> ListRow | None:
@@ -533,15 +547,17 @@ def capacity_facts(path: Path) -> CapacityFacts:
     return call_on_path(kind, function, path)
 
 
-def leaves_page_in(kind: ResultKind, folder: Path) -> bool:
-    """Return True if a page of this kind may be written into a directory.
+def can_write_page_to(kind: ResultKind, folder: Path) -> bool:
+    """Return True if the page of a result of this kind may be written to a directory.
 
-    A list of the results of several commands may only be written where at least one of them lies
-    directly in the directory. Otherwise, any directory could get a page.
+    The page of a single result may be written to any directory. The page of a results directory
+    lists the results in it, so at least one subdirectory must be a result. This check prevents that
+    a page is written to an unrelated directory by mistake.
     """
-    if not kind.collects:
+    is_results_directory = kind.collects
+    if not is_results_directory:
         return True
-    subdirectories = (path for path in folder.iterdir() if path.is_dir())
+    subdirectories = [path for path in folder.iterdir() if path.is_dir()]
     return any(kind_of(subdirectory, "list_row") is not None for subdirectory in subdirectories)
 
 
@@ -600,20 +616,26 @@ class OpenedResult(msgspec.Struct, frozen=True, dict=True):
             color: True for verdicts and headings in color.
             full: True for the full report, not its brief form. A kind that renders its text itself
                 ignores this and the width.
-            width: The columns of the terminal. None stands for those of a file.
+            width: The columns of the terminal. None for the columns of a text in a file.
         """
         from loadgen.render import text
         from loadgen.render.table import WIDTH
 
         report = self._report()
-        if report is not None:
-            with reporting_damage(self.path):
-                return text.render(report, full=full, color=color, width=width or WIDTH)
+        if report is None:
+            return self._call_text_renderer(color=color)
+        with reporting_damage(self.path):
+            return text.render(report, full=full, color=color, width=width or WIDTH)
+
+    def _call_text_renderer(self, *, color: bool) -> str:
+        """Return the report as text from the kind, which renders it without a `Report`."""
         render = self.row.functions.text
         assert render is not None, self.kind
+        # An exception in a plug-in becomes a UserError that names the plug-in.
+        guarded_render = KINDS.guard(self.row, render)
         value = self.value
         with reporting_damage(self.path):
-            return KINDS.guard(self.row, render)(value, color)
+            return guarded_render(value, color)
 
     @property
     def markdown(self) -> str:
@@ -628,15 +650,19 @@ class OpenedResult(msgspec.Struct, frozen=True, dict=True):
 
     @property
     def page(self) -> str | None:
-        """The report as one HTML page, or None if the kind has no page."""
+        """The report as one HTML page, or None if the kind has no page.
+
+        Most kinds have a `Report`, which is rendered as text, Markdown or HTML. The other kinds
+        render their page themselves.
+        """
         from loadgen.render import html
 
         report = self._report()
         if report is not None:
             with reporting_damage(self.path):
                 return html.render(report)
-        render = self.row.functions.page
-        return None if render is None else self._call(render)
+        render_page = self.row.functions.page
+        return None if render_page is None else self._call(render_page)
 
     @property
     def document(self) -> bytes:

@@ -109,7 +109,7 @@ def _write_default_page(result: OpenedResult, folder: Path) -> None:
     kind = result.row
     if not kind.page_name:
         return
-    may_contain_page = result_kinds.leaves_page_in(kind, folder)
+    may_contain_page = result_kinds.can_write_page_to(kind, folder)
     if may_contain_page:
         _write_page(result, folder / kind.page_name, result_dir=folder)
     else:

@@ -527,7 +527,7 @@ class Validator:
         """Run a workload and show its progress."""
         self.display.begin_step(str(settings.out))
         summary, run_dir = self.execute(workload, settings)
-        self.display.add_finished(summary)
+        self.display.print_finished(summary)
         return summary, run_dir
 
     def _add_runs(self, directory: Path, added_run_ns: int | None) -> Validation:

@@ -13,6 +13,7 @@ from loadgen.core.results.json_files import decode_json
 
 if TYPE_CHECKING:
     from loadgen.core.metrics.summary import Summary
+    from loadgen.core.slo import Slo
     from loadgen.core.workload import Workload
 
 SCHEMA = 1
@@ -26,9 +27,17 @@ HORIZON_S = 12 * 60.0
 Servers have slow spells, for example while memory is collected. A load of limited length meets
 those that recur, on average, within its recurrence horizon.
 """
+OWN_DIRECTORY = "."
+"""The directory of the run at a capacity, if it is the one that contains `capacity.json`."""
+
 DEFAULT_TRIAL_NS = 600 * 10**9
 TASK_LIMITS_PER_TRIAL = 10
-"""The length of a trial of tasks, as a multiple of the longest time that a task may take."""
+"""The length of a trial of tasks, as a multiple of the longest time that a task may take.
+
+In a shorter trial most tasks start on an empty server, so that the capacity is overestimated. In
+trials of 600 s a search found 0.849/s for `coding-agent`, whose tasks may take 180 s, where runs of
+four hours meet the SLO at 0.80/s and miss it at 0.83/s.
+"""
 
 Unit = Literal["requests", "conversations", "starts"]
 """What a rate counts.
@@ -122,7 +131,7 @@ class Capacity(
     unit: Unit = "requests"
     method: Literal["search", "sweep", "repeats"]
     recipe: str = ""
-    evidence: str = "."
+    evidence: str = OWN_DIRECTORY
     confirmed: bool | None = None
     output_tokens_per_s: float | None = None
     total_tokens_per_s: float | None = None
@@ -161,21 +170,22 @@ class Capacity(
 
     @property
     def comparison_note(self) -> str:
-        """A note for a comparison that names the run that stands for the whole search.
+        """A note for a comparison of two results, of which this side is a search.
 
-        A comparison needs a single run on each side, and takes the run at the capacity. The note
-        states the capacity with its interval, and whether it is sustained or confirmed.
+        A comparison needs a single run on each side. For a search it takes the run at the capacity.
+        The note names that run, and states the capacity with its interval and how well it is
+        supported: "the run of the search at its capacity, 30.4 requests/s, sustained: t5".
         """
         interval = ""
         if self.low_per_s is not None:
             interval = f" ({self.low_per_s:.4g} to {self.high_per_s:.4g})"
         rate = f"{self.rate_per_s:.4g} {self.unit}/s{interval}"
-        run = "" if self.evidence == "." else f": {self.evidence}"
-        return f"the run of the search at its capacity, {rate}, {self._evidence_label}{run}"
+        run_name = "" if self.evidence == OWN_DIRECTORY else f": {self.evidence}"
+        return f"the run of the search at its capacity, {rate}, {self._support_label}{run_name}"
 
     @property
-    def _evidence_label(self) -> str:
-        """How far the run named by `evidence` shows its load, as text."""
+    def _support_label(self) -> str:
+        """How well the run at the capacity supports it, as text."""
         if self.sustained:
             return "sustained"
         return "confirmed" if self.confirmed else "the highest load that passed"
@@ -184,19 +194,24 @@ class Capacity(
 def default_trial_ns(workload: Workload) -> int:
     """Return how long a trial of a search lasts by default, in ns.
 
-    It lasts DEFAULT_TRIAL_NS, and with an SLO on whole tasks at least TASK_LIMITS_PER_TRIAL times
-    as long as a task may take. In a shorter trial most tasks start on an empty server, so that the
-    capacity is overestimated: in trials of 600 s a search found 0.849/s for `coding-agent`, whose
-    tasks may take 180 s, where runs of four hours meet the SLO at 0.80/s and miss it at 0.83/s.
+    A trial is one load that the search tries. It lasts DEFAULT_TRIAL_NS. With an SLO on whole tasks
+    it lasts at least TASK_LIMITS_PER_TRIAL times as long as a task may take.
     """
-    # Only a mix of request classes has `classes`.
-    classes = getattr(workload.requests, "classes", {}).values()
-    slos = [workload.slo, *(request_class.slo for request_class in classes)]
-    task_objectives = [slo.task for slo in slos if slo is not None and slo.task is not None]
+    task_objectives = [slo.task for slo in _list_slos(workload) if slo.task is not None]
     # An objective that limits only the waits of a task has no `within_ns`.
     task_limits_ns = [objective.within_ns or 0 for objective in task_objectives]
     longest_task_limit_ns = max(task_limits_ns, default=0)
     return max(DEFAULT_TRIAL_NS, TASK_LIMITS_PER_TRIAL * longest_task_limit_ns)
+
+
+def _list_slos(workload: Workload) -> list[Slo]:
+    """Return the SLO of a workload and those of its request classes, if it has any."""
+    from loadgen.core.workload.request_classes import Mix
+
+    slos = [workload.slo]
+    if isinstance(workload.requests, Mix):
+        slos += [request_class.slo for request_class in workload.requests.classes.values()]
+    return [slo for slo in slos if slo is not None]
 
 
 def describe_horizon(horizon_s: float) -> str:
@@ -228,10 +243,11 @@ def describe_sustained_period(state: str | None, sustained_s: float | None) -> s
 
 
 def rate_unit(summary: Summary) -> Unit:
-    """Return what a rate of a run counts, for example "conversations".
+    """Return what the rate of a load counts, for example "conversations".
 
-    The arrivals of a schedule start conversations, whose later turns follow by themselves, so that
-    a rate does not count requests there. A mix may have classes of both kinds.
+    A load of "2 per second" starts two requests per second. If the workload has conversations, it
+    starts two conversations per second, and each of them then sends its further requests by itself.
+    A mix of conversations and single requests starts both, which are called "starts" together.
     """
     if summary.sessions is None:
         return "requests"

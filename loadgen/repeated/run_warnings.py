@@ -1,6 +1,6 @@
-"""The warnings that the work or the server of a run was not as requested.
+"""The warnings that the requests or the server of a run differed from the workload.
 
-The capacity and the price that rest on the run repeat them.
+A capacity or a price that is computed from the run repeats them.
 
 A warning about the measurement itself stays with the run.
 """
@@ -40,17 +40,19 @@ SENTENCES = reasons.SENTENCES | {
 
 
 def describe_work_warnings(summary: Summary) -> tuple[str, ...]:
-    """Return the warnings of a run that its requests or its server were not as the workload says.
+    """Return the warnings of a run about differences between its requests and its workload.
 
-    A capacity or a price that is based on the run repeats them. If the rows of a data set were
-    repeated and the server's cache knew more than a few prompt tokens of them, a sentence with the
-    fraction of these tokens is added.
+    Examples are repeated prompts, other lengths than requested, and a replica of the server that
+    was replaced. A capacity or a price that is computed from the run repeats these warnings.
+
+    If rows of a data set were sent several times, the server may have had their prompts in its
+    cache. If more than CACHED_SHARE of the prompt tokens came from it, a warning states the share.
     """
     verdict = summary.verdict
     all_codes = (*verdict.caveat_codes, *verdict.warning_codes)
     codes = [code for code in all_codes if code.code in WORK_CODES]
-    cached_share = summary.tokens.cached_share or 0.0
     has_repeated_rows = any(code.code == "rows_repeated" for code in codes)
+    cached_share = summary.tokens.cached_share or 0.0
     if has_repeated_rows and cached_share > CACHED_SHARE:
         codes.append(ReasonCode(code=CACHED_ROWS, values={"share": cached_share}))
     return tuple(reasons.format_reason(code, SENTENCES) for code in codes)

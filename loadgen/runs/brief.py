@@ -33,6 +33,7 @@ from loadgen.runs.task_text import describe_completed_tasks
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from loadgen.core.metrics.sections import SplitGroup
     from loadgen.core.metrics.slo_terms import TermResult
     from loadgen.core.results.manifest import ReasonCode
     from loadgen.core.stats.quantiles import Distribution
@@ -72,25 +73,21 @@ LONG_MS = 10 * MS_PER_S
 _MARKS: dict[bool | None, str] = {True: "ok", False: "x", None: "?"}
 """The first column of the SLO: met, missed, undecided."""
 
-_KNOWN_FROM_TITLE = frozenset(("virtual_time",))
-"""Codes of warnings that repeat the first line of the output."""
+_WARNINGS_STATED_IN_TITLE = frozenset(("virtual_time",))
+"""Codes of warnings that are not counted, because the title of the output says the same."""
 
 
 def brief_sections(summary: Summary, run_dir: Path | None = None) -> list[Section]:
     """Return the default output of a run: title, SLO, latencies, results, and how to see more.
 
-    The objectives of a long SLO are shortened, so that the output has about MAX_LINES.
+    To fit into about MAX_LINES, the breakdown of the latency is left out first. If that is not
+    enough, only the most important objectives of the SLO are shown.
 
     Args:
         summary: The run.
         run_dir: The directory of its results, or None if it is not known.
     """
-    result_lines = list(_result_lines(summary))
-    objectives = len(list(_objective_rows(summary)))
-    # If some objectives are hidden, a line says how many.
-    needed_lines = min(objectives, MIN_OBJECTIVES + 1)
-    if _count_free_lines(summary, result_lines) < needed_lines:
-        result_lines = [line for line in result_lines if line[0] != BREAKDOWN]
+    result_lines = _fit_result_lines(summary)
     brief_slo = _BriefSlo(summary, _max_objectives(summary, result_lines))
     return [
         section("", Paragraph(run_title(summary))),
@@ -99,6 +96,20 @@ def brief_sections(summary: Summary, run_dir: Path | None = None) -> list[Sectio
         section("", Facts(result_lines), indented=True),
         section("", Facts(list(_path_lines(summary, run_dir)))),
     ]
+
+
+def _fit_result_lines(summary: Summary) -> list[tuple[str, str]]:
+    """Return the lines below the latencies, without the breakdown if there is too little room.
+
+    The breakdown is the least important line. It is left out if the SLO would otherwise have room
+    for fewer than MIN_OBJECTIVES objectives and the line that says how many others are hidden.
+    """
+    lines = list(_result_lines(summary))
+    objective_count = len(list(_objective_rows(summary)))
+    needed_lines = min(objective_count, MIN_OBJECTIVES + 1)
+    if _count_free_lines(summary, lines) >= needed_lines:
+        return lines
+    return [(label, text) for label, text in lines if label != BREAKDOWN]
 
 
 def _max_objectives(summary: Summary, result_lines: Sequence[tuple[str, str]]) -> int:
@@ -387,6 +398,7 @@ def _describe_delivered_load(summary: Summary) -> str:
     is_sustained = summary.sustainable.sustained
     if is_sustained is not None:
         phrases.append("stable" if is_sustained else "not stable")
+    # `stimulus` has a check for each property of the load, such as the rate of its arrivals.
     failed_checks = [check for check in summary.stimulus if check.ok is False]
     if failed_checks:
         properties = ", ".join(check_label(check.code) for check in failed_checks)
@@ -395,35 +407,50 @@ def _describe_delivered_load(summary: Summary) -> str:
 
 
 def _describe_breakdown(summary: Summary) -> str:
-    """Return where the time of requests near the median TTFT and E2E latency was spent.
+    """Return where the time of a typical request was spent, or "" if that is not known.
 
-    Queue and prefill are known only if the server reports them. Decode is what the E2E latency
-    contains after the first token. Returns "" if neither is known.
+    It averages the requests near the median of TTFT and of E2E latency. For example: `TTFT p50:
+    queue 12 ms, prefill 80 ms; E2E p50: decode 900 ms`.
     """
-    group = next((group for group in summary.splits.groups if group.by == "all"), None)
-    if group is None or not summary.run.stream or not summary.verdict.valid:
+    if not summary.run.stream or not summary.verdict.valid:
         return ""
-    ttft = next((split for split in group.ttft if split.at == "p50"), None)
-    e2e = next((split for split in group.e2e if split.at == "p50"), None)
-    if ttft is None or e2e is None:
+    for group in summary.splits.groups:
+        if group.by == "all":
+            return _describe_breakdown_of(group)
+    return ""
+
+
+def _describe_breakdown_of(group: SplitGroup) -> str:
+    """Return the breakdown of the requests near the median, or "" if there are none.
+
+    Queue and prefill are known only if the server reports them. Decode is the time after the first
+    token.
+    """
+    median_ttft = next((split for split in group.ttft if split.at == "p50"), None)
+    median_e2e = next((split for split in group.e2e if split.at == "p50"), None)
+    if median_ttft is None or median_e2e is None:
         return ""
-    decode = f"E2E p50: decode {format.milliseconds(e2e.e2e_ms - e2e.ttft_ms)} ms"
-    if ttft.prefill_ms is None:
+    decode_ms = median_e2e.e2e_ms - median_e2e.ttft_ms
+    decode = f"E2E p50: decode {format.milliseconds(decode_ms)} ms"
+    if median_ttft.prefill_ms is None:
         return f"{decode}; the server reports no queue and prefill time"
-    parts = [
-        f"{label} {format.milliseconds(value)} ms"
-        for label, value in (("queue", ttft.queue_ms), ("prefill", ttft.prefill_ms))
-        if value is not None
-    ]
-    return f"TTFT p50: {', '.join(parts)}; {decode}"
+    ttft_parts = [f"prefill {format.milliseconds(median_ttft.prefill_ms)} ms"]
+    if median_ttft.queue_ms is not None:
+        ttft_parts.insert(0, f"queue {format.milliseconds(median_ttft.queue_ms)} ms")
+    return f"TTFT p50: {', '.join(ttft_parts)}; {decode}"
 
 
 def _short_caveat(caveat: str, code: ReasonCode) -> str:
-    """Return a caveat in at most two lines. A long list of omitted metrics is shortened."""
-    statistics_by_metric = code.values.get("statistics")
-    if len(caveat) <= MAX_CAVEAT_LENGTH or not statistics_by_metric:
+    """Return a caveat in at most two lines.
+
+    A caveat about omitted statistics may list dozens of metrics. If it is longer than
+    MAX_CAVEAT_LENGTH, a shorter sentence replaces it, which names only the first metrics.
+    """
+    # The value "statistics" of such a caveat has the omitted statistics of each metric.
+    omitted_statistics = code.values.get("statistics")
+    if len(caveat) <= MAX_CAVEAT_LENGTH or not omitted_statistics:
         return caveat
-    labels = [metric_label(metric) for metric in statistics_by_metric]
+    labels = [metric_label(metric) for metric in omitted_statistics]
     text = ", ".join(labels[:MAX_CAVEAT_METRICS])
     if len(labels) > MAX_CAVEAT_METRICS:
         text += f" and {format.counted(len(labels) - MAX_CAVEAT_METRICS, 'more metric')}"
@@ -433,19 +460,26 @@ def _short_caveat(caveat: str, code: ReasonCode) -> str:
 def _describe_validity(summary: Summary) -> str:
     """Return whether the measurement can be trusted, and how many warnings the full report has.
 
-    A run in virtual time has no client that could be a bottleneck.
+    For example: `valid: no client bottleneck, 2 warnings (--full)`.
     """
-    text = "INVALID"
-    if summary.verdict.valid:
-        is_virtual = summary.run.client == "virtual"
-        text = "valid" if is_virtual else "valid: no client bottleneck"
-        if _latency_rows(summary) and not _confidence_note(summary).text:
-            text += f", enough samples for {cells.quantile_label(QUANTILES[-1])}"
-    codes = [code.code for code in summary.verdict.warning_codes]
-    warnings = sum(code not in _KNOWN_FROM_TITLE for code in codes)
-    if not warnings:
-        return text
-    return f"{text}, {format.counted(warnings, 'warning')} (--full)"
+    phrases = [_describe_verdict(summary)]
+    has_unsupported_percentile = bool(_confidence_note(summary).text)
+    if summary.verdict.valid and _latency_rows(summary) and not has_unsupported_percentile:
+        phrases.append(f"enough samples for {cells.quantile_label(QUANTILES[-1])}")
+    warnings = summary.verdict.warning_codes
+    warning_count = sum(warning.code not in _WARNINGS_STATED_IN_TITLE for warning in warnings)
+    if warning_count:
+        phrases.append(f"{format.counted(warning_count, 'warning')} (--full)")
+    return ", ".join(phrases)
+
+
+def _describe_verdict(summary: Summary) -> str:
+    """Return whether the run is a valid measurement, in a few words."""
+    if not summary.verdict.valid:
+        return "INVALID"
+    # A run in virtual time has no client that could be a bottleneck.
+    is_virtual = summary.run.client == "virtual"
+    return "valid" if is_virtual else "valid: no client bottleneck"
 
 
 # -- the cause of a bad result ---------------------------------------------------------------------

@@ -133,32 +133,44 @@ def run(
 
     Example: loadgen run qa --url http://HOST:8000 -c 16 -d 2m --slo ttft:2s --slo tpot:50ms
     """
-    plan = _plan_runs(invocation, report_options, shard_options, workload)
     from loadgen.core.metrics.summary import exit_code
-    from loadgen.runs.planned_runs import print_plans
-    from loadgen.runs.run_display import create_display
 
-    repetition = plan.repetition
+    plan = _plan_runs(invocation, report_options, shard_options, workload)
     if report_options.dry_run:
-        if repetition is not None:
-            print_status(f"runs: {repetition.description}")
-        return print_plans(plan.runs, invocation.budget())
-    plan.ci_report.begin(COMMAND)
-    display = create_display(invocation)
-    min_repeats = 1 if repetition is None else repetition.min_runs
-    display.announce_runs(plan.runs * min_repeats)
-    invocation.move_existing_results(plan.settings.out)
-    if repetition is not None:
-        outcome = _run_repeatedly(invocation, plan, repetition, display, report_options)
-    elif len(plan.workloads) > 1:
-        outcome = _run_load_points(invocation, plan, display, report_options)
-    else:
-        outcome = _run_once(invocation, plan, display, report_options)
-    plan.ci_report.write(COMMAND, outcome.runs, is_complete=outcome.is_complete)
+        return _print_plan(invocation, plan)
+    outcome = _execute_plan(invocation, plan, report_options)
     codes = [exit_code(run.summary, strict=report_options.strict) for run in outcome.runs]
     if not outcome.is_complete:
         codes.append(INTERRUPTED)
     return most_severe(codes)
+
+
+def _print_plan(invocation: Invocation, plan: RunPlan) -> int:
+    """Print what the runs would send and cost, and return the exit code OK."""
+    from loadgen.runs.planned_runs import print_plans
+
+    if plan.repetition is not None:
+        print_status(f"runs: {plan.repetition.description}")
+    return print_plans(plan.runs, invocation.budget())
+
+
+def _execute_plan(invocation: Invocation, plan: RunPlan, options: ReportOptions) -> Outcome:
+    """Execute the runs of a command, print their results, and write the files for a CI system."""
+    from loadgen.runs.run_display import create_display
+
+    plan.ci_report.begin(COMMAND)
+    display = create_display(invocation)
+    min_repeats = 1 if plan.repetition is None else plan.repetition.min_runs
+    display.announce_runs(plan.runs * min_repeats)
+    invocation.move_existing_results(plan.settings.out)
+    if plan.repetition is not None:
+        outcome = _run_repeatedly(invocation, plan, plan.repetition, display, options)
+    elif len(plan.workloads) > 1:
+        outcome = _run_load_points(invocation, plan, display, options)
+    else:
+        outcome = _run_once(invocation, plan, display, options)
+    plan.ci_report.write(COMMAND, outcome.runs, is_complete=outcome.is_complete)
+    return outcome
 
 
 def _plan_runs(
@@ -196,15 +208,19 @@ def _plan_runs(
 
 
 def _load_workloads(invocation: Invocation, name: str | None) -> dict[str, Workload]:
-    """Return the workload at each concurrency of a list, or one workload.
+    """Return the workload of each run of the command, by the name of the run.
 
-    With several load points, the prompts of each one are unique, so that a server does not know
-    them from the run before. Raises UserError or CombinedError.
+    A command has one run, or with a list such as `--concurrency 1,8` a run for each value, which
+    are named "c1" and "c8". The prompts of each of several runs are unique, so that a server does
+    not have them in its cache from the run before. Raises UserError or CombinedError.
     """
     from loadgen.core.workload import parse_concurrency_levels, with_unique_prompts
 
     option = invocation["concurrency"]
-    concurrencies = parse_concurrency_levels(option) if option else [None]
+    concurrencies = parse_concurrency_levels(option) if option else []
+    if len(concurrencies) <= 1:
+        concurrency = concurrencies[0] if concurrencies else None
+        return {"run": invocation.load_workload(name, concurrency=concurrency)}
     workloads = {
         f"c{concurrency}": invocation.load_workload(name, concurrency=concurrency)
         for concurrency in concurrencies
@@ -216,11 +232,9 @@ def _load_workloads(invocation: Invocation, name: str | None) -> dict[str, Workl
             f"--repeat {invocation['repeat']}",
             "use loadgen sweep ... --repeat, or a single value of --concurrency",
         )
-    if len(concurrencies) == 1:
-        return workloads
     return {
-        point_name: with_unique_prompts(workload, point_name)
-        for point_name, workload in workloads.items()
+        run_name: with_unique_prompts(workload, run_name)
+        for run_name, workload in workloads.items()
     }
 
 
@@ -248,20 +262,26 @@ def _run_once(
 def suggest_next_step(arguments: Sequence[str], settings: Settings) -> str:
     """Return what to do after a run on a host that was too busy to measure.
 
-    A simulated target can be measured in virtual time instead, with the same arguments otherwise.
+    A simulated target can be measured in virtual time instead, where the speed of the host does not
+    matter. Then the text has the command for that.
+
+    Args:
+        arguments: The command line of the run, without "loadgen".
+        settings: The settings of the run.
     """
     from loadgen.core.execution import backend
 
+    # This is None for a target that is not simulated.
     simulated_target = backend.known(settings)
     if simulated_target is None or not simulated_target.virtual_url:
         return (
             "Next: repeat the run from a dedicated host. loadgen doctor --url ... reports what "
             "disturbs this one."
         )
-    changes = ["run", "--url", simulated_target.virtual_url]
+    changed_arguments = ["run", "--url", simulated_target.virtual_url]
     if settings.out is not None:
-        changes += ["-o", f"{settings.out}-virtual"]
-    command = shlex.join(merge_arguments(arguments, changes))
+        changed_arguments += ["-o", f"{settings.out}-virtual"]
+    command = shlex.join(merge_arguments(arguments, changed_arguments))
     return (
         "Next: repeat the run in virtual time, which a busy host does not affect:\n"
         f"  loadgen {command}"
@@ -303,7 +323,7 @@ class _RunSeries:
         self._display.begin_step(name)
         settings = replace(self._settings, out=self.output_dir / name, store=store)
         summary, _ = self._execute(workload, settings)
-        self._display.add_finished(summary)
+        self._display.print_finished(summary)
         self.runs.append(NamedSummary(name, summary))
         return summary.run.state != "interrupted"
 
@@ -328,22 +348,28 @@ def _run_load_points(
     invocation: Invocation, plan: RunPlan, display: RunDisplay, options: ReportOptions
 ) -> Outcome:
     """Execute one run per concurrency and print a table of all, as `loadgen report` does."""
-    from loadgen.core.metrics.summary import dump_summary
     from loadgen.core.results import checksums
-    from loadgen.runs.sweep_curve import build_curve
-    from loadgen.runs.sweep_report import sweep_report
 
     display.begin_steps(len(plan.workloads), at_most=False)
     with _open_series(invocation, plan, display) as series:
         is_complete = series.run_all(plan.workloads)
         checksums.write(series.output_dir)
-        if options.as_json:
-            documents = [dump_summary(run.summary).strip() for run in series.runs]
-            sys.stdout.buffer.write(b"[" + b",\n".join(documents) + b"]\n")
-        else:
-            print_report(sweep_report(build_curve(series.runs)), full=options.full)
-            print_status(f"results in {series.output_dir}")
+        _print_load_points(series, options)
     return Outcome(series.runs, is_complete)
+
+
+def _print_load_points(series: _RunSeries, options: ReportOptions) -> None:
+    """Print the runs as a table, or their summaries as a JSON array."""
+    from loadgen.core.metrics.summary import dump_summary
+    from loadgen.runs.sweep_curve import build_curve
+    from loadgen.runs.sweep_report import sweep_report
+
+    if options.as_json:
+        documents = [dump_summary(run.summary).strip() for run in series.runs]
+        sys.stdout.buffer.write(b"[" + b",\n".join(documents) + b"]\n")
+        return
+    print_report(sweep_report(build_curve(series.runs)), full=options.full)
+    print_status(f"results in {series.output_dir}")
 
 
 def _run_repeatedly(
@@ -359,11 +385,10 @@ def _run_repeatedly(
     means are as precise as requested.
     """
     from loadgen.repeated.repeat_loop import run_repeats, with_repeat_seed
-    from loadgen.runs.repeats_report import repeats_report
-    from loadgen.runs.sweep_curve import build_curve
 
     (workload,) = plan.workloads.values()
-    display.begin_steps(repetition.max_runs, at_most=repetition.count is None)
+    has_open_end = repetition.count is None
+    display.begin_steps(repetition.max_runs, at_most=has_open_end)
     with _open_series(invocation, plan, display) as series:
 
         def has_enough_runs() -> bool:
@@ -379,11 +404,19 @@ def _run_repeatedly(
             virtual=plan.settings.virtual,
             print_line=print_status,
         )
-        repeats = write_repeat_summary(series.output_dir, repetition, series.runs)
-        report = repeats_report(repeats, build_curve(series.runs))
-        print_result(repeats, report, as_json=options.as_json, full=options.full)
-        output_dir = shlex.quote(str(series.output_dir))
-        print_status(
-            f"results in {output_dir}; compare them with loadgen compare {output_dir} OTHER"
-        )
+        _write_and_print_repeats(series, repetition, options)
     return Outcome(series.runs, is_complete)
+
+
+def _write_and_print_repeats(
+    series: _RunSeries, repetition: Repetition, options: ReportOptions
+) -> None:
+    """Write the summary of repeated runs, and print their means and how to compare them."""
+    from loadgen.runs.repeats_report import repeats_report
+    from loadgen.runs.sweep_curve import build_curve
+
+    repeats = write_repeat_summary(series.output_dir, repetition, series.runs)
+    report = repeats_report(repeats, build_curve(series.runs))
+    print_result(repeats, report, as_json=options.as_json, full=options.full)
+    output_dir = shlex.quote(str(series.output_dir))
+    print_status(f"results in {output_dir}; compare them with loadgen compare {output_dir} OTHER")

@@ -47,11 +47,14 @@ RECENT_S = 10.0  # rates and the first column of latencies cover this much time
 MIN_RECENT_SPAN_S = 0.1  # rates of a run that has just started refer to at least this much time
 TIMELINE_DELAY_S = 2.0  # workers store their timelines at most this late
 SNAPSHOT_WIDTH = 100  # columns, where the view is drawn into a page
+TIMELINE_DTYPE = "<i8"  # the numbers in a timeline file
 NS_PER_S = 1e9
 NS_PER_MS = 1e6
 
 Percentiles = tuple[float | None, float | None]
 """p50 and p99 in ms; None without samples."""
+
+NO_PERCENTILES: Percentiles = (None, None)
 
 
 @dataclass(frozen=True)
@@ -83,13 +86,16 @@ class LiveStatus:
         """Start with a run of which nothing but its manifest is known."""
         self.manifest = manifest
         self.now_s = 0.0
+
         # Counts of requests: successful, failed by kind of error, and ended in any way.
         self.ok = 0
         self.error_counts = np.zeros(len(KINDS), np.int64)
         self._finished = 0
+
         # The SLO attainment is the number of good requests / the number that counts for the SLO.
         self._good = 0
         self._counted_for_slo = 0
+
         self._histograms = {"ttft": Histogram(), "tpot": Histogram()}
         self._recent_rows = np.zeros(0, ROW)
         self._last_sample_by_worker: dict[int, WorkerSample] = {}
@@ -100,16 +106,30 @@ class LiveStatus:
         """Add the records of requests that have ended, in any order."""
         columns = Columns(rows)
         is_ok = columns.where(OK)
-        is_failed = ~(is_ok | columns.where(UNFINISHED))
-        self.ok += int(is_ok.sum())
         self._finished += len(rows)
-        self.error_counts += np.bincount(columns["kind"][is_failed], minlength=len(KINDS))
-        for name, histogram in self._histograms.items():
-            histogram.add(metrics.drop_undefined(columns.measure(name)[is_ok]))
-        if self.manifest.slo is not None:
-            self._counted_for_slo += int(outcomes.is_counted(columns, self.manifest.slo).sum())
-            self._good += int(outcomes.meets_slo(columns, self.manifest.slo).sum())
+        self.ok += int(is_ok.sum())
+        self._count_errors(columns)
+        self._count_for_slo(columns)
+        for metric, histogram in self._histograms.items():
+            values_ns = columns.measure(metric)[is_ok]
+            histogram.add(metrics.drop_undefined(values_ns))
         self._recent_rows = concatenate_rows((self._recent_rows, rows))
+
+    def _count_errors(self, columns: Columns) -> None:
+        """Add the failed requests to the number of errors of each kind."""
+        is_failed = ~(columns.where(OK) | columns.where(UNFINISHED))
+        kinds_of_failed = columns["kind"][is_failed]
+        self.error_counts += np.bincount(kinds_of_failed, minlength=len(KINDS))
+
+    def _count_for_slo(self, columns: Columns) -> None:
+        """Add the requests that count for the SLO, and those of them that met it."""
+        slo = self.manifest.slo
+        if slo is None:
+            return
+        is_counted = outcomes.is_counted(columns, slo)
+        is_good = outcomes.meets_slo(columns, slo)
+        self._counted_for_slo += int(is_counted.sum())
+        self._good += int(is_good.sum())
 
     def add_worker_samples(self, samples: Iterable[WorkerSample]) -> None:
         """Add what the workers measured of themselves; the last sample of each worker counts."""
@@ -188,26 +208,26 @@ class LiveStatus:
 
     def latency(self, name: str) -> LatencyStatus:
         """Return the percentiles of `ttft` or `tpot`, and whether it meets its objective so far."""
-        recent = self.recent_records()
-        recent_ns = metrics.drop_undefined(recent.measure(name)[recent.where(OK)])
-        recent_ms: Percentiles = (None, None)
-        if len(recent_ns):
-            recent_ms = (
-                quantile_of(recent_ns, 0.5) / NS_PER_MS,
-                quantile_of(recent_ns, 0.99) / NS_PER_MS,
-            )
         histogram = self._histograms[name]
         objective = self._objective(name)
-        if not histogram.count:
-            return LatencyStatus(recent_ms, (None, None), objective)
-        overall_ms = (
-            histogram.quantile(0.5) / NS_PER_MS,
-            histogram.quantile(0.99) / NS_PER_MS,
-        )
+        overall = NO_PERCENTILES
         is_met = None
-        if objective is not None:
+        if histogram.count:
+            overall = (
+                histogram.quantile(0.5) / NS_PER_MS,
+                histogram.quantile(0.99) / NS_PER_MS,
+            )
+        if histogram.count and objective is not None:
             is_met = bool(histogram.quantile(objective.quantile) <= objective.limit_ns)
-        return LatencyStatus(recent_ms, overall_ms, objective, is_met)
+        return LatencyStatus(self._recent_percentiles(name), overall, objective, is_met)
+
+    def _recent_percentiles(self, name: str) -> Percentiles:
+        """Return the percentiles of a latency over the last RECENT_S, from single records."""
+        recent = self.recent_records()
+        values_ns = metrics.drop_undefined(recent.measure(name)[recent.where(OK)])
+        if not len(values_ns):
+            return NO_PERCENTILES
+        return (quantile_of(values_ns, 0.5) / NS_PER_MS, quantile_of(values_ns, 0.99) / NS_PER_MS)
 
     def _objective(self, name: str) -> Term | None:
         """Return the objective of the highest percentile for a metric, or None without one."""
@@ -348,7 +368,11 @@ def _describe_errors(counts: Sequence[int] | NDArray[np.int64]) -> str:
 
 
 def output_events_per_s(run_dir: Path, begin_s: float, end_s: float) -> float | None:
-    """Return output events per second between two times; None without a stored timeline."""
+    """Return output events per second between two times of a run, or None if none are stored.
+
+    An output event is a chunk of a streamed response. Each worker counts them in bins of BIN_NS and
+    appends the counts to a timeline file as 64-bit integers.
+    """
     first_bin = max(int(begin_s * NS_PER_S / BIN_NS), 0)
     end_bin = int(end_s * NS_PER_S / BIN_NS)
     timelines = (run_dir / "flows").glob("w*.timeline.*")
@@ -356,8 +380,12 @@ def output_events_per_s(run_dir: Path, begin_s: float, end_s: float) -> float | 
     files = [file for file in timelines if file.suffix != ".new"]
     if not files or end_bin <= first_bin:
         return None
-    events = sum(int(np.fromfile(file, "<i8")[first_bin:end_bin].sum()) for file in files)
-    return events * NS_PER_S / BIN_NS / (end_bin - first_bin)
+    event_count = 0
+    for file in files:
+        counts_by_bin = np.fromfile(file, TIMELINE_DTYPE)
+        event_count += int(counts_by_bin[first_bin:end_bin].sum())
+    duration_s = (end_bin - first_bin) * BIN_NS / NS_PER_S
+    return event_count / duration_s
 
 
 def read_status(run_dir: Path) -> LiveStatus:
@@ -379,35 +407,74 @@ def snapshot(run_dir: Path) -> str:
     return text.getvalue()
 
 
-def follow(run_dir: Path, stop: TextIO) -> None:
-    """Draw the run in `run_dir` on stderr until `stop` becomes readable or reaches its end.
+class _RunReader:
+    """Reads a run that is going on, and keeps its `LiveStatus` up to date.
 
-    The time of the run is that of the last sample of a worker, plus the time since that sample was
-    read. Nothing is drawn before the first sample. The process that executes the run closes `stop`
-    when the run ends.
+    Workers write a sample of themselves about once per second, with the time of the run. So the
+    time of the run is the time of the last sample, plus the time since that sample was read.
+
+    Attributes:
+        status: What is known of the run.
+    """
+
+    def __init__(self, run_dir: Path, tail: Tail) -> None:
+        """Prepare to read a run through `tail`, which returns what was appended to its files."""
+        self.status = LiveStatus(decode_manifest((run_dir / "run.json").read_bytes()))
+        self._run_dir = run_dir
+        self._tail = tail
+        self._last_sample_read_at_s = monotonic()
+
+    def read_new(self) -> None:
+        """Add what was written since the last call, and advance the time of the run."""
+        previous_sample_s = self.status.last_sample_s
+        _read_new(self._tail, self.status)
+        if self.status.last_sample_s > previous_sample_s:
+            self._last_sample_read_at_s = monotonic()
+        since_sample_s = monotonic() - self._last_sample_read_at_s
+        self.status.now_s = self.status.last_sample_s + since_sample_s
+
+    @property
+    def has_started(self) -> bool:
+        """Whether a worker has written its first sample."""
+        return self.status.last_sample_s > 0.0
+
+    def render(self) -> Group:
+        """Return the live view of the run as it is now."""
+        timeline_end_s = self.status.now_s - TIMELINE_DELAY_S
+        timeline_start_s = timeline_end_s - RECENT_S
+        events_per_s = output_events_per_s(self._run_dir, timeline_start_s, timeline_end_s)
+        return render(self.status, events_per_s)
+
+
+def follow(run_dir: Path, stop: TextIO) -> None:
+    """Draw the live view of a run on stderr every REFRESH_S until the run ends.
+
+    Nothing is drawn before the first sample of a worker.
+
+    Args:
+        run_dir: The directory of the run.
+        stop: A stream that becomes readable, or reaches its end, when the run has ended. The
+            process that executes the run closes it.
     """
     from rich.console import Console
     from rich.live import Live
 
-    status = LiveStatus(decode_manifest((run_dir / "run.json").read_bytes()))
-    sample_read_at_s = monotonic()
     console = Console(stderr=True)
     with (
         closing(Tail(run_dir)) as tail,
         Live(console=console, auto_refresh=False, transient=True) as live,
     ):
-        while not select.select([stop], [], [], REFRESH_S)[0]:
-            last_sample_s = status.last_sample_s
-            _read_new(tail, status)
-            if status.last_sample_s > last_sample_s:
-                sample_read_at_s = monotonic()
-            has_started = status.last_sample_s > 0.0
-            if not has_started:
-                continue
-            status.now_s = status.last_sample_s + monotonic() - sample_read_at_s
-            timeline_end_s = status.now_s - TIMELINE_DELAY_S
-            events_per_s = output_events_per_s(run_dir, timeline_end_s - RECENT_S, timeline_end_s)
-            live.update(render(status, events_per_s), refresh=True)
+        reader = _RunReader(run_dir, tail)
+        while not _wait_until_readable(stop, REFRESH_S):
+            reader.read_new()
+            if reader.has_started:
+                live.update(reader.render(), refresh=True)
+
+
+def _wait_until_readable(stream: TextIO, timeout_s: float) -> bool:
+    """Wait until a stream is readable or at its end. Return False if the time is over before."""
+    readable_streams, _, _ = select.select([stream], [], [], timeout_s)
+    return bool(readable_streams)
 
 
 def _read_new(tail: Tail, status: LiveStatus) -> None:

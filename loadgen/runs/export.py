@@ -42,31 +42,36 @@ FORMAT_OPTION = typer.Option(
 )
 
 
+RunArgument = Annotated[
+    Path | None,
+    typer.Argument(help="Directory of a run.", autocompletion=completion.complete_result),
+]
+OutOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--out",
+        "-o",
+        metavar="FILE",
+        help="File to write, or the directory of the store of a tracker.",
+        show_default="stdout, or for a tracker its configured store, as in MLFLOW_TRACKING_URI",
+    ),
+]
+SchemaOption = Annotated[
+    str | None,
+    typer.Option(
+        "--schema",
+        metavar="KIND",
+        help=f"Print the JSON Schema of a file that you write, instead of a run: {_KINDS}.",
+        autocompletion=completion.complete_choice(lambda: KINDS),
+    ),
+]
+
+
 def export(
-    folder: Annotated[
-        Path | None,
-        typer.Argument(help="Directory of a run.", autocompletion=completion.complete_result),
-    ] = None,
+    folder: RunArgument = None,
     format_name: Annotated[str | None, FORMAT_OPTION] = None,
-    out: Annotated[
-        Path | None,
-        typer.Option(
-            "--out",
-            "-o",
-            metavar="FILE",
-            help="File to write, or the directory of the store of a tracker.",
-            show_default="stdout, or for a tracker its configured store, as in MLFLOW_TRACKING_URI",
-        ),
-    ] = None,
-    schema: Annotated[
-        str | None,
-        typer.Option(
-            "--schema",
-            metavar="KIND",
-            help=f"Print the JSON Schema of a file that you write, instead of a run: {_KINDS}.",
-            autocompletion=completion.complete_choice(lambda: KINDS),
-        ),
-    ] = None,
+    out: OutOption = None,
+    schema: SchemaOption = None,
 ) -> int:
     """Write a run in the format of another tool, with the definitions of that tool.
 
@@ -79,19 +84,21 @@ def export(
     """
     if schema is not None:
         return _write_schema(schema, out, has_run=folder is not None or format_name is not None)
-    if folder is None or format_name is None:
-        missing = "the directory of a run" if folder is None else "--as"
-        raise UserError(
-            "missing_value",
-            f"{missing} is missing",
-            "loadgen export",
-            "loadgen export RUN --as csv -o run.csv",
-        )
+    if folder is None:
+        raise _missing_argument("the directory of a run")
+    if format_name is None:
+        raise _missing_argument("--as")
     export_format = _find_format(format_name)
     if export_format.send is not None:
         return _send_to_tracker(export_format, format_name, folder, out)
     _check_exportable(folder)
     return _export_file(export_format, format_name, folder, out)
+
+
+def _missing_argument(name: str) -> UserError:
+    """Return the error for a command line that lacks an argument of `export`."""
+    example = "loadgen export RUN --as csv -o run.csv"
+    return UserError("missing_value", f"{name} is missing", "loadgen export", example)
 
 
 def _find_format(format_name: str) -> FormatRow:
@@ -159,60 +166,84 @@ def _export_file(
 ) -> int:
     """Write a run as a file of another tool, and return the exit code OK.
 
-    Without `out` the file is written to stdout.
+    Without `out` the file is written to stdout. With it, stderr states what a reader of the file
+    has to know, for example that the server was simulated.
     """
-    from loadgen.core.run_summary import summarize
     from loadgen.runs import request_gaps
 
-    stored = request_gaps.read_run_with_gaps(run_dir)
-    assert export_format.write is not None
-    # The guard reports an exception, or a result of another type, as an error of the plug-in.
-    check_content = check_type(bytes, Mapping, Iterable)
-    write = FORMATS.guard(export_format, export_format.write, check_content)
-    content = write(summarize(*stored), stored)
-    parts = _split_content(content)
+    stored_run = request_gaps.read_run_with_gaps(run_dir)
+    parts = _split_content(_convert_run(export_format, stored_run))
     if out is None:
         sys.stdout.buffer.writelines(parts)
         return OK
     _write_completely(out, parts)
-    print(f"written: {out}{_describe_limitations(stored, format_name)}", file=sys.stderr)
+    limitations = _describe_limitations(stored_run, format_name)
+    print(f"written: {out}{limitations}", file=sys.stderr)
     return OK
 
 
-def _split_content(data: bytes | Mapping[str, Any] | Iterable[bytes]) -> Iterable[bytes]:
+def _convert_run(
+    export_format: FormatRow, stored_run: StoredWithGaps
+) -> bytes | Mapping[str, Any] | Iterable[bytes]:
+    """Return a run as the content of a file in a format: bytes, a JSON document, or parts.
+
+    The format may come from a plug-in. Raises UserError that names the plug-in if it fails, or if
+    it returns a value of another type.
+    """
+    from loadgen.core.run_summary import summarize
+
+    assert export_format.write is not None
+    check_content = check_type(bytes, Mapping, Iterable)
+    write = FORMATS.guard(export_format, export_format.write, check_content)
+    return write(summarize(*stored_run), stored_run)
+
+
+def _split_content(content: bytes | Mapping[str, Any] | Iterable[bytes]) -> Iterable[bytes]:
     """Return the content of a file in parts, from bytes, a JSON document, or parts already."""
-    if isinstance(data, bytes):
-        return [data]
-    if isinstance(data, Mapping):
-        return json_parts(data)
-    return data
+    if isinstance(content, bytes):
+        return [content]
+    if isinstance(content, Mapping):
+        return json_parts(content)
+    return content
+
+
+class _TrackedParts:
+    """The parts of a file, which also tells whether only some of them were written.
+
+    Attributes:
+        is_partial: Whether writing has begun and did not come to the end of the parts.
+    """
+
+    def __init__(self, parts: Iterable[bytes]) -> None:
+        self._parts = parts
+        self.is_partial = False
+
+    def __iter__(self) -> Iterator[bytes]:
+        self.is_partial = True
+        yield from self._parts
+        self.is_partial = False
 
 
 def _write_completely(out: Path, parts: Iterable[bytes]) -> None:
     """Write a file, and remove it if an error ends the computation of its parts.
 
     The parts are computed while they are written. A file that was not begun is left alone, so that
-    an error before the first part does not remove an older file.
+    a file that cannot be opened for writing is not removed.
     """
-    is_partial = False
-
-    def tracked_parts() -> Iterator[bytes]:
-        nonlocal is_partial
-        is_partial = True
-        yield from parts
-        is_partial = False
-
+    tracked_parts = _TrackedParts(parts)
     try:
-        write_file(out, tracked_parts(), "--out")
+        write_file(out, tracked_parts, "--out")
     finally:
-        if is_partial and out.is_file():
+        if tracked_parts.is_partial and out.is_file():
             out.unlink()
 
 
 def _describe_limitations(stored: StoredWithGaps, format_name: str) -> str:
-    """Return what a reader of the file has to know, as text that follows the name of the file.
+    """Return what a reader of an exported file has to know, or "" if there is nothing.
 
-    It says that the server was simulated, and that a CSV file has requests of unmeasured stages.
+    The text is printed after the name of the file. There are two limitations: the server was
+    simulated, and a CSV file also has the requests of stages that were not measured, such as a
+    warm-up.
     """
     manifest = stored.manifest
     is_csv = format_name == "csv"
@@ -220,9 +251,9 @@ def _describe_limitations(stored: StoredWithGaps, format_name: str) -> str:
     if any(target.simulated for target in manifest.targets):
         marked_by = "column `simulated`" if is_csv else "field `loadgen`"
         text += f" (SIMULATED, no real server was measured: see its {marked_by})"
-    unmeasured = [stage.name or "load" for stage in manifest.stages if not stage.measured]
-    if is_csv and unmeasured:
-        text += f"; rows of stage {', '.join(unmeasured)} are not part of the metrics"
+    unmeasured_stages = [stage.name or "load" for stage in manifest.stages if not stage.measured]
+    if is_csv and unmeasured_stages:
+        text += f"; rows of stage {', '.join(unmeasured_stages)} are not part of the metrics"
     return text
 
 
@@ -231,32 +262,38 @@ def json_parts(
 ) -> Iterator[bytes]:
     """Yield a document as `json.dumps(document, indent=2)` writes it, part by part.
 
-    Arrays may have millions of numbers, so neither all of them as objects nor the whole text is in
-    memory at one time.
+    The values may be numpy arrays of millions of numbers. At most `numbers_per_part` of them are
+    converted to text at a time, which takes little memory.
     """
-    import numpy as np
-
     if not document:
         yield b"{}\n"
         return
-    separator = "{"
-    for key, value in document.items():
-        yield f"{separator}\n  {json.dumps(key)}: ".encode()
-        separator = ","
-        if isinstance(value, np.ndarray) and len(value):
-            yield from _array_parts(value, numbers_per_part)
-            continue
-        plain_value = value.tolist() if isinstance(value, np.ndarray) else value
-        text = json.dumps(plain_value, indent=2, allow_nan=False)
-        yield text.replace("\n", "\n  ").encode()
+    yield b"{"
+    for index, (key, value) in enumerate(document.items()):
+        comma = "," if index else ""
+        yield f"{comma}\n  {json.dumps(key)}: ".encode()
+        yield from _value_parts(value, numbers_per_part)
     yield b"\n}\n"
 
 
+def _value_parts(value: Any, numbers_per_part: int) -> Iterator[bytes]:
+    """Yield the JSON text of a value inside a document, part by part if it is an array."""
+    import numpy as np
+
+    if isinstance(value, np.ndarray) and len(value):
+        yield from _array_parts(value, numbers_per_part)
+        return
+    plain_value = [] if isinstance(value, np.ndarray) else value
+    text = json.dumps(plain_value, indent=2, allow_nan=False)
+    yield text.replace("\n", "\n  ").encode()
+
+
 def _array_parts(values: NDArray[Any], numbers_per_part: int) -> Iterator[bytes]:
-    """Yield a list of numbers, one per line."""
+    """Yield the JSON text of an array that is not empty, with one number per line."""
     for first in range(0, len(values), numbers_per_part):
         numbers = values[first : first + numbers_per_part].tolist()
-        text = json.dumps(numbers, allow_nan=False)[1:-1].replace(", ", _NEXT_NUMBER)
+        text_in_brackets = json.dumps(numbers, allow_nan=False)
+        text = text_in_brackets.removeprefix("[").removesuffix("]").replace(", ", _NEXT_NUMBER)
         opening = "," if first else "["
         yield f"{opening}\n    {text}".encode()
     yield b"\n  ]"

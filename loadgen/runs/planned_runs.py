@@ -61,23 +61,27 @@ def forecast_run(schedule: Schedule, tokens: MeanTokens, response_s: float) -> R
     return RunForecast(measured=measured, total=combine_forecasts([measured, warmup]))
 
 
-def warn_too_few_requests(measured: Forecast, requested_slo: Slo | None) -> str:
+def describe_too_few_requests(forecast: Forecast, requested_slo: Slo | None) -> str:
     """Return a warning if a load has too few requests to verify its SLO, or "" if it has enough.
 
-    The warning is about the objective on the highest percentile, which needs most requests. A
-    closed loop may send fewer requests than its forecast, and never more, so it is warned too.
+    The warning is about the objective on the highest percentile, which needs most requests. It also
+    applies to a closed loop, whose forecast is the highest number of requests that it may send.
+
+    Args:
+        forecast: The forecast of the measured stages of the load.
+        requested_slo: The SLO, or None without one.
     """
-    count = measured.requests
-    if count is None or requested_slo is None or not requested_slo.terms:
+    requests = forecast.requests
+    if requests is None or requested_slo is None or not requested_slo.terms:
         return ""
-    term = max(requested_slo.terms, key=_needed_samples)
-    needed = _needed_samples(term)
-    if count >= needed:
+    strictest_term = max(requested_slo.terms, key=_needed_samples)
+    needed_requests = _needed_samples(strictest_term)
+    if requests >= needed_requests:
         return ""
-    name = slo.name(term.metric, term.quantile)
+    name = slo.name(strictest_term.metric, strictest_term.quantile)
     return (
-        f"~{count:,.0f} requests are too few to verify {name} ({needed:,} needed). Use a longer "
-        "--duration or more --num-requests."
+        f"~{requests:,.0f} requests are too few to verify {name} ({needed_requests:,} needed). "
+        "Use a longer --duration or more --num-requests."
     )
 
 
@@ -90,12 +94,12 @@ def print_plans(runs: Iterable[PlannedRun], budget: Budget | None) -> int:
 
     Returns the exit code OK.
 
-    Raises UserError if the cost exceeds the limit, and CombinedError if a target does not accept
-    such requests.
+    Raises CombinedError if a target cannot receive the requests of a run, for example if it has no
+    endpoint of their type, and UserError if the cost exceeds the limit.
     """
     from loadgen.core.execution.load_description import describe_load
 
-    error_by_text: dict[str, LoadgenError] = {}
+    errors: list[LoadgenError] = []
     forecasts: list[ForecastRun] = []
     for workload, settings in runs:
         description = describe_load(workload, settings)
@@ -104,12 +108,23 @@ def print_plans(runs: Iterable[PlannedRun], budget: Budget | None) -> int:
         if budget is not None:
             print(_describe_forecast_cost(description.load, settings, budget))
         if description.error is not None:
-            error_by_text.setdefault(str(description.error), description.error)
-    if error_by_text:
-        raise CombinedError(list(error_by_text.values()))
+            errors.append(description.error)
+    if errors:
+        raise CombinedError(_without_repeated_texts(errors))
     if budget is not None:
         _print_total_cost(forecasts, budget)
     return OK
+
+
+def _without_repeated_texts(errors: Iterable[LoadgenError]) -> list[LoadgenError]:
+    """Return the errors without those whose text equals that of an earlier one.
+
+    Several runs with the same target have the same errors.
+    """
+    error_by_text: dict[str, LoadgenError] = {}
+    for error in errors:
+        error_by_text.setdefault(str(error), error)
+    return list(error_by_text.values())
 
 
 def _describe_forecast_cost(load: Forecast, settings: Settings, budget: Budget) -> str:
@@ -120,10 +135,12 @@ def _describe_forecast_cost(load: Forecast, settings: Settings, budget: Budget) 
 
 
 def _print_total_cost(runs: Sequence[ForecastRun], budget: Budget) -> None:
-    """Print the cost of several runs, if it is known before they start.
+    """Print the cost of all runs together, and check that it is within the limit of the budget.
 
-    Raises UserError if it exceeds the limit of the budget. Runs in virtual time cost nothing, so
-    they never do.
+    Nothing is printed or checked if the cost is known only after the runs have started. Runs in
+    virtual time cost nothing, so their cost is printed but not checked.
+
+    Raises UserError if the cost exceeds the limit.
     """
     cost = compute_total_cost(budget, runs)
     if cost is None:

@@ -80,50 +80,55 @@ class Progress:
     def __init__(
         self,
         total: int | None,
-        horizon_ns: int | None,
+        load_length_ns: int | None,
         stream: TextIO | None = None,
         *,
         drain_ns: int | None = None,
         as_json: bool = False,
     ) -> None:
-        """Prepare for a load.
+        """Prepare for a load that starts now.
 
         Args:
             total: The number of requests, or None if the load ends by time.
-            horizon_ns: The length of the load, or None if it ends by a number of requests.
+            load_length_ns: The length of the load, or None if it ends by a number of requests.
             stream: Where to print; stderr by default.
             drain_ns: How long requests in flight may go on after the load.
             as_json: Whether every line is an object, `{"progress": {...}}`.
         """
         self._total = total
-        self._horizon_ns = horizon_ns
-        self._stream = stream or sys.stderr
+        self._load_length_ns = load_length_ns
         self._drain_ns = drain_ns
+        self._start_ns = monotonic_ns()
+
+        self._stream = stream or sys.stderr
         self._as_json = as_json
         self._draw = raw_writer(self._stream)
-        self._is_rewritten = self._stream.isatty() and not as_json
-        self._last_events = 0
-        self._start_ns = monotonic_ns()
-        self._last_ns = self._start_ns
+        # On a terminal, one line is rewritten. Elsewhere, each update prints a line of its own.
+        self._rewrites_line = self._stream.isatty() and not as_json
         self._timer: asyncio.TimerHandle | None = None
 
-    def follow(self, read_counters: Callable[[], Counters]) -> None:
+        # The time of the last update, and the number of output events until then.
+        self._last_update_ns = self._start_ns
+        self._last_event_count = 0
+
+    def start_printing(self, read_counters: Callable[[], Counters]) -> None:
         """Print the counters of a load repeatedly, until `clear` is called or the event loop ends.
 
-        A terminal is updated every REFRESH_S, and another stream gets a line every LINE_EVERY_S.
+        The line on a terminal is rewritten every REFRESH_S. A file or a pipe gets a new line every
+        LINE_EVERY_S.
         """
-        interval_s = REFRESH_S if self._is_rewritten else LINE_EVERY_S
+        interval_s = REFRESH_S if self._rewrites_line else LINE_EVERY_S
         loop = asyncio.get_running_loop()
 
         def print_and_reschedule() -> None:
-            self._print(self.facts(read_counters(), monotonic_ns()))
+            self._print(self.update(read_counters(), monotonic_ns()))
             self._timer = loop.call_later(interval_s, print_and_reschedule)
 
         self._timer = loop.call_later(interval_s, print_and_reschedule)
 
     def _print(self, facts: ProgressFacts) -> None:
         """Rewrite the line of a terminal, or print another line as text or JSON."""
-        if self._is_rewritten:
+        if self._rewrites_line:
             line = describe_progress(facts, _terminal_columns(self._stream))
             self._draw(f"{_CLEAR_LINE}{line}")
         elif self._as_json:
@@ -138,44 +143,54 @@ class Progress:
         if self._timer is None:
             return
         self._timer.cancel()
-        if self._is_rewritten:
+        if self._rewrites_line:
             self._draw(_CLEAR_LINE)
             self._stream.flush()
 
-    def facts(self, counters: Counters, now_ns: int) -> ProgressFacts:
-        """Return the progress at a time on the monotonic clock, with times in s rounded to 0.1 s.
+    def update(self, counters: Counters, now_ns: int) -> ProgressFacts:
+        """Return the progress of the load, and remember it as the last update.
 
-        The rate of events covers the time since the last call, and the call after this one starts
-        from here.
+        The rate of output events covers the time since the last update.
+
+        Args:
+            counters: The counters of the load, which only grow.
+            now_ns: The current time on the monotonic clock.
         """
-        interval_s = max(now_ns - self._last_ns, 1) / _NS_PER_S
-        events_per_s = (counters.events - self._last_events) / interval_s
-        self._last_events = counters.events
-        self._last_ns = now_ns
-        left_s = self._load_left_s(now_ns)
-        drain_left_s = None
-        if self._drain_ns is not None and left_s is not None:
-            drain_left_s = self._drain_ns / _NS_PER_S + left_s
+        load_left_s = self._load_left_s(now_ns)
         ttft_ns = sorted(counters.recent_ttft_ns)
-        return ProgressFacts(
+        facts = ProgressFacts(
             elapsed_s=round((now_ns - self._start_ns) / _NS_PER_S, 1),
             done=counters.ok + counters.failed + counters.dropped,
             planned=self._total,
             in_flight=counters.in_flight,
-            events_per_s=round(events_per_s, 1),
+            events_per_s=round(self._events_per_s(counters, now_ns), 1),
             ttft_p50_ms=_sorted_quantile_ms(ttft_ns, 0.5),
             ttft_p99_ms=_sorted_quantile_ms(ttft_ns, 0.99),
             failed=counters.failed,
             dropped=counters.dropped,
-            left_s=_round_if_known(left_s),
-            drain_left_s=_round_if_known(drain_left_s),
+            left_s=_round_if_known(load_left_s),
+            drain_left_s=_round_if_known(self._drain_left_s(load_left_s)),
         )
+        self._last_event_count = counters.events
+        self._last_update_ns = now_ns
+        return facts
+
+    def _events_per_s(self, counters: Counters, now_ns: int) -> float:
+        """Return the rate of output events since the last update."""
+        interval_s = max(now_ns - self._last_update_ns, 1) / _NS_PER_S
+        return (counters.events - self._last_event_count) / interval_s
+
+    def _drain_left_s(self, load_left_s: float | None) -> float | None:
+        """Return the time until requests in flight are cut off, or None if that has no limit."""
+        if self._drain_ns is None or load_left_s is None:
+            return None
+        return load_left_s + self._drain_ns / _NS_PER_S
 
     def _load_left_s(self, now_ns: int) -> float | None:
         """Return the time until the load ends. It is negative once the load has ended."""
-        if self._horizon_ns is None:
+        if self._load_length_ns is None:
             return None
-        return (self._start_ns + self._horizon_ns - now_ns) / _NS_PER_S
+        return (self._start_ns + self._load_length_ns - now_ns) / _NS_PER_S
 
 
 def _sorted_quantile_ms(sorted_ns: Sequence[int], quantile: float) -> float | None:
@@ -220,7 +235,7 @@ class ProgressLine:
                     as_json=self._as_json,
                 )
             case LoadStarted(_, load) if self._progress is not None:
-                self._progress.follow(load.counters)
+                self._progress.start_printing(load.counters)
             case RunEnded() if self._progress is not None:
                 self._progress.clear()
                 self._progress = None
@@ -343,23 +358,26 @@ class Step(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class StepCounter:
-    """Counts the steps of a command, and estimates how long the remaining ones take."""
+    """Counts the steps of a command, and estimates how long the remaining ones take.
+
+    A step is one of several runs of a command, such as a load point of a sweep.
+    """
 
     def __init__(self, count: int, *, at_most: bool = False, weights: Sequence[float] = ()) -> None:
-        """Start the clock.
+        """Start the clock. The first step follows.
 
         Args:
             count: The number of steps.
             at_most: Whether there may be far fewer steps. Then only the caller can estimate the
                 remaining time.
-            weights: How long each step takes relative to the others; empty if all take as long.
+            weights: How long each step takes relative to the others. If they are not positive
+                numbers, one for each step, all steps count as equally long.
         """
         self._count = count
-        self._at_most = at_most
-        self._weights = [1.0] * count
-        if len(weights) == count and all(weight > 0 for weight in weights):
-            self._weights = list(weights)
-        self._number = 0
+        self._count_is_limit = at_most
+        has_weights = len(weights) == count and all(weight > 0 for weight in weights)
+        self._weights = list(weights) if has_weights else [1.0] * count
+        self._begun_count = 0
         self._start_ns = monotonic_ns()
 
     @property
@@ -375,40 +393,57 @@ class StepCounter:
         have no estimate, because it would be past before anyone has read it.
         """
         elapsed_s = self.elapsed_s
-        finished_count = self._number
-        self._number += 1
-        mean_s = None
-        if finished_count and elapsed_s >= MIN_FORECAST_S:
-            mean_s = elapsed_s / finished_count
-        expected_count = None
+        finished_count = self._begun_count
+        self._begun_count += 1
         if remaining is None:
+            expected_count = None
             left_s = self._extrapolate_left_s(finished_count, elapsed_s)
         else:
-            remaining_count = max(round(remaining.steps), 1)
-            expected_count = min(finished_count + remaining_count, self._count)
-            left_s = remaining.seconds
-            if left_s is not None and elapsed_s + left_s < MIN_FORECAST_S:
-                left_s = None
+            expected_count = self._expected_count(finished_count, remaining)
+            left_s = _omit_short_forecast(remaining.seconds, elapsed_s)
         return Step(
-            number=self._number,
+            number=self._begun_count,
             max_count=self._count,
-            at_most=self._at_most,
+            at_most=self._count_is_limit,
             expected_count=expected_count,
             elapsed_s=round(elapsed_s, 1),
-            mean_s=_round_if_known(mean_s),
+            mean_s=_round_if_known(_mean_step_s(finished_count, elapsed_s)),
             left_s=_round_if_known(left_s),
         )
 
+    def _expected_count(self, finished_count: int, remaining: RemainingSteps) -> int:
+        """Return how many steps there will be by the caller's estimate of the remaining ones."""
+        remaining_count = max(round(remaining.steps), 1)
+        return min(finished_count + remaining_count, self._count)
+
     def _extrapolate_left_s(self, finished_count: int, elapsed_s: float) -> float | None:
-        """Return the remaining time by the weights of the finished and of the remaining steps.
+        """Return the time that the remaining steps take, extrapolated from the finished ones.
+
+        The weights say how long steps take relative to each other. If the finished steps, with the
+        weights 1 and 2, took 30 s, a remaining step with the weight 4 takes 40 s.
 
         Return None if no step was finished, if the steps were short, or if their number is open.
         """
-        if not finished_count or elapsed_s < MIN_FORECAST_S or self._at_most:
+        if not finished_count or elapsed_s < MIN_FORECAST_S or self._count_is_limit:
             return None
         finished_weight = sum(self._weights[:finished_count])
         remaining_weight = sum(self._weights) - finished_weight
-        return elapsed_s / finished_weight * remaining_weight
+        seconds_per_weight = elapsed_s / finished_weight
+        return seconds_per_weight * remaining_weight
+
+
+def _mean_step_s(finished_count: int, elapsed_s: float) -> float | None:
+    """Return the mean time of the finished steps, or None if they took too little time."""
+    if not finished_count or elapsed_s < MIN_FORECAST_S:
+        return None
+    return elapsed_s / finished_count
+
+
+def _omit_short_forecast(left_s: float | None, elapsed_s: float) -> float | None:
+    """Return the remaining time of a command, or None if the whole command takes little time."""
+    if left_s is None or elapsed_s + left_s < MIN_FORECAST_S:
+        return None
+    return left_s
 
 
 def describe_step(name: str, step: Step) -> str:

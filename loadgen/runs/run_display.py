@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from decimal import Decimal
 from time import monotonic
 from typing import TYPE_CHECKING, NamedTuple
@@ -33,9 +33,9 @@ from loadgen.runs.planned_runs import (
     compute_total_cost,
     describe_cost,
     describe_run_count,
+    describe_too_few_requests,
     forecast_run,
     target_facts,
-    warn_too_few_requests,
 )
 from loadgen.runs.progress import (
     MIN_FORECAST_S,
@@ -63,6 +63,8 @@ COST_CHECK_S = 1.0
 """Time between two checks of the cost of a running load."""
 
 _NS_PER_S = 1e9
+
+_NO_COST = Decimal(0)
 
 _SIMULATION_WARNING = "virtual_time"
 """The code of a warning that is not printed, because the line about the target says the same."""
@@ -130,10 +132,10 @@ class RunDisplay:
         progress_handlers = () if self._has_line_per_step else _progress_handlers(progress)
         self.event_handlers = (self.handle, *listeners, *progress_handlers)
 
+        # The forecast of the current run, and what computes its cost so far while it runs.
         self._budget = budget
-        # The load of the current run, and what it has cost so far.
         self._priced_load: _PricedLoad | None = None
-        self._current_cost: Callable[[], Decimal] = Decimal
+        self._cost_monitor: _CostMonitor | None = None
 
         # The runs of a command with several, the line that announced the current one, and the
         # summaries of the finished ones.
@@ -147,53 +149,48 @@ class RunDisplay:
     # -- before the runs ---------------------------------------------------------------------------
 
     def announce_runs(self, runs: Sequence[PlannedRun], *, always: bool = False) -> None:
-        """Print what several runs will send and cost together, before the first of them.
+        """Check what several runs will cost together, and print how much they will send.
 
-        Nothing is printed of a single run, of runs in virtual time, or of short runs without a
-        price, unless `always` is True.
+        This happens before the first of them. Short runs without a price are not printed. Without
+        `always`, a single run and runs in virtual time are neither checked nor printed.
 
         Raises UserError if together they exceed the limit of cost. What a closed loop costs is
         known only once its target was probed, so the cost of such runs is checked when each starts.
         """
-        from loadgen.core.execution.load_description import describe_load
-
         if not runs:
             return
         settings = runs[0].settings
-        if not always and (len(runs) < 2 or settings.virtual):
+        is_worth_announcing = len(runs) >= 2 and not settings.virtual
+        if not always and not is_worth_announcing:
             return
-        forecast_runs = [
-            ForecastRun(describe_load(run.workload, run.settings).load, run.settings)
-            for run in runs
-        ]
-        total = combine_forecasts([run.forecast for run in forecast_runs])
+        forecasts = _forecast_runs(runs)
         cost_text = ""
         if self._budget is not None:
-            cost = compute_total_cost(self._budget, forecast_runs)
-            cost_text = self._check_and_describe_cost(cost, settings, describe_run_count(len(runs)))
+            cost = compute_total_cost(self._budget, forecasts)
+            self._check_cost(self._budget, cost, settings, describe_run_count(len(runs)))
+            cost_text = _cost_suffix(self._budget, cost, settings)
+        total = combine_forecasts([run.forecast for run in forecasts])
         is_long = total.seconds is None or total.seconds >= LONG_S
         if always or cost_text or is_long:
             print_status(f"Estimated: {format.counted(len(runs), 'run')}, {total.text}{cost_text}")
 
-    def _check_and_describe_cost(
-        self, cost: Decimal | None, settings: Settings, subject: str = "this run"
-    ) -> str:
-        """Return a cost as text that starts with a comma, or "" if it is not known.
+    def _check_cost(
+        self, budget: Budget, cost: Decimal | None, settings: Settings, subject: str
+    ) -> None:
+        """Raise UserError if a cost, together with that of earlier runs, exceeds the limit.
 
-        `subject` names what costs this much in the error.
+        Runs in virtual time cost nothing. An unknown cost counts as zero.
 
-        Raises UserError if the cost, together with what earlier runs have cost, exceeds the limit.
-        An unknown cost counts as zero. Runs in virtual time cost nothing.
+        Args:
+            budget: The limit, and what earlier runs have cost.
+            cost: The cost, or None if it is not known.
+            settings: The settings of the runs.
+            subject: What has this cost, for the error: "this run" or "these 3 runs".
         """
-        if self._budget is None:
-            return ""
         if not settings.virtual:
-            self._budget.check_limit(cost or Decimal(), subject)
-        if cost is None:
-            return ""
-        return f", {describe_cost(self._budget, cost, settings)}"
+            budget.check_limit(cost or _NO_COST, subject)
 
-    def cost_per_time(self, seconds: float, settings: Settings) -> str:
+    def describe_cost_of_time(self, seconds: float, settings: Settings) -> str:
         """Return what the targets cost for this time, as text that starts with a comma.
 
         It is "" without prices, and if the price depends on the requests.
@@ -244,33 +241,27 @@ class RunDisplay:
         """Print the outcome of the current step: on its line, or indented below it."""
         print_status(f"{self._step_line}: {outcome}" if self._has_line_per_step else f"  {outcome}")
 
-    def add_finished(self, summary: Summary) -> None:
-        """Print the result of a finished run: the table of all runs so far, or a line of JSON.
+    def print_finished(self, summary: Summary) -> None:
+        """Print the result of a run that has finished: the table of all runs so far, or JSON.
 
         Nothing is printed if the runs are so short that the final report follows at once.
         """
         self._finished.append(summary)
         if self._progress == "json":
-            result = {
-                "run": summary.run.id,
-                "valid": summary.verdict.valid,
-                "slo_met": summary.goodput.met,
-            }
-            print_status(json.dumps({"finished": result | table_metrics(summary)}))
+            print_status(_finished_as_json(summary))
             return
         runs_take_long = self._steps is not None and self._steps.elapsed_s >= MIN_FORECAST_S
         if self._progress != "off" and runs_take_long:
-            table = text_renderer.render_sections(
-                [run_table(self._finished)], width=text_width(sys.stderr)
-            )
+            table_section = run_table(self._finished)
+            table = text_renderer.render_sections([table_section], width=text_width(sys.stderr))
             print_status(table.rstrip())
 
     # -- events of a run ---------------------------------------------------------------------------
 
     def handle(self, event: RunEvent) -> None:
-        """Print what an event of a run means for the user.
+        """Print what an event of a run means for the user, and check the cost of the run.
 
-        Raises UserError above the limit of cost.
+        Raises UserError when a run is planned whose cost would exceed the limit.
         """
         match event:
             case WaitingFor(reason):
@@ -280,8 +271,8 @@ class RunDisplay:
                 self._print_forecast(event)
             case WorkersPlaced(cluster):
                 _print_cluster(cluster)
-            case LoadStarted(_, load):
-                self._follow_cost(load)
+            case LoadStarted(load=load):
+                self._start_cost_monitor(load)
             case RunEnded(stored_at):
                 self._add_cost_of_run()
                 if stored_at:
@@ -297,10 +288,11 @@ class RunDisplay:
         for index, stage in enumerate(manifest.stages):
             counts = _stage_counts(planned, stage, index)
             print_status(_describe_stage(stage, counts))
-        for warning in manifest.warnings:
-            reason = manifest.warning_codes.get(warning)
-            if reason is None or reason.code != _SIMULATION_WARNING:
-                self._print_once(f"Warning: {warning}")
+        for warning_text in manifest.warnings:
+            reason = manifest.warning_codes.get(warning_text)
+            is_known_from_target_line = reason is not None and reason.code == _SIMULATION_WARNING
+            if not is_known_from_target_line:
+                self._print_once(f"Warning: {warning_text}")
 
     def _print_forecast(self, planned: RunPlanned) -> None:
         """Warn of a load that is too short for its SLO, and print what a paid load will cost.
@@ -308,21 +300,34 @@ class RunDisplay:
         Raises UserError if the cost exceeds the limit.
         """
         settings = planned.plan.job.settings
-        if settings.virtual and self._budget is None:
+        can_warn = not self._quiet and not settings.virtual
+        if not can_warn and self._budget is None:
             return
         forecast = _forecast_planned_run(planned)
-        if not self._quiet and not settings.virtual:
-            judged_slo = select_judgeable_terms(planned.plan.job.workload.slo, settings)
-            warning = warn_too_few_requests(forecast.measured, judged_slo.slo)
-            if warning:
-                self._print_once(f"Warning: {warning}")
-        if self._budget is None:
-            return
+        if can_warn:
+            self._warn_if_too_short(planned, forecast.measured)
+        if self._budget is not None:
+            self._print_cost(self._budget, planned, forecast.total)
+
+    def _warn_if_too_short(self, planned: RunPlanned, measured: Forecast) -> None:
+        """Print a warning if the measured stages send too few requests to judge the SLO."""
+        job = planned.plan.job
+        judgeable_slo = select_judgeable_terms(job.workload.slo, job.settings).slo
+        warning = describe_too_few_requests(measured, judgeable_slo)
+        if warning:
+            self._print_once(f"Warning: {warning}")
+
+    def _print_cost(self, budget: Budget, planned: RunPlanned, total: Forecast) -> None:
+        """Print what the whole load will send and cost.
+
+        Raises UserError if the cost exceeds the limit.
+        """
+        settings = planned.plan.job.settings
         targets = planned.manifest.targets
-        self._priced_load = _PricedLoad(forecast.total, targets)
-        cost = self._budget.forecast_cost(forecast.total, targets)
-        cost_text = self._check_and_describe_cost(cost, settings)
-        print_status(f"Estimated: {forecast.total.text}{cost_text}")
+        self._priced_load = _PricedLoad(total, targets)
+        cost = budget.forecast_cost(total, targets)
+        self._check_cost(budget, cost, settings, "this run")
+        print_status(f"Estimated: {total.text}{_cost_suffix(budget, cost, settings)}")
 
     def _print_once(self, line: str) -> None:
         """Print a line unless it was printed before, for what is the same in all runs."""
@@ -332,19 +337,18 @@ class RunDisplay:
 
     # -- cost --------------------------------------------------------------------------------------
 
-    def _follow_cost(self, load: RunningLoad) -> None:
+    def _start_cost_monitor(self, load: RunningLoad) -> None:
         """Compute the cost of a load while it runs, and stop the load if it reaches the limit."""
         if self._budget is None or self._priced_load is None:
             return
-        cost_monitor = _CostMonitor(load, self._budget, self._priced_load)
-        self._current_cost = cost_monitor.cost
-        cost_monitor.start()
+        self._cost_monitor = _CostMonitor(load, self._budget, self._priced_load)
+        self._cost_monitor.start()
 
     def _add_cost_of_run(self) -> None:
         """Add the cost of the run that has ended to the money spent by the command."""
-        if self._budget is not None:
-            self._budget.spent += self._current_cost()
-            self._current_cost = Decimal
+        if self._budget is not None and self._cost_monitor is not None:
+            self._budget.spent += self._cost_monitor.cost()
+        self._cost_monitor = None
 
 
 class _CostMonitor:
@@ -387,10 +391,35 @@ class _CostMonitor:
 # -- lines about a run -----------------------------------------------------------------------------
 
 
-def _forecast_planned_run(planned: RunPlanned) -> RunForecast:
-    """Return the forecast of a run whose responses take as long as that to the probe.
+def _forecast_runs(runs: Sequence[PlannedRun]) -> list[ForecastRun]:
+    """Return the forecast of each run, as far as it is known before its target was probed."""
+    from loadgen.core.execution.load_description import describe_load
 
-    The probe is the first request to the target, sent before the load.
+    return [
+        ForecastRun(describe_load(run.workload, run.settings).load, run.settings) for run in runs
+    ]
+
+
+def _cost_suffix(budget: Budget, cost: Decimal | None, settings: Settings) -> str:
+    """Return a cost as text that starts with a comma, or "" if it is not known."""
+    return "" if cost is None else f", {describe_cost(budget, cost, settings)}"
+
+
+def _finished_as_json(summary: Summary) -> str:
+    """Return the result of a run that has finished as a line of JSON."""
+    result = {
+        "run": summary.run.id,
+        "valid": summary.verdict.valid,
+        "slo_met": summary.goodput.met,
+    }
+    return json.dumps({"finished": result | table_metrics(summary)})
+
+
+def _forecast_planned_run(planned: RunPlanned) -> RunForecast:
+    """Return the forecast of a run, assuming that the server responds as fast as to the probe.
+
+    The probe is the first request to the target, which is sent before the load. From its response
+    follows how long a response with the mean lengths of the load takes without other requests.
     """
     plan = planned.plan
     probe = plan.job.probe_results[0]
@@ -398,7 +427,8 @@ def _forecast_planned_run(planned: RunPlanned) -> RunForecast:
         probe.one_token_response_ms, probe.per_token_ms
     )
     tokens = mean_tokens(plan.requests)
-    response_ns = response_time.ns(1, tokens.input_tokens, tokens.output_tokens)
+    concurrency = 1  # the estimate from a probe does not depend on it
+    response_ns = response_time.ns(concurrency, tokens.input_tokens, tokens.output_tokens)
     return forecast_run(plan.schedule, tokens, response_ns / _NS_PER_S)
 
 
@@ -441,13 +471,19 @@ def _stage_counts(planned: RunPlanned, stage: StagePlan, index: int) -> list[str
 
 
 def _describe_stage(stage: StagePlan, counts: list[str]) -> str:
-    """Return a stage of the load as text, with `counts`: its numbers of requests and its length.
+    """Return a stage of the load as text, such as `Load: concurrency 16, 500 requests`.
 
-    Examples are `Warm-up: Poisson 8 req/s, 3 s` and `Load: concurrency 16, 500 requests`. Before a
-    closed loop, each virtual user may send one request that is not measured.
+    A stage is a part of the load with its own rate or concurrency, such as a warm-up. One stage has
+    a fixed name: before a closed loop, each virtual user may send a first request that is not
+    measured.
+
+    Args:
+        stage: The stage.
+        counts: How many requests it sends and how long it takes, as texts.
     """
     label = "Load" if stage.measured else "Warm-up"
-    if stage.name == staggered_start.FIRST_ROUND:
+    is_first_round = stage.name == staggered_start.FIRST_ROUND
+    if is_first_round:
         phrases = ["first request of each virtual user"]
     else:
         phrases = [describe_arrival(stage.arrival), *counts]
@@ -472,7 +508,8 @@ def _print_cluster(cluster: Cluster) -> None:
 def _progress_handlers(progress: str) -> Iterator[EventHandler]:
     """Yield the event handler that shows the progress of each run, or nothing with `off`.
 
-    On a terminal, `auto` starts a process that draws the live view. Otherwise it is a line.
+    With `auto` on a terminal, the handler starts a separate process that draws the live view, so
+    that the drawing does not disturb the load. In all other cases, the handler prints lines.
     """
     if progress == "auto" and sys.stderr.isatty():
         from loadgen.runs.dashboard import Dashboard

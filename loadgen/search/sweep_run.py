@@ -188,7 +188,7 @@ class _PointRunner:
             )
             self._make_trial_runner(planned).run(trial)
             run_dir = self._output_dir / planned.point.name
-            self._display.add_finished(run_folder.read_summary(run_dir))
+            self._display.print_finished(run_folder.read_summary(run_dir))
             stored_sweep.save_progress(self._output_dir, planned.workload)
 
     def _make_trial_runner(self, planned: PlannedPoint) -> TrialRunner:

@@ -318,12 +318,12 @@ def test_progress_without_a_terminal_is_a_plain_line() -> None:
     counters = Counters()
     counters.ok, counters.in_flight = 3, 2
     assert (
-        describe_progress(progress.facts(counters, progress._start_ns + 10**9))
+        describe_progress(progress.update(counters, progress._start_ns + 10**9))
         == "3/10 done · 2 in flight · 0 events/s"
     )
 
     async def follow() -> None:
-        progress.follow(lambda: counters)
+        progress.start_printing(lambda: counters)
         assert progress._timer is not None, "without being asked for"
         progress.clear()
 

@@ -28,7 +28,7 @@ from loadgen.core.workload import read_flags
 from loadgen.core.workload.loading import load_from_options
 from loadgen.pricing.budget import Budget
 from loadgen.pricing.price_file import load_prices
-from loadgen.runs.planned_runs import forecast_run, warn_too_few_requests
+from loadgen.runs.planned_runs import forecast_run, describe_too_few_requests
 from loadgen.runs.run_display import RunDisplay, _PricedLoad
 
 PRICES = """\
@@ -102,7 +102,7 @@ def test_a_load_too_short_for_its_slo_says_so_before_it(
     assert whole == pytest.approx(
         forecast_load(build_schedule(workload, 1), MeanTokens(10, 10), answer_s)
     )
-    told = warn_too_few_requests(measured, workload.slo)
+    told = describe_too_few_requests(measured, workload.slo)
     assert said in told and bool(said) == bool(told)
 
 
@@ -277,7 +277,7 @@ def test_a_load_is_stopped_where_the_limit_is_reached(
     display._priced_load = _PricedLoad(Forecast(1000, 1800, 500, 10), target())
 
     async def follow() -> None:
-        display._follow_cost(RunningLoad(lambda: counters, lambda: stopped.append(1)))
+        display._start_cost_monitor(RunningLoad(lambda: counters, lambda: stopped.append(1)))
         await asyncio.sleep(0)
 
     asyncio.run(follow())

@@ -298,8 +298,8 @@ def test_the_drain_is_counted_down_and_can_be_ended() -> None:
     progress = Progress(100, 10 * S, drain_ns=600 * S)
     counters = Counters()
     counters.in_flight = 12
-    assert "5 s left" in describe_progress(progress.facts(counters, progress._start_ns + 5 * S))
-    line = describe_progress(progress.facts(counters, progress._start_ns + 130 * S))
+    assert "5 s left" in describe_progress(progress.update(counters, progress._start_ns + 5 * S))
+    line = describe_progress(progress.update(counters, progress._start_ns + 130 * S))
     assert "12 in flight, at most 8 min 00 s more" in line and "Ctrl-C" in line
 
 
