@@ -28,7 +28,7 @@ from loadgen.core.workload import read_flags
 from loadgen.core.workload.loading import load_from_options
 from loadgen.pricing.budget import Budget
 from loadgen.pricing.price_file import load_prices
-from loadgen.runs.planned_runs import forecast_run, describe_too_few_requests
+from loadgen.runs.planned_runs import describe_too_few_requests, forecast_run
 from loadgen.runs.run_display import RunDisplay, _PricedLoad
 
 PRICES = """\
