@@ -858,7 +858,7 @@ def _heat_map_cells(counts: NDArray[np.int64], width_s: float) -> Iterator[Cell]
 # -- scatter plots ---------------------------------------------------------------------------------
 
 
-def in_flight_at_send(columns: Columns) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+def in_flight_at_send(columns: Columns) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
     """Return the sent requests, and how many others were in flight at their target when sent.
 
     The first array has the row indices of the sent requests, ordered by target and time of sending.
@@ -979,7 +979,8 @@ class _Pairs:
         """Return which pairs of a block of rows are selected and have a known x and y."""
         has_x = self._x[block] >= 0
         has_y = self._y_ns[block] != UNDEFINED
-        return self._selected[block] & has_x & has_y
+        is_known: NDArray[np.bool_] = self._selected[block] & has_x & has_y
+        return is_known
 
     def count(self) -> int:
         """Return the number of pairs."""
@@ -1028,7 +1029,8 @@ class _Pairs:
         """
         x_edges = _cell_edges(*x_range, CELL_COLUMNS)
         if log_y:
-            log_edges = _cell_edges(*np.log10(y_range), CELL_ROWS)
+            lowest_log, highest_log = np.log10(y_range)
+            log_edges = _cell_edges(lowest_log, highest_log, CELL_ROWS)
             counts = self._count_by_cell(x_edges, log_edges, log_y=True)
             return _filled_cells(counts, x_edges, 10**log_edges)
         y_edges = _cell_edges(*y_range, CELL_ROWS)
