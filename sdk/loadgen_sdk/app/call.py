@@ -438,8 +438,10 @@ class Call:
 
         usage = self._believable_usage(observation.usage)
         cost = self._cost(usage, observation.response_model)
-        self._return_permit(self._total_tokens(usage), usage.output)
-        self._settle_budget(cost, failure)
+        if self.permit is not None:
+            self._return_permit(self._total_tokens(usage), usage.output)
+        if self.budget_hold is not None:
+            self._settle_budget(cost, failure)
 
         measurement = self._make_measurement(status, failure, observation, usage, cost, done)
         self.policy.report_measurement(measurement, self._context, self._shape, self.spans)

@@ -18,7 +18,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from ..errors import BudgetExceeded, ThrottleTimeout
-from ..request import NEVER, Failure
+from ..request import NEVER, Failure, Usage
 from .background import is_collecting_garbage, run_in_background
 from .call import NO_HEADERS, Call, CallObservation, CallSettings, context_of_spans
 from .event_types import build_response_event_types
@@ -357,11 +357,12 @@ class ObservedCall:
             status = "failed"
             failure = Failure("error_event", self.tracker.error)
         try:
-            self._warn_uncounted(status)
+            observation = self._observation()
+            self._warn_uncounted(status, observation.usage)
             measurement = self.call.report(
                 status,
                 failure,
-                self._observation(),
+                observation,
                 done=monotonic_ns(),
                 error_code=error_code,
             )
@@ -382,12 +383,12 @@ class ObservedCall:
         # `dict.setdefault` is atomic: the first caller stores its claim, and no lock is needed.
         return vars(self).setdefault("_first_claim", claim) is claim
 
-    def _warn_uncounted(self, status: Status) -> None:
+    def _warn_uncounted(self, status: Status, usage: Usage) -> None:
         """Warn if the cost of a call is not known because the server has sent no token counts."""
         call = self.call
-        if status != "ok" or call.policy.prices is None or call.api not in TEXT_APIS:
+        needs_counts = call.policy.prices is not None and call.api in TEXT_APIS
+        if status != "ok" or not needs_counts:
             return
-        usage = self.tracker.usage()
         if usage.input is None or usage.output is None:
             warn_uncounted(call.model)
 

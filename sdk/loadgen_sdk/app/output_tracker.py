@@ -361,8 +361,9 @@ def _has_only_text(chunk: Any) -> bool:
         chunk_fields = chunk.__dict__
         (choice,) = chunk_fields["choices"]
         choice_fields = choice.__dict__
-        is_last = choice_fields["finish_reason"] is not None or chunk_fields["usage"] is not None
-        return not is_last and bool(choice_fields["delta"].content)
+        if choice_fields["finish_reason"] is not None or chunk_fields["usage"] is not None:
+            return False
+        return bool(choice_fields["delta"].content)
     except Exception:
         return False
 
