@@ -666,7 +666,7 @@ class _Attempt:
     """A request that was sent, and the queue into which its events are put as they arrive.
 
     Attributes:
-        exchange: The exchange with the server, by which the request can be cancelled.
+        exchange: The exchange with the server. It is needed to cancel the request.
         timeline: The timestamps of the output events.
     """
 

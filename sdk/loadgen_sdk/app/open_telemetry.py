@@ -563,7 +563,7 @@ def _input_messages(prompt: str | Iterable[Any] | None) -> list[Any]:
 
 
 def _input_message(message: Any) -> Any:
-    """Return a message in the form of the conventions. One that is no text is kept."""
+    """Return a message in the form of the conventions. One whose content is no string is kept."""
     content = message.get("content") if isinstance(message, dict) else None
     if not isinstance(content, str):
         return message

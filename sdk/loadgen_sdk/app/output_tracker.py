@@ -16,7 +16,8 @@ from .measurement import WRITING_APIS, Api
 from .package_usage import MESSAGES_INPUT_FIELDS, read_usage
 
 UNKNOWN_OUTPUTS = 2
-"""So many events with a text in an unknown field are output, as in `response_reader`."""
+"""From this number of events with a text in an unknown field on, such a text counts as output. A
+single one may be a name next to the role. `response_reader` has the same rule."""
 
 _REASONING_FIELDS = ("reasoning_content", "reasoning")
 _END_EVENTS = ("response.completed", "response.incomplete", "response.failed")
@@ -266,7 +267,7 @@ class OutputTracker:
                 self.finished = arrived_at
 
     def _observe_block_delta(self, event: Any, arrived_at: int) -> None:
-        """Observe a piece of a content block. A signature of reasoning is no output."""
+        """Observe a piece of a content block. A signature of reasoning does not count as output."""
         if event.delta.type == "signature_delta":
             return
         self.instants.append(arrived_at)

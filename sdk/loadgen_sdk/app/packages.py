@@ -315,7 +315,7 @@ class _ResourceWrapper:
         )
 
     def _wrap_message_stream(self, messages: Any) -> None:
-        """Measure `stream` of anthropic, which does not call `create` but posts by itself.
+        """Measure `stream` of anthropic, which posts its request without calling `create`.
 
         It is taken from a copy of the resource whose `_post` is measured. In the resource itself,
         `create` calls `_post`, and would be measured twice.

@@ -10,7 +10,7 @@ import threading
 from time import monotonic_ns
 
 REFRESH_NS = 5_000_000
-"""A value is kept for so long, because reading it costs as much as the rest of a short call."""
+"""How long a value is kept. Reading it takes as long as the rest of a short call."""
 
 _PATH = "/proc/thread-self/schedstat"
 

@@ -110,6 +110,10 @@ def estimate_tokens(arguments: Mapping[str, Any], *, has_output: bool = True) ->
 
 
 def _output_limit(arguments: Mapping[str, Any]) -> int:
+    """Return the most output tokens that a call allows, or EXPECTED_OUTPUT_TOKENS without a limit.
+
+    The APIs have different names for the limit.
+    """
     for name in _OUTPUT_LIMITS:
         limit = arguments.get(name)
         if isinstance(limit, int):

@@ -28,7 +28,7 @@ _MAX_FUTURE_NS = 1_000_000_000
 """
 
 _MAX_EXPIRED_ENTRIES = 1000
-"""So many expired entries may stay at the start of a list. To delete one at a time is slow."""
+"""How many expired entries may stay at the start of a list. To delete one at a time is slow."""
 
 _MAX_RETRY_AFTER_S = 1e9
 """Longer waits are cut, so that they fit into an int64 of ns."""

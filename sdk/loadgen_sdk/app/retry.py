@@ -168,24 +168,33 @@ class Retry:
     def _may_help(self, failure: Failure, server_says_retry: bool | None) -> bool:
         """Return True if the same request may succeed at another attempt.
 
-        The first of these that has an opinion decides: `retry_if` of the application, the server's
-        `x-should-retry`, and `is_curable`.
+        The function `retry_if` of the application decides first. If it returns None, the server's
+        `x-should-retry` decides, and without that header the kind of the failure (`is_curable`).
         """
-        if self._retry_if is not None:
-            try:
-                decision = self._retry_if(failure)
-            except Exception:
-                log.exception("retry_if of a Retry raised an error")
-            else:
-                if decision is not None:
-                    return bool(decision)
+        decision = self._ask_application(failure)
+        if decision is not None:
+            return decision
         if server_says_retry is not None:
             return server_says_retry
         return is_curable(failure)
 
+    def _ask_application(self, failure: Failure) -> bool | None:
+        """Return the decision of `retry_if`, or None if there is none or the function fails."""
+        if self._retry_if is None:
+            return None
+        try:
+            decision = self._retry_if(failure)
+        except Exception:
+            log.exception("retry_if of a Retry raised an error")
+            return None
+        return None if decision is None else bool(decision)
+
 
 def is_curable(failure: Failure) -> bool:
-    """Return True if the same request may succeed at a second try."""
+    """Return True if the same request may succeed at another attempt, by the kind of failure.
+
+    A 429 because of an exhausted quota is not curable, although other 429s are.
+    """
     if failure.kind == "http_4xx":
         return failure.http_status in RETRIED_STATUS
     if failure.kind == "http_429":

@@ -213,7 +213,7 @@ class RedisStore:
         self._script = connection.client.register_script(SCRIPT)
         self._redacted_url = redact_url(url)
         self._rules = _encode_rules(limits)
-        # Redis deletes a state that was not used for so long.
+        # Redis deletes a state that was not used for this time.
         self._lifetime_ms = max(1, limits.state_lifetime_ns // 1_000_000)
 
     def __str__(self) -> str:

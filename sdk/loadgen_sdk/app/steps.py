@@ -32,17 +32,19 @@ def replace_iterators(arguments: dict[str, Any]) -> None:
     """Replace iterators among the arguments of a call by lists, in place.
 
     A retry sends the arguments again and would find an iterator used up. Files are iterators too,
-    but they stay, because the HTTP library rewinds them.
+    but they stay, because the HTTP library can rewind them.
     """
     for name, value in arguments.items():
         if type(value) in _PLAIN_TYPES:
             continue
-        if hasattr(value, "__next__") and not hasattr(value, "read"):
+        is_iterator = hasattr(value, "__next__")
+        is_file = hasattr(value, "read")
+        if is_iterator and not is_file:
             arguments[name] = list(value)
 
 
 _PLAIN_TYPES = frozenset((str, list, dict, int, float, bool, type(None)))
-"""Types that are no iterators. Most arguments have one of them and need no further check."""
+"""Types that are not iterators. Most arguments have one of them and need no further check."""
 
 
 def run_steps(steps: Steps[T]) -> T:

@@ -569,9 +569,9 @@ class Throttle:
                 None lets the whole limit go at once.
             max_wait_s: The longest wait of a call, after which ThrottleTimeout is raised.
             max_pause_s: The longest pause that the server may ask for.
-            shared: The path of a file by which all processes of this host keep the limits
-                together, or "redis://HOST:6379/0#NAME", by which those of all hosts do, with the
-                package redis.
+            shared: Where processes keep the limits together: the path of a file for the processes
+                of this host, or "redis://HOST:6379/0#NAME" for those of several hosts (with the
+                package redis). None limits this process alone.
             pacer: "asyncio-throttle" leaves `requests` to an `asyncio_throttle.Throttler` for each
                 key and model, a plain limit for one event loop. It is for async clients only.
 
@@ -607,18 +607,13 @@ class Throttle:
             max_pause_ns=int(max_pause_s * 1e9),
             entries_per_period=None if shared is None else _SHARED_ENTRIES_PER_PERIOD,
         )
-        self._shared_limits: SharedLimits | None = None
-        if shared is not None:
-            from .shared_limits import SharedLimits
-
-            self._shared_limits = SharedLimits(shared, self._limits)
-
+        self._shared_limits = _open_shared_limits(shared, self._limits)
         self.max_wait_s = max_wait_s
         self._separated_by = tuple(each)
         self._obeys_headers = heed_headers
         self._call_queues: dict[tuple[str, ...], _CallQueue] = {}
         self._lock = threading.Lock()
-        _throttles.add(self)
+        _throttles.add(self)  # so that it is reset in a forked child
 
     @property
     def counts_tokens(self) -> bool:
@@ -765,6 +760,16 @@ class Throttle:
         return min(timeouts_s) if timeouts_s else None
 
 
+def _open_shared_limits(shared: Any, limits: Limits) -> SharedLimits | None:
+    """Return the limits that processes share at a location, or None if there is no location."""
+    if shared is None:
+        return None
+    # Imported here, because it needs a POSIX system, and most throttles are not shared.
+    from .shared_limits import SharedLimits
+
+    return SharedLimits(shared, limits)
+
+
 def _parse_rates(**options: str | int | float | None) -> dict[str, Rate]:
     """Return the parsed rates by the names of their options. None stands for no limit."""
     return {name: parse_rate(text, name) for name, text in options.items() if text is not None}
@@ -790,6 +795,7 @@ def _deadline_after(timeout_s: float | None) -> int | None:
 
 
 def _check_throttler(throttler: Throttler) -> None:
+    """Raise WrongUse if a Throttler of the application allows no call."""
     if not throttler.rate_limit > 0:
         raise WrongUse(
             "out_of_range",
@@ -799,6 +805,7 @@ def _check_throttler(throttler: Throttler) -> None:
 
 
 def _check_concurrency(concurrency: object) -> None:
+    """Raise WrongUse if the option is neither a positive integer nor None (no limit)."""
     if concurrency is not None and (not isinstance(concurrency, int) or concurrency < 1):
         raise WrongUse(
             "out_of_range",
@@ -813,6 +820,7 @@ def _check_each(each: object) -> None:
 
 
 def _check_seconds(name: str, seconds: object) -> None:
+    """Raise WrongUse if the option `name` is neither a number of seconds nor None (not set)."""
     if seconds is None:
         return
     if not isinstance(seconds, int | float) or not 0 <= seconds < _MAX_OPTION_S:

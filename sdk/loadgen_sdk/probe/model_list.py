@@ -32,7 +32,7 @@ class ModelList:
         """Read the list from the response to a request for it. The list may be empty."""
         entries = _read_entries(response)
         self.status = response.status
-        # A name with control characters could not be shown or given on a command line.
+        # A name with control characters could not be printed or passed on a command line.
         printable_entries = [entry for entry in entries if entry["id"].isprintable()]
         self.unprintable_count = len(entries) - len(printable_entries)
         self._entries: dict[str, dict[str, Any]] = {
@@ -125,7 +125,11 @@ class ModelList:
 
 
 def _read_entries(response: HttpResponse) -> list[dict[str, Any]]:
-    """Return the entries that have an id, or an empty list if the response is no list of models."""
+    """Return the entries of a list of models that have an id.
+
+    The format is that of OpenAI: `{"data": [{"id": "llama"}, ...]}`. Return an empty list for any
+    other response.
+    """
     if response.status != 200:
         return []
     try:

@@ -468,7 +468,8 @@ def _server_warnings(server: str, identified: _IdentifiedServer) -> list[str]:
 def _request_warnings(client: ProbeClient) -> list[str]:
     """Return what the user should know about the requests of the probe.
 
-    That is a header of the user that replaces the key, and generations that had to be repeated.
+    A header of the user may have replaced the API key, and some generations may have failed before
+    they succeeded.
     """
     warnings = []
     if client.replaced_key_header:
