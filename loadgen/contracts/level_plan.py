@@ -208,8 +208,9 @@ def shorten_plan(plan: LevelPlan, max_duration_ns: int) -> LevelPlan:
 def set_measured_duration(workload: Workload, duration_ns: int) -> Workload:
     """Return the workload with measured stages that last this long together.
 
-    The stages keep their proportions. If their length was not known before, each measured stage
-    ends after this time, or earlier by its number of requests.
+    A workload consists of stages, such as a warm-up and a steady load, of which some are measured.
+    The measured ones keep their proportions. If their length is not known before the run, each of
+    them ends after this time, or earlier by its number of requests.
     """
     old_duration_ns = compute_expected_load(workload).duration_ns
     factor = None if old_duration_ns is None else duration_ns / old_duration_ns
@@ -256,18 +257,20 @@ def _scale_limit(limit: int, factor: float) -> int:
 def compute_expected_load(workload: Workload) -> ExpectedLoad:
     """Return how many arrivals are expected in the measured stages, and how long these last.
 
-    The number of arrivals (starts) is known if each stage has a rate, such as 12.5/s, or a number
-    of requests. The duration is known if each stage has a finite rate. A closed loop takes as long
-    as the server needs.
+    - In an open loop, requests arrive at a rate such as 12.5/s, so both are known.
+    - In a closed loop, virtual users send a number of requests as fast as the server responds, so
+      only the number of arrivals is known. If the stage ends after a time, only the time is known.
+    - A trace is read when the run begins, so nothing is known but a time limit.
     """
     stages = [stage for stage in workload.stages if stage.measured]
-    open_ended_stage = next((stage for stage in stages if _has_unknown_starts(stage)), None)
-    if open_ended_stage is not None:
-        return ExpectedLoad(starts=None, duration_ns=open_ended_stage.duration_ns)
+    for stage in stages:
+        if _has_unknown_starts(stage):
+            return ExpectedLoad(starts=None, duration_ns=stage.duration_ns)
     stage_starts = [_compute_expected_starts(stage) for stage in stages]
-    duration_ns = None
-    if not any(isinstance(stage.arrival, Closed) for stage in stages):
-        duration_ns = _compute_expected_duration_ns(stages, stage_starts)
+    has_closed_loop = any(isinstance(stage.arrival, Closed) for stage in stages)
+    if has_closed_loop:
+        return ExpectedLoad(math.fsum(stage_starts), duration_ns=None)
+    duration_ns = _compute_expected_duration_ns(stages, stage_starts)
     return ExpectedLoad(math.fsum(stage_starts), duration_ns)
 
 

@@ -65,13 +65,12 @@ def load_contract(
     text = read_contract_text(file, str(path))
     document, yaml_errors = read_contract_document(text, label, env)
     if repeats is not None:
-        for level in _find_level_mappings(document).values():
-            level["repeats"] = repeats
+        _set_repeats(document, repeats)
     context = FileContext(file=label, directory=file.parent, errors=yaml_errors)
     contract = validate_document(Contract, document, context)
+    # The validation of the whole document ends a part at its first error. To find the other errors,
+    # each part is parsed again by itself and checked as far as possible.
     source = ContractSource(document, label, file.parent)
-    # The parts of a contract are validated again, one by one, to find errors that do not show in
-    # the validation of the whole: it ends a part at its first error.
     findings = lint.check_contract(
         LintInputs(
             contract=source.parse_contract_without_levels(),
@@ -98,6 +97,12 @@ def load_contract(
         file=label,
         directory=file.parent,
     )
+
+
+def _set_repeats(document: Map, repeats: int) -> None:
+    """Set the number of runs of every level in the document of a contract."""
+    for level in _find_level_mappings(document).values():
+        level["repeats"] = repeats
 
 
 def _attach_checked_levels(plans: Sequence[LevelPlan], contract: Contract) -> tuple[LevelPlan, ...]:

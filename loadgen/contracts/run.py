@@ -267,8 +267,11 @@ class NewValidation:
             target_failure: Why the target cannot be used, or None.
         """
         name = plan.level.name
-        if target_failure is not None or self.is_interrupted:
-            self.failures[name] = target_failure or INTERRUPTION
+        if target_failure is not None:
+            self.failures[name] = target_failure
+            return
+        if self.is_interrupted:
+            self.failures[name] = INTERRUPTION
             return
         runs = run_level(self.directory, plan, self.settings, self.options)
         self.is_interrupted = runs.is_interrupted
@@ -291,8 +294,11 @@ class NewValidation:
             other_endpoint: The endpoint that responses are compared with, if any.
             target_failure: Why the target cannot be used, or None.
         """
-        if target_failure is not None or self.is_interrupted:
-            self.failures[ANSWERS_LEVEL] = target_failure or INTERRUPTION
+        if target_failure is not None:
+            self.failures[ANSWERS_LEVEL] = target_failure
+            return
+        if self.is_interrupted:
+            self.failures[ANSWERS_LEVEL] = INTERRUPTION
             return
         self.options.show_status(f"Scoring responses to {check.dataset}")
         try:
@@ -383,8 +389,11 @@ def prepare_workload_of_run(
         seed: The seed of the command line, or None for that of the workload file.
         salt: The salt of the command line, or None for that of the workload file.
     """
-    overrides = {"seed": seed, "salt": salt}
-    changes = {name: value for name, value in overrides.items() if value is not None}
+    changes: dict[str, int | str] = {}
+    if seed is not None:
+        changes["seed"] = seed
+    if salt is not None:
+        changes["salt"] = salt
     seeded_workload = with_repeat_seed(workload.model_copy(update=changes), number, level)
     return with_unique_prompts(seeded_workload, f"{level}.r{number}")
 

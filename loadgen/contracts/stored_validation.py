@@ -109,10 +109,12 @@ def _without_option(arguments: Sequence[str], option: str) -> list[str]:
     The value may be the next argument (`--bundle FILE`) or part of the same one (`--bundle=FILE`).
     """
     remaining_arguments = []
-    iterator = iter(arguments)
-    for argument in iterator:
-        if argument == option:
-            next(iterator, None)  # skip its value
+    is_value_of_option = False
+    for argument in arguments:
+        if is_value_of_option:
+            is_value_of_option = False
+        elif argument == option:
+            is_value_of_option = True
         elif not argument.startswith(f"{option}="):
             remaining_arguments.append(argument)
     return remaining_arguments
@@ -196,13 +198,17 @@ def _find_contract_file(directory: Path) -> Path:
 
 
 def _list_plugin_metrics(directory: Path) -> tuple[str, ...]:
-    """Return the metrics of other packages that the runs of a validation used."""
-    names: dict[str, None] = {}
+    """Return the names of the metrics of other packages that the runs of a validation used.
+
+    Each run has stored the plug-ins that were installed when it was made.
+    """
+    names: list[str] = []
     for file in sorted(directory.glob(RUN_MANIFESTS)):
         with suppress(UserError):  # an invalid manifest is reported when the run is read
-            plugins = decode_manifest(file.read_bytes(), str(file)).plugins
-            names |= {plugin.name: None for plugin in plugins if plugin.table == METRICS.group}
-    return tuple(names)
+            manifest = decode_manifest(file.read_bytes(), str(file))
+            names += [plugin.name for plugin in manifest.plugins if plugin.table == METRICS.group]
+    unique_names = dict.fromkeys(names)
+    return tuple(unique_names)
 
 
 def judge_runs(directory: Path, contract: Contract, facts: ValidationFacts) -> Validation:

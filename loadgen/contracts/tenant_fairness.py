@@ -22,21 +22,18 @@ The index is then exact to four digits, which is far less than the width of its 
 def combine_fractions(fractions: Sequence[TermEstimate]) -> Interval:
     """Return the fraction of good requests of a tenant from the fractions of its request classes.
 
-    It is the mean of the classes, weighted by their numbers of requests. The ends of its interval
-    are the means of the low ends and of the high ends, as if the errors of all classes had the same
-    direction.
+    It is the mean of the classes, weighted by their numbers of requests. The low end of its
+    interval is the mean of the low ends, and the high end that of the high ends, as if the errors
+    of all classes had the same direction. This is the widest interval that is possible.
     """
-    request_counts = [fraction.sample_count for fraction in fractions]
+    weights = [fraction.sample_count for fraction in fractions]
+    values = [fraction.interval.value for fraction in fractions]
+    low_ends = [fraction.interval.low for fraction in fractions]
+    high_ends = [fraction.interval.high for fraction in fractions]
     return Interval(
-        value=_compute_weighted_mean(
-            [fraction.interval.value for fraction in fractions], request_counts
-        ),
-        low=_compute_weighted_mean(
-            [fraction.interval.low for fraction in fractions], request_counts
-        ),
-        high=_compute_weighted_mean(
-            [fraction.interval.high for fraction in fractions], request_counts
-        ),
+        value=_compute_weighted_mean(values, weights),
+        low=_compute_weighted_mean(low_ends, weights),
+        high=_compute_weighted_mean(high_ends, weights),
     )
 
 
@@ -52,9 +49,9 @@ def estimate_jain_index(fractions: Sequence[Interval]) -> Interval | None:
     The index is 1 if all fractions are equal, and 1/n if all but one of n fractions are 0. It is
     not defined if all are 0: then return None.
 
-    Each fraction is only known as an interval. The ends of the interval of the index are its values
-    for the most uneven and for the most even fractions that these intervals allow. Several
-    candidates for both are tried.
+    Each fraction may be anywhere in its interval. So the low end of the index is its value for the
+    most uneven fractions in these intervals, and the high end that for the most even ones. Both are
+    the best of several candidates.
 
     Args:
         fractions: The fraction of good requests of each tenant, with its interval.
@@ -63,24 +60,27 @@ def estimate_jain_index(fractions: Sequence[Interval]) -> Interval | None:
     if value is None:
         return None
     candidates = [*_list_uneven_fractions(fractions), *_list_even_fractions(fractions)]
-    indices = [fairness.jain_index(candidate) for candidate in candidates]
-    known_indices = [value, *(index for index in indices if index is not None)]
-    return Interval(value, low=min(known_indices), high=max(known_indices))
+    possible_indexes = [value]
+    for candidate in candidates:
+        index = fairness.jain_index(candidate)
+        if index is not None:
+            possible_indexes.append(index)
+    return Interval(value, low=min(possible_indexes), high=max(possible_indexes))
 
 
 def _list_uneven_fractions(fractions: Sequence[Interval]) -> list[list[float]]:
     """Return candidates for the most uneven fractions of the tenants that the intervals allow.
 
-    Jain's index falls as fractions move apart. So in the most uneven case the smaller fractions are
-    at their low ends and the larger ones at their high ends. It is not known how many are the
-    smaller ones, so each number is tried.
+    Fractions are most uneven if the smaller ones are at the low ends of their intervals and the
+    larger ones at the high ends. How many count as smaller is not known, so each number is tried:
+    none, the smallest one, the two smallest, and so on.
     """
-    ordered = sorted(fractions, key=lambda fraction: fraction.low + fraction.high)
+    ordered = sorted(fractions, key=lambda fraction: (fraction.low + fraction.high) / 2)
     candidates = []
-    for small_count in range(len(fractions) + 1):
-        lows = [fraction.low for fraction in ordered[:small_count]]
-        highs = [fraction.high for fraction in ordered[small_count:]]
-        candidates.append([*lows, *highs])
+    for smaller_count in range(len(ordered) + 1):
+        low_ends = [fraction.low for fraction in ordered[:smaller_count]]
+        high_ends = [fraction.high for fraction in ordered[smaller_count:]]
+        candidates.append([*low_ends, *high_ends])
     return candidates
 
 
@@ -95,6 +95,12 @@ def _list_even_fractions(fractions: Sequence[Interval]) -> list[list[float]]:
     candidates = []
     for step in range(COMMON_FRACTIONS_TRIED + 1):
         common_fraction = lowest + (highest - lowest) * step / COMMON_FRACTIONS_TRIED
-        nearest = [min(max(common_fraction, fraction.low), fraction.high) for fraction in fractions]
-        candidates.append(nearest)
+        candidates.append(
+            [_find_nearest_value(fraction, common_fraction) for fraction in fractions]
+        )
     return candidates
+
+
+def _find_nearest_value(interval: Interval, value: float) -> float:
+    """Return the value of an interval that is nearest to another value: itself or an end."""
+    return min(max(value, interval.low), interval.high)

@@ -168,10 +168,11 @@ class ContractTerm(NamedTuple):
 
 
 def _check_above_zero(share: float) -> float:
-    """Return an upper bound of a fraction, or refuse 0 %, which no sample can show.
+    """Return the upper limit of a fraction unchanged, such as 0.01 of `errors: 1%`.
 
     Raises:
-        InvalidValueError: The fraction is 0.
+        InvalidValueError: The limit is 0 %. No sample can show that something never happens, so
+            such a term could not pass.
     """
     if share == 0:
         raise InvalidValueError(
@@ -183,13 +184,11 @@ def _check_above_zero(share: float) -> float:
 
 
 def _check_between_zero_and_one(share: float) -> float:
-    """Return a lower bound of a fraction, or refuse it.
-
-    No sample can show a lower bound of 100 %, and one of 0 % is always met.
+    """Return the lower limit of a fraction unchanged, such as 0.99 of `goodput: 99%`.
 
     Raises:
-        InvalidValueError: The fraction is 0 or 1. The error becomes a diagnostic at this place of
-            the file.
+        InvalidValueError: The limit is 100 %, which no sample can show, or 0 %, which is always
+            met.
     """
     if share == 1:
         raise InvalidValueError(
