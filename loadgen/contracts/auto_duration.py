@@ -31,7 +31,7 @@ Any length will do: only the rates of the load are computed from it.
 """
 
 QUEUE_SAMPLES_PER_RESIDENCE = 0.55
-"""Independent states of the queue per mean residence time of a request.
+"""Independent observations of the queue per mean residence time of a request.
 
 The residence time is the time from the scheduled start of a request to its end. Loads of the
 workload rag at 20 req/s on a simulated machine had 0.58 to 0.60, in 60 to 90 minutes.

@@ -9,7 +9,7 @@ This module uses three terms:
 - The residence time of a request is the time from its scheduled start to its end, so it includes
   the time in the server's queue.
 - The effective sample size of correlated requests is the number of independent observations that
-  would show as much.
+  would give an equally precise estimate.
 
 This module is pure.
 """
@@ -28,7 +28,7 @@ from loadgen.core import format
 from loadgen.core.stats import intervals
 
 MIN_SERVER_SAMPLES = 6
-"""The effective sample size that any latency needs, counted in independent states of the server.
+"""The effective sample size that any latency needs, counted in independent observations.
 
 With fewer, the measured time does not represent a load that continues: benchmarks/trust.py then
 finds PASS verdicts on servers that miss the limit.

@@ -34,7 +34,7 @@ from loadgen.core.stats import intervals
 from loadgen.core.stats.quantiles import needed_samples
 
 QUEUE_METRIC = "ttft"
-"""The metric that shows the state of the queue: TTFT includes all the time in it."""
+"""The metric that shows best how long the queue is: TTFT includes all the time in it."""
 
 SAMPLES_PER_BATCH = 2.0
 """Independent observations of the queue per batch, for a metric that is mostly queueing time.
@@ -90,7 +90,7 @@ class SteadySample(NamedTuple):
         load_description: The part of the load that was used, as text. "" for all of it.
         load_s: The length of the load of all runs.
         effective_size: The effective sample size: how many independent observations of the server
-            would show as much. None if it is not known.
+            would give an equally precise estimate. None if it is not known.
     """
 
     values: list[NDArray[np.float64]]

@@ -3,7 +3,7 @@
 A contract is about a load that continues, but a run begins with an empty server and ends with a
 server that empties. The MSER rule (White 1997) finds the end of the start-up. The correlation of
 values that are neighbours in time gives the effective sample size: the number of independent values
-that would show as much. Both computations are in `core/stats/intervals.py`.
+that would give an equally precise estimate. Both computations are in `core/stats/intervals.py`.
 
 Values are replaced by their ranks, so that infinite values (failed requests) and heavy tails do no
 harm. The residence time of a request, a unit of time in this module, is the time from its scheduled

@@ -1,7 +1,8 @@
 """The metric of a term of a contract, estimated from a sample.
 
 The values of a load are correlated, because requests close in time meet the same state of the
-server. The effective sample size is the number of independent values that would show as much.
+server. The effective sample size is the number of independent values that would give an equally
+precise estimate.
 """
 
 from __future__ import annotations
@@ -23,8 +24,8 @@ class TermEstimate(NamedTuple):
             in seconds. 0 if it is not known.
         load_description: The part of the load that was used, as text. "" for all of it.
         load_s: The length of the load of all runs in seconds. 0 without a load.
-        effective_size: The effective sample size of that load, counted in independent states of
-            the server. None if it is not known.
+        effective_size: The effective sample size of that load, counted in independent
+            observations of the server. None if it is not known.
     """
 
     interval: Interval
