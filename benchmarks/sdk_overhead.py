@@ -11,13 +11,15 @@ script prints microseconds with their limits, import times, and the errors of th
 
 from __future__ import annotations
 
+import argparse
 import asyncio
 import contextlib
 import gc
+import math
+import multiprocessing
 import os
 import re
 import resource
-import struct
 import subprocess
 import sys
 import tempfile
@@ -25,7 +27,8 @@ import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn
+from unittest import mock
 
 import openai
 import rig
@@ -79,139 +82,190 @@ def create_clients() -> tuple[Any, Any]:
     return blocking, asynchronous
 
 
+MESSAGES = [{"role": "user", "content": "Hello there, how are you?"}]
+
+
 def smallest_of_both(
     plain: Callable[[], float], measured: Callable[[], float], rounds: int
 ) -> tuple[float, float]:
-    """Return the smallest seconds per unit without and with us, from alternating rounds."""
-    smallest = [float("inf"), float("inf")]
+    """Return the smallest seconds of a work without the SDK and with it, in this order.
+
+    The two sides alternate, so that a slow moment of the machine affects both.
+    """
+    smallest_plain_s = math.inf
+    smallest_measured_s = math.inf
     for _ in range(rounds):
-        for side, measure in enumerate((plain, measured)):
-            smallest[side] = min(smallest[side], measure())
-    return smallest[0], smallest[1]
+        smallest_plain_s = min(smallest_plain_s, plain())
+        smallest_measured_s = min(smallest_measured_s, measured())
+    return smallest_plain_s, smallest_measured_s
 
 
 def time_call(create: Any) -> Callable[[], float]:
-    """Return a function that times a blocking call, in seconds."""
-    messages = [{"role": "user", "content": "Hello there, how are you?"}]
+    """Return a function that measures the mean CPU-seconds of a blocking call of `create`."""
 
     def measure() -> float:
-        """Return the seconds of one call."""
+        """Make CALLS calls and return the mean CPU-seconds of one."""
         start = time.thread_time()
         for _ in range(CALLS):
-            create(model="m", messages=messages)
+            create(model="m", messages=MESSAGES)
         return (time.thread_time() - start) / CALLS
 
     return measure
 
 
 def time_async_call(create: Any, runner: asyncio.Runner) -> Callable[[], float]:
-    """Return a function that times an async call, in seconds."""
-    messages = [{"role": "user", "content": "Hello there, how are you?"}]
+    """Return a function that measures the mean CPU-seconds of an async call of `create`.
 
-    async def calls() -> float:
-        """Return the seconds of one call."""
+    The calls run in the event loop of `runner`.
+    """
+
+    async def make_calls() -> float:
+        """Make CALLS calls one after another and return the mean CPU-seconds of one."""
         start = time.thread_time()
         for _ in range(CALLS):
-            await create(model="m", messages=messages)
+            await create(model="m", messages=MESSAGES)
         return (time.thread_time() - start) / CALLS
 
-    return lambda: runner.run(calls())
+    def measure() -> float:
+        """Run the calls in the event loop and return the mean CPU-seconds of one."""
+        return runner.run(make_calls())
+
+    return measure
+
+
+class PackageTimestamps:
+    """The times, in ns of thread CPU time, at which the package's own method began and ended."""
+
+    def __init__(self) -> None:
+        self.began_ns = 0
+        self.ended_ns = 0
+
+    def added_ns(self, call_began_ns: int, call_ended_ns: int) -> int:
+        """Return the time of a whole call that was spent before and after the package's method."""
+        return (self.began_ns - call_began_ns) + (call_ended_ns - self.ended_ns)
 
 
 def measure_added_us(
     wrap_client: Callable[[Any], Any], runner: asyncio.Runner | None, rounds: int
 ) -> float:
-    """Return the microseconds that are added before and after the package's own method.
+    """Return the CPU time in microseconds that the SDK adds around the package's own method.
 
-    They are taken inside real calls, as the smallest of all, so that the noise of two long times is
-    not part of it.
+    Timestamps are taken inside real calls, at the begin and the end of the package's method. The
+    smallest sum of all calls counts. So the result is not a difference of two long, noisy times.
+
+    Args:
+        wrap_client: Instruments a client of the package.
+        runner: The event loop of async calls, or None for blocking calls.
+        rounds: Each round makes CALLS calls.
     """
-    package = __import__("openai.resources.chat.completions", fromlist=["_"])
-    method_class = package.Completions if runner is None else package.AsyncCompletions
-    original, timestamps_ns = method_class.create, [0, 0]
+    if runner is None:
+        return measure_added_us_blocking(wrap_client, rounds)
+    return measure_added_us_async(wrap_client, runner, rounds)
 
-    def record_times(*args: Any, **kwargs: Any) -> Any:
-        timestamps_ns[0] = time.thread_time_ns()
-        response = original(*args, **kwargs)
-        timestamps_ns[1] = time.thread_time_ns()
+
+def measure_added_us_blocking(wrap_client: Callable[[Any], Any], rounds: int) -> float:
+    """Return the microseconds that the SDK adds to a blocking call; see `measure_added_us`."""
+    from openai.resources.chat.completions import Completions
+
+    timestamps = PackageTimestamps()
+    original_create = Completions.create
+
+    def create_with_timestamps(*args: Any, **kwargs: Any) -> Any:
+        timestamps.began_ns = time.thread_time_ns()
+        response = original_create(*args, **kwargs)
+        timestamps.ended_ns = time.thread_time_ns()
         return response
 
-    async def record_times_async(*args: Any, **kwargs: Any) -> Any:
-        timestamps_ns[0] = time.thread_time_ns()
-        response = await original(*args, **kwargs)
-        timestamps_ns[1] = time.thread_time_ns()
+    def measure_call_ns() -> int:
+        call_began_ns = time.thread_time_ns()
+        create(model="m", messages=MESSAGES)
+        return timestamps.added_ns(call_began_ns, time.thread_time_ns())
+
+    with mock.patch.object(Completions, "create", create_with_timestamps):
+        blocking_client, _ = create_clients()
+        create = wrap_client(blocking_client).chat.completions.create
+        return min(measure_call_ns() for _ in range(rounds * CALLS)) / 1e3
+
+
+def measure_added_us_async(
+    wrap_client: Callable[[Any], Any], runner: asyncio.Runner, rounds: int
+) -> float:
+    """Return the microseconds that the SDK adds to an async call; see `measure_added_us`."""
+    from openai.resources.chat.completions import AsyncCompletions
+
+    timestamps = PackageTimestamps()
+    original_create = AsyncCompletions.create
+
+    async def create_with_timestamps(*args: Any, **kwargs: Any) -> Any:
+        timestamps.began_ns = time.thread_time_ns()
+        response = await original_create(*args, **kwargs)
+        timestamps.ended_ns = time.thread_time_ns()
         return response
 
-    method_class.create = record_times if runner is None else record_times_async
-    create = wrap_client(create_clients()[runner is not None]).chat.completions.create
-    messages = [{"role": "user", "content": "Hello there, how are you?"}]
+    async def measure_call_ns() -> int:
+        call_began_ns = time.thread_time_ns()
+        await create(model="m", messages=MESSAGES)
+        return timestamps.added_ns(call_began_ns, time.thread_time_ns())
 
-    def call_blocking() -> int:
-        start_ns = time.thread_time_ns()
-        create(model="m", messages=messages)
-        return timestamps_ns[0] - start_ns + time.thread_time_ns() - timestamps_ns[1]
+    with mock.patch.object(AsyncCompletions, "create", create_with_timestamps):
+        _, async_client = create_clients()
+        create = wrap_client(async_client).chat.completions.create
+        return min(runner.run(measure_call_ns()) for _ in range(rounds * CALLS)) / 1e3
 
-    async def call_async() -> int:
-        start_ns = time.thread_time_ns()
-        await create(model="m", messages=messages)
-        return timestamps_ns[0] - start_ns + time.thread_time_ns() - timestamps_ns[1]
 
-    try:
-        return (
-            min(
-                (runner.run(call_async()) if runner else call_blocking())
-                for _ in range(rounds * CALLS)
-            )
-            / 1e3
-        )
-    finally:
-        method_class.create = original
+PROMETHEUS_BATCH = 99  # calls that wait for the background thread when it is timed
+
+
+PROMETHEUS_ROUNDS = 50
 
 
 def measure_prometheus_us() -> float:
-    """Return the CPU of the background thread per call that Prometheus counts with a label."""
+    """Return the CPU time, in microseconds, that Prometheus costs for one call with a label.
+
+    The observer only queues a call; a background thread of the SDK counts it later. This function
+    does the work of that thread for a batch of calls, because the caller does not wait for it.
+    """
     from loadgen_sdk import Measurement
 
-    observer, measurement = (
-        create_prometheus(),
-        Measurement(
-            api="chat",
-            streamed=False,
-            status="ok",
-            started=0,
-            started_unix_ns=1,
-            sent=0,
-            first_token=5,
-            end=5,
-            done=5,
-            input_tokens=9,
-            output_tokens=3,
-            token_source="server",
-            cost=1e-5,
-            labels={"feature": "a"},
-        ),
+    observer = create_prometheus()
+    measurement = Measurement(
+        api="chat",
+        streamed=False,
+        status="ok",
+        started=0,
+        started_unix_ns=1,
+        sent=0,
+        first_token=5,
+        end=5,
+        done=5,
+        input_tokens=9,
+        output_tokens=3,
+        token_source="server",
+        cost=1e-5,
+        labels={"feature": "a"},
     )
-    smallest_s = float("inf")
-    for _ in range(50):
-        for _ in range(99):
+    smallest_s = math.inf
+    for _ in range(PROMETHEUS_ROUNDS):
+        for _ in range(PROMETHEUS_BATCH):
             observer(measurement)
         start = time.thread_time_ns()
         observer._backlog.process_all()
-        smallest_s = min(smallest_s, (time.thread_time_ns() - start) / 99)
+        smallest_s = min(smallest_s, (time.thread_time_ns() - start) / PROMETHEUS_BATCH)
     return smallest_s / 1e3
 
 
 def time_stub_call(
     create: Callable[..., Any], content: str = "Hello there, how are you?"
 ) -> Callable[[], float]:
-    """Return a function that times a call whose package responds at once.
+    """Return a function that measures the mean CPU-seconds of a call with this prompt.
 
-    Only the time of the SDK counts then.
+    `create` is a stub that returns a prepared response at once, so that the time is that of the SDK
+    alone.
     """
     messages = [{"role": "user", "content": content}]
 
     def measure() -> float:
-        """Return the seconds of one call."""
+        """Make STUB_CALLS calls and return the mean CPU-seconds of one."""
         start = time.thread_time()
         for _ in range(STUB_CALLS):
             create(model="m", messages=messages)
@@ -270,54 +324,55 @@ class PreparedChunks:
             yield chunk
 
 
-def time_chunk(measured: bool) -> Callable[[], float]:
-    """Return a function that times one chunk of a blocking stream, in seconds."""
+def observe_chunks(chunks: PreparedChunks) -> Any:
+    """Return the stream as an application gets it from an instrumented client."""
     from loadgen_sdk.app.call import CallSettings
     from loadgen_sdk.app.observed_call import ObservedCall
     from loadgen_sdk.app.observed_stream import ObservedEvents
     from loadgen_sdk.app.policy import Policy
 
+    settings = CallSettings(policy=Policy(), server="", key="", requests_usage=False)
+    return ObservedEvents(chunks, ObservedCall("chat", settings, {"stream": True}))
+
+
+def time_chunk(*, is_observed: bool) -> Callable[[], float]:
+    """Return a function that measures the mean CPU-seconds of a chunk of a blocking stream.
+
+    With `is_observed`, the SDK observes the stream; otherwise it is the package's bare stream.
+    """
     chunks = PreparedChunks()
 
     def measure() -> float:
-        """Return the seconds of one chunk."""
-        source: Any = chunks
-        if measured:
-            source = ObservedEvents(
-                source,
-                ObservedCall("chat", CallSettings(Policy(), "", "", False), {"stream": True}),
-            )
+        """Read a stream of CHUNKS chunks and return the mean CPU-seconds of one."""
+        stream: Any = observe_chunks(chunks) if is_observed else chunks
         start = time.thread_time()
-        for _ in source:
+        for _ in stream:
             pass
         return (time.thread_time() - start) / CHUNKS
 
     return measure
 
 
-def time_async_chunk(measured: bool, runner: asyncio.Runner) -> Callable[[], float]:
-    """Return a function that times one chunk of an async stream, in seconds."""
-    from loadgen_sdk.app.call import CallSettings
-    from loadgen_sdk.app.observed_call import ObservedCall
-    from loadgen_sdk.app.observed_stream import ObservedEvents
-    from loadgen_sdk.app.policy import Policy
+def time_async_chunk(runner: asyncio.Runner, *, is_observed: bool) -> Callable[[], float]:
+    """Return a function that measures the mean CPU-seconds of a chunk of an async stream.
 
+    With `is_observed`, the SDK observes the stream; otherwise it is the package's bare stream.
+    """
     chunks = PreparedChunks()
 
-    async def run() -> float:
-        """Return the seconds of one chunk."""
-        source: Any = chunks
-        if measured:
-            source = ObservedEvents(
-                source,
-                ObservedCall("chat", CallSettings(Policy(), "", "", False), {"stream": True}),
-            )
+    async def read_stream() -> float:
+        """Read a stream of CHUNKS chunks and return the mean CPU-seconds of one."""
+        stream: Any = observe_chunks(chunks) if is_observed else chunks
         start = time.thread_time()
-        async for _ in source:
+        async for _ in stream:
             pass
         return (time.thread_time() - start) / CHUNKS
 
-    return lambda: runner.run(run())
+    def measure() -> float:
+        """Read the stream in the event loop and return the mean CPU-seconds of a chunk."""
+        return runner.run(read_stream())
+
+    return measure
 
 
 def measure_import_ms(statement: str, rounds: int) -> float:
@@ -389,6 +444,9 @@ def measure_end_of_stream_s(observer: Any) -> float:
     return smallest_s
 
 
+CHILD_PROCESSES = 4
+
+
 class ThrottleLoad:
     """Calls through one throttle, as fast as it allows, for `seconds` after the creation."""
 
@@ -432,96 +490,147 @@ class ThrottleLoad:
         return sum(future.result() for future in futures)
 
     def count_in_processes(self) -> int:
-        """Return the number of calls of four child processes, which share the limits by a file."""
-        read_end, write_end = os.pipe()
-        children = []
-        for _ in range(4):
-            child = os.fork()
-            if child == 0:
-                os.write(write_end, struct.pack("q", self.count_calls()))
-                os._exit(0)
-            children.append(child)
+        """Return the number of calls of four child processes, which share the limits by a file.
+
+        The children are forked, so that they inherit this throttle and the end of the load.
+        """
+        context = multiprocessing.get_context("fork")
+        counts = context.SimpleQueue()
+        children = [
+            context.Process(target=lambda: counts.put(self.count_calls()))
+            for _ in range(CHILD_PROCESSES)
+        ]
         for child in children:
-            os.waitpid(child, 0)
-        os.close(write_end)
-        with os.fdopen(read_end, "rb") as pipe:
-            return sum(calls for (calls,) in struct.iter_unpack("q", pipe.read()))
+            child.start()
+        for child in children:
+            child.join()
+            assert child.exitcode == 0, "a child process failed"
+        return sum(counts.get() for _ in children)
 
 
-def measure_throttle(concurrency_kind: str, limit: str, seconds: float, tokens: int) -> float:
-    """Return how far a throttle is off its rate, as a fraction, after the first period."""
+def measure_throttle(callers: str, limit: str, seconds: float, tokens: int) -> float:
+    """Return the error of a throttle's rate as a fraction: 0.01 is 1 % too many calls.
+
+    Args:
+        callers: What calls at the same time: "threads", "asyncio" or "processes".
+        limit: An option of `Throttle`, such as "requests=50/s".
+        seconds: How long the calls last.
+        tokens: The tokens that each call reserves; 0 for a limit of requests.
+    """
     kind, rate = limit.split("=")
     options: dict[str, Any] = {kind: rate}
-    if concurrency_kind == "processes":
+    if callers == "processes":
         options["shared"] = f"{tempfile.mkdtemp()}/limits"
     amount, _, unit = rate.partition("/")
-    calls_per_s = float(amount) / {"s": 1, "min": 60}[unit] / (tokens or 1)
+    amount_per_s = float(amount) / {"s": 1, "min": 60}[unit]
+    calls_per_s = amount_per_s / (tokens or 1)
     load = ThrottleLoad(Throttle(burst_s=0, **options), seconds, tokens)
-    count_calls = {
+    count_calls_by = {
         "asyncio": load.count_in_tasks,
         "threads": load.count_in_threads,
         "processes": load.count_in_processes,
     }
-    return count_calls[concurrency_kind]() / (calls_per_s * seconds) - 1
+    calls = count_calls_by[callers]()
+    return calls / (calls_per_s * seconds) - 1
+
+
+class ThrottleCase(NamedTuple):
+    """A limit as an option of `Throttle` takes it, and the tokens that each call reserves."""
+
+    limit: str
+    tokens: int
+
+
+THROTTLE_CASES = {
+    "rps": ThrottleCase("requests=50/s", tokens=0),
+    "rpm": ThrottleCase("requests=600/min", tokens=0),
+    "tpm": ThrottleCase("tokens=60000/min", tokens=100),
+}
 
 
 def measure_throttles(seconds: float) -> dict[str, float]:
-    """Return how far off its rate each kind of throttle is, by the way it is used."""
-    cases = {
-        "rps": ("requests=50/s", 0),
-        "rpm": ("requests=600/min", 0),
-        "tpm": ("tokens=60000/min", 100),
-    }
-    return {
-        f"{name}, {concurrency_kind}": measure_throttle(concurrency_kind, limit, seconds, tokens)
-        for concurrency_kind in ("threads", "asyncio", "processes")
-        for name, (limit, tokens) in cases.items()
-    }
+    """Return the error of the rate of each throttle, as a fraction of its limit.
+
+    A throttle limits requests per second (rps), requests per minute (rpm) or tokens per minute
+    (tpm). Threads, asyncio tasks and several processes use each of them for `seconds`. The keys are
+    such as "rps, threads".
+    """
+    errors = {}
+    for callers in ("threads", "asyncio", "processes"):
+        for name, case in THROTTLE_CASES.items():
+            errors[f"{name}, {callers}"] = measure_throttle(
+                callers, case.limit, seconds, case.tokens
+            )
+    return errors
 
 
 class TimedPair(NamedTuple):
-    """The same work without us and with us.
+    """The same work without the SDK and with it.
 
-    `units` is how often one measurement of either does it.
+    Both functions do the work `units` times and return the mean CPU-seconds of one. `limit_us` is
+    the largest time that the SDK may add to one.
     """
 
     name: str
-    limit: float
+    limit_us: float
     units: int
-    plain: Callable[[], float]
-    ours: Callable[[], float]
+    without_sdk: Callable[[], float]
+    with_sdk: Callable[[], float]
 
 
 def create_pairs(runner: asyncio.Runner, measurements: list[Any]) -> list[TimedPair]:
-    """Return what is timed and counted in instructions. `told` receives the measurements."""
+    """Return the work that is timed and whose instructions are counted.
+
+    The SDK appends what it measures to `measurements`.
+    """
+    return [
+        *create_call_pairs(runner, measurements),
+        *create_stub_pairs(measurements),
+        TimedPair(
+            "a chunk, blocking",
+            CHUNK_LIMIT_US,
+            CHUNKS,
+            time_chunk(is_observed=False),
+            time_chunk(is_observed=True),
+        ),
+        TimedPair(
+            "a chunk, async",
+            CHUNK_LIMIT_US,
+            CHUNKS,
+            time_async_chunk(runner, is_observed=False),
+            time_async_chunk(runner, is_observed=True),
+        ),
+    ]
+
+
+def create_call_pairs(runner: asyncio.Runner, measurements: list[Any]) -> list[TimedPair]:
+    """Return the pairs whose calls go through the whole openai package."""
     blocking, asynchronous = create_clients()
-    instrument_options: dict[str, Any] = {"prices": TokenPrice(1, 2)}
-    messages = "many words " * 4000
-    recorded = time_stub_calls(create_stubs(record=record_shape(os.devnull)), messages)
+    prices = TokenPrice(1, 2)
+    measured_blocking = instrument(blocking, measurements.append, prices=prices)
+    measured_async = instrument(asynchronous, measurements.append, prices=prices)
     return [
         TimedPair(
             "a call, blocking",
             CALL_LIMIT_US,
             CALLS,
             time_call(blocking.chat.completions.create),
-            time_call(
-                instrument(
-                    blocking, measurements.append, **instrument_options
-                ).chat.completions.create
-            ),
+            time_call(measured_blocking.chat.completions.create),
         ),
         TimedPair(
             "a call, async",
             CALL_LIMIT_US,
             CALLS,
             time_async_call(asynchronous.chat.completions.create, runner),
-            time_async_call(
-                instrument(
-                    asynchronous, measurements.append, **instrument_options
-                ).chat.completions.create,
-                runner,
-            ),
+            time_async_call(measured_async.chat.completions.create, runner),
         ),
+    ]
+
+
+def create_stub_pairs(measurements: list[Any]) -> list[TimedPair]:
+    """Return the pairs whose calls are answered by a stub, which leaves the time of the SDK."""
+    long_prompt = "many words " * 4000
+    return [
         TimedPair(
             "a call, ours alone",
             CALL_LIMIT_US,
@@ -544,115 +653,258 @@ def create_pairs(runner: asyncio.Runner, measurements: list[Any]) -> list[TimedP
             "the same with the record of a prompt of 44,000 characters",
             RECORD_LIMIT_US,
             STUB_CALLS,
-            *recorded,
-        ),
-        TimedPair("a chunk, blocking", CHUNK_LIMIT_US, CHUNKS, time_chunk(False), time_chunk(True)),
-        TimedPair(
-            "a chunk, async",
-            CHUNK_LIMIT_US,
-            CHUNKS,
-            time_async_chunk(False, runner),
-            time_async_chunk(True, runner),
+            *time_stub_calls(create_stubs(record=record_shape(os.devnull)), long_prompt),
         ),
     ]
 
 
-def measure_pairs(rounds: int) -> list[tuple[str, float | None, float, float | None]]:
-    """Return name, microseconds without us, microseconds added and limit of each item."""
-    measurements: list[Any] = []
-    results: list[tuple[str, float | None, float, float | None]] = []
+class Overhead(NamedTuple):
+    """The CPU time that the SDK adds to one unit of work (a call or a chunk), in microseconds.
+
+    `base_us` is the time without the SDK, and None where it is not measured. `limit_us` is None if
+    the added time has no limit.
+    """
+
+    name: str
+    base_us: float | None
+    added_us: float
+    limit_us: float | None
+
+    @property
+    def is_over_limit(self) -> bool:
+        """Return whether the SDK adds more than the limit allows."""
+        return self.limit_us is not None and self.added_us > self.limit_us
+
+
+def measure_overheads(rounds: int) -> list[Overhead]:
+    """Return the CPU time that the SDK adds to each kind of work."""
     with asyncio.Runner() as runner:
-        for name, limit, _, plain, ours in create_pairs(runner, measurements):
-            base_s, measured_s = smallest_of_both(plain, ours, rounds)
-            measurements.clear()
-            results.append((name, base_s * 1e6, (measured_s - base_s) * 1e6, limit))
-        measure = partial(instrument, on_measurement=measurements.append, prices=TokenPrice(1, 2))
-        for kind, event_loop in (("blocking", None), ("async", runner)):
-            results.append(
-                (
-                    f"inside a real call, {kind}",
-                    None,
-                    measure_added_us(measure, event_loop, rounds),
-                    CALL_LIMIT_US,
-                )
-            )
-    results.append(
-        ("counted for Prometheus, off the caller's thread", None, measure_prometheus_us(), None)
-    )
-    results.append(
-        (
-            "OpenTelemetry at the end of 2,000 chunks",
-            None,
-            measure_end_of_stream_s(create_telemetry()) * 1e6,
-            OTEL_LIMIT_US,
-        )
-    )
-    return results
+        pairs = measure_pairs(rounds, runner)
+        real_calls = measure_real_calls(rounds, runner)
+    return [*pairs, *real_calls, *measure_observers()]
+
+
+def measure_pairs(rounds: int, runner: asyncio.Runner) -> list[Overhead]:
+    """Time each pair with and without the SDK, and return the differences."""
+    measurements: list[Any] = []
+    overheads = []
+    for pair in create_pairs(runner, measurements):
+        base_s, measured_s = smallest_of_both(pair.without_sdk, pair.with_sdk, rounds)
+        measurements.clear()  # so that memory does not grow with the rounds
+        added_us = (measured_s - base_s) * 1e6
+        overheads.append(Overhead(pair.name, base_s * 1e6, added_us, pair.limit_us))
+    return overheads
+
+
+def measure_real_calls(rounds: int, runner: asyncio.Runner) -> list[Overhead]:
+    """Return what the SDK adds to a blocking and an async call, measured inside the calls."""
+    measurements: list[Any] = []
+    wrap_client = partial(instrument, on_measurement=measurements.append, prices=TokenPrice(1, 2))
+    blocking_us = measure_added_us(wrap_client, None, rounds)
+    async_us = measure_added_us(wrap_client, runner, rounds)
+    return [
+        Overhead("inside a real call, blocking", None, blocking_us, CALL_LIMIT_US),
+        Overhead("inside a real call, async", None, async_us, CALL_LIMIT_US),
+    ]
+
+
+def measure_observers() -> list[Overhead]:
+    """Return what Prometheus and OpenTelemetry cost outside the calls that they observe."""
+    end_of_stream_us = measure_end_of_stream_s(create_telemetry()) * 1e6
+    return [
+        Overhead(
+            "counted for Prometheus, off the caller's thread", None, measure_prometheus_us(), None
+        ),
+        Overhead("OpenTelemetry at the end of 2,000 chunks", None, end_of_stream_us, OTEL_LIMIT_US),
+    ]
+
+
+FIRST_FORK = -1  # index of the first function that is forked; it is not counted
 
 
 def count_in_children(rounds: int) -> None:
-    """Run each measurement once and again with more rounds, in child processes.
+    """Run each function with `rounds` and with twice as many rounds, each in a child process.
 
-    It runs under valgrind, which prints the instructions of each process.
+    This runs under valgrind, which prints the number of instructions of each process on its stderr.
+    One line "PID INDEX ROUNDS" per child on stdout says which function ran in it. The functions are
+    the two sides of each pair in turn, from index 0. One that does nothing runs first (with index
+    FIRST_FORK) and last.
     """
-    from loadgen_sdk.app.background import _State
-
     with asyncio.Runner() as runner:
-        functions = [side for pair in create_pairs(runner, []) for side in (pair.plain, pair.ours)]
+        functions: list[Callable[[], float]] = []
+        for pair in create_pairs(runner, []):
+            functions += [pair.without_sdk, pair.with_sdk]
         for measure in functions:
-            measure()  # all are warm
+            measure()  # so that all caches are warm
         gc.disable()
 
         def do_nothing() -> float:
             return 0.0
 
-        # What lies between two forks is taken off each. The first fork has more there: it is not
-        # counted.
-        for number, measure in enumerate([do_nothing, *functions, do_nothing], -1):
-            for times in (rounds, 2 * rounds):
-                if (child := os.fork()) == 0:
-                    _State.is_started = (
-                        True  # no thread in the background: the caller's instructions alone
-                    )
-                    for _ in range(times):
-                        measure()
-                    os._exit(0)
+        # Children also count what happens in the parent between two forks. The last function, which
+        # does nothing, measures that. More happens before the first fork, so it is not counted.
+        for index, measure in enumerate([do_nothing, *functions, do_nothing], FIRST_FORK):
+            for repetitions in (rounds, 2 * rounds):
+                child = os.fork()
+                if child == 0:
+                    run_in_child(measure, repetitions)
                 os.waitpid(child, 0)
-                print(child, number, times, flush=True)
+                print(child, index, repetitions, flush=True)
 
 
-def count_instructions(rounds: int) -> list[tuple[str, float, float]]:
-    """Return name, machine instructions without us and added instructions of each item."""
+def run_in_child(measure: Callable[[], float], repetitions: int) -> NoReturn:
+    """Call a function many times and end this process, which was forked for it.
+
+    The SDK's background thread is not started, so that only the caller's instructions are counted.
+    """
+    from loadgen_sdk.app.background import _State
+
+    _State.is_started = True
+    for _ in range(repetitions):
+        measure()
+    os._exit(0)
+
+
+class InstructionCount(NamedTuple):
+    """Machine instructions of one unit of work: without the SDK, and those that it adds."""
+
+    name: str
+    base: float
+    added: float
+
+
+def count_instructions(rounds: int) -> list[InstructionCount]:
+    """Return the machine instructions of each pair, as valgrind counts them.
+
+    valgrind counts the instructions of a whole process. So each function runs in one child process
+    for `rounds` rounds and in another for twice as many; see `count_in_children`. The difference of
+    the two is what `rounds` rounds cost, without the start of the process.
+    """
+    counts = count_by_function(run_under_valgrind(rounds), rounds)
+    *function_counts, fork_overhead = counts
+    with asyncio.Runner() as runner:
+        pairs = create_pairs(runner, [])
+    results = []
+    for pair_index, pair in enumerate(pairs):
+        base = function_counts[2 * pair_index]
+        with_sdk = function_counts[2 * pair_index + 1]
+        units = rounds * pair.units
+        results.append(
+            InstructionCount(pair.name, (base - fork_overhead) / units, (with_sdk - base) / units)
+        )
+    return results
+
+
+def run_under_valgrind(rounds: int) -> subprocess.CompletedProcess[str]:
+    """Run `count_in_children` in a Python under valgrind and return what both print."""
+    folder = os.path.dirname(os.path.abspath(__file__))
     code = (
-        f"import sys; sys.path.insert(0, {os.path.dirname(os.path.abspath(__file__))!r}); "
-        f"import sdk_overhead as own"
+        f"import sys; sys.path.insert(0, {folder!r}); "
+        f"import sdk_overhead; sdk_overhead.count_in_children({rounds})"
     )
-    command = ["valgrind", "--tool=cachegrind", "--cache-sim=no", "--cachegrind-out-file=/dev/null"]
-    completed = subprocess.run(
-        [*command, sys.executable, "-c", f"{code}; own.count_in_children({rounds})"],
+    valgrind = [
+        "valgrind",
+        "--tool=cachegrind",
+        "--cache-sim=no",
+        "--cachegrind-out-file=/dev/null",
+    ]
+    return subprocess.run(
+        [*valgrind, sys.executable, "-c", code],
         capture_output=True,
         text=True,
         check=True,
         env={**os.environ, "PYTHONHASHSEED": "0"},
     )
-    lines = re.findall(r"==(\d+)==\s*I\s+refs:\s+([\d,]+)", completed.stderr)
-    instructions_by_process = {int(process): int(refs.replace(",", "")) for process, refs in lines}
-    refs = {}
-    for child, number, times in (map(int, line.split()) for line in completed.stdout.splitlines()):
-        refs[number, times] = instructions_by_process[child]
-    *counts, overhead = (
-        refs[number, 2 * rounds] - refs[number, rounds] for number in range(len(refs) // 2 - 1)
-    )
-    with asyncio.Runner() as runner:
-        names = [(pair.name, rounds * pair.units) for pair in create_pairs(runner, [])]
-    results = []
-    for (name, units), plain, ours in zip(names, counts[::2], counts[1::2], strict=True):
-        results.append((name, (plain - overhead) / units, (ours - plain) / units))
-    return results
+
+
+def count_by_function(completed: subprocess.CompletedProcess[str], rounds: int) -> list[int]:
+    """Return the instructions of `rounds` rounds of each function, in the order of their index.
+
+    The output of `count_in_children` maps processes to functions ("4711 0 20": the process 4711 ran
+    function 0 for 20 rounds). valgrind prints "==4711== I refs: 1,234,567" for each process.
+    """
+    instructions_by_pid = {
+        int(pid): int(count.replace(",", ""))
+        for pid, count in re.findall(r"==(\d+)==\s*I\s+refs:\s+([\d,]+)", completed.stderr)
+    }
+    instructions: dict[tuple[int, int], int] = {}
+    for line in completed.stdout.splitlines():
+        pid, index, repetitions = map(int, line.split())
+        instructions[index, repetitions] = instructions_by_pid[pid]
+    indices = sorted({index for index, _ in instructions if index != FIRST_FORK})
+    return [instructions[index, 2 * rounds] - instructions[index, rounds] for index in indices]
+
+
+def print_overheads(overheads: list[Overhead]) -> None:
+    """Print the CPU time without the SDK, the time that it adds, and the limit of each row."""
+    rows = [
+        [
+            overhead.name,
+            "" if overhead.base_us is None else f"{overhead.base_us:.2f}",
+            f"{overhead.added_us:.2f}",
+            "" if overhead.limit_us is None else f"{overhead.limit_us:g}",
+        ]
+        for overhead in overheads
+    ]
+    print(rig.format_table(["CPU-µs", "without", "added", "at most"], rows) + "\n")
+
+
+IMPORTS = (
+    "import msgspec",
+    "import loadgen_sdk",
+    "from loadgen_sdk import Client",
+    "from loadgen_sdk import instrument",
+    "import loadgen",
+    "import openai",
+)
+
+
+def measure_imports(rounds: int) -> dict[str, float]:
+    """Print and return the CPU-ms of each import statement in a fresh interpreter."""
+    cpu_ms_by_statement = {statement: measure_import_ms(statement, rounds) for statement in IMPORTS}
+    rows = [[f"`{statement}`", f"{ms:.1f}"] for statement, ms in cpu_ms_by_statement.items()]
+    print(rig.format_table(["statement", "CPU-ms"], rows))
+    return cpu_ms_by_statement
+
+
+def print_instructions(rounds: int) -> None:
+    """Count the machine instructions of each pair with valgrind and print them in thousands."""
+    rows = [
+        [count.name, f"{count.base / 1e3:,.1f}", f"{count.added / 1e3:,.1f}"]
+        for count in count_instructions(rounds)
+    ]
+    print("\n" + rig.format_table(["thousand instructions", "without", "added"], rows))
+
+
+def print_throttle_errors(errors: dict[str, float]) -> None:
+    """Print how far each throttle is off its rate."""
+    rows = [[name, f"{error:+.2%}"] for name, error in errors.items()]
+    print("\n" + rig.format_table(["throttle", "off its rate by"], rows))
 
 
 def main() -> int:
     """Print the tables; return 1 if something is above its limit."""
+    args = parse_command_line()
+    # The objects of the imports are not examined by collections during the measurement.
+    gc.collect()
+    gc.freeze()
+    overheads = measure_overheads(args.rounds)
+    print(f"openai {openai.__version__}\n")
+    print_overheads(overheads)
+    import_ms = measure_imports(args.imports)
+    is_over = any(overhead.is_over_limit for overhead in overheads)
+    is_over |= import_ms["import loadgen_sdk"] > IMPORT_LIMIT * import_ms["import msgspec"]
+    if args.instructions:
+        print_instructions(args.instructions)
+    if args.throttle_seconds:
+        throttle_errors = measure_throttles(args.throttle_seconds)
+        print_throttle_errors(throttle_errors)
+        is_over |= any(abs(error) > MAX_THROTTLE_ERROR for error in throttle_errors.values())
+    return 0 if args.smoke or not is_over else 1
+
+
+def parse_command_line() -> argparse.Namespace:
+    """Parse the options of the script."""
     parser = rig.create_parser(__doc__)
     parser.add_argument("--rounds", type=int, default=400)
     parser.add_argument(
@@ -665,51 +917,9 @@ def main() -> int:
         "--instructions",
         type=int,
         default=0,
-        help="also count those, in so many rounds, by valgrind",
+        help="also count machine instructions with valgrind, in so many rounds",
     )
-    args = rig.parse_arguments(parser, rounds=2, imports=1, throttle_seconds=0.1)
-    gc.collect()
-    gc.freeze()
-    results = measure_pairs(args.rounds)
-    rows = [
-        [
-            name,
-            "" if plain is None else f"{plain:.2f}",
-            f"{added:.2f}",
-            "" if limit is None else f"{limit:g}",
-        ]
-        for name, plain, added, limit in results
-    ]
-    print(f"openai {openai.__version__}\n")
-    print(rig.format_table(["CPU-µs", "without", "added", "at most"], rows) + "\n")
-    statements = ["import msgspec", "import loadgen_sdk", "from loadgen_sdk import Client"]
-    statements += ["from loadgen_sdk import instrument", "import loadgen", "import openai"]
-    imports = {statement: measure_import_ms(statement, args.imports) for statement in statements}
-    print(
-        rig.format_table(
-            ["statement", "CPU-ms"],
-            [[f"`{name}`", f"{cpu_ms:.1f}"] for name, cpu_ms in imports.items()],
-        )
-    )
-    if args.instructions:
-        thousands = [
-            [name, f"{plain / 1e3:,.1f}", f"{added / 1e3:,.1f}"]
-            for name, plain, added in count_instructions(args.instructions)
-        ]
-        print("\n" + rig.format_table(["thousand instructions", "without", "added"], thousands))
-    is_over = any(limit is not None and added > limit for _, _, added, limit in results)
-    is_over |= imports["import loadgen_sdk"] > IMPORT_LIMIT * imports["import msgspec"]
-    if args.throttle_seconds:
-        throttle_errors = measure_throttles(args.throttle_seconds)
-        print(
-            "\n"
-            + rig.format_table(
-                ["throttle", "off its rate by"],
-                [[name, f"{error:+.2%}"] for name, error in throttle_errors.items()],
-            )
-        )
-        is_over |= any(abs(error) > MAX_THROTTLE_ERROR for error in throttle_errors.values())
-    return 0 if args.smoke or not is_over else 1
+    return rig.parse_arguments(parser, rounds=2, imports=1, throttle_seconds=0.1)
 
 
 if __name__ == "__main__":
