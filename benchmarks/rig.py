@@ -22,7 +22,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import date
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any, NoReturn, TypeVar
+from typing import Any, NamedTuple, NoReturn, TypeVar
 
 from loadgen.sim.server import embedded
 from loadgen.sim.server.options import Options
@@ -71,27 +71,18 @@ def create_parser(doc: str | None, *, alone: bool = False) -> argparse.ArgumentP
     return parser
 
 
-def parse_arguments(parser: argparse.ArgumentParser, **smallest: Any) -> argparse.Namespace:
-    """Parse the arguments; with `--smoke`, use `smallest` in place of the defaults.
+def parse_arguments(parser: argparse.ArgumentParser, **smoke_defaults: Any) -> argparse.Namespace:
+    """Parse the command line, print under which conditions the script runs, and return the options.
 
-    Print the command, tree, day and machine, because a number is always quoted with them.
+    `smoke_defaults` replace the defaults of the options with `--smoke`, the smallest run of a
+    script. The printed conditions are the command, the commit, the date and the machine, because a
+    number is always quoted with them. `--alone` sets RealtimePriority.
     """
     if "--smoke" in sys.argv:
-        parser.set_defaults(**smallest)
+        parser.set_defaults(**smoke_defaults)
     args = parser.parse_args()
     RealtimePriority.is_enabled = getattr(args, "alone", False)
-    script = Path(sys.argv[0]).absolute()
-    name = (
-        script.relative_to(BENCHMARKS_DIR) if script.is_relative_to(BENCHMARKS_DIR) else script.name
-    )
-    command = " ".join([f"benchmarks/{name}", *sys.argv[1:]])
-    print(f"`{command}` ({describe_tree_and_date()}); {describe_host()}\n", flush=True)
-    if args.smoke:
-        print(
-            "SMOKE: the smallest form, which shows that the script runs. Its figures say "
-            "nothing.\n",
-            flush=True,
-        )
+    print_conditions(is_smoke=args.smoke)
     return args
 
 
@@ -169,6 +160,30 @@ def read_counters(url: str) -> dict[str, float]:
     return counters
 
 
+def print_conditions(*, is_smoke: bool) -> None:
+    """Print the command, the commit, the date and the machine of this run."""
+    script = Path(sys.argv[0]).absolute()
+    is_benchmark = script.is_relative_to(BENCHMARKS_DIR)
+    name = script.relative_to(BENCHMARKS_DIR) if is_benchmark else script.name
+    command = " ".join([f"benchmarks/{name}", *sys.argv[1:]])
+    print(f"`{command}` ({describe_tree_and_date()}); {describe_host()}\n", flush=True)
+    if is_smoke:
+        print(
+            "SMOKE: the smallest form, which shows that the script runs. Its figures say "
+            "nothing.\n",
+            flush=True,
+        )
+
+
+class ResourceUsage(NamedTuple):
+    """What this process has used since its start."""
+
+    cpu_s: float
+    monotonic_ns: int  # the time of this reading
+    read_calls: int  # system calls of the kind read(2)
+    waited_ns: int  # ready to run, but without a core
+
+
 class MeasurementWindow:
     """CPU time, wall time and read(2) calls of this process between `begin` and `end`.
 
@@ -177,32 +192,24 @@ class MeasurementWindow:
     """
 
     def __init__(self) -> None:
-        self._begun: tuple[float, int, int, int] | None = None
+        self._usage_at_begin: ResourceUsage | None = None
         self.result: dict[str, float] = {}
 
     def begin(self) -> None:
         """Open the window."""
-        self._begun = _usage()
+        self._usage_at_begin = _read_usage()
 
     def end(self) -> None:
-        """Close the window and fill `result`."""
-        assert self._begun is not None, "the window was never opened"
-        cpu, wall, reads, waited = _usage()
+        """Close the window and fill `result` with what the process used since `begin`."""
+        before = self._usage_at_begin
+        assert before is not None, "the window was never opened"
+        after = _read_usage()
         self.result = {
-            "cpu_s": cpu - self._begun[0],
-            "wall_s": (wall - self._begun[1]) / 1e9,
-            "syscalls_read": reads - self._begun[2],
-            "waited_s": (waited - self._begun[3]) / 1e9,
+            "cpu_s": after.cpu_s - before.cpu_s,
+            "wall_s": (after.monotonic_ns - before.monotonic_ns) / 1e9,
+            "syscalls_read": after.read_calls - before.read_calls,
+            "waited_s": (after.waited_ns - before.waited_ns) / 1e9,
         }
-
-
-def _usage() -> tuple[float, int, int, int]:
-    """Return CPU-seconds, monotonic ns, read(2) calls and ns without a core so far."""
-    usage = resource.getrusage(resource.RUSAGE_SELF)
-    with open("/proc/self/io") as file:
-        reads = next(int(line.split()[1]) for line in file if line.startswith("syscr"))
-    waited = int(Path("/proc/self/schedstat").read_text().split()[1])
-    return usage.ru_utime + usage.ru_stime, time.monotonic_ns(), reads, waited
 
 
 def run_contender(
@@ -241,17 +248,17 @@ def raise_open_file_limit() -> None:
 
 
 def measure_with_server(url: str, run_client: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-    """Run a function and add what the server did meanwhile.
+    """Run a client and add to its result what the server did meanwhile.
 
-    The added keys are `server_events`, `server_requests`, `server_cpu_s` and `server_share`, the
-    fraction of one core.
+    The added keys are `server_events`, `server_requests`, `server_cpu_s` and `server_share`, which
+    is the CPU time of the server as a fraction of one core. The result of the client must have
+    `wall_s`.
     """
     before = read_counters(url)
     result = run_client()
     after = read_counters(url)
-    result |= {
-        f"server_{name}": after[name] - before[name] for name in ("events", "requests", "cpu_s")
-    }
+    for name in ("events", "requests", "cpu_s"):
+        result[f"server_{name}"] = after[name] - before[name]
     result["server_share"] = result["server_cpu_s"] / result["wall_s"]
     return result
 
@@ -274,7 +281,11 @@ def median_ratio(numerators: Sequence[float], denominators: Sequence[float]) -> 
 
 
 def measure_cpu_s(work: Callable[[], object], times: int = 1, rounds: int = 5) -> float:
-    """Return the CPU-seconds of one call in this process: the smallest mean of all rounds."""
+    """Return the CPU-seconds of one call of `work` in this process.
+
+    Each round takes the mean of `times` calls. The smallest mean of all rounds counts, because
+    other work of the machine only adds time.
+    """
     means = []
     for _ in range(rounds):
         started = time.process_time()
@@ -307,26 +318,50 @@ def format_table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     return "\n".join([*lines, *("| " + " | ".join(row) + " |" for row in rows)])
 
 
-def describe_host() -> str:
-    """Return the machine and its load in one line."""
-    cpu = "unknown CPU"
-    with contextlib.suppress(OSError), open("/proc/cpuinfo") as file:
-        cpu = next(
-            (line.partition(":")[2].strip() for line in file if line.startswith("model name")), cpu
-        )
-    load_average = os.getloadavg()[0]
-    return (
-        f"{cpu}, {len(os.sched_getaffinity(0))} cores shared with others (load "
-        f"{load_average:.1f}), "
-        f"Linux {platform.release()}, Python {platform.python_version()}"
-        + (", client and endpoint with real-time priority" if RealtimePriority.is_enabled else "")
+def _read_usage() -> ResourceUsage:
+    """Return what this process has used so far."""
+    usage = resource.getrusage(resource.RUSAGE_SELF)
+    io_counters = dict(line.split(": ") for line in Path("/proc/self/io").read_text().splitlines())
+    # /proc/self/schedstat: ns on a core, ns waiting for one, number of time slices
+    waited_ns = int(Path("/proc/self/schedstat").read_text().split()[1])
+    return ResourceUsage(
+        cpu_s=usage.ru_utime + usage.ru_stime,
+        monotonic_ns=time.monotonic_ns(),
+        read_calls=int(io_counters["syscr"]),
+        waited_ns=waited_ns,
     )
 
 
-def describe_limit(value: float, limit: float, *, most: bool) -> str:
-    """Return "met" or "**missed**" with the limit.
+def describe_host() -> str:
+    """Return the machine, its load and its versions in one line."""
+    cores = len(os.sched_getaffinity(0))
+    load_average = os.getloadavg()[0]
+    host = f"{read_cpu_model()}, {cores} cores shared with others (load {load_average:.1f})"
+    versions = f"Linux {platform.release()}, Python {platform.python_version()}"
+    priority = ""
+    if RealtimePriority.is_enabled:
+        priority = ", client and endpoint with real-time priority"
+    return f"{host}, {versions}{priority}"
 
-    `most` tells whether the limit is an upper bound.
+
+def read_cpu_model() -> str:
+    """Return the name of the CPU, or "unknown CPU" on a system without /proc."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return "unknown CPU"
+    for line in lines:
+        if line.startswith("model name"):
+            return line.partition(":")[2].strip()
+    return "unknown CPU"
+
+
+def describe_limit(value: float, limit: float, *, most: bool) -> str:
+    """Return whether a value keeps its limit, for example "met (at most 1.5)".
+
+    With `most`, the limit is an upper bound, and a lower bound otherwise.
     """
     is_met = value <= limit if most else value >= limit
-    return f"{'met' if is_met else '**missed**'} ({'at most' if most else 'at least'} {limit:g})"
+    verdict = "met" if is_met else "**missed**"
+    bound = "at most" if most else "at least"
+    return f"{verdict} ({bound} {limit:g})"
