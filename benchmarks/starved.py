@@ -42,6 +42,7 @@ from numpy.typing import NDArray
 
 from loadgen.core.limits import ValidityLimits
 from loadgen.core.metrics.columns import Columns
+from loadgen.core.metrics.summary import Summary
 from loadgen.core.results import store
 from loadgen.core.run_summary import summarize
 from loadgen.core.stats.intervals import wilson
@@ -147,28 +148,29 @@ def start_on_client_core(command: list[str], nice: int) -> subprocess.Popen[str]
 
 
 def starve_client(client: subprocess.Popen[str], starvation: Starvation, seconds: float) -> None:
-    """Starve the client during a run, or until it ends; then let it run freely."""
+    """Starve the client until it ends, or for `seconds` and a little more; then let it run freely.
+
+    The client is stopped and continued, shares its core with busy processes, or both.
+    """
     os.setpriority(os.PRIO_PROCESS, client.pid, starvation.nice)
+    client_cores, _ = rig.client_and_server_cores()
     if rig.RealtimePriority.is_enabled:
-        rig.pin_process(client.pid, rig.client_and_server_cores()[0])
-    hogs = [
+        rig.pin_process(client.pid, client_cores)
+    busy_processes = [
         start_on_client_core([sys.executable, "-c", BUSY_LOOP], starvation.hog_nice)
         for _ in range(starvation.hogs)
     ]
     end_s = time.monotonic() + seconds + 2
     try:
         while client.poll() is None and time.monotonic() < end_s:
-            if not starvation.stop_ms:
+            if starvation.stop_ms:
+                stop_for_a_while(client, starvation)
+            else:
                 time.sleep(0.1)
-                continue
-            client.send_signal(signal.SIGSTOP)
-            time.sleep(starvation.stop_ms / 1e3)
-            client.send_signal(signal.SIGCONT)
-            time.sleep((starvation.every_ms - starvation.stop_ms) / 1e3)
     finally:
-        for hog in hogs:
-            hog.kill()
-            hog.wait()
+        for process in busy_processes:
+            process.kill()
+            process.wait()
         if client.poll() is None:
             client.send_signal(signal.SIGCONT)
             os.setpriority(os.PRIO_PROCESS, client.pid, 0)
@@ -204,37 +206,50 @@ def run_starved_load(
     return result
 
 
-class SentEvents(NamedTuple):
-    """What the endpoint sent, in ns.
+class RequestTimes(NamedTuple):
+    """What the endpoint sent for one request, in ns: TTFT since its arrival, TPOT, largest gap."""
 
-    `by_slot` holds TTFT, TPOT and the largest gap of each request; `gaps` all gaps together.
+    ttft_ns: int
+    tpot_ns: int
+    max_gap_ns: int
+
+
+class SentEvents(NamedTuple):
+    """What the endpoint sent in one run, by its own log.
+
+    `by_slot` has the times of each request by its slot, which is its number in the schedule. `gaps`
+    holds the ns between two sends of a response, of all responses together.
     """
 
-    by_slot: dict[int, tuple[int, int, int]]
+    by_slot: dict[int, RequestTimes]
     gaps: NDArray[np.int64]
 
 
 def read_sent_events(log: SentRequests, run_id: str, start_ns: int) -> SentEvents:
-    """Return what the endpoint's log shows of one run."""
-    by_request: dict[int, list[int]] = {}
+    """Return what the endpoint sent in one run, from its log.
+
+    Left out are requests of other runs, those that arrived before the load started at `start_ns`
+    (such as the first request to a target), and responses with fewer than two sends, which have no
+    gap. The id of a request is "RUN_ID-SLOT".
+    """
+    sends_by_request: dict[int, list[int]] = {}
     for number, sent_ns in zip(log.request.tolist(), log.sent_ns.tolist(), strict=True):
-        by_request.setdefault(number, []).append(sent_ns)
-    by_slot, all_gaps = {}, []
+        sends_by_request.setdefault(number, []).append(sent_ns)
+    by_slot = {}
+    all_gaps = []
     for request in log.requests:
-        instants = by_request.get(request.number, [])
-        if (
-            not request.id.startswith(run_id + "-")
-            or len(instants) < 2
-            or request.arrival_ns < start_ns
-        ):
+        sends = sends_by_request.get(request.number, [])
+        is_of_run = request.id.startswith(f"{run_id}-")
+        is_before_load = request.arrival_ns < start_ns
+        if not is_of_run or is_before_load or len(sends) < 2:
             continue
-        gaps = np.diff(instants)
+        gaps = np.diff(sends)
         all_gaps.append(gaps)
-        tpot = (instants[-1] - instants[0]) // len(gaps)
-        by_slot[int(request.id.removeprefix(run_id + "-"))] = (
-            instants[0] - request.arrival_ns,
-            tpot,
-            int(gaps.max()),
+        slot = int(request.id.removeprefix(f"{run_id}-"))
+        by_slot[slot] = RequestTimes(
+            ttft_ns=sends[0] - request.arrival_ns,
+            tpot_ns=(sends[-1] - sends[0]) // len(gaps),
+            max_gap_ns=int(gaps.max()),
         )
     return SentEvents(by_slot, np.concatenate(all_gaps))
 
@@ -268,95 +283,57 @@ def usual_latencies(starvation: Starvation) -> dict[str, str]:
 
 
 def drawn_latencies(starvation: Starvation, seed: int) -> dict[str, str]:
-    """Return the latencies of a server drawn from a seed, for the seconds of one run.
+    """Return the latency options of an endpoint that behaves like a server drawn from a seed.
 
-    They are its level at some time within ten minutes, the tail of its requests, or the fraction of
-    them that a slow replica serves.
+    A run takes some seconds, so a server whose speed changes over minutes has one level, that of a
+    random time within ten minutes. A server with a tail keeps its distribution, and of one with
+    replicas a fraction of the requests meets the slow replica.
     """
-    server, rng = (
-        drawn.draw_server(drawn.FAMILY_MEMBERS[seed % len(drawn.FAMILY_MEMBERS)], seed),
-        np.random.default_rng([seed, 11]),
-    )
-    level = float(rng.choice(drawn.draw_slowness(server, np.arange(0, 600.0), rng, steady=False)))
+    member = drawn.FAMILY_MEMBERS[seed % len(drawn.FAMILY_MEMBERS)]
+    server = drawn.draw_server(member, seed)
     if server.member == "tails":
         return {
             "ttft": f"lognormal:{TTFT_MS}ms,{server.size:.2f}",
             "itl": f"lognormal:{starvation.itl_ms}ms,{server.size:.2f}",
         }
     if server.member == "replicas":
+        slow_fraction = 1 / server.parts
         return usual_latencies(starvation) | {
-            "faults": f"slow_first_byte@{server.size * TTFT_MS:.0f}ms:{1 / server.parts:.2f}"
+            "faults": f"slow_first_byte@{server.size * TTFT_MS:.0f}ms:{slow_fraction:.2f}"
         }
+    rng = np.random.default_rng([seed, 11])
+    levels_of_ten_minutes = drawn.draw_slowness(server, np.arange(0, 600.0), rng, long_run=False)
+    level = float(rng.choice(levels_of_ten_minutes))
     return {
         "ttft": f"normal:{level * TTFT_MS:.1f}ms,{TTFT_MS / 10}ms",
         "itl": f"{level * starvation.itl_ms:.3f}ms",
     }
 
 
+class StarvedRun(NamedTuple):
+    """A starved run: its stored records, its summary, and what the endpoint sent meanwhile."""
+
+    stored: store.Stored
+    summary: Summary
+    sent: SentEvents
+
+
 def measure_outcomes(
     starvation: Starvation, seconds: float, latencies: dict[str, str]
 ) -> dict[str, Outcome]:
-    """Starve one run and compare each metric with the endpoint's log."""
-    with tempfile.TemporaryDirectory(prefix="loadgen-starved-") as scratch:
-        log_file = f"{scratch}/sends"
-        with rig.serve_endpoint(**latencies, log_events="all", log=log_file) as server:
-            result = run_starved_load(server.url, scratch, starvation, seconds)
-        truth = read_sent_events(
-            parse_log(Path(log_file).read_bytes()), result["run_id"], result["start_ns"]
-        )
-        stored = store.read_run(Path(scratch))
-        summary = summarize(*stored)
-    rows = stored.rows[
-        (stored.rows["status"] == 0) & np.isin(stored.rows["slot"], list(truth.by_slot))
-    ]
-    columns = Columns(rows)
-    by_row = np.array([truth.by_slot[slot] for slot in rows["slot"].tolist()], np.int64)
-    true_values = dict(zip(("ttft", "tpot", "max_gap"), by_row.T, strict=True)) | {
-        "itl": truth.gaps
-    }
+    """Starve the client in one run, and compare each metric with what the endpoint sent."""
+    starved_run = run_on_logged_endpoint(starvation, seconds, latencies)
+    rows = select_compared_rows(starved_run)
+    true_distributions = find_true_distributions(starved_run.sent, rows)
     outcomes = {}
-    for metric in METRIC_LIMITS:
-        expected = distribution_of(true_values[metric])
-        assert expected.p50, f"{starvation}: the endpoint sent nothing"
+    for metric, true_distribution in true_distributions.items():
+        assert true_distribution.p50, f"{starvation}: the endpoint sent nothing"
         if metric == "itl":
-            reported = stored.gaps[0].distribution()
+            measured = starved_run.stored.gaps[0].distribution()
         else:
-            reported = distribution_of(columns.measure(metric))
-        printed_values = getattr(summary, f"{metric}_ms") or Distribution()
-        highest = quantiles[0] if (quantiles := deciding_quantile(reported)) else "p50"
-        errors = {
-            name: abs(getattr(reported, name) - getattr(expected, name))
-            for name in ("mean", "p50", highest)
-        }
-        printed = [name for name in errors if getattr(printed_values, name) is not None]
-        is_invalid = not summary.verdict.valid
-        is_refused = not printed or (is_invalid and metric == "ttft")
-        worst_name = max(printed or errors, key=lambda name: errors[name] / getattr(expected, name))
-        error_fraction = errors[worst_name] / getattr(expected, worst_name)
-        outcomes[metric] = Outcome(
-            not is_refused and not is_invalid, is_refused, errors[worst_name], error_fraction
-        )
+            measured = distribution_of(Columns(rows).measure(metric))
+        outcomes[metric] = judge_metric(metric, measured, true_distribution, starved_run.summary)
     return outcomes
-
-
-class FamilyResult(NamedTuple):
-    """The result of one metric over all starvations."""
-
-    family: str
-    ways: int
-    printed: int
-    is_false_valid: int
-    is_false_invalid: int
-
-    @property
-    def is_met(self) -> bool:
-        """Return whether both counts are within their limits.
-
-        A short series may have one false answer of each kind.
-        """
-        return self.is_false_valid <= max(
-            1, MAX_FALSE_VALID * self.ways
-        ) and self.is_false_invalid <= max(1, MAX_FALSE_INVALID * self.ways)
 
 
 def has_no_effect(starvation: Starvation) -> bool:
@@ -364,59 +341,147 @@ def has_no_effect(starvation: Starvation) -> bool:
     return rig.RealtimePriority.is_enabled and bool(starvation.hogs or starvation.nice)
 
 
+def run_on_logged_endpoint(
+    starvation: Starvation, seconds: float, latencies: dict[str, str]
+) -> StarvedRun:
+    """Starve one run against an endpoint that logs each of its sends."""
+    with tempfile.TemporaryDirectory(prefix="loadgen-starved-") as scratch:
+        log_path = f"{scratch}/sends"
+        with rig.serve_endpoint(**latencies, log_events="all", log=log_path) as server:
+            result = run_starved_load(server.url, scratch, starvation, seconds)
+        log = parse_log(Path(log_path).read_bytes())
+        sent = read_sent_events(log, result["run_id"], result["start_ns"])
+        stored = store.read_run(Path(scratch))
+        return StarvedRun(stored, summarize(*stored), sent)
+
+
+def select_compared_rows(starved_run: StarvedRun) -> NDArray[np.void]:
+    """Return the records of the ok requests that the endpoint's log has too."""
+    rows = starved_run.stored.rows
+    is_ok = rows["status"] == 0
+    is_in_log = np.isin(rows["slot"], list(starved_run.sent.by_slot))
+    return rows[is_ok & is_in_log]
+
+
+def find_true_distributions(sent: SentEvents, rows: NDArray[np.void]) -> dict[str, Distribution]:
+    """Return the true distribution of each metric over these requests."""
+    times = [sent.by_slot[slot] for slot in rows["slot"].tolist()]
+    return {
+        "ttft": distribution_of(np.array([request.ttft_ns for request in times], np.int64)),
+        "itl": distribution_of(sent.gaps),
+        "tpot": distribution_of(np.array([request.tpot_ns for request in times], np.int64)),
+        "max_gap": distribution_of(np.array([request.max_gap_ns for request in times], np.int64)),
+    }
+
+
+def judge_metric(
+    metric: str, measured: Distribution, true_distribution: Distribution, summary: Summary
+) -> Outcome:
+    """Compare the statistics of one metric with the truth.
+
+    Compared are the mean, the p50 and the highest quantile that has enough samples. If the summary
+    prints some of them, the largest relative error of those counts, and of all three otherwise.
+    """
+    deciding_quantiles = deciding_quantile(measured)
+    highest = deciding_quantiles[0] if deciding_quantiles else "p50"
+    errors_ms = {
+        name: abs(getattr(measured, name) - getattr(true_distribution, name))
+        for name in ("mean", "p50", highest)
+    }
+    reported = getattr(summary, f"{metric}_ms") or Distribution()
+    reported_names = [name for name in errors_ms if getattr(reported, name) is not None]
+
+    def relative_error(name: str) -> float:
+        error_fraction: float = errors_ms[name] / getattr(true_distribution, name)
+        return error_fraction
+
+    worst_name = max(reported_names or errors_ms, key=relative_error)
+    is_valid = summary.verdict.valid
+    # An INVALID run refuses all metrics; that of TTFT alone counts as its refusal.
+    is_refused = not reported_names or (not is_valid and metric == "ttft")
+    return Outcome(
+        printed=is_valid and not is_refused,
+        refused=is_refused,
+        error_ms=errors_ms[worst_name],
+        error_fraction=relative_error(worst_name),
+    )
+
+
+class MetricResult(NamedTuple):
+    """The result of one metric over all runs."""
+
+    metric: str
+    ways: int  # the number of runs: each starves the client in another way
+    printed: int
+    false_valid: int
+    false_invalid: int
+
+    @property
+    def is_met(self) -> bool:
+        """Return whether both counts are within their limits.
+
+        A short series may have one false answer of each kind.
+        """
+        max_false_valid = max(1, MAX_FALSE_VALID * self.ways)
+        max_false_invalid = max(1, MAX_FALSE_INVALID * self.ways)
+        return self.false_valid <= max_false_valid and self.false_invalid <= max_false_invalid
+
+
 def count_false_answers(
     every: int,
     seconds: float = 4.0,
+    *,
     verbose: bool = False,
     on_drawn_servers: bool = False,
     servers: int = 1,
-) -> list[FamilyResult]:
-    """Starve the client in every nth way and count the false answers per metric.
+) -> list[MetricResult]:
+    """Starve the client in many runs, and count the false answers of each metric.
 
-    A run takes about 8 s. `family` runs each on a server drawn from a seed, on so many `servers`.
+    A run takes about 8 s.
+
+    Args:
+        every: Only every nth way to starve the client is used.
+        seconds: Length of each load.
+        verbose: Print a line for each run on stderr.
+        on_drawn_servers: Each run meets a server of its own, drawn from a seed.
+        servers: How often each way is repeated, which gives it so many drawn servers.
     """
-    results: list[tuple[Starvation, dict[str, Outcome]]] = []
+    outcomes_of_runs: list[dict[str, Outcome]] = []
     for seed, starvation in enumerate(list_starvations(every) * servers):
         if has_no_effect(starvation):
             continue
-        results.append(
-            (
-                starvation,
-                measure_outcomes(
-                    starvation,
-                    seconds,
-                    drawn_latencies(starvation, seed)
-                    if on_drawn_servers
-                    else usual_latencies(starvation),
-                ),
-            )
-        )
+        if on_drawn_servers:
+            latencies = drawn_latencies(starvation, seed)
+        else:
+            latencies = usual_latencies(starvation)
+        outcomes = measure_outcomes(starvation, seconds, latencies)
+        outcomes_of_runs.append(outcomes)
         if verbose:
-            print(f"{starvation}: {describe_outcomes(results[-1][1])}", file=sys.stderr, flush=True)
+            print(f"{starvation}: {describe_outcomes(outcomes)}", file=sys.stderr, flush=True)
     return [
-        FamilyResult(
-            on_drawn_servers,
-            len(results),
-            sum(outcomes[on_drawn_servers].printed for _, outcomes in results),
-            sum(outcomes[on_drawn_servers].is_false_valid(limit) for _, outcomes in results),
-            sum(outcomes[on_drawn_servers].is_false_invalid(limit) for _, outcomes in results),
-        )
-        for on_drawn_servers, limit in METRIC_LIMITS.items()
+        summarize_metric(metric, [outcomes[metric] for outcomes in outcomes_of_runs])
+        for metric in METRIC_LIMITS
     ]
 
 
+def summarize_metric(metric: str, outcomes: Sequence[Outcome]) -> MetricResult:
+    """Count the outcomes of one metric over all runs."""
+    limit = METRIC_LIMITS[metric]
+    return MetricResult(
+        metric=metric,
+        ways=len(outcomes),
+        printed=sum(outcome.printed for outcome in outcomes),
+        false_valid=sum(outcome.is_false_valid(limit) for outcome in outcomes),
+        false_invalid=sum(outcome.is_false_invalid(limit) for outcome in outcomes),
+    )
+
+
 def describe_outcomes(outcomes: dict[str, Outcome]) -> str:
-    """Return the outcomes of one run in a line."""
-
-    def describe_metric(metric: str, limit: float) -> str:
-        """Return the outcome of one metric."""
-        outcome = outcomes[metric]
-        mistake = " FALSE VALID" if outcome.is_false_valid(limit) else ""
-        mistake += " FALSE INVALID" if outcome.is_false_invalid(limit) else ""
-        state = "printed" if outcome.printed else "refused" if outcome.refused else "not judged"
-        return f"{metric} {state}, off {outcome.error_fraction:.1%}{mistake}"
-
-    return "; ".join(describe_metric(family, limit) for family, limit in METRIC_LIMITS.items())
+    """Return the outcome of each metric of one run, in one line."""
+    return "; ".join(
+        f"{metric} {describe_outcome(outcomes[metric], limit)}"
+        for metric, limit in METRIC_LIMITS.items()
+    )
 
 
 def format_count(count: int, ways: int) -> str:
@@ -425,22 +490,46 @@ def format_count(count: int, ways: int) -> str:
     return f"{count} of {ways} ({low:.1%} to {high:.1%})"
 
 
-def format_results(results: Sequence[FamilyResult]) -> str:
-    """Return the results as a Markdown table."""
+def describe_outcome(outcome: Outcome, limit: float) -> str:
+    """Return what was printed of one metric and its error: "printed, off 1.3% FALSE VALID"."""
+    if outcome.printed:
+        state = "printed"
+    elif outcome.refused:
+        state = "refused"
+    else:
+        state = "not judged"
+    text = f"{state}, off {outcome.error_fraction:.1%}"
+    if outcome.is_false_valid(limit):
+        text += " FALSE VALID"
+    if outcome.is_false_invalid(limit):
+        text += " FALSE INVALID"
+    return text
+
+
+def format_results(results: Sequence[MetricResult]) -> str:
+    """Return the results of all metrics as a Markdown table."""
     lines = [
         [
-            row.family,
-            str(row.ways),
-            str(row.printed),
-            format_count(row.is_false_valid, row.ways),
-            format_count(row.is_false_invalid, row.ways),
-            "met" if row.is_met else "**missed**",
+            result.metric,
+            str(result.ways),
+            str(result.printed),
+            format_count(result.false_valid, result.ways),
+            format_count(result.false_invalid, result.ways),
+            "met" if result.is_met else "**missed**",
         ]
-        for row in results
+        for result in results
     ]
     return rig.format_table(
         ["family", "ways", "printed", "false VALID", "false INVALID", ""], lines
     )
+
+
+def stop_for_a_while(client: subprocess.Popen[str], starvation: Starvation) -> None:
+    """Stop the client for `stop_ms`, then let it run for the rest of `every_ms`."""
+    client.send_signal(signal.SIGSTOP)
+    time.sleep(starvation.stop_ms / 1e3)
+    client.send_signal(signal.SIGCONT)
+    time.sleep((starvation.every_ms - starvation.stop_ms) / 1e3)
 
 
 def main() -> None:
@@ -457,11 +546,14 @@ def main() -> None:
     servers = f" on {args.servers} servers each" if args.servers > 1 else ""
     run_count = sum(not has_no_effect(starvation) for starvation in list_starvations(args.every))
     print(f"{run_count} ways{servers}, {args.seconds:g} s at {RATE:g} requests/s each.\n")
-    print(
-        format_results(
-            count_false_answers(args.every, args.seconds, args.verbose, args.family, args.servers)
-        )
+    results = count_false_answers(
+        args.every,
+        args.seconds,
+        verbose=args.verbose,
+        on_drawn_servers=args.family,
+        servers=args.servers,
     )
+    print(format_results(results))
 
 
 if __name__ == "__main__":
