@@ -17,7 +17,8 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -66,6 +67,15 @@ PAGE_METRICS = (
 )
 
 
+CLEAN = "clean"  # a run without a cause
+
+
+NOTHING = "nothing"  # what is counted if loadgen names no cause
+
+
+NOT_REPORTED_NS = -1
+
+
 class DisturbedReplica(Replica):
     """A replica that slows down or stalls on demand.
 
@@ -82,18 +92,20 @@ class DisturbedReplica(Replica):
         stall: tuple[int, int],
     ) -> None:
         super().__init__(costs, limits)
-        self._slower, self._stall, self._blocks = slower, stall, limits.kv_blocks
+        self._slower = slower
+        self._stall_interval_ns, self._stall_length_ns = stall
+        self._blocks = limits.kv_blocks
         self.pages: dict[int, tuple[float, ...]] = {}
 
     def begin_iteration(self, now_ns: int) -> bool:
         """Begin an iteration, lengthen it, and record the metrics page of this second."""
         if not super().begin_iteration(now_ns):
             return False
-        every, length = self._stall
-        took = int((self.end_ns - now_ns) * self._slower(now_ns / NS_PER_S))
-        self.iteration_ends_ns[-1] = self.end_ns = (
-            now_ns + took + (length if every and now_ns % every + took >= every else 0)
-        )
+        duration_ns = int((self.end_ns - now_ns) * self._slower(now_ns / NS_PER_S))
+        if self._meets_stall(now_ns, duration_ns):
+            duration_ns += self._stall_length_ns
+        self.end_ns = now_ns + duration_ns
+        self.iteration_ends_ns[-1] = self.end_ns
         values = (
             self.used_block_count / self._blocks,
             self.queued_count,
@@ -102,6 +114,13 @@ class DisturbedReplica(Replica):
         )
         self.pages.setdefault(now_ns // NS_PER_S, tuple(map(float, values)))
         return True
+
+    def _meets_stall(self, now_ns: int, duration_ns: int) -> bool:
+        """Return whether a stall, one at the end of each interval, begins in an iteration."""
+        if not self._stall_interval_ns:
+            return False
+        since_last_stall_ns = now_ns % self._stall_interval_ns
+        return since_last_stall_ns + duration_ns >= self._stall_interval_ns
 
 
 class Slowdown(NamedTuple):
@@ -125,86 +144,126 @@ def _request_size(
     return RequestSize(int(inputs[index]), int(outputs[index]))
 
 
+NO_SLOWDOWN = Slowdown(1.0, LENGTH_S * 2.0, is_at_start=False)
+
+
+@dataclass
+class Scenario:
+    """The load and the servers of a simulated run.
+
+    `inputs` and `outputs` are the lengths of the requests in tokens. `speeds` has the speed of each
+    replica, `stall` the interval and the length of stalls in ns, and `slowdown` a change of the
+    length of iterations during the run.
+    """
+
+    rate: float
+    inputs: NDArray[np.int64]
+    outputs: NDArray[np.int64]
+    limits: ServerLimits
+    speeds: list[float]
+    stall: tuple[int, int] = (0, 0)
+    slowdown: Slowdown = NO_SLOWDOWN
+
+
+SIZE_COUNT = 40_000  # drawn lengths; they repeat after that
+
+
+def draw_scenario(cause: str, rng: np.random.Generator, limits: ServerLimits) -> Scenario:
+    """Draw a load, and change the servers so that it is slow for this cause.
+
+    The causes "client" and "network" do not change it: their delays are added to the records.
+    """
+    rate = float(rng.uniform(20, 60))
+    tokens = int(rng.uniform(60, 160))
+    inputs = np.clip(rng.lognormal(np.log(300), 0.4, SIZE_COUNT), 50, 1500).astype(int)
+    outputs = np.clip(rng.normal(tokens, tokens / 4, SIZE_COUNT), 8, 1000).astype(int)
+    limits = replace(limits, max_batch_size=256, max_num_tokens=2048)
+    scenario = Scenario(rate, inputs, outputs, limits, speeds=[1.0] * REPLICAS)
+    in_flight = rate * tokens * ITERATION_S / REPLICAS  # at one replica, by Little's law
+    match cause:
+        case "clean":
+            batch = max(int(in_flight / rng.uniform(0.25, 0.8)), 4)
+            scenario.limits = replace(limits, max_batch_size=batch)
+        case "queue":
+            batch = max(int(in_flight / rng.uniform(1.15, 1.6)), 2)
+            scenario.limits = replace(limits, max_batch_size=batch)
+        case "kv_cache":
+            blocks = int(in_flight / rng.uniform(1.1, 1.4) * (330 + tokens) / 32)
+            scenario.limits = _with_small_cache(limits, blocks, reserves_output_blocks=True)
+        case "preemptions":
+            scenario.rate = rate / 2
+            scenario.outputs = outputs * 3
+            blocks = int(in_flight * 1.5 / rng.uniform(1.0, 1.2) * (300 + 1.5 * tokens) / 32)
+            scenario.limits = _with_small_cache(limits, blocks, reserves_output_blocks=False)
+        case "target":
+            slow_replica = int(rng.integers(REPLICAS))
+            scenario.speeds[slow_replica] = 1 / rng.uniform(3, 6)
+        case "long_prompts":
+            scenario.limits = replace(
+                limits,
+                max_num_tokens=512,
+                max_seq_len=32_000,
+                kv_blocks=max(limits.kv_blocks, 2000),
+            )
+            is_long = rng.random(SIZE_COUNT) < rng.uniform(0.02, 0.05)
+            scenario.inputs = np.where(is_long, int(rng.uniform(10_000, 16_000)), inputs)
+        case "power":
+            factor = rng.uniform(1.3, 1.8)
+            change_s = rng.uniform(0.3, 0.7) * LENGTH_S
+            scenario.slowdown = Slowdown(factor, change_s, is_at_start=False)
+        case "startup":
+            factor = rng.uniform(6, 12)
+            change_s = rng.uniform(0.05, 0.1) * LENGTH_S
+            scenario.slowdown = Slowdown(factor, change_s, is_at_start=True)
+        case "stalls":
+            interval_ns = int(rng.uniform(20, 35) * NS_PER_S)
+            scenario.stall = (interval_ns, int(rng.uniform(0.8, 2.0) * NS_PER_S))
+    return scenario
+
+
+def _with_small_cache(
+    limits: ServerLimits, blocks: int, *, reserves_output_blocks: bool
+) -> ServerLimits:
+    """Return limits with a KV cache of so many blocks, but enough for the longest request."""
+    least_blocks = limits.max_seq_len // limits.tokens_per_block + 1
+    return replace(
+        limits,
+        reserves_output_blocks=reserves_output_blocks,
+        block_reuse=False,
+        kv_blocks=max(blocks, least_blocks),
+    )
+
+
 def simulate_run(cause: str, seed: int) -> tuple[NDArray[np.void], list[MetricSample]]:
-    """Return the rows of a run with this cause, and the samples of its metrics pages.
+    """Return the request records of a run with this cause, and the samples of its metrics pages.
 
     The cause "clean" stands for a run without one.
     """
     rng = seeds.generator(seed, cause)
     preset = load_preset("gb300-vm")
-    speeds = [1.0] * REPLICAS
-    stall = (0, 0)
-    rate, tokens, size_count = float(rng.uniform(20, 60)), int(rng.uniform(60, 160)), 40_000
-    inputs = np.clip(rng.lognormal(np.log(300), 0.4, size_count), 50, 1500).astype(int)
-    outputs = np.clip(rng.normal(tokens, tokens / 4, size_count), 8, 1000).astype(int)
-    limits = replace(preset.limits, max_batch_size=256, max_num_tokens=2048)
-    in_flight = rate * tokens * ITERATION_S / REPLICAS  # at one replica
-    least_blocks = limits.max_seq_len // limits.tokens_per_block + 1
-    change_s, factor = LENGTH_S * 2.0, 1.0
-
-    if cause == "clean":
-        limits = replace(limits, max_batch_size=max(int(in_flight / rng.uniform(0.25, 0.8)), 4))
-    elif cause == "queue":
-        limits = replace(limits, max_batch_size=max(int(in_flight / rng.uniform(1.15, 1.6)), 2))
-    elif cause == "kv_cache":
-        blocks = int(in_flight / rng.uniform(1.1, 1.4) * (330 + tokens) / 32)
-        limits = replace(
-            limits,
-            reserves_output_blocks=True,
-            block_reuse=False,
-            kv_blocks=max(blocks, least_blocks),
-        )
-    elif cause == "preemptions":
-        rate, outputs = rate / 2, outputs * 3
-        blocks = int(in_flight * 1.5 / rng.uniform(1.0, 1.2) * (300 + 1.5 * tokens) / 32)
-        limits = replace(
-            limits,
-            reserves_output_blocks=False,
-            block_reuse=False,
-            kv_blocks=max(blocks, least_blocks),
-        )
-    elif cause == "target":
-        speeds[int(rng.integers(REPLICAS))] = 1 / rng.uniform(3, 6)
-    elif cause == "long_prompts":
-        limits = replace(
-            limits, max_num_tokens=512, max_seq_len=32_000, kv_blocks=max(limits.kv_blocks, 2000)
-        )
-        inputs = np.where(
-            rng.random(size_count) < rng.uniform(0.02, 0.05),
-            int(rng.uniform(10_000, 16_000)),
-            inputs,
-        )
-    elif cause == "power":
-        factor, change_s = rng.uniform(1.3, 1.8), rng.uniform(0.3, 0.7) * LENGTH_S
-    elif cause == "startup":
-        factor, change_s = rng.uniform(6, 12), rng.uniform(0.05, 0.1) * LENGTH_S
-    elif cause == "stalls":
-        stall = (int(rng.uniform(20, 35) * NS_PER_S), int(rng.uniform(0.8, 2.0) * NS_PER_S))
-    slowdown = Slowdown(factor, change_s, is_at_start=cause == "startup")
-    one_token: Any = FixedTokens(value=1)
-    stage = Stage(name="load", arrival=Poisson(rate=rate), duration_ns=LENGTH_S * NS_PER_S)
-    workload = Workload(
-        name="x",
-        requests=Synthetic(input_tokens=one_token, output_tokens=one_token),
-        stages=(stage,),
-    )
-    planned = build_schedule(workload, seed)
+    scenario = draw_scenario(cause, rng, preset.limits)
+    schedule = build_schedule(_create_workload(scenario.rate), seed)
     replicas = [
-        DisturbedReplica(preset.costs.at_speed(speed), limits, slowdown.factor_at, stall)
-        for speed in speeds
+        DisturbedReplica(
+            preset.costs.at_speed(speed),
+            scenario.limits,
+            scenario.slowdown.factor_at,
+            scenario.stall,
+        )
+        for speed in scenario.speeds
     ]
     simulation = Simulation(
-        planned,
-        partial(_request_size, inputs, outputs),
+        schedule,
+        partial(_request_size, scenario.inputs, scenario.outputs),
         replicas,
-        create_router(speeds, "round_robin"),
+        create_router(scenario.speeds, "round_robin"),
         LoadBounds(timeout_ns=600 * NS_PER_S),
     )
     simulation.run()
     recorded = build_records(
         simulation.requests,
         simulation.iteration_ends_ns,
-        planned,
+        schedule,
         RecordOptions(tokens_per_event=1, source="estimate", reports_cached_tokens=False),
     )
     rows = recorded.records[:]
@@ -212,87 +271,125 @@ def simulate_run(cause: str, seed: int) -> tuple[NDArray[np.void], list[MetricSa
     return rows, _metric_samples(replicas)
 
 
+def _create_workload(rate: float) -> Workload:
+    """Return a workload that only serves to schedule arrivals; its lengths are not used."""
+    one_token: Any = FixedTokens(value=1)
+    stage = Stage(name="load", arrival=Poisson(rate=rate), duration_ns=LENGTH_S * NS_PER_S)
+    return Workload(
+        name="arrivals",
+        requests=Synthetic(input_tokens=one_token, output_tokens=one_token),
+        stages=(stage,),
+    )
+
+
 def _add_client_and_network(
     rows: NDArray[np.void], cause: str, seed: int, rng: np.random.Generator
 ) -> None:
-    """Add the delays of a client and a network to the rows.
+    """Add the delays of a client and a network to the timestamps of the records.
 
-    They are usual ones, or those of the cause "client" or "network".
+    A request is delayed by its connection, then by the client before it is sent, then by the
+    network. The causes "client" and "network" delay some requests by 100 to 500 ms. The network
+    does so while it connects (odd seeds) or afterwards (even seeds).
     """
     row_count = len(rows)
-    network, receive_delay, connect = (
-        rng.lognormal(np.log(0.4), 0.3, row_count) * NS_PER_MS,
-        rng.exponential(0.1, row_count) * NS_PER_MS,
-        np.zeros(row_count),
-    )
+    network_ns = rng.lognormal(np.log(0.4), 0.3, row_count) * NS_PER_MS
+    client_ns = rng.exponential(0.1, row_count) * NS_PER_MS
+    connect_ns = np.zeros(row_count)
     if cause == "client":
-        receive_delay += np.where(
-            rng.random(row_count) < rng.uniform(0.05, 0.15),
-            rng.uniform(100, 400, row_count) * NS_PER_MS,
-            0,
-        )
+        is_delayed = rng.random(row_count) < rng.uniform(0.05, 0.15)
+        delays_ns = rng.uniform(100, 400, row_count) * NS_PER_MS
+        client_ns += np.where(is_delayed, delays_ns, 0)
     elif cause == "network":
-        extra = np.where(
-            rng.random(row_count) < rng.uniform(0.03, 0.1),
-            rng.uniform(150, 500, row_count) * NS_PER_MS,
-            0,
-        )
-        connect, network = (extra, network) if seed % 2 else (connect, network + extra)
-        rows["reused"] = connect == 0
-    total_delay = connect + receive_delay + network
-    for field in (
-        "ready_ns",
-        "sent_ns",
-        "first_byte_ns",
-        "first_event_ns",
-        "first_token_ns",
-        "first_answer_ns",
-        "last_token_ns",
-        "end_ns",
-        "done_ns",
-    ):
-        delay = {"ready_ns": connect, "sent_ns": connect + receive_delay}.get(
-            field, total_delay
-        ).astype(np.int64)
-        rows[field] += np.where(rows[field] >= 0, delay, 0)
+        is_delayed = rng.random(row_count) < rng.uniform(0.03, 0.1)
+        delays_ns = rng.uniform(150, 500, row_count) * NS_PER_MS
+        extra_ns = np.where(is_delayed, delays_ns, 0)
+        if seed % 2:
+            connect_ns = extra_ns
+        else:
+            network_ns = network_ns + extra_ns
+        rows["reused"] = connect_ns == 0
+    _delay_timestamps(rows, ("ready_ns",), connect_ns)
+    _delay_timestamps(rows, ("sent_ns",), connect_ns + client_ns)
+    _delay_timestamps(rows, RESPONSE_TIMESTAMPS, connect_ns + client_ns + network_ns)
+
+
+RESPONSE_TIMESTAMPS = (
+    "first_byte_ns",
+    "first_event_ns",
+    "first_token_ns",
+    "first_answer_ns",
+    "last_token_ns",
+    "end_ns",
+    "done_ns",
+)
+
+
+def _delay_timestamps(
+    rows: NDArray[np.void], fields: Sequence[str], delay_ns: NDArray[np.float64]
+) -> None:
+    """Add a delay to timestamps of the records, where they have one (it is not negative)."""
+    whole_delay_ns = delay_ns.astype(np.int64)
+    for field in fields:
+        rows[field] += np.where(rows[field] >= 0, whole_delay_ns, 0)
 
 
 def _metric_samples(replicas: list[DisturbedReplica]) -> list[MetricSample]:
-    """Return the samples of all metrics pages of the replicas."""
+    """Return the samples of all metrics pages, in the order of time and then of the replica."""
+    seconds = sorted({second for replica in replicas for second in replica.pages})
     samples = []
-    for second in sorted({page_second for replica in replicas for page_second in replica.pages}):
-        for page_number, replica in enumerate(replicas):
-            if (values := replica.pages.get(second)) is not None:
-                values_by_name = [
-                    *(
-                        (f"vllm:{name}", value)
-                        for name, value in zip(PAGE_METRICS, values, strict=True)
-                    ),
-                    (UP, 1.0),
-                ]
-                samples += [
-                    MetricSample(
-                        t_s=float(second),
-                        target=0,
-                        page=f"page {page_number}",
-                        name=name,
-                        labels="",
-                        value=value,
-                    )
-                    for name, value in values_by_name
-                ]
+    for second in seconds:
+        for replica_number, replica in enumerate(replicas):
+            values = replica.pages.get(second)
+            if values is not None:
+                samples += _samples_of_page(second, f"page {replica_number}", values)
     return samples
 
 
-def explain_run(cause: str, seed: int, account: bool = True) -> Explanation:
-    """Return the explanation that loadgen gives for a run with this cause.
+def _samples_of_page(second: int, page: str, values: tuple[float, ...]) -> list[MetricSample]:
+    """Return one sample for each metric of a page, and one that says that it could be read."""
+    values_by_name = {
+        f"vllm:{name}": value for name, value in zip(PAGE_METRICS, values, strict=True)
+    }
+    values_by_name[UP] = 1.0
+    return [
+        MetricSample(t_s=float(second), target=0, page=page, name=name, labels="", value=value)
+        for name, value in values_by_name.items()
+    ]
 
-    Without `account` the server reports no timing breakdown.
+
+def count_named_causes(
+    cause: str, seed_range: range, *, has_server_timing: bool, verbose: bool
+) -> int:
+    """Print which causes loadgen names first in runs with this cause; return how often it is right.
+
+    With `verbose`, each explanation that names another cause is printed too.
+    """
+    started_s = time.process_time()
+    expected_code = NOTHING if cause == CLEAN else cause
+    code_counts = Counter[str]()
+    for seed in seed_range:
+        explanation = explain_run(cause, seed, has_server_timing=has_server_timing)
+        codes = [named_cause.code for named_cause in explanation.causes]
+        first_code = codes[0] if codes else NOTHING
+        code_counts[first_code] += 1
+        if verbose and first_code != expected_code:
+            print(f"    seed {seed}: {codes} {explanation.text}")
+    counts = ", ".join(f"{code} {times}" for code, times in code_counts.most_common())
+    cpu_s = time.process_time() - started_s
+    print(f"{cause:<13} {len(seed_range):>3} runs: {counts} ({cpu_s:.1f} CPU-s)", flush=True)
+    return code_counts[cause]
+
+
+def explain_run(cause: str, seed: int, *, has_server_timing: bool = True) -> Explanation:
+    """Simulate a run with this cause, and return the explanation that loadgen gives for it.
+
+    Without `has_server_timing`, the server reports no timing breakdown (how long a request was
+    queued, prefilled and decoded).
     """
     rows, samples = simulate_run(cause, seed)
-    if not account:
+    if not has_server_timing:
         for name in ("queue", "prefill", "decode"):
-            rows[f"server_{name}_ns"] = -1
+            rows[f"server_{name}_ns"] = NOT_REPORTED_NS
     return explain([Columns(rows)], RunManifest(stages=(StagePlan(),)), samples)
 
 
@@ -302,34 +399,22 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=20)
     parser.add_argument("--clean", type=int, default=100)
     parser.add_argument("--seed", type=int, default=0, help="the first one")
-    parser.add_argument("--only", default=",".join((*CAUSES, "clean")))
+    parser.add_argument("--only", default=",".join((*CAUSES, CLEAN)))
     parser.add_argument("--no-account", action="store_true")
     parser.add_argument(
-        "-v", action="store_true", help="print what is said where it is not the cause"
+        "-v", action="store_true", help="print the explanations that do not name the true cause"
     )
     args = rig.parse_arguments(parser, seeds=1, clean=1, only="queue,power,clean")
+    causes = args.only.split(",")
     correct = 0
-    for cause in args.only.split(","):
-        started_s, code_counts = time.process_time(), Counter[str]()
-        count = args.clean if cause == "clean" else args.seeds
-        for seed in range(args.seed, args.seed + count):
-            explanation = explain_run(cause, seed, not args.no_account)
-            first_code = explanation.causes[0].code if explanation.causes else "nothing"
-            code_counts[first_code] += 1
-            if args.v and first_code != (cause if cause != "clean" else "nothing"):
-                print(
-                    f"    seed {seed}: {[cause_found.code for cause_found in explanation.causes]} "
-                    f"{explanation.text}"
-                )
-        correct += code_counts[cause]
-        counts = ", ".join(f"{code} {times}" for code, times in code_counts.most_common())
-        print(
-            f"{cause:<13} {count:>3} runs: {counts} ({time.process_time() - started_s:.1f} CPU-s)",
-            flush=True,
+    for cause in causes:
+        run_count = args.clean if cause == CLEAN else args.seeds
+        seed_range = range(args.seed, args.seed + run_count)
+        correct += count_named_causes(
+            cause, seed_range, has_server_timing=not args.no_account, verbose=args.v
         )
-    print(
-        f"right cause first: {correct} of {args.seeds * len(set(args.only.split(',')) - {'clean'})}"
-    )
+    run_count = args.seeds * len(set(causes) - {CLEAN})
+    print(f"right cause first: {correct} of {run_count}")
 
 
 if __name__ == "__main__":

@@ -13,8 +13,8 @@ from __future__ import annotations
 
 import sys
 import tempfile
-from collections import Counter
 from pathlib import Path
+from typing import NamedTuple
 
 import rig
 from msgspec.structs import replace
@@ -33,71 +33,127 @@ MIN_PREDICTED_FRACTION = 0.9  # share of the checks that come out as predicted
 
 
 def find_decided_terms(
-    checked: CheckedContract, planned: LevelPlan, load_s: float, seed: int
+    checked: CheckedContract, planned: LevelPlan, total_load_s: float, seed: int
 ) -> list[bool]:
-    """Return which terms of a level are decided after so much load over all its runs."""
-    runs = []
+    """Run a level of a contract once, and return which of its terms are decided then.
+
+    A term is decided if its verdict is PASS or FAIL, not INCONCLUSIVE.
+
+    Args:
+        checked: The contract.
+        planned: The level, with its workload.
+        total_load_s: The length of the load in seconds, over all repeated runs of the level.
+        seed: Gives each of the repeated runs a seed of its own.
+    """
+    repeats = planned.level.repeats
+    workload = level_plan.set_measured_duration(
+        planned.workload, round(total_load_s * 1e9 / repeats)
+    )
     settings = replace(prediction.create_simulated_settings(Settings()), gpus=checked.contract.gpus)
-    for number in range(planned.level.repeats):
+    runs = []
+    for run_number in range(repeats):
+        seeded = workload.model_copy(update={"seed": 1000 * seed + run_number})
         with tempfile.TemporaryDirectory() as folder:
-            workload = level_plan.set_measured_duration(
-                planned.workload, round(load_s * 1e9 / planned.level.repeats)
-            )
-            workload = workload.model_copy(update={"seed": 1000 * seed + number})
-            _, run_dir = execute(workload, replace(settings, out=Path(folder) / "run"))
+            _, run_dir = execute(seeded, replace(settings, out=Path(folder) / "run"))
             runs.append(read_run(run_dir, Path(folder)))
     contract = checked.contract.model_copy(update={"levels": (planned.level,)})
     (level,) = judge_levels(contract, {planned.level.name: MeasuredLevel(runs=tuple(runs))})
     return [term.verdict != verdict.INCONCLUSIVE for term in level.terms]
 
 
-def check_contract(name: str, seeds: range, factor: float, max_terms: int) -> Counter[str]:
-    """Count predictions that hold, and those that were tried; print each term.
+class PredictionCheck(NamedTuple):
+    """How often a term was decided, or undecided, as predicted.
 
-    The keys are "decided", "undecided" and the same with " of" for the number tried. `most` limits
-    the number of terms of each level.
+    The prediction says that a term is "decided" after `load_s` seconds of load, or still
+    "undecided". `confirmed` of `tried` seeds agree.
+    """
+
+    expectation: str
+    load_s: float
+    confirmed: int
+    tried: int
+
+    def describe(self) -> str:
+        """Return the check as a cell of the printed line."""
+        return f"{self.confirmed} of {self.tried} {self.expectation} after {self.load_s:,.0f} s"
+
+
+class TermForecast(NamedTuple):
+    """A term of a level and the seconds of load, over all runs, that are predicted to decide it."""
+
+    index: int
+    needed_s: float
+
+
+def check_contract(name: str, seeds: range, factor: float, max_terms: int) -> list[PredictionCheck]:
+    """Check the predictions for the terms of a contract, and print a line for each term.
+
+    Args:
+        name: The name or path of the contract.
+        seeds: Each check runs the level once with each of these seeds.
+        factor: The load is longer by this factor than predicted, or shorter.
+        max_terms: Only the first so many terms of each level are checked.
     """
     checked = load_contract(Path(name))
-    counts: Counter[str] = Counter()
     forecasts = prediction.forecast_levels(
         checked,
         prediction.create_simulated_settings(Settings()),
         prediction.ForecastOptions(execute=execute, seed=1),
     )
+    all_checks = []
     for planned, forecast in zip(checked.levels, forecasts, strict=True):
-        shortest_s = forecast.length_s * prediction.MIN_LENGTH_FRACTION * 1.2
         terms = (*planned.level.must, *planned.level.should)[:max_terms]
-        for term_index, (term, needed) in enumerate(zip(terms, forecast.terms, strict=False)):
-            if needed.needed_s is None or term.level:
+        for index, (term, needed) in enumerate(zip(terms, forecast.terms, strict=False)):
+            compares_levels = bool(term.level)
+            if needed.needed_s is None or compares_levels:
                 continue
-            cells = []
-            for expectation, load_s in (
-                ("decided", needed.needed_s * factor),
-                ("undecided", needed.needed_s / factor),
-            ):
-                requests = (
-                    (planned.requests or 0) * load_s / forecast.length_s * planned.level.repeats
-                )
-                if requests > prediction.MAX_REQUESTS or (
-                    expectation == "undecided" and needed.needed_s <= shortest_s
-                ):
-                    continue
-                confirmed_count = sum(
-                    find_decided_terms(checked, planned, load_s, seed)[term_index]
-                    is (expectation == "decided")
-                    for seed in seeds
-                )
-                counts[expectation] += confirmed_count
-                counts[f"{expectation} of"] += len(seeds)
-                cells.append(
-                    f"{confirmed_count} of {len(seeds)} {expectation} after {load_s:,.0f} s"
-                )
+            term_forecast = TermForecast(index, needed.needed_s)
+            checks = check_term(
+                checked, planned, term_forecast, forecast.length_s, seeds=seeds, factor=factor
+            )
+            all_checks += checks
+            cells = ", ".join(check.describe() for check in checks)
             print(
                 f"{name:<14}{forecast.name:<10}{needed.term:<55}{needed.needed_s:>8,.0f} s   "
-                f"{', '.join(cells)}",
+                f"{cells}",
                 flush=True,
             )
-    return counts
+    return all_checks
+
+
+def check_term(
+    checked: CheckedContract,
+    planned: LevelPlan,
+    term: TermForecast,
+    forecast_length_s: float,
+    *,
+    seeds: range,
+    factor: float,
+) -> list[PredictionCheck]:
+    """Check that a term is decided by a load that is longer than predicted, but not by a shorter.
+
+    Left out are loads with too many requests to simulate, and loads that are too short for the
+    forecast, whose own length was `forecast_length_s`.
+    """
+    shortest_s = forecast_length_s * prediction.MIN_LENGTH_FRACTION * 1.2
+    longer_s = term.needed_s * factor
+    shorter_s = term.needed_s / factor
+    requests_per_s = (planned.requests or 0) / forecast_length_s * planned.level.repeats
+
+    checks = []
+    if requests_per_s * longer_s <= prediction.MAX_REQUESTS:
+        is_decided = [
+            find_decided_terms(checked, planned, longer_s, seed)[term.index] for seed in seeds
+        ]
+        checks.append(PredictionCheck("decided", longer_s, sum(is_decided), len(seeds)))
+    is_shorter_visible = term.needed_s > shortest_s
+    if is_shorter_visible and requests_per_s * shorter_s <= prediction.MAX_REQUESTS:
+        is_decided = [
+            find_decided_terms(checked, planned, shorter_s, seed)[term.index] for seed in seeds
+        ]
+        undecided = len(seeds) - sum(is_decided)
+        checks.append(PredictionCheck("undecided", shorter_s, undecided, len(seeds)))
+    return checks
 
 
 def main() -> int:
@@ -110,16 +166,17 @@ def main() -> int:
     parser.add_argument("--terms", type=int, default=100, help="of each level, the first so many")
     args = rig.parse_arguments(parser, seeds=1, contracts="summarization", terms=2)
     seeds = range(args.first, args.first + args.seeds)
-    counts: Counter[str] = Counter()
+    checks: list[PredictionCheck] = []
     for name in args.contracts.split(","):
-        counts += check_contract(name, seeds, args.factor, args.terms)
+        checks += check_contract(name, seeds, args.factor, args.terms)
     is_good = True
     for expectation in ("decided", "undecided"):
-        fraction = counts[expectation] / max(counts[f"{expectation} of"], 1)
-        is_good &= fraction >= MIN_PREDICTED_FRACTION
+        of_kind = [check for check in checks if check.expectation == expectation]
+        confirmed = sum(check.confirmed for check in of_kind)
+        tried = sum(check.tried for check in of_kind)
+        is_good &= confirmed / max(tried, 1) >= MIN_PREDICTED_FRACTION
         print(
-            f"{expectation} as predicted, a factor of {args.factor:g} away: {counts[expectation]} "
-            f"of {counts[f'{expectation} of']}"
+            f"{expectation} as predicted, a factor of {args.factor:g} away: {confirmed} of {tried}"
         )
     return 0 if is_good or args.smoke else 1
 

@@ -62,11 +62,11 @@ def test_simultaneous_load_has_no_growing_queue() -> None:
 
 
 def test_queue_is_only_possible_without_server_timing() -> None:
-    explanation = BENCHMARK.explain_run("queue", 3, account=False)
+    explanation = BENCHMARK.explain_run("queue", 3, has_server_timing=False)
     assert (explanation.causes[0].code, explanation.causes[0].sure) == ("queue", "possible")
-    assert BENCHMARK.explain_run("client", 3, account=False).causes[0].sure == "likely"
+    assert BENCHMARK.explain_run("client", 3, has_server_timing=False).causes[0].sure == "likely"
     slow_network = BENCHMARK.explain_run(
-        "network", 4, account=False
+        "network", 4, has_server_timing=False
     )  # not to be told from a slow server
     assert "network" not in [cause.code for cause in slow_network.causes]
 
