@@ -81,7 +81,7 @@ class PredictionCheck(NamedTuple):
 class TermForecast(NamedTuple):
     """A term of a level and the seconds of load, over all runs, that are predicted to decide it."""
 
-    index: int
+    term_index: int
     needed_s: float
 
 
@@ -143,13 +143,13 @@ def check_term(
     checks = []
     if requests_per_s * longer_s <= prediction.MAX_REQUESTS:
         is_decided = [
-            find_decided_terms(checked, planned, longer_s, seed)[term.index] for seed in seeds
+            find_decided_terms(checked, planned, longer_s, seed)[term.term_index] for seed in seeds
         ]
         checks.append(PredictionCheck("decided", longer_s, sum(is_decided), len(seeds)))
     is_shorter_visible = term.needed_s > shortest_s
     if is_shorter_visible and requests_per_s * shorter_s <= prediction.MAX_REQUESTS:
         is_decided = [
-            find_decided_terms(checked, planned, shorter_s, seed)[term.index] for seed in seeds
+            find_decided_terms(checked, planned, shorter_s, seed)[term.term_index] for seed in seeds
         ]
         undecided = len(seeds) - sum(is_decided)
         checks.append(PredictionCheck("undecided", shorter_s, undecided, len(seeds)))

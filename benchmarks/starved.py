@@ -360,7 +360,8 @@ def select_compared_rows(starved_run: StarvedRun) -> NDArray[np.void]:
     rows = starved_run.stored.rows
     is_ok = rows["status"] == 0
     is_in_log = np.isin(rows["slot"], list(starved_run.sent.by_slot))
-    return rows[is_ok & is_in_log]
+    compared_rows: NDArray[np.void] = rows[is_ok & is_in_log]
+    return compared_rows
 
 
 def find_true_distributions(sent: SentEvents, rows: NDArray[np.void]) -> dict[str, Distribution]:

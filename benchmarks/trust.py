@@ -401,12 +401,12 @@ def create_contract(truth: TrueQuantiles, limit_factor: float, length_s: float) 
 class TermCount(NamedTuple):
     """How many validations gave a term a certain verdict."""
 
-    count: int
+    validations: int
     term: str
 
     def describe(self) -> str:
-        """Return the count, and the term if it is not zero."""
-        return f"{self.count} {self.term}" if self.count else "0"
+        """Return the number, and the term if the number is not zero."""
+        return f"{self.validations} {self.term}" if self.validations else "0"
 
 
 def find_worst_term(counts: Counter[str], verdict_name: str) -> TermCount:
@@ -454,13 +454,13 @@ def print_validations_of_kind(kind: str, seeds: range) -> bool:
             cell = f"({worst.describe()})"
         else:
             cell = worst.describe()
-            is_good &= worst.count <= len(seeds) * MAX_WRONG_PASSES
+            is_good &= worst.validations <= len(seeds) * MAX_WRONG_PASSES
         cells += f"{cell:>16}"
     above_count = max(len(seeds) // 4, 5)
     above = count_verdicts(kind, truth, 1.1, LENGTHS_S[-1], seeds[:above_count])
     passes = find_worst_term(above, verdict.PASS)
     fails = find_worst_term(above, verdict.FAIL)
-    passes_cell = f"{passes.count} of {above_count} {passes.term}"
+    passes_cell = f"{passes.validations} of {above_count} {passes.term}"
     cells += f"{passes_cell:>22}{fails.describe():>16}"
     print(f"{kind:<12}{cells}{format_over(is_good=is_good)}", flush=True)
     return is_good
@@ -546,11 +546,11 @@ def print_family_line(
 ) -> bool:
     """Print the counts of a member or of all; return whether they keep the limit."""
     worst = find_worst_term(counts.below_verdicts, verdict.PASS)
-    term = worst.term if worst.count else ""
-    worst_cell = f"{format_fraction(worst.count, counts.servers)} {term}".strip()
+    term = worst.term if worst.validations else ""
+    worst_cell = f"{format_fraction(worst.validations, counts.servers)} {term}".strip()
     any_term = f"{counts.servers_with_wrong_pass / counts.servers:.1%}"
     above_terms = max(counts.above_terms, 1)
-    is_good = worst.count <= max_wrong_fraction * counts.servers
+    is_good = worst.validations <= max_wrong_fraction * counts.servers
     print(
         f"{name:<14}{f'{length_s:,} s':>9}{any_term:>10}{worst_cell:>36}"
         f"{counts.above_passes / above_terms:>18.0%}{counts.above_fails / above_terms:>8.1%}"
@@ -645,10 +645,10 @@ def print_extensions_of_kind(kind: str, length_s: float, seeds: range) -> bool:
     above_seeds = seeds[: max(len(seeds) // 4, 5)]
     above = count_extended_verdicts(kind, truth, 1.1, length_s, above_seeds)
     right = find_worst_term(above.by_rule, verdict.PASS)
-    is_good = by_rule.count <= len(seeds) * MAX_WRONG_EXTENDED
+    is_good = by_rule.validations <= len(seeds) * MAX_WRONG_EXTENDED
     print(
         f"{kind:<12}{f'{length_s} s':>10}{by_rule.describe():>16}{uncorrected.describe():>16}"
-        f"{f'{right.count} of {len(above_seeds)} {right.term}':>22}"
+        f"{f'{right.validations} of {len(above_seeds)} {right.term}':>22}"
         f"{format_over(is_good=is_good)}",
         flush=True,
     )
