@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property, partial
 from importlib.util import find_spec
@@ -189,7 +189,7 @@ class Result:
     def frame(
         self, library: Literal["pandas", "polars", "pyarrow"] = "pandas", *, unit: Unit = "ms"
     ) -> Any:
-        """Return a table with one row per request.
+        """Return a data frame of pandas or polars, or a table of pyarrow, with a row per request.
 
         Its columns are latencies (`ttft_ms`, `tpot_ms`, `e2e_ms`), times since the start of the
         run, stages and statuses, and after a run with `--keep gaps` the inter-token latencies. A
@@ -203,12 +203,11 @@ class Result:
             UserError: For an unknown library or unit, and for a library that is not installed.
         """
         from loadgen.runs import request_gaps
-        from loadgen.runs.request_table import NS, request_table
+        from loadgen.runs.request_table import NS_PER_UNIT, request_table
 
-        if unit not in NS:
-            raise UserError(
-                "unknown_name", f"unit={unit!r}", "Result.frame", f"use one of {', '.join(NS)}"
-            )
+        if unit not in NS_PER_UNIT:
+            hint = f"use one of {', '.join(NS_PER_UNIT)}"
+            raise UserError("unknown_name", f"unit={unit!r}", "Result.frame", hint)
         stored_run = request_gaps.read_run_with_gaps(self.folder)
         table = request_table(
             stored_run.manifest,
@@ -243,30 +242,41 @@ def _convert_table(table: pa.Table, library: str) -> Any:
 
     Raises UserError for another library, and for one that is not installed.
     """
-    if library not in ("pandas", "polars", "pyarrow"):
-        raise UserError(
-            "unknown_name",
-            f"library={library!r}",
-            "Result.frame",
-            'use "pandas", "polars" or "pyarrow"',
-        )
-    if library == "pyarrow":
-        return table
+    match library:
+        case "pyarrow":
+            return table
+        case "polars":
+            _check_installed(library)
+            import polars
+
+            return polars.from_arrow(table)
+        case "pandas":
+            _check_installed(library)
+            return _convert_to_pandas(table)
+        case _:
+            hint = 'use "pandas", "polars" or "pyarrow"'
+            raise UserError("unknown_name", f"library={library!r}", "Result.frame", hint)
+
+
+def _check_installed(library: str) -> None:
+    """Raise UserError if a library of data frames is not installed."""
     if find_spec(library) is None:
         hint = f'pip install {library}, or use frame("pyarrow"), which is installed'
         raise UserError(
             "not_installed", f"{library} is not installed", "Result.frame", hint, key=library
         )
-    if library == "polars":
-        import polars
 
-        return polars.from_arrow(table)
+
+def _convert_to_pandas(table: pa.Table) -> Any:
+    """Return a table of pyarrow as a data frame of pandas whose integers stay integers."""
     import pandas as pd  # type: ignore[import-untyped]
 
-    # pandas converts a column of integers to floats if some are missing, unless this is set.
-    return table.to_pandas(
-        types_mapper=lambda kind: pd.ArrowDtype(kind) if "int" in str(kind) else None
-    )
+    def choose_pandas_type(arrow_type: pa.DataType) -> Any:
+        # By default, pandas converts a column of integers to floats if one of them is missing.
+        has_integers = "int" in str(arrow_type)  # also those in lists
+        return pd.ArrowDtype(arrow_type) if has_integers else None
+
+    return table.to_pandas(types_mapper=choose_pandas_type)
 
 
 P = ParamSpec("P")
@@ -280,23 +290,26 @@ _DEFAULT_SWITCHES = {"insecure": False, "stream": True}
 def _show_options(function: Callable[P, R]) -> Callable[P, R]:
     """Decorate a function that takes `RunOptions` so that `help` and notebooks list the options.
 
-    Type checkers and editors read the options from `Unpack[RunOptions]` instead.
+    Such a function has the signature `run(workload, **options)`. Type checkers and editors know the
+    options from `Unpack[RunOptions]`. `inspect.signature` and `help` do not, but they show the
+    attribute `__signature__` of a function if it has one.
     """
+    signature = inspect.signature(function)
+    parameters = [signature.parameters["workload"], *_option_parameters()]
+    function.__dict__["__signature__"] = signature.replace(parameters=parameters)
+    return function
+
+
+def _option_parameters() -> Iterator[inspect.Parameter]:
+    """Yield each option of a run as a keyword parameter with its default and its type."""
     option_types = get_type_hints(RunOptions)
-    option_parameters = [
-        inspect.Parameter(
+    for name, option in OPTIONS.items():
+        yield inspect.Parameter(
             name,
             inspect.Parameter.KEYWORD_ONLY,
             default=_DEFAULT_SWITCHES.get(name, option.default),
             annotation=option_types[name],
         )
-        for name, option in OPTIONS.items()
-    ]
-    signature = inspect.signature(function)
-    parameters = [signature.parameters["workload"], *option_parameters]
-    # `inspect.signature` and `help` show this attribute instead of the real signature.
-    vars(function)["__signature__"] = signature.replace(parameters=parameters)
-    return function
 
 
 @_show_options
@@ -418,17 +431,25 @@ def _check_names(options: RunOptions) -> None:
 
 
 def _check_workload(workload: WorkloadInput, options: RunOptions) -> None:
-    """Raise UserError for a workload of another type, or one that the options cannot change.
+    """Raise UserError for a value that is no workload, or one that the options cannot change.
 
-    Options cannot change a Workload object, which is checked already. A mapping can be changed by
-    options of the load, but not be combined with a trace or data set.
+    A workload is a file, a packaged name, a mapping or a Workload object. A Workload object is
+    checked already, so options cannot change it. A mapping can be changed by options of the load,
+    but not be combined with a trace or data set.
     """
     from loadgen.core.workload import Workload
     from loadgen.core.workload.flags import select_load_options
 
+    if workload is not None and not isinstance(workload, str | os.PathLike | Mapping | Workload):
+        raise UserError(
+            "wrong_type",
+            f"must be a workload, not {type(workload).__name__}",
+            "loadgen.run",
+            "give a file, a packaged name, a mapping or a Workload",
+        )
     sources = [f"a {name}" for name in ("trace", "dataset") if options.get(name) is not None]
     load_options = [_option_name(name) for name in select_load_options(options)]
-    # A trace or data set is the more fundamental change, so that it is named alone.
+    # If there is a trace or data set, the error is about it, and not about the other options.
     changes = sources[:1] or load_options
     if isinstance(workload, Workload) and changes:
         raise UserError(
@@ -443,13 +464,6 @@ def _check_workload(workload: WorkloadInput, options: RunOptions) -> None:
             f"a mapping cannot be combined with {sources[0]}",
             "loadgen.run",
             "give one of them, or a workload's file",
-        )
-    if workload is not None and not isinstance(workload, str | os.PathLike | Mapping | Workload):
-        raise UserError(
-            "wrong_type",
-            f"must be a workload, not {type(workload).__name__}",
-            "loadgen.run",
-            "give a file, a packaged name, a mapping or a Workload",
         )
 
 

@@ -70,7 +70,11 @@ def _load_virtual() -> Backend:
 
 
 def _load_rows() -> tuple[BackendRow, ...]:
-    """Return the built-in backends: real servers, from here or from Ray, and two simulations."""
+    """Return the built-in backends: real servers, from here or from Ray, and two simulations.
+
+    A backend is chosen by an option (`flag`) or by the scheme of the URL of the target. The
+    embedded simulation has no URL, so its scheme is empty.
+    """
     return (
         BackendRow(name="ray", load=_load_ray, flag="ray"),
         BackendRow(name="http", load=_load_http, schemes=("http", "https")),
@@ -101,15 +105,18 @@ def load_backend(row: BackendRow) -> Backend:
 
 
 def get_backend_of_target(url: str | None) -> BackendRow:
-    """Return the backend that serves the scheme of a target's URL. None is the embedded simulation.
+    """Return the backend that serves the scheme of a target's URL, such as "https" or "sim".
 
-    Raises UserError for a scheme that no backend serves, and for a plug-in that cannot reach a
-    target.
+    Without a URL, the target is the embedded simulation.
+
+    Raises UserError for a scheme that no backend serves, and for the backend of a plug-in that has
+    no function to reach its target.
     """
     row = find_backend_of_target(url)
     if row is None:
         raise _unknown_scheme(url)
-    if row not in BACKENDS.builtin_rows and not provides_target(row):
+    is_builtin = row in BACKENDS.builtin_rows
+    if not is_builtin and not provides_target(row):
         message = f"the backend {row.name} does not define how to reach its targets"
         hint = "it needs a function `serve` or `run`"
         raise UserError("plugin_failed", message, "--url", hint)

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
-from msgspec import Struct
+from msgspec import Struct, structs
 
 from loadgen.core.stats.quantiles import QUANTILES
 from loadgen.figures import METRICS
@@ -136,10 +136,10 @@ def metric_paths() -> list[str]:
         for statistic in _STATISTICS
     ]
     session_time_paths = [
-        f"sessions.{time}.{name}" for time in SESSION_TIMES for name in _STATISTICS
+        f"sessions.{time}.{statistic}" for time in SESSION_TIMES for statistic in _STATISTICS
     ]
     return [
-        *(path for path in latency_paths if find_metric(path) is not None),
+        *latency_paths,
         OK_SHARE,
         *sorted(_field_paths()),
         *session_time_paths,
@@ -148,23 +148,32 @@ def metric_paths() -> list[str]:
 
 
 def find_metric(path: str) -> Metric | None:
-    """Return the metric with a path, or None if no metric has it.
+    """Return the metric that a path in `summary.json` names, or None if it names none.
 
-    There are four groups of paths: statistics of latencies such as `ttft_ms.p99`, the share of ok
-    requests, times and counts of sessions such as `sessions.requests`, and single numbers in an
-    object of `summary.json` such as `goodput.share`.
+    There are four groups of paths:
+
+    - A statistic of a latency, such as `ttft_ms.p99`.
+    - `ok_share`, the share of ok requests.
+    - A time or a number of sessions, such as `sessions.requests`.
+    - A single number in an object, such as `goodput.share`.
     """
+    if path == OK_SHARE:
+        return Metric(path, "requests ok", "", HIGHER_IS_BETTER)
     latency_metric = _find_latency_metric(path)
     if latency_metric is not None:
         return latency_metric
-    if path == OK_SHARE:
-        return Metric(path, "requests ok", "", HIGHER_IS_BETTER)
     if path.startswith("sessions."):
         return _find_session_metric(path)
+    return _find_single_number(path)
+
+
+def _find_single_number(path: str) -> Metric | None:
+    """Return the metric with a path if it is a single number in an object, else None."""
     if path not in _field_paths():
         return None
-    unit = "/s" if path.endswith(("_per_s", "rps")) else ""
-    return Metric(path, NAMES.get(path, path), unit, _field_direction(path))
+    is_rate = path.endswith(("_per_s", "rps"))
+    name = NAMES.get(path, path)
+    return Metric(path, name, "/s" if is_rate else "", _field_direction(path))
 
 
 def metric_value(summary: Summary, path: str) -> float | None:
@@ -197,8 +206,8 @@ def _ok_share(summary: Summary) -> float | None:
 def _find_latency_metric(path: str) -> Metric | None:
     """Return the metric with a path if it is a statistic of a latency, else None.
 
-    The path `ttft_ms.p99` consists of the path of the distribution in `summary.json`, which a
-    definition in `loadgen.figures` has, and of the statistic.
+    The path `ttft_ms.p99` has two parts: "ttft_ms" is the path of the distribution, which a metric
+    of `loadgen.figures` defines, and "p99" is the statistic.
     """
     distribution_path, _, statistic = path.rpartition(".")
     definition_by_path = {definition.path: definition for definition in METRICS.available()}
@@ -243,13 +252,14 @@ def _statistic_label(statistic: str) -> str:
 def _field_direction(path: str) -> int:
     """Return LOWER_IS_BETTER, HIGHER_IS_BETTER or NO_DIRECTION for a number of `summary.json`.
 
-    `path` is one of `_field_paths`. Rates and goodput are better if they are higher. Of most other
-    numbers, such as numbers of tokens, neither can be said.
+    `path` is one of `_field_paths`. Rates and goodput are better if they are higher, and failures
+    if they are lower. Most other numbers, such as numbers of tokens, are neither.
     """
     if path in LOWER_IS_BETTER_PATHS:
         return LOWER_IS_BETTER
     is_rate = path.endswith(("_per_s", "completed_rps"))
-    return HIGHER_IS_BETTER if is_rate or path.startswith("goodput.") else NO_DIRECTION
+    is_goodput = path.startswith("goodput.")
+    return HIGHER_IS_BETTER if is_rate or is_goodput else NO_DIRECTION
 
 
 def _field_paths() -> set[str]:
@@ -257,22 +267,19 @@ def _field_paths() -> set[str]:
 
     They are read from the types of the objects in it, so that a new field can be compared at once.
     """
-    from loadgen.core.metrics.client_use import ClientUse
-    from loadgen.core.metrics.goodput import Goodput
-    from loadgen.core.metrics.load import Load
-    from loadgen.core.metrics.request_counts import RequestCounts, Stalls
-    from loadgen.core.metrics.token_usage import Tokens
+    from loadgen.core.metrics import client_use, goodput, load, request_counts, token_usage
 
     type_by_object: dict[str, type[Struct]] = {
-        "tokens": Tokens,
-        "load": Load,
-        "goodput": Goodput,
-        "requests": RequestCounts,
-        "client": ClientUse,
+        "tokens": token_usage.Tokens,
+        "load": load.Load,
+        "goodput": goodput.Goodput,
+        "requests": request_counts.RequestCounts,
+        "client": client_use.ClientUse,
+        "stalls": request_counts.Stalls,
     }
-    paths = {f"stalls.{field_name}" for field_name in Stalls.__struct_fields__}
-    for object_name, object_type in type_by_object.items():
-        for field_name in object_type.__struct_fields__:
-            if field_name not in NOT_COMPARABLE_FIELDS:
-                paths.add(f"{object_name}.{field_name}")
-    return paths
+    return {
+        f"{object_name}.{field.name}"
+        for object_name, object_type in type_by_object.items()
+        for field in structs.fields(object_type)
+        if field.name not in NOT_COMPARABLE_FIELDS
+    }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -50,15 +51,16 @@ def run_repeats(
     Returns:
         Whether all repeats were run: False if the user interrupted a run or a pause.
     """
-    number = 0
-    while not is_complete():
-        number += 1
+    for number in itertools.count(1):
+        if is_complete():
+            break
         name = f"r{number}"
-        is_first = number == 1
-        if not is_first and not pause_before(
-            name, repetition, virtual=virtual, print_line=print_line, wait=wait
-        ):
-            return False
+        if number > 1:
+            has_paused = pause_before(
+                name, repetition, virtual=virtual, print_line=print_line, wait=wait
+            )
+            if not has_paused:
+                return False
         print_line(f"Run {name} of {repetition.description}")
         if not run_repeat(number):
             return False

@@ -190,14 +190,16 @@ def _is_narrow(metric: RepeatedMetric, precision: float) -> bool:
 def summarize_repeats(
     runs: Sequence[NamedSummary], *, requested_precision: float | None = None
 ) -> RepeatSummary:
-    """Return the summary of repeats of one load.
+    """Return the summary of repeats of one load: the means of their metrics with intervals.
 
-    INVALID runs count in no mean, unless every run is INVALID.
+    INVALID runs are excluded from the means. If all runs are INVALID, none is excluded, and the
+    summary is marked as not valid.
 
     Args:
         runs: The name and the summary of each run, in order.
-        requested_precision: The precision of the means until which the load was repeated, or None
-            if the number of repeats was fixed.
+        requested_precision: The largest half width of an interval, as a fraction of the mean, if
+            the load was repeated until the means were so precise. None if the number of repeats was
+            fixed.
     """
     summaries = [run.summary for run in runs]
     metrics = summarize_metrics(valid_or_all(summaries))
@@ -281,17 +283,30 @@ def _relative_spread(metric: Metric, values: Sequence[float]) -> float | None:
 def _mean_interval(metric: Metric, values: Sequence[float], request_count: int) -> _MeanInterval:
     """Return the confidence interval of the mean of several runs.
 
-    It is an interval by Student's t, with each run as one value. That of a share (0 to 1) is at
-    least as wide as the Wilson interval of all requests together: runs without a failure do not
-    show that there are none.
+    It is the interval of Student's t distribution, with each run as one value.
+
+    Args:
+        metric: The metric.
+        values: Its value in each run.
+        request_count: The number of requests of all runs together.
     """
     if len(values) < 2:
         return _MeanInterval(None, None)
-    if metric.path not in SHARE_PATHS:
-        interval = intervals.replications(values, LEVEL)
-        return _MeanInterval(max(interval.low, 0.0), interval.high)
-    share = float(np.mean(values))
-    low, high = intervals.wilson(share, request_count, LEVEL)
-    wilson_interval = intervals.Interval(share, low, high, LEVEL)
-    widened = intervals.widen_by_runs(wilson_interval, values)
-    return _MeanInterval(max(widened.low, 0.0), min(widened.high, 1.0))
+    if metric.path in SHARE_PATHS:
+        return _share_interval(values, request_count)
+    interval = intervals.replications(values, LEVEL)
+    return _MeanInterval(max(interval.low, 0.0), interval.high)
+
+
+def _share_interval(shares: Sequence[float], request_count: int) -> _MeanInterval:
+    """Return the confidence interval of the mean of shares (0 to 1), such as that of ok requests.
+
+    If the share is 1 in all runs, the t interval has no width, although a few more requests may
+    fail. So the result is at least as wide as the Wilson score interval of a proportion, in which
+    each request of all runs is a trial.
+    """
+    mean_share = float(np.mean(shares))
+    low, high = intervals.wilson(mean_share, request_count, LEVEL)
+    wilson_interval = intervals.Interval(mean_share, low, high, LEVEL)
+    interval = intervals.widen_by_runs(wilson_interval, shares)
+    return _MeanInterval(max(interval.low, 0.0), min(interval.high, 1.0))

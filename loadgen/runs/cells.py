@@ -66,16 +66,17 @@ def statistic_ms(
     statistic: str,
     ranges: Mapping[str, tuple[float, float]] | None = None,
 ) -> str:
-    """Return the mean, a percentile or the maximum in ms.
+    """Return the mean, a percentile or the maximum in ms, as a cell of a table.
 
     Args:
         distribution: The distribution.
         statistic: Its field, such as `p99`.
-        ranges: The statistics that are too uncertain to be reported, with the range that contains
-            each. They are shown as a range.
+        ranges: For each statistic that was measured too inexactly, the range in ms that contains
+            it. Such a cell has the range and not a single number.
     """
     if ranges and statistic in ranges:
-        return format_range_ms(*ranges[statistic])
+        low_ms, high_ms = ranges[statistic]
+        return format_range_ms(low_ms, high_ms)
     if statistic in ("mean", "max"):
         return format.milliseconds(getattr(distribution, statistic))
     return quantile_ms(distribution, statistic)

@@ -103,32 +103,36 @@ def build_percentile_charts(data: ChartData, summary: Summary) -> Iterator[Chart
 def _build_curve_chart(
     title: str, curve_by_metric: Mapping[str, PercentileCurve], terms: Sequence[TermResult]
 ) -> Chart:
-    """Return a chart of percentile curves, with a line for each limit in `terms`.
+    """Return a chart of percentile curves, with a line for each limit of the SLO in `terms`.
 
-    The note and the vertical mark say up to which percentile the samples of the first curve, the
-    main one, are enough.
+    The first curve is the main one. A percentile is supported if there are enough samples for it.
+    The note and a vertical mark state the highest percentile that the samples of the main curve
+    support.
     """
     curves = list(curve_by_metric.values())
+    main_curve = curves[0]
     values_ms = [value for curve in curves for value in curve.values_ms]
     last_position = max(curve.positions[-1] for curve in curves)
-
-    main_curve = curves[0]
-    supported_percentile = f"p{_format_percentile(main_curve.supported_until)}"
-    note = f"{format.counted(main_curve.count, 'sample')} support up to {supported_percentile}"
-    if main_curve.supported_until < main_curve.positions[-1]:
-        note += "; dashed beyond"
-
     marks = [_build_limit_mark(term, max(values_ms)) for term in terms]
     if main_curve.supported_until < last_position:
-        marks.append(Mark(x=main_curve.supported_until, label=supported_percentile, color="soft"))
+        label = f"p{_format_percentile(main_curve.supported_until)}"
+        marks.append(Mark(x=main_curve.supported_until, label=label, color="soft"))
     return Chart(
         title=title,
-        note=note,
+        note=_describe_support(main_curve),
         x=Axis(label="percentile", format="nines", min=0, max=last_position),
         y=_build_latency_axis(values_ms),
         series=tuple(_build_curve_lines(curve_by_metric)),
         marks=tuple(marks),
     )
+
+
+def _describe_support(curve: PercentileCurve) -> str:
+    """Return up to which percentile the samples of a curve are enough, as a note of its chart."""
+    percentile = f"p{_format_percentile(curve.supported_until)}"
+    note = f"{format.counted(curve.count, 'sample')} support up to {percentile}"
+    has_dashed_part = curve.supported_until < curve.positions[-1]
+    return f"{note}; dashed beyond" if has_dashed_part else note
 
 
 def _build_curve_lines(curve_by_metric: Mapping[str, PercentileCurve]) -> Iterator[Series]:
@@ -271,30 +275,50 @@ def build_latency_charts(data: ChartData, summary: Summary) -> Iterator[Chart]:
 
     A latency that is omitted from the results, or has no values, has no chart.
     """
+    terms = summary.goodput.slo
     omitted_metrics = summary.metrics_without("p50")
-    for metric, title, bins, time_label in (
-        ("ttft", "TTFT", data.latency.ttft, "by scheduled time"),
-        ("tpot", "TPOT", data.latency.tpot, "by time of the last token"),
-    ):
-        values_ms = [
-            value for series in bins.series.values() for value in series if value is not None
-        ]
-        if metric in omitted_metrics or not values_ms:
-            continue
-        notes = [f"per {bins.width_s:g} s", time_label]
-        marks = []
-        for term in summary.goodput.slo:
-            if term.metric != metric:
-                continue
-            label = f"limit at p{term.quantile * 100:g}"
-            if term.limit_ms < NEAR_FACTOR * max(values_ms):
-                color = outcome_color(term.met)
-                marks.append(Mark(y=term.limit_ms, label=label, color=color, extends_axis=True))
-            else:
-                notes.append(f"{label} is {term.limit_ms:,.4g} ms")
-        yield _build_binned_chart(
-            data, title, bins, _build_latency_axis(values_ms), ", ".join(notes), tuple(marks)
+    if "ttft" not in omitted_metrics:
+        ttft_terms = [term for term in terms if term.metric == "ttft"]
+        yield from _build_latency_chart(
+            data, "TTFT", data.latency.ttft, "by scheduled time", ttft_terms
         )
+    if "tpot" not in omitted_metrics:
+        tpot_terms = [term for term in terms if term.metric == "tpot"]
+        yield from _build_latency_chart(
+            data, "TPOT", data.latency.tpot, "by time of the last token", tpot_terms
+        )
+
+
+def _build_latency_chart(
+    data: ChartData, title: str, bins: Bins, time_label: str, terms: Iterable[TermResult]
+) -> Iterator[Chart]:
+    """Yield the chart of a latency over time, or nothing if it has no values.
+
+    A limit of the SLO is drawn as a line if it is near the values. A limit far above them would
+    compress them, so the note states it instead.
+
+    Args:
+        data: The data of all charts.
+        title: The title of the chart.
+        bins: The percentiles of the latency for each time bin, in ms.
+        time_label: Which time of a request decides its bin.
+        terms: The objectives of the SLO for this latency.
+    """
+    values_ms = [value for series in bins.series.values() for value in series if value is not None]
+    if not values_ms:
+        return
+    notes = [f"per {bins.width_s:g} s", time_label]
+    marks = []
+    for term in terms:
+        label = f"limit at p{term.quantile * 100:g}"
+        is_near = term.limit_ms < NEAR_FACTOR * max(values_ms)
+        if is_near:
+            color = outcome_color(term.met)
+            marks.append(Mark(y=term.limit_ms, label=label, color=color, extends_axis=True))
+        else:
+            notes.append(f"{label} is {term.limit_ms:,.4g} ms")
+    y = _build_latency_axis(values_ms)
+    yield _build_binned_chart(data, title, bins, y, ", ".join(notes), tuple(marks))
 
 
 def build_recovery_charts(data: ChartData, recoveries: Sequence[Recovery]) -> Iterator[Chart]:
@@ -321,13 +345,14 @@ def build_recovery_charts(data: ChartData, recoveries: Sequence[Recovery]) -> It
 def build_inter_chunk_charts(data: ChartData, summary: Summary) -> Iterator[Chart]:
     """Yield a heat map of the inter-chunk latencies over time, unless they are omitted.
 
-    They are omitted from the results if the client could not measure them exactly.
+    An inter-chunk latency is the time between two chunks of a streamed response. They are omitted
+    from the results if the client could not measure them exactly.
     """
     cells = data.latency.inter_chunk
     if not cells or "inter_chunk" in summary.metrics_without("p50"):
         return
-    lowest_ms = min(low for _, _, low, _, _ in cells)
-    highest_ms = max(high for _, _, _, high, _ in cells)
+    lowest_ms = min(low_ms for _left_s, _right_s, low_ms, _high_ms, _count in cells)
+    highest_ms = max(high_ms for _left_s, _right_s, _low_ms, high_ms, _count in cells)
     yield Chart(
         kind="cells",
         title="Inter-chunk latency",
@@ -489,7 +514,9 @@ def _build_scatter_chart(title: str, plot: ScatterPlot, x: Axis, unit: str) -> I
     a percentile curve. A plot of many requests is drawn as cells, whose darkness is the number of
     requests in them. `unit` is the unit of the y axis.
     """
-    if plot.count == 0 or plot.x[0] == plot.x[1]:
+    lowest_x, highest_x = plot.x
+    lowest_y, highest_y = plot.y
+    if plot.count == 0 or lowest_x == highest_x:
         return
     y = Axis(label=f"{unit}, log" if plot.log_y else unit, unit=unit, log=plot.log_y, pad=True)
     if plot.points:
@@ -501,8 +528,8 @@ def _build_scatter_chart(title: str, plot: ScatterPlot, x: Axis, unit: str) -> I
         kind="cells",
         title=title,
         note=f"{format.counted(plot.count, 'request')}; darker is more frequent (log)",
-        x=msgspec.structs.replace(x, min=plot.x[0], max=plot.x[1], pad=False),
-        y=msgspec.structs.replace(y, min=plot.y[0], max=plot.y[1], pad=False),
+        x=msgspec.structs.replace(x, min=lowest_x, max=highest_x, pad=False),
+        y=msgspec.structs.replace(y, min=lowest_y, max=highest_y, pad=False),
         cells=plot.cells,
     )
 
@@ -565,17 +592,23 @@ def _list_slow_request_plots(scatter: ScatterPlots) -> tuple[_SlowRequestPlot, .
     )
 
 
-def _mark_slowest_requests(slowest: Sequence[SlowRequest], field: str) -> Iterator[Series]:
-    """Yield the slowest requests as labelled points, unless none has a value of the field."""
-    requests = [request for request in slowest if getattr(request, field) is not None]
+def _mark_slowest_requests(slowest: Sequence[SlowRequest], x_field: str) -> Iterator[Series]:
+    """Yield the slowest requests as labelled points, unless none has a value for the x axis.
+
+    Args:
+        slowest: The slowest requests by TTFT, which is on the y axis.
+        x_field: The field of `SlowRequest` on the x axis, such as "queue_ms".
+    """
+    requests = [request for request in slowest if getattr(request, x_field) is not None]
     if not requests:
         return
     yield Series(
         name="slowest",
-        x=[getattr(request, field) for request in requests],
+        x=[getattr(request, x_field) for request in requests],
         y=[request.ttft_ms for request in requests],
         color="bad",
         labels=tuple(request.id or str(request.slot) for request in requests),
+        # The rows of the table of slow requests have these ids.
         links=tuple(f"#slow-ttft-{request.slot}" for request in requests),
     )
 

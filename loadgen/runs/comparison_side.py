@@ -98,7 +98,6 @@ class Side(msgspec.Struct, frozen=True, kw_only=True):
             return msgspec.structs.replace(self.reported_facts, name=self.name)
         summaries = [run.summary for run in self.runs]
         targets = [target for run in self.runs for target in run.targets]
-        first_start = min(summary.run.started for summary in summaries)
         return SideFacts(
             name=self.name,
             tool=_join_unique(f"loadgen {summary.run.version}" for summary in summaries),
@@ -109,10 +108,18 @@ class Side(msgspec.Struct, frozen=True, kw_only=True):
             model=_join_unique(target.model for target in targets),
             server=_join_unique(_describe_server(target) for target in targets),
             url=_join_unique(target.url or target.name for target in targets),
-            started=first_start[:DATE_AND_TIME_LENGTH].replace("T", " "),
+            started=_format_time(min(summary.run.started for summary in summaries)),
             slo=_join_unique(", ".join(list_objectives(summary)) for summary in summaries),
             runs=len(self.runs),
         )
+
+
+def _format_time(iso_time: str) -> str:
+    """Return a time in ISO 8601 without its fraction of a second and its zone.
+
+    For example, "2026-11-29T22:08:38.123+00:00" becomes "2026-11-29 22:08:38".
+    """
+    return iso_time[:DATE_AND_TIME_LENGTH].replace("T", " ")
 
 
 def _describe_server(target: TargetFacts) -> str:

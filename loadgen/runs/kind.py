@@ -71,14 +71,7 @@ def report(run: StoredRun) -> Report:
 
     @cache
     def compute_chart_data() -> ChartData:
-        return page_data.compute_chart_data(
-            records.manifest,
-            records.rows,
-            inter_chunk_histograms=records.gaps,
-            event_counts=records.timeline,
-            worker_samples=records.seconds,
-            inter_chunk_snapshots=store.read_heat(run.run_dir),
-        )
+        return _compute_chart_data(run.run_dir, records)
 
     return text.report(
         run.summary,
@@ -87,6 +80,22 @@ def report(run: StoredRun) -> Report:
         server_samples=store.read_server_samples(run.run_dir),
         additions=run.additions,
         run_dir=run.run_dir,
+    )
+
+
+def _compute_chart_data(run_dir: Path, records: store.Stored) -> ChartData:
+    """Return the data of all charts of a run.
+
+    Besides the records of requests, it needs the histograms of the gaps between the chunks of
+    responses, the numbers of output events over time, and the samples of the workers.
+    """
+    return page_data.compute_chart_data(
+        records.manifest,
+        records.rows,
+        inter_chunk_histograms=records.gaps,
+        event_counts=records.timeline,
+        worker_samples=records.seconds,
+        inter_chunk_snapshots=store.read_heat(run_dir),
     )
 
 
@@ -168,16 +177,18 @@ def load_compared_run(run_dir: Path) -> ComparedRun:
 
 
 def regenerate(run_dir: Path) -> Iterator[RegeneratedFile]:
-    """Yield summary.json, computed again from the records, so that the stored one can be verified.
+    """Yield the derived files of a run, generated again, so that the stored ones can be verified.
 
-    A run that did not finish has no stored one, and the file that is yielded says so.
+    A run has one such file, summary.json, which is computed from the records. A run that did not
+    finish has no summary. Then the yielded file has no content, and a text that says why.
     """
-    if not (run_dir / run_folder.SUMMARY).is_file():
+    has_summary = (run_dir / run_folder.SUMMARY).is_file()
+    if has_summary:
+        summary = run_folder.summary(run_dir)
+        yield RegeneratedFile(run_folder.SUMMARY, dump_summary(summary), RECORDS)
+    else:
         reason = "the run did not finish, so it has none"
-        yield RegeneratedFile(run_folder.SUMMARY, None, reason)
-        return
-    summary = run_folder.summary(run_dir)
-    yield RegeneratedFile(run_folder.SUMMARY, dump_summary(summary), RECORDS)
+        yield RegeneratedFile(run_folder.SUMMARY, data=None, basis=reason)
 
 
 FUNCTIONS = ResultFunctions(

@@ -5,12 +5,12 @@ Pure.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from loadgen.core import format
 from loadgen.core.analysis.causes import SLOW_FACTOR, examined_count, has_enough_slow
-from loadgen.render.page import Bar
+from loadgen.render.page import Bar, Chart
 from loadgen.render.section import (
     Bars,
     Charts,
@@ -103,9 +103,9 @@ def build_slow_request_sections(
 ) -> Iterator[Section | PageSectionFactory]:
     """Yield the causes of slow requests, the breakdowns of latency, and the slowest requests.
 
-    A page has all of them. A text has the tables only if the server reports its own timing, without
-    which they have no queue and prefill times. It has the causes only if there is something to
-    explain.
+    A page has all of them. A report as text has the tables only if the server reports its own
+    timing, because they have no queue and prefill times without it. It has the causes only if there
+    is something to explain. The last section has charts, so it is built when a page is written.
     """
     splits = summary.splits
     if not splits.groups:
@@ -113,27 +113,28 @@ def build_slow_request_sections(
         return
     has_server_timing = splits.accounted > 0
     needs_explanation = summary.goodput.met is False or bool(summary.causes.text)
-    yield section(
-        "Slow requests",
-        _explanation(summary),
-        page_only=not (has_server_timing or needs_explanation),
-        id="why",
-    )
-    limitation = f"{splits.reason[:1].upper()}{splits.reason[1:]}." if splits.reason else ""
+    is_in_text = has_server_timing or needs_explanation
+    explanation = _explanation(summary)
+    yield section("Slow requests", explanation, page_only=not is_in_text, id="slow-requests")
     yield section(
         "",
         *_breakdown_tables(splits),
         Paragraph(LEGEND, "soft"),
-        Paragraph(limitation, "soft"),
+        Paragraph(_as_sentence(splits.reason), "soft"),
         page_only=not has_server_timing,
     )
     if has_server_timing:
         yield section("", _slow_table(summary.slowest, "ttft"), text_only=True)
 
-    def slowest_requests() -> list[Section]:
+    def build_slowest_section() -> list[Section]:
         return [_slowest_section(summary, compute_chart_data)]
 
-    yield slowest_requests
+    yield build_slowest_section
+
+
+def _as_sentence(text: str) -> str:
+    """Return a text with a capital letter and a full stop, or "" if it is empty."""
+    return f"{text[0].upper()}{text[1:]}." if text else ""
 
 
 def _explanation(summary: Summary) -> str:
@@ -141,23 +142,26 @@ def _explanation(summary: Summary) -> str:
     causes = summary.causes
     if causes.not_examined:
         return f"{causes.text} Not examined: {causes.not_examined}.".strip()
-    return causes.text or _no_cause_found(summary)
+    return causes.text or _describe_missing_cause(summary)
 
 
-def _no_cause_found(summary: Summary) -> str:
-    """Return that slow requests have no explanation, or that too few were slow to need one.
+def _describe_missing_cause(summary: Summary) -> str:
+    """Return the sentence for a run in which no cause of slow requests was found.
 
-    Few slow requests need none unless the SLO was missed, or could not be judged.
+    If few requests were slow, the sentence gives their number, because there is nothing to explain.
+    If many were slow, or if the SLO was missed or not judged, it says that the search for a cause
+    found none.
     """
     examined = examined_count(summary.ttft_ms.count)
     slow_count = summary.causes.slow
-    slo_may_be_missed = summary.goodput.met is False or bool(summary.goodput.not_judged)
-    if not slo_may_be_missed and not has_enough_slow(slow_count, examined):
-        return (
-            f"{slow_count:,} of {examined:,} requests exceeded {SLOW_FACTOR:g}x the usual TTFT. "
-            "No bottleneck found."
-        )
-    return "No cause found: the slow requests have nothing in common that the fast ones lack."
+    has_many_slow = has_enough_slow(slow_count, examined)
+    may_have_missed_slo = summary.goodput.met is False or bool(summary.goodput.not_judged)
+    if has_many_slow or may_have_missed_slo:
+        return "No cause found: the slow requests have nothing in common that the fast ones lack."
+    return (
+        f"{slow_count:,} of {examined:,} requests exceeded {SLOW_FACTOR:g}x the usual TTFT. "
+        "No bottleneck found."
+    )
 
 
 # -- breakdowns ------------------------------------------------------------------------------------
@@ -176,22 +180,29 @@ def _breakdown_tables(splits: Splits) -> list[Table]:
 def _breakdown_rows(splits: Splits, breakdown: _Breakdown) -> Iterator[tuple[str, ...]]:
     """Yield the rows of a breakdown of TTFT or E2E latency into its parts.
 
-    A row averages the requests near one percentile. The first rows are those of all requests, near
-    p50, near p99 and the slowest ones. Further groups, such as a target or a request class, have
-    only the row near p99.
+    A row has the mean times of the requests near one percentile, and their number. For all requests
+    together there are rows near p50, near p99 and for the slowest ones. Other groups, such as the
+    requests of one target, have only the row near p99, which keeps the table short.
     """
-    fields = [f"{name}_ms" for name in (breakdown.metric, *breakdown.parts)]
     for group in splits.groups:
-        has_all_requests = group.by == "all"
-        splits_of_metric: Sequence[TtftSplit | E2eSplit] = getattr(group, breakdown.metric)
-        for split in splits_of_metric:
-            if not has_all_requests and split.at != "p99":
-                continue
+        for split in group.ttft if breakdown.metric == "ttft" else group.e2e:
             label = GROUP_LABELS[split.at]
-            if not has_all_requests:
-                label = f"{group.name}, {label}"
-            times = [format.milliseconds(getattr(split, field)) for field in fields]
-            yield (label, *times, format.count(split.requests))
+            if group.by == "all":
+                yield _breakdown_row(label, split, breakdown)
+            elif split.at == "p99":
+                yield _breakdown_row(f"{group.name}, {label}", split, breakdown)
+
+
+def _breakdown_row(
+    label: str, split: TtftSplit | E2eSplit, breakdown: _Breakdown
+) -> tuple[str, ...]:
+    """Return a row: its label, the latency and its parts in ms, and the number of requests.
+
+    A split has a field for each of them, such as `ttft_ms` and `queue_ms`.
+    """
+    columns = (breakdown.metric, *breakdown.parts)
+    times = [format.milliseconds(getattr(split, f"{column}_ms")) for column in columns]
+    return (label, *times, format.count(split.requests))
 
 
 # -- the slowest requests --------------------------------------------------------------------------
@@ -238,18 +249,12 @@ def _request_name(request: SlowRequest) -> str:
 
 def _slowest_section(summary: Summary, compute_chart_data: ComputeChartData | None) -> Section:
     """Return the slowest requests for a page: waterfall, tables, and charts with all requests."""
-    bars = [
-        Bar(_request_name(request), format.milliseconds(request.e2e_ms), _waterfall(request))
-        for request in summary.slowest
-    ]
-    scatter_plots = (
-        ()
-        if compute_chart_data is None
-        else tuple(charts.build_slow_request_charts(compute_chart_data(), summary))
-    )
+    scatter_plots: list[Chart] = []
+    if compute_chart_data is not None:
+        scatter_plots += charts.build_slow_request_charts(compute_chart_data(), summary)
     return section(
         "Slowest requests",
-        Bars(rows=bars, unit=" ms", included_value=0.0),
+        Bars(rows=_waterfall_bars(summary.slowest), unit=" ms", included_value=0.0),
         Paragraph(WATERFALL_LEGEND, "soft"),
         _slow_table(summary.slowest, "ttft"),
         _slow_table(summary.slowest, "e2e"),
@@ -260,23 +265,55 @@ def _slowest_section(summary: Summary, compute_chart_data: ComputeChartData | No
     )
 
 
-def _waterfall(request: SlowRequest) -> Sequence[tuple[float, float, str, str]]:
-    """Return the segments of one request in ms: known parts of TTFT, its rest, and the output."""
+def _waterfall_bars(requests: Iterable[SlowRequest]) -> list[Bar]:
+    """Return a bar for each request, divided into the times that make up its E2E latency."""
+    return [
+        Bar(_request_name(request), format.milliseconds(request.e2e_ms), _waterfall(request))
+        for request in requests
+    ]
+
+
+class _Segment(NamedTuple):
+    """A part of the bar of a request: where it lies on the time axis, its color and its label."""
+
+    start_ms: float
+    end_ms: float
+    color: str
+    label: str
+
+
+def _waterfall(request: SlowRequest) -> list[_Segment]:
+    """Return the segments of the bar of a request, one after the other on a time axis in ms.
+
+    The bar begins at the scheduled time. For example, a request that waited 10 ms for a connection
+    and 5 ms in the queue has the segments 0 to 10 ms and 10 to 15 ms. Parts without time are left
+    out.
+    """
+    segments = []
+    start_ms = 0.0
+    for part, length_ms in _part_lengths_ms(request).items():
+        end_ms = start_ms + length_ms
+        if length_ms > 0:
+            label = f"{part} {format.milliseconds(length_ms)} ms"
+            segments.append(_Segment(start_ms, end_ms, _COLORS[part], label))
+        start_ms = end_ms
+    return segments
+
+
+def _part_lengths_ms(request: SlowRequest) -> dict[str, float]:
+    """Return how long each part of a request took, in order of time.
+
+    Before the first token these are the parts that are known, and the rest as "unattributed". The
+    time after it is "decode". A response without a first token, because it was not streamed, has no
+    "decode".
+    """
     first_token_ms = request.e2e_ms if request.ttft_ms is None else request.ttft_ms
-    length_by_part = {
+    known_parts_ms = {
         "client": request.client_ms,
         "connect": request.connect_ms,
         "queue": request.queue_ms or 0.0,
         "prefill": request.prefill_ms or 0.0,
     }
-    known_ms = sum(length_by_part.values())
-    length_by_part["unattributed"] = max(first_token_ms - known_ms, 0.0)
-    length_by_part["decode"] = request.e2e_ms - first_token_ms
-    segments = []
-    start_ms = 0.0
-    for part, length_ms in length_by_part.items():
-        if length_ms > 0:
-            label = f"{part} {format.milliseconds(length_ms)} ms"
-            segments.append((start_ms, start_ms + length_ms, _COLORS[part], label))
-        start_ms += length_ms
-    return segments
+    unattributed_ms = max(first_token_ms - sum(known_parts_ms.values()), 0.0)
+    decode_ms = request.e2e_ms - first_token_ms
+    return {**known_parts_ms, "unattributed": unattributed_ms, "decode": decode_ms}

@@ -66,21 +66,21 @@ def _uncertain_ranges(
 
 
 def _requested_percentiles(summary: Summary, rows: Sequence[MetricRow]) -> Table:
-    """Return the percentiles that the user requested with --percentiles; no rows without them.
+    """Return a table of the percentiles that the user requested with --percentiles.
 
-    Each latency may have other percentiles, so the columns are those of all latencies together.
+    Each latency may have other percentiles, so the columns are those of all latencies together. The
+    table is empty, and is not shown, if no percentiles were requested.
     """
-    percentile_names: list[str] = []
-    for definition, _ in rows:
-        percentile_names += summary.percentiles.get(definition.field, {})
-    columns = list(dict.fromkeys(percentile_names))
+    # For each latency, the requested percentiles with their values in ms: {"p97_5": 812.0}.
+    values_by_field = summary.percentiles
+    requested_rows = [row for row in rows if values_by_field.get(row.definition.field)]
+    names = [name for row in requested_rows for name in values_by_field[row.definition.field]]
+    columns = list(dict.fromkeys(names))
     table_rows = []
-    for definition, distribution in rows:
-        values_ms = summary.percentiles.get(definition.field)
-        if values_ms:
-            cells_of_row = _percentile_cells(values_ms, columns, distribution)
-            sample_count = format.count(distribution.count)
-            table_rows.append((label_with_unit(definition), *cells_of_row, sample_count))
+    for definition, distribution in requested_rows:
+        values = _percentile_cells(values_by_field[definition.field], columns, distribution)
+        sample_count = format.count(distribution.count)
+        table_rows.append((label_with_unit(definition), *values, sample_count))
     return Table(("requested, ms", *map(cells.quantile_label, columns), "samples"), table_rows)
 
 
@@ -93,8 +93,13 @@ def _percentile_cells(
     """
     percentile_cells = []
     for name in names:
-        percentile = float(cells.quantile_label(name).removeprefix("p"))
-        is_supported = distribution.count >= needed_samples(percentile / 100)
+        is_supported = distribution.count >= needed_samples(_quantile_of_name(name))
         mark = "" if is_supported else cells.UNSUPPORTED
         percentile_cells.append(f"{mark}{format.milliseconds(values_ms.get(name))}")
     return percentile_cells
+
+
+def _quantile_of_name(name: str) -> float:
+    """Return the quantile of a percentile by its JSON key: 0.975 for `p97_5`."""
+    percentile = float(name.removeprefix("p").replace("_", "."))
+    return percentile / 100

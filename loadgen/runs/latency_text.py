@@ -26,9 +26,8 @@ class MetricRow(NamedTuple):
 def latency_rows(summary: Summary) -> list[MetricRow]:
     """Return the latencies of a run in the order of the table, each with its definition.
 
-    A metric is left out if it equals the one that its definition names as `unlike`, and so is the
-    inter-chunk latency if there is an ITL, which has the same values. Metrics of plug-ins that are
-    not installed come last, with their key as a label.
+    A metric that repeats the numbers of another one in the table is left out. Metrics of plug-ins
+    that are not installed come last, with their key as a label.
     """
     by_name = {row.definition.name: row.distribution for row in measured_metrics(summary)}
     rows = [
@@ -42,10 +41,18 @@ def latency_rows(summary: Summary) -> list[MetricRow]:
 def _is_redundant(
     definition: MetricDefinition, distribution_by_name: dict[str, Distribution]
 ) -> bool:
+    """Return whether a metric repeats the numbers of another one.
+
+    The inter-chunk latency has the same values as the ITL, if there is one. The definition of
+    another metric may name, as `unlike`, a metric that it usually differs from: TTFT from the time
+    of sending differs from TTFT only if requests were sent late.
+    """
     if definition.name == "inter_chunk":
         return "itl" in distribution_by_name
-    other = distribution_by_name.get(definition.unlike)
-    return other is not None and other.p50 == distribution_by_name[definition.name].p50
+    similar_metric = distribution_by_name.get(definition.unlike)
+    if similar_metric is None:
+        return False
+    return similar_metric.p50 == distribution_by_name[definition.name].p50
 
 
 def _rows_of_missing_plugins(summary: Summary) -> Iterator[MetricRow]:

@@ -25,6 +25,9 @@ if TYPE_CHECKING:
 
 MS_PER_S = 1000
 
+RAMP_OF_PREVIOUS_STAGE = "stage"
+"""The value of `ramp_from` of a stage that continues with the virtual users of the one before."""
+
 LATENCY_QUANTILES = ("p50", "p99")
 """The percentiles of TTFT, TPOT and E2E latency that are checked for enough samples."""
 
@@ -85,13 +88,13 @@ class LoadPointResult(
     requests_per_s: float | None
     output_per_s: float | None
     per_gpu: float | None
-    per_user: float | None
-    ttft_p50: float | None
-    ttft_p99: float | None
-    tpot_p50: float | None
-    tpot_p99: float | None
-    e2e_p50: float | None
-    unsupported: tuple[str, ...]
+    per_user: float | None = None
+    ttft_p50: float | None = None
+    ttft_p99: float | None = None
+    tpot_p50: float | None = None
+    tpot_p99: float | None = None
+    e2e_p50: float | None = None
+    unsupported: tuple[str, ...] = ()
     slo_attainment: float | None
     slo_met: bool | None
     slo_undecided: bool = False
@@ -128,48 +131,66 @@ class LoadPointResult(
 
 
 def load_point_result(name: str, summary: Summary, point: LoadPoint | None) -> LoadPointResult:
-    """Return the metrics of the run `name`, which are a row and a point of the charts of a sweep.
+    """Return the metrics of a run as a load point of a sweep.
 
-    `point` is the load point that a sweep requested. It is None for a run of another command.
+    The report of a sweep shows it as a row of its table and as a point of its charts.
+
+    Args:
+        name: The name of the run.
+        summary: Its summary.
+        point: The load point that a sweep requested. None for a run of another command.
     """
+    result = _result_with_rates(name, summary)
+    result = _with_latencies(result, summary)
+    if point is None:
+        return result
+    return msgspec.structs.replace(result, isl=point.isl, osl=point.osl, target=point.target)
+
+
+def _result_with_rates(name: str, summary: Summary) -> LoadPointResult:
+    """Return the load, the throughput and the outcome of a run, without its latencies."""
     rates = select_headline_rates(summary)
     gpus = summary.target.gpus
-    tpot_p50_ms = summary.tpot_ms.p50
     concurrency = _measured_concurrency(summary.stages)
     is_closed_loop = concurrency is not None
     # A closed loop is in steady state while all of its virtual users are active.
     has_steady_state = summary.window.steady.duration_s is not None
     return LoadPointResult(
         name=name,
-        isl=None if point is None else point.isl,
-        osl=None if point is None else point.osl,
-        target="" if point is None else point.target,
         load_label=short_arrival(summary.load.arrival),
         load_value=summary.load.offered_rps if concurrency is None else float(concurrency),
+        is_closed_loop=is_closed_loop,
+        started_at_once=_started_at_once(summary.stages),
+        reached_concurrency=has_steady_state or not is_closed_loop,
         ok=summary.requests.ok,
         failed=summary.requests.decided - summary.requests.ok,
         requests_per_s=rates.requests,
         output_per_s=rates.output,
         per_gpu=per_gpu(rates.output, gpus),
-        per_user=MS_PER_S / tpot_p50_ms if tpot_p50_ms else None,
+        total_per_gpu=per_gpu(rates.total, gpus),
+        slo_attainment=summary.goodput.share,
+        slo_met=summary.goodput.met,
+        slo_undecided=summary.goodput.undecided,
+        sustained=summary.sustainable.sustained,
+        many_errors=fails_by_errors(summary),
+        valid=summary.verdict.valid,
+        state=summary.run.state,
+        simulated=summary.target.simulated,
+    )
+
+
+def _with_latencies(result: LoadPointResult, summary: Summary) -> LoadPointResult:
+    """Return a load point with the latencies of its run, in ms."""
+    tpot_p50_ms = summary.tpot_ms.p50
+    return msgspec.structs.replace(
+        result,
         ttft_p50=summary.ttft_ms.p50,
         ttft_p99=summary.ttft_ms.p99,
         tpot_p50=tpot_p50_ms,
         tpot_p99=summary.tpot_ms.p99,
         e2e_p50=summary.e2e_ms.p50,
+        per_user=MS_PER_S / tpot_p50_ms if tpot_p50_ms else None,
         unsupported=_latencies_with_few_samples(summary),
-        slo_attainment=summary.goodput.share,
-        slo_met=summary.goodput.met,
-        slo_undecided=summary.goodput.undecided,
-        valid=summary.verdict.valid,
-        state=summary.run.state,
-        simulated=summary.target.simulated,
-        is_closed_loop=is_closed_loop,
-        started_at_once=_started_at_once(summary.stages),
-        reached_concurrency=has_steady_state or not is_closed_loop,
-        total_per_gpu=per_gpu(rates.total, gpus),
-        sustained=summary.sustainable.sustained,
-        many_errors=fails_by_errors(summary),
     )
 
 
@@ -190,17 +211,17 @@ def _latencies_with_few_samples(summary: Summary) -> tuple[str, ...]:
 
 
 def _started_at_once(stages: Sequence[StageSummary]) -> bool:
-    """Return whether all virtual users started at the same time, which the user has to request.
+    """Return whether all virtual users of a closed loop started at the same time.
 
-    Only the first stage with several virtual users starts them. A stage with a ramp of its own
-    starts them one after the other.
+    By default they start one after the other, over the time `ramp_s`. It is 0 only if the user
+    requested that they start together. Virtual users are started by the first stage that has
+    several, and later stages continue with them.
     """
-    closed_loops = [
-        stage
-        for stage in stages
-        if stage.concurrency and stage.concurrency > 1 and stage.ramp_from != "stage"
-    ]
-    return bool(closed_loops) and closed_loops[0].ramp_s == 0
+    for stage in stages:
+        has_several_users = stage.concurrency is not None and stage.concurrency > 1
+        if has_several_users and stage.ramp_from != RAMP_OF_PREVIOUS_STAGE:
+            return stage.ramp_s == 0
+    return False
 
 
 AVERAGED_METRICS = (

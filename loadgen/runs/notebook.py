@@ -5,7 +5,7 @@ The chart is inline SVG, because notebooks remove scripts from the output of cel
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -25,6 +25,12 @@ CHART_HEIGHT = 140
 MARGIN_LEFT = 52
 MARGIN_BOTTOM = 18
 MARGIN_TOP = 18
+MARGIN_RIGHT = 4
+FONT_SIZE = 11
+TITLE_BASELINE = 12
+TITLE_WIDTH = 110
+LEGEND_ENTRY_WIDTH = 50
+LENGTH_LABEL_WIDTH = 60
 """The size of a chart and the room for its labels, in pixels."""
 
 _COLORS = {"p50": "#2563c9", "p90": "#0f8a5f", "p99": "#c2570c"}
@@ -92,34 +98,61 @@ def svg_chart(title: str, bins: Bins, length_s: float) -> str:
     if not values:
         return ""
     highest = max(values)
-    parts = [_text(MARGIN_LEFT, 12, title)]
-    for index, (name, series) in enumerate(lines.items()):
-        parts.append(_text(MARGIN_LEFT + 110 + 50 * index, 12, name, _COLORS[name]))
-        parts.append(_polyline(series, bins.width_s, length_s, highest, _COLORS[name]))
-    bottom = CHART_HEIGHT - MARGIN_BOTTOM
-    parts.append(_text(2, MARGIN_TOP + 8, format.quantity(highest)))
-    parts.append(_text(2, bottom, "0"))
-    parts.append(_text(MARGIN_LEFT, CHART_HEIGHT - 4, "0 s"))
-    parts.append(_text(CHART_WIDTH - 60, CHART_HEIGHT - 4, format.duration(length_s)))
+    polylines = [
+        _polyline(series, bins.width_s, length_s, highest, _COLORS[name])
+        for name, series in lines.items()
+    ]
+    elements = [
+        *_title_and_legend(title, lines),
+        *polylines,
+        *_axis_labels(format.quantity(highest), format.duration(length_s)),
+    ]
     return (
         f'<svg width="{CHART_WIDTH}" height="{CHART_HEIGHT}" xmlns="http://www.w3.org/2000/svg" '
-        f'font-size="11" fill="currentColor">{"".join(parts)}</svg>'
+        f'font-size="{FONT_SIZE}" fill="currentColor">{"".join(elements)}</svg>'
     )
+
+
+def _title_and_legend(title: str, line_names: Iterable[str]) -> Iterator[str]:
+    """Yield the title of a chart, and on the same line the name of each line in its color."""
+    yield _text(MARGIN_LEFT, TITLE_BASELINE, title)
+    for index, name in enumerate(line_names):
+        x = MARGIN_LEFT + TITLE_WIDTH + LEGEND_ENTRY_WIDTH * index
+        yield _text(x, TITLE_BASELINE, name, _COLORS[name])
+
+
+def _axis_labels(highest_value: str, length: str) -> Iterator[str]:
+    """Yield the labels of the ends of both axes."""
+    y_label_left = 2
+    x_label_baseline = CHART_HEIGHT - 4
+    yield _text(y_label_left, MARGIN_TOP + 8, highest_value)
+    yield _text(y_label_left, CHART_HEIGHT - MARGIN_BOTTOM, "0")
+    yield _text(MARGIN_LEFT, x_label_baseline, "0 s")
+    yield _text(CHART_WIDTH - LENGTH_LABEL_WIDTH, x_label_baseline, length)
 
 
 def _polyline(
     series: Sequence[float | None], width_s: float, length_s: float, highest: float, color: str
 ) -> str:
-    """Return the line of a series. Bins without a value are left out."""
-    plot_width = CHART_WIDTH - MARGIN_LEFT - 4
+    """Return a series over time as an SVG polyline. Bins without a value are left out.
+
+    Args:
+        series: The value of each time bin.
+        width_s: The width of a bin.
+        length_s: The length of the run, which fills the width of the plot.
+        highest: The value at the top of the plot. If it is 0, the line is at the bottom.
+        color: The color of the line.
+    """
+    plot_width = CHART_WIDTH - MARGIN_LEFT - MARGIN_RIGHT
     plot_height = CHART_HEIGHT - MARGIN_TOP - MARGIN_BOTTOM
     points = []
     for index, value in enumerate(series):
         if value is None:
             continue
         middle_s = min((index + 0.5) * width_s, length_s)
+        height_fraction = value / highest if highest else 0.0
         x = MARGIN_LEFT + plot_width * middle_s / length_s
-        y = MARGIN_TOP + plot_height * (1 - value / (highest or 1.0))
+        y = MARGIN_TOP + plot_height * (1 - height_fraction)
         points.append(f"{x:.1f},{y:.1f}")
     return f'<polyline points="{" ".join(points)}" fill="none" stroke="{color}"/>'
 

@@ -16,13 +16,13 @@ if TYPE_CHECKING:
 
     from loadgen.core.metrics.summary import Summary
 
-_STATE_WORDS = {
+_STATE_LABELS = {
     "interrupted": "INTERRUPTED",
     "cut_off": "CUT OFF",
     "stopped": "ENDED EARLY",
     "decided": "ENDED EARLY",
 }
-"""The word for each state of a run that did not finish."""
+"""The label of the notice for each state of a run that did not finish."""
 
 
 def notices(summary: Summary) -> Iterator[Notice]:
@@ -33,9 +33,10 @@ def notices(summary: Summary) -> Iterator[Notice]:
         yield Notice("INVALID", "; ".join(verdict.reasons), kind)
     if summary.target.simulated:
         yield simulated_notice()
-    state = summary.run.state
-    if state in _STATE_WORDS:
-        yield Notice(_STATE_WORDS[state], f"{STATES[state]}; results cover the time until then")
+    label = _STATE_LABELS.get(summary.run.state)
+    if label is not None:
+        explanation = STATES[summary.run.state]
+        yield Notice(label, f"{explanation}; results cover the time until then")
 
 
 def caveats(summary: Summary) -> list[str]:

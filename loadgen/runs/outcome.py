@@ -128,13 +128,13 @@ def _objective_case(
     It is skipped if the run is not valid. With `strict` it is an error if the run cannot decide the
     objective, or if it was met on too few samples for its percentile.
     """
-    is_met = objective.is_met
-    if not is_judged(summary, is_met):
+    if not is_judged(summary, objective.is_met):
         text = "the run is not valid"
         return JUnitCase(name=objective.name, group=group, outcome="skipped", text=text)
-    outcome = OUTCOME_OF_MET[is_met]
-    is_undecided = is_met is None or (is_met and not objective.is_supported)
-    if strict and is_undecided:
+    is_undecided = objective.is_met is None
+    is_met_on_few_samples = objective.is_met is True and not objective.is_supported
+    outcome = OUTCOME_OF_MET[objective.is_met]
+    if strict and (is_undecided or is_met_on_few_samples):
         outcome = "error"
     return JUnitCase(name=objective.name, group=group, outcome=outcome, text=objective.measured)
 
@@ -150,16 +150,20 @@ def _measured_objectives(prefix: str, scope: SloScope) -> Iterator[_MeasuredObje
 def _measurements(scope: SloScope) -> Iterator[_Measurement]:
     """Yield what was measured for each objective of a run or a request class.
 
-    The order is that of `list_scope_objectives`: percentiles, good requests, tasks.
+    The order is that of `list_scope_objectives`: the limits of percentiles, then the required share
+    of requests within all limits, then the required share of tasks.
     """
-    for term in scope.goodput.slo:
-        yield _Measurement(_describe_term(term), term.supported)
-    if scope.goodput.share_limit is not None:
-        yield _Measurement(format.percent(scope.goodput.share))
-    tasks = find_task_goodput(scope)
-    if tasks is not None and scope.sessions is not None:
-        share = format.percent(tasks.share)
-        yield _Measurement(f"{tasks.good:,} of {scope.sessions.count:,} ({share})")
+    goodput = scope.goodput
+    for percentile_term in goodput.slo:
+        text = _describe_term(percentile_term)
+        yield _Measurement(text, is_supported=percentile_term.supported)
+    if goodput.share_limit is not None:
+        yield _Measurement(format.percent(goodput.share))
+    task_goodput = find_task_goodput(scope)
+    if task_goodput is not None and scope.sessions is not None:
+        share = format.percent(task_goodput.share)
+        task_count = scope.sessions.count
+        yield _Measurement(f"{task_goodput.good:,} of {task_count:,} ({share})")
 
 
 def _describe_term(term: TermResult) -> str:

@@ -43,20 +43,24 @@ ComputeChartData = Callable[[], ChartData]
 Functions take None instead if only the summary of a run was kept, so that it has no charts.
 """
 
-READ_HEAD = ("metrics page", "reads", "failed")
+READ_COUNT_HEAD = ("metrics page", "reads", "failed")
+"""The heads of a table of how often each metrics page was read."""
 
 FINGERPRINT_NOTE = (
     "Runs with equal config fingerprints can be compared. Equal prompts and schedule mean that the "
     "load was the same to the byte. Without --seed each run draws a new seed."
 )
 
-_COUNTERS = {
+_SOURCE_LABELS = {
     "server": "the server",
     "tokenizer": "the model's tokenizer",
     "estimate": "an estimate",
     "events": "events",
 }
 """Who counted the output tokens, by the source in the summary."""
+
+_NOT_COUNTED_LABEL = "nobody"
+"""The label of responses whose output tokens are not known."""
 
 _NO_OUTPUT_REQUESTED = "unasked"
 """The source of responses to requests for no output, such as embeddings."""
@@ -77,33 +81,36 @@ Compiled code is faster, so its timestamps are more exact.
 def defer_section(
     build_section: Callable[[ChartData], Section], compute_chart_data: ComputeChartData | None
 ) -> Iterator[PageSectionFactory]:
-    """Yield a function that builds a section with charts, or nothing for a run without charts.
+    """Yield a factory for a section with charts, or nothing for a run without charts.
 
-    Only a page shows charts, and their data take seconds for a long run. So the section is built
-    when a page is written, and a report on a terminal never computes the data.
+    A factory is a function that the page calls when it is written, and that returns a list of
+    sections. A report on a terminal has no charts and calls no factory, so that it never computes
+    their data, which takes seconds for a long run.
     """
     if compute_chart_data is None:
         return
 
     def build_sections() -> list[Section]:
-        return [build_section(compute_chart_data())]
+        data = compute_chart_data()
+        return [build_section(data)]
 
     yield build_sections
 
 
 def _defer_folded_charts(
-    heading: str,
-    section_id: str,
     build_charts: Callable[[ChartData], Iterable[Chart]],
     compute_chart_data: ComputeChartData | None,
+    *,
+    heading: str,
+    section_id: str,
 ) -> Iterator[PageSectionFactory]:
-    """Yield a function that builds a folded section of charts, or nothing without chart data.
+    """Yield a factory for a folded section of charts, or nothing without chart data.
 
     Args:
+        build_charts: Describes the charts from their data. It is called when the page is written.
+        compute_chart_data: Computes the data, or None if the run has no charts.
         heading: The heading of the section.
         section_id: The HTML id of the section, which links and the table of contents use.
-        build_charts: Describes the charts from their data.
-        compute_chart_data: Computes the data, or None if the run has no charts.
     """
 
     def build_section(data: ChartData) -> Section:
@@ -115,15 +122,16 @@ def _defer_folded_charts(
 def build_headline_charts(
     summary: Summary, compute_chart_data: ComputeChartData | None
 ) -> Iterator[PageSectionFactory]:
-    """Yield TTFT and TPOT over time with the limits of the SLO.
+    """Yield a factory for the section with TTFT and TPOT over time and the limits of the SLO.
 
-    A page shows these two charts directly below the headline numbers.
+    A page shows these two charts directly below the headline numbers. The section is built when a
+    page is written, because the data of charts take time to compute.
     """
 
-    def build_section(data: ChartData) -> Section:
+    def build_latency_section(data: ChartData) -> Section:
         return section("", Charts(tuple(charts.build_latency_charts(data, summary))))
 
-    yield from defer_section(build_section, compute_chart_data)
+    yield from defer_section(build_latency_section, compute_chart_data)
 
 
 def build_percentile_charts(
@@ -134,7 +142,9 @@ def build_percentile_charts(
     def build_charts(data: ChartData) -> Iterable[Chart]:
         return charts.build_percentile_charts(data, summary)
 
-    yield from _defer_folded_charts("Percentile curves", "curves", build_charts, compute_chart_data)
+    yield from _defer_folded_charts(
+        build_charts, compute_chart_data, heading="Percentile curves", section_id="curves"
+    )
 
 
 def build_client_charts(
@@ -146,16 +156,21 @@ def build_client_charts(
         return charts.build_client_charts(data, summary)
 
     yield from _defer_folded_charts(
-        "Client overhead over time", "client-time", build_charts, compute_chart_data
+        build_charts,
+        compute_chart_data,
+        heading="Client overhead over time",
+        section_id="client-time",
     )
 
 
 def build_load_charts(
     summary: Summary, compute_chart_data: ComputeChartData | None
 ) -> Iterator[Section | PageSectionFactory]:
-    """Yield a folded section with the load over time, or a sentence if nothing was recorded.
+    """Yield a folded section with the load over time, for a page.
 
-    Its charts show request rates, output tokens, concurrency and inter-chunk latencies.
+    Its charts show request rates, output tokens, concurrency and inter-chunk latencies. If no
+    request left a record, a sentence says so. Without `compute_chart_data`, because only the
+    summary of the run was kept, there is no section.
     """
     heading = "Load and throughput over time"
     if compute_chart_data is None:
@@ -168,7 +183,9 @@ def build_load_charts(
         yield from charts.build_load_charts(data)
         yield from charts.build_inter_chunk_charts(data, summary)
 
-    yield from _defer_folded_charts(heading, "time", build_charts, compute_chart_data)
+    yield from _defer_folded_charts(
+        build_charts, compute_chart_data, heading=heading, section_id="time"
+    )
 
 
 def build_error_section(
@@ -179,7 +196,10 @@ def build_error_section(
         yield section("", _describe_no_errors(summary.requests), page_only=True)
         return
     yield from _defer_folded_charts(
-        "Errors over time", "errors-time", charts.build_error_charts, compute_chart_data
+        charts.build_error_charts,
+        compute_chart_data,
+        heading="Errors over time",
+        section_id="errors-time",
     )
 
 
@@ -202,7 +222,9 @@ def build_server_sections(
     compute_chart_data: ComputeChartData | None,
     samples: Sequence[MetricSample],
 ) -> Iterator[Section | PageSectionFactory]:
-    """Yield the servers' own metrics over time, and how often their metrics pages were read.
+    """Yield the servers' own metrics over time, and how often they were read.
+
+    A server publishes its metrics under a URL, its metrics page, in the format of Prometheus.
 
     Args:
         server_metrics: The totals and maxima of the metrics, and the pages they come from.
@@ -211,25 +233,25 @@ def build_server_sections(
     """
 
     def build_charts(data: ChartData) -> Iterable[Chart]:
-        return charts.build_server_charts(data, series.compute_curves(samples))
+        curves = series.compute_curves(samples)
+        return charts.build_server_charts(data, curves)
 
     yield from _defer_folded_charts(
-        "Server metrics over time", "server-time", build_charts, compute_chart_data
+        build_charts,
+        compute_chart_data,
+        heading="Server metrics over time",
+        section_id="server-time",
     )
     text = f"Read about once per second by a separate process. {series.FILE} has every series."
-    yield section(
-        "Metrics pages",
-        Table(READ_HEAD, _read_count_rows(server_metrics.pages)),
-        Paragraph(text, "soft"),
-        folded=True,
-        page_only=True,
-    )
+    read_counts = Table(READ_COUNT_HEAD, _read_count_rows(server_metrics.pages))
+    legend = Paragraph(text, "soft")
+    yield section("Metrics pages", read_counts, legend, folded=True, page_only=True)
 
 
 def build_power_readings(energy: EnergyUse) -> Section:
     """Return a table of how often the power of the hardware was read."""
     text = "During steady load. The uncertainty is the energy between two readings."
-    table = Table(("page", "reads", "failed"), _read_count_rows(energy.pages))
+    table = Table(READ_COUNT_HEAD, _read_count_rows(energy.pages))
     return section("", table, Paragraph(text, "soft"), page_only=True)
 
 
@@ -244,16 +266,20 @@ def _read_count_rows(pages: Iterable[PageReading]) -> list[tuple[str, str, str]]
 def build_load_check(
     summary: Summary, compute_chart_data: ComputeChartData | None
 ) -> Iterator[Section | PageSectionFactory]:
-    """Yield whether the delivered load matches the workload, and the lengths of the requests."""
+    """Yield a section on whether the load matched the workload, and one on the request lengths.
+
+    Only a page has them, and only if the records of the run were kept. The second one has charts,
+    so it is built when the page is written.
+    """
     if compute_chart_data is None:
         return
     table = Table(load_fidelity.HEAD, load_fidelity.rows(summary.stimulus), "prose")
-    yield section("Load check", table, folded=True, page_only=True, id="delivered")
+    yield section("Load check", table, folded=True, page_only=True, id="load-check")
 
-    def build_lengths_section(data: ChartData) -> Section:
+    def build_section(data: ChartData) -> Section:
         return _build_lengths_section(summary, data)
 
-    yield from defer_section(build_lengths_section, compute_chart_data)
+    yield from defer_section(build_section, compute_chart_data)
 
 
 def _build_lengths_section(summary: Summary, data: ChartData) -> Section:
@@ -268,16 +294,18 @@ def _build_lengths_section(summary: Summary, data: ChartData) -> Section:
 
 
 def _length_sentences(tokens: Tokens) -> Iterator[str]:
-    """Yield the numbers of tokens, who counted them, and whether lengths are as requested."""
+    """Yield sentences about the tokens of a run.
+
+    They state the numbers of tokens, who counted the output tokens, whether responses have the
+    requested length, and the hit rate of the server's prefix cache.
+    """
     prompt = format.count(tokens.input)
     yield f"{prompt} prompt tokens and {format.count(tokens.output)} output tokens."
-    counters = [
-        _COUNTERS.get(source, "nobody")
-        for source in tokens.sources.output
-        if source != _NO_OUTPUT_REQUESTED
-    ]
-    if counters:
-        yield f"Output was counted by {' and '.join(counters)}."
+    # A source is what the number of output tokens of a response comes from.
+    sources = [source for source in tokens.sources.output if source != _NO_OUTPUT_REQUESTED]
+    if sources:
+        counted_by = [_SOURCE_LABELS.get(source, _NOT_COUNTED_LABEL) for source in sources]
+        yield f"Output was counted by {' and '.join(counted_by)}."
     yield _describe_length_match(tokens)
     if tokens.cached_share is None:
         yield "The server does not report its prefix cache hit rate."
@@ -310,21 +338,23 @@ def _equal_length_sentences(data: ChartData) -> Iterator[str]:
 
 
 def build_provenance(summary: Summary, manifest: RunManifest | None) -> Iterator[Section]:
-    """Yield the definitions of the metrics, and everything that is needed to reproduce the run."""
+    """Yield the definitions of the metrics, and everything that is needed to reproduce the run.
+
+    The second part has the command, the conditions such as the seed, the workload file, and a note
+    on how to compare the fingerprints of two runs.
+    """
     definitions = Table(("metric", "definition"), DEFINITIONS, "prose")
-    yield section("Definitions", definitions, folded=True, page_only=True, id="words")
+    yield section("Definitions", definitions, folded=True, page_only=True, id="definitions")
+    command = Quoted(shlex.join(summary.run.command))
+    conditions = _list_run_conditions(summary, manifest)
     yield section(
-        "How to reproduce",
-        Quoted(shlex.join(summary.run.command)),
-        _list_run_conditions(summary, manifest),
-        folded=True,
-        page_only=True,
-        id="again",
+        "How to reproduce", command, conditions, folded=True, page_only=True, id="reproduce"
     )
     workload_file = manifest.source_text if manifest is not None else ""
     heading = f"Workload file {summary.run.workload}"
     yield section(heading, Quoted(workload_file), folded=True, page_only=True)
-    yield section("", Paragraph(FINGERPRINT_NOTE, "soft"), page_only=True)
+    fingerprint_note = Paragraph(FINGERPRINT_NOTE, "soft")
+    yield section("", fingerprint_note, page_only=True)
 
 
 def _list_run_conditions(summary: Summary, manifest: RunManifest | None) -> Facts:

@@ -104,7 +104,13 @@ def _stage_name(stage: StageSummary) -> str:
 
 
 def _classes_section(summary: Summary) -> Section:
-    """Return the metrics of each request class and model, and what each class requests."""
+    """Return the section about the request classes of a run.
+
+    A request class is a part of the load with its own prompts, model and SLO. There is a table of
+    the metrics of each class, one of each model, and one of what each class requests. The legend
+    says what the percentages of the last one count: requests, or with sessions also conversations
+    and tasks, each of which counts once.
+    """
     classes = [(request_class.name, request_class) for request_class in summary.classes]
     models = [(f"{model.model} ({', '.join(model.classes)})", model) for model in summary.models]
     class_rows = [_class_row(summary, request_class) for request_class in summary.classes]
@@ -170,15 +176,15 @@ def _targets_section(summary: Summary) -> Section:
         _part_table("region", regions),
         _part_table("node", nodes),
     ]
-    combined_tokens = summary.rack
-    if combined_tokens is None:
+    # `rack` has the output tokens of all targets together, as of one rack of servers.
+    if summary.rack is None:
         return section("Targets", *tables, id="targets")
     legend = "The rates of all targets cover the same window of the run, so that they add up."
     return section(
         "Targets",
         *tables,
         Table(TARGET_STATISTICS_HEAD, statistics_over_targets(summary.targets)),
-        Table(("all targets, output tok/s", ""), _total_rows(combined_tokens)),
+        Table(("all targets, output tok/s", ""), _total_rows(summary.rack)),
         Paragraph(legend, "soft"),
         id="targets",
     )

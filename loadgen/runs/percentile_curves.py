@@ -123,7 +123,10 @@ def _percentile_curve(
 ) -> PercentileCurve:
     """Return the percentile curve of a latency whose value at each quantile is known.
 
-    A point of the curve has a position on the percentile axis, which is -log10(1 - quantile).
+    A point of the curve has a position on the percentile axis, which is -log10(1 - quantile): 1 for
+    p90, 2 for p99. The last point is the largest of the n samples, at the position of the quantile
+    1 - 1/n, which is log10(n). It is not taken from `value_at`, because the value at that quantile
+    may be that of a smaller sample.
 
     Args:
         name: The name of the latency.
@@ -131,12 +134,11 @@ def _percentile_curve(
         value_at: Returns the value in ns at a quantile.
         largest_ns: The largest sample.
     """
-    # The largest of n samples is drawn at the quantile 1 - 1/n, which has the position log10(n). It
-    # is added from `largest_ns`: the value at that quantile may be that of a smaller sample.
     last_position = max(float(np.log10(count)), MEDIAN_POSITION)
-    inner_positions = _point_positions(last_position)[:-1]
-    inner_values_ns = [value_at(1 - 10 ** -float(position)) for position in inner_positions]
-    values_ms = [value_ns / NS_PER_MS for value_ns in (*inner_values_ns, largest_ns)]
+    *inner_positions, _ = _point_positions(last_position).tolist()
+    values_ns = [value_at(_quantile_at(position)) for position in inner_positions]
+    values_ns.append(largest_ns)
+    values_ms = [value_ns / NS_PER_MS for value_ns in values_ns]
     return PercentileCurve(
         name=name,
         count=count,
@@ -144,6 +146,11 @@ def _percentile_curve(
         values_ms=round_all(values_ms, SIGNIFICANT_DIGITS),
         supported_until=highest_supported_position(count),
     )
+
+
+def _quantile_at(position: float) -> float:
+    """Return the quantile at a position on the percentile axis: 0.9 at 1, 0.99 at 2."""
+    return float(1 - 10**-position)
 
 
 def _point_positions(last_position: float) -> NDArray[np.float64]:

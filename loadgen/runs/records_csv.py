@@ -38,17 +38,21 @@ def write_csv(
         block = stored.rows[first_row : first_row + block_rows]
         buffer = io.BytesIO()
         options = csv.WriteOptions(include_header=first_row == 0)
-        csv.write_csv(_build_text_table(stored, block), buffer, options)
+        csv.write_csv(_build_csv_table(stored, block), buffer, options)
         yield buffer.getvalue()
 
 
-def _build_text_table(stored: Stored, rows: NDArray[np.void]) -> pa.Table:
-    """Return some records of a run as a table whose values CSV can express."""
+def _build_csv_table(stored: Stored, rows: NDArray[np.void]) -> pa.Table:
+    """Return some records of a run as a pyarrow table whose values CSV can express.
+
+    Inter-chunk latencies are a column if the run was read with them.
+    """
     import pyarrow as pa
 
+    from loadgen.runs.request_gaps import StoredWithGaps
     from loadgen.runs.request_table import request_table
 
-    gaps_ns_by_slot = getattr(stored, "gaps_ns_by_slot", None)
+    gaps_ns_by_slot = stored.gaps_ns_by_slot if isinstance(stored, StoredWithGaps) else None
     table = request_table(stored.manifest, rows, stored.texts, "ms", gaps_ns_by_slot)
     targets = stored.manifest.targets
     is_simulated = [targets[number].simulated for number in rows["target"].tolist()]

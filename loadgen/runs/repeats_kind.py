@@ -104,13 +104,14 @@ def _has_several_loads(data: bytes) -> bool:
 
 
 def run_dirs(output_dir: Path) -> list[Path]:
-    """Return the directories of the runs.
+    """Return the directories of the runs of repeats.
 
-    Repeats of several loads have them one level deeper, so that their names come from the file.
+    Repeats of one load are subdirectories. Repeats of several loads lie one level deeper, where
+    they are not found by a look at the subdirectories, so `repeats.json` is read for their paths.
     """
-    directories = run_folder.runs_in(output_dir)
-    if directories:
-        return directories
+    subdirectories = run_folder.runs_in(output_dir)
+    if subdirectories:
+        return subdirectories
     names = [name for summary in _read_summaries(output_dir).values() for name in summary.runs]
     paths = [output_dir / name for name in dict.fromkeys(names)]
     return [path for path in paths if run_folder.is_run(path)]

@@ -11,7 +11,6 @@ from loadgen.core import format
 from loadgen.render.page import Axis, Chart, Mark, Series, ShadedBand, Tile
 from loadgen.render.section import (
     Charts,
-    Kind,
     Links,
     Notice,
     Paragraph,
@@ -44,138 +43,158 @@ RUN_TABLE_HEADER = (
 )
 
 
-def repeats_report(repeats: RepeatSummary, runs: SweepCurve) -> Report:
-    """Return the report of repeats of one load. `runs` has each run as a load point."""
-    slo = _describe_slo_outcome(repeats, runs)
-    result_paragraphs = [
-        Paragraph(
-            repeats_text.describe_repeats(repeats), "good" if repeats.valid else "bad", large=True
-        )
+def repeats_report(repeats: RepeatSummary, curve: SweepCurve) -> Report:
+    """Return the report of repeats of one load.
+
+    Args:
+        repeats: The mean and the interval of each metric over the repeats.
+        curve: The repeats as load points of a sweep, with the workload, the target and the version.
+    """
+    slo_paragraphs = _describe_slo_outcome(repeats, curve)
+    result = Paragraph(
+        repeats_text.describe_repeats(repeats), "good" if repeats.valid else "bad", large=True
+    )
+    key_numbers = [_key_number(metric) for metric in repeats_text.key_metrics(repeats)]
+    metric_section = section(
+        "Metrics",
+        repeats_text.metric_table(repeats),
+        Paragraph(repeats_text.describe_interval(repeats), "soft"),
+        Charts(list(_metric_charts(repeats))),
+    )
+    brief_sections = [
+        section("", _describe_repeated_load(repeats, curve)),
+        section("", repeats_text.brief_metric_table(repeats), indented=True),
+        section("", *slo_paragraphs, *_describe_validity(repeats), indented=True),
     ]
-    result_paragraphs += slo
-    title = f"{format.counted(len(repeats.runs), 'repeat')} of one load"
-    numbers = [_key_number(metric) for metric in repeats_text.key_metrics(repeats)]
-    return _report(
-        title,
-        result_paragraphs,
-        runs,
-        {"": repeats},
+    return _report_of_repeats(
+        title=f"{format.counted(len(repeats.runs), 'repeat')} of one load",
+        headline=[result, *slo_paragraphs],
+        curve=curve,
+        summaries=[repeats],
         sections=[
-            section("", Tiles(numbers), sweep_report.measured_facts(runs)),
-            section(
-                "Metrics",
-                repeats_text.metric_table(repeats),
-                Paragraph(repeats_text.describe_interval(repeats), "soft"),
-                Charts(list(_metric_charts(repeats))),
-            ),
+            section("", Tiles(key_numbers), sweep_report.measured_facts(curve)),
+            metric_section,
         ],
-        brief=[
-            section("", _describe_repeated_load(repeats, runs)),
-            section("", repeats_text.brief_metric_table(repeats), indented=True),
-            section("", *slo, *_describe_validity(repeats), indented=True),
-        ],
+        brief=brief_sections,
     )
 
 
 def repeated_sweep_report(
-    repeats_by_point: Mapping[str, RepeatSummary], runs: SweepCurve
+    repeats_by_point: Mapping[str, RepeatSummary], curve: SweepCurve
 ) -> Report:
-    """Return the report of a repeated sweep. `runs` has each run of each load point."""
-    point_sections = [
-        section(
-            f"{name}: {format.counted(len(repeats.runs), 'run')}",
-            repeats_text.metric_table(repeats),
-            folded=True,
-        )
-        for name, repeats in repeats_by_point.items()
-    ]
+    """Return the report of a sweep whose load points were each run several times.
+
+    Args:
+        repeats_by_point: The summary of the repeats of each load point, by its name.
+        curve: All runs as load points, with the workload, the target and the version.
+    """
     sentence = repeats_text.describe_repeated_points(repeats_by_point)
+    units = Paragraph(repeats_text.LOAD_POINT_UNITS, "soft")
     table = repeats_text.load_points_table(repeats_by_point)
     brief_table = repeats_text.load_points_table(
         repeats_by_point, repeats_text.BRIEF_LOAD_POINT_PATHS
     )
-    units = Paragraph(repeats_text.LOAD_POINT_UNITS, "soft")
-    return _report(
-        f"{format.counted(len(repeats_by_point), 'load point')}, repeated",
-        [Paragraph(sentence, large=True)],
-        runs,
-        repeats_by_point,
+    brief_sections = [
+        section("", f"{curve.workload} on {curve.target}, {sentence}"),
+        section("", brief_table, units, indented=True),
+    ]
+    return _report_of_repeats(
+        title=f"{format.counted(len(repeats_by_point), 'load point')}, repeated",
+        headline=[Paragraph(sentence, large=True)],
+        curve=curve,
+        summaries=list(repeats_by_point.values()),
         sections=[
-            section("", sweep_report.measured_facts(runs)),
+            section("", sweep_report.measured_facts(curve)),
             section("Load points", table, units),
-            *point_sections,
+            *_load_point_sections(repeats_by_point),
         ],
-        brief=[
-            section("", f"{runs.workload} on {runs.target}, {sentence}"),
-            section("", brief_table, units, indented=True),
-        ],
+        brief=brief_sections,
     )
 
 
-def _report(
+def _load_point_sections(repeats_by_point: Mapping[str, RepeatSummary]) -> Iterator[Section]:
+    """Yield a folded section for each load point, with all its metrics."""
+    for name, repeats in repeats_by_point.items():
+        heading = f"{name}: {format.counted(len(repeats.runs), 'run')}"
+        yield section(heading, repeats_text.metric_table(repeats), folded=True)
+
+
+def _report_of_repeats(
+    *,
     title: str,
     headline: Sequence[Paragraph],
-    runs: SweepCurve,
-    repeats_by_point: Mapping[str, RepeatSummary],
-    *,
+    curve: SweepCurve,
+    summaries: Sequence[RepeatSummary],
     sections: Sequence[Section],
     brief: Sequence[Section],
 ) -> Report:
-    """Return the report of repeats, with their warnings and the table of all runs."""
-    is_valid = all(repeats.valid for repeats in repeats_by_point.values())
-    verdict = Notice("INVALID", repeats_text.NO_VALID_RUN, "bad")
-    if is_valid:
+    """Return the report of repeats of one or several loads.
+
+    Args:
+        title: What was repeated, for the title after the workload and the model.
+        headline: The result.
+        curve: All runs, from which the section with a row for each run is made.
+        summaries: The summary of the repeats of each load, for the verdict and the warnings.
+        sections: The other sections of the full report.
+        brief: The sections of the short report.
+    """
+    has_only_valid_loads = all(repeats.valid for repeats in summaries)
+    if has_only_valid_loads:
         verdict = Notice("VALID", "the means are those of valid measurements", "good")
+    else:
+        verdict = Notice("INVALID", repeats_text.NO_VALID_RUN, "bad")
     return Report(
-        title=" · ".join(filter(None, (runs.workload, runs.model, title))),
-        page_title=f"{runs.workload}: {title}",
-        generated_by=f"loadgen {runs.version} report of repeats",
+        title=" · ".join(filter(None, (curve.workload, curve.model, title))),
+        page_title=f"{curve.workload}: {title}",
+        generated_by=f"loadgen {curve.version} report of repeats",
         verdict=verdict,
-        notices=_warnings(repeats_by_point),
+        notices=_warnings(summaries),
         headline=headline,
-        sections=[*sections, _run_section(runs, repeats_by_point)],
+        sections=[*sections, _run_section(curve, summaries)],
         brief=brief,
     )
 
 
-def _warnings(repeats_by_point: Mapping[str, RepeatSummary]) -> list[Notice]:
+def _warnings(summaries: Sequence[RepeatSummary]) -> list[Notice]:
     """Return what has to be known before the means: a simulation, and runs that are left out."""
     warnings = []
-    if any(repeats.simulated for repeats in repeats_by_point.values()):
+    if any(repeats.simulated for repeats in summaries):
         warnings.append(simulated_notice())
-    for repeats in repeats_by_point.values():
-        excluded = repeats_text.describe_excluded_runs(repeats)
-        if excluded:
-            warnings.append(Notice("INVALID", excluded, "warn"))
+    for repeats in summaries:
+        excluded_runs = repeats_text.describe_excluded_runs(repeats)
+        if excluded_runs:
+            warnings.append(Notice("INVALID", excluded_runs, "warn"))
     return warnings
 
 
 # One load
 
 
-def _describe_repeated_load(repeats: RepeatSummary, runs: SweepCurve) -> str:
+def _describe_repeated_load(repeats: RepeatSummary, curve: SweepCurve) -> str:
     """Return what was repeated, for example "rag on sim, poisson 10/s, 3 runs"."""
-    load = runs.load_points[0].short_label
-    return f"{runs.workload} on {runs.target}, {load}: {format.counted(len(repeats.runs), 'run')}"
+    load = curve.load_points[0].short_label
+    return f"{curve.workload} on {curve.target}, {load}: {format.counted(len(repeats.runs), 'run')}"
 
 
-def _describe_slo_outcome(repeats: RepeatSummary, runs: SweepCurve) -> list[Paragraph]:
-    """Return in how many of the runs the SLO was met, and which missed it. Empty without an SLO."""
-    if not runs.slo:
+def _describe_slo_outcome(repeats: RepeatSummary, curve: SweepCurve) -> list[Paragraph]:
+    """Return in how many of the runs the SLO was met, and which missed it. Empty without an SLO.
+
+    A run that is not valid, or cannot decide the SLO, neither met nor missed it. The paragraph is
+    good if all runs met the SLO, bad if one missed it, and else a warning.
+    """
+    if not curve.slo:
         return []
-    valid_points = [point for point in runs.load_points if point.valid]
+    valid_points = [point for point in curve.load_points if point.valid]
+    met_count = sum(point.slo_met is True for point in valid_points)
     missed_names = {point.name for point in valid_points if point.slo_met is False}
     missed_runs = [name for name in repeats.runs if name in missed_names]
-    met_count = sum(point.slo_met is True for point in valid_points)
-    run_count = len(runs.load_points)
-    kind: Kind = "warn"
+    run_count = len(curve.load_points)
+    met_text = f"SLO met in {met_count} of {format.counted(run_count, 'run')}"
     if missed_runs:
-        kind = "bad"
-    elif met_count == run_count:
-        kind = "good"
-    missed = f"; missed by {', '.join(missed_runs)}" if missed_runs else ""
-    total = format.counted(run_count, "run")
-    return [Paragraph(f"SLO met in {met_count} of {total}{missed}: {runs.slo}.", kind)]
+        text = f"{met_text}; missed by {', '.join(missed_runs)}: {curve.slo}."
+        return [Paragraph(text, "bad")]
+    is_met_by_all = met_count == run_count
+    return [Paragraph(f"{met_text}: {curve.slo}.", "good" if is_met_by_all else "warn")]
 
 
 def _describe_validity(repeats: RepeatSummary) -> list[Paragraph]:
@@ -203,10 +222,27 @@ def _metric_charts(repeats: RepeatSummary) -> Iterator[Chart]:
 
 def _metric_chart(metric: RepeatedMetric, repeats: RepeatSummary) -> Chart:
     """Return the chart of a metric: a point for each run, the mean, and its interval as a band."""
-    run_names = repeats.counted_runs
-    run_numbers = [float(number) for number in range(1, len(run_names) + 1)]
-    values = Series(
-        x=run_numbers,
+    run_count = len(repeats.counted_runs)
+    confidence = f"{repeats.confidence * 100:g} %"
+    bands: tuple[ShadedBand, ...] = ()
+    if metric.low is not None and metric.high is not None:
+        # `across` makes it a horizontal band, between two values of y.
+        bands = (ShadedBand(start=metric.low, end=metric.high, color="good", across=True),)
+    return Chart(
+        title=metric.name,
+        note=f"a point for each run; shaded: {confidence} confidence interval of the mean",
+        x=Axis(label="run", min=0.5, max=run_count + 0.5, integer_ticks=True),
+        y=Axis(label=metric.unit, unit=metric.unit),
+        series=(_run_points(metric, repeats.counted_runs),),
+        bands=bands,
+        marks=(Mark(y=metric.mean, label="mean", color="good", extends_axis=True),),
+    )
+
+
+def _run_points(metric: RepeatedMetric, run_names: tuple[str, ...]) -> Series:
+    """Return the value of a metric in each run as points without a line, linked to the runs."""
+    return Series(
+        x=[float(number) for number in range(1, len(run_names) + 1)],
         y=metric.values,
         color="c1",
         width=0,
@@ -214,40 +250,26 @@ def _metric_chart(metric: RepeatedMetric, repeats: RepeatSummary) -> Chart:
         labels=run_names,
         links=tuple(map(sweep_charts.run_link, run_names)),
     )
-    bands: tuple[ShadedBand, ...] = ()
-    if metric.low is not None and metric.high is not None:
-        bands = (ShadedBand(start=metric.low, end=metric.high, color="good", across=True),)
-    confidence = f"{repeats.confidence * 100:g} %"
-    return Chart(
-        title=metric.name,
-        note=f"a point for each run; shaded: {confidence} confidence interval of the mean",
-        x=Axis(label="run", min=0.5, max=len(run_numbers) + 0.5, integer_ticks=True),
-        y=Axis(label=metric.unit, unit=metric.unit),
-        series=(values,),
-        bands=bands,
-        marks=(Mark(y=metric.mean, label="mean", color="good", extends_axis=True),),
-    )
 
 
 # The runs
 
 
-def _run_section(runs: SweepCurve, repeats_by_point: Mapping[str, RepeatSummary]) -> Section:
-    """Return the section with a row for each run, in the order in which they ran."""
-    seeds = {
-        name: seed
-        for repeats in repeats_by_point.values()
-        for name, seed in zip(repeats.runs, repeats.seeds, strict=True)
-    }
-    order = list(seeds)
+def _run_section(curve: SweepCurve, summaries: Sequence[RepeatSummary]) -> Section:
+    """Return the section with a row for each run, in the order in which they ran.
 
-    def position(point: LoadPointResult) -> int:
-        return order.index(point.name) if point.name in seeds else -1
-
+    Runs that no summary names, such as an interrupted one, come first.
+    """
+    seed_by_run: dict[str, int | None] = {}
+    for repeats in summaries:
+        seed_by_run.update(zip(repeats.runs, repeats.seeds, strict=True))
+    point_by_run = {point.name: point for point in curve.load_points}
+    other_runs = [name for name in point_by_run if name not in seed_by_run]
+    repeated_runs = [name for name in seed_by_run if name in point_by_run]
     rows = [
-        _run_row(point, seeds.get(point.name)) for point in sorted(runs.load_points, key=position)
+        _run_row(point_by_run[name], seed_by_run.get(name)) for name in other_runs + repeated_runs
     ]
-    links = [(name, sweep_charts.run_link(name)) for name in seeds]
+    links = [(name, sweep_charts.run_link(name)) for name in seed_by_run]
     return section(
         "Runs",
         Table(RUN_TABLE_HEADER, rows),

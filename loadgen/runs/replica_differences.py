@@ -59,15 +59,18 @@ def describe_outliers(differences: BetweenNodes) -> list[str]:
 
     The list is empty if they could not be compared, since there is nothing to report then.
     """
+    # "replica" or "node", and how many of them there are.
     unit = differences.node_kind
+    unit_count = differences.nodes
     if not unit:
         return []
-    sentences = [_describe_outlier(outlier) for outlier in differences.outliers]
-    if not sentences and differences.nodes < MIN_UNITS_FOR_OUTLIERS:
+    if differences.outliers:
+        sentences = [_describe_outlier(outlier) for outlier in differences.outliers]
+    elif unit_count < MIN_UNITS_FOR_OUTLIERS:
         sentences = [f"Two {unit}s are too few to find an outlier."]
-    elif not sentences:
+    else:
         confidence = f"{differences.level * 100:g} % confidence"
-        sentences = [f"No outlier {unit} ({differences.nodes} {unit}s, {confidence})."]
+        sentences = [f"No outlier {unit} ({unit_count} {unit}s, {confidence})."]
     uncompared_names = differences.left_out
     if uncompared_names:
         sentences.append(f"Too few responses to compare: {', '.join(uncompared_names)}.")

@@ -34,33 +34,42 @@ def read_run_with_gaps(run_dir: Path) -> StoredWithGaps:
 
 
 def read_request_gaps(run_dir: Path) -> Gaps | None:
-    """Return the inter-chunk latencies of each request by its slot, or None if they were not kept.
+    """Return the inter-chunk latencies of each request, or None if they were not kept.
+
+    An inter-chunk latency is the time between two chunks of a streamed response. The keys of the
+    result are the slots of the requests: their positions in the schedule of the run.
 
     A run that was killed has no Parquet file yet. Then the latencies come from the files that its
     workers appended to, and are those of the requests that had ended.
     """
     parquet_file = run_dir / gaps.FILE
-    groups: Iterable[RequestGaps]
+    blocks: Iterable[RequestGaps]
     if parquet_file.is_file():
-        groups = _read_row_groups(parquet_file)
+        blocks = _read_row_groups(parquet_file)
     elif any(run_dir.glob("spool/w*.events")):
-        groups = gaps.read_event_files(run_dir)
+        blocks = gaps.read_event_files(run_dir)
     else:
         return None
     gaps_ns_by_slot: dict[int, NDArray[np.int64]] = {}
-    for group in groups:
-        gaps_ns_by_slot.update(group.each())
+    for block in blocks:
+        # `each` yields the slot of each request of the block with its latencies.
+        gaps_ns_by_slot.update(block.each())
     return gaps_ns_by_slot
 
 
 def _read_row_groups(parquet_file: Path) -> Iterator[RequestGaps]:
-    """Yield the row groups of the Parquet file, so that never all rows are decoded at one time.
+    """Yield the gaps of the requests in each row group of a Parquet file.
+
+    One row group is decoded at a time, so that the file may be larger than memory.
 
     Raises UserError if the file is damaged.
     """
     import pyarrow as pa
     import pyarrow.parquet as pq
 
+    # A file without one of the columns, or with a column of another type, is damaged too. These
+    # raise KeyError and AttributeError.
+    damage_errors = (pa.ArrowException, OSError, KeyError, AttributeError)
     try:
         with pq.ParquetFile(parquet_file) as reader:
             for number in range(reader.num_row_groups):
@@ -73,5 +82,5 @@ def _read_row_groups(parquet_file: Path) -> Iterator[RequestGaps]:
                     counts=lists.value_lengths().to_numpy(),
                     values=lists.flatten().to_numpy(),
                 )
-    except (pa.ArrowException, OSError, KeyError, AttributeError) as error:
+    except damage_errors as error:
         raise unreadable("gaps", error, parquet_file, "copy it again") from None

@@ -22,8 +22,10 @@ if TYPE_CHECKING:
     from loadgen.core.results.manifest import RunManifest
 
 Unit = Literal["ns", "us", "ms", "s"]
-NS = {"ns": 1, "us": 1e3, "ms": 1e6, "s": 1e9}
-"""Nanoseconds per unit."""
+NS_PER_UNIT = {"ns": 1, "us": 1e3, "ms": 1e6, "s": 1e9}
+
+MILLIONTHS_PER_UNIT = 1e6
+"""Metrics that are no times are stored as integers too, in millionths of their unit."""
 
 FIRST_COLUMNS = (
     "slot",
@@ -62,25 +64,42 @@ def request_table(
     Returns:
         A table whose first columns are FIRST_COLUMNS. A value that a request does not have is null.
     """
-    import pyarrow as pa
-
-    columns: dict[str, pa.Array | pa.ChunkedArray] = {}
-    if manifest.stages:
-        stage_names = [stage.name or str(index) for index, stage in enumerate(manifest.stages)]
-        columns["stage"] = pa.array([stage_names[index] for index in rows["stage"]])
-    columns |= _metric_columns(rows, unit)
-    # Of a name that exists twice, the column of the stages or of a metric stays.
+    columns = _stage_column(manifest, rows) | _metric_columns(rows, unit)
     for name, column in _record_columns(rows, texts, unit).items():
-        columns.setdefault(name, column)
+        # The name of a stage and a metric come before a field of the records with the same name.
+        if name not in columns:
+            columns[name] = column
     if gaps_ns_by_slot is not None:
         columns[f"inter_chunk_{unit}"] = _gap_column(rows, gaps_ns_by_slot, unit)
+    return _order_columns(columns, unit)
+
+
+def _stage_column(
+    manifest: RunManifest, rows: NDArray[np.void]
+) -> dict[str, pa.Array | pa.ChunkedArray]:
+    """Return the column of the name of the stage of each request, or none for a run without any.
+
+    A stage without a name is called by its number, from 0.
+    """
+    import pyarrow as pa
+
+    if not manifest.stages:
+        return {}
+    names = [stage.name or str(index) for index, stage in enumerate(manifest.stages)]
+    return {"stage": pa.array([names[index] for index in rows["stage"]])}
+
+
+def _order_columns(columns: Mapping[str, pa.Array | pa.ChunkedArray], unit: Unit) -> pa.Table:
+    """Return a table of the columns, with FIRST_COLUMNS first, then metrics, then other fields."""
+    import pyarrow as pa
+
     first_names = [name.format(unit=unit) for name in FIRST_COLUMNS]
     ordered_names = [name for name in first_names if name in columns]
     ordered_names += [name for name in columns if name not in ordered_names]
     return pa.table({name: columns[name] for name in ordered_names})
 
 
-def _metric_columns(rows: NDArray[np.void], unit: Unit) -> dict[str, pa.Array]:
+def _metric_columns(rows: NDArray[np.void], unit: Unit) -> dict[str, pa.Array | pa.ChunkedArray]:
     """Return a column for each metric that has a value per request, by its name.
 
     Times are in `unit`, which is part of the name. An undefined value is null.
@@ -93,12 +112,12 @@ def _metric_columns(rows: NDArray[np.void], unit: Unit) -> dict[str, pa.Array]:
         values = records.measure(definition.name)
         is_undefined = values == UNDEFINED
         if definition.unit == "ms":
-            times = _convert_ns(values, unit)
-            columns[f"{definition.name}_{unit}"] = pa.array(times, mask=is_undefined)
+            name = f"{definition.name}_{unit}"
+            column = _convert_ns(values, unit)
         else:
-            # Values of another unit are stored in millionths of it, as times are in ns of a ms.
-            values_in_unit = _convert_ns(values, "ms")
-            columns[definition.field] = pa.array(values_in_unit, mask=is_undefined)
+            name = definition.field
+            column = values / MILLIONTHS_PER_UNIT
+        columns[name] = pa.array(column, mask=is_undefined)
     return columns
 
 
@@ -117,10 +136,11 @@ def _record_columns(
         if not name.endswith("_ns"):
             columns[name] = table[name]
             continue
-        times_ns = np.ascontiguousarray(rows[name])
+        # The records have a negative time for a missing one. The table has null there.
         is_missing = table[name].is_null().to_numpy()
-        times = _convert_ns(times_ns, unit)
-        columns[f"{name.removesuffix('ns')}{unit}"] = pa.array(times, mask=is_missing)
+        times = _convert_ns(np.ascontiguousarray(rows[name]), unit)
+        name_with_unit = f"{name.removesuffix('_ns')}_{unit}"
+        columns[name_with_unit] = pa.array(times, mask=is_missing)
     return columns
 
 
@@ -143,4 +163,4 @@ def _gap_column(
 
 def _convert_ns(values_ns: NDArray[np.int64], unit: Unit) -> NDArray[Any]:
     """Return times in a unit: integers in ns, and floats in another unit."""
-    return values_ns if unit == "ns" else values_ns / NS[unit]
+    return values_ns if unit == "ns" else values_ns / NS_PER_UNIT[unit]

@@ -241,22 +241,23 @@ def list_row_of_runs(
 
 
 def _capacity_interval(found_capacity: Capacity, curve: SweepCurve) -> RateInterval | None:
-    """Return the interval of a capacity in output tokens/s, or None if it is not known.
+    """Return the confidence interval of a capacity in output tokens/s, or None if it is not known.
 
-    A capacity is a rate of requests. It is converted by the output tokens per request of the run
-    that shows it, so that a chart can draw it next to the throughput of other results.
+    The interval of a capacity is in requests per second. A list of results compares output tokens
+    per second, at the speed that a user sees. Both follow from the run at the capacity: its output
+    tokens per request, and its tokens per second and user.
     """
     point_by_name = {point.name: point for point in curve.load_points}
-    evidence = point_by_name.get(found_capacity.evidence)
+    point = point_by_name.get(found_capacity.evidence)
     low_per_s = found_capacity.low_per_s
-    if evidence is None or evidence.per_user is None or not evidence.output_per_s:
+    if point is None or point.per_user is None or not point.output_per_s:
         return None
     if low_per_s is None:
         return None
     high_per_s = found_capacity.high_per_s or found_capacity.rate_per_s
-    tokens_per_request = evidence.output_per_s / found_capacity.rate_per_s
+    tokens_per_request = point.output_per_s / found_capacity.rate_per_s
     return RateInterval(
-        per_user=evidence.per_user,
+        per_user=point.per_user,
         low=low_per_s * tokens_per_request,
         high=high_per_s * tokens_per_request,
     )

@@ -101,18 +101,26 @@ def describe_request_counts(summary: Summary) -> list[str]:
 
 
 def _describe_load(summary: Summary) -> Iterator[str]:
-    """Yield the arrival process, the rates, the concurrency and the spacing of requests."""
+    """Yield the arrival process, the rates, the concurrency and the spacing of requests.
+
+    The spacing is the coefficient of variation (CV) of the times between two requests: 0 if they
+    are equal, 1 for a Poisson process.
+    """
     load = summary.load
-    has_task_rate = summary.sessions is not None and load.offered_rps is not None
-    if load.arrival:
-        yield f"{load.arrival} ({rate_unit(summary)})" if has_task_rate else load.arrival
+    # With sessions, the rate of the arrival process counts the tasks that start.
+    arrivals_are_tasks = summary.sessions is not None and load.offered_rps is not None
+    if load.arrival and arrivals_are_tasks:
+        yield f"{load.arrival} ({rate_unit(summary)})"
+    elif load.arrival:
+        yield load.arrival
     yield from _describe_virtual_user_starts(summary)
-    yield from _describe_request_rates(summary, load, has_task_rate=has_task_rate)
+    yield from _describe_request_rates(summary, load, arrivals_are_tasks=arrivals_are_tasks)
     yield f"concurrency {format.quantity(load.in_flight_mean)} on average"
     yield f"{format.count(load.in_flight_max)} maximum"
-    if load.gap_variation is not None:
-        planned = load.gap_variation_planned or 0.0
-        yield f"inter-arrival CV {load.gap_variation:.2f} (target {planned:.2f})"
+    measured_cv = load.gap_variation
+    planned_cv = load.gap_variation_planned or 0.0
+    if measured_cv is not None:
+        yield f"inter-arrival CV {measured_cv:.2f} (target {planned_cv:.2f})"
 
 
 def _describe_virtual_user_starts(summary: Summary) -> Iterator[str]:
@@ -124,29 +132,36 @@ def _describe_virtual_user_starts(summary: Summary) -> Iterator[str]:
     yield from dict.fromkeys(text for text in texts if text)
 
 
-def _describe_request_rates(summary: Summary, load: Load, *, has_task_rate: bool) -> Iterator[str]:
+def _describe_request_rates(
+    summary: Summary, load: Load, *, arrivals_are_tasks: bool
+) -> Iterator[str]:
     """Yield the offered, sent and completed rates of requests.
 
-    `has_task_rate` says that the rate of the arrival process counts tasks. Then the offered rate is
-    named as one of requests, and it covers the time until the last request, because tasks that have
-    started send requests after the end of the load.
+    Args:
+        summary: The run.
+        load: Its load.
+        arrivals_are_tasks: Whether the rate of the arrival process counts tasks, not requests.
     """
-    if load.offered_rps is not None:
-        yield _describe_offered_rate(load, load.offered_rps, has_task_rate=has_task_rate)
+    if load.offered_rps is not None and arrivals_are_tasks:
+        yield _describe_offered_task_requests(load, load.offered_rps)
+    elif load.offered_rps is not None:
+        yield f"offered {format.rate(load.offered_rps)}"
     yield f"sent {format.rate(load.achieved_rps)}"
     rates = select_headline_rates(summary)
     full_run = format.rate(compute_full_run_rates(summary).requests)
     yield f"completed {format.rate(rates.requests)} in the {rates.window} ({full_run} full run)"
 
 
-def _describe_offered_rate(load: Load, offered_rps: float, *, has_task_rate: bool) -> str:
-    """Return the rate of the scheduled requests, with the time that it covers if that differs."""
-    text = f"offered {format.rate(offered_rps)}"
-    if not has_task_rate:
-        return text
+def _describe_offered_task_requests(load: Load, offered_rps: float) -> str:
+    """Return the offered rate of the requests of tasks.
+
+    The text says that it counts requests, because the rate of the arrival process counts tasks.
+    Tasks send requests after the last task has started, so the text says that the rate covers the
+    time until the last request.
+    """
     covers_end_of_tasks = load.steady_completed_rps is not None
     suffix = " until the last request" if covers_end_of_tasks else ""
-    return f"requests {text}{suffix}"
+    return f"requests offered {format.rate(offered_rps)}{suffix}"
 
 
 def _describe_duration(summary: Summary) -> Iterator[str]:
@@ -191,9 +206,9 @@ def describe_stability(sustainable: Sustainable) -> str:
 def _describe_tokens(summary: Summary) -> Iterator[str]:
     """Yield the numbers of prompt and output tokens, how many were cached, and who counted them.
 
-    If prompts are assembled from shared chunks of text, such as retrieved documents, it also says
-    how many of the chunks were sent before, and how many of these a prefix cache can reuse because
-    they follow the same chunks as before.
+    Prompts may be assembled from chunks of text that several of them share, such as retrieved
+    documents. Then two more texts state which share of the chunks was in an earlier prompt, and
+    which share also followed the same chunks as there, so that a prefix cache can reuse it.
     """
     tokens = summary.tokens
     cache_details = list(_describe_cached_prompts(summary))
@@ -212,7 +227,12 @@ def _describe_tokens(summary: Summary) -> Iterator[str]:
 
 
 def _describe_cached_prompts(summary: Summary) -> Iterator[str]:
-    """Yield how much of the prompts was cached, requested to be cached, and cacheable."""
+    """Yield what is known of the prefix cache, of each fact that the run has.
+
+    These are the share of prompt tokens that came from the cache, with the share that the workload
+    requests, the tokens that the server wrote to it, and the share of the tokens of a trace that
+    repeat an earlier prompt.
+    """
     tokens = summary.tokens
     if tokens.cached_share is not None:
         cached = f"{format.percent(tokens.cached_share)} cached"

@@ -24,6 +24,8 @@ _RATE_UNITS: dict[Unit, str] = {
 """The unit of a rate, by what it counts. A start is that of a request or of a session."""
 
 _CLOSED_LOOP = re.compile(r"^(\d+) in flight\b")
+_RATE = re.compile(r"([\d.])/s\b")
+"""The end of a rate such as 30/s: its last digit and the unit."""
 
 
 def run_title(summary: Summary) -> str:
@@ -91,14 +93,19 @@ def describe_load(summary: Summary) -> str:
 
 
 def describe_arrival(arrival: str, unit: Unit = "requests") -> str:
-    """Return an arrival process for readers: "poisson 30/s" is "Poisson 30 req/s".
+    """Return how the requests of a load arrive, as text for a report.
 
-    `unit` is what the rate counts: the arrivals of a workload with sessions start sessions.
+    For example, "poisson 30/s" becomes "Poisson 30 req/s", and "8 in flight" becomes
+    "concurrency 8".
+
+    Args:
+        arrival: The arrival process as the summary of a run stores it.
+        unit: What a rate counts. The arrivals of a workload with sessions start sessions.
     """
     closed_loop = _CLOSED_LOOP.match(arrival)
     if closed_loop:
         return f"concurrency {int(closed_loop[1]):,}"
-    text = re.sub(r"(?<=[\d.])/s\b", f" {_RATE_UNITS[unit]}", arrival)
+    text = _RATE.sub(rf"\1 {_RATE_UNITS[unit]}", arrival)
     return f"{text[:1].upper()}{text[1:]}"
 
 
@@ -110,14 +117,16 @@ def short_arrival(arrival: str) -> str:
 def _load_duration_s(summary: Summary, stages: list[StageSummary]) -> float | None:
     """Return how long the measured load lasted, without the drain where that is known.
 
-    The offered rate of n requests is (n - 1) / (last - first scheduled time), so it gives the time
-    in which an open loop started its requests. A closed loop, and a load of sessions, has no such
-    rate, and its measurement window is used.
+    The drain is the time after the last request was sent, in which responses are still awaited. In
+    an open loop the time until the last request follows from the offered rate: n requests at r per
+    second have n - 1 intervals of 1 / r. In other loads the measurement window is used, which
+    includes the drain: in a closed loop, with sessions, or with several stages.
     """
-    load = summary.load
-    requests = summary.requests.scheduled
-    if len(stages) == 1 and load.offered_rps and summary.sessions is None and requests > 1:
-        return (requests - 1) / load.offered_rps
+    offered_rps = summary.load.offered_rps
+    request_count = summary.requests.scheduled
+    is_one_open_loop = len(stages) == 1 and summary.sessions is None
+    if is_one_open_loop and offered_rps and request_count > 1:
+        return (request_count - 1) / offered_rps
     return summary.window.duration_s
 
 

@@ -58,10 +58,15 @@ def _missing_option_error(specified: str, missing: str) -> UserError:
 def check_divisible(
     settings: Settings, workloads: Collection[Workload], *, is_repeated: bool
 ) -> None:
-    """Raise UserError if `--shard` divides something else than one load with a fixed seed.
+    """Raise UserError if a load cannot be divided between machines with `--shard`.
 
-    Each machine computes the whole schedule and sends its part. So all machines must have the same
-    seed, and a command with several runs cannot be divided.
+    Each machine computes the whole schedule and sends its part, starting at the time `--start-at`.
+    So all machines must use the same seed, and the command must have a single run.
+
+    Args:
+        settings: The settings, with the part of this machine. Nothing is checked without one.
+        workloads: The workload of each load point of the command.
+        is_repeated: Whether the command repeats the load.
     """
     if settings.shard is None:
         return

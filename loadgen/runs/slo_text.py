@@ -78,8 +78,13 @@ def judge_objectives(summary: Summary) -> Iterator[Objective]:
 def list_scope_objectives(scope: SloScope, *, with_tasks: bool = True) -> Iterator[Objective]:
     """Yield the objectives of a run or of a request class, in the order in which they are shown.
 
-    They are the limits of percentiles, the required percentage of requests that meet all of these
-    limits, and `with_tasks` the required percentage of tasks.
+    The limits of percentiles come first, then the required percentage of requests that meet all of
+    these limits, then the required percentage of tasks. A task is a conversation or an agent's
+    sequence of requests.
+
+    Args:
+        scope: The summary of the run or of the class.
+        with_tasks: Whether to include the objective for tasks.
     """
     goodput = scope.goodput
     for term in goodput.slo:
@@ -101,30 +106,28 @@ def is_attainment_met(goodput: Goodput) -> bool | None:
 
 
 def have_same_slo(first: Summary, second: Summary) -> bool:
-    """Return True if two runs have the same objectives.
+    """Return True if two runs have the same objectives, for themselves and for each request class.
 
-    A run knows its objective for tasks only if some tasks ended. It is left out of the comparison
-    if one of the two runs does not know it.
+    A run knows its objective for tasks only if a task ended in it. If one of the two runs does not
+    know it, objectives for tasks are not compared.
     """
     first_scopes = dict(list_slo_scopes(first))
     second_scopes = dict(list_slo_scopes(second))
+    # Scopes are the run itself and its request classes, by name.
     if first_scopes.keys() != second_scopes.keys():
         return False
     return all(
-        _have_same_objectives(first_scopes[prefix], second_scopes[prefix])
-        for prefix in first_scopes
+        _have_same_objectives(first_scopes[name], second_scopes[name]) for name in first_scopes
     )
 
 
 def _have_same_objectives(first: SloScope, second: SloScope) -> bool:
     """Return whether two runs, or the same class of both, have the same objectives in any order."""
-    with_tasks = first.sessions is not None and second.sessions is not None
-    first_texts = {
-        objective.text for objective in list_scope_objectives(first, with_tasks=with_tasks)
-    }
-    second_texts = {
-        objective.text for objective in list_scope_objectives(second, with_tasks=with_tasks)
-    }
+    both_have_tasks = first.sessions is not None and second.sessions is not None
+    first_objectives = list_scope_objectives(first, with_tasks=both_have_tasks)
+    second_objectives = list_scope_objectives(second, with_tasks=both_have_tasks)
+    first_texts = {objective.text for objective in first_objectives}
+    second_texts = {objective.text for objective in second_objectives}
     return first_texts == second_texts
 
 
@@ -147,7 +150,7 @@ def format_limit(share: float) -> str:
 
 
 def format_term_value(term: TermResult) -> str:
-    """Return the measured value of an objective, or why there is none.
+    """Return the measured value of an objective such as "TTFT p95 at most 2 s", or why it has none.
 
     A value is `174 ms`, `~174 ms` if the samples do not support its percentile, and a range if the
     timestamps are too uncertain.
@@ -159,6 +162,8 @@ def format_term_value(term: TermResult) -> str:
     if term.undecided:
         return "not measured"
     if term.value_ms is None:
+        # Requests without a response count as infinitely slow. If the percentile falls on one of
+        # them, it has no value.
         return "no response" if term.count else "not measured"
     mark = "" if term.supported else "~"
     return f"{mark}{_format_against_limit(term.value_ms, term.limit_ms)} ms"
@@ -270,10 +275,10 @@ def describe_good_requests(goodput: Goodput) -> str:
 
 
 def describe_result(summary: Summary) -> str:
-    """Return the result of a run in one sentence: the outcome of its SLO, with the numbers.
+    """Return the result of a run in one sentence, with the numbers.
 
-    An INVALID run has no other result. An SLO on requests is described first. A run that only has
-    an objective for tasks states that one, and a run without an SLO its error rate or its success.
+    The result is the first of these that the run has: that it is INVALID, the outcome of its SLO on
+    requests, the outcome of its SLO on tasks, too many errors, or how many requests succeeded.
     """
     if not summary.verdict.valid:
         return "INVALID: do not use these results."
@@ -322,9 +327,12 @@ def _describe_success(summary: Summary) -> str:
 
 
 def _describe_met(summary: Summary) -> str:
+    """Return that the SLO was met, by how many requests, and on how many samples if too few."""
     objectives = join_with_and(list_objectives(summary))
     good = describe_good_requests(summary.goodput)
-    return f"SLO met: {objectives}. {good} met every limit.{_describe_too_few_samples(summary)}"
+    sentences = [f"SLO met: {objectives}.", f"{good} met every limit."]
+    sentences += _describe_too_few_samples(summary)
+    return " ".join(sentences)
 
 
 def _describe_undecided(summary: Summary) -> str:
@@ -337,30 +345,30 @@ def _describe_undecided(summary: Summary) -> str:
             f"SLO undecided: {unfinished} of {scheduled} were unfinished when the drain ended. Use "
             "a longer --grace, or leave it out."
         )
-    reasons = dict.fromkeys(
-        f"{term.objective}: {term.undecided}" for term in goodput.slo if term.undecided
-    )
+    # `undecided` is the reason why an objective is undecided, or "".
+    undecided_terms = [term for term in goodput.slo if term.undecided]
+    reasons = dict.fromkeys(f"{term.objective}: {term.undecided}" for term in undecided_terms)
     return f"SLO undecided: {'; '.join(reasons)}."
 
 
-def _describe_too_few_samples(summary: Summary) -> str:
-    """Return a sentence if an objective was met on too few samples to support its percentile.
+def _describe_too_few_samples(summary: Summary) -> Iterator[str]:
+    """Yield a sentence if a percentile of the SLO rests on too few samples.
 
-    The sentence is about the objective that lacks most samples, and says how long the same load
-    would have to be.
+    It is about the objective that needs most samples, and says for how long the same load would
+    have to run to produce them.
     """
     terms = [term for _, scope in list_slo_scopes(summary) for term in scope.goodput.slo]
     unsupported = [term for term in terms if not term.supported and not term.undecided]
     if not unsupported:
-        return ""
+        return
     term = max(unsupported, key=attrgetter("needed"))
     duration_s = summary.window.duration_s
     needed_load = ""
     if duration_s is not None and term.count:
         needed_s = duration_s * term.needed / term.count
         needed_load = f", about {format.duration(needed_s)} of this load"
-    return (
-        f" Low confidence: {slo.name(term.metric, term.quantile)} needs {term.needed:,} samples"
+    yield (
+        f"Low confidence: {slo.name(term.metric, term.quantile)} needs {term.needed:,} samples"
         f"{needed_load}, and this run has {term.count:,}."
     )
 

@@ -47,22 +47,31 @@ def lowest_missed(points: Sequence[LoadPointResult]) -> LoadPointResult | None:
 
 
 def lowest_growing(points: Sequence[LoadPointResult]) -> LoadPointResult | None:
-    """Return the load point of least load that met the SLO and was not sustained."""
+    """Return the load point of least load at which the queue grew although it met the SLO.
+
+    A queue that grows until the end of a run shows that the server cannot sustain the load: in a
+    longer run, it would miss the SLO.
+    """
     return next((point for point in points_within_slo(points) if point.sustained is False), None)
 
 
 def best_load_point(points: Sequence[LoadPointResult]) -> LoadPointResult | None:
     """Return the load point with the highest load within the SLO, or None.
 
-    Only load points below the lowest load that missed the SLO or was not sustained count: a server
-    that fails at a lower load does not have the capacity of a higher one. The highest load of an
-    open loop is the one with the highest rate. In a closed loop the server decides the rate, so it
-    is the one that completed most requests per second.
+    Only load points below the lowest failure count: a server that fails at a lower load does not
+    have the capacity of a higher one. A load fails if it missed the SLO, or if the queue grew until
+    the end of its run.
+
+    In an open loop, the highest load is the highest offered rate. In a closed loop, the server
+    decides the rate, and the highest load is the one with most completed requests per second.
     """
-    lowest_missed_load = _load_or_infinity(lowest_missed(points))
-    lowest_growing_load = _load_or_infinity(lowest_growing(points))
-    limit = min(lowest_missed_load, lowest_growing_load)
-    candidates = [point for point in points_within_slo(points) if (point.load_value or 0.0) < limit]
+    failures = [lowest_missed(points), lowest_growing(points)]
+    lowest_failed_load = min(_load_or_infinity(point) for point in failures)
+    candidates = [
+        point
+        for point in points_within_slo(points)
+        if (point.load_value or 0.0) < lowest_failed_load
+    ]
     return max(candidates, key=_sustained_rate, default=None)
 
 

@@ -116,37 +116,23 @@ def _charts_over_load(points: Sequence[LoadPointResult]) -> Iterator[Chart]:
     if len(loads) < len(points) or len(points) == 1:
         return
     is_closed_loop = points[0].is_closed_loop
-    load_axis = Axis(
-        label="concurrent requests, log" if is_closed_loop else "offered requests/s, log", log=True
-    )
-    throughput = Series(
-        x=loads,
-        y=[point.output_per_s for point in points],
-        color=THROUGHPUT_COLOR,
-        dots=True,
-        links=_links(points),
-    )
+    load_label = "concurrent requests, log" if is_closed_loop else "offered requests/s, log"
+    links = _links(points)
+    throughputs = [point.output_per_s for point in points]
     yield Chart(
         title="Throughput against load",
-        x=load_axis,
+        x=Axis(label=load_label, log=True),
         y=Axis(label="tokens/s", unit="tokens/s", min=0),
-        series=(throughput,),
+        series=(Series(x=loads, y=throughputs, color=THROUGHPUT_COLOR, dots=True, links=links),),
     )
-    if all(point.slo_attainment is None for point in points):
-        return
-    attainment = Series(
-        x=loads,
-        y=[point.slo_attainment for point in points],
-        color="good",
-        dots=True,
-        links=_links(points),
-    )
-    yield Chart(
-        title="SLO attainment against load",
-        x=load_axis,
-        y=Axis(label="% of requests", format="percent", min=0, max=1),
-        series=(attainment,),
-    )
+    attainments = [point.slo_attainment for point in points]
+    if any(attainment is not None for attainment in attainments):
+        yield Chart(
+            title="SLO attainment against load",
+            x=Axis(label=load_label, log=True),
+            y=Axis(label="% of requests", format="percent", min=0, max=1),
+            series=(Series(x=loads, y=attainments, color="good", dots=True, links=links),),
+        )
 
 
 def _pareto_charts(points: Sequence[LoadPointResult]) -> Iterator[Chart]:
@@ -226,24 +212,27 @@ TARGET_AXES = (
 def target_charts(curves: Sequence[SweepCurve]) -> Iterator[Chart]:
     """Yield the charts of a sweep of several targets with the same kind of request.
 
-    Each target is a series, so that their throughput can be compared at one latency.
+    Each target is a line, so that their throughput can be compared at one latency. There is a chart
+    for each of TARGET_AXES whose metric is known.
     """
     valid_points = [point for curve in curves for point in curve.load_points if point.valid]
     has_gpus = all(point.per_gpu is not None for point in valid_points)
     unit = THROUGHPUT_PER_GPU if has_gpus else TOTAL_THROUGHPUT
-    for axis in TARGET_AXES:
-        series = [
-            _target_series(curve, axis.metric, COLORS[index % len(COLORS)], has_gpus=has_gpus)
+    for compared_metric in TARGET_AXES:
+        target_lines = [
+            _target_series(
+                curve, compared_metric.metric, COLORS[index % len(COLORS)], has_gpus=has_gpus
+            )
             for index, curve in enumerate(curves)
         ]
-        if not any(target.x for target in series):
+        if not any(line.x for line in target_lines):
             continue
         yield Chart(
-            title=f"{_capitalize(unit)} against {axis.label}",
+            title=f"{_capitalize(unit)} against {compared_metric.label}",
             note="" if has_gpus else GPUS_UNKNOWN,
-            x=Axis(label=axis.label, unit=axis.unit, pad=True),
+            x=Axis(label=compared_metric.label, unit=compared_metric.unit, pad=True),
             y=Axis(label=f"output {unit}", unit=unit, min=0),
-            series=tuple(series),
+            series=tuple(target_lines),
         )
 
 

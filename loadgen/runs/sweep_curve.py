@@ -122,14 +122,19 @@ class SweepCurve(msgspec.Struct, frozen=True, kw_only=True, rename={"load_points
 def exit_code(curve: SweepCurve, *, strict: bool = False) -> int:
     """Return the exit code of a sweep, when it ends and when its directory is read.
 
-    It is 3 if a workload or target has no valid load point, 1 if there is no SLO and too many
-    requests failed at all its load points, 4 with `strict` if one is undecided, else 0.
+    A group is all load points with the same lengths and target. The exit code is:
+
+    - UNSOUND (3) if the runs of a group are all INVALID.
+    - SLO_MISSED (1) if there is no SLO, and in a group too many requests failed at every load.
+    - INCONCLUSIVE (4) with `strict`, if a load point cannot decide the SLO.
+    - OK (0) otherwise. A missed SLO is a normal result of a sweep.
     """
-    curves = curve.split()
-    if not all(any(point.valid for point in group.load_points) for group in curves):
-        return UNSOUND
-    if not all(any(point.is_usable for point in group.load_points) for group in curves):
-        return SLO_MISSED
+    for group_curve in curve.split():
+        if not any(point.valid for point in group_curve.load_points):
+            return UNSOUND
+    for group_curve in curve.split():
+        if not any(point.is_usable for point in group_curve.load_points):
+            return SLO_MISSED
     if strict and any(point.slo_undecided for point in curve.load_points):
         return INCONCLUSIVE
     return OK
@@ -143,16 +148,29 @@ def build_curve(
 ) -> SweepCurve:
     """Return the curve of a sweep, or of any directory of runs.
 
+    The runs are divided into groups of the same lengths and target. With several groups, each has
+    a curve of its own, and the curve of all has no knee and no best load point.
+
     Args:
         runs: The name and the summary of each run, of at least one.
         requested: The load points that a sweep requested, by the names of their runs.
     """
     points = _load_point_results(runs, requested or {})
-    groups = list(dict.fromkeys(point.group for point in points))
-    group_curves = [
-        _group_curve(group, [point for point in points if point.group == group]) for group in groups
-    ]
-    only_curve = group_curves[0] if len(group_curves) == 1 else None
+    group_curves = _group_curves(points)
+    curve = _curve_without_groups(runs, points)
+    if len(group_curves) > 1:
+        return msgspec.structs.replace(curve, groups=tuple(group_curves))
+    (only_curve,) = group_curves
+    return msgspec.structs.replace(curve, knee=only_curve.knee, best=only_curve.best)
+
+
+def _curve_without_groups(
+    runs: Sequence[NamedSummary], points: Sequence[LoadPointResult]
+) -> SweepCurve:
+    """Return the load points with what was measured, before they are divided into groups.
+
+    What is the same for all runs is taken from the first one.
+    """
     first_summary = runs[0].summary
     gpu_counts = {run.summary.target.gpus for run in runs}
     targets = [run.summary.target.name or run.summary.target.url for run in runs]
@@ -165,12 +183,19 @@ def build_curve(
         started=first_summary.run.started,
         slo=_describe_slo(runs),
         load_points=tuple(points),
-        knee="" if only_curve is None else only_curve.knee,
-        best="" if only_curve is None else only_curve.best,
+        knee="",
+        best="",
         metadata=first_summary.run.metadata,
         region=first_summary.target.region,
-        groups=tuple(group_curves) if only_curve is None else (),
     )
+
+
+def _group_curves(points: Sequence[LoadPointResult]) -> list[GroupCurve]:
+    """Return a curve for each group of load points, in the order of the load points."""
+    groups = dict.fromkeys(point.group for point in points)
+    return [
+        _group_curve(group, [point for point in points if point.group == group]) for group in groups
+    ]
 
 
 def _load_point_results(
@@ -263,7 +288,7 @@ def lower_bound_reason(curve: SweepCurve) -> str:
         )
     missed = lowest_missed(curve.load_points)
     if missed is None:
-        return _reason_without_missed(curve, best)
+        return _lower_bound_reason_if_none_missed(curve, best)
     if best.is_closed_loop:
         return (
             f"{best.short_label} met the SLO, {missed.short_label} missed it, and the limit lies "
@@ -272,15 +297,20 @@ def lower_bound_reason(curve: SweepCurve) -> str:
     return ""
 
 
-def _reason_without_missed(curve: SweepCurve, best: LoadPointResult) -> str:
-    """Return why the best load point is a lower bound if no load point missed the SLO."""
+def _lower_bound_reason_if_none_missed(curve: SweepCurve, best: LoadPointResult) -> str:
+    """Return why the best load point is a lower bound, for a sweep that never missed the SLO.
+
+    Either the queue grew at a higher load, so that the limit lies between the two loads, or no
+    higher load shows the limit.
+    """
     growing = lowest_growing_above_best(curve)
     if growing is not None:
         return (
             f"{best.short_label} met the SLO, {growing.short_label} was not sustained, and the "
             "limit lies between them"
         )
-    above = curve.points_above_best
-    if not above or points_within_slo(above):
+    points_above = curve.points_above_best
+    best_is_highest = not points_above
+    if best_is_highest or points_within_slo(points_above):
         return HIGHEST_LOAD_PASSED
     return f"no load point above {best.short_label} is a valid measurement that decides the SLO"

@@ -31,7 +31,6 @@ from loadgen.runs.sweep_analysis import (
     lowest_growing,
     lowest_missed,
     points_within_slo,
-    slo_outcome,
 )
 from loadgen.runs.sweep_charts import sweep_charts, target_charts
 from loadgen.runs.sweep_curve import SweepCurve, lower_bound_reason
@@ -56,6 +55,8 @@ TABLE_HEADER = (
     "SLO attainment",
     "",
 )
+SLO_HEADING = "SLO"
+REMARKS_HEADING = ""
 LOAD_COLUMN = TABLE_HEADER.index("load")
 BRIEF_COLUMNS = (
     "target",
@@ -190,7 +191,7 @@ def load_point_table(curve: SweepCurve) -> Table:
     knee, the best load point and the Pareto front.
     """
     rows = [(*_metric_cells(curve, point), _remarks(curve, point)) for point in curve.load_points]
-    return _table_of_filled_columns(rows, TABLE_HEADER, "remarks")
+    return _load_point_table(rows, TABLE_HEADER, remarks_kind="remarks")
 
 
 def brief_load_point_table(curve: SweepCurve) -> Table:
@@ -202,30 +203,32 @@ def brief_load_point_table(curve: SweepCurve) -> Table:
     rows = [
         (*_metric_cells(curve, point), _brief_remark(curve, point)) for point in curve.load_points
     ]
-    return _table_of_filled_columns(rows, BRIEF_COLUMNS, "")
+    return _load_point_table(rows, BRIEF_COLUMNS, remarks_kind="")
 
 
-def _table_of_filled_columns(
-    rows: Sequence[Sequence[str]], columns: Sequence[str], kind: Literal["", "remarks"]
+def _load_point_table(
+    rows: Sequence[Sequence[str]], columns: Sequence[str], *, remarks_kind: Literal["", "remarks"]
 ) -> Table:
     """Return a table of the load points with only some columns, and without empty ones.
 
     Args:
         rows: The cells of each load point under TABLE_HEADER.
-        columns: The names of the columns to show. The load is shown even if it is empty.
-        kind: The kind of the table if its last column has remarks.
+        columns: The names of the columns that the table may have. The column of the load is there
+            even if it is empty.
+        remarks_kind: The kind of the table if it has the last column, of remarks.
     """
-    shown_indices = []
+    column_indices = []
     for index, name in enumerate(TABLE_HEADER):
         is_filled = any(row[index] not in (format.NONE, "") for row in rows)
         if name in columns and (is_filled or index == LOAD_COLUMN):
-            shown_indices.append(index)
-    header = [TABLE_HEADER[index] for index in shown_indices]
-    shown_rows = [tuple(row[index] for index in shown_indices) for row in rows]
+            column_indices.append(index)
+    header = [TABLE_HEADER[index] for index in column_indices]
+    rows_of_columns = [tuple(row[index] for index in column_indices) for row in rows]
     # The columns up to the outcome of the SLO are labels, and the following ones are numbers.
-    label_columns = header.index("SLO") + 1
-    has_remarks = header[-1] == ""
-    return Table(header, shown_rows, kind if has_remarks else "", label_columns=label_columns)
+    label_columns = header.index(SLO_HEADING) + 1
+    has_remarks = header[-1] == REMARKS_HEADING
+    kind = remarks_kind if has_remarks else ""
+    return Table(header, rows_of_columns, kind, label_columns=label_columns)
 
 
 def _metric_cells(curve: SweepCurve, point: LoadPointResult) -> tuple[str, ...]:
@@ -352,23 +355,26 @@ def _describe_best(curve: SweepCurve, best: LoadPointResult) -> Iterator[str]:
 
 
 def _explain_point_above_best(curve: SweepCurve, point: LoadPointResult) -> str:
-    """Return why a load point that met the SLO at more load than the best one shows no capacity.
+    """Return why a load point that met the SLO at more load than the best one is not the best.
 
-    The reasons, in this order: a load that is no higher missed the SLO; the queue grew at this load
-    itself, or at a lower one; or fewer requests were completed, as in a closed loop beyond its
-    highest throughput.
+    There are four reasons, of which the first that applies is stated:
+
+    1. Another load point missed the SLO at the same or a lower load.
+    2. The queue kept growing at this load, so that a longer run would miss the SLO.
+    3. The queue kept growing at a lower load.
+    4. The server completed fewer requests per second than at the best load point, as in a closed
+       loop with more virtual users than the server can handle.
     """
-    load = point.load_value or 0.0
     missed = lowest_missed(curve.load_points)
     growing = lowest_growing(curve.load_points)
-    if missed is not None and load >= (missed.load_value or 0.0):
+    if missed is not None and not _is_lower(point, missed):
         return (
             f"{point.short_label} met the SLO, but {missed.short_label} missed it at no more load, "
             "so it shows no capacity."
         )
     if point.sustained is False:
         return f"{point.short_label} met the SLO but is not sustainable: the queue kept growing."
-    if growing is not None and load > (growing.load_value or 0.0):
+    if growing is not None and _is_lower(growing, point):
         return (
             f"{point.short_label} met the SLO, but the lower load {growing.short_label} is not "
             "sustainable, so it shows no capacity."
@@ -380,25 +386,25 @@ def _explain_point_above_best(curve: SweepCurve, point: LoadPointResult) -> str:
 def _explain_missing_best(curve: SweepCurve) -> Iterator[str]:
     """Yield why no load point is the best one within the SLO, and what to do.
 
-    After the failure at the lowest load, the load points are counted that do not decide the SLO:
-    those that are no usable measurement, and those with too few requests.
+    After the failure at the lowest load, the load points that do not decide the SLO are counted.
+    Some of them are INVALID or came to no regular end, and the others had too few requests.
     """
     yield _describe_lowest_failure(curve)
     all_points = _counted_points_of(curve)
-    unusable = [point for point in curve.load_points if not _is_complete_and_valid(point)]
-    if unusable:
-        verb = "is" if len(unusable) == 1 else "are"
-        met_count = sum(point.slo_met is True for point in unusable)
+    complete_points = [point for point in curve.load_points if _is_complete_and_valid(point)]
+    incomplete_points = [point for point in curve.load_points if not _is_complete_and_valid(point)]
+    undecided_points = [point for point in complete_points if point.slo_met is None]
+    if incomplete_points:
+        verb = "is" if len(incomplete_points) == 1 else "are"
+        met_count = sum(point.slo_met is True for point in incomplete_points)
         within_slo = f"; {met_count} of them met the SLO" if met_count else ""
         yield (
-            f"{len(unusable)} of {all_points} {verb} INVALID or too short{within_slo}. Run loadgen "
-            "report on the directory of a load point to see why."
+            f"{len(incomplete_points)} of {all_points} {verb} INVALID or too short{within_slo}. "
+            "Run loadgen report on the directory of a load point to see why."
         )
-    decided_count = sum(slo_outcome(point) != "invalid" for point in curve.load_points)
-    undecided_count = len(curve.load_points) - decided_count - len(unusable)
-    if undecided_count:
-        verb = "has" if undecided_count == 1 else "have"
-        yield f"{undecided_count} of {all_points} {verb} too few requests to decide the SLO."
+    if undecided_points:
+        verb = "has" if len(undecided_points) == 1 else "have"
+        yield f"{len(undecided_points)} of {all_points} {verb} too few requests to decide the SLO."
 
 
 def _is_complete_and_valid(point: LoadPointResult) -> bool:
@@ -407,20 +413,25 @@ def _is_complete_and_valid(point: LoadPointResult) -> bool:
 
 
 def _describe_lowest_failure(curve: SweepCurve) -> str:
-    """Return at which load the SLO was first missed or the queue grew, and what to do.
+    """Return at which load a sweep without a best load point first failed, and what to do.
 
-    The outcomes, in this order: the queue grew at the lowest load that met the SLO; no load point
-    decides the SLO; only loads above the lowest missed one met it; none met it.
+    A load fails if it missed the SLO, or if the queue kept growing although it met the SLO. The
+    lower of these two loads is the one that the sentence is about.
     """
     missed = lowest_missed(curve.load_points)
     growing = lowest_growing(curve.load_points)
-    if growing is not None and _is_lower(growing, missed):
+    if growing is not None and (missed is None or _is_lower(growing, missed)):
         return (
             f"No load point met the SLO ({curve.slo}) sustainably: {growing.short_label} met it, "
             "but the queue kept growing. Test lower loads."
         )
     if missed is None:
         return f"No load point is a valid measurement that decides the SLO ({curve.slo})."
+    return _describe_lowest_missed(curve, missed)
+
+
+def _describe_lowest_missed(curve: SweepCurve, missed: LoadPointResult) -> str:
+    """Return that a load missed the SLO, and which higher loads met it, if any did."""
     met_labels = [point.short_label for point in points_within_slo(curve.load_points)]
     if met_labels:
         return (
@@ -434,10 +445,8 @@ def _describe_lowest_failure(curve: SweepCurve) -> str:
     )
 
 
-def _is_lower(point: LoadPointResult, other: LoadPointResult | None) -> bool:
-    """Return whether a load point has less load than another one, or there is no other one."""
-    if other is None:
-        return True
+def _is_lower(point: LoadPointResult, other: LoadPointResult) -> bool:
+    """Return whether a load point has less load than another one. An unknown load counts as 0."""
     return (point.load_value or 0.0) < (other.load_value or 0.0)
 
 
@@ -464,19 +473,22 @@ def _output_tokens(point: LoadPointResult) -> str:
 
 
 def _sentences_of_groups(curve: SweepCurve) -> Iterator[str]:
-    """Yield where throughput is highest and lowest, and the groups without a best load point."""
+    """Yield where the throughput of a sweep over several lengths or targets is highest and lowest.
+
+    A group is all load points with the same lengths and target. Its best load point within the SLO
+    stands for it. The last sentences name the groups that have none, with the reason.
+    """
     curves = curve.split()
-    points_of_groups = [representative_point(group_curve) for group_curve in curves]
-    representatives = [point for point in points_of_groups if point is not None]
-    representatives.sort(key=_throughput, reverse=True)
-    if representatives:
-        highest = representatives[0]
+    best_points = [point for point in map(representative_point, curves) if point is not None]
+    best_points.sort(key=_throughput, reverse=True)
+    if best_points:
+        highest = best_points[0]
         within_slo = f" within the SLO ({curve.slo})" if curve.slo else ""
         yield f"Highest throughput{within_slo}: {highest.label}, {_output_tokens(highest)}."
-    if len(representatives) > 1:
-        lowest = representatives[-1]
+    if len(best_points) > 1:
+        lowest = best_points[-1]
         yield f"Lowest throughput: {lowest.label}, {_output_tokens(lowest)}."
-    for reason, labels in _labels_without_best(curves).items():
+    for reason, labels in _groups_without_best_by_reason(curves).items():
         yield f"{reason}: {'; '.join(labels)}."
 
 
@@ -506,8 +518,11 @@ _REASONS_WITHOUT_BEST = (_ALL_MISSED, _NONE_SUSTAINABLE, _ALL_UNDECIDED, _NONE_V
 """Why a group has no best load point, in the order in which they are stated."""
 
 
-def _labels_without_best(curves: Sequence[SweepCurve]) -> dict[str, list[str]]:
-    """Return the labels of the groups without a best load point, by the reason."""
+def _groups_without_best_by_reason(curves: Sequence[SweepCurve]) -> dict[str, list[str]]:
+    """Return the labels of the groups without a best load point, under the reason for it.
+
+    For example: `{"No valid load point": ["ISL 1,000", "ISL 2,000"]}`.
+    """
     labels_by_reason: dict[str, list[str]] = {reason: [] for reason in _REASONS_WITHOUT_BEST}
     for curve in curves:
         reason = _reason_without_best(curve)

@@ -103,16 +103,19 @@ def describe_tasks(sessions: Sessions) -> list[str]:
 
 
 def describe_completed_tasks(sessions: Sessions) -> str:
-    """Return how many tasks completed, their rate, and percentiles of their duration."""
-    excluded = []
+    """Return how many tasks completed, their rate, and percentiles of their duration.
+
+    The tasks that did not complete are mentioned with the reason if the run ended before them, or
+    if their simulated users gave up.
+    """
+    not_completed = []
     if sessions.cut:
-        excluded.append(f"{format.count(sessions.cut)} cut off by the end of the run")
+        not_completed.append(f"{format.count(sessions.cut)} cut off by the end of the run")
     if sessions.abandoned:
-        excluded.append(f"{format.count(sessions.abandoned)} abandoned by their users")
-    suffix = f" ({', '.join(excluded)})" if excluded else ""
-    rate_per_s = sessions.steady_ok_per_s
-    if rate_per_s is None:
-        rate_per_s = sessions.ok_per_s
+        not_completed.append(f"{format.count(sessions.abandoned)} abandoned by their users")
+    suffix = f" ({', '.join(not_completed)})" if not_completed else ""
+    has_steady_rate = sessions.steady_ok_per_s is not None
+    rate_per_s = sessions.steady_ok_per_s if has_steady_rate else sessions.ok_per_s
     return (
         f"{format.count(sessions.ok)} of {format.count(sessions.count)} completed{suffix}, "
         f"{format.rate(rate_per_s)}, duration p50 {quantile_s(sessions.duration_ms, 'p50')}, "

@@ -79,19 +79,21 @@ def report(
         additions: What other kinds of results in the directory of the run add to its report.
         run_dir: The directory of the run, which the short form names.
     """
-    added_results = [paragraph for addition in additions for paragraph in addition.headline()]
+    all_notices = list(notices(summary))
+    added_headlines: list[Paragraph] = []
+    for addition in additions:
+        all_notices += addition.notices
+        added_headlines += addition.headline()
+    sections = _sections(summary, manifest, compute_chart_data, server_samples, additions)
     return Report(
         title=f"{run_title(summary)}, {_start_time(summary)}",
         page_title=f"{workload_name(summary)}: {summary.run.id}",
         generated_by=f"loadgen {summary.run.version} report",
-        notices=[
-            *notices(summary),
-            *(notice for addition in additions for notice in addition.notices),
-        ],
-        headline=[*_result_paragraphs(summary), *added_results],
+        notices=all_notices,
+        headline=[*_result_paragraphs(summary), *added_headlines],
         verdict=_validity(summary),
-        sections=list(_sections(summary, manifest, compute_chart_data, server_samples, additions)),
-        brief=[section("", *added_results), *brief_sections(summary, run_dir)],
+        sections=list(sections),
+        brief=[section("", *added_headlines), *brief_sections(summary, run_dir)],
     )
 
 
@@ -107,18 +109,12 @@ def _sections(
     server_samples: Sequence[MetricSample],
     additions: Sequence[ExtraSections],
 ) -> Iterator[Section | PageSectionFactory]:
-    """Yield the sections of the full report: the result first, then details, then provenance."""
-    tiles: Sequence[Tile] = headline_tiles(summary)
-    for addition in additions:
-        if addition.replace_tiles is not None:
-            tiles = addition.replace_tiles(tiles)
-    yield section("", run_title(summary), text_only=True)
-    yield section("", Tiles(tiles), page_only=True)
-    yield slo_section(summary)
-    yield from page.build_headline_charts(summary, compute_chart_data)
-    yield section("Caveats and warnings", Bullets(_caveats_and_warnings(summary), "warn"))
-    for addition in additions:
-        yield from addition.sections
+    """Yield the sections of the full report: the result first, then details, then provenance.
+
+    The parameters are those of `report`. A section that has charts is yielded as a factory, which
+    is called when a page is written.
+    """
+    yield from _result_sections(summary, compute_chart_data, additions)
     yield section("", run_facts(summary), folded=True, fold_label="Configuration and load")
     yield from latency_sections(summary, compute_chart_data)
     yield from latency_breakdown.build_slow_request_sections(summary, compute_chart_data)
@@ -135,6 +131,28 @@ def _sections(
         if addition.appendix is not None:
             yield addition.appendix
     yield from page.build_provenance(summary, manifest)
+
+
+def _result_sections(
+    summary: Summary,
+    compute_chart_data: ComputeChartData | None,
+    additions: Sequence[ExtraSections],
+) -> Iterator[Section | PageSectionFactory]:
+    """Yield the title or the headline numbers, the SLO, its charts, and warnings.
+
+    Additions may replace the headline numbers, which a page shows as tiles, and add sections.
+    """
+    tiles: Sequence[Tile] = headline_tiles(summary)
+    for addition in additions:
+        if addition.replace_tiles is not None:
+            tiles = addition.replace_tiles(tiles)
+    yield section("", run_title(summary), text_only=True)
+    yield section("", Tiles(tiles), page_only=True)
+    yield slo_section(summary)
+    yield from page.build_headline_charts(summary, compute_chart_data)
+    yield section("Caveats and warnings", Bullets(_caveats_and_warnings(summary), "warn"))
+    for addition in additions:
+        yield from addition.sections
 
 
 # -- the result ------------------------------------------------------------------------------------

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from loadgen.core import format
 from loadgen.render.page import Tile
-from loadgen.runs.cells import UNSUPPORTED, quantile_label, quantile_ms
+from loadgen.runs.cells import quantile_label, quantile_ms
 from loadgen.runs.rates import select_headline_rates
 
 if TYPE_CHECKING:
@@ -49,13 +49,15 @@ def shown_quantile(summary: Summary, metric: str, distribution: Distribution) ->
 def _latency_tile(summary: Summary, metric: str, label: str, distribution: Distribution) -> Tile:
     """Return a latency at its most important percentile, with the median below it."""
     quantile = shown_quantile(summary, metric, distribution)
-    value = quantile_ms(distribution, quantile)
+    has_value = getattr(distribution, quantile) is not None
+    is_supported = quantile in distribution.supported
     if quantile == "p50":
         note = format.counted(distribution.count, "sample")
     else:
         note = f"p50 {format.milliseconds(distribution.p50)} ms"
-    if value.startswith(UNSUPPORTED):
+    if has_value and not is_supported:
         note += f"; too few samples for {quantile_label(quantile)}"
+    value = quantile_ms(distribution, quantile)
     return Tile(f"{label} {quantile_label(quantile)}", value, "ms", note)
 
 
@@ -83,12 +85,17 @@ def _completed_tile(summary: Summary) -> Tile:
 
 
 def _success_tile(summary: Summary) -> Tile:
-    """Return the SLO attainment with the goodput, or without an SLO the successful requests."""
+    """Return the share of requests that met the SLO, with the goodput.
+
+    Without an SLO on requests, return the share of requests that succeeded instead. Requests that
+    were cancelled or unfinished are in neither share.
+    """
     goodput = summary.goodput
     if goodput.share is not None:
         rate = format.rate(select_headline_rates(summary).goodput, " req/s")
-        return Tile("SLO attainment", format.percent(goodput.share), "", f"goodput {rate}")
+        note = f"goodput {rate}"
+        return Tile("SLO attainment", format.percent(goodput.share), unit="", note=note)
     requests = summary.requests
-    share = requests.ok / requests.decided if requests.decided else None
-    scheduled = f"{format.count(requests.scheduled)} scheduled"
-    return Tile("Succeeded", format.percent(share), "", scheduled)
+    success_share = requests.ok / requests.decided if requests.decided else None
+    note = f"{format.count(requests.scheduled)} scheduled"
+    return Tile("Succeeded", format.percent(success_share), unit="", note=note)

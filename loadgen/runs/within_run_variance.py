@@ -23,18 +23,28 @@ _TIME_STATISTICS = (".p50", ".p90", ".p95", ".p99", ".p99_9", ".mean")
 def build_interval_section(summary: Summary) -> Section:
     """Return a table of the confidence intervals of the metrics of one run.
 
-    The table is empty, and the section is not shown, if the run is too short for an interval.
+    They are computed from the variation within the run. The table is empty, and the section is not
+    shown, if the run is too short for an interval.
     """
+    interval_by_path = summary.within
     rows = []
-    for path, estimate in summary.within.items():
-        cells = [_format_value(path, value) for value in estimate]
-        rows.append((_label_with_unit(path), *cells))
+    for path, interval in interval_by_path.items():
+        estimate, low, high = interval
+        rows.append(
+            (
+                _label_with_unit(path),
+                _format_value(path, estimate),
+                _format_value(path, low),
+                _format_value(path, high),
+            )
+        )
+    legend = COVERAGE if rows else ""
     return section(
         "Confidence intervals",
         Table(("metric", "value", "from", "to"), rows),
-        Paragraph(COVERAGE if rows else "", "soft"),
+        Paragraph(legend, "soft"),
         folded=True,
-        id="within",
+        id="confidence-intervals",
     )
 
 
