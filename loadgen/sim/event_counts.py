@@ -11,7 +11,7 @@ sequences that took part in each.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -22,6 +22,7 @@ from loadgen.core.stats.histogram import Histogram
 from loadgen.sim.event_gaps import Ints, IterationEnds, TokenSpans
 
 Counts = NDArray[np.signedinteger[Any]]
+Mask = NDArray[np.bool_]
 
 
 class EventCounts(NamedTuple):
@@ -68,6 +69,37 @@ def count_events(
     return counter.build_counts()
 
 
+class _SpanGroup(NamedTuple):
+    """Spans on one replica whose regular events all come at the times of one list.
+
+    A span is an unbroken sequence of iterations in which a request gets one token each. A regular
+    event has the full number of tokens. With 3 tokens per event, spans that begin in iteration 1,
+    4 or 7 have regular events only at the ends of iterations 1, 4, 7, 10 and so on, so they form a
+    group. If such a span begins in iteration 4, and its last regular event comes in iteration 10,
+    it has the events 1 to 3 of this list.
+
+    Attributes:
+        record_index: The record of each span.
+        first_event: The index in `event_times_ns` of the first event of each span.
+        last_event: The index in `event_times_ns` of its last regular event.
+        event_times_ns: When regular events of the group can come, in ascending order.
+    """
+
+    record_index: Ints
+    first_event: Ints
+    last_event: Ints
+    event_times_ns: Ints
+
+    def select(self, selection: Mask) -> _SpanGroup:
+        """Return the group with only the selected spans."""
+        return _SpanGroup(
+            self.record_index[selection],
+            self.first_event[selection],
+            self.last_event[selection],
+            self.event_times_ns,
+        )
+
+
 class _EventCounter:
     """Adds up the output events and the gaps between them, one replica after the other.
 
@@ -86,6 +118,9 @@ class _EventCounter:
     ) -> None:
         """Create a counter without events.
 
+        A record is the result of one sent request. Events and gaps between events are counted per
+        stage, for the charts of a run, and per record, for its fields.
+
         Args:
             stage_of_record: The stage (the part of the load) that each sent request belongs to.
             stage_count: The number of stages.
@@ -98,7 +133,7 @@ class _EventCounter:
         bin_count = last_end_ns // BIN_NS + 1
         self._gaps_of_stage = [Histogram() for _ in range(stage_count)]
         self._timeline_of_stage = [np.zeros(bin_count, np.int64) for _ in range(stage_count)]
-        # Arrays with one entry per sent request.
+        # Arrays with one entry per record.
         record_count = len(stage_of_record)
         self._largest_gap_ns = np.zeros(record_count, np.int64)
         self._event_count = np.zeros(record_count, np.int32)
@@ -110,18 +145,22 @@ class _EventCounter:
             spans: The unbroken sequences of iterations in which requests got one token each.
             ends_ns: When the iterations of the replica ended.
         """
-        tail_tokens = (spans.last - spans.first) % self._tokens_per_event
-        last_regular = spans.last - tail_tokens  # iterations, one per span
-        self._add_regular_events(spans.record_index, spans.first, last_regular, ends_ns)
+        tokens_per_event = self._tokens_per_event
+        # One token per iteration, so iterations and tokens can be added and subtracted.
+        tail_tokens = (spans.last - spans.first) % tokens_per_event
+        last_regular_iteration = spans.last - tail_tokens
+        for group in _group_spans(spans, last_regular_iteration, ends_ns, tokens_per_event):
+            self._add_regular_events(group)
+            self._add_regular_gaps(group)
 
         has_tail = tail_tokens > 0
         if has_tail.any():
             self._add_tail_events(
                 record_index=spans.record_index[has_tail],
-                previous_event_ns=ends_ns[last_regular[has_tail]],
+                previous_event_ns=ends_ns[last_regular_iteration[has_tail]],
                 tail_event_ns=ends_ns[spans.last[has_tail]],
             )
-        regular_event_count = 1 + (last_regular - spans.first) // self._tokens_per_event
+        regular_event_count = 1 + (last_regular_iteration - spans.first) // tokens_per_event
         np.add.at(self._event_count, spans.record_index, regular_event_count + has_tail)
 
     def add_pauses(self, spans: TokenSpans, iteration_ends_ns: Sequence[Ints]) -> None:
@@ -135,116 +174,82 @@ class _EventCounter:
             iteration_ends_ns: When the iterations of each replica ended.
         """
         spans = spans.in_record_order()
-        (before_pause,) = np.nonzero(spans.record_index[:-1] == spans.record_index[1:])
-        if not len(before_pause):
+        # In this order, there is a pause between two neighbours of the same record.
+        is_paused_after = spans.record_index[:-1] == spans.record_index[1:]
+        if not is_paused_after.any():
             return
-        paused_spans = spans.select(before_pause)
-        resumed_spans = spans.select(before_pause + 1)
+        spans_before_pause = spans.select(slice(None, -1)).select(is_paused_after)
+        spans_after_pause = spans.select(slice(1, None)).select(is_paused_after)
         iteration_ends = IterationEnds(iteration_ends_ns)
-        paused_ns = iteration_ends.look_up(paused_spans.replica, paused_spans.last)
-        resumed_ns = iteration_ends.look_up(resumed_spans.replica, resumed_spans.first)
-        self._add_single_gaps(paused_spans.record_index, resumed_ns - paused_ns)
+        paused_ns = iteration_ends.look_up(spans_before_pause.replica, spans_before_pause.last)
+        resumed_ns = iteration_ends.look_up(spans_after_pause.replica, spans_after_pause.first)
+        self._add_single_gaps(spans_before_pause.record_index, resumed_ns - paused_ns)
 
     def build_counts(self) -> EventCounts:
         """Return the counts of all added events. The timeline of a stage ends with its last one."""
         timeline = [_without_trailing_zeros(counts) for counts in self._timeline_of_stage]
         return EventCounts(self._gaps_of_stage, timeline, self._largest_gap_ns, self._event_count)
 
-    def _add_regular_events(
-        self, record_index: Ints, first: Ints, last_regular: Ints, ends_ns: Ints
-    ) -> None:
-        """Add the events that come every n iterations of a span, for n tokens per event.
+    def _add_regular_events(self, group: _SpanGroup) -> None:
+        """Add the regular events of a group of spans to the timelines of their stages.
 
-        Spans that begin at the same iteration modulo n have their events at the same iterations.
-        With n = 3, the spans that begin at iterations 1, 4, 7, ... have all their events there. So
-        the spans with the same remainder are counted together, and only these iterations matter.
-
-        Args:
-            record_index: The record of each span.
-            first: The iteration of the first event of each span.
-            last_regular: The iteration of its last regular event.
-            ends_ns: When the iterations of the replica ended.
+        Each span has one event at each time from its first to its last event. So the number of
+        events at a time is the number of spans that contain it.
         """
-        interval = self._tokens_per_event
-        remainder_of_span = first % interval
-        for remainder in np.unique(remainder_of_span).tolist():
-            has_remainder = remainder_of_span == remainder
-            self._add_aligned_spans(
-                record_index[has_remainder],
-                first_event=first[has_remainder] // interval,
-                last_event=last_regular[has_remainder] // interval,
-                times_ns=ends_ns[remainder::interval],
+        times_ns = group.event_times_ns
+        for stage, in_stage in self._split_by_stage(group.record_index):
+            event_counts = _count_ranges(
+                group.first_event[in_stage], group.last_event[in_stage], len(times_ns)
             )
-
-    def _add_aligned_spans(
-        self, record_index: Ints, first_event: Ints, last_event: Ints, times_ns: Ints
-    ) -> None:
-        """Add spans whose events come at the same times, as far as they are within the span.
-
-        A span is a part of a response without a pause. It has one event at each of the given times
-        from its first to its last event.
-
-        Args:
-            record_index: The record of each span.
-            first_event: The index in `times_ns` of the first event of each span.
-            last_event: The index in `times_ns` of its last event.
-            times_ns: The times at which spans can have events, in ascending order.
-        """
-        gaps_ns = np.diff(times_ns)  # gap n is the time from event n to event n + 1
-        stage_of_span = self._stage_of_record[record_index]
-        for stage in np.unique(stage_of_span).tolist():
-            in_stage = stage_of_span == stage
-            event_counts = _count_ranges(first_event[in_stage], last_event[in_stage], len(times_ns))
             self._add_to_timeline(stage, times_ns, event_counts)
 
-        # A span from event 3 to event 5 has the gaps 3 and 4.
-        has_gap = last_event > first_event
-        self._add_aligned_gaps(
-            record_index[has_gap], first_event[has_gap], last_event[has_gap] - 1, gaps_ns
-        )
+    def _add_regular_gaps(self, group: _SpanGroup) -> None:
+        """Add the gaps between consecutive regular events of the spans of a group.
 
-    def _add_aligned_gaps(
-        self, record_index: Ints, first_gap: Ints, last_gap: Ints, gaps_ns: Ints
-    ) -> None:
-        """Add the gaps of spans, each of which has consecutive ones of the same gaps.
-
-        Args:
-            record_index: The record of each span.
-            first_gap: The index in `gaps_ns` of the first gap of each span.
-            last_gap: The index in `gaps_ns` of its last gap.
-            gaps_ns: The times between consecutive events.
+        Gap n of the group is the time from its event n to its event n + 1. So a span with the
+        events 3 to 5 has the gaps 3 and 4, and a span with a single event has no gap.
         """
-        if not len(record_index):
+        has_gap = group.last_event > group.first_event
+        if not has_gap.any():
             return
-        stage_of_span = self._stage_of_record[record_index]
-        for stage in np.unique(stage_of_span).tolist():
-            in_stage = stage_of_span == stage
+        group = group.select(has_gap)
+        first_gap = group.first_event
+        last_gap = group.last_event - 1
+        gaps_ns = np.diff(group.event_times_ns)
+        for stage, in_stage in self._split_by_stage(group.record_index):
             gap_counts = _count_ranges(first_gap[in_stage], last_gap[in_stage], len(gaps_ns))
             self._gaps_of_stage[stage].add(gaps_ns, gap_counts)
         largest_ns = _range_maxima(gaps_ns, starts=first_gap, stops=last_gap + 1)
-        np.maximum.at(self._largest_gap_ns, record_index, largest_ns)
+        np.maximum.at(self._largest_gap_ns, group.record_index, largest_ns)
 
     def _add_tail_events(
         self, record_index: Ints, previous_event_ns: Ints, tail_event_ns: Ints
     ) -> None:
-        """Add the events at the end of spans that come earlier than a regular event would.
+        """Add the tail events of spans, and the gap before each of them.
+
+        A span is a part of a response without a pause. Its tail event has the tokens that are left
+        after its last full event. All arguments have one entry per span.
 
         Args:
             record_index: The record of each span.
-            previous_event_ns: The time of its last regular event.
+            previous_event_ns: The time of its last full event.
             tail_event_ns: The time of its tail event.
         """
         self._add_single_gaps(record_index, tail_event_ns - previous_event_ns)
-        stage_of_event = self._stage_of_record[record_index]
-        for stage in np.unique(stage_of_event).tolist():
-            self._add_to_timeline(stage, tail_event_ns[stage_of_event == stage])
+        for stage, in_stage in self._split_by_stage(record_index):
+            self._add_to_timeline(stage, tail_event_ns[in_stage])
 
     def _add_single_gaps(self, record_index: Ints, gaps_ns: Ints) -> None:
         """Add one gap to each of these records. A record may occur several times."""
         np.maximum.at(self._largest_gap_ns, record_index, gaps_ns)
-        stage_of_gap = self._stage_of_record[record_index]
-        for stage in np.unique(stage_of_gap).tolist():
-            self._gaps_of_stage[stage].add(gaps_ns[stage_of_gap == stage])
+        for stage, in_stage in self._split_by_stage(record_index):
+            self._gaps_of_stage[stage].add(gaps_ns[in_stage])
+
+    def _split_by_stage(self, record_index: Ints) -> Iterator[tuple[int, Mask]]:
+        """Yield each stage that these records belong to, and which of the records belong to it."""
+        stages = self._stage_of_record[record_index]
+        for stage in np.unique(stages).tolist():
+            yield stage, stages == stage
 
     def _add_to_timeline(
         self, stage: int, times_ns: Ints, event_counts: Ints | None = None
@@ -256,17 +261,46 @@ class _EventCounter:
         timeline += events_per_bin.astype(np.int64)
 
 
+def _group_spans(
+    spans: TokenSpans, last_regular_iteration: Ints, ends_ns: Ints, tokens_per_event: int
+) -> Iterator[_SpanGroup]:
+    """Yield the spans of a replica in groups that have regular events at the same times.
+
+    A span has a regular event every `tokens_per_event` iterations. So spans whose first iterations
+    have the same remainder modulo `tokens_per_event` are a group. With 3 tokens per event, event i
+    of the group with remainder 1 comes at the end of iteration 1 + 3 * i.
+
+    Args:
+        spans: The unbroken sequences of iterations in which requests got one token each.
+        last_regular_iteration: The iteration of the last regular event of each span.
+        ends_ns: When the iterations of the replica ended.
+        tokens_per_event: Tokens of each event after the first.
+    """
+    remainder_of_span = spans.first % tokens_per_event
+    for remainder in np.unique(remainder_of_span).tolist():
+        in_group = remainder_of_span == remainder
+        yield _SpanGroup(
+            record_index=spans.record_index[in_group],
+            first_event=(spans.first[in_group] - remainder) // tokens_per_event,
+            last_event=(last_regular_iteration[in_group] - remainder) // tokens_per_event,
+            event_times_ns=ends_ns[remainder::tokens_per_event],
+        )
+
+
 def _count_ranges(first: Ints, last: Ints, length: int) -> Ints:
     """Return how many of some ranges contain each of the numbers from 0 to `length` - 1.
 
-    A range reaches from an entry of `first` to the same entry of `last`, both included. For
-    example, the ranges 0 to 1 and 1 to 3 give [1, 2, 1, 1] for a length of 4. A range contains a
-    number if it has begun by then and has not ended before.
+    A range reaches from an entry of `first` to the same entry of `last`, both included. It contains
+    a number if it has begun by then and has not ended before. For example, the ranges 0 to 1 and 1
+    to 3 give [1, 2, 1, 1] for a length of 4.
     """
-    begun = np.cumsum(np.bincount(first, minlength=length))
-    ended = np.cumsum(np.bincount(last, minlength=length))
-    ended_before = ended - np.bincount(last, minlength=length)
-    return begun - ended_before
+    # The comments show the values in the example.
+    begin_counts = np.bincount(first, minlength=length)  # [1, 1, 0, 0] ranges begin here
+    end_counts = np.bincount(last, minlength=length)  # [0, 1, 0, 1] ranges end here
+    begun_so_far = np.cumsum(begin_counts)  # [1, 2, 2, 2]
+    ended_so_far = np.cumsum(end_counts)  # [0, 1, 1, 2]
+    ended_before = ended_so_far - end_counts  # [0, 0, 1, 1]
+    return begun_so_far - ended_before
 
 
 def _range_maxima(values: Ints, starts: Ints, stops: Ints) -> Ints:
@@ -275,8 +309,9 @@ def _range_maxima(values: Ints, starts: Ints, stops: Ints) -> Ints:
     For example, the values [5, 1, 7, 2] with the starts [0, 1] and the stops [2, 4] give [5, 7].
 
     This is the sparse table for range maximum queries (Bender and Farach-Colton, "The LCA problem
-    revisited", 2000). Any range is covered by two windows of equal width, one at its start and one
-    at its end, which may overlap. The width is the largest power of two that fits into the range.
+    revisited", 2000). A window is a range whose width is a power of two. Any range is covered by
+    two windows of the same width that may overlap: values[1:8], of length 7, by values[1:5] and
+    values[4:8], of width 4. The width is the largest power of two that fits into the range.
     """
     lengths = stops - starts
     longest = int(lengths.max())
@@ -284,10 +319,10 @@ def _range_maxima(values: Ints, starts: Ints, stops: Ints) -> Ints:
     width = 1
     window_maxima = values  # window_maxima[i] is the maximum of values[i : i + width]
     while width <= longest:
-        (ranges,) = np.nonzero((width <= lengths) & (lengths < 2 * width))
-        maxima_at_start = window_maxima[starts[ranges]]
-        maxima_at_end = window_maxima[stops[ranges] - width]
-        maxima[ranges] = np.maximum(maxima_at_start, maxima_at_end)
+        uses_width = (width <= lengths) & (lengths < 2 * width)
+        maxima_of_left_windows = window_maxima[starts[uses_width]]
+        maxima_of_right_windows = window_maxima[stops[uses_width] - width]
+        maxima[uses_width] = np.maximum(maxima_of_left_windows, maxima_of_right_windows)
         # A window of twice the width consists of two windows next to each other.
         window_maxima = np.maximum(window_maxima[:-width], window_maxima[width:])
         width *= 2

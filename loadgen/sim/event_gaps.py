@@ -89,9 +89,9 @@ class EmittedEvents(NamedTuple):
 def iterate_gaps(events: EmittedEvents) -> Iterator[RequestGaps]:
     """Yield the gaps between the output events of all requests, in batches of requests.
 
-    A gap is the time from one event of a request to its next one, also if the request was paused in
+    A gap is the time from one event of a request to its next one, even if the request was paused in
     between. Requests come in the order of their records. Those with a single event have no gap and
-    are left out.
+    are left out. The batches limit the memory in use, because a run can have billions of events.
     """
     tokens_per_event = events.tokens_per_event
     spans = events.spans.in_record_order()
@@ -115,14 +115,15 @@ def _compute_gaps(events: _EventList, slots: Ints) -> RequestGaps:
     """Return the gaps between consecutive events of the same record.
 
     Args:
-        events: The events of some records.
+        events: The events of some records, record after record and in order of time.
         slots: The slot of every record: the number of its request in the schedule.
     """
     record_of_event = events.record_index[1:]
     record_of_previous_event = events.record_index[:-1]
-    is_gap = record_of_event == record_of_previous_event
-    gaps_ns = np.diff(events.time_ns)[is_gap]
-    records, gap_counts = np.unique(record_of_event[is_gap], return_counts=True)
+    # The first event of a record has no gap before it.
+    has_gap = record_of_event == record_of_previous_event
+    gaps_ns = np.diff(events.time_ns)[has_gap]
+    records, gap_counts = np.unique(record_of_event[has_gap], return_counts=True)
     return RequestGaps(slots[records], gap_counts, gaps_ns)
 
 
@@ -141,11 +142,13 @@ def _list_events(
         tokens_per_event: Tokens of each event after the first.
         iteration_ends: When the iterations of the replicas ended.
     """
-    spans_of_events = spans.select(np.repeat(np.arange(len(event_counts)), event_counts))
-    position_in_span = _number_within_groups(event_counts)
-    iteration = np.minimum(
-        spans_of_events.first + position_in_span * tokens_per_event, spans_of_events.last
-    )
+    # One entry per event from here on. The comments show the values if the span of the docstring
+    # is followed by a span that has 2 events.
+    span_of_event = np.repeat(np.arange(len(event_counts)), event_counts)  # [0, 0, 0, 1, 1]
+    event_number = _number_within_groups(event_counts)  # [0, 1, 2, 0, 1], from 0 in each span
+    spans_of_events = spans.select(span_of_event)
+    regular_iteration = spans_of_events.first + event_number * tokens_per_event  # [10, 13, 16, ...]
+    iteration = np.minimum(regular_iteration, spans_of_events.last)  # [10, 13, 14, ...]
     time_ns = iteration_ends.look_up(spans_of_events.replica, iteration)
     return _EventList(spans_of_events.record_index, time_ns)
 
@@ -174,31 +177,24 @@ def _count_events(spans: TokenSpans, tokens_per_event: int) -> Ints:
 
 
 def _split_into_batches(record_index: Ints, event_counts: Ints) -> Iterator[slice]:
-    """Yield slices of spans with about EVENTS_PER_BATCH events, to limit the memory in use.
+    """Yield slices of spans with about EVENTS_PER_BATCH events each, to limit the memory in use.
 
-    All spans of a record are in the same batch, so a batch can be larger. A record belongs to batch
-    n if at least n * EVENTS_PER_BATCH events come before it, but fewer than (n + 1) times as many.
+    A span is a part of a response without a pause. All spans of a record are in one batch, so a
+    batch may be somewhat larger. With 100 events per batch, a record before which there are 250
+    events in total belongs to batch 2.
 
     Args:
-        record_index: The record of each span. The spans of a record follow each other.
+        record_index: The record of each span, in ascending order.
         event_counts: The number of events of each span.
     """
-    span_count = len(record_index)
-    # The indexes of the spans at which a record begins. There is one entry per record from here on.
-    record_starts = _find_changes(record_index)
+    # The index of the first span of each record. `return_index` gives the first occurrences.
+    _, first_span_of_record = np.unique(record_index, return_index=True)
     events_before_span = np.cumsum(event_counts) - event_counts
-    batch_of_record = events_before_span[record_starts] // EVENTS_PER_BATCH
+    events_before_record = events_before_span[first_span_of_record]
+    batch_of_record = events_before_record // EVENTS_PER_BATCH
 
-    batch_starts = record_starts[_find_changes(batch_of_record)].tolist()
+    _, first_record_of_batch = np.unique(batch_of_record, return_index=True)
+    batch_starts = first_span_of_record[first_record_of_batch].tolist()
+    span_count = len(record_index)
     for start, stop in pairwise([*batch_starts, span_count]):
         yield slice(start, stop)
-
-
-def _find_changes(numbers: Ints) -> Ints:
-    """Return the indexes at which a number differs from the one before it, and 0 for the first.
-
-    For example, [7, 7, 9, 9, 9, 8] gives [0, 2, 5]. The result is empty without numbers.
-    """
-    is_change = np.ones(len(numbers), np.bool_)
-    is_change[1:] = numbers[1:] != numbers[:-1]
-    return np.flatnonzero(is_change)
