@@ -20,7 +20,7 @@ from loadgen.core.requests.build import build_prompts
 from loadgen.core.requests.prompts import Prompts, PromptTarget
 from loadgen.core.requests.tokenizer import load_tokenizer
 from loadgen.core.schedule.sessions import build_sessions
-from loadgen.sim.request_lengths import RequestSize, create_request_sizer
+from loadgen.sim.request_lengths import RequestSize, RequestSizer, create_request_sizer
 from loadgen.sim.virtual_backend import load_target_preset
 
 if TYPE_CHECKING:
@@ -87,23 +87,37 @@ def _find_slo_iteration_limit_ns(
 ) -> float:
     """Return how long an iteration may take at most so that the SLO of a workload is met, in ns.
 
-    A decoding request gets one token per iteration. So no iteration may take longer than the lowest
-    limit for TPOT, the time per output token. If the SLO also limits the duration of tasks, no
-    iteration may take longer than that allows. The result is infinite without such limits.
+    The SLO can limit an iteration in two ways:
+
+    - By a limit for TPOT, the time per output token: a request gets one token per iteration, so no
+      iteration may take longer than this limit.
+    - By a limit for the duration of tasks, which consist of several requests. The longest iteration
+      with which enough tasks end in time is the limit.
+
+    The result is infinite if neither is limited.
 
     Args:
         workload: The workload with its SLO.
         sample: The work of sampled requests, by session. Tasks are taken from it.
         costs: The costs of an iteration of a replica.
     """
-    limits_ns: list[float] = [
-        term.limit_ns for slo in _all_slos(workload) for term in slo.terms if term.metric == "tpot"
-    ]
+    limits_ns: list[float] = list(_iterate_tpot_limits_ns(workload))
     task_slo = workload.slo.task if workload.slo is not None else None
     if task_slo is not None and task_slo.within_ns is not None:
         tasks = _select_complete_tasks(workload, sample, costs)
-        limits_ns.append(_find_task_iteration_limit_ns(tasks, task_slo.within_ns, task_slo.share))
+        task_limit_ns = _find_task_iteration_limit_ns(
+            tasks, max_duration_ns=task_slo.within_ns, required_fraction=task_slo.share
+        )
+        limits_ns.append(task_limit_ns)
     return min(limits_ns, default=math.inf)
+
+
+def _iterate_tpot_limits_ns(workload: Workload) -> Iterator[int]:
+    """Yield all limits in ns that a workload and its classes have for the time per output token."""
+    for slo in _all_slos(workload):
+        for term in slo.terms:
+            if term.metric == "tpot":
+                yield term.limit_ns
 
 
 def _all_slos(workload: Workload) -> Iterator[Slo]:
@@ -117,10 +131,12 @@ def _all_slos(workload: Workload) -> Iterator[Slo]:
 def _saturation_rate_of_replica(
     mean_work: Work, costs: Costs, limits: ServerLimits, max_iteration_ns: float
 ) -> float:
-    """Return the sessions per second that fill one replica.
+    """Return the highest rate, in sessions per second, that one replica can serve permanently.
 
-    A session takes many iterations, so an iteration does the work of a fraction of a session. The
-    rate is this fraction divided by the duration of the iteration.
+    At this rate, an iteration does as much work as arrives during it. That is the work of a
+    fraction of a session, because a session takes many iterations. The rate is this fraction
+    divided by the duration of the iteration. For example, 0.05 sessions per iteration of 20 ms are
+    2.5 sessions per second.
 
     Args:
         mean_work: The mean work of a session.
@@ -128,17 +144,21 @@ def _saturation_rate_of_replica(
         limits: The limits of the replica.
         max_iteration_ns: The time that an iteration may take.
     """
-    sessions = _max_sessions_for_limits(mean_work, limits)
-    if _iteration_ns(sessions, mean_work, costs) > max_iteration_ns:
-        sessions = _max_sessions_for_duration(max_iteration_ns, sessions, mean_work, costs)
-    iteration_ns = _iteration_ns(sessions, mean_work, costs)
-    return sessions * NS_PER_S / iteration_ns
+    sessions_per_iteration = _max_sessions_for_limits(mean_work, limits)
+    if _iteration_ns(sessions_per_iteration, mean_work, costs) > max_iteration_ns:
+        sessions_per_iteration = _max_sessions_for_duration(
+            max_iteration_ns, sessions_per_iteration, mean_work, costs
+        )
+    iteration_ns = _iteration_ns(sessions_per_iteration, mean_work, costs)
+    return sessions_per_iteration * NS_PER_S / iteration_ns
 
 
 def _max_sessions_for_limits(mean_work: Work, limits: ServerLimits) -> float:
-    """Return the most sessions, a fraction, whose work fits into one iteration of a replica.
+    """Return how many sessions a replica can serve per iteration at most, by its limits.
 
-    There are three limits:
+    In a steady state, an iteration does the work of a fraction of a session, for example 0.05.
+    Each limit of an iteration divided by what one session needs in total gives such a fraction, and
+    the lowest one counts:
 
     - The tokens that an iteration may compute. A session needs its prompt and output tokens.
     - The size of a batch. Each sequence in it generates one token, so an iteration generates at
@@ -160,10 +180,16 @@ def _max_sessions_for_limits(mean_work: Work, limits: ServerLimits) -> float:
 def _max_sessions_for_duration(
     max_iteration_ns: float, max_sessions: float, mean_work: Work, costs: Costs
 ) -> float:
-    """Return the most sessions per iteration with which it takes at most `max_iteration_ns`.
+    """Return how many sessions a replica can serve per iteration without a too long iteration.
 
-    The duration grows with the sessions, so their number is found by bisection between 0 and
-    `max_sessions`. The result is a fraction: see `_saturation_rate_of_replica`.
+    The result is usually a fraction: an iteration does a small part of the work of a session. An
+    iteration with more work takes longer, so the result is found by bisection.
+
+    Args:
+        max_iteration_ns: The time that an iteration may take.
+        max_sessions: An upper bound of the result. With it, an iteration takes too long.
+        mean_work: The mean work of a session.
+        costs: The costs of an iteration of the replica.
     """
     low = 0.0
     high = max_sessions
@@ -176,37 +202,63 @@ def _max_sessions_for_duration(
     return low
 
 
-def _iteration_ns(sessions: float, mean_work: Work, costs: Costs) -> float:
-    """Return the mean duration of an iteration that does the work of `sessions` sessions.
+class _MeanTimes(NamedTuple):
+    """The mean times that an iteration needs for its work, in ns.
 
-    By the roofline model, an iteration takes as long as its memory traffic or its computation,
-    whichever is longer. There are two kinds of iterations: some compute prompts and outputs, the
-    others only outputs. Prompts arrive at random, so their number in an iteration has a Poisson
-    distribution: an iteration has no prompt with the probability exp(-mean).
+    Attributes:
+        memory_ns: For reading the weights of the model and the key-value cache.
+        output_ns: For computing output tokens.
+        prompt_ns: For computing prompts. Iterations without a prompt are included in this mean.
+    """
+
+    memory_ns: float
+    output_ns: float
+    prompt_ns: float
+
+
+def _mean_times(sessions_per_iteration: float, mean_work: Work, costs: Costs) -> _MeanTimes:
+    """Return the mean times of an iteration that does the work of so many sessions."""
+    kv_cache_ns = sessions_per_iteration * costs.kv_token_ns * mean_work.read_tokens
+    output_ns_per_session = (
+        costs.token_ns * mean_work.generated_tokens + costs.attended_ns * mean_work.read_tokens
+    )
+    prompt_ns_per_session = (
+        costs.token_ns * mean_work.computed_tokens + costs.attended_ns * mean_work.attended_tokens
+    )
+    return _MeanTimes(
+        memory_ns=costs.weights_ns + kv_cache_ns,
+        output_ns=sessions_per_iteration * output_ns_per_session,
+        prompt_ns=sessions_per_iteration * prompt_ns_per_session,
+    )
+
+
+def _iteration_ns(sessions_per_iteration: float, mean_work: Work, costs: Costs) -> float:
+    """Return the mean duration of an iteration in ns, by the roofline model.
+
+    An iteration takes as long as its memory traffic or its computation, whichever is longer. Some
+    iterations compute prompts and outputs, the others only outputs. Their mean durations are
+    weighted by their probabilities. Prompts arrive at random, so their number in an iteration has a
+    Poisson distribution, in which 0 has the probability exp(-mean).
 
     Args:
-        sessions: The work of an iteration in sessions. A fraction, because a session takes many
-            iterations.
+        sessions_per_iteration: The work of an iteration in sessions, usually a fraction.
         mean_work: The mean work of a session.
         costs: The costs of an iteration.
     """
-    # Means over all iterations.
-    memory_ns = costs.weights_ns + sessions * costs.kv_token_ns * mean_work.read_tokens
-    output_ns = sessions * (
-        costs.token_ns * mean_work.generated_tokens + costs.attended_ns * mean_work.read_tokens
-    )
-    prompt_ns = sessions * (
-        costs.token_ns * mean_work.computed_tokens + costs.attended_ns * mean_work.attended_tokens
-    )
-    prompts_per_iteration = sessions * mean_work.requests
-    with_prompts = -math.expm1(-prompts_per_iteration)  # 1 - exp(-mean), but exact near 0
-    without_prompts = 1 - with_prompts
+    times = _mean_times(sessions_per_iteration, mean_work, costs)
+    mean_prompts = sessions_per_iteration * mean_work.requests
+    prompt_probability = -math.expm1(-mean_prompts)  # 1 - exp(-mean), but exact near 0
 
-    # The fraction `without_prompts` of the iterations computes outputs only.
-    without_prompts_ns = without_prompts * max(memory_ns, output_ns)
-    # The fraction `with_prompts` computes outputs and all the prompts. The time for prompts,
-    # `prompt_ns`, is already a mean over all iterations, so it is not multiplied by the fraction.
-    with_prompts_ns = max(with_prompts * memory_ns, with_prompts * output_ns + prompt_ns)
+    # probability * duration of an iteration without prompts
+    without_prompts_ns = (1 - prompt_probability) * max(times.memory_ns, times.output_ns)
+    # probability * duration of an iteration with prompts. All prompts are computed in these
+    # iterations, so one of them needs prompt_ns / probability for prompts. It takes
+    # max(memory_ns, output_ns + prompt_ns / probability). The factor is moved into the maximum,
+    # because the probability may be 0.
+    with_prompts_ns = max(
+        prompt_probability * times.memory_ns,
+        prompt_probability * times.output_ns + times.prompt_ns,
+    )
     return costs.overhead_ns + without_prompts_ns + with_prompts_ns
 
 
@@ -240,38 +292,39 @@ class _TimedTask:
 def _select_complete_tasks(
     workload: Workload, sample: dict[int, SessionWork], costs: Costs
 ) -> list[_TimedTask]:
-    """Return the tasks (sessions of several requests) of which all requests are in the sample.
+    """Return the tasks in the sample, without those at its ends that are only partly sampled.
 
-    The duration of a task follows from all of its requests. So tasks at the beginning or the end of
-    the sample are left out if some of their requests are outside.
+    A task is a session of several requests, and its duration follows from all of them. The first
+    and the last task of the sample may have requests outside, so that it cannot be calculated.
     """
     sessions = build_sessions(workload.requests, workload.seed or 0)
     tasks = []
     for session_number, session_work in sample.items():
-        session = sessions.get(session_number)
+        session = sessions.get(session_number)  # builds the session from its number
         is_complete = len(session_work) == session.turn_count
         if is_complete and not session.is_single_request:
-            tasks.append(_TimedTask(session, [*session_work.values()], costs))
+            work_of_turn = list(session_work.values())
+            tasks.append(_TimedTask(session, work_of_turn, costs))
     return tasks
 
 
 def _find_task_iteration_limit_ns(
     tasks: Sequence[_TimedTask], max_duration_ns: int, required_fraction: float
 ) -> float:
-    """Return the longest time of an iteration with which enough tasks end in time.
+    """Return how long an iteration may take at most, in ns, so that enough tasks end in time.
 
-    The longer iterations take, the fewer tasks end in time, so the limit is found by bisection.
+    The longer iterations take, the fewer tasks end in time, so the limit is found by bisection. An
+    iteration is never longer than a task, so the limit is between 0 and `max_duration_ns`.
 
     Args:
-        tasks: The sampled tasks.
-        max_duration_ns: How long a task may take by the SLO. An iteration cannot take longer, so
-            this is also the result without tasks.
+        tasks: The sampled tasks. Without any, the result is `max_duration_ns`.
+        max_duration_ns: How long a task may take by the SLO.
         required_fraction: The fraction of the tasks that has to end in time by the SLO.
     """
+    if not tasks:
+        return float(max_duration_ns)
     low = 0.0
     high = float(max_duration_ns)
-    if not tasks:
-        return high
     for _ in range(BISECTION_STEPS):
         middle = (low + high) / 2
         are_in_time = [task.estimate_duration_ns(middle) <= max_duration_ns for task in tasks]
@@ -291,30 +344,40 @@ def _average_session_work(sample: dict[int, SessionWork]) -> Work | None:
 
 
 def _sample_work(workload: Workload, settings: Settings) -> dict[int, SessionWork]:
-    """Return the work of the requests of some sessions, by the number of the session.
+    """Return the work of sampled requests, by the number of their session and their own number.
 
-    Requests find in the cache of their replica what earlier requests have left there. The first
-    half of the sample only fills the caches, as the start of a run does, and is left out.
+    The work of a request depends on how much of its prompt is in the prefix cache of its replica,
+    where earlier requests have left their blocks. At the start of a run the caches are empty. So
+    the first half of the sample only fills them, and its work is left out.
     """
     preset = load_target_preset(settings)
-    limits = preset.limits
     prompts = _build_sample_prompts(workload, settings)
-    request_sizer = create_request_sizer(
+    request_sizer = _create_sample_sizer(workload, settings, prompts, preset.limits)
+    cached_blocks_of_replica: list[set[Hashable]] = [set() for _ in range(preset.replicas)]
+    work_by_session: dict[int, SessionWork] = defaultdict(dict)
+    warm_up_requests = SAMPLED_REQUESTS // 2
+    for index, request_id in enumerate(prompts.request_ids(SAMPLED_REQUESTS)):
+        size = request_sizer(request_id)
+        replica_index = _choose_sample_replica(index, preset.replicas)
+        cached_blocks = cached_blocks_of_replica[replica_index]
+        if index >= warm_up_requests:
+            session_number = request_id // prompts.turns
+            work = _estimate_work(size, cached_blocks, preset.limits)
+            work_by_session[session_number][request_id] = work
+        cached_blocks.update(size.blocks)
+    return work_by_session
+
+
+def _create_sample_sizer(
+    workload: Workload, settings: Settings, prompts: Prompts, limits: ServerLimits
+) -> RequestSizer:
+    """Return a function that returns the lengths of a request and the blocks of its prompt."""
+    return create_request_sizer(
         workload.requests,
         prompts,
         tokens_per_block=limits.tokens_per_block if limits.block_reuse else 0,
         is_non_generative=settings.returns_numbers,
     )
-    cached_blocks_of_replica: dict[int, set[Hashable]] = defaultdict(set)
-    sample: dict[int, SessionWork] = defaultdict(dict)
-    for index, request_id in enumerate(prompts.request_ids(SAMPLED_REQUESTS)):
-        size = request_sizer(request_id)
-        cached_blocks = cached_blocks_of_replica[_scatter(index, preset.replicas)]
-        if index >= SAMPLED_REQUESTS // 2:
-            session_number = request_id // prompts.turns
-            sample[session_number][request_id] = _estimate_work(size, cached_blocks, limits)
-        cached_blocks.update(size.blocks)
-    return sample
 
 
 def _build_sample_prompts(workload: Workload, settings: Settings) -> Prompts:
@@ -328,7 +391,7 @@ def _build_sample_prompts(workload: Workload, settings: Settings) -> Prompts:
     )
 
 
-def _scatter(index: int, replica_count: int) -> int:
+def _choose_sample_replica(index: int, replica_count: int) -> int:
     """Return the replica of a request in the sample: as if at random, but always the same one.
 
     The consecutive turns of a conversation are spread over the replicas in this way. Knuth's
