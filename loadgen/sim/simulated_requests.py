@@ -146,21 +146,24 @@ class SimulatedRequests:
         """
         if not self._ended:
             return
-        table = _build_request_table(self._ended)
-        # The columns of the table are the fields of `SentColumns`, in the same order.
-        for column_index, (name, column) in enumerate(self._sent.items()):
-            values = table[:, column_index].astype(_SENT_DTYPES[name])
-            column.frombytes(values.tobytes())
+        values_by_field = _read_fields(self._ended)
+        for name, column in self._sent.items():
+            values = values_by_field[name].astype(_SENT_DTYPES[name])
+            column.frombytes(values.tobytes())  # appends the values without a loop over them
         self._ended.clear()
 
 
-def _build_request_table(requests: Sequence[SimRequest]) -> NDArray[np.int64]:
-    """Return a table with one row per request and one column per field of `REQUEST_FIELDS`."""
+def _read_fields(requests: Sequence[SimRequest]) -> dict[str, NDArray[np.int64]]:
+    """Return the values of each field of `SentColumns`, in the order of the requests.
+
+    A request packs its REQUEST_FIELDS into a row of a table. `SentColumns` has the same fields in
+    the same order, but partly under other names: the field `key` of a request is its `slot`.
+    """
     table = np.empty((len(requests), len(REQUEST_FIELDS)), np.int64)
     # The replicas may be compiled or not, and each implementation packs only its own requests.
     request_class = type(requests[0])
     request_class.pack(requests, table)
-    return table
+    return dict(zip(SentColumns.__struct_fields__, table.T, strict=True))
 
 
 def _append_row(columns: dict[str, array[int]], row: tuple[int, ...]) -> None:

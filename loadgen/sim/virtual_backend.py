@@ -141,12 +141,12 @@ def run(workload: Workload, settings: Settings, run_dir: Path, emit: Emit) -> Su
     _check_supported(settings)
     preset = load_target_preset(settings)
     start_cpu_s = process_time()
-    plan, run_manifest = _plan_run(workload, settings, preset, run_dir)
-    emit(RunPlanned(plan, run_manifest))
+    plan, planned_manifest = _plan_run(workload, settings, preset, run_dir)
+    emit(RunPlanned(plan, planned_manifest))
 
     load = _simulate_load(plan, preset, emit)
     contents = RunContents(
-        run_manifest=_describe_outcome(run_manifest, preset, load, plan),
+        run_manifest=_complete_manifest(planned_manifest, preset, load, plan),
         results=load.results,
         worker_samples=[_measure_worker(load, process_time() - start_cpu_s)],
         replica_counts=build_replica_count_samples(preset),
@@ -159,7 +159,7 @@ def run(workload: Workload, settings: Settings, run_dir: Path, emit: Emit) -> Su
 
 
 def _summarize_run(contents: RunContents) -> Summary:
-    """Return the summary of a run from the contents of its files."""
+    """Return the summary (the metrics) of a run from the contents of its files."""
     results = contents.results
     return summarize(
         contents.run_manifest,
@@ -167,8 +167,9 @@ def _summarize_run(contents: RunContents) -> Summary:
         gaps=results.gaps,
         timeline=results.timeline,
         worker_samples=contents.worker_samples,
-        texts=ERROR_TEXTS,
+        texts=ERROR_TEXTS,  # which the field `text` of a record is an index of
         event_errors=build_timestamp_uncertainties(results),
+        # The only metric of a simulated server is how many replicas it has.
         server_samples=contents.replica_counts,
     )
 
@@ -214,21 +215,19 @@ class _SimulatedLoad:
 
 
 def _simulate_load(plan: Plan, preset: Preset, emit: Emit) -> _SimulatedLoad:
-    """Simulate the load of a plan, which listeners of events can end early.
+    """Simulate the load of a plan. Rules of the workload and event listeners can end it early.
 
-    A listener can do so in two ways. When it gets `SimulationStarted`, it can add checks, which run
-    during the simulation. When it gets `Simulated`, it can add times at which the load should have
-    stopped. Then the load is simulated again up to the first of these times, and `Simulated` is
-    emitted again.
+    Two kinds of conditions can end the load:
+
+    - An interim check runs during the simulation, every few seconds of virtual time.
+    - A listener that gets all records after the simulation may find a time at which the load should
+      have stopped. Then the load is simulated again, up to that time.
     """
     workload = plan.job.workload
-    checks: list[InterimCheck] = []
-    emit(SimulationStarted(checks))  # listeners append to the list
-    monitor = StopRuleMonitor(workload.stop_when)
-    if workload.stop_when:
-        checks.append(_create_stop_rule_check(monitor, plan.schedule.horizon_ns))
-
     bounds = _create_load_bounds(workload)
+    stop_rules = StopRuleMonitor(workload.stop_when)
+    checks = _collect_checks(plan, stop_rules, emit)
+
     results, simulation = _simulate_plan(plan, preset, bounds, checks)
     requested_stops_ns = _emit_results(results, emit)
     if requested_stops_ns:
@@ -237,26 +236,50 @@ def _simulate_load(plan: Plan, preset: Preset, emit: Emit) -> _SimulatedLoad:
         _emit_results(results, emit)
 
     is_ended_early = simulation.is_ended_by_check or bool(requested_stops_ns)
-    return _SimulatedLoad(results, simulation, monitor.breach, is_ended_early)
+    return _SimulatedLoad(results, simulation, stop_rules.breach, is_ended_early)
+
+
+def _collect_checks(plan: Plan, stop_rules: StopRuleMonitor, emit: Emit) -> list[InterimCheck]:
+    """Return the interim checks of a load: those of event listeners, and one for `--stop-when`.
+
+    The event `SimulationStarted` has a list, to which its listeners append their checks.
+    """
+    started = SimulationStarted(checks=[])
+    emit(started)
+    checks = started.checks
+    if plan.job.workload.stop_when:
+        checks.append(_create_stop_rule_check(stop_rules, plan.schedule.horizon_ns))
+    return checks
 
 
 def _emit_results(results: VirtualRecords, emit: Emit) -> list[int]:
-    """Emit the event `Simulated`, and return the times in ns at which listeners want to stop."""
+    """Emit the event `Simulated`, and return the times in ns at which listeners want to stop.
+
+    The event has a list, to which its listeners append these times.
+    """
     requested_stops_ns: list[int] = []
-    emit(Simulated(as_record_array(results.records), requested_stops_ns))  # listeners append
+    emit(Simulated(as_record_array(results.records), requested_stops_ns))
     return requested_stops_ns
 
 
 def _simulate_plan(
     plan: Plan, preset: Preset, bounds: LoadBounds, checks: Sequence[InterimCheck]
 ) -> tuple[VirtualRecords, Simulation]:
-    """Simulate the schedule of a plan once, within these bounds and with these interim checks."""
+    """Simulate the schedule of a plan once. Return what was recorded, and the ended simulation.
+
+    Args:
+        plan: What is sent when.
+        preset: The simulated server.
+        bounds: How many requests may be in flight, and when the load ends.
+        checks: Checks of the ended requests at fixed intervals, each of which may end the load.
+    """
     settings = plan.job.settings
     server = preset.server
     request_sizer = create_request_sizer(
         plan.job.workload.requests,
         plan.requests,
         tokens_per_block=server.tokens_per_block if server.block_reuse else 0,
+        # APIs such as embeddings and rerank return numbers instead of generated tokens.
         is_non_generative=settings.returns_numbers,
     )
     return simulate(
@@ -264,7 +287,7 @@ def _simulate_plan(
         request_sizer,
         preset.system,
         bounds,
-        source=plan.tokenizer.tag,
+        source=plan.tokenizer.tag,  # "tokenizer" or "estimate": how the client counts tokens
         checks=checks,
         keep_events=settings.keep == "gaps",
     )
@@ -330,11 +353,12 @@ def load_target_preset(settings: Settings) -> Preset:
 
 
 def _create_probe_result(preset: Preset, settings: Settings) -> ProbeResult:
-    """Return the result that the preflight of such a server would have.
+    """Return what a probe of the simulated server would find out, without a request.
 
-    A run in virtual time sends no requests, but its plan and its manifest need this result. The
-    simulated server is described as a trtllm-serve without network delay. It counts tokens exactly
-    as the workload does, and its chat template adds none.
+    Over HTTP, a run begins with a probe of its target, and its plan and its manifest use the
+    result. A simulated server is described as a trtllm-serve to which the network has no delay. It
+    counts tokens exactly as the workload does: the chat template adds none (`template_tokens`), and
+    both counts are equal (`token_ratio`).
     """
     return ProbeResult(
         target=Target.parse("http://simulated", api=settings.api),
@@ -363,49 +387,59 @@ def _describe_target_in_manifest(
 ) -> RunManifest:
     """Return the manifest with the simulated target as its only target, and a note about it.
 
-    Nothing is sent, so the target has no URL, and there is no round-trip time.
+    Nothing is sent, so the target has no URL, and there is no round-trip time. The note says that
+    the target is simulated. It comes before all other warnings.
     """
     gpus = settings.gpus or preset.gpus
     target = msgspec.structs.replace(run_manifest.targets[0], url="", gpus=gpus)
-    # A note is a sentence for the reader (the key) and the code and values that it consists of.
-    code_of_note = reasons.make_note("virtual_time", {"preset": preset.description})
+    # A dict with one entry: the sentence for the reader, and the code of the note with its values.
+    note_code_by_text = reasons.make_note("virtual_time", {"preset": preset.description})
+    note_texts = tuple(note_code_by_text)
     return msgspec.structs.replace(
         run_manifest,
         targets=(target,),
         client="virtual",
         rtt_ms=None,
-        warnings=(*code_of_note.keys(), *run_manifest.warnings),
-        warning_codes={**code_of_note, **run_manifest.warning_codes},
+        warnings=(*note_texts, *run_manifest.warnings),
+        warning_codes={**note_code_by_text, **run_manifest.warning_codes},
     )
 
 
-def _describe_outcome(
-    run_manifest: RunManifest, preset: Preset, load: _SimulatedLoad, plan: Plan
+def _complete_manifest(
+    planned_manifest: RunManifest, preset: Preset, load: _SimulatedLoad, plan: Plan
 ) -> RunManifest:
-    """Return the manifest after the end of the run: its end, its state, and notes about the load.
+    """Return the manifest (the description of the run) as it is after the end of the run.
 
-    The state is, in this order: `stopped` if a rule of `--stop-when` was broken, `decided` if an
-    interim check or a listener ended the load early, or else `finished`.
+    Added to the planned one are the end of the run, its state, the rule that stopped it, notes
+    about the load, and a fingerprint of the prompts, by which runs with equal prompts are found.
     """
+    run_manifest = planned_manifest
     for code, values in _collect_notes(preset, load, plan).items():
         run_manifest = add_notes(run_manifest, reasons.make_note(code, values))
-    if load.broken_rule is not None:
-        state = "stopped"
-    elif load.is_ended_early:
-        state = "decided"
-    else:
-        state = "finished"
-    # None: the fingerprint covers a fixed number of requests, whatever the length of the load.
-    prompts_fingerprint = digest.fingerprint(plan.requests, None)
+    fingerprints = msgspec.structs.replace(
+        run_manifest.fingerprints,
+        prompts=digest.fingerprint(plan.requests, count=None),
+    )
     return msgspec.structs.replace(
         run_manifest,
         ended=current_time(),
-        state=state,
+        state=_find_state(load),
         stopped_by=load.broken_rule,
-        fingerprints=msgspec.structs.replace(
-            run_manifest.fingerprints, prompts=prompts_fingerprint
-        ),
+        fingerprints=fingerprints,
     )
+
+
+def _find_state(load: _SimulatedLoad) -> str:
+    """Return how a run has ended, as its manifest says it.
+
+    It is `stopped` if a rule of `--stop-when` was broken, `decided` if an interim check or a
+    listener has ended the load early, and `finished` otherwise.
+    """
+    if load.broken_rule is not None:
+        return "stopped"
+    if load.is_ended_early:
+        return "decided"
+    return "finished"
 
 
 def _collect_notes(
@@ -421,14 +455,18 @@ def _collect_notes(
       replicas get different requests
     """
     return {
-        "extrapolated": _note_extrapolation(preset, load.simulation),
-        "paused": _note_pauses(load.simulation),
-        "resonance": _note_resonance(preset, load, plan),
+        "extrapolated": _find_extrapolation(preset, load.simulation),
+        "paused": _find_pauses(load.simulation),
+        "resonance": _find_resonance(preset, load, plan),
     }
 
 
-def _note_extrapolation(preset: Preset, simulation: Simulation) -> dict[str, Any] | None:
-    """Return the values of the note about batches for which the preset has no measurements."""
+def _find_extrapolation(preset: Preset, simulation: Simulation) -> dict[str, Any] | None:
+    """Return the values of the note about extrapolation, or None if there was none.
+
+    A preset is fitted on measurements with a certain batch size and larger ones. The duration of an
+    iteration with a smaller batch is extrapolated from them.
+    """
     min_sequences = preset.valid_from_sequences.value
     mean_batch_size = _mean_batch_size(simulation)
     if mean_batch_size >= min_sequences:
@@ -436,14 +474,19 @@ def _note_extrapolation(preset: Preset, simulation: Simulation) -> dict[str, Any
     return {"sequences": mean_batch_size, "limit": min_sequences}
 
 
-def _note_pauses(simulation: Simulation) -> dict[str, Any] | None:
+def _find_pauses(simulation: Simulation) -> dict[str, Any] | None:
     """Return the values of the note about pauses, or None if no request was paused."""
     pause_count = sum(replica.pause_count for replica in simulation.replicas)
     return {"times": pause_count} if pause_count else None
 
 
-def _note_resonance(preset: Preset, load: _SimulatedLoad, plan: Plan) -> dict[str, Any] | None:
-    """Return the values of the note about resonance, which only round-robin routing can have."""
+def _find_resonance(preset: Preset, load: _SimulatedLoad, plan: Plan) -> dict[str, Any] | None:
+    """Return the values of the note about resonance, or None if there is none.
+
+    Resonance means that the order of the requests and the order of the replicas have a common
+    period, so that replicas get different requests. For example, if every second request is long,
+    one of two replicas gets all long ones. Only round-robin routing has so short a period.
+    """
     if preset.routing != "round_robin":
         return None
     return resonance.find_resonance(
@@ -466,16 +509,18 @@ def _mean_batch_size(simulation: Simulation) -> float:
 def _measure_worker(load: _SimulatedLoad, cpu_s: float) -> WorkerSample:
     """Return the CPU time and the memory of the simulation, as a sample of its only worker.
 
-    In a run over HTTP, the CPU time of a worker is compared with the length `span_s` of its sample,
-    to find out whether the client was too slow. In virtual time that comparison has no meaning. The
-    length is 0, so that it is left out. There is one sample at the end, when all requests that were
-    sent are also done.
+    The single sample is taken at the end of the run, when every request has ended.
+
+    Args:
+        load: The simulated load.
+        cpu_s: The CPU time of the simulation in seconds.
     """
     last_ends_ns = [int(ends[-1]) for ends in load.simulation.iteration_ends_ns if len(ends)]
     end_ns = max(last_ends_ns, default=0)
     request_count = len(load.results.records)
     return WorkerSample(
         t_s=end_ns / 1e9,
+        # With a length of 0, the sample is not used to judge whether the client was too slow.
         span_s=0.0,
         cpu_s=round(cpu_s, 4),
         peak_rss_bytes=peak_memory_bytes(),

@@ -37,6 +37,9 @@ from loadgen.sim.simulated_requests import (
     UnsentColumns,
 )
 
+_STATUS_OF_CUT_REQUEST = {KIND[reason]: STATUS[status] for reason, status in CUTS.items()}
+"""The status of a request that the run or its user has ended, by the code of the reason."""
+
 _FIELD_NAMES = ROW.names or ()
 _UNKNOWN_SOURCE = SOURCE[""]  # of a count that nobody has reported
 
@@ -94,26 +97,53 @@ def build_records(
     unsent = requests.unsent_columns()
     slots = np.concatenate([sent.slot, unsent.slot]) if len(unsent) else sent.slot
     slot_columns = _build_slot_columns(slots, schedule)
+    stage_of_sent = np.asarray(slot_columns["stage"])[: len(sent)]
 
-    # The spans need as much memory as the records, so they are not kept longer than necessary.
-    spans = _build_token_spans(sent, requests.pause_columns())
-    counts = count_events(
-        spans,
+    counts, events = _build_events(
+        sent,
+        requests.pause_columns(),
         iteration_ends_ns,
-        stage_of_record=np.asarray(slot_columns["stage"])[: len(sent)],
+        stage_of_sent=stage_of_sent,
         stage_count=len(schedule.stages),
-        tokens_per_event=options.tokens_per_event,
+        options=options,
     )
-    events = None
-    if options.keep_events:
-        events = EmittedEvents(sent.slot, spans, iteration_ends_ns, options.tokens_per_event)
-    del spans
-
     columns = _build_columns_after_run(sent, iteration_ends_ns, counts, options)
     if len(unsent):
         columns = _append_unsent(columns, len(sent), unsent)
     records = RecordColumns(len(slots), {**columns, **slot_columns})
     return VirtualRecords(records, counts.gaps, counts.timeline, events)
+
+
+def _build_events(
+    sent: SentColumns,
+    pauses: PauseColumns,
+    iteration_ends_ns: Sequence[Ints],
+    *,
+    stage_of_sent: NDArray[Any],
+    stage_count: int,
+    options: RecordOptions,
+) -> tuple[EventCounts, EmittedEvents | None]:
+    """Return the counts of the output events of a run and, if they are kept, the events.
+
+    The spans of tokens need as much memory as the records. So they end with this function, unless
+    the events are kept.
+
+    Args:
+        sent: The requests that were sent.
+        pauses: The iterations in which requests got tokens before they were paused.
+        iteration_ends_ns: The end times of the iterations of each replica.
+        stage_of_sent: The stage (the part of the load) that each sent request belongs to.
+        stage_count: The number of stages.
+        options: The tokens per event, and whether single events are kept.
+    """
+    spans = _build_token_spans(sent, pauses)
+    counts = count_events(
+        spans, iteration_ends_ns, stage_of_sent, stage_count, options.tokens_per_event
+    )
+    if not options.keep_events:
+        return counts, None
+    events = EmittedEvents(sent.slot, spans, iteration_ends_ns, options.tokens_per_event)
+    return counts, events
 
 
 def _build_columns_after_run(
@@ -193,22 +223,30 @@ def _build_slot_columns(slots: Ints, schedule: Schedule) -> dict[str, Column]:
     virtual user. A single request belongs to no session, so its session is -1.
     """
     sessions = _find_sessions(slots, schedule)
-    first_sessions = np.array([stage.first_session for stage in schedule.stages])
-    # The sessions are numbered stage after stage. So the stage of a session is the last one whose
-    # first session is not after it.
-    stage_count_so_far = np.searchsorted(first_sessions, sessions.number, side="right")
-    stage = (stage_count_so_far - 1).astype(np.int16)
+    stage = _find_stages(sessions.number, schedule)
     session_column: Column = -1
     if sessions.is_multi_turn.any():
         session_column = np.where(sessions.is_multi_turn, sessions.number, -1)
     return {
         "slot": slots,
+        # The number of the request differs from the slot only over HTTP with a repeated data set.
         "request": slots,
         "session": session_column,
         "stage": stage,
         "turn": sessions.turn,
         "virtual_user": _assign_virtual_users(sessions.number, stage, schedule),
     }
+
+
+def _find_stages(session_numbers: Ints, schedule: Schedule) -> NDArray[np.int16]:
+    """Return the index of the stage (the part of the load) that each session belongs to.
+
+    Sessions are numbered stage after stage. With stages that begin with the sessions 0, 10 and 30,
+    session 12 belongs to stage 1, because 2 stages begin with it or before it.
+    """
+    first_sessions = np.array([stage.first_session for stage in schedule.stages])
+    begun_stages = np.searchsorted(first_sessions, session_numbers, side="right")
+    return (begun_stages - 1).astype(np.int16)
 
 
 class _SessionColumns(NamedTuple):
@@ -226,21 +264,31 @@ class _SessionColumns(NamedTuple):
 
 
 def _find_sessions(slots: Ints, schedule: Schedule) -> _SessionColumns:
-    """Return the session and the turn of each slot.
+    """Return the session of each slot, and its turn in the session.
 
-    The number of a slot is `session * max_turns + position`, where `max_turns` is the number of
-    turns of the longest session. With `max_turns` 4, the slots of session 2 are 8, 9, 10 and 11.
+    A slot is one request of the schedule. A session is a single request, or a conversation or task
+    whose requests are its turns. Usually all sessions have the same number of turns. Only tasks
+    may differ in it, so their turns need another calculation.
     """
-    if schedule.max_turns > 1:
-        session_numbers, positions = np.divmod(slots, schedule.max_turns)
-    else:
-        session_numbers = slots
-        positions = np.zeros(len(slots), np.int8)
-    if isinstance(schedule.sessions, Conversations | SingleRequests):
-        # All sessions have the same number of turns, so the position is the turn.
-        is_multi_turn = np.full(len(slots), schedule.max_turns > 1)
-        return _SessionColumns(session_numbers, positions, is_multi_turn)
-    return _find_turns_of_tasks(session_numbers, positions, schedule)
+    session_numbers, positions = _split_slots(slots, schedule.max_turns)
+    has_equal_sessions = isinstance(schedule.sessions, Conversations | SingleRequests)
+    if not has_equal_sessions:
+        return _find_turns_of_tasks(session_numbers, positions, schedule)
+    is_multi_turn = np.full(len(slots), schedule.max_turns > 1)
+    return _SessionColumns(session_numbers, positions, is_multi_turn)
+
+
+def _split_slots(slots: Ints, max_turns: int) -> tuple[Ints, NDArray[np.signedinteger[Any]]]:
+    """Return the number of the session of each slot, and the position of the slot in the session.
+
+    The slots of a session follow each other. Each session has as many of them as the longest one
+    has turns, `max_turns`. With `max_turns` 4, session 2 has the slots 8 to 11, so slot 9 has the
+    position 1.
+    """
+    if max_turns == 1:
+        # The usual case: the slots need no copy, and positions of 8 bits are enough.
+        return slots, np.zeros(len(slots), np.int8)
+    return np.divmod(slots, max_turns)
 
 
 def _find_turns_of_tasks(
@@ -248,52 +296,53 @@ def _find_turns_of_tasks(
 ) -> _SessionColumns:
     """Return the turn of each slot if sessions differ in their number of turns.
 
-    The last turn of a session always has the last position, so that its slot shows where the
-    session ends. If the longest session has 4 turns, the 3 turns of a shorter one have the
-    positions 0, 1 and 3. So a position after the last turn stands for the last turn.
+    A slot is one request of the schedule. Each session has as many positions as the longest session
+    has turns. The last turn always has the last position, so that the slot of a session's end is
+    known. All other turns have their own number as position. For example, with 4 positions, the
+    turns 0, 1 and 2 of a session with 3 turns have the positions 0, 1 and 3.
 
     Args:
         session_numbers: The session of each slot.
-        positions: The position of each slot in the numbers of its session.
+        positions: The position of each slot in its session.
         schedule: The schedule, which knows each session.
     """
-    # Each session is looked up once. `index_of_slot` tells which of them each slot belongs to.
-    distinct_numbers, index_of_slot = np.unique(session_numbers, return_inverse=True)
+    # A session is looked up once, and `session_index` says which of them a slot belongs to.
+    distinct_numbers, session_index = np.unique(session_numbers, return_inverse=True)
     sessions = [schedule.sessions.get(number) for number in distinct_numbers.tolist()]
-    last_turns = np.array([session.turn_count - 1 for session in sessions], np.int64)
-    are_multi_turn = np.array([not session.is_single_request for session in sessions], np.bool_)
+    last_turn_of_session = np.array([session.turn_count - 1 for session in sessions], np.int64)
+    is_multi_turn = np.array([not session.is_single_request for session in sessions], np.bool_)
     return _SessionColumns(
         number=session_numbers,
-        turn=np.minimum(positions, last_turns[index_of_slot]),
-        is_multi_turn=are_multi_turn[index_of_slot],
+        # Position 3 becomes turn 2 in the example.
+        turn=np.minimum(positions, last_turn_of_session[session_index]),
+        is_multi_turn=is_multi_turn[session_index],
     )
 
 
 def _assign_virtual_users(
-    session_numbers: Ints, stage: NDArray[np.int16], schedule: Schedule
+    session_numbers: Ints, stage_of_slot: NDArray[np.int16], schedule: Schedule
 ) -> Column:
-    """Return the virtual user of each slot, or one -1 for all slots if no stage has virtual users.
+    """Return the virtual user that sends the request of each slot, -1 in an open loop.
 
-    A virtual user of a closed loop sends one session after the other. The sessions of a stage are
-    assigned to its users in turn: with 3 users, to users 0, 1, 2, 0, 1 and so on. A stage with an
-    open loop has no virtual users, so its slots have -1.
+    A slot is one request of the schedule. A virtual user of a closed loop sends one session after
+    the other. The sessions of a stage are assigned to its users in turn: with 3 users, to users 0,
+    1, 2, 0, 1 and so on. If no stage has virtual users, the result is a single -1 for all slots.
 
     Args:
         session_numbers: The session of each slot.
-        stage: The index of the stage of each slot.
+        stage_of_slot: The index of the stage (the part of the load) of each slot.
         schedule: The schedule with the stages.
     """
-    # `concurrency` is the number of virtual users of a stage, 0 in an open loop.
-    concurrency_of_stage = np.array([stage.concurrency for stage in schedule.stages])
-    if not concurrency_of_stage.any():
+    stages = schedule.stages
+    users_of_stage = np.array([stage.concurrency for stage in stages])  # 0 in an open loop
+    if not users_of_stage.any():
         return -1
-    first_sessions = np.array([stage.first_session for stage in schedule.stages])
-    user_count = concurrency_of_stage[stage]
-    position_in_stage = session_numbers - first_sessions[stage]
-    has_users = user_count > 0
+    first_session_of_stage = np.array([stage.first_session for stage in stages])
+    user_count = users_of_stage[stage_of_slot]
+    position_in_stage = session_numbers - first_session_of_stage[stage_of_slot]
     # The maximum avoids a division by 0 in an open loop, whose result is not used.
     virtual_user = position_in_stage % np.maximum(user_count, 1)
-    return np.where(has_users, virtual_user, -1)
+    return np.where(user_count > 0, virtual_user, -1)
 
 
 def _append_unsent(
@@ -301,14 +350,19 @@ def _append_unsent(
 ) -> dict[str, Column]:
     """Return the columns of the sent requests, extended by the requests that were never sent.
 
-    A column with the same value in all records stays a single number, which saves memory.
+    A column may be one number for all records, which saves memory. If a field has the same number
+    in both kinds of records, it stays a single number.
+
+    Args:
+        sent_columns: The columns of the sent requests. A missing column is 0 in all of them.
+        sent_count: The number of sent requests.
+        unsent: The requests that were never sent.
     """
-    unsent_columns = _build_unsent_columns(unsent)
     columns: dict[str, Column] = {}
-    for name, unsent_values in unsent_columns.items():
+    for name, unsent_values in _build_unsent_columns(unsent).items():
         sent_values = sent_columns.get(name, 0)
-        is_constant = isinstance(sent_values, int) and isinstance(unsent_values, int)
-        if is_constant and sent_values == unsent_values:
+        are_constant = isinstance(sent_values, int) and isinstance(unsent_values, int)
+        if are_constant and sent_values == unsent_values:
             columns[name] = sent_values
         else:
             columns[name] = np.concatenate(
@@ -320,14 +374,16 @@ def _append_unsent(
 def _build_unsent_columns(unsent: UnsentColumns) -> dict[str, Column]:
     """Return all columns of the records of requests that were never sent.
 
-    Such a request has the status `dropped`. If it was not sent because the run had ended, its
-    status is `unfinished` or `cancelled` instead, as `record.CUTS` defines for the reason. All
-    fields but the due time, the reason and the status are the same in all of these records.
+    All fields but the due time, the reason and the status are the same in these records. The reason
+    is stored in the field `kind`, because it is a code of the same table as the kinds of failures.
+    A request that was not sent because the run had ended has the status `unfinished` or
+    `cancelled`. For any other reason its status is `dropped`.
     """
-    dropped_record = _build_dropped_record()
     status = np.full(len(unsent), STATUS["dropped"])
-    for reason, status_name in CUTS.items():
-        status[unsent.reason == KIND[reason]] = STATUS[status_name]
+    for reason_code, status_code in _STATUS_OF_CUT_REQUEST.items():
+        status[unsent.reason == reason_code] = status_code
+
+    dropped_record = _build_dropped_record()
     columns: dict[str, Column] = {name: int(dropped_record[name]) for name in _FIELD_NAMES}
     columns["due_ns"] = unsent.due_ns
     columns["kind"] = unsent.reason
@@ -352,33 +408,29 @@ def _as_array(values: Column, length: int) -> NDArray[Any]:
 
 
 def _build_token_spans(sent: SentColumns, pauses: PauseColumns) -> TokenSpans:
-    """Return the unbroken spans of iterations in which requests got one token each.
+    """Return the spans of all sent requests, in no particular order.
 
-    A request has one span since its last admission to a batch, and one before each of its pauses.
+    A span is an unbroken sequence of iterations in which a request gets one token each. The last
+    span of a request begins after its last admission to a batch. Each of its pauses ends an earlier
+    span, which `pauses` contains.
     """
     final_spans = _build_final_spans(sent)
     if not len(pauses):
         return final_spans
-    spans_before_pauses = TokenSpans(
-        record_index=_find_records(sent, pauses.slot),
-        replica=pauses.replica,
-        first=pauses.first_iteration,
-        last=pauses.last_iteration,
-    )
     return TokenSpans(
-        *(
-            np.concatenate([final_column, pause_column])
-            for final_column, pause_column in zip(final_spans, spans_before_pauses, strict=True)
-        )
+        record_index=np.concatenate([final_spans.record_index, _find_records(sent, pauses.slot)]),
+        replica=np.concatenate([final_spans.replica, pauses.replica]),
+        first=np.concatenate([final_spans.first, pauses.first_iteration]),
+        last=np.concatenate([final_spans.last, pauses.last_iteration]),
     )
 
 
 def _build_final_spans(sent: SentColumns) -> TokenSpans:
     """Return the spans of iterations in which requests got tokens since their last admission.
 
-    `resumed_iteration` is the iteration of the first token since then, and -1 without one. A
-    request that was cancelled before any token has a last iteration before that one. Neither of
-    them has a span.
+    A request has no span if it was cancelled before a token: its `resumed_iteration` is -1 then. A
+    non-generative request (embeddings, rerank) gets no token either. Its last iteration is the one
+    before `resumed_iteration`.
     """
     has_started = sent.resumed_iteration >= 0
     has_tokens = has_started & (sent.last_iteration >= sent.resumed_iteration)
@@ -394,13 +446,15 @@ def _build_final_spans(sent: SentColumns) -> TokenSpans:
 def _find_records(sent: SentColumns, slots: Ints) -> Ints:
     """Return the index of the record of each of these slots, which all have a record.
 
-    For example, the slots [30, 10] have the records [2, 0] if the records are for the slots
-    [10, 20, 30]. The slots of the records are sorted, so that each one is found by binary search.
+    Records are in the order in which requests ended, so their slots are not sorted. The slots are
+    found by binary search in a sorted copy. For example, if the records are for the slots
+    [20, 10, 30], the slots [30, 10] have the records [2, 1].
     """
-    order = np.argsort(sent.slot, kind="stable")
-    positions_in_order = np.searchsorted(sent.slot, slots, sorter=order)
-    record_index: Ints = order[positions_in_order]
-    return record_index
+    # The comments show the values in the example.
+    record_indexes = np.argsort(sent.slot, kind="stable")  # [1, 0, 2] records by slot
+    sorted_slots = sent.slot[record_indexes]  # [10, 20, 30]
+    positions = np.searchsorted(sorted_slots, slots)  # [2, 0]
+    return record_indexes[positions]
 
 
 class _FailureKind(NamedTuple):
@@ -455,8 +509,8 @@ def _build_sent_columns(
 
     Args:
         sent: The requests.
-        first_ns: When each of them got its first token or, of a non-generative request, its
-            response. -1 if it got none.
+        first_ns: When each of them got its first token, or -1 if it got none. For a non-generative
+            request (embeddings, rerank), when its response came.
         last_ns: When each of them got its last token.
         source: Where the prompt token counts come from, a name of `record.SOURCE`.
         reports_cached_tokens: Whether the server reports how much of a prompt was in its cache.
@@ -470,6 +524,7 @@ def _build_sent_columns(
         **_outcome_columns(sent, is_non_generative),
         **_token_columns(sent, source, reports_cached_tokens),
         **_server_timing_columns(sent, times),
+        # The first event of a response has one token, if the response has tokens at all.
         "first_event_tokens": has_tokens,
         # Nothing is sent, so no request needs a new connection.
         "reused": 1,
@@ -479,9 +534,16 @@ def _build_sent_columns(
 
 
 def _find_times(first_ns: Ints, last_ns: Ints, is_non_generative: NDArray[np.bool_]) -> _SentTimes:
-    """Return when sent requests got their tokens. `_build_sent_columns` describes the arguments.
+    """Return when sent requests got their first event, their tokens and their end.
 
-    A request without an event has -1 in `first_ns` and gets -1 for all times.
+    All arguments have one entry per request. All times are in ns, and -1 if something did not
+    happen.
+
+    Args:
+        first_ns: When the first event came: the first token or, for a non-generative request
+            (embeddings, rerank), the whole response.
+        last_ns: When the last token came. Not used for a non-generative request.
+        is_non_generative: Whether the request got values instead of tokens.
     """
     has_tokens = (first_ns >= 0) & ~is_non_generative
     last_token_ns = np.where(has_tokens, last_ns, -1)
@@ -489,6 +551,7 @@ def _find_times(first_ns: Ints, last_ns: Ints, is_non_generative: NDArray[np.boo
         first_event_ns=first_ns,
         first_token_ns=np.where(has_tokens, first_ns, -1),
         last_token_ns=last_token_ns,
+        # A response with values has no token and ends with its only event.
         end_ns=np.where(is_non_generative, first_ns, last_token_ns),
     )
 
@@ -496,11 +559,12 @@ def _find_times(first_ns: Ints, last_ns: Ints, is_non_generative: NDArray[np.boo
 def _time_columns(sent: SentColumns, times: _SentTimes) -> dict[str, Column]:
     """Return the timestamps of each request in ns.
 
-    In virtual time, the network takes no time. So a request is ready and sent at once when it is
-    due, and the head of the response (`first_byte_ns`) comes at once, too. `done_ns` is when the
-    request was over for the client: at its end or its failure.
+    In virtual time, the network takes no time. So a request gets its connection (`ready_ns`) and is
+    sent at once when it is due, and the head of the response (`first_byte_ns`) comes at once, too.
+    The model does not reason, so its first token is also the first one of its answer. `done_ns` is
+    when the request was over for the client: at its end or its failure.
     """
-    is_failed = sent.failure > 0
+    is_failed = _find_failed(sent)
     return {
         "due_ns": sent.due_ns,
         "ready_ns": sent.due_ns,
@@ -515,33 +579,43 @@ def _time_columns(sent: SentColumns, times: _SentTimes) -> dict[str, Column]:
     }
 
 
+def _find_failed(sent: SentColumns) -> NDArray[np.bool_]:
+    """Return whether each request has failed."""
+    is_failed: NDArray[np.bool_] = sent.failure != KIND[""]
+    return is_failed
+
+
+def _find_refused(sent: SentColumns) -> NDArray[np.bool_]:
+    """Return whether the server has refused the prompt of each request, because it is too long."""
+    is_refused: NDArray[np.bool_] = sent.failure == KIND["http_4xx"]
+    return is_refused
+
+
 def _outcome_columns(sent: SentColumns, is_non_generative: NDArray[np.bool_]) -> dict[str, Column]:
     """Return the columns that tell how each request ended.
 
-    A completion always ends at its requested length, because the simulated model never ends a text
-    by itself. A failed request has no finish reason.
+    The field `kind` has the code of the failure, 0 for a success. The field `text` has the index of
+    its text in ERROR_TEXTS, -1 for a success. A completion always ends at its requested length,
+    because the simulated model never ends a text by itself. A failed request has no finish reason.
 
     Args:
         sent: The requests.
         is_non_generative: Whether each of them returned values (embeddings, rerank) and no tokens.
     """
     status = np.full(len(sent), STATUS["ok"])
-    # The record field `text` is an index of ERROR_TEXTS, or -1 for a request without an error.
     error_text_index = np.full(len(sent), -1)
-    for text_index, failure in enumerate(_FAILURE_KINDS):
-        is_kind = sent.failure == KIND[failure.kind]
-        status[is_kind] = STATUS[failure.status]
-        error_text_index[is_kind] = text_index
+    for failure_kind in _FAILURE_KINDS:
+        has_failed_so = sent.failure == KIND[failure_kind.kind]
+        status[has_failed_so] = STATUS[failure_kind.status]
+        error_text_index[has_failed_so] = ERROR_TEXTS.index(failure_kind.text)
 
-    is_failed = sent.failure > 0
-    is_refused = sent.failure == KIND["http_4xx"]
-    no_finish_reason = FINISH[""]
     finish_reason = np.where(is_non_generative, FINISH["stop"], FINISH["length"])
+    no_finish_reason = FINISH[""]
     return {
         "status": status,
         "kind": sent.failure,
-        "http_status": np.where(is_refused, 400, 200),
-        "finish_reason": np.where(is_failed, no_finish_reason, finish_reason),
+        "http_status": np.where(_find_refused(sent), 400, 200),
+        "finish_reason": np.where(_find_failed(sent), no_finish_reason, finish_reason),
         "text": error_text_index,
     }
 
@@ -559,20 +633,20 @@ def _token_columns(
         source: Where the count of a refused prompt comes from, a name of `record.SOURCE`.
         reports_cached_tokens: Whether the server reports how much of a prompt was in its cache.
     """
-    is_failed = sent.failure > 0
-    is_refused = sent.failure == KIND["http_4xx"]
     has_output = sent.output_tokens > 0
-    is_output_unknown = is_failed & ~has_output
+    is_output_unknown = _find_failed(sent) & ~has_output
+    input_source = np.where(_find_refused(sent), SOURCE[source], SOURCE["server"])
+    output_source = np.where(has_output, SOURCE["server"], _UNKNOWN_SOURCE)
     return {
-        # The tokens of the prompt by the reported count, and by the client's own count.
+        # Tokens of the prompt as the server reports them, and as the client has built them.
         "input_tokens": sent.input_tokens,
         "built_tokens": sent.input_tokens,
-        "input_source": np.where(is_refused, SOURCE[source], SOURCE["server"]),
+        "input_source": input_source,
         "cached_tokens": sent.cached_tokens if reports_cached_tokens else -1,
-        # The tokens of the output, as requested and as generated.
+        # Tokens of the output, as the client has asked for them and as the server reports them.
         "asked_output": sent.requested_tokens,
         "output_tokens": np.where(is_output_unknown, -1, sent.output_tokens),
-        "output_source": np.where(has_output, SOURCE["server"], _UNKNOWN_SOURCE),
+        "output_source": output_source,
         # Nothing of this kind is simulated.
         "reasoning_tokens": -1,
         "draft_tokens": -1,
@@ -582,10 +656,12 @@ def _token_columns(
 
 
 def _server_timing_columns(sent: SentColumns, times: _SentTimes) -> dict[str, Column]:
-    """Return the server timing breakdown: how long each request waited, and took for each phase.
+    """Return how long each request spent in each phase at the server, in ns; -1 if in none.
 
-    A phase that a request did not reach is -1. There is no transfer between machines for prefill
-    and machines for decoding, so its time is -1 for all.
+    The phases are the queue (until admission to a batch), the prefill (until the first event, which
+    is the first token or, for embeddings and ranks, the response) and the decoding (from the first
+    to the last token). A transfer exists only in servers that prefill and decode on different
+    machines, which are not simulated.
     """
     is_admitted = sent.admitted_ns >= 0
     has_event = times.first_event_ns >= 0
