@@ -26,7 +26,7 @@ from loadgen.sim.server.request_parser import NATURAL_TOKENS
 
 if TYPE_CHECKING:
     from loadgen.core.requests.prompts import Prompts
-    from loadgen.core.requests.task_prompts import SegmentOwner
+    from loadgen.core.requests.task_prompts import PromptSegment, SegmentOwner
     from loadgen.core.requests.trace_prompts import TracePrompts
     from loadgen.core.workload.request_classes import Requests
 
@@ -70,10 +70,10 @@ RequestSizer = Callable[[int], RequestSize]
 def create_request_sizer(
     spec: Requests, prompts: Prompts, tokens_per_block: int, *, is_non_generative: bool = False
 ) -> RequestSizer:
-    """Return the sizer for the requests of a workload, by their kind.
+    """Return the function that computes the sizes of the requests of a workload.
 
-    A sizer computes the lengths of a request and the blocks of its prompt without building its
-    text, if the workload allows it.
+    It is called a sizer here. It returns the lengths of a request and the blocks of its prompt, if
+    possible without building its text. Each kind of requests has its own.
 
     Args:
         spec: The field `requests` of the workload.
@@ -88,31 +88,45 @@ def create_request_sizer(
     if isinstance(prompts, TaskPrompts):
         # A task may have both generative and non-generative requests.
         return TaskSizer(prompts, tokens_per_block)
+    if not isinstance(prompts, SyntheticPrompts | FilePrompts):
+        prompts = _as_trace_prompts(prompts)
+    if is_non_generative:
+        return SequencesSizer(prompts)
     if isinstance(prompts, SyntheticPrompts):
-        if is_non_generative:
-            return SequencesSizer(prompts)
         assert isinstance(spec, Synthetic)
         return create_synthetic_sizer(spec, prompts, tokens_per_block)
     if isinstance(prompts, FilePrompts):
-        return (
-            SequencesSizer(prompts) if is_non_generative else FileSizer(prompts, tokens_per_block)
-        )
+        return FileSizer(prompts, tokens_per_block)
+    return TraceSizer(prompts, tokens_per_block)
 
-    # Only a replayed trace needs this module, so other runs do not import it.
+
+def _as_trace_prompts(prompts: Prompts) -> TracePrompts:
+    """Return the prompts with the type that the requests of a replayed trace have.
+
+    Only a replayed trace needs the module of this type, so it is imported here.
+    """
     from loadgen.core.requests.trace_prompts import TracePrompts
 
     assert isinstance(prompts, TracePrompts)
-    return SequencesSizer(prompts) if is_non_generative else TraceSizer(prompts, tokens_per_block)
+    return prompts
 
 
 def _create_mix_sizer(
     spec: Requests, prompts: MixPrompts, tokens_per_block: int, *, is_non_generative: bool
 ) -> RequestSizer:
-    """Return the sizer for requests of several classes, which has one sizer per class.
+    """Return the function that computes the sizes of requests of several classes.
 
-    `create_request_sizer` describes the arguments.
+    A workload may mix classes of requests, such as chats and summaries. Each class has a function
+    (a sizer) of its own.
+
+    Args:
+        spec: The field `requests` of the workload, which is a `Mix` for these prompts.
+        prompts: The prompts of all classes.
+        tokens_per_block: The block size of the prefix cache, or 0 if prompts share nothing.
+        is_non_generative: Whether the API returns values (embeddings, rerank) instead of tokens.
     """
     assert isinstance(spec, Mix)
+    classes = zip(spec.classes.values(), prompts.class_prompts, strict=True)
     sizer_of_class = [
         create_request_sizer(
             request_class.requests,
@@ -120,9 +134,7 @@ def _create_mix_sizer(
             tokens_per_block,
             is_non_generative=is_non_generative,
         )
-        for request_class, class_prompts in zip(
-            spec.classes.values(), prompts.class_prompts, strict=True
-        )
+        for request_class, class_prompts in classes
     ]
     return MixSizer(prompts, sizer_of_class)
 
@@ -130,19 +142,29 @@ def _create_mix_sizer(
 def create_synthetic_sizer(
     spec: Synthetic, prompts: SyntheticPrompts, tokens_per_block: int
 ) -> RequestSizer:
-    """Return the cheapest sizer that computes the lengths and shared blocks of synthetic requests.
+    """Return the function (a sizer) that computes the lengths and blocks of synthetic requests.
 
-    A sizer is called once per request of a simulation, so its cost matters. Blocks are needed only
-    if there is a prefix cache (`tokens_per_block` above 0) and if prompts share something.
+    It is called once per request of a simulation, so its cost matters. There are four, from the
+    most to the least expensive one, and the cheapest that is sufficient is returned.
+
+    Args:
+        spec: The field `requests` of the workload.
+        prompts: The requests.
+        tokens_per_block: The block size of the prefix cache, or 0 if there is none.
     """
     has_cache = tokens_per_block > 0
-    has_shared_prefix = spec.system_tokens or spec.shared_prefix_tokens or spec.cache
-    has_turns = prompts.turns > 1
     if has_cache and spec.chunks is not None:
+        # Prompts share retrieved chunks in any order.
         return ChunkSizer(spec, prompts, tokens_per_block)
-    if has_turns or (has_cache and has_shared_prefix):
+
+    is_conversation = prompts.turns > 1
+    has_shared_prefix = spec.system_tokens or spec.shared_prefix_tokens or spec.cache
+    if is_conversation or (has_cache and has_shared_prefix):
         return PrefixSizer(spec, prompts, tokens_per_block)
-    if spec.input_tokens.tag == spec.output_tokens.tag == "fixed":
+
+    # Prompts share nothing, or nothing that a cache would find.
+    has_fixed_lengths = spec.input_tokens.tag == "fixed" and spec.output_tokens.tag == "fixed"
+    if has_fixed_lengths:
         return FixedSizer(prompts.requested_input_tokens(0), prompts.requested_output_tokens(0))
     return SampledSizer(prompts, spec.system_tokens)
 
@@ -233,8 +255,8 @@ class PrefixSizer:
         With 32 tokens per block and a system prompt of 80 tokens, blocks 0 and 1 are shared by all
         prompts, and block 2 (tokens 64 to 95) by the prompts of the group.
 
-        Each group and each conversation has a range of numbers for itself. The hash of a block is
-        the start of this range plus the position of the block in the prompt.
+        The hash of a block is a number: its position in the prompt plus a constant, which differs
+        between the system prompt, each group and each conversation. Equal blocks have equal hashes.
 
         Args:
             conversation: The number of the conversation. A single request is one with one turn.
@@ -242,20 +264,22 @@ class PrefixSizer:
         """
         prompts = self._prompts
         tokens_per_block = self._tokens_per_block
-        prefix_tokens = self._system_tokens + prompts.shared_tokens(conversation)
         block_count = input_tokens // tokens_per_block  # full blocks only
-        # How many blocks end in the system prompt, and in the system prompt or the prefix.
-        system_blocks = min(self._system_tokens // tokens_per_block, block_count)
-        prefix_blocks = min(prefix_tokens // tokens_per_block, block_count)
+        prefix_tokens = self._system_tokens + prompts.shared_tokens(conversation)
+        # The position at which the blocks of the system prompt end, and those of the prefix.
+        system_end = min(self._system_tokens // tokens_per_block, block_count)
+        prefix_end = min(prefix_tokens // tokens_per_block, block_count)
 
-        hashes = list(range(system_blocks))
-        if prefix_blocks > system_blocks:
-            start = GROUPS_START + prompts.prefix_group(conversation) * GROUP_RANGE
-            hashes += range(start + system_blocks, start + prefix_blocks)
-        has_later_turns = prompts.turns > 1
-        if has_later_turns and block_count > prefix_blocks:
-            start = CONVERSATIONS_START + conversation * CONVERSATION_RANGE
-            hashes += range(start + prefix_blocks, start + block_count)
+        hashes = list(range(system_end))
+        has_prefix = prefix_end > system_end
+        if has_prefix:
+            group_start = GROUPS_START + prompts.prefix_group(conversation) * GROUP_RANGE
+            hashes += range(group_start + system_end, group_start + prefix_end)
+        # The rest of a single request is in no other prompt, so it is not hashed.
+        is_multi_turn = prompts.turns > 1
+        if is_multi_turn:
+            conversation_start = CONVERSATIONS_START + conversation * CONVERSATION_RANGE
+            hashes += range(conversation_start + prefix_end, conversation_start + block_count)
         return hashes
 
 
@@ -284,21 +308,25 @@ class ChunkSizer:
     def _hash_shared_blocks(self, chunks: tuple[int, ...]) -> list[Hashable]:
         """Return the hashes of the blocks of a prompt that other requests may share.
 
-        The prompt is the system prompt, the chunks, and a rest such as the question. The rest
-        differs between requests, so its blocks are left out. The hash of a block is its position
-        together with all chunks that begin before its end. With 32 tokens per block, no system
-        prompt and chunks of 40 tokens, block 1 (tokens 32 to 63) depends on the first two chunks.
+        The prompt is the system prompt, the chunks (retrieved passages of equal length), and a rest
+        such as the question. The rest differs between requests, so its blocks are left out.
+
+        A cache may reuse a block only if the prompts are equal up to its end. So its hash is a
+        tuple of its position and of all chunks that begin before its end. With 32 tokens per block,
+        no system prompt and chunks of 40 tokens, block 1 (tokens 32 to 63) of a prompt with the
+        chunks 7 and 3 has the hash (1, 7, 3).
 
         Args:
             chunks: The numbers of the chunks that the prompt contains, in order.
         """
         shared_tokens = self._system_tokens + self._chunk_tokens * len(chunks)
+        shared_block_count = shared_tokens // self._tokens_per_block
         hashes: list[Hashable] = []
-        for position in range(shared_tokens // self._tokens_per_block):
+        for position in range(shared_block_count):
             block_end = (position + 1) * self._tokens_per_block  # in tokens of the prompt
-            tokens_after_system_prompt = max(0, block_end - self._system_tokens)
-            chunk_count = math.ceil(tokens_after_system_prompt / self._chunk_tokens)
-            hashes.append((position, *chunks[:chunk_count]))
+            chunk_tokens_before_end = max(0, block_end - self._system_tokens)
+            begun_chunks = math.ceil(chunk_tokens_before_end / self._chunk_tokens)
+            hashes.append((position, *chunks[:begun_chunks]))
         return hashes
 
 
@@ -322,46 +350,58 @@ class TaskSizer:
         """Return the size of the request at this index.
 
         A request for embeddings or a ranking has the lengths of its sequences, and no blocks. Any
-        other request has a prompt of segments, and a block belongs to the owner of its last token.
-        With 32 tokens per block and segments of 40 and 30 tokens, block 0 belongs to the first
-        segment, and block 1 (tokens 32 to 63) to the second one.
+        other request has a prompt, whose blocks other requests may share.
         """
         sequence_lengths = self._prompts.sequence_lengths(request_index)
-        is_non_generative = bool(sequence_lengths)
-        if is_non_generative:
+        if sequence_lengths:
             return _size_of_sequences(sequence_lengths)
-        blocks: list[Hashable] = []
-        input_tokens = 0
-        for segment in self._prompts.prompt_segments(request_index):
-            input_tokens += segment.tokens
-            if not self._tokens_per_block:
-                continue
-            first_block = len(blocks)
-            end_block = input_tokens // self._tokens_per_block
-            if end_block > first_block:
-                blocks += self._hash_blocks_of_owner(segment.owner, range(first_block, end_block))
-        output_tokens = self._prompts.requested_output_tokens(request_index)
-        return RequestSize(input_tokens, output_tokens, blocks)
+        segments = self._prompts.prompt_segments(request_index)
+        return RequestSize(
+            input_tokens=sum([segment.tokens for segment in segments]),
+            output_tokens=self._prompts.requested_output_tokens(request_index),
+            blocks=self._hash_blocks(segments) if self._tokens_per_block else (),
+        )
+
+    def _hash_blocks(self, segments: Sequence[PromptSegment]) -> list[Hashable]:
+        """Return the hashes of the full blocks of a prompt.
+
+        A segment is a part of the prompt with one owner, which decides its text. A block belongs to
+        the segment that its last token is in. With 32 tokens per block and segments of 40 and 30
+        tokens, block 0 belongs to the first segment, and block 1 (tokens 32 to 63) to the second.
+        """
+        hashes: list[Hashable] = []
+        segment_end = 0  # in tokens of the prompt
+        for segment in segments:
+            segment_end += segment.tokens
+            first_position = len(hashes)
+            end_position = segment_end // self._tokens_per_block
+            hashes += self._hash_blocks_of_owner(segment.owner, range(first_position, end_position))
+        return hashes
 
     def _hash_blocks_of_owner(self, owner: SegmentOwner, positions: range) -> Sequence[Hashable]:
         """Return the hashes of consecutive blocks of a prompt that have the same owner.
 
-        Each step and each request has a range of numbers for itself. The hash of a block is the
-        start of this range plus the position of the block in the prompt. For documents, the hash is
-        a tuple of them and the position.
+        The owner decides the text of a part of a prompt. There are three kinds of owners:
+
+        - The name of a step of the task, whose instructions are the same in all tasks.
+        - The index of a request, whose output is a part of the prompt.
+        - A tuple that identifies a sequence of documents.
+
+        The hash of a block has to differ between owners and between positions. For documents, it is
+        a tuple of both. Otherwise it is a number: a constant of the owner plus the position. So the
+        hashes of consecutive blocks are consecutive numbers.
 
         Args:
-            owner: What the tokens of the blocks depend on: the name of a step, the index of a
-                request, or a tuple that identifies a sequence of documents.
+            owner: The owner of the blocks.
             positions: The positions of the blocks in the prompt.
         """
         if isinstance(owner, tuple):
             return [(owner, position) for position in positions]
         if isinstance(owner, str):
-            range_start = self._range_start_of_step[owner]
+            owner_start = self._range_start_of_step[owner]
         else:
-            range_start = CONVERSATIONS_START + owner * CONVERSATION_RANGE
-        return range(range_start + positions.start, range_start + positions.stop)
+            owner_start = CONVERSATIONS_START + owner * CONVERSATION_RANGE
+        return range(owner_start + positions.start, owner_start + positions.stop)
 
 
 class TraceSizer:
@@ -387,27 +427,26 @@ class TraceSizer:
     def _hash_shared_blocks(self, request_index: int, input_tokens: int) -> list[Hashable]:
         """Return the hashes of the blocks of a prompt that other requests may share.
 
-        The blocks of the trace may have another size than those of the simulated server. A block of
-        the server is identified by the block of the trace in which it ends, and by its position.
-        With 512 tokens per block in the trace and 64 at the server, server blocks 0 to 7 belong to
-        the first block of the trace.
+        A trace has a hash for each of its blocks, which may be larger than those of the simulated
+        server. The hash of a server block is a tuple: the cycle, the trace hash of the trace block
+        in which it ends, and its position. With 512 tokens per block in the trace and 64 at the
+        server, server blocks 0 to 7 have the hash of the first trace block.
 
-        When a run repeats the trace, the requests of a new cycle share nothing with those of the
-        cycle before it.
+        The cycle is part of the hash, because a run may repeat the trace, and the requests of a new
+        cycle share nothing with those of the cycle before it.
         """
         trace = self._prompts.trace
-        request = self._prompts.locate(request_index)
+        trace_request = self._prompts.locate(request_index)  # its cycle and its row of the trace
         hashes: list[Hashable] = []
         trace_block_end = 0  # in tokens of the prompt
-        for trace_hash in trace.block_hashes(request.row):
+        for trace_hash in trace.block_hashes(trace_request.row):
             trace_block_end += trace.tokens_by_hash[trace_hash]
-            covered_tokens = min(trace_block_end, input_tokens)
+            # The last block of the trace may be longer than the rest of the prompt.
+            hashed_tokens = min(trace_block_end, input_tokens)
             first_position = len(hashes)
-            end_position = covered_tokens // self._tokens_per_block
-            hashes += [
-                (request.cycle, trace_hash, position)
-                for position in range(first_position, end_position)
-            ]
+            end_position = hashed_tokens // self._tokens_per_block
+            positions = range(first_position, end_position)
+            hashes += [(trace_request.cycle, trace_hash, position) for position in positions]
         return hashes
 
 

@@ -74,6 +74,11 @@ class _Abandonments:
 
         The session says in which turn its user leaves, and after how many tokens. It is looked up
         once per session, with the first turn, because building a session is expensive.
+
+        Args:
+            slot: The slot of the schedule that the request was started for, with its turn.
+            session: The number of the session.
+            request: The request, which has just been submitted.
         """
         if slot.turn == 0:
             session_abandonment = self._schedule.sessions.get(session).abandonment
@@ -130,27 +135,43 @@ class _ScheduledActions:
     def choose(self, next_event_ns: int, end_of_run_ns: int) -> _Action | None:
         """Return the next action, or None if another event comes first.
 
-        At the same time, this order holds:
-
-        1. a change of the number of replicas
-        2. the next event: requests that are due, or the end of an iteration
-        3. the stop of the load
-        4. a check of the load
+        At the same time, a change of the number of replicas comes before other events. Other events
+        come before the stop of the load, and the stop before a check.
 
         Args:
-            next_event_ns: The time of the next event, or NEVER, which is later than any time.
+            next_event_ns: The time of the next other event (requests that are due, or the end of an
+                iteration), or NEVER, which is later than any time.
             end_of_run_ns: The end of the run. The number of replicas does not change after it.
         """
         change_ns = self._next_change_ns()
-        check_ns = self.next_check_ns()
-        has_change = change_ns < NEVER and change_ns <= end_of_run_ns
-        if has_change and change_ns <= min(next_event_ns, self.stop_ns, check_ns):
-            return _Action.CHANGE_REPLICAS
-        if check_ns < min(next_event_ns, self.stop_ns):
-            return _Action.CHECK_LOAD
-        if self.stop_ns < next_event_ns:
-            return _Action.STOP_LOAD
-        return None
+        if change_ns > end_of_run_ns:
+            change_ns = NEVER
+        # In order of priority: of equal times, `min` returns the first one.
+        times_ns: dict[_Action | None, int] = {
+            _Action.CHANGE_REPLICAS: change_ns,
+            None: next_event_ns,
+            _Action.STOP_LOAD: self.stop_ns,
+            _Action.CHECK_LOAD: self.next_check_ns(),
+        }
+        action = min(times_ns, key=times_ns.__getitem__)
+        return action if times_ns[action] < NEVER else None
+
+
+@dataclass(slots=True)
+class _TimeLimits:
+    """The limits of time of a run, which is in ns since its start.
+
+    Attributes:
+        timeout_ns: How long a request may take.
+        drain_after_stop_ns: How long requests in flight may go on after a stop of the load.
+        end_of_run_ns: When the requests in flight are cancelled, or NEVER.
+        failure_at_end: The failure that these get, a name of `record.KIND`.
+    """
+
+    timeout_ns: int
+    drain_after_stop_ns: int
+    end_of_run_ns: int
+    failure_at_end: str = "unfinished"
 
 
 class Simulation:
@@ -198,9 +219,9 @@ class Simulation:
         )
         self._is_prefill_limited = bounds.max_in_prefill is not None
 
-        # The replicas. All have the same class, which has a static method for all of them.
-        replica_class = type(self.replicas[0])
-        self._advance_to_next_event = replica_class.advance_to_next_event
+        # The replicas. Their class is either the compiled one or the one in Python. Its static
+        # method advances all of them together.
+        self._advance_to_next_event = type(self.replicas[0]).advance_to_next_event
         self._choose_replica = choose_replica
         self._serving_count = len(replicas)  # only so many replicas, the first ones, get requests
         self._busy_count = 0  # replicas with an iteration in progress
@@ -208,55 +229,54 @@ class Simulation:
         # The requests in flight, in order of due time. A request that has ended stays here until
         # all requests before it have ended, too: it is slow to remove one from the middle.
         self._in_flight: deque[SimRequest] = deque()
-        self._unfinished_sequences: dict[int, list[SimRequest]] = {}  # by non-generative request
+        # The sequences in flight of each non-generative request, by the key of the request.
+        self._unfinished_sequences: dict[int, list[SimRequest]] = {}
         self._abandonments = _Abandonments(schedule)
 
-        # Actions and limits of time. At the end of the run, requests in flight fail with this name
-        # of `record.KIND`.
         self._actions = _ScheduledActions(changes, checks, bounds.stop_ns)
-        self._timeout_ns = bounds.timeout_ns
-        self._drain_after_stop_ns = bounds.drain_after_stop_ns
-        self._end_of_run_ns = bounds.end_ns(schedule.horizon_ns)
-        self._failure_at_end_of_run = "unfinished"
+        self._limits = _TimeLimits(
+            timeout_ns=bounds.timeout_ns,
+            drain_after_stop_ns=bounds.drain_after_stop_ns,
+            end_of_run_ns=bounds.end_ns(schedule.horizon_ns),
+        )
 
     def run(self) -> None:
         """Simulate until every slot of the schedule has its record.
 
-        Each turn of the loop handles the next event: a scheduled action, requests that are due, or
-        the end of an iteration. If requests are due exactly when an iteration ends, they are sent
-        before it ends.
+        Each turn of the loop handles one event, the next one: a scheduled action, requests that are
+        due, or the end of an iteration. If requests are due exactly when an iteration ends, they
+        are sent before it ends.
         """
         while True:
             next_due_ns = self._dispatcher.next_due_ns()
             due_ns = NEVER if next_due_ns is None else next_due_ns
-            # Skip the iterations in which nothing happens. `end_ns` is the end of the next one that
-            # has to be handled here, NEVER if all replicas are idle.
-            quiet_until_ns = self._find_quiet_until_ns(due_ns)
-            end_ns, replica_index = self._advance_to_next_event(self.replicas, quiet_until_ns)
-            next_event_ns = due_ns if due_ns <= end_ns else end_ns
+            # Skips the iterations in which nothing but the generation of tokens happens.
+            iteration_end_ns, replica_index = self._advance_to_next_event(
+                self.replicas, self._find_next_interruption_ns(due_ns)
+            )
+            next_event_ns = due_ns if due_ns <= iteration_end_ns else iteration_end_ns
 
-            if self._actions.next_ns <= next_event_ns:
-                has_acted = self._apply_scheduled_action(next_event_ns)
-                if has_acted:
-                    continue
-            has_event = next_event_ns < NEVER
-            if not has_event or next_event_ns > self._end_of_run_ns:
+            may_act = self._actions.next_ns <= next_event_ns
+            if may_act and self._apply_scheduled_action(next_event_ns):
+                continue  # the action may have changed which event is the next one
+            is_finished = next_event_ns >= NEVER
+            if is_finished or next_event_ns > self._limits.end_of_run_ns:
                 break
-            if due_ns <= end_ns:
-                self._send_due_requests(due_ns, end_ns)
+            if due_ns <= iteration_end_ns:
+                self._send_due_requests(due_ns, iteration_end_ns)
             else:
-                self._end_iteration(end_ns, replica_index)
+                self._end_iteration(iteration_end_ns, replica_index)
         self._end_run()
         self.iteration_ends_ns = [
             np.asarray(replica.iteration_ends_ns, np.int64) for replica in self.replicas
         ]
 
-    def _find_quiet_until_ns(self, due_ns: int) -> int:
-        """Return until when nothing can happen but ends of iterations.
+    def _find_next_interruption_ns(self, due_ns: int) -> int:
+        """Return the next time at which something may happen besides the generation of tokens.
 
-        Until then no request is due or times out, no scheduled action takes place, and the run does
-        not end. So iterations may end without notice to this class if no request starts or ends
-        with them.
+        That is the earliest of four times: when a request is due, when one times out, when a
+        scheduled action takes place, and when the run ends. Iterations that end before and in which
+        no request starts or ends need not be handled by this class.
 
         A planned abandonment depends on the number of generated tokens. As long as there is one,
         every iteration has to be handled, so the result is 0.
@@ -266,38 +286,34 @@ class Simulation:
         """
         if self._abandonments.planned:
             return 0
-        # Comparisons instead of `min`, because this runs once per event.
-        quiet_until_ns = self._actions.next_ns
-        if due_ns < quiet_until_ns:
-            quiet_until_ns = due_ns
-        if self._end_of_run_ns < quiet_until_ns:
-            quiet_until_ns = self._end_of_run_ns
+        timeout_ns = NEVER
         if self._in_flight:
-            timeout_ns = self._in_flight[0].due_ns + self._timeout_ns
-            if timeout_ns < quiet_until_ns:
-                quiet_until_ns = timeout_ns
-        return quiet_until_ns
+            oldest_request = self._in_flight[0]
+            timeout_ns = oldest_request.due_ns + self._limits.timeout_ns
+        return min(self._actions.next_ns, due_ns, self._limits.end_of_run_ns, timeout_ns)
 
     # Starts of requests
 
-    def _send_due_requests(self, due_ns: int, end_ns: int) -> None:
-        """Send the requests that are due before the next other event.
+    def _send_due_requests(self, due_ns: int, iteration_end_ns: int) -> None:
+        """Send the requests that are due now, and those that can be sent together with them.
 
-        A request at a busy replica only joins its queue, which changes nothing before the next
-        iteration ends. So if all replicas are busy, all requests that are due until then are sent
-        at once. A request at an idle replica begins an iteration, which may end before the next
-        request is due. So if a replica is idle, only the requests that are due now are sent.
+        If a replica is idle, only the requests that are due now are sent. One of them may begin an
+        iteration there, and this iteration may end before the next request is due.
+
+        If all replicas are busy, a request only waits in a queue until an iteration ends. So all
+        requests are sent at once that are due before the next event of another kind. This is
+        faster, and has the same result as sending each one at its time.
 
         Args:
-            due_ns: When the next request is due. No other event comes before.
-            end_ns: The end of the first iteration in progress.
+            due_ns: When the first of the requests is due. No other event comes before.
+            iteration_end_ns: When the first iteration in progress ends.
         """
         has_idle_replica = self._busy_count < len(self.replicas)
         if has_idle_replica:
-            until_ns = due_ns
+            last_due_ns = due_ns
         else:
-            until_ns = min(end_ns, self._end_of_run_ns, self._actions.next_ns)
-        for slot in self._dispatcher.take_due_slots(until_ns):
+            last_due_ns = min(iteration_end_ns, self._limits.end_of_run_ns, self._actions.next_ns)
+        for slot in self._dispatcher.take_due_slots(last_due_ns):
             if slot.drop_reason:
                 self.requests.add_unsent(slot.slot_id, slot.due_ns, slot.drop_reason)
             else:
@@ -310,8 +326,8 @@ class Simulation:
         """
         size = self._request_sizer(slot.slot_id)
         replica_index = self._choose_replica()
-        # The router goes through all replicas in a fixed order, so those that do not serve now are
-        # skipped. The first one always serves, so the loop ends.
+        # The router goes through all replicas in a fixed order. Those that do not serve now are
+        # skipped. The first replica always serves, so the loop ends.
         while replica_index >= self._serving_count:
             replica_index = self._choose_replica()
 
@@ -319,7 +335,7 @@ class Simulation:
             request = self._submit_request(slot, size, replica_index)
         else:
             request = self._submit_non_generative(slot, size, replica_index)
-        if request is None:  # the replica has refused it, which is recorded already
+        if request is None:  # the replica has refused it
             return
         if slot.session is not None:
             self._abandonments.plan(slot, slot.session, request)
@@ -332,9 +348,10 @@ class Simulation:
     def _submit_request(
         self, slot: DispatchedSlot, size: RequestSize, replica_index: int
     ) -> SimRequest | None:
-        """Submit a request for output tokens to a replica. Return None if it is refused.
+        """Submit a request for output tokens to a replica, and return it.
 
-        A replica refuses a prompt that it could never serve.
+        A replica refuses a prompt that it could never serve. Then the failure is recorded, and the
+        result is None.
         """
         replica = self.replicas[replica_index]
         request = replica.Request(
@@ -351,16 +368,20 @@ class Simulation:
     def _submit_non_generative(
         self, slot: DispatchedSlot, size: RequestSize, replica_index: int
     ) -> SimRequest | None:
-        """Submit a non-generative request (embeddings, rerank). Return None if it is refused.
+        """Submit a non-generative request (embeddings, rerank) to a replica.
 
-        Each text of the request is a sequence without output tokens, which ends with its prefill.
-        The request is complete when all of them are. The last sequence is returned, because any of
-        them can stand for the request.
+        The replica serves each text of the request by itself, as a sequence that ends with its
+        prefill. All sequences have the same key, the id of the slot, and the request is complete
+        when all of them are.
+
+        Returns:
+            The last sequence, which identifies the request by its key, as any other would. None if
+            a text is too long for the replica. The failure is recorded then.
         """
         replica = self.replicas[replica_index]
         if not all(replica.can_serve(tokens) for tokens in size.sequence_lengths):
-            request = replica.Request(slot.slot_id, slot.due_ns, size.input_tokens, 0)
-            self._record_refusal(request, replica_index)
+            refused_request = replica.Request(slot.slot_id, slot.due_ns, size.input_tokens, 0)
+            self._record_refusal(refused_request, replica_index)
             return None
         sequences = [
             replica.Request(slot.slot_id, slot.due_ns, tokens, 0)
@@ -387,18 +408,16 @@ class Simulation:
     def _end_iteration(self, end_ns: int, replica_index: int) -> None:
         """End the current iteration of a replica at `end_ns`, and begin its next one.
 
-        First come the effects of the tokens that requests got: first tokens are reported, complete
-        requests are recorded, and users may leave. Then requests time out. The next iteration comes
-        last, so that it computes nothing for requests that ended in one of these ways. The replica
-        becomes idle if it has nothing left to compute.
+        First the requests are handled that end with this iteration: some are complete, and others
+        are cancelled, because their users leave or they time out. Only then does the next iteration
+        begin, so that it computes nothing for them.
         """
         replica = self.replicas[replica_index]
-        done_requests = replica.end_iteration()
+        complete_requests = replica.end_iteration()
         if self._is_prefill_limited:
-            for request in replica.first_token_requests:
-                self._dispatcher.report_first_output(request.key, end_ns)
-        if done_requests:
-            self._complete_requests(done_requests, end_ns)
+            self._report_first_tokens(replica, end_ns)
+        if complete_requests:
+            self._complete_requests(complete_requests, end_ns)
         if self._abandonments.planned:
             self._apply_abandonments(replica_index, end_ns)
         self._cancel_timed_out(end_ns)
@@ -409,6 +428,11 @@ class Simulation:
         # The beginning of an iteration pauses requests if the memory of the replica is full.
         if replica.recent_pauses:
             self.requests.add_pauses(replica.recent_pauses)
+
+    def _report_first_tokens(self, replica: Replica, now_ns: int) -> None:
+        """Report the requests that have left the prefill, whose number the workload limits."""
+        for request in replica.first_token_requests:
+            self._dispatcher.report_first_output(request.key, now_ns)
 
     def _complete_requests(self, done_requests: list[SimRequest], end_ns: int) -> None:
         """Record requests that have succeeded, and report them to the dispatcher.
@@ -424,15 +448,16 @@ class Simulation:
         self.requests.add_sent(done_requests)
 
     def _select_complete_requests(self, done_requests: list[SimRequest]) -> list[SimRequest]:
-        """Return those of the requests that are complete, because all of their sequences are.
+        """Return the complete requests among those that a replica has finished.
 
-        The replicas serve each sequence of a non-generative request by itself. The last one of them
-        that is done stands for the whole request.
+        To a replica, each sequence of a non-generative request (embeddings, rerank) is a request.
+        Only when the last sequence is done is the request complete. This sequence then becomes the
+        record of the request, so it gets the input tokens of all sequences.
         """
         complete_requests = []
         for request in done_requests:
-            is_non_generative = request.requested_tokens == 0  # it asks for no output tokens
-            if not is_non_generative:
+            is_sequence = request.key in self._unfinished_sequences
+            if not is_sequence:
                 complete_requests.append(request)
             elif self._remove_unfinished_sequence(request):
                 request.input_tokens = self._request_sizer(request.key).input_tokens
@@ -457,10 +482,10 @@ class Simulation:
         in_flight = self._in_flight
         while in_flight:
             request = in_flight[0]
-            is_done = request.state == DONE
-            if not is_done and request.due_ns + self._timeout_ns > now_ns:
-                return
-            if not is_done:
+            if request.state != DONE:
+                has_time_left = request.due_ns + self._limits.timeout_ns > now_ns
+                if has_time_left:
+                    return  # and so have all later ones
                 self._cancel_request(request, now_ns, "timeout_total")
             in_flight.popleft()
 
@@ -477,8 +502,8 @@ class Simulation:
         replica = self.replicas[request.replica_index]
         # Counted first, because a cancelled request does not know its tokens any more.
         generated_tokens = replica.count_generated_tokens(request)
-        is_non_generative = request.requested_tokens == 0  # it asks for no output tokens
-        if is_non_generative:
+        is_sequence = request.key in self._unfinished_sequences
+        if is_sequence:
             self._cancel_sequences(request)
         else:
             replica.cancel(request)
@@ -490,16 +515,17 @@ class Simulation:
         drop_reason = "abandoned" if failure == "abandoned" else "previous_turn_failed"
         self._dispatcher.report_finished(request.key, now_ns, ok=False, drop_reason=drop_reason)
 
-    def _cancel_sequences(self, request: SimRequest) -> None:
-        """Cancel all unfinished sequences of a non-generative request.
+    def _cancel_sequences(self, sequence: SimRequest) -> None:
+        """Cancel all unfinished sequences of a non-generative request (embeddings, rerank).
 
-        `request` is one of them. It stands for the whole request in the records, so it gets the
-        number of its input tokens.
+        Args:
+            sequence: One of them. It becomes the record of the whole request, so it gets the input
+                tokens of all sequences.
         """
-        replica = self.replicas[request.replica_index]
-        for sequence in self._unfinished_sequences.pop(request.key):
-            replica.cancel(sequence)
-        request.input_tokens = self._request_sizer(request.key).input_tokens
+        replica = self.replicas[sequence.replica_index]
+        for unfinished_sequence in self._unfinished_sequences.pop(sequence.key):
+            replica.cancel(unfinished_sequence)
+        sequence.input_tokens = self._request_sizer(sequence.key).input_tokens
 
     def _apply_abandonments(self, replica_index: int, now_ns: int) -> None:
         """Cancel the requests of users who leave at the end of this iteration of a replica.
@@ -539,17 +565,18 @@ class Simulation:
         follows, because all requests have ended.
         """
         actions = self._actions
-        action = actions.choose(next_event_ns, self._end_of_run_ns)
+        action = actions.choose(next_event_ns, self._limits.end_of_run_ns)
         if action is None:
             return False
+        have_all_ended = next_event_ns == NEVER
         if action is _Action.CHANGE_REPLICAS:
             self._change_replicas()
         elif action is _Action.STOP_LOAD:
             self._stop_load()
-        elif next_event_ns < NEVER:
-            self._run_checks(actions.next_check_ns())
-        else:
+        elif action is _Action.CHECK_LOAD and have_all_ended:
             actions.checks.clear()  # nothing is left to check
+        elif action is _Action.CHECK_LOAD:
+            self._run_checks(actions.next_check_ns())
         actions.update_next()
         return True
 
@@ -573,59 +600,60 @@ class Simulation:
         """Start no more requests. Those in flight may end within the drain."""
         self._dispatcher.stop()
         self._actions.checks.clear()
-        end_of_drain_ns = self._actions.stop_ns + self._drain_after_stop_ns
-        self._end_of_run_ns = min(self._end_of_run_ns, end_of_drain_ns)
-        self._failure_at_end_of_run = "interrupted"
+        limits = self._limits
+        end_of_drain_ns = self._actions.stop_ns + limits.drain_after_stop_ns
+        limits.end_of_run_ns = min(limits.end_of_run_ns, end_of_drain_ns)
+        limits.failure_at_end = "interrupted"
         self._actions.stop_ns = NEVER
 
     def _run_checks(self, now_ns: int) -> None:
-        """Run the checks that are due now. A check may end the load.
+        """Run the interim checks of the load that are due now. If one says so, the load stops.
 
-        Each check gets the records of the requests that have ended since it ran last. If one of
-        them returns True, the load stops now, and there are no more checks.
+        A check gets the records of the requests that have ended since it ran last, and returns
+        whether the load has to end. After that there are no more checks.
         """
         for scheduled in self._actions.checks:
             if scheduled.next_ns != now_ns:
                 continue
             scheduled.next_ns += scheduled.check.every_ns
-            new_records = self._build_records_since(scheduled.seen_count)
+            new_records = self._build_new_records(scheduled.seen_count)
             scheduled.seen_count = self.requests.count_sent()
-            if scheduled.check.ends(now_ns, new_records):
+            has_to_end = scheduled.check.ends(now_ns, new_records)
+            if has_to_end:
                 self.is_ended_by_check = True
         if self.is_ended_by_check:
             self._actions.stop_ns = now_ns
             self._actions.checks.clear()
 
-    def _build_records_since(self, seen_count: int) -> NDArray[np.void]:
-        """Return the records of the ended requests that a check has not seen yet.
+    def _build_new_records(self, seen_count: int) -> NDArray[np.void]:
+        """Return the records of the requests that have ended since an interim check ran last.
 
-        The simulation goes on after the check, so the records are built from a copy. Their fields
-        about gaps and events are 0, because these are only counted after the run.
+        An interim check looks at the load while it is simulated, and may end it. The simulation
+        goes on after it, so the records are built from a copy. Their fields about gaps and events
+        are 0, because these are only counted after the run.
 
         Args:
-            seen_count: How many of the ended requests the check has seen before. They come first.
+            seen_count: How many ended requests the check has seen before. Requests are stored in
+                the order in which they ended, so these are the first ones.
         """
         sent = self.requests.copy_sent_columns(skip_count=seen_count)
         return records_of_ended_requests(
             sent,
-            first_ns=self._look_up_ends_ns(sent, sent.first_iteration),
-            last_ns=self._look_up_ends_ns(sent, sent.last_iteration),
+            first_ns=self._find_iteration_ends_ns(sent, sent.first_iteration),
+            last_ns=self._find_iteration_ends_ns(sent, sent.last_iteration),
             schedule=self._schedule,
         )
 
-    def _look_up_ends_ns(self, sent: SentColumns, iterations: Ints) -> Ints:
-        """Return when one iteration ended for each of a few requests, while the simulation runs.
+    def _find_iteration_ends_ns(self, sent: SentColumns, iterations: Ints) -> Ints:
+        """Return when one iteration of each request ended, such as that of its first token, in ns.
 
-        Each request is looked up at its replica. For all requests of a run, that would be too slow:
-        `virtual_records` copies the end times of all iterations to one array then. Here such a
-        copy would cost more than it saves.
+        This asks the replicas for one iteration after the other, which is fast enough for the few
+        requests that have ended since the last interim check.
 
         Args:
             sent: The requests, each with the index of its replica.
-            iterations: For each request, the number of an iteration of its replica, or -1.
-
-        Returns:
-            The end times in ns, -1 where the iteration is -1.
+            iterations: For each request, the number of an iteration of its replica. -1 means that
+                there is none, and gives the time -1.
         """
         ends_ns = np.full(len(iterations), -1, np.int64)
         for row in np.flatnonzero(iterations >= 0).tolist():
@@ -638,19 +666,20 @@ class Simulation:
     def _end_run(self) -> None:
         """Cancel the requests in flight at the end of the run, and record those never sent.
 
-        A run whose drain (the time for requests in flight after the load) has no limit has no end
-        time. Then all requests have ended by now, and only unsent ones are left.
+        The run ends at a certain time if the drain, the time for requests in flight after the load,
+        is limited. Otherwise it ends when all requests have ended, and only unsent ones are left.
         """
-        if self._end_of_run_ns < NEVER:
-            self._cancel_timed_out(self._end_of_run_ns)
+        has_end_time = self._limits.end_of_run_ns < NEVER
+        if has_end_time:
+            self._cancel_timed_out(self._limits.end_of_run_ns)
             self._cancel_all_in_flight()
         self._dispatcher.stop()
         for slot in self._dispatcher.unsent_slots():
-            # To the dispatcher, a slot that was not started before the stop is interrupted. Here
-            # the stop is the end of the run, so the slot has the same reason as the requests in
-            # flight at that time.
-            is_interrupted = slot.drop_reason == "interrupted"
-            reason = self._failure_at_end_of_run if is_interrupted else slot.drop_reason
+            reason = slot.drop_reason
+            if reason == "interrupted":
+                # The dispatcher gives this reason to all slots that were left when it was stopped
+                # above. They have the same reason as requests in flight at the end of the run.
+                reason = self._limits.failure_at_end
             self.requests.add_unsent(slot.slot_id, slot.due_ns, reason)
 
     def _cancel_all_in_flight(self) -> None:
@@ -660,26 +689,27 @@ class Simulation:
         because of a failed turn, and not because the run has ended.
         """
         self._dispatcher.stop()
+        limits = self._limits
         for request in self._in_flight:
             if request.state != DONE:
-                self._cancel_request(request, self._end_of_run_ns, self._failure_at_end_of_run)
+                self._cancel_request(request, limits.end_of_run_ns, limits.failure_at_end)
 
 
 def _shorten_output(request: SimRequest, generated_tokens: int) -> None:
     """Reduce the output of a cancelled request to the tokens that it really got.
 
-    When its prefill ended, `last_iteration` was planned for the whole output. It becomes the
-    iteration of the last generated token. A request that was paused has recorded the iterations
-    before the pause already, so its own iterations are those since its last admission. Without a
-    token since then, it has none (-1).
+    Since its last admission to a batch, a request gets one token per iteration, from the iteration
+    `resumed_iteration` on. Its `last_iteration` was planned for the whole output, and becomes the
+    iteration of its last token. -1 stands for no iteration. For example, a request with 3 tokens
+    since iteration 10 got the last one in iteration 12.
 
     Args:
-        request: The request, which gets one token per iteration from `resumed_iteration` on.
+        request: The request, whose fields are changed.
         generated_tokens: How many tokens it got, those before a pause included.
     """
-    # A pause sets `remaining_output_tokens` to the tokens that are missing then.
-    tokens_before_pause = request.output_tokens - request.remaining_output_tokens
-    tokens_since_admission = generated_tokens - tokens_before_pause
+    # At the last admission, `remaining_output_tokens` were missing. A pause had stored the others.
+    tokens_before_admission = request.output_tokens - request.remaining_output_tokens
+    tokens_since_admission = generated_tokens - tokens_before_admission
     request.output_tokens = generated_tokens
     if request.resumed_iteration < 0:
         request.last_iteration = -1
