@@ -122,56 +122,72 @@ class _FleetReplica:
 
         The replica becomes idle if it has nothing to compute.
         """
-        replica = self.replica
         # A server does not look back at past iterations, so their end times need no memory.
-        replica.discard_iteration_ends()
-        start_ns = now_ns
-        has_begun = replica.begin_iteration(start_ns)
-        if not has_begun:
-            self.last_end_ns = now_ns
-            if not replica.queued_count:
-                return []
-            # The fleet is advanced late, so the next request is already in the queue. It is due
-            # after `now_ns`. The iteration begins when it would have woken the idle replica.
-            start_ns = replica.next_due_ns
-            replica.begin_iteration(start_ns)
-        self.begin_ns = start_ns
-        return self._build_emissions_before_pauses(start_ns)
+        self.replica.discard_iteration_ends()
+        self.begin_ns = self._begin_now_or_at_arrival(now_ns)
+        return self._build_emissions_before_pauses(self.begin_ns)
+
+    def _begin_now_or_at_arrival(self, now_ns: int) -> int:
+        """Begin an iteration now or, if there is no work yet, when the next request arrives.
+
+        The caller may simulate the past, because it comes late. Suppose an iteration ended at 10
+        ms, a request arrived at 12 ms, and the caller comes at 15 ms. The request is in the queue
+        by now, but the next iteration begins at 12 ms.
+
+        Returns:
+            When the iteration begins. If no request is in the queue, the replica becomes idle, and
+            the result is `now_ns`.
+        """
+        replica = self.replica
+        has_begun = replica.begin_iteration(now_ns)
+        if has_begun:
+            return now_ns
+        self.last_end_ns = now_ns
+        if not replica.queued_count:
+            return now_ns
+        arrival_ns = replica.next_due_ns
+        replica.begin_iteration(arrival_ns)
+        return arrival_ns
 
     def end_iteration(self, end_ns: int) -> _EndedIteration:
         """End the current iteration at `end_ns`, and return what it has done.
 
-        The emissions come in this order: first tokens alone, last tokens of requests that are done,
-        and full events of all other requests.
+        An event is what a client receives at once. A request emits its first token alone, then a
+        full event of several tokens every few iterations, and the rest with its last token.
         """
         replica = self.replica
         iteration = replica.iteration
         decoding_count = replica.decoding_count
         done_requests = replica.end_iteration()
-        for request in done_requests:
-            self._event_groups.remove(request, request.resumed_iteration)
-
         # A request with one token is done with its first token, which it emits as its last one.
         started_requests = [
             request
             for request in replica.first_token_requests
             if request.remaining_output_tokens > 1
         ]
-        emissions = [
-            Emission(request.key, tokens=1, is_last=False, due_ns=end_ns)
-            for request in started_requests
-        ]
-        for request in done_requests:
-            tokens = self._count_last_tokens(request, iteration)
-            emissions.append(Emission(request.key, tokens, is_last=True, due_ns=end_ns))
+
+        emissions = _build_first_tokens(started_requests, end_ns)
+        emissions += self._build_last_tokens(done_requests, iteration, end_ns)
+        # The groups have the requests that emit a full event. In this iteration, requests that are
+        # done do not, so they were removed, and requests that have just started are added later.
         emissions += self._build_full_events(iteration, end_ns)
-        # Added after this iteration's events, because their own first event comes later.
         for request in started_requests:
             self._event_groups.add(request, iteration)
 
         return _EndedIteration(
             iteration, end_ns - self.begin_ns, decoding_count, len(done_requests), emissions
         )
+
+    def _build_last_tokens(
+        self, done_requests: Sequence[SimRequest], iteration: int, end_ns: int
+    ) -> list[Emission]:
+        """Return the last emissions of requests, which are removed from the groups of events."""
+        emissions = []
+        for request in done_requests:
+            self._event_groups.remove(request, request.resumed_iteration)
+            tokens = self._count_last_tokens(request, iteration)
+            emissions.append(Emission(request.key, tokens, is_last=True, due_ns=end_ns))
+        return emissions
 
     def _build_full_events(self, iteration: int, end_ns: int) -> list[Emission]:
         """Return the full events of an iteration. All requests that are done have been removed."""
@@ -183,10 +199,11 @@ class _FleetReplica:
         ]
 
     def _build_emissions_before_pauses(self, now_ns: int) -> list[Emission]:
-        """Return the tokens that paused requests have generated since their last full event.
+        """Return the emissions of paused requests, with the tokens that they have not emitted yet.
 
-        They are emitted now. When the request is admitted again, it emits the first token alone and
-        counts its events from there, so these tokens cannot become a part of a later event.
+        With n tokens per event, a request emits its first token alone and then n tokens every n
+        iterations. At a pause, up to n - 1 tokens have no event yet. They are emitted now. When the
+        request is admitted again, it begins anew with a first token alone.
         """
         emissions = []
         for request, first_iteration, last_iteration in self.replica.recent_pauses:
@@ -231,11 +248,14 @@ class _FleetReplica:
         if has_first_token:
             self._event_groups.remove(request, request.resumed_iteration)
         self.replica.cancel(request)
-        key = request.key
-        if any(emission.key == key for emission in self.unsent_emissions):
-            self.unsent_emissions = deque(
-                emission for emission in self.unsent_emissions if emission.key != key
-            )
+        self.unsent_emissions = deque(
+            emission for emission in self.unsent_emissions if emission.key != request.key
+        )
+
+
+def _build_first_tokens(requests: Sequence[SimRequest], end_ns: int) -> list[Emission]:
+    """Return the emissions with the first tokens of requests that go on."""
+    return [Emission(request.key, tokens=1, is_last=False, due_ns=end_ns) for request in requests]
 
 
 class _ReplicaTime(NamedTuple):
@@ -288,7 +308,7 @@ class Fleet:
         # A heap with the end of the current iteration of each busy replica.
         self._iteration_ends: list[_ReplicaTime] = []
         # A heap with the due time of the next unsent emission of each replica that has one.
-        self._next_emissions: list[_ReplicaTime] = []
+        self._next_due_times: list[_ReplicaTime] = []
 
     @property
     def replicas(self) -> list[Replica]:
@@ -383,8 +403,8 @@ class Fleet:
         times_ns = []
         if self._iteration_ends:
             times_ns.append(self._iteration_ends[0].time_ns)
-        if self._next_emissions:
-            times_ns.append(self._next_emissions[0].time_ns)
+        if self._next_due_times:
+            times_ns.append(self._next_due_times[0].time_ns)
         if self._changes and self._first_request_ns is not None:
             times_ns.append(self._first_request_ns + self._changes[0].at_ns)
         return min(times_ns, default=None)
@@ -425,10 +445,10 @@ class Fleet:
         After emissions were dropped, the next one of the replica may be due later than its entry
         says, or there may be none.
         """
-        self._next_emissions = [
-            entry for entry in self._next_emissions if entry.replica_index != replica_index
+        self._next_due_times = [
+            entry for entry in self._next_due_times if entry.replica_index != replica_index
         ]
-        heapq.heapify(self._next_emissions)
+        heapq.heapify(self._next_due_times)
         self._push_next_emission(replica_index)
 
     def _push_next_emission(self, replica_index: int) -> None:
@@ -439,7 +459,7 @@ class Fleet:
         unsent_emissions = self._fleet_replicas[replica_index].unsent_emissions
         if unsent_emissions:
             entry = _ReplicaTime(unsent_emissions[0].due_ns, replica_index)
-            heapq.heappush(self._next_emissions, entry)
+            heapq.heappush(self._next_due_times, entry)
 
     def _submit_to_one_replica(self, requests: Sequence[SimRequest]) -> None:
         """Submit requests that arrive together to the next serving replica.
@@ -517,12 +537,12 @@ class Fleet:
     def _end_iteration(self, replica_index: int, end_ns: int) -> list[Emission]:
         """End an iteration of a replica, begin its next one, and return what is emitted now.
 
-        If emissions are spaced, they are due later. They are scheduled, and the result is empty.
+        If emissions are spaced, they are scheduled for later, and the result is empty.
         """
         ended_iteration = self._fleet_replicas[replica_index].end_iteration(end_ns)
         self._record_iteration(replica_index, ended_iteration)
-        emissions = ended_iteration.emissions
-        emissions += self._begin_iteration(replica_index, end_ns)
+        emissions_before_pauses = self._begin_iteration(replica_index, end_ns)
+        emissions = ended_iteration.emissions + emissions_before_pauses
 
         if not emissions or not self._emission_spacing_ns:
             return emissions
@@ -570,15 +590,16 @@ class Fleet:
             emissions: The emissions, whose field `due_ns` is set.
         """
         unsent_emissions = self._fleet_replicas[replica_index].unsent_emissions
-        start_ns = end_ns
         had_unsent_emissions = bool(unsent_emissions)
+        start_ns = end_ns
         if had_unsent_emissions:
             start_ns = max(end_ns, unsent_emissions[-1].due_ns + spacing_ns)
-        for index, emission in enumerate(emissions):
-            first_index_of_group = index - index % EMISSIONS_PER_GROUP
-            emission.due_ns = start_ns + first_index_of_group * spacing_ns
-            unsent_emissions.append(emission)
-        # Otherwise the heap has an entry for the replica already, which is due earlier.
+        for group_start in range(0, len(emissions), EMISSIONS_PER_GROUP):
+            group_due_ns = start_ns + group_start * spacing_ns
+            for emission in emissions[group_start : group_start + EMISSIONS_PER_GROUP]:
+                emission.due_ns = group_due_ns
+        unsent_emissions += emissions
+        # The heap has one entry per replica with unsent emissions: the due time of the first one.
         if not had_unsent_emissions:
             self._push_next_emission(replica_index)
 
@@ -588,11 +609,11 @@ class Fleet:
         Each replica has its emissions in order of due time, so they are only sorted if several
         replicas have emissions that are due.
         """
-        next_emissions = self._next_emissions
+        due_times = self._next_due_times
         emissions: list[Emission] = []
         due_replica_count = 0
-        while next_emissions and next_emissions[0].time_ns <= now_ns:
-            replica_index = heapq.heappop(next_emissions).replica_index
+        while due_times and due_times[0].time_ns <= now_ns:
+            replica_index = heapq.heappop(due_times).replica_index
             emissions += self._fleet_replicas[replica_index].take_due_emissions(now_ns)
             self._push_next_emission(replica_index)
             due_replica_count += 1

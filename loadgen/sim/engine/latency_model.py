@@ -55,8 +55,9 @@ def parse_duration_ns(text: str, where: str = "") -> int:
 def draw_uniform(seed: int, *stream_path: int) -> float:
     """Return a uniform random number in [0, 1) that depends on the arguments only.
 
-    A hash instead of a random generator gives each request the same number in whatever order the
-    draws take place. The state is updated by splitmix64 once for each number of the path.
+    A random generator would give numbers that depend on how many were drawn before. A hash gives
+    each request the same number in every run, whatever happens to other requests. The hash is
+    splitmix64, a generator that adds a constant to its state and then mixes the bits.
 
     Args:
         seed: The seed of the server.
@@ -65,7 +66,8 @@ def draw_uniform(seed: int, *stream_path: int) -> float:
     """
     state = seed & _MASK_64_BITS
     for number in stream_path:
-        # Number n takes n + 1 steps at once, so that a number of 0 also changes the state.
+        # This is `number + 1` steps of the generator at once. With `number` steps, a 0 would leave
+        # the state unchanged.
         state = (state + _SPLITMIX_STEP * (number + 1)) & _MASK_64_BITS
         state = _mix_bits(state)
     upper_53_bits = state >> 11  # as many as the significand of a float has
@@ -102,13 +104,15 @@ class DurationDistribution(Struct, frozen=True, kw_only=True):
 
         Args:
             seed: The seed of the server.
-            stream_path: Numbers that tell draws apart. See `draw_uniform`.
+            stream_path: Numbers that tell draws apart, such as the purpose of the draw and the
+                number of the request.
         """
         if self.kind == "fixed":
             return self.center_ns
         deviation = self.spread * _draw_standard_normal(seed, *stream_path)
         if self.kind == "normal":
             return max(0, round(self.center_ns + deviation))
+        # lognormal: the logarithm of the duration has a normal distribution
         return round(self.center_ns * math.exp(deviation))
 
 
@@ -125,10 +129,14 @@ def _draw_standard_normal(seed: int, *stream_path: int) -> float:
 
 
 def parse_distribution(text: str, where: str = "") -> DurationDistribution:
-    """Parse a distribution of durations: `5ms`, `normal:5ms,1ms` or `lognormal:120ms,0.25`.
+    """Parse a distribution of durations.
 
-    The parameters are mean and standard deviation of a normal distribution, and median and standard
-    deviation of the logarithm of a lognormal one.
+    The formats are:
+
+    - `5ms` or `fixed:5ms`: always the same duration
+    - `normal:5ms,1ms`: a normal distribution with its mean and its standard deviation
+    - `lognormal:120ms,0.25`: a lognormal distribution with its median and the standard deviation of
+      the logarithm of the duration
 
     Raises:
         UserError: The text has another format. The error names the option, `where`.
@@ -137,9 +145,9 @@ def parse_distribution(text: str, where: str = "") -> DurationDistribution:
     kind = kind.strip()
     if not colon:
         return DurationDistribution(center_ns=parse_duration_ns(text, where))
-    center, _, spread = parameters.partition(",")
     if kind == "fixed":
         return DurationDistribution(center_ns=parse_duration_ns(parameters, where))
+    center, _, spread = parameters.partition(",")
     if kind == "normal":
         return DurationDistribution(
             kind="normal",
@@ -155,12 +163,18 @@ def parse_distribution(text: str, where: str = "") -> DurationDistribution:
 
 
 def _parse_sigma(text: str, where: str) -> float:
-    """Parse the standard deviation of a logarithm. Raises UserError."""
+    """Parse sigma of a lognormal distribution: the standard deviation of the logarithm.
+
+    Raises:
+        UserError: The text is not a number, or out of range. The error names the option, `where`.
+    """
     try:
         sigma = float(text)
     except ValueError:
-        sigma = math.nan  # in no range, so it is refused below
-    if not 0.0 <= sigma < _MAX_SIGMA:
+        is_valid = False
+    else:
+        is_valid = 0.0 <= sigma < _MAX_SIGMA
+    if not is_valid:
         problem = f'the deviation "{text}" must be a number from 0 to {_MAX_SIGMA:g}'
         raise UserError("invalid_value", problem, where, "for example lognormal:120ms,0.25")
     return sigma
@@ -241,11 +255,13 @@ class LatencyOptions(Struct, frozen=True, kw_only=True):
         if self.lockstep and not has_fixed_period:
             problem = "needs a fixed time between tokens above 0"
             raise UserError("conflict", problem, "--lockstep", "for example --itl 20ms")
-        # `tokens_per_emission` is set by --stream-interval.
-        has_no_slot = self.slots is not None and self.slots < 1
-        if self.tokens_per_emission < 1 or has_no_slot:
-            problem = "must be integers >= 1"
-            raise UserError("out_of_range", problem, "--stream-interval, --slots")
+
+        has_no_tokens = self.tokens_per_emission < 1
+        has_no_slots = self.slots is not None and self.slots < 1
+        if has_no_tokens or has_no_slots:
+            # The first of these options sets `tokens_per_emission`.
+            flags = "--stream-interval, --slots"
+            raise UserError("out_of_range", "must be integers >= 1", flags)
 
 
 def _draw_gaps_ns(options: LatencyOptions) -> list[int]:
@@ -276,11 +292,12 @@ class LatencyModel:
         self._now_ns = 0  # the time of the last call
         self._submitted_count = 0
 
-        # Copies of options that are read once per emission.
+        # Copies of options that are read once per emission. A gap is the time between two tokens of
+        # a stream. There are three modes: no gaps (option `flood`), fixed gaps and drawn gaps.
         self._tokens_per_emission = options.tokens_per_emission
-        self._flood = options.flood
+        self._has_no_gaps = options.flood
         self._fixed_gap_ns = options.itl.center_ns
-        self._drawn_gaps_ns = _draw_gaps_ns(options)  # empty with a fixed time between tokens
+        self._drawn_gaps_ns = _draw_gaps_ns(options)  # empty with fixed gaps
         self._max_active = options.slots
 
         self._streams: dict[Hashable, _TokenStream] = {}  # all that are not finished, by key
@@ -335,7 +352,10 @@ class LatencyModel:
             self.submit(now_ns, key, input_tokens, output_tokens=1)
 
     def next_event_ns(self) -> int | None:
-        """Return when the next emission is due, or None if there is none."""
+        """Return when the next emission is due, or None if there is none.
+
+        Cancelled streams at the front of the heap are removed. They have no key any more.
+        """
         heap = self._heap
         while heap:
             due_ns, _, stream = heap[0]
@@ -348,9 +368,9 @@ class LatencyModel:
     def advance(self, now_ns: int) -> list[Emission]:
         """Return all emissions that are due by `now_ns`, in order of their due times.
 
-        The next emission of a stream, and the start of a request that waits for a slot, follow from
-        the due time of this emission, not from the time of the call. So a late caller delays
-        nothing that follows.
+        After each emission, the next one of the same stream is planned, or a request that waits for
+        a slot is started. Both are planned from the time at which the emission was due, not from
+        the time of the call. So a late caller delays nothing that follows.
         """
         self._now_ns = now_ns
         heap = self._heap
@@ -372,7 +392,6 @@ class LatencyModel:
                 self._free_slot(due_ns)
             else:
                 next_due_ns = self._plan_next_emission(stream, due_ns, tokens_left)
-                stream.remaining_tokens = tokens_left
                 heapq.heapreplace(heap, (next_due_ns, arrival_index, stream))
         return emissions
 
@@ -388,29 +407,40 @@ class LatencyModel:
     def _plan_next_emission(self, stream: _TokenStream, due_ns: int, tokens_left: int) -> int:
         """Set how many tokens a stream emits next, and return when they are due.
 
+        The time between two tokens (a gap) is fixed, drawn, or 0 with the option `flood`.
+
         Args:
-            stream: The stream, whose field `next_tokens` is set. Its `remaining_tokens` still count
-                the current emission.
-            due_ns: When its current emission is due.
-            tokens_left: How many tokens it has left after its current emission.
+            stream: The stream, whose token counts are updated.
+            due_ns: When the emission was due that it has just made.
+            tokens_left: How many tokens it has left after that emission.
         """
         tokens = self._tokens_per_emission
         if tokens > tokens_left:  # instead of `min`, because this runs once per emission
             tokens = tokens_left
+        if self._has_no_gaps:
+            # Due in the next call of `advance`. If it were due in the current one, the first stream
+            # would emit all of its tokens before the second stream has its turn.
+            next_due_ns = self._now_ns + 1
+        elif not self._drawn_gaps_ns:
+            next_due_ns = due_ns + self._fixed_gap_ns * tokens
+        else:
+            next_due_ns = due_ns + self._sum_drawn_gaps_ns(stream, tokens)
         stream.next_tokens = tokens
-        if self._flood:
-            # Without time between emissions, this one is due in the next call of `advance`, and not
-            # in the current one, so that streams take turns.
-            return self._now_ns + 1
-        gaps_ns = self._drawn_gaps_ns
-        if not gaps_ns:
-            return due_ns + self._fixed_gap_ns * tokens
-        # The list of drawn gaps is a ring. A stream reads it from a position that depends on its
-        # arrival, and that changes with each emission because fewer tokens remain.
-        position = stream.arrival_index * _GAP_STRIDE + stream.remaining_tokens
-        for index in range(position, position + tokens):
-            due_ns += gaps_ns[index % _DRAWN_GAPS]
-        return due_ns
+        stream.remaining_tokens = tokens_left
+        return next_due_ns
+
+    def _sum_drawn_gaps_ns(self, stream: _TokenStream, tokens: int) -> int:
+        """Return the sum of the drawn gaps before the next `tokens` tokens of a stream, in ns.
+
+        All streams use the same list of drawn gaps, which begins again after its end. The position
+        in the list depends on the arrival of the stream and on its remaining tokens. So each stream
+        begins somewhere else, and moves on with each emission.
+        """
+        first_position = stream.arrival_index * _GAP_STRIDE + stream.remaining_tokens
+        sum_ns = 0
+        for position in range(first_position, first_position + tokens):
+            sum_ns += self._drawn_gaps_ns[position % _DRAWN_GAPS]
+        return sum_ns
 
     def _start(self, stream: _TokenStream, start_ns: int) -> None:
         """Start a request: it takes one of the slots, and its first token is planned.

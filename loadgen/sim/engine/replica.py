@@ -152,24 +152,29 @@ class SimRequest:
         blocks: Sequence[Hashable] = (),
     ) -> None:
         """Create a request that waits. The class describes the attributes; -1 is "not yet"."""
+        # What the client requests.
         self.key = key
         self.due_ns = due_ns
         self.input_tokens = input_tokens
         self.requested_tokens = output_tokens
-        self.output_tokens = output_tokens
+        self.output_tokens = output_tokens  # may become fewer, if the output does not fit
         self.blocks = blocks
+        # Fields that belong to the caller. The code 0 means that the request has not failed.
         self.replica_index = 0
         self.failure = 0
         self.failed_ns = -1
+        # What has happened so far.
         self.state = WAITING
         self.admitted_ns = -1
         self.cached_tokens = -1
         self.first_iteration = -1
         self.resumed_iteration = -1
         self.last_iteration = -1
+        # What is left to do. A pause changes these numbers.
         self.prefill_tokens = input_tokens
         self.prefill_tokens_left = input_tokens
         self.remaining_output_tokens = output_tokens
+        # The memory in use.
         self.private_block_count = 0
         self.shared_blocks: Sequence[Hashable] = ()
 
@@ -201,14 +206,18 @@ class _IterationWork:
     def __post_init__(self) -> None:
         self.attended_tokens = float(self.tokens_read)
 
-    def add_prompt_chunk(self, start: int, tokens: int) -> None:
-        """Add the computation of `tokens` tokens of a prompt, after its first `start` tokens.
+    def add_prompt_chunk(self, tokens_before: int, tokens: int) -> None:
+        """Add a part of a prompt to what the iteration computes.
 
-        With causal attention, each token attends to all tokens before it. These are the first
-        `start` tokens and, on average over the chunk, half of the chunk.
+        With causal attention, each token attends to all tokens before it. These are the tokens
+        before the chunk and, on average over the chunk, half of the chunk.
+
+        Args:
+            tokens_before: Tokens of the prompt before this part. They are in the cache.
+            tokens: Tokens of this part.
         """
-        self.tokens_read += start + tokens
-        self.attended_tokens += tokens * (start + 0.5 * tokens)
+        self.tokens_read += tokens_before + tokens
+        self.attended_tokens += tokens * (tokens_before + 0.5 * tokens)
         self.context_tokens += tokens
         self.context_requests += 1
 
@@ -330,15 +339,18 @@ class _BlockDemand:
     def _find_phase(self, request: SimRequest) -> int:
         """Return in which iterations, modulo `tokens_per_block`, a request needs a new block.
 
-        Each iteration fills one position of the sequence, and every `tokens_per_block`-th position
-        begins a block, position 0 included. Position `prefill_tokens` is filled in iteration
-        `resumed_iteration + 1`. Counted back at the same pace, position 0 would have been filled in
-        the iteration that is computed here. For example, with 32 tokens per block, 40 prompt tokens
-        and the first output token in iteration 100, position 40 is filled in iteration 101, and
-        position 64 in iteration 125. The phase is (101 - 40) % 32 = 29, which is also 125 % 32.
+        The positions of a sequence are filled one per iteration. The prefill has filled the first
+        `prefill_tokens` positions, so position `prefill_tokens` is filled in the iteration after
+        the first output token (`resumed_iteration`). Position p is filled in iteration p + offset,
+        for the same offset. A new block is needed for each position that is a multiple of
+        `tokens_per_block`, so the remainder of the iteration is that of the offset.
+
+        For example, with 32 tokens per block, 40 prompt tokens and the first output token in
+        iteration 100, position 40 is filled in iteration 101. The offset is 61. Position 64 begins
+        a block and is filled in iteration 125. The phase is 61 % 32 = 125 % 32 = 29.
         """
-        iteration_of_position_0 = request.resumed_iteration + 1 - request.prefill_tokens
-        return iteration_of_position_0 % self._tokens_per_block
+        offset = request.resumed_iteration + 1 - request.prefill_tokens
+        return offset % self._tokens_per_block
 
 
 class Replica:
@@ -465,7 +477,7 @@ class Replica:
         """
         self.recent_pauses = []
         if not self._limits.reserves_output_blocks:
-            self._take_decoding_blocks()
+            self._take_decoding_blocks()  # may pause requests, which then are not computed
         work = self._schedule_work(now_ns)
         has_work = work.decoding_count > 0 or work.context_tokens > 0
         if not has_work:
@@ -487,8 +499,8 @@ class Replica:
         finished_iteration = self.iteration
         self.iteration += 1
         self._is_computing = False
-        # All requests of the batch got a token, also those that are done now. `_remove_from_batch`
-        # subtracts their tokens in the cache again.
+        # Each decoding request has got a token, whose predecessor is in the cache now. This
+        # includes the requests that are done, which are removed next with all of their tokens.
         self._kv_tokens += self.decoding_count
         self.decoded_tokens += self.decoding_count
 
@@ -501,7 +513,7 @@ class Replica:
         self._finishing_prefill = []
         for request in self.first_token_requests:
             self._end_prefill(request, finished_iteration)
-            if request.state == DONE:
+            if request.state == DONE:  # it needs only one token
                 done_requests.append(request)
         self.decoding_count = len(self._decoding_requests)
         return done_requests
@@ -549,20 +561,26 @@ class Replica:
     def count_generated_tokens(self, request: SimRequest) -> int:
         """Return how many tokens a request has by the end of the last finished iteration.
 
-        Tokens are not counted one by one, but follow from the iterations: since its last
-        admission, a request gets one token in each iteration from `resumed_iteration` to
-        `last_iteration`. A pause sets `remaining_output_tokens` to the tokens that are missing
-        then, so all other tokens of the output were generated before the pause.
+        Tokens are not counted one by one. When a request was last admitted to the batch, all but
+        `remaining_output_tokens` of its tokens had been generated, before a pause. Since then it
+        gets one token per iteration, beginning with the iteration `resumed_iteration`.
         """
-        tokens_before_pause = request.output_tokens - request.remaining_output_tokens
-        # The last iteration is planned when the prefill ends, and is -1 before.
-        is_done_after_prefill = request.state == DONE and request.last_iteration >= 0
-        has_decoded = request.state == DECODING or is_done_after_prefill
-        if not has_decoded:
-            return tokens_before_pause
+        tokens_before_admission = request.output_tokens - request.remaining_output_tokens
+        if not self._has_decoded(request):
+            return tokens_before_admission
         newest_iteration = self._find_newest_token_iteration(request)
         tokens_since_admission = max(0, newest_iteration - request.resumed_iteration + 1)
-        return tokens_before_pause + tokens_since_admission
+        return tokens_before_admission + tokens_since_admission
+
+    def _has_decoded(self, request: SimRequest) -> bool:
+        """Return whether a request has got a token since its last admission to the batch.
+
+        A request that is done was either decoding until then, or was cancelled before. The last
+        iteration is planned when a prefill ends, so it is -1 if the request never got so far.
+        """
+        if request.state == DONE:
+            return request.last_iteration >= 0
+        return request.state == DECODING
 
     def reset_cache(self) -> None:
         """Forget the shared blocks that no request uses; those in use stay until they are free."""
@@ -592,13 +610,17 @@ class Replica:
     # Admission and prefill
 
     def _schedule_work(self, now_ns: int) -> _IterationWork:
-        """Return what the next iteration computes: tokens of decoding requests, and prompts."""
+        """Return what the next iteration computes: tokens of decoding requests, and prompts.
+
+        If requests were paused just now, because memory is short, no prompts are computed. A paused
+        request is the first one in the queue. If it were admitted in this iteration, it would take
+        back the memory that its pause has freed.
+        """
         # Decoding requests read their whole cache, and the token that is computed now.
         tokens_read = self._kv_tokens + self.decoding_count
         work = _IterationWork(self.decoding_count, tokens_read)
-        # A request that was just paused is at the front of the queue. Nothing is admitted in this
-        # iteration, so that it does not take back the memory at once.
-        if not self.recent_pauses:
+        has_paused = bool(self.recent_pauses)
+        if not has_paused:
             prompt_budget = self._limits.max_num_tokens - self.decoding_count
             self._schedule_prefill(work, prompt_budget, now_ns)
         return work
@@ -610,16 +632,29 @@ class Replica:
         prefilled in part and continued in the next iteration (chunked prefill).
         """
         while budget > 0:
-            request = self._partly_prefilled or self._admit_first_waiting(budget, now_ns)
+            request = self._partly_prefilled
+            if request is None:
+                request = self._admit_first_waiting(budget, now_ns)
             if request is None:
                 return
-            chunk = min(request.prefill_tokens_left, budget)
-            work.add_prompt_chunk(request.prefill_tokens - request.prefill_tokens_left, chunk)
-            budget -= chunk
-            request.prefill_tokens_left -= chunk
-            self._partly_prefilled = request if request.prefill_tokens_left else None
-            if not request.prefill_tokens_left:
-                self._finishing_prefill.append(request)
+            budget -= self._prefill_chunk(request, work, budget)
+
+    def _prefill_chunk(self, request: SimRequest, work: _IterationWork, budget: int) -> int:
+        """Add the prefill of the next part of a prompt to the work of an iteration.
+
+        Returns:
+            The number of tokens of this part, which is at most `budget`.
+        """
+        computed_tokens = request.prefill_tokens - request.prefill_tokens_left
+        chunk_tokens = min(request.prefill_tokens_left, budget)
+        work.add_prompt_chunk(computed_tokens, chunk_tokens)
+        request.prefill_tokens_left -= chunk_tokens
+        if request.prefill_tokens_left:
+            self._partly_prefilled = request
+        else:
+            self._partly_prefilled = None
+            self._finishing_prefill.append(request)
+        return chunk_tokens
 
     def _admit_first_waiting(self, budget: int, now_ns: int) -> SimRequest | None:
         """Admit the first waiting request, and return it. Return None if there is none to admit.
@@ -652,30 +687,36 @@ class Replica:
         rest are private. Cached blocks that no request uses count as free, and are evicted when
         private blocks need their memory.
         """
-        tokens_per_block = self._limits.tokens_per_block
-        tokens = request.prefill_tokens
-        if self._limits.reserves_output_blocks:
-            tokens += request.remaining_output_tokens
-
         shared_blocks = self._find_cached_prefix(request)
-        private_count = _divide_rounding_up(tokens, tokens_per_block) - len(shared_blocks)
+        private_count = self._count_blocks_to_admit(request) - len(shared_blocks)
         # Shared blocks without users are free now, but not once this request uses them.
         needed_count = private_count + self._shared.count_unused(shared_blocks)
         if needed_count > self._count_free_blocks():
             return False
 
-        # The shared blocks are marked as used first, so that they are not evicted. Of the unused
-        # blocks, only as many may stay as there is free memory after this allocation.
+        # The shared blocks are used first, so that they are not evicted. Then both kinds of blocks
+        # count as used, and what is still free is the room for unused blocks.
         self._shared.use(shared_blocks)
         self._private_block_count += private_count
-        self._shared.evict(self._count_free_blocks())
+        self._shared.evict(capacity=self._count_free_blocks())
 
-        cached_tokens = len(shared_blocks) * tokens_per_block
         request.shared_blocks = shared_blocks
         request.private_block_count = private_count
+        cached_tokens = len(shared_blocks) * self._limits.tokens_per_block
         request.prefill_tokens_left = request.prefill_tokens - cached_tokens
-        self._count_cache_hits(request)
+        self._record_cache_hits(request)
         return True
+
+    def _count_blocks_to_admit(self, request: SimRequest) -> int:
+        """Return how many cache blocks a waiting request has to have for its admission.
+
+        These are the blocks of all tokens to be prefilled and, if they have to be reserved, those
+        of the output.
+        """
+        tokens = request.prefill_tokens
+        if self._limits.reserves_output_blocks:
+            tokens += request.remaining_output_tokens
+        return _divide_rounding_up(tokens, self._limits.tokens_per_block)
 
     def _find_cached_prefix(self, request: SimRequest) -> Sequence[Hashable]:
         """Return the blocks at the beginning of a prompt that are in the cache.
@@ -688,12 +729,13 @@ class Replica:
         reusable_count = (request.prefill_tokens - 1) // self._limits.tokens_per_block
         return self._shared.match_prefix(request.blocks[:reusable_count])
 
-    def _count_cache_hits(self, request: SimRequest) -> None:
-        """Count the blocks of an admitted request that were in the cache, and those that were not.
+    def _record_cache_hits(self, request: SimRequest) -> None:
+        """Record how much of the prompt of an admitted request was in the cache.
 
         Only the first admission counts, not the admission after a pause.
         """
-        if request.cached_tokens >= 0:
+        is_first_admission = request.cached_tokens < 0
+        if not is_first_admission:
             return
         hits = len(request.shared_blocks)
         request.cached_tokens = hits * self._limits.tokens_per_block
@@ -708,10 +750,12 @@ class Replica:
 
         The request begins to decode, or is done if it needs no other token.
         """
-        if request.first_iteration < 0:
+        has_had_tokens = request.first_iteration >= 0  # before a pause
+        if not has_had_tokens:
             request.first_iteration = iteration
         request.resumed_iteration = iteration
-        # A decoding request gets one token per iteration, so its end is known now.
+        # A decoding request gets one token per iteration, so the iteration of its last token is
+        # known now. With one token, it is this iteration.
         request.last_iteration = iteration + request.remaining_output_tokens - 1
 
         if self._limits.block_reuse and request.blocks:
@@ -724,7 +768,7 @@ class Replica:
             request.state = DONE
 
     def _start_decoding(self, request: SimRequest) -> None:
-        """Add a request to the decoding ones. It is in the batch already since its admission."""
+        """Add a request to the decoding ones. It has been in the batch since its admission."""
         request.state = DECODING
         self._kv_tokens += request.prefill_tokens
         if not self._limits.reserves_output_blocks:
@@ -736,15 +780,16 @@ class Replica:
     def _share_prompt_blocks(self, request: SimRequest) -> None:
         """Share the full blocks of a computed prompt, so that later requests can reuse them.
 
-        A block that another request has shared in the meantime exists twice: the copy of this
-        request stays private.
+        The request has used some shared blocks since its admission. Those after them were private
+        until now. If another request with the same prompt has shared one of them in the meantime,
+        this block and those after it stay private, and exist twice.
         """
         full_block_count = request.input_tokens // self._limits.tokens_per_block
-        already_shared_count = len(request.shared_blocks)
-        newly_shared = self._shared.create(request.blocks[already_shared_count:full_block_count])
-        request.shared_blocks = [*request.shared_blocks, *newly_shared]
-        request.private_block_count -= len(newly_shared)
-        self._private_block_count -= len(newly_shared)
+        first_private = len(request.shared_blocks)
+        created_blocks = self._shared.create(request.blocks[first_private:full_block_count])
+        request.shared_blocks = [*request.shared_blocks, *created_blocks]
+        request.private_block_count -= len(created_blocks)
+        self._private_block_count -= len(created_blocks)
 
     def _take_decoding_blocks(self) -> None:
         """Take the new cache blocks that decoding requests need in this iteration.
@@ -757,8 +802,10 @@ class Replica:
             self._pause_newest_request()
             needed_count = self._block_demand.count_blocks(self.iteration)
         if self.recent_pauses:
-            # Unused cached blocks count as free, and make room for the blocks that are taken.
-            self._shared.evict(self._count_free_blocks() - needed_count)
+            # Blocks in the cache that no request uses count as free. What is free after the new
+            # blocks are taken is the room for them.
+            free_count_afterwards = self._count_free_blocks() - needed_count
+            self._shared.evict(capacity=free_count_afterwards)
         self._private_block_count += needed_count
 
     def _pause_newest_request(self) -> None:
@@ -813,9 +860,10 @@ class Replica:
         self._remove_from_batch(request)
 
     def _remove_from_batch(self, request: SimRequest) -> None:
-        """Remove a decoding request that is done, paused or cancelled, and free its blocks.
+        """Remove a decoding request from the batch, and free its blocks.
 
-        The caller removes it from `_requests_by_last_iteration`.
+        The request is done, paused or cancelled. `_requests_by_last_iteration` still has it, and is
+        updated by the caller: for requests that are done, it removes all that end together.
         """
         cached_tokens = self._count_cached_tokens(request)
         private_count = self._count_private_blocks(request, cached_tokens)
@@ -845,9 +893,9 @@ class Replica:
     def _count_private_blocks(self, request: SimRequest, cached_tokens: int) -> int:
         """Return how many private blocks a decoding request has: those it does not share.
 
-        With `reserves_output_blocks`, all were taken at admission. Otherwise they are taken as they
-        are needed, and the current iteration may have taken one for a token that is not in the
-        cache yet.
+        With `reserves_output_blocks`, all were taken at admission. Otherwise one is taken at the
+        beginning of each iteration whose token does not fit into the last block. During such an
+        iteration, the request has this block in addition to those of its cached tokens.
 
         Args:
             request: The request.
@@ -857,7 +905,10 @@ class Replica:
         if limits.reserves_output_blocks:
             return request.private_block_count
         block_count = _divide_rounding_up(cached_tokens, limits.tokens_per_block)
-        if self._is_computing and self._block_demand.needs_block(request, self.iteration):
+        has_taken_block_now = self._is_computing and self._block_demand.needs_block(
+            request, self.iteration
+        )
+        if has_taken_block_now:
             block_count += 1
         return block_count - len(request.shared_blocks)
 
