@@ -27,6 +27,7 @@ from loadgen.result_kinds import OpenedResult
 if TYPE_CHECKING:
     import pyarrow as pa
 
+    from loadgen.core.execution.plan import Settings
     from loadgen.core.metrics.goodput import Goodput
     from loadgen.core.metrics.load import Load
     from loadgen.core.metrics.request_counts import RequestCounts
@@ -321,12 +322,11 @@ def run(workload: WorkloadInput = None, **options: Unpack[RunOptions]) -> Result
 
     Args:
         workload: A file, the name of a packaged workload, a mapping, or a checked Workload.
-        **options: The options of `loadgen run`, with underscores and the same values: url (one or
-            several; "sim:PRESET" is a simulated server in virtual time; it is required unless
-            targets is given), trace, request_rate, concurrency, duration, num_requests, warmup,
-            slo, seed, input_tokens, model, out (default: a new folder in results/), ... In Python
-            there are also api_key (default: OPENAI_API_KEY), sources, stream and embedded, and
-            headers, metadata and extra_body may be mappings.
+        **options: The options of `loadgen run` with the same values, for example `url`,
+            `concurrency`, `duration` and `slo`. `--num-requests` is `num_requests`. The URL
+            "sim:PRESET" is a simulated server in virtual time. `api_key` (default:
+            OPENAI_API_KEY), `sources`, `stream` and `embedded` exist only in Python. `headers`,
+            `metadata` and `extra_body` may be mappings.
 
     Raises:
         LoadgenError: If the run cannot start or finish; it is a UserError or a TargetError.
@@ -335,15 +335,19 @@ def run(workload: WorkloadInput = None, **options: Unpack[RunOptions]) -> Result
     """
     from loadgen.core.execution.run import execute
 
-    if _is_event_loop_running():
-        raise UserError(
-            "event_loop",
-            "loadgen.run blocks, but an event loop is running",
-            "loadgen.run",
-            "use await loadgen.arun(...) with the same arguments",
-        )
+    _check_no_event_loop()
     _check_names(options)
     _check_workload(workload, options)
+    checked_workload, settings = _check_inputs(workload, options)
+    summary, run_dir = execute(checked_workload, settings)
+    return Result(summary, run_dir)
+
+
+def _check_inputs(workload: WorkloadInput, options: RunOptions) -> tuple[Workload, Settings]:
+    """Return the checked workload and the settings of a run.
+
+    Raises CombinedError with the errors of both, so that the user can correct them at once.
+    """
     errors: list[LoadgenError] = []
     with collecting(errors):
         settings = replace(build_settings(options), command=("loadgen.run",))
@@ -351,8 +355,7 @@ def run(workload: WorkloadInput = None, **options: Unpack[RunOptions]) -> Result
         checked_workload = _load_workload(workload, options)
     if errors:
         raise CombinedError(errors)
-    summary, run_dir = execute(checked_workload, settings)
-    return Result(summary, run_dir)
+    return checked_workload, settings
 
 
 @_show_options
@@ -414,12 +417,18 @@ def load_runs(folder: str | os.PathLike[str]) -> dict[str, Result]:
     return {run.relative_to(path).as_posix(): _open_run(run) for run in runs}
 
 
-def _is_event_loop_running() -> bool:
+def _check_no_event_loop() -> None:
+    """Raise UserError in a running event loop, which `loadgen.run` would block."""
     try:
         asyncio.get_running_loop()
     except RuntimeError:
-        return False
-    return True
+        return
+    raise UserError(
+        "event_loop",
+        "loadgen.run blocks, but an event loop is running",
+        "loadgen.run",
+        "use await loadgen.arun(...) with the same arguments",
+    )
 
 
 def _check_names(options: RunOptions) -> None:

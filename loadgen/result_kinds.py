@@ -163,7 +163,7 @@ class ResultKind(msgspec.Struct, frozen=True, kw_only=True):
         has_runs: Whether it is made of runs, so that it has the function `runs`.
         additions: Returns what results of this kind add to the report of a run or search in their
             directory, or None. It is called for every report, so it imports lazily.
-        kept: Files from which its derived files are generated.
+        source_files: Files from which its derived files are generated.
         texts: Those of them that contain texts of prompts or responses.
         collects: Whether its directory contains the results of several commands, like `results`.
         page_name: The name of its page. If empty, a page is only written where the user says.
@@ -177,7 +177,7 @@ class ResultKind(msgspec.Struct, frozen=True, kw_only=True):
     begun_with: tuple[str, ...] = ()
     has_runs: bool = False
     additions: Callable[[Path, OpenedRun], ExtraSections | None] | None = None
-    kept: tuple[str, ...] = ()
+    source_files: tuple[str, ...] = ()
     texts: tuple[str, ...] = ()
     collects: bool = False
     page_name: str = PAGE
@@ -295,7 +295,7 @@ def _load_rows() -> tuple[ResultKind, ...]:
             markers=("target.json", "verdict.json"),
             begun_with=("contract.yaml",),
             has_runs=True,
-            kept=(
+            source_files=(
                 "target.json",
                 "contract.yaml",
                 "contract.resolved.yaml",
@@ -310,14 +310,14 @@ def _load_rows() -> tuple[ResultKind, ...]:
             load_functions=_load_search,
             markers=("plan.json",),
             has_runs=True,
-            kept=("plan.json",),
+            source_files=("plan.json",),
         ),
         ResultKind(
             name="sweep",
             load_functions=_load_sweep,
             markers=("plan.json",),
             has_runs=True,
-            kept=("plan.json",),
+            source_files=("plan.json",),
             leaves_page=True,
         ),
         ResultKind(
@@ -332,7 +332,7 @@ def _load_rows() -> tuple[ResultKind, ...]:
             markers=("mlperf.json",),
             has_runs=True,
             additions=_mlperf_additions,
-            kept=("mlperf_requests.jsonl", "mlperf_queries.parquet"),
+            source_files=("mlperf_requests.jsonl", "mlperf_queries.parquet"),
             texts=("mlperf_requests.jsonl",),
             bundled_as="run",
         ),
@@ -346,13 +346,13 @@ def _load_rows() -> tuple[ResultKind, ...]:
             load_functions=_load_run,
             markers=("run.json", "summary.json"),
             has_runs=True,
-            kept=("run.json", "seconds.jsonl", "server.jsonl"),
+            source_files=("run.json", "seconds.jsonl", "server.jsonl"),
         ),
         ResultKind(
             name="answers",
             load_functions=_load_answers,
             markers=("answers.json",),
-            kept=("scores.jsonl", "texts.jsonl"),
+            source_files=("scores.jsonl", "texts.jsonl"),
             texts=("texts.jsonl",),
         ),
         ResultKind(

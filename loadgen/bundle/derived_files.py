@@ -47,7 +47,7 @@ def is_raw(file: PurePosixPath) -> bool:
     """Return True if a file is raw data, from which others are derived."""
     raw_names = {checksums.FILE}
     for kind in result_kinds.KINDS.rows():
-        raw_names.update(kind.kept)
+        raw_names.update(kind.source_files)
     return file.name in raw_names or file.parent.name in RECORD_FOLDERS
 
 

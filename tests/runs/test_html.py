@@ -103,7 +103,7 @@ def test_requests_lost_with_a_killed_client_do_not_miss_the_slo(failing: bool, s
         fail(found, 0.5)
     sent = [] if failing else [WorkerSample(t_s=2, sent=400)]  # 100 of them have no record
     summary = summarize(
-        run_fixtures.manifest("r", len(found), state="running"), found, seconds=sent
+        run_fixtures.manifest("r", len(found), state="running"), found, worker_samples=sent
     )
     assert summary.run.state == "cut_off" and summary.verdict.valid is failing
     assert (summary.requests.lost, summary.requests.failed > 0) == (0 if failing else 100, failing)
