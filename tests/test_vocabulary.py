@@ -78,9 +78,6 @@ REPLACED_TERMS = {
 PLACEHOLDER = re.compile(r"\{[^{}]*\}")
 """A value that is inserted into a text: its name is no word that users read."""
 
-UNFINISHED = ROOT / "tests" / "data" / "vocabulary_unfinished.txt"
-"""Files with names that are still to be replaced. The list may only become shorter."""
-
 
 @cache
 def nodes_of_modules() -> dict[Path, list[ast.AST]]:
@@ -118,18 +115,14 @@ def texts(nodes_of_module: list[ast.AST]) -> Iterator[tuple[int, str]]:
             yield node.lineno, PLACEHOLDER.sub("", node.value)
 
 
-def files_with_replaced_names() -> set[str]:
-    """Return the files in which a name is one of the replaced words."""
-    return {
-        str(path.relative_to(ROOT))
+def test_no_name_is_a_replaced_word() -> None:
+    uses = [
+        f"{path.relative_to(ROOT)}:{line}: {name}"
         for path, module in nodes_of_modules().items()
-        for _, name in defined_names(module)
+        for line, name in defined_names(module)
         if name.strip("_").lower() in REPLACED_NAMES
-    }
-
-
-def test_only_unfinished_files_have_names_that_are_replaced_words() -> None:
-    assert files_with_replaced_names() == set(UNFINISHED.read_text("utf-8").split())
+    ]
+    assert not uses
 
 
 @pytest.mark.parametrize("term", REPLACED_TERMS)
