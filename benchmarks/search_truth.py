@@ -87,7 +87,7 @@ def create_problem(preset_name: str, scenario: Any, full_s: float) -> SearchProb
     return SearchProblem(
         preset=presets.load_preset(preset_name),
         goal=Goal(slo=Slo(terms=terms)),
-        lengths=dataset.synthetic_lengths(benchmark_rules, benchmark=BENCHMARK),
+        lengths=dataset.synthetic_lengths(benchmark_rules, benchmark_name=BENCHMARK),
         precision=PRECISION[scenario],
         full_s=full_s,
     )

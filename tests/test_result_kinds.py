@@ -403,11 +403,11 @@ def test_every_kind_that_a_command_leaves_is_listed(made: Path) -> None:
     assert folders <= found.keys() and {"levels/r10", "levels/r40"} <= found.keys()
     assert {name: found[name].kind for name in folders} == {name: MADE[name] for name in folders}
     assert not [
-        result.name for result in found.values() if "cannot be read" in result.stored_outcome
+        result.name for result in found.values() if "cannot be read" in result.reported_outcome
     ]
     of_answers = found["answers"]
     assert (
-        of_answers.stored_outcome.startswith("ROUGE-1 75.0 %")
+        of_answers.reported_outcome.startswith("ROUGE-1 75.0 %")
         and "m" in of_answers.description
         and of_answers.simulated
     )
@@ -671,7 +671,7 @@ def test_a_kind_of_a_package_is_as_good_as_ours(
     assert "Survived" in (soaked / "report.html").read_text()
     assert exits("report", soaked, "--json") == 1
     assert json.loads(capsys.readouterr().out) == {"hours": 12.0}
-    assert [(one.name, one.kind, one.stored_outcome) for one in results_in(soaked.parent)] == [
+    assert [(one.name, one.kind, one.reported_outcome) for one in results_in(soaked.parent)] == [
         ("s", "soak", "12.0 h")
     ]
     assert loadgen.load(soaked).headline == "Survived 12.0 hours."
@@ -698,7 +698,7 @@ def test_a_kind_that_fails_names_its_package_and_stops_nothing(
     assert "plug-in soak of soak-tests 1.0 failed: KeyError: 'hours'" in told
     shutil.copytree(made / "raw", soaked.parent / "raw")
     found = {one.name: one for one in results_in(soaked.parent)}
-    assert found["raw"].curve is not None and "soak-tests" in found["s"].stored_outcome
+    assert found["raw"].curve is not None and "soak-tests" in found["s"].reported_outcome
 
 
 def test_the_table_is_open_to_others() -> None:

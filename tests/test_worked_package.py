@@ -216,7 +216,7 @@ def test_its_command_its_kind_and_its_prices(tmp_path: Path, capsys: Any) -> Non
     (folder / "soak.json").write_text('{"hours": 12}')
     assert exits("brief", folder) == OK and capsys.readouterr().out == "It held for 12 hours.\n"
     assert exits("report", folder) == SLO_MISSED
-    assert [(one.name, one.kind, one.stored_outcome) for one in results_in(folder.parent)] == [
+    assert [(one.name, one.kind, one.reported_outcome) for one in results_in(folder.parent)] == [
         ("s", "soak", "12 h")
     ]
     assert (

@@ -8,13 +8,13 @@ from loadgen.core import format
 from loadgen.core.results.json_files import decode_json
 from loadgen.mlperf import accuracy_text
 from loadgen.mlperf.accuracy import AccuracyResult
-from loadgen.mlperf.accuracy_run import FILE
+from loadgen.mlperf.accuracy_run import RESULT_FILE
 from loadgen.result_kinds import ListRow, ResultFunctions
 
 
 def load(folder: Path) -> AccuracyResult:
     """Return the stored result. Raises UserError if it cannot be read."""
-    path = folder / FILE
+    path = folder / RESULT_FILE
     return decode_json(
         path.read_bytes(), AccuracyResult, str(path), "a result of `loadgen mlperf accuracy`"
     )

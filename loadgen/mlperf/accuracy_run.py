@@ -28,7 +28,7 @@ from loadgen.mlperf.rules import Benchmark, Test, load_rules
 if TYPE_CHECKING:
     from loadgen.answers.completions import Completions
 
-FILE = "mlperf_accuracy.json"
+RESULT_FILE = "mlperf_accuracy.json"
 
 
 class AccuracyRequest(NamedTuple):
@@ -75,10 +75,11 @@ class _TokenizedResponses(NamedTuple):
 def run_accuracy_test(
     request: AccuracyRequest, *, on_progress: Callable[[int], None]
 ) -> tuple[AccuracyResult, list[str]]:
-    """Run accuracy mode: send every sample of the data set once, score the responses and write all.
+    """Send every sample of the data set once, score the responses and write the result.
 
-    Returns the result, which is also written as `mlperf_accuracy.json`, and the first few reasons
-    why requests failed. With a tokenizer, LoadGen's accuracy log is written as well.
+    This is MLPerf's accuracy mode. Returns the result, which is also written as
+    `mlperf_accuracy.json`, and the first few reasons why requests failed. With a tokenizer,
+    LoadGen's accuracy log is written as well.
 
     Args:
         request: The benchmark, the data set, the endpoint and the output directory.
@@ -107,7 +108,7 @@ def run_accuracy_test(
         benchmark,
         _Responses(dataset_file.name, redacted_url(endpoint), questions, completions, tokenized),
     )
-    files.replace(request.output_dir / FILE, format.document(result))
+    files.replace(request.output_dir / RESULT_FILE, format.document(result))
     return result, completions.failures
 
 
@@ -141,36 +142,57 @@ def _create_result(
     """
     completions = responses.completions
     tokenized = responses.tokenized
-    means = _rouge_means(responses.questions, completions)
-    token_mean = _mean_output_tokens(completions, tokenized)
-    if token_mean is not None:
-        means.append(token_mean)
+    means = _mean_scores(responses)
     reference = accuracy.reference_accuracy(request.test.benchmark)
+    failed_requests = completions.texts.count(None)
     return AccuracyResult(
+        # the test
         benchmark=request.test.benchmark,
         round=request.test.round,
+        samples_of_rules=benchmark.samples,  # how many samples the rules require
+        compliance=benchmark.compliance,
+        # the data set and the endpoint
         dataset=responses.dataset_name,
         dataset_sha256=hashlib.sha256(request.dataset_path.read_bytes()).hexdigest(),
         url=responses.url,
         model=completions.model,
         version=loadgen_version(),
+        # the responses
         samples=len(responses.questions),
-        samples_of_rules=benchmark.samples,
-        answered=len(responses.questions) - completions.texts.count(None),
+        answered=len(responses.questions) - failed_requests,
         means=tuple(means),
         targets=accuracy.check_targets(reference, means),
+        # where token IDs come from, and TEST06, MLPerf's compliance test of token counts
         token_ids="" if tokenized is None else tokenized.source,
         test06=None if tokenized is None else tokenized.test06,
-        compliance=benchmark.compliance,
         simulated=request.simulated or completions.simulated,
         warnings=tuple(_token_warnings(means, tokenized)),
     )
 
 
+def _mean_scores(responses: _Responses) -> list[AccuracyMean]:
+    """Return the mean ROUGE scores of the responses, and their mean number of tokens if known."""
+    means = _rouge_means(responses.questions, responses.completions)
+    token_mean = _mean_output_tokens(responses.completions, responses.tokenized)
+    if token_mean is not None:
+        means.append(token_mean)
+    return means
+
+
 def _read_dataset(request: AccuracyRequest, benchmark: Benchmark) -> dataset.DatasetFile:
-    """Return the data set. Raises UserError if a sample has no reference response."""
+    """Return the samples of the data set, each of which needs a reference response.
+
+    The scores compare responses with these references.
+
+    Args:
+        request: The path of the data set, and the name of the benchmark.
+        benchmark: The requirements of the benchmark.
+
+    Raises:
+        UserError: The file cannot be used, or a sample has no reference response.
+    """
     path = request.dataset_path
-    dataset_file = dataset.read_dataset(path, benchmark, benchmark=request.test.benchmark)
+    dataset_file = dataset.read_dataset(path, benchmark, benchmark_name=request.test.benchmark)
     if not all(dataset_file.references):
         raise UserError(
             "missing_key",
@@ -240,10 +262,10 @@ def _tokenize_responses(tokenizer: Tokenizer, completions: Completions) -> _Toke
     that failed counts as an empty response.
     """
     replies = []
-    for text, reported_count in zip(completions.texts, completions.output_tokens, strict=True):
+    for text, server_count in zip(completions.texts, completions.output_tokens, strict=True):
         token_ids = tokenizer.encode(text or "")
-        token_count = len(token_ids) if reported_count is None else reported_count
-        reply = Reply(first_tokens=(), output_tokens=token_ids, reported_count=token_count)
+        reported_count = len(token_ids) if server_count is None else server_count
+        reply = Reply(first_tokens=(), output_tokens=token_ids, reported_count=reported_count)
         replies.append(reply)
     # The server sends texts, so it reports no ID of its first token that could be checked.
     test06 = count_test06_failures(replies, reports_first_tokens=False)
@@ -273,9 +295,12 @@ def _token_warnings(
             "mlperf_log_accuracy.json was not written, because responses are texts; "
             "--tokenizer NAME converts them to token IDs"
         )
-    elif tokenized.test06.wrong_lengths:
+        return warnings
+    # TEST06 is MLPerf's compliance test of token counts.
+    differing_counts = tokenized.test06.wrong_lengths
+    if differing_counts:
         warnings.append(
-            f"{tokenized.test06.wrong_lengths:,} responses have another number of tokens by "
+            f"{differing_counts:,} responses have another number of tokens by "
             f"{tokenized.tokenizer.name} than the server reported. The tokenizer is "
             "not that of the model, or the texts do not convert back to the same "
             "token IDs"

@@ -17,6 +17,7 @@ from loadgen.cli.run_options import LOAD_OPTIONS
 from loadgen.core.errors import INTERRUPTED, UNSOUND, UserError
 from loadgen.mlperf.command_options import (
     BenchmarkOption,
+    CheckedTestOptions,
     JsonOption,
     OfficialDatasetOption,
     RoundOption,
@@ -29,6 +30,7 @@ from loadgen.search.search_command import RunSpreadOption, SustainOption
 
 if TYPE_CHECKING:
     from loadgen.core.execution.plan import Settings
+    from loadgen.mlperf.accuracy_run import AccuracyRequest
     from loadgen.mlperf.rules import Scenario
 
 app = typer.Typer(
@@ -136,41 +138,83 @@ def run_server_test(
 
     Example: loadgen mlperf server -b llama2-70b --url http://HOST:8000 --find-peak
     """  # noqa: E501 - the help prints a sentence per line
-    from loadgen.core.execution.folder_names import check_no_results, locked_folder
-    from loadgen.search import experiment
+    from loadgen.core.execution.folder_names import locked_folder
     from loadgen.search.search_plan import choose_sustain_factor, parse_run_spread
 
-    # `--resume FOLDER` alone runs the stored command line of the search again. With a benchmark,
-    # the options of this command line count, and they have to describe the same search.
+    # With a benchmark, the typed options count. They have to describe the same search.
     if resume is not None and options.benchmark is None:
-        stored_command = experiment.read_plan(resume).command
-        if stored_command:
-            arguments = resume_arguments(
-                stored_command[1:], invocation.arguments, "--resume", resume, depth=2
-            )
-            return invocation.run_command_line(arguments)
+        stored_arguments = _read_search_arguments(resume, invocation)
+        if stored_arguments:
+            return invocation.run_command_line(stored_arguments)
     scenario: Scenario = "interactive" if invocation.command == "interactive" else "server"
     checked = check_options(invocation, options, scenario, find_peak=find_peak)
     _check_rate_options(target_qps, find_peak=find_peak, resume=resume)
-    if resume is not None:
-        experiment.read_plan(resume)  # raises UserError if the folder has no search
-    max_run_spread = parse_run_spread(run_spread, checked.settings)
-    if resume is None:
-        invocation.move_existing_results(checked.settings.out)
-    output_dir = resume or checked.settings.out or default_output_dir(checked.test)
-    if not find_peak:
-        check_no_results(output_dir)
+    run_spread_fraction = parse_run_spread(run_spread, checked.settings)
+    output_dir = resume or _claim_output_dir(invocation, checked, find_peak=find_peak)
     with locked_folder(output_dir):
         test = prepare_test(invocation, options, checked, output_dir)
         if find_peak:
             sustain_factor = choose_sustain_factor(sustain, checked.settings)
-            return test.find_peak(target_qps, sustain_factor, max_run_spread)
-        assert target_qps is not None  # checked above
+            return test.find_peak(target_qps, sustain_factor, run_spread_fraction)
+        assert target_qps is not None  # checked by `_check_rate_options`
         return test.run_once(target_qps)
 
 
+def _read_search_arguments(search_dir: Path, invocation: Invocation) -> list[str]:
+    """Return the command line that resumes the search in a directory, without the program's name.
+
+    The directory stores the command line that started the search. So `mlperf server --resume DIR`
+    alone gives, for example, `mlperf server -b llama2-70b --find-peak ... --resume DIR`. The list
+    is empty if no command line is stored, because a Python program started the search.
+    """
+    from loadgen.search import experiment
+
+    stored_command = experiment.read_plan(search_dir).command
+    if not stored_command:
+        return []
+    stored_arguments = stored_command[1:]  # without the name of the program
+    return resume_arguments(stored_arguments, invocation.arguments, "--resume", search_dir, depth=2)
+
+
+def _claim_output_dir(
+    invocation: Invocation, checked: CheckedTestOptions, *, find_peak: bool = False
+) -> Path:
+    """Return the directory for the results of a new test: that of --out, or a new one in results/.
+
+    With --force, results that are in it are moved away.
+
+    Args:
+        invocation: The command, which may have the option --force.
+        checked: The test, and the settings with the value of --out.
+        find_peak: Whether the command is a search for the peak. A search accepts a directory with
+            results, because it resumes the search in it.
+
+    Raises:
+        UserError: The directory has results of another test.
+    """
+    from loadgen.core.execution.folder_names import check_no_results
+
+    invocation.move_existing_results(checked.settings.out)
+    output_dir = checked.settings.out or default_output_dir(checked.test)
+    if not find_peak:
+        check_no_results(output_dir)
+    return output_dir
+
+
 def _check_rate_options(target_qps: float | None, *, find_peak: bool, resume: Path | None) -> None:
-    """Raise UserError if there is no rate, or if a test that is no search is to be resumed."""
+    """Check the options for the rate and for resuming a search.
+
+    Args:
+        target_qps: The query rate.
+        find_peak: Whether the command searches for the highest rate.
+        resume: The directory of the search to resume, or None to start a new test.
+
+    Raises:
+        UserError: There is no rate, the command is no search but should be resumed, or the
+            directory has no search.
+    """
+    from loadgen.search import experiment
+
     if target_qps is None and not find_peak:
         raise UserError(
             "missing_option",
@@ -180,6 +224,8 @@ def _check_rate_options(target_qps: float | None, *, find_peak: bool, resume: Pa
         )
     if resume is not None and not find_peak:
         raise UserError("no_effect", "only a search can be resumed", "--resume", "add --find-peak")
+    if resume is not None:
+        experiment.read_plan(resume)  # raises UserError if the folder has no search
 
 
 @app.command("offline", cls=Command)
@@ -197,12 +243,10 @@ def run_offline_test(
 
     Example: loadgen mlperf offline -b llama2-70b --url http://HOST:8000
     """  # noqa: E501 - the help prints a sentence per line
-    from loadgen.core.execution.folder_names import check_no_results, locked_folder
+    from loadgen.core.execution.folder_names import locked_folder
 
     checked = check_options(invocation, options, "offline")
-    invocation.move_existing_results(checked.settings.out)
-    output_dir = checked.settings.out or default_output_dir(checked.test)
-    check_no_results(output_dir)
+    output_dir = _claim_output_dir(invocation, checked)
     with locked_folder(output_dir):
         test = prepare_test(invocation, options, checked, output_dir)
         total_concurrency = _offline_concurrency(concurrency, checked.settings)
@@ -259,8 +303,7 @@ def measure_accuracy(
     from loadgen.core.execution.folder_names import check_no_results, locked_folder
     from loadgen.mlperf import rules
     from loadgen.mlperf.accuracy import reference_accuracy
-    from loadgen.mlperf.accuracy_run import AccuracyRequest, run_accuracy_test
-    from loadgen.mlperf.accuracy_text import create_report
+    from loadgen.mlperf.accuracy_run import AccuracyRequest
 
     reference_accuracy(benchmark)  # raises UserError for a benchmark that is not scored
     test = rules.create_test(benchmark, "offline", round_name)
@@ -278,12 +321,21 @@ def measure_accuracy(
             concurrency=concurrency,
             simulated=settings.backend.simulated,
         )
-        result, failures = run_accuracy_test(
-            request, on_progress=lambda done: show_progress("samples", done, test.samples)
-        )
+        return _run_and_print_accuracy(request, as_json=as_json, full=full)
+
+
+def _run_and_print_accuracy(request: AccuracyRequest, *, as_json: bool, full: bool) -> int:
+    """Run accuracy mode with a progress display, print the result and return the exit code."""
+    from loadgen.mlperf.accuracy_run import run_accuracy_test
+    from loadgen.mlperf.accuracy_text import create_report
+
+    total_samples = request.test.samples
+    result, failures = run_accuracy_test(
+        request, on_progress=lambda done: show_progress("samples", done, total_samples)
+    )
     print_result(result, create_report(result, failures), as_json=as_json, full=full)
     if not as_json:
-        print_status(f"Results: {output_dir}")
+        print_status(f"Results: {request.output_dir}")
     return int(result.exit_code)
 
 

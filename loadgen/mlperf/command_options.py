@@ -286,18 +286,18 @@ def prepare_test(
 ) -> PreparedTest:
     """Return the test with its data set, ready to run.
 
-    With --dataset, the requests of that file are written into the output directory, and the test
-    gets its number of samples. Otherwise the synthetic data set is used.
+    The data set is the file of --dataset, or else a synthetic one. The requests of a file are
+    written into the output directory, and the test gets its number of samples.
 
     Args:
         invocation: The command.
-        options: The options of the test.
-        checked: The test and settings that `check_options` returned.
-        output_dir: The directory of the results, which is locked.
+        options: The options as the user typed them.
+        checked: The test and settings that `check_options` made from these options.
+        output_dir: The directory of the results, which the caller has locked.
 
     Raises:
-        UserError: The data set of --dataset cannot be read.
-        CombinedError: Prompts of it cannot be used.
+        UserError: The file of --dataset cannot be read.
+        CombinedError: The file has prompts that cannot be sent.
     """
     from loadgen.mlperf import run
     from loadgen.mlperf.prepared_test import PreparedTest
@@ -307,12 +307,17 @@ def prepare_test(
     else:
         data = _create_synthetic_data(options, checked)
         test = checked.test
-    max_drain_ns = checked.overrides.grace  # None if --grace is not specified
+    # Prompts of token IDs need the completions API, whatever the user specified.
+    settings = replace(checked.settings, api=data.api or checked.settings.api)
+    # The option --grace limits how long the last queries may take. By default they may take a day.
+    drain_ns = checked.overrides.grace
+    if drain_ns is None:
+        drain_ns = run.MAX_WAIT_NS
     return PreparedTest(
         test=test,
         data=data,
-        settings=replace(checked.settings, api=data.api or checked.settings.api),
-        drain_ns=run.MAX_WAIT_NS if max_drain_ns is None else max_drain_ns,
+        settings=settings,
+        drain_ns=drain_ns,
         invocation=invocation,
         output_dir=output_dir,
         uses_official_loadgen=options.harness == "loadgen",

@@ -66,43 +66,54 @@ class Lengths(NamedTuple):
 
 
 def synthetic_lengths(
-    spec: Benchmark,
+    benchmark: Benchmark,
     *,
-    benchmark: str,
+    benchmark_name: str,
     mean_input: float | None = None,
     mean_output: float | None = None,
 ) -> Lengths:
     """Return prompt and response lengths for a synthetic data set of the benchmark's size.
 
-    Length i is the (i + 1/2) / n quantile of a gamma distribution (see `_gamma_lengths`), so
-    nothing is random, and the mean differs from the requested one by less than 0.01 tokens. Prompts
-    and responses are then shuffled independently with a fixed seed.
+    The lengths are fixed quantiles of a gamma distribution and not random, so their mean differs
+    from the requested one by less than 0.01 tokens. Prompts and responses are then shuffled
+    independently with a fixed seed.
 
     Args:
-        spec: The size of the benchmark's data set and its lengths.
-        benchmark: The name of the benchmark.
+        benchmark: The size of the benchmark's data set and its lengths.
+        benchmark_name: The name of the benchmark, for example "llama2-70b".
         mean_input: The mean tokens of a prompt, or None for that of the official data set.
         mean_output: The mean tokens of a response, or None for that of the official data set.
 
     Raises:
         UserError: No data set within the maxima of the rules can have such a mean.
     """
-    if mean_input is None:
-        mean_input = spec.mean_input
-    if mean_output is None:
-        mean_output = spec.mean_output
     input_tokens = _shuffled_lengths(
-        "input", benchmark, spec.samples, mean_input, (MIN_INPUT_TOKENS, spec.max_input)
+        "input",
+        benchmark_name,
+        benchmark.samples,
+        benchmark.mean_input if mean_input is None else mean_input,
+        (MIN_INPUT_TOKENS, benchmark.max_input),
     )
     output_tokens = _shuffled_lengths(
-        "output", benchmark, spec.samples, mean_output, (MIN_OUTPUT_TOKENS, spec.max_output)
+        "output",
+        benchmark_name,
+        benchmark.samples,
+        benchmark.mean_output if mean_output is None else mean_output,
+        (MIN_OUTPUT_TOKENS, benchmark.max_output),
     )
-    name = (
-        f"synthetic, {spec.samples:,} samples with lengths like {benchmark}'s (gamma distribution, "
-        f"mean {input_tokens.mean():.2f} in and {output_tokens.mean():.2f} out); "
-        "not MLPerf's data"
-    )
+    name = _describe_synthetic_set(input_tokens, output_tokens, benchmark_name)
     return Lengths(input_tokens, output_tokens, name)
+
+
+def _describe_synthetic_set(
+    input_tokens: NDArray[np.int64], output_tokens: NDArray[np.int64], benchmark_name: str
+) -> str:
+    """Return the name of a synthetic data set for results, which says that it is not MLPerf's."""
+    return (
+        f"synthetic, {len(input_tokens):,} samples with lengths like {benchmark_name}'s "
+        f"(gamma distribution, mean {input_tokens.mean():.2f} in and "
+        f"{output_tokens.mean():.2f} out); not MLPerf's data"
+    )
 
 
 def _shuffled_lengths(
@@ -228,17 +239,19 @@ class _MersenneTwister:
         """Return a random integer from 0 to `limit - 1`, each with the same probability.
 
         It is the integer that libstdc++'s `uniform_int_distribution(0, limit - 1)` returns. Method:
-        Lemire, "Fast Random Integer Generation in an Interval", 2019. The result is
-        `number * limit // 2**32`. The 2**32 possible numbers cannot be divided evenly among the
-        results, so `2**32 % limit` of them are rejected: those whose product has a lower half below
-        this threshold.
+        D. Lemire, "Fast Random Integer Generation in an Interval", 2019, algorithm 5.
+
+        A random 32-bit number times `limit` is a product of 64 bits. Its upper 32 bits are the
+        result. Each result would come from about 2**32 / limit numbers, but some from one more than
+        others. To make all equally likely, a number is rejected, and the next one is drawn, if the
+        lower 32 bits of its product are below `2**32 % limit`.
         """
         rejected_below = 2**32 % limit
         while True:
             product = self._next_number() * limit
             lower_half = product & self._LOW_32_BITS
             if lower_half >= rejected_below:
-                return product >> 32
+                return product >> 32  # the upper half
 
     def _next_number(self) -> int:
         """Return the next 32-bit number of the generator."""
@@ -251,9 +264,10 @@ class _MersenneTwister:
 def _shuffle(values: list[int], twister: _MersenneTwister) -> None:
     """Shuffle values in place exactly as libstdc++'s `std::shuffle` does.
 
-    It is a Fisher-Yates shuffle: each value is swapped with a random one that is not after it.
-    libstdc++ draws one random number for two consecutive swaps. With an even count, the value at
-    index 1 is swapped alone first, so that the others form pairs.
+    It is a Fisher-Yates shuffle: the value at each index from 1 is swapped with a partner, which is
+    at a random index up to its own. libstdc++ draws one random number for the partners of two
+    consecutive values. With an even count, the value at index 1 is swapped alone first, so that the
+    other values form pairs.
 
     Raises:
         ValueError: There are more than MAX_SHUFFLED values, for which libstdc++ draws one random
@@ -270,7 +284,9 @@ def _shuffle(values: list[int], twister: _MersenneTwister) -> None:
         first_of_pair = 2
     for index in range(first_of_pair, count, 2):
         # The value at `index` has index + 1 possible partners, and the next one has index + 2. A
-        # random number below the product of both counts chooses the partners of both values.
+        # random number below the product of both counts chooses one of each: its quotient is the
+        # partner of the value, its remainder that of the next value. For example, at index 2 there
+        # are 3 * 4 = 12 choices, and the number 7 gives the partners 7 // 4 = 1 and 7 % 4 = 3.
         partner_count = index + 1
         next_partner_count = index + 2
         pair_number = twister.draw_below(partner_count * next_partner_count)
@@ -308,46 +324,48 @@ class DatasetFile(Struct, frozen=True, kw_only=True):
         return not isinstance(self.prompts[0], str)
 
 
-def read_dataset(path: Path, spec: Benchmark, *, benchmark: str) -> DatasetFile:
+def read_dataset(path: Path, benchmark: Benchmark, *, benchmark_name: str) -> DatasetFile:
     """Return the data set in a JSONL or Parquet file.
 
-    Rows beyond the benchmark's number of samples are left out, and the name says so.
+    Rows beyond the benchmark's number of samples are left out, and the name of the data set says
+    so.
+
+    Args:
+        path: The file.
+        benchmark: The number of samples of the benchmark, and the limit on prompt lengths.
+        benchmark_name: The name of the benchmark, which errors mention.
 
     Raises:
-        UserError: If the file cannot be read or has no prompts.
-        CombinedError: With an error for each prompt that is not accepted.
+        UserError: The file cannot be read or has no prompts.
+        CombinedError: Prompts are not accepted. It has an error for each of the first ones.
     """
-    if not path.is_file():
-        raise UserError(
-            "missing_file",
-            "no such file",
-            f"--dataset {path}",
-            "give the official data set as a .jsonl or .parquet file",
-        )
     _check_format(path)
     table = _read_columns(path)
-    column = _find_prompt_column(table, path)
-    row_count = len(table[column])
+    prompt_column = _find_prompt_column(table, path)
+    row_count = len(table[prompt_column])
     if row_count == 0:
         raise UserError(
             "empty_file",
             "the data set has no rows",
             str(path),
-            f"{benchmark} has {spec.samples:,} samples",
+            f"{benchmark_name} has {benchmark.samples:,} samples",
         )
     prompts = _read_prompts(
-        table[column][: spec.samples],
+        table[prompt_column][: benchmark.samples],
         place=str(path),
-        column=column,
-        max_tokens=spec.max_input,
-        benchmark=benchmark,
+        column=prompt_column,
+        max_tokens=benchmark.max_input,
+        benchmark=benchmark_name,
     )
-    name = (
+    dataset_name = (
         f"{path.name}, {len(prompts):,} of {format.counted(row_count, 'row')}, "
-        f"{spec.samples:,} in the official set"
+        f"{benchmark.samples:,} in the official set"
     )
-    references = _read_references(table, len(prompts))
-    return DatasetFile(prompts=tuple(prompts), name=name, references=references)
+    return DatasetFile(
+        prompts=tuple(prompts),
+        name=dataset_name,
+        references=_read_references(table, len(prompts)),
+    )
 
 
 def _find_prompt_column(table: dict[str, Sequence[Any]], path: Path) -> str:
@@ -428,12 +446,20 @@ def _read_references(table: dict[str, Sequence[Any]], count: int) -> tuple[str |
 
 
 def _check_format(path: Path) -> None:
-    """Raise UserError for a file that is neither JSONL nor Parquet.
+    """Raise UserError if there is no such file, or if it is neither JSONL nor Parquet.
 
     For a pickle file, the error says how to convert it.
     """
-    is_compressed = path.suffix == ".gz" and len(path.suffixes) > 1
-    suffix = path.suffixes[-2] if is_compressed else path.suffix
+    if not path.is_file():
+        raise UserError(
+            "missing_file",
+            "no such file",
+            f"--dataset {path}",
+            "give the official data set as a .jsonl or .parquet file",
+        )
+    # "a.jsonl.gz" and "a.jsonl" are both of the format ".jsonl".
+    name_without_gz = path.with_suffix("") if path.suffix == ".gz" else path
+    suffix = name_without_gz.suffix or path.suffix
     if suffix in PICKLE_SUFFIXES:
         parquet = path.with_name(path.name.partition(".")[0] + ".parquet")
         raise UserError(

@@ -48,10 +48,11 @@ def headline(stored: StoredMlperf) -> str:
 def report(stored: StoredMlperf) -> Report:
     """Return the report that `loadgen report` prints for a directory with an MLPerf-style result.
 
-    A result of the official LoadGen has no run of this program, so the report has the sections of
-    the result only. Otherwise it is the report of the run, with the brief sections of the result.
-    Its full sections have those of the result already, because `extra_sections.py` adds them to the
-    report of every run with such a result.
+    A report has brief sections, which are printed by default, and full sections for `--full`. If
+    the official LoadGen issued the queries, there is no run of this program, and the report is only
+    about the result. Otherwise it is the report of the run, whose brief sections are replaced by
+    those of the result. Its full sections need no change: `extra_sections.py` already adds the
+    MLPerf-style result to them for every run that has one.
     """
     result = stored.result
     result_dir = str(stored.folder)
@@ -59,8 +60,8 @@ def report(stored: StoredMlperf) -> Report:
         return text.create_report(result, run_dir=result_dir)
     run_report = run_kind.report(stored.run)
     gpus = stored.run.summary.target.gpus
-    brief_sections = text.brief_sections(result, gpus, run_dir=result_dir)
-    return msgspec.structs.replace(run_report, brief=brief_sections)
+    mlperf_brief_sections = text.brief_sections(result, gpus, run_dir=result_dir)
+    return msgspec.structs.replace(run_report, brief=mlperf_brief_sections)
 
 
 def document(stored: StoredMlperf) -> bytes:
@@ -111,13 +112,14 @@ class _ScenarioField(msgspec.Struct):
 
 
 def read_capacity_facts(folder: Path) -> CapacityFacts:
-    """Return whether a result is of the Offline scenario, for the comparison of capacities.
+    """Return the facts that decide whether the rate of a result is a capacity.
 
-    A capacity is the highest rate within limits on latency. Offline has no such limits, so its rate
-    must not be listed as a capacity. The summary of the run does not show the scenario. `loadgen
-    ls` calls this function for each result, so it decodes only this field.
+    A capacity is the highest rate within limits on latency. The Offline scenario has no such
+    limits, so its rate must not be listed as a capacity. `loadgen ls` calls this function for each
+    result, so it decodes only the scenario.
 
-    Raises UserError if the result is damaged.
+    Raises UserError if the result is damaged. JSON that is nested too deeply counts as damaged,
+    too: decoding it raises RecursionError.
     """
     result_path = folder / mlperf_run.RESULT
     try:
@@ -164,25 +166,34 @@ def _regenerate_from_queries(queries_dir: Path) -> Iterator[RegeneratedFile]:
 
 
 def _regenerate_from_subdirectory(folder: Path) -> Iterator[RegeneratedFile]:
-    """Yield the files of a result that also is in a subdirectory with the data behind it.
+    """Yield the files of a directory whose `mlperf.json` was copied from one of its subdirectories.
 
-    The directory is that of a search, whose subdirectory is the run that confirmed the peak, or
-    that of a run of the official LoadGen, whose subdirectory `own` has its queries. Without such a
-    subdirectory, nothing can be computed.
+    There are two such directories. In that of a run of the official LoadGen, the subdirectory `own`
+    has the queries, from which the result is computed again. In that of a search for the peak, the
+    subdirectory is the run that confirmed the peak, and its files are the expected content.
+
+    Each file comes with its basis: what its content was computed from, or why there is none.
     """
-    source_dir = _find_equal_result(folder)
+    source_dir = _find_subdirectory_with_same_result(folder)
     if source_dir is None:
         reason = "there are no records, because the official LoadGen issued the queries"
         yield RegeneratedFile(mlperf_run.RESULT, data=None, basis=reason)
-    elif _has_stored_queries(source_dir):
+        return
+    is_from_official_loadgen = _has_stored_queries(source_dir)
+    if is_from_official_loadgen:
         yield from _regenerate_official_result(source_dir)
     else:
-        for name in mlperf_run.FILES:
-            content = (source_dir / name).read_bytes()
-            yield RegeneratedFile(name, content, basis=f"the result of {source_dir.name}")
+        yield from _read_result_files(source_dir)
 
 
-def _find_equal_result(folder: Path) -> Path | None:
+def _read_result_files(run_dir: Path) -> Iterator[RegeneratedFile]:
+    """Yield the files of the result in the directory of a run, as they are stored there."""
+    for name in mlperf_run.FILES:
+        content = (run_dir / name).read_bytes()
+        yield RegeneratedFile(name, content, basis=f"the result of {run_dir.name}")
+
+
+def _find_subdirectory_with_same_result(folder: Path) -> Path | None:
     """Return the first subdirectory whose `mlperf.json` is the same, or None if there is none."""
     stored_result = (folder / mlperf_run.RESULT).read_bytes()
     for path in sorted(folder.glob(f"*/{mlperf_run.RESULT}")):

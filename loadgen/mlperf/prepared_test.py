@@ -40,7 +40,7 @@ Shorter trials are dominated by the start-up and by the wait for the last respon
 OFFLINE_TRIAL_PARTS = 5
 """An Offline trial is sized to take the minimum duration divided by this."""
 
-SMALLEST_QUERY_RATE = 1e-9
+ONE_PASS_RATE = 1e-9
 """A rate in samples/s, so low that the first Offline trial is one pass of the data set."""
 
 NS_PER_S = 1_000_000_000
@@ -121,7 +121,12 @@ class PreparedTest(Struct, frozen=True, kw_only=True):
         return judged_run.exit_code
 
     def _run_official_loadgen(self, qps: float, concurrency: int | None) -> _JudgedRun:
-        """Let the official LoadGen issue the queries."""
+        """Let the official LoadGen issue the queries, and return the run with its result.
+
+        Args:
+            qps: The rate in queries/s, in Offline the expected rate in samples/s.
+            concurrency: The limit on requests in flight in Offline, or None to send all at once.
+        """
         from loadgen.mlperf import official_loadgen
 
         official_run = official_loadgen.run_official_test(
@@ -184,12 +189,13 @@ class PreparedTest(Struct, frozen=True, kw_only=True):
         """Measure how many samples/s the server completes, or return None if interrupted.
 
         In Offline all samples are one query, which must take the minimum duration. Its number of
-        samples follows from this rate, so trials measure it if the user does not specify it. The
-        first trial is one pass of the data set. Up to two longer ones follow, until a trial is long
-        enough for a good measurement.
+        samples follows from this rate, so trials measure it if the user does not specify it. A
+        trial is sized by the rate that the one before it measured. No rate is known for the first
+        trial: it is sized by a rate close to 0, and so it is a single pass of the data set. There
+        are at most MAX_OFFLINE_TRIALS trials, until one is long enough for a good measurement.
 
         Args:
-            concurrency: The most requests in flight, or None to send all at once.
+            concurrency: The limit on requests in flight, or None to send all at once.
 
         Raises:
             UserError: No request of a trial completed.
@@ -197,7 +203,7 @@ class PreparedTest(Struct, frozen=True, kw_only=True):
         print_status("No --target-qps: running one pass of the data set first, to size the query")
         execute_run = self._create_executor()
         min_trial_s = MIN_TRIAL_FRACTION * self.test.min_duration_ns / NS_PER_S
-        samples_per_s = SMALLEST_QUERY_RATE
+        samples_per_s = ONE_PASS_RATE
         for number in range(1, MAX_OFFLINE_TRIALS + 1):
             trial_dir = self._run_offline_trial(execute_run, number, samples_per_s, concurrency)
             if trial_dir is None:
@@ -211,30 +217,41 @@ class PreparedTest(Struct, frozen=True, kw_only=True):
     def _run_offline_trial(
         self, execute_run: Execute, number: int, samples_per_s: float, concurrency: int | None
     ) -> Path | None:
-        """Run a trial of Offline next to the output directory, and return the directory of its run.
+        """Run a short Offline test, and return its directory, or None if the user interrupted it.
 
-        Returns None if the user interrupted it. A trial takes about 1/OFFLINE_TRIAL_PARTS of the
-        minimum duration, but at least one pass of the data set. It waits for every response,
-        because a response that is cut off would lower the rate.
+        Its directory is next to the output directory, for example `out-trial-1` next to `out`.
 
         Args:
             execute_run: Carries out a run.
             number: The number of the trial, from 1.
-            samples_per_s: The rate that is expected. The trial sends so many samples that it takes
-                the intended time at this rate.
-            concurrency: The most requests in flight, or None to send all at once.
+            samples_per_s: The expected rate, which decides how many samples are sent.
+            concurrency: The limit on requests in flight, or None to send all at once.
         """
-        from loadgen.core.workload import with_unique_prompts
-
-        trial_duration_ns = self.test.min_duration_ns // OFFLINE_TRIAL_PARTS
-        trial_test = replace(self.test, min_duration_ns=trial_duration_ns)
-        trial = replace(self, test=trial_test, drain_ns=mlperf_run.MAX_WAIT_NS)
         trial_name = f"trial-{number}"
-        # With the prompts of another run, the prefix cache of the server would help.
-        workload = with_unique_prompts(trial.build_workload(samples_per_s, concurrency), trial_name)
+        workload = self._build_offline_trial(trial_name, samples_per_s, concurrency)
         settings = replace(self.settings, out=_unused_sibling(self.output_dir, trial_name))
         summary, trial_dir = execute_run(workload, settings)
         return None if summary.run.state == "interrupted" else trial_dir
+
+    def _build_offline_trial(
+        self, trial_name: str, samples_per_s: float, concurrency: int | None
+    ) -> Workload:
+        """Return the workload of a short Offline test, with prompts that no other run sends.
+
+        At the expected rate, it takes 1/OFFLINE_TRIAL_PARTS of the minimum duration, but it has at
+        least one pass of the data set.
+        """
+        from loadgen.core.workload import with_unique_prompts
+
+        workload = mlperf_run.build_workload(
+            replace(self.test, min_duration_ns=self.test.min_duration_ns // OFFLINE_TRIAL_PARTS),
+            self.data,
+            qps=samples_per_s,
+            concurrency=concurrency,
+            drain_ns=mlperf_run.MAX_WAIT_NS,  # a response that is cut off would lower the rate
+        )
+        # With the prompts of another run, the prefix cache of the server would help.
+        return with_unique_prompts(workload, trial_name)
 
     # -- the search for the peak -------------------------------------------------------------------
 
@@ -251,7 +268,8 @@ class PreparedTest(Struct, frozen=True, kw_only=True):
             start_qps: The first rate that is tried, or None for the default.
             sustain_factor: The length of the runs that show whether the rate is sustained, as a
                 multiple of the length of an official run. With 1, there are no such runs.
-            run_spread: How much the result may vary between runs, as `--run-spread` says.
+            run_spread: How much the server varies from run to run, as a fraction (0.02 is 2 %), or
+                None if the search has to learn it from its trials.
         """
         self._print_data_set()
         first_qps = start_qps or DEFAULT_START_QPS
@@ -294,7 +312,8 @@ class PreparedTest(Struct, frozen=True, kw_only=True):
             start_qps: The first rate that is tried, in queries/s.
             sustain_factor: The length of the runs that show whether the rate is sustained, as a
                 multiple of the length of an official run. With 1, there are no such runs.
-            run_spread: How much the result may vary between runs, as `--run-spread` says.
+            run_spread: How much the server varies from run to run, as a fraction (0.02 is 2 %), or
+                None if the search has to learn it from its trials.
         """
         from loadgen.runs.run_display import create_display
         from loadgen.search.search_run import SearchRun

@@ -71,8 +71,9 @@ def build_trace(
 ) -> QueryTrace:
     """Return the queries of a run in the order of issue, from the columns of its request records.
 
-    The records may be in any order. A request that failed counts as not completed. Records that
-    never became due, because the load was stopped before, are not queries.
+    The records may be in any order. A request that failed counts as not completed, so it gets the
+    latency UNRESOLVED, which is above every limit. Records that never became due, because the load
+    was stopped before, are left out.
 
     Args:
         columns: Columns by the names of `record.FIELDS`. `slot` is the number of a request in the
@@ -82,22 +83,33 @@ def build_trace(
             (Offline), no matter when a closed loop sent them.
     """
     order = _order_of_issue(columns["due_ns"], columns["slot"])
-    due_ns = columns["due_ns"][order]
-    end_ns = columns["end_ns"][order]
-    first_token_ns = columns["first_token_ns"][order]
-    output_tokens = columns["output_tokens"][order]
-    is_completed = (columns["status"][order] == STATUS["ok"]) & (end_ns >= 0)
+    issued = {name: column[order] for name, column in columns.items()}
+    due_ns = issued["due_ns"]
     if is_one_query:
         due_ns = np.full(len(order), origin_ns, np.int64)
-    # A response that was not streamed has its first token at its end.
-    is_streamed = first_token_ns >= 0
-    first_output_ns = np.where(is_streamed, first_token_ns, end_ns)
+    end_ns = issued["end_ns"]
+    first_output_ns = _first_output_times(issued["first_token_ns"], end_ns)
+    is_completed = (issued["status"] == STATUS["ok"]) & (end_ns >= 0)
+
+    ttft_ns = np.where(is_completed, first_output_ns - due_ns, UNRESOLVED)
+    latency_ns = np.where(is_completed, end_ns - due_ns, UNRESOLVED)
+    known_tokens = np.maximum(issued["output_tokens"], 0)  # -1 if the count is not known
+    tokens = np.where(is_completed, known_tokens, 0)
     return QueryTrace(
-        due_ns=due_ns - origin_ns,
-        ttft_ns=np.where(is_completed, first_output_ns - due_ns, UNRESOLVED),
-        latency_ns=np.where(is_completed, end_ns - due_ns, UNRESOLVED),
-        tokens=np.where(is_completed, np.maximum(output_tokens, 0), 0),
+        due_ns=due_ns - origin_ns, ttft_ns=ttft_ns, latency_ns=latency_ns, tokens=tokens
     )
+
+
+def _first_output_times(
+    first_token_ns: NDArray[np.int64], end_ns: NDArray[np.int64]
+) -> NDArray[np.int64]:
+    """Return when the first output of each response came.
+
+    A response that was not streamed has a `first_token_ns` of -1. Its first output comes at its
+    end. For example, first tokens at [5, -1] and ends at [9, 8] give [5, 8].
+    """
+    is_streamed = first_token_ns >= 0
+    return np.where(is_streamed, first_token_ns, end_ns)
 
 
 def _order_of_issue(due_ns: NDArray[np.int64], slot: NDArray[np.int64]) -> NDArray[np.int64]:
@@ -160,8 +172,9 @@ class Check(
 class Reason(msgspec.Struct, frozen=True, kw_only=True):
     """Why a result is INVALID.
 
-    The kind is "limit" if a limit or early stopping was missed. It is "size" if the run is too
-    short, has too few queries, or has queries that never completed.
+    The kind is "limit" if a limit or early stopping was missed. It is "size" if the run does not
+    have enough complete queries to be judged: it is too short, has too few queries, or queries
+    failed or have no tokens.
     """
 
     kind: Literal["limit", "size"]
@@ -327,11 +340,12 @@ def judge_trace(
     """Return the result of a run by the rules of MLPerf: VALID or INVALID, with its metrics.
 
     Args:
-        trace: The queries of the run.
-        test: The requirements of the rules.
-        facts: What is known about the run apart from its queries.
-        with_one_token_defect: Whether to reproduce LoadGen's defect, by which a response of one
-            token has no tokens and a negative TPOT. Used to compare results with LoadGen's own.
+        trace: The latencies and token counts of the queries of the run.
+        test: The requirements of the rules, such as limits and the minimum duration.
+        facts: What is known about the run apart from its queries, such as the data set.
+        with_one_token_defect: Whether to count responses of one token as wrongly as LoadGen does:
+            with no tokens and a negative time per output token (TPOT). This is only for comparing
+            a result with one that LoadGen itself computed.
     """
     span = _RunSpan.from_trace(trace, is_offline=test.scenario == "offline")
     token_counts = _count_tokens(trace, with_one_token_defect=with_one_token_defect)
@@ -390,7 +404,7 @@ def _create_result(test: Test, facts: MlperfRunFacts, judgment: _Judgment) -> Ml
     is_valid = not judgment.reasons
     is_below_limits = all(check.is_below_limit for check in judgment.checks)
     span = judgment.span
-    tokens = judgment.token_counts.total
+    rates = _compute_rates(span, judgment.token_counts.total)
     return MlperfResult(
         # the test
         benchmark=test.benchmark,
@@ -406,17 +420,18 @@ def _create_result(test: Test, facts: MlperfRunFacts, judgment: _Judgment) -> Ml
         min_duration_met=span.judged_duration_ns >= test.min_duration_ns,
         min_queries_met=span.issued_queries >= test.min_queries,
         checks=judgment.checks,
-        # counts and rates
+        # counts
         queries=span.issued_queries,
-        resolved=span.completed_queries,
-        tokens=tokens,
+        resolved=span.completed_queries,  # MLPerf calls a completed query "resolved"
+        tokens=judgment.token_counts.total,
         one_token_replies=judgment.token_counts.one_token_replies,
         scheduled_s=span.schedule_ns / NS_PER_S,
-        scheduled_samples_per_s=_rate_per_s(span.arrival_intervals, span.schedule_ns),
-        completed_samples_per_s=_rate_per_s(span.loadgen_window_queries, span.loadgen_window_ns),
-        completed_tokens_per_s=_rate_per_s(tokens, span.loadgen_window_ns),
-        full_run_samples_per_s=_rate_per_s(span.completed_queries, span.full_run_ns),
-        full_run_tokens_per_s=_rate_per_s(tokens, span.full_run_ns),
+        # rates
+        scheduled_samples_per_s=rates.scheduled_samples_per_s,
+        completed_samples_per_s=rates.completed_samples_per_s,
+        completed_tokens_per_s=rates.completed_tokens_per_s,
+        full_run_samples_per_s=rates.full_run_samples_per_s,
+        full_run_tokens_per_s=rates.full_run_tokens_per_s,
         # distributions
         latency=judgment.latency,
         ttft=None if is_offline else judgment.ttft,
@@ -428,6 +443,35 @@ def _create_result(test: Test, facts: MlperfRunFacts, judgment: _Judgment) -> Ml
         errors=(*judgment.query_errors, *facts.errors),
         warnings=tuple(facts.warnings),
         simulated=facts.simulated,
+    )
+
+
+class _Rates(NamedTuple):
+    """The rates of a run, with the names of the fields of `MlperfResult`. None if not known."""
+
+    scheduled_samples_per_s: float | None
+    completed_samples_per_s: float | None
+    completed_tokens_per_s: float | None
+    full_run_samples_per_s: float | None
+    full_run_tokens_per_s: float | None
+
+
+def _compute_rates(span: _RunSpan, total_tokens: int) -> _Rates:
+    """Return the rates of a run: counts of samples and tokens, divided by the time they took.
+
+    LoadGen's "completed" rates end when the query that was issued last completes. The rates of the
+    full run end with the last completion of any query, which may be later.
+
+    Args:
+        span: How many queries the run has, and how long it took.
+        total_tokens: The output tokens of all queries.
+    """
+    return _Rates(
+        scheduled_samples_per_s=_rate_per_s(span.arrival_intervals, span.schedule_ns),
+        completed_samples_per_s=_rate_per_s(span.loadgen_window_samples, span.loadgen_window_ns),
+        completed_tokens_per_s=_rate_per_s(total_tokens, span.loadgen_window_ns),
+        full_run_samples_per_s=_rate_per_s(span.completed_queries, span.full_run_ns),
+        full_run_tokens_per_s=_rate_per_s(total_tokens, span.full_run_ns),
     )
 
 
@@ -444,7 +488,9 @@ class _RunSpan(NamedTuple):
         loadgen_window_ns: The window of LoadGen's completed rates: until the query that was issued
             last completed, even if others complete later; in Offline until the last completion.
             None if that query did not complete.
-        loadgen_window_queries: The number of queries that LoadGen divides by this window.
+        loadgen_window_samples: The count that LoadGen divides by this window for its rate of
+            samples. In Offline it is the number of samples. Otherwise it is one less than the
+            number of queries, because LoadGen counts the intervals between arrivals.
     """
 
     issued_queries: int
@@ -453,7 +499,7 @@ class _RunSpan(NamedTuple):
     judged_duration_ns: int
     full_run_ns: int | None
     loadgen_window_ns: int | None
-    loadgen_window_queries: int
+    loadgen_window_samples: int
 
     @property
     def arrival_intervals(self) -> int:
@@ -479,30 +525,37 @@ def _measure_offline_span(trace: QueryTrace) -> _RunSpan:
         judged_duration_ns=full_run_ns or 0,
         full_run_ns=full_run_ns,
         loadgen_window_ns=full_run_ns,
-        loadgen_window_queries=len(trace.due_ns),
+        loadgen_window_samples=len(trace.due_ns),
     )
 
 
 def _measure_server_span(trace: QueryTrace) -> _RunSpan:
-    """Return the counts and the times of a run of Server or Interactive.
+    """Return the counts and the times of a run of Server or Interactive, as LoadGen defines them.
 
-    LoadGen divides the number of intervals between arrivals, which is one less than the number of
-    queries, by the time until the query that was issued last completed.
+    LoadGen's rate of completed samples is the number of intervals between arrivals, divided by the
+    time until the query that was issued last completed. For example, 3 queries have 2 intervals. A
+    run without queries then has -1 intervals, but no rate, because its window is None.
     """
     issued_queries = len(trace.due_ns)
+    arrival_intervals = issued_queries - 1
     schedule_ns = _last_scheduled_ns(trace)
-    loadgen_window_ns = None
-    if issued_queries and trace.is_resolved[-1]:
-        loadgen_window_ns = schedule_ns + int(trace.latency_ns[-1])
     return _RunSpan(
         issued_queries=issued_queries,
         completed_queries=int(trace.is_resolved.sum()),
         schedule_ns=schedule_ns,
+        # The rules require a minimum length of the schedule, however long responses take.
         judged_duration_ns=schedule_ns,
         full_run_ns=_last_completion_ns(trace),
-        loadgen_window_ns=loadgen_window_ns,
-        loadgen_window_queries=issued_queries - 1,
+        loadgen_window_ns=_completion_of_last_issued_ns(trace),
+        loadgen_window_samples=arrival_intervals,
     )
+
+
+def _completion_of_last_issued_ns(trace: QueryTrace) -> int | None:
+    """Return when the query that was issued last completed. None if it did not, or if none is."""
+    if len(trace.due_ns) == 0 or not trace.is_resolved[-1]:
+        return None
+    return int(trace.due_ns[-1] + trace.latency_ns[-1])
 
 
 def _last_scheduled_ns(trace: QueryTrace) -> int:
@@ -653,6 +706,7 @@ def _invalid_reasons(
         text = f"too few queries: {span.issued_queries:,}, {test.min_queries:,} required"
         yield Reason(kind="size", text=text)
     for error in query_errors:
+        # A query that went wrong is missing from those that the rules require.
         yield Reason(kind="size", text=error)
     for check in checks:
         yield from _limit_reasons(check, test)
@@ -684,10 +738,11 @@ def _limit_reasons(check: Check, test: Test) -> Iterator[Reason]:
 
 
 def _compute_spread(values_ns: NDArray[np.int64]) -> LoadGenSpread:
-    """Return the statistics of a distribution that LoadGen prints.
+    """Return the statistics of a distribution that LoadGen prints: extremes, mean, percentiles.
 
-    A query that never completed has the value UNRESOLVED, which is above all others. A statistic
-    that falls on such a query is None, and so is the mean if there is one.
+    A query that never completed has the value UNRESOLVED, which is above all others. A percentile
+    or an extreme that is the value of such a query is None. The mean is None if any query never
+    completed.
     """
     count = len(values_ns)
     if count == 0:
@@ -696,18 +751,19 @@ def _compute_spread(values_ns: NDArray[np.int64]) -> LoadGenSpread:
         )
     ordered_ns = np.sort(values_ns)
     # Unresolved values come last, so all queries completed if the largest value is a latency.
-    has_completed = ordered_ns[-1] < UNRESOLVED
-    mean_ns = _divide_towards_zero(int(ordered_ns.sum()), count) if has_completed else None
+    have_all_completed = ordered_ns[-1] < UNRESOLVED
+    mean_ns = _divide_towards_zero(int(ordered_ns.sum()), count) if have_all_completed else None
+    percentile_indexes = [quantile_index(count, percentile) for percentile in PERCENTILES]
     return LoadGenSpread(
         count=count,
-        min=_value_at(ordered_ns, 0),
-        max=_value_at(ordered_ns, count - 1),
+        min=_resolved_value_at(ordered_ns, 0),
+        max=_resolved_value_at(ordered_ns, count - 1),
         mean=mean_ns,
-        percentiles=tuple(_value_at(ordered_ns, quantile_index(count, p)) for p in PERCENTILES),
+        percentiles=tuple(_resolved_value_at(ordered_ns, index) for index in percentile_indexes),
     )
 
 
-def _value_at(ordered_ns: NDArray[np.int64], index: int) -> int | None:
+def _resolved_value_at(ordered_ns: NDArray[np.int64], index: int) -> int | None:
     """Return the value at an index, or None for a query that never completed."""
     value_ns = int(ordered_ns[index])
     return None if value_ns >= UNRESOLVED else value_ns

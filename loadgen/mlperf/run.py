@@ -76,6 +76,9 @@ REQUESTS = "mlperf_requests.jsonl"
 QUERIES = "mlperf_queries.parquet"
 """The queries that the official LoadGen issued, with the timestamps of this load generator."""
 
+LOG_CONTEXT_KEY = "mlperf_queries.parquet"
+"""The key of the metadata of QUERIES with what the log files say about the run, as JSON."""
+
 COLUMNS = ("slot", "stage", "status", "due_ns", "first_token_ns", "end_ns", "output_tokens")
 """The columns of the records that a result needs."""
 
@@ -126,17 +129,17 @@ def synthetic_data(
 ) -> DatasetRequests:
     """Return the requests of the synthetic data set, in the order in which LoadGen issues samples.
 
-    They are used unless the user gives the official data set. A pass sends every sample once; each
-    further pass repeats the lengths with new texts, so that a prefix cache does not help.
+    The synthetic data set stands in for the official one, if the user does not have that. It fixes
+    the lengths of prompts and responses. The texts are generated when the requests are sent.
 
     Args:
         test: The requirements of the rules.
         mean_input: The mean tokens of a prompt, or None for that of the official data set.
         mean_output: The mean tokens of a response, or None for that of the official data set.
     """
-    spec = rules.load_rules().benchmarks[test.benchmark]
+    benchmark = rules.load_rules().benchmarks[test.benchmark]
     lengths = dataset.synthetic_lengths(
-        spec, benchmark=test.benchmark, mean_input=mean_input, mean_output=mean_output
+        benchmark, benchmark_name=test.benchmark, mean_input=mean_input, mean_output=mean_output
     )
     order = dataset.issue_order(test)
     input_tokens = ListedTokens(values=tuple(lengths.input[order].tolist()))
@@ -153,13 +156,13 @@ def write_official_requests(
     Returns the requests, in the order in which LoadGen issues samples, and the test with the number
     of samples of the file. Raises UserError or CombinedError if the data set cannot be used.
     """
-    spec = rules.load_rules().benchmarks[test.benchmark]
-    dataset_file = dataset.read_dataset(dataset_path, spec, benchmark=test.benchmark)
+    benchmark = rules.load_rules().benchmarks[test.benchmark]
+    dataset_file = dataset.read_dataset(dataset_path, benchmark, benchmark_name=test.benchmark)
     sized_test = _with_sample_count(test, len(dataset_file.prompts))
     ordered_prompts = [dataset_file.prompts[sample] for sample in dataset.issue_order(sized_test)]
     output_dir.mkdir(parents=True, exist_ok=True)
     requests_path = output_dir / REQUESTS
-    _write_request_lines(requests_path, ordered_prompts, max_tokens=spec.max_output)
+    _write_request_lines(requests_path, ordered_prompts, max_tokens=benchmark.max_output)
     # Only the completions API accepts prompts of token IDs. Texts can be sent to any API.
     api: Api | None = "completions" if dataset_file.has_token_ids else None
     requests = FromFile(path=requests_path.resolve())
@@ -196,8 +199,9 @@ def build_workload(
 ) -> Workload:
     """Return the test as a workload, which this program can run like any other load.
 
-    Server and Interactive have the Poisson arrivals that LoadGen draws with the seed of the round,
-    and end where LoadGen ends. Offline sends the samples of LoadGen's single query.
+    A workload describes the requests, when they are sent and how long they may take. Server and
+    Interactive have the Poisson arrivals that LoadGen draws with the seed of the round. Offline
+    sends the samples of LoadGen's single query.
 
     Args:
         test: The test.
@@ -217,10 +221,11 @@ def build_workload(
         requests=data.requests,
         stages=(stage,),
         slo=None if is_offline else _latency_limits(test),
-        # Seed and salt of the texts. The times of arrival have the seed of the round.
+        # Random numbers: the texts have the user's seed, the arrival times that of the round.
         seed=data.seed,
         salt=data.salt,
         schedule_seed=test.seeds.schedule,
+        # Limits on waiting: for the last queries, for one response, and for its next token.
         grace_ns=drain_ns,
         timeout_ns=MAX_WAIT_NS,
         stall_timeout_ns=MAX_STALL_NS,
@@ -261,13 +266,15 @@ def _latency_limits(test: rules.Test) -> Slo:
 def create_trial_test(test: rules.Test, qps: float) -> rules.Test:
     """Return the requirements for one trial of the search for the peak at a rate in queries/s.
 
-    A pass sends every sample of the data set once. An official run lasts for the minimum duration
-    and then until its last pass is complete. If the minimum duration contains at least MANY_PASSES
-    passes, this makes a run longer by a tenth at most, and a trial leaves it out to save time.
-    Otherwise a trial is as long as an official run, because a queue that grows slowly can fail a
-    long run at a rate that a short trial passes.
+    A trial is a run at one rate, and a pass sends every sample of the data set once. An official
+    run goes on after the minimum duration until its last pass is complete. If the minimum duration
+    has room for MANY_PASSES passes, completing the last one adds a tenth to the run at most. A
+    trial then ends at the minimum duration, to save time. With fewer passes, a trial is as long as
+    an official run: a shorter one could pass although a slowly growing queue fails the official
+    run.
     """
-    passes_in_min_duration = qps * test.min_duration_ns / NS_PER_S / test.samples
+    queries_in_min_duration = qps * test.min_duration_ns / NS_PER_S
+    passes_in_min_duration = queries_in_min_duration / test.samples
     if passes_in_min_duration >= MANY_PASSES:
         return _without_complete_passes(test)
     return test
@@ -307,9 +314,10 @@ def create_peak_search(
     sustain_factor: float = 1.0,
     run_spread: float | None = 0.0,
 ) -> PeakSearch:
-    """Return the search for the highest rate whose official run is VALID, with official seeds.
+    """Return the search for the highest rate whose official run is VALID.
 
-    The search tries rates one after the other. Each trial is a run.
+    The search tries rates one after the other. Each trial is a run at one rate. A trial passes if
+    it is VALID by the rules of MLPerf.
 
     Args:
         test: The test.
@@ -320,16 +328,17 @@ def create_peak_search(
         drain_ns: How long queries may take after the last one of a run was issued.
         sustain_factor: The length of the runs that show whether the rate is sustained, as a
             multiple of the length of an official run. With 1, there are no such runs.
-        run_spread: How much the result may vary between runs, as `--run-spread` says.
+        run_spread: How much the server varies from run to run, as a fraction (0.02 is 2 %), or
+            None if the search has to learn it from its trials.
     """
     seed = experiment.choose_seed(output_dir, data.seed)
     trial_runner = TrialRunner(
         output_dir=output_dir,
-        goal=Goal(slo=_latency_limits(test), mlperf=True),
+        goal=Goal(slo=_latency_limits(test), mlperf=True),  # judged by MLPerf's rules
         make_workload=lambda trial: _build_trial_workload(trial, test, data, drain_ns),
         settings=settings,
         seed=seed,
-        has_seed_per_trial=False,
+        has_seed_per_trial=False,  # the rules fix the arrival times of every run
     )
     search_settings = SearchSettings(
         low=PEAK_LOW_QPS,
@@ -348,9 +357,13 @@ def _build_trial_workload(
 ) -> Workload:
     """Return the load of one trial of the search for the peak.
 
-    A trial that confirms a rate is an official run, or a longer one with a `length_factor` above 1
-    that shows whether the rate is sustained. Other trials may be a little shorter (see
-    `create_trial_test`).
+    Args:
+        trial: Its rate, its kind, and its length as a multiple of an official run. The length is
+            above 1 for a trial that shows whether the rate is sustained. A trial that confirms a
+            rate follows the official rules; others may leave out the rest of the last pass.
+        test: The requirements of the rules.
+        data: The requests.
+        drain_ns: How long queries may take after the last one was issued.
     """
     is_confirmation = trial.kind in CONFIRMING_KINDS
     trial_test = test if is_confirmation else create_trial_test(test, trial.load)
@@ -365,8 +378,8 @@ def _peak_search_plan(
     """Return the plan that identifies a search for the peak.
 
     The plan is stored, and a search is resumed only if its plan is equal. So it has everything that
-    would change the outcome of a trial. What has no field of its own is in `options` and in
-    `source_text`.
+    would change the outcome of a trial. `ExperimentPlan` has no fields for the data set, the drain
+    time, the round and the size of the test, so they are texts in `options` and `source_text`.
     """
     options = {"data": data.name, **experiment.request_options(settings)}
     if drain_ns != MAX_WAIT_NS:
@@ -471,7 +484,11 @@ def judge_run(
 
 
 def _run_facts(test: rules.Test, summary: Summary, *, data_name: str, qps: float) -> MlperfRunFacts:
-    """Return what the result of a run says apart from its queries, such as errors and warnings."""
+    """Return the facts that a result shows besides the metrics of its queries.
+
+    They are the data set, the target rate, errors, warnings, and notes. The notes describe the
+    system under test and repeat all errors and warnings, because a report shows only the notes.
+    """
     errors = _measurement_errors(summary)
     warnings = [
         *summary.verdict.caveats,
@@ -550,8 +567,10 @@ def _with_stability(
 ) -> MlperfResult:
     """Return a copy of the result that says whether the server can sustain the rate for longer.
 
-    A run can be VALID although a queue grows, which would fail a longer run. Offline has no rate,
-    so its result is returned unchanged.
+    A run can be VALID although a queue grows, which would fail a longer run. If a queue grew in
+    this run, the rate is not sustained. Otherwise only a longer run can show that it is: some
+    searches make such runs at the peak. Without one, it stays unknown. Offline has no rate, so its
+    result is returned unchanged.
 
     Args:
         result: The result of the run.
@@ -565,8 +584,8 @@ def _with_stability(
     if has_growing_queue:
         return replace(result, sustained=False, sustained_reason=summary.sustainable.reason)
     if search_result is not None and _has_longer_runs_at(result.target_qps, search_result):
-        return _with_stability_of_search(result, search_result)
-    return _with_unknown_stability(result, test, summary)
+        return _with_outcome_of_longer_runs(result, search_result)
+    return _with_minutes_to_verify(result, test, summary)
 
 
 def _has_longer_runs_at(qps: float | None, search_result: SearchResult) -> bool:
@@ -574,7 +593,7 @@ def _has_longer_runs_at(qps: float | None, search_result: SearchResult) -> bool:
     return search_result.length_factor > 1 and search_result.sustained_load == qps
 
 
-def _with_stability_of_search(result: MlperfResult, search_result: SearchResult) -> MlperfResult:
+def _with_outcome_of_longer_runs(result: MlperfResult, search_result: SearchResult) -> MlperfResult:
     """Return a copy of the result with what the longer runs of a search showed about its rate.
 
     `rules_qps` is the highest rate that is VALID in runs of the official length. It can be higher
@@ -588,7 +607,7 @@ def _with_stability_of_search(result: MlperfResult, search_result: SearchResult)
     )
 
 
-def _with_unknown_stability(
+def _with_minutes_to_verify(
     result: MlperfResult, test: rules.Test, summary: Summary
 ) -> MlperfResult:
     """Return a copy of the result that says how many minutes of load would show the stability."""
@@ -671,7 +690,8 @@ def recompute_result(run_dir: Path, summary: Summary) -> MlperfResult:
 def _judge_again(trace: QueryTrace, stored: MlperfResult) -> MlperfResult:
     """Return a stored result, computed again from the queries of its run.
 
-    Fields that the queries do not show are copied from the stored result.
+    Some fields depend on other data than the queries and are copied: the data set and target rate,
+    notes, errors and warnings, and what a search showed about whether the rate is sustained.
     """
     facts = MlperfRunFacts(
         dataset=stored.dataset,
@@ -736,15 +756,15 @@ def _file_contents(result: MlperfResult, test: rules.Test, context: LogContext) 
 def write_queries(output_dir: Path, trace: QueryTrace, context: LogContext) -> None:
     """Store the queries that the official LoadGen issued, so that the result can be recomputed.
 
-    The times of the queries are columns of a Parquet file. What the logs say about the run is in
-    the metadata of the file, under the key QUERIES.
+    Each query is a row of the Parquet file QUERIES. The metadata of the file have, as JSON under
+    LOG_CONTEXT_KEY, the facts about the run that the log files name, such as its start.
     """
     import pyarrow as pa
     import pyarrow.parquet as pq
 
     fields = context._asdict() | {"started": context.started.isoformat()}
     table = pa.table(trace._asdict())
-    table = table.replace_schema_metadata({QUERIES: msgspec.json.encode(fields)})
+    table = table.replace_schema_metadata({LOG_CONTEXT_KEY: msgspec.json.encode(fields)})
     pq.write_table(table, output_dir / QUERIES, compression="zstd")
 
 
@@ -756,7 +776,10 @@ class _StoredQueries(NamedTuple):
 
 
 def _read_queries(output_dir: Path) -> _StoredQueries:
-    """Return the queries that `write_queries` stored. Raises ValueError if the file is damaged."""
+    """Return the queries that `write_queries` stored in a directory of results.
+
+    Raises ValueError (pyarrow's errors are ValueErrors) or KeyError if the file is damaged.
+    """
     import pyarrow.parquet as pq
 
     table = pq.read_table(output_dir / QUERIES)
@@ -767,7 +790,7 @@ def _read_queries(output_dir: Path) -> _StoredQueries:
         tokens=table["tokens"].to_numpy(),
     )
     file_metadata = table.schema.metadata or {}
-    fields = msgspec.json.decode(file_metadata[QUERIES.encode()])
+    fields = msgspec.json.decode(file_metadata[LOG_CONTEXT_KEY.encode()])
     started = datetime.fromisoformat(fields["started"])
     context = LogContext(sut=fields["sut"], version=fields["version"], started=started)
     return _StoredQueries(trace, context)

@@ -168,7 +168,7 @@ def _read_result(root: Path, folder: Path, prices: Prices | None) -> StoredResul
         return _with_row(result, row, prices)
     except Exception as error:  # damaged files of another author can raise anything
         reason = (str(error) or type(error).__name__).splitlines()[0]
-        return msgspec.structs.replace(result, stored_outcome=f"cannot be read: {reason}")
+        return msgspec.structs.replace(result, reported_outcome=f"cannot be read: {reason}")
 
 
 def _with_row(result: StoredResult, row: ListRow, prices: Prices | None) -> StoredResult:
@@ -183,7 +183,7 @@ def _with_row(result: StoredResult, row: ListRow, prices: Prices | None) -> Stor
     """
     described_result = msgspec.structs.replace(
         result,
-        stored_outcome=row.outcome,
+        reported_outcome=row.outcome,
         selected_run=row.selected_run,
         description=row.description,
         target=row.target,
@@ -194,7 +194,7 @@ def _with_row(result: StoredResult, row: ListRow, prices: Prices | None) -> Stor
     if row.runs:
         return _with_metrics(described_result, row.runs, prices)
     outcome = row.outcome or OUTCOME_WITHOUT_SUMMARY
-    return msgspec.structs.replace(described_result, stored_outcome=outcome)
+    return msgspec.structs.replace(described_result, reported_outcome=outcome)
 
 
 def _with_metrics(

@@ -26,7 +26,8 @@ class StoredResult(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         name: Its path relative to the folder that is listed.
         kind: The name of its kind, for example "run" or "search".
-        stored_outcome: The outcome that the kind reports, or why the result cannot be read.
+        reported_outcome: The outcome that the kind of the result reports, or why the result cannot
+            be read. It is "" if the outcome follows from the runs.
         selected_run: The name of the run whose metrics are shown. If empty, it is the best one.
         curve: The runs by load. None if nothing was summarized.
         load_points: The load points of the curve, with repeats of a load averaged.
@@ -48,7 +49,7 @@ class StoredResult(msgspec.Struct, frozen=True, kw_only=True):
 
     name: str
     kind: str
-    stored_outcome: str = ""
+    reported_outcome: str = ""
     selected_run: str = ""
     curve: SweepCurve | None = None
     load_points: tuple[LoadPointResult, ...] = ()
@@ -82,37 +83,47 @@ class StoredResult(msgspec.Struct, frozen=True, kw_only=True):
     def selected_load_point(self) -> LoadPointResult | None:
         """The load whose metrics the list shows for the result, or None without metrics.
 
-        That is the single run that the result is based on, if its kind names one. Otherwise it is
-        the best load within the SLO, or the load with the highest output throughput.
+        A result can have runs at many loads, but the list has one row for it. Some kinds of results
+        name the run to show: a search names the run that confirmed the capacity. For other kinds,
+        the best load within the SLO is shown. If there is no such load, the one with the highest
+        output throughput is shown.
         """
-        for single_run in self.runs:
-            if single_run.name == self.selected_run:
-                return single_run
+        for run in self.runs:
+            if run.name == self.selected_run:
+                return run
         has_slo = self.curve is not None and bool(self.curve.slo)
-        best = best_load_point(self.load_points) if has_slo else None
-        if best is not None:
-            return best
+        best_within_slo = best_load_point(self.load_points) if has_slo else None
+        if best_within_slo is not None:
+            return best_within_slo
         return max(self.load_points, key=_output_throughput, default=None)
 
     @property
     def outcome(self) -> str:
         """The outcome in a few words, for example "VALID, SLO met" or "2 of 5 INVALID".
 
-        If the kind of the result reports an outcome, it is that one, and the number of invalid runs
-        follows. Otherwise the outcome is that of the runs.
+        Some kinds of results report an outcome of their own, such as a search that ended without a
+        capacity. It is `reported_outcome`, and the number of invalid runs is added to it. For other
+        kinds `reported_outcome` is empty, and the outcome is derived from the runs.
         """
         if self.is_running:
             return "running"
-        if self.curve is None:
-            return self.stored_outcome
+        has_runs = self.curve is not None
+        if not has_runs:
+            return self.reported_outcome
+        invalid_runs_text = self._describe_invalid_runs()
+        if not invalid_runs_text:
+            return self.reported_outcome or self._outcome_of_valid_runs()
+        if self.reported_outcome:
+            return f"{self.reported_outcome}, {invalid_runs_text}"
+        is_single_run = len(self.runs) == 1
+        return "INVALID" if is_single_run else invalid_runs_text
+
+    def _describe_invalid_runs(self) -> str:
+        """Return how many runs are invalid, for example "2 of 5 INVALID", or "" if none is."""
         invalid_runs = sum(not run.valid for run in self.runs)
         if invalid_runs == 0:
-            return self.stored_outcome or self._outcome_of_valid_runs()
-        is_single_invalid_run = len(self.runs) == 1
-        if is_single_invalid_run and not self.stored_outcome:
-            return "INVALID"
-        invalid_text = f"{invalid_runs} of {len(self.runs)} INVALID"
-        return f"{self.stored_outcome}, {invalid_text}" if self.stored_outcome else invalid_text
+            return ""
+        return f"{invalid_runs} of {len(self.runs)} INVALID"
 
     def _outcome_of_valid_runs(self) -> str:
         """Return the outcome of a result whose runs are all valid, for example "VALID, SLO met".

@@ -23,13 +23,13 @@ LLAMA = rules.load_rules().benchmarks["llama2-70b"]
 
 
 def read(path: Path) -> dataset.DatasetFile:
-    return dataset.read_dataset(path, LLAMA, benchmark="llama2-70b")
+    return dataset.read_dataset(path, LLAMA, benchmark_name="llama2-70b")
 
 
 @pytest.mark.parametrize("benchmark", rules.load_rules().benchmarks)
 def test_synthetic_sets_have_the_published_size_means_and_maxima(benchmark: str) -> None:
     found = rules.load_rules().benchmarks[benchmark]
-    made = dataset.synthetic_lengths(found, benchmark=benchmark)
+    made = dataset.synthetic_lengths(found, benchmark_name=benchmark)
     assert len(made.input) == len(made.output) == found.samples
     assert round(float(made.output.mean()), 2) == found.mean_output
     assert round(float(made.input.mean()), 1) == found.mean_input
@@ -40,10 +40,10 @@ def test_synthetic_sets_have_the_published_size_means_and_maxima(benchmark: str)
 
 
 def test_the_mean_output_of_a_published_row_can_be_asked() -> None:
-    made = dataset.synthetic_lengths(LLAMA, benchmark="llama2-70b", mean_output=276.56)
+    made = dataset.synthetic_lengths(LLAMA, benchmark_name="llama2-70b", mean_output=276.56)
     assert round(float(made.output.mean()), 2) == 276.56
     with pytest.raises(UserError, match="1024"):
-        dataset.synthetic_lengths(LLAMA, benchmark="llama2-70b", mean_output=1024)
+        dataset.synthetic_lengths(LLAMA, benchmark_name="llama2-70b", mean_output=1024)
 
 
 def test_order_of_issue_is_loadgens() -> None:

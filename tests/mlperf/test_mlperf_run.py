@@ -59,7 +59,7 @@ def test_the_synthetic_set_comes_in_loadgens_order_every_pass() -> None:
         mlperf_run.build_workload(SERVER, data, qps=1.0), 1, 2, tokenizer.load_tokenizer()
     )
     lengths = dataset.synthetic_lengths(
-        rules.load_rules().benchmarks["llama2-70b"], benchmark="llama2-70b"
+        rules.load_rules().benchmarks["llama2-70b"], benchmark_name="llama2-70b"
     )
     first = dataset.issue_order(SERVER)[0]
     one, again = requests[0], requests[SERVER.samples]

@@ -96,7 +96,7 @@ def test_list_has_every_result_and_nothing_else(results: Path) -> None:
         "going-on",
     }
     assert (found["swept"].kind, found["one-run"].kind) == ("sweep", "run")
-    assert found["damaged"].curve is None and "cannot be read" in found["damaged"].stored_outcome
+    assert found["damaged"].curve is None and "cannot be read" in found["damaged"].reported_outcome
     assert found["going-on"].is_running
 
 
