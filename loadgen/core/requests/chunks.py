@@ -44,25 +44,29 @@ class CorpusReuse(NamedTuple):
 class Corpus:
     """A corpus of chunks with a popularity according to Zipf's law.
 
-    `chunks_of(number)` returns the numbers of the chunks of a prompt, in their order. No chunk
-    occurs twice in a prompt.
+    `chunks_of(prompt_index)` returns the numbers of the chunks of a prompt, in their order. No
+    chunk occurs twice in a prompt.
     """
 
     def __init__(self, spec: ChunkSpec, key: bytes) -> None:
-        """Compute the popularity of each chunk of the corpus.
+        """Compute the popularity of each chunk of the corpus by Zipf's law.
+
+        The chunk of rank k, counted from 1, is drawn in proportion to 1 / k^zipf.
 
         Args:
             spec: The size of the corpus, its chunks and their popularity.
             key: Decides the random draws; see `sampling.derive_key`.
         """
         self.tokens = spec.tokens
-        self._count = spec.count
+        self._chunks_per_prompt = spec.count
         self._key = key
-        weights = np.arange(1, spec.corpus + 1, dtype=float) ** -spec.zipf
+        ranks = np.arange(1, spec.corpus + 1, dtype=float)
+        weights = ranks**-spec.zipf
         self._cumulative_shares = np.cumsum(weights) / weights.sum()
+        # The chunks of a prompt are needed for its text and for its lengths, so they are cached.
         self.chunks_of = functools.lru_cache(PROMPTS_CACHED)(self._draw_chunks)
 
-    def _draw_chunks(self, number: int) -> tuple[int, ...]:
+    def _draw_chunks(self, prompt_index: int) -> tuple[int, ...]:
         """Draw the chunks of a prompt, none of them twice.
 
         Chunks are drawn with repetition until there are enough different ones. If the popularity is
@@ -71,29 +75,32 @@ class Corpus:
         """
         chunks: dict[int, None] = {}  # The keys are used as a set that keeps its order.
         for attempt in range(MAX_DRAWS):
-            chunks.update(dict.fromkeys(self._draw_with_repeats(number, attempt)))
-            if len(chunks) >= self._count:
-                return tuple(chunks)[: self._count]
+            chunks.update(dict.fromkeys(self._draw_with_repeats(prompt_index, attempt)))
+            if len(chunks) >= self._chunks_per_prompt:
+                return tuple(chunks)[: self._chunks_per_prompt]
         for popular_chunk in range(len(self._cumulative_shares)):
-            if len(chunks) == self._count:
+            if len(chunks) == self._chunks_per_prompt:
                 break
             chunks[popular_chunk] = None
         return tuple(chunks)
 
-    def _draw_with_repeats(self, number: int, attempt: int) -> list[int]:
+    def _draw_with_repeats(self, prompt_index: int, attempt: int) -> list[int]:
         """Draw as many chunks as a prompt has, by their popularity. A chunk may be drawn twice.
 
         This is inverse transform sampling: with the cumulative shares 0.5, 0.8 and 1, the uniform
         random number 0.6 draws chunk 1, because it is at or above 0.5 and below 0.8.
 
         Args:
-            number: The number of the prompt, from 0.
-            attempt: Makes repeated draws for the same prompt differ.
+            prompt_index: The number of the prompt, from 0.
+            attempt: How many draws for this prompt have been made before. Each of them differs.
         """
-        integers = np.frombuffer(
-            random_bytes(self._key, f"chunks {attempt}", number, 8 * self._count), "<u8"
+        purpose = f"chunks {attempt}"
+        byte_count = 8 * self._chunks_per_prompt
+        random_words = np.frombuffer(
+            random_bytes(self._key, purpose, prompt_index, byte_count), "<u8"
         )
-        uniform_numbers = (integers >> UNUSED_BITS) * UNIT_OF_53_BITS
+        # The upper 53 of 64 bits, as many as a float has, give a uniform number from 0 to below 1.
+        uniform_numbers = (random_words >> UNUSED_BITS) * UNIT_OF_53_BITS
         chunks = np.searchsorted(self._cumulative_shares, uniform_numbers, side="right")
         # The last cumulative share may be rounded to less than 1.
         last_chunk = len(self._cumulative_shares) - 1
@@ -110,14 +117,14 @@ class Corpus:
         known_prefixes: set[int] = set()
         repeated_chunks = 0
         repeated_prefixes = 0
-        for number in range(prompt_count):
-            chunks = self.chunks_of(number)
+        for prompt_index in range(prompt_count):
+            chunks = self.chunks_of(prompt_index)
             prefixes = list(_prefix_hashes(chunks))
             repeated_chunks += sum(chunk in known_chunks for chunk in chunks)
             repeated_prefixes += sum(prefix in known_prefixes for prefix in prefixes)
             known_chunks.update(chunks)
             known_prefixes.update(prefixes)
-        chunk_count = prompt_count * self._count
+        chunk_count = prompt_count * self._chunks_per_prompt
         return CorpusReuse(
             anywhere=repeated_chunks / chunk_count,
             after_same_chunks=repeated_prefixes / chunk_count,

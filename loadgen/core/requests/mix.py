@@ -66,9 +66,9 @@ class MixPrompts:
         self.names = tuple(classes)
         self.class_prompts = class_prompts
         self.turns = max(prompts.turns for prompts in class_prompts)
-        # Later turns of a conversation repeat the responses to earlier ones: the real responses of
-        # the server, or ("scripted") responses that are generated. One class that needs the real
-        # ones is enough to record them.
+        # Later turns of a conversation repeat the responses to earlier ones. These are the real
+        # responses of the server, or generated ones, which is called "scripted". The real responses
+        # are recorded as soon as one class needs them.
         needs_real_responses = any(prompts.history == "server" for prompts in class_prompts)
         self.history = "server" if needs_real_responses else "scripted"
         # Validation has scaled the weights so that they add up to 1.
@@ -90,23 +90,24 @@ class MixPrompts:
         return self._cached_classes(block)[index_in_block]
 
     def class_and_id(self, request_id: int) -> ClassRequest:
-        """Return the class of a request and its id in that class.
+        """Return the class of a request of the mix, and the id of the request in that class.
 
-        Each session of the mix has a block of `turns` ids, as many as the longest session of any
-        class needs. Its last turn always has the last id of the block, so that the schedule
-        recognizes the end of a session by the id alone. With 5 ids per session, the turns 0, 1 and
-        2 of session 2 have the ids 10, 11 and 14. If its class needs 3 ids per session, they are
-        the requests 6, 7 and 8 of the class.
+        Both number the requests session by session, with a block of ids for each session. The
+        blocks of the mix are as large as those of its largest class. If they have 5 ids, the ids 10
+        to 14 belong to session 2. If the class of this session has blocks of 3 ids, the session
+        has the ids 6 to 8 there: 10 is request 6 of the class, and 11 is request 7. The last id 14
+        is the last request 8. The ids 12 and 13 are not used.
 
         Raises IndexError for an id that is not used.
         """
         session, position = divmod(request_id, self.turns)
         class_index = self.class_of(session)
-        class_turns = self.class_prompts[class_index].turns
-        position_in_class = _position_in_class(position, self.turns, class_turns)
+        ids_per_session = self.class_prompts[class_index].turns
+        position_in_class = _position_in_class(position, self.turns, ids_per_session)
         if position_in_class is None:
             raise IndexError(request_id)
-        return ClassRequest(class_index, session * class_turns + position_in_class)
+        first_id_in_class = session * ids_per_session
+        return ClassRequest(class_index, first_id_in_class + position_in_class)
 
     def __getitem__(self, request_id: int) -> Request:
         """Build a request, with the model and the priority of its class."""
@@ -142,9 +143,10 @@ class MixPrompts:
     def _ids_of_session(self, session: int) -> Iterator[int]:
         """Yield the ids of the requests of a session: a single request, conversation or task.
 
-        Each session has a block of `self.turns` ids. Its last request always has the last of them,
-        so that the schedule recognizes the end of a session by the id alone, and the others have
-        the first ones. A single request has the first id.
+        Each session has a block of `self.turns` ids, as many as the longest session needs. The last
+        request of a session has the last id of the block, so that the schedule recognizes the end
+        of the session. The other requests have the first ids. With 5 ids, the 3 requests of
+        session 2 have the ids 10, 11 and 14. A single request has the first id.
         """
         prompts = self.class_prompts[self.class_of(session)]
         first_id = session * self.turns
@@ -186,25 +188,31 @@ class MixPrompts:
         return messages
 
 
-def _position_in_class(position: int, mix_turns: int, class_turns: int) -> int | None:
-    """Return the position of a request among the ids of its session in its class.
+def _position_in_class(position: int, mix_ids: int, class_ids: int) -> int | None:
+    """Convert the position of a request in its session from the ids of a mix to those of its class.
 
-    The last ids of the two blocks correspond, and so do the first ones.
+    A session has more ids in the mix than in its class, so the mix leaves some unused. They are not
+    at the end, because the last request of a session must have the last id: this is how the
+    schedule recognizes the end of a session. With 5 ids in the mix and 3 in the class, the
+    positions 0, 1 and 4 of the mix are 0, 1 and 2 in the class, and 2 and 3 are unused.
 
     Args:
         position: The position among the ids of the session in the mix, from 0.
-        mix_turns: How many ids each session of the mix has.
-        class_turns: How many ids each session of the class has, 1 for single requests.
+        mix_ids: How many ids each session of the mix has.
+        class_ids: How many ids each session of the class has, 1 for single requests. A single
+            request has no end to recognize, and has the first id.
 
     Returns:
-        The position, or None for an id that the session does not use.
+        The position in the class, or None for an id that the session does not use.
     """
-    if class_turns == 1:
+    if class_ids == 1:
         return 0 if position == 0 else None
-    last_position = class_turns - 1
-    if position == mix_turns - 1:
-        return last_position
-    return position if position < last_position else None
+    last_of_mix = mix_ids - 1
+    last_of_class = class_ids - 1
+    if position == last_of_mix:
+        return last_of_class
+    is_used = position < last_of_class
+    return position if is_used else None
 
 
 def _count_session_requests(prompts: Prompts, session: int) -> int:

@@ -37,8 +37,7 @@ def find_resonance(
 
     Resonance means that round robin sends each server the same samples in every pass over a data
     set, because the numbers of samples and servers have a common factor. It is harmless if all
-    servers get equally many output tokens. If these are not known, a warning is given only for a
-    large factor, with which a server gets few different samples.
+    servers get equally many output tokens.
 
     Args:
         requests: The requests as the workload describes them.
@@ -47,42 +46,46 @@ def find_resonance(
         kind: What a server is called: replica or target.
         planned_requests: The number of requests of the run, or None if it is not known.
     """
-    sample_count = _sample_count(requests, prompts)
+    sample_count = _data_set_size(requests, prompts)
     if server_count < 2 or sample_count is None:
         return None
     repeats_data_set = planned_requests is None or planned_requests > sample_count
-    # With a common factor, a server only gets every `factor`-th sample, the same ones in each pass.
-    # Without one, each server gets every sample in turn.
-    factor = math.gcd(sample_count, server_count)
-    if not repeats_data_set or factor == 1:
+    common_factor = math.gcd(sample_count, server_count)
+    if not repeats_data_set or common_factor == 1:
         return None
-    excess = _excess_of_largest_group(requests, sample_count, factor)
-    if _is_likely_harmless(factor, excess):
+    excess_load = _excess_of_largest_group(requests, sample_count, common_factor)
+    if _is_likely_harmless(common_factor, excess_load):
         return None
+    # The text of the warning refers to these values by name.
     return {
         "samples": sample_count,
         "servers": server_count,
         "kind": kind,
-        "factor": factor,
-        "each": sample_count // factor,
-        "heaviest": excess or 0.0,
+        "factor": common_factor,
+        "each": sample_count // common_factor,  # how many different samples each server gets
+        "heaviest": excess_load or 0.0,
     }
 
 
-def _is_likely_harmless(factor: int, excess: float | None) -> bool:
+def _is_likely_harmless(common_factor: int, excess_load: float | None) -> bool:
     """Return True if the servers have similar loads although each always gets the same samples.
 
+    If the lengths of responses are not known, the number of samples of a server decides. With a
+    common factor of 2, each server gets every second sample. The means of so many samples differ
+    little, as a rule. With a large factor each server gets few samples, and they may differ much.
+
     Args:
-        factor: The common factor of the numbers of samples and servers.
-        excess: By which fraction the largest load is above the mean, or None if it is not known.
+        common_factor: Each server gets only every sample whose number is the same modulo this.
+        excess_load: By which fraction the load of the most loaded server is above the mean, or None
+            if it is not known.
     """
-    if excess is None:
-        return factor <= SMALL_FACTOR
-    return excess < UNEQUAL_SHARE
+    if excess_load is None:
+        return common_factor <= SMALL_FACTOR
+    return excess_load < UNEQUAL_SHARE
 
 
-def _sample_count(requests: Requests, prompts: Prompts) -> int | None:
-    """Return after how many requests the data set begins again, or None if it does not repeat.
+def _data_set_size(requests: Requests, prompts: Prompts) -> int | None:
+    """Return the number of samples after which a data set begins again, or None if it never does.
 
     A file repeats after its rows. Lists of input and output lengths repeat after a common multiple
     of their sizes.
@@ -96,21 +99,25 @@ def _sample_count(requests: Requests, prompts: Prompts) -> int | None:
     return math.lcm(len(input_tokens), len(output_tokens))
 
 
-def _excess_of_largest_group(requests: Requests, sample_count: int, factor: int) -> float | None:
-    """Return how much more output the largest group of samples has than the mean, as a fraction.
+def _excess_of_largest_group(
+    requests: Requests, sample_count: int, common_factor: int
+) -> float | None:
+    """Return by which fraction the largest group of samples has more output than the mean group.
 
-    A group is what a server gets in each pass: every `factor`-th sample. There are `factor` groups,
-    and if there are more servers, several of them get the same group. With the output tokens 300,
-    100, 300, 100 and the factor 2, the groups have 600 and 200 tokens, so the result is 0.5. Return
-    None if the output tokens of the samples are not known.
+    A group is what one server gets: with the common factor 2, one server gets the samples 0, 2, 4,
+    ... and another one 1, 3, 5, ... in every pass over the data set. With the output tokens 300,
+    100, 300 and 100, the groups have 600 and 200 tokens. The mean is 400, so the result is 0.5.
+
+    Return None if the output tokens of the samples are not known.
     """
     output_tokens = _listed_values(requests, "output_tokens")
     if output_tokens is None or sample_count % len(output_tokens) != 0:
         return None
     # The listed lengths repeat until each sample has one.
-    tokens_of_samples = np.resize(output_tokens, sample_count)
-    tokens_of_groups = [tokens_of_samples[group::factor].mean() for group in range(factor)]
-    return float(max(tokens_of_groups) / tokens_of_samples.mean() - 1)
+    repetitions = sample_count // len(output_tokens)
+    tokens_of_samples = np.tile(output_tokens, repetitions)
+    group_means = [tokens_of_samples[group::common_factor].mean() for group in range(common_factor)]
+    return float(max(group_means) / tokens_of_samples.mean() - 1)
 
 
 def _listed_values(requests: Requests, field: str) -> NDArray[np.int64] | None:

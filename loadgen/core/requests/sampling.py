@@ -115,26 +115,35 @@ def _sample_truncated_lengths(
 ) -> list[int]:
     """Return normal or log-normal lengths, exactly as single calls of the sampler draw them.
 
-    The first attempt for each index is computed as one NumPy array, which is faster. Two kinds of
-    values are drawn with the sampler instead: those that it rejects and draws again, and those so
-    close to the middle between two integers that NumPy might round them differently.
+    The first attempt for each index is computed as one NumPy array, which is faster. Some values
+    are then drawn with the sampler instead; see `_needs_sampler`.
     """
     normal_values = _standard_normal_values(key, purpose, indices)
     unrounded = _transform_normal_values(length, normal_values)
     rounded = np.rint(unrounded)
-    low, high = _bounds(length)
-    is_rejected = (rounded < low) | (rounded > high)
-    # A value is in the middle between two integers if its fraction is 0.5.
-    fraction = unrounded - np.floor(unrounded)
-    may_round_differently = np.abs(fraction - 0.5) < ROUNDING_MARGIN
-    needs_sampler = is_rejected | may_round_differently
-
+    needs_sampler = _needs_sampler(length, unrounded, rounded)
     # The 0 is a placeholder, because a rejected value may be too large for 64 bits.
     lengths: list[int] = np.where(needs_sampler, 0, rounded).astype(np.int64).tolist()
     sampler = length_sampler(length)
     for position in np.flatnonzero(needs_sampler).tolist():
         lengths[position] = sampler(key, purpose, indices[position])
     return lengths
+
+
+def _needs_sampler(
+    length: LengthDistribution, unrounded: NDArray[np.float64], rounded: NDArray[np.float64]
+) -> NDArray[np.bool_]:
+    """Return for each value whether its sampler must draw it, because NumPy may give another one.
+
+    These are the values outside the bounds of the distribution, which the sampler draws again, and
+    those so close to the middle between two integers that NumPy may round them to the other one.
+    """
+    low, high = _bounds(length)
+    is_rejected = (rounded < low) | (rounded > high)
+    # A value is in the middle between two integers if its fraction is 0.5.
+    fraction = unrounded - np.floor(unrounded)
+    may_round_differently = np.abs(fraction - 0.5) < ROUNDING_MARGIN
+    return is_rejected | may_round_differently
 
 
 def _transform_normal_values(
@@ -168,17 +177,29 @@ def lognormal_mu(length: LengthDistribution) -> float:
 def _standard_normal_values(
     key: bytes, purpose: str, indices: Sequence[int]
 ) -> NDArray[np.float64]:
-    """Return a standard normal value for each index: what `_truncated_sampler` draws first.
+    """Return a random number of the standard normal distribution for each index.
 
-    This is `_standard_normal_value` of the random bytes of its attempt 0, for many indices at once.
+    The Box-Muller transform makes each of them from two uniform numbers u and v, as
+    sqrt(-2 ln u) * cos(2 pi v). The results equal those of `_standard_normal_value`, which computes
+    one number at a time, so that it does not matter how many lengths are drawn together.
     """
     random_words = np.frombuffer(_first_attempt_bytes(key, purpose, indices), "<u8")
-    low_words = random_words[0::2]  # Each index has two 64-bit integers, the lower one first.
-    high_words = random_words[1::2]
-    u = ((low_words >> UNUSED_BITS) + 0.5) * UNIT_OF_53_BITS
-    v = ((high_words >> UNUSED_BITS) + 0.5) * UNIT_OF_53_BITS
+    # Each index has two 64-bit integers.
+    u = _uniform_numbers(random_words[0::2])
+    v = _uniform_numbers(random_words[1::2])
     normal: NDArray[np.float64] = np.sqrt(-2.0 * np.log(u)) * np.cos(2.0 * math.pi * v)
     return normal
+
+
+def _uniform_numbers(random_words: NDArray[np.uint64]) -> NDArray[np.float64]:
+    """Turn random 64-bit integers into uniform numbers above 0 and below 1.
+
+    A float has 53 bits, so that many of the upper bits are used: n is mapped to (n + 0.5) / 2^53.
+    The 0.5 keeps the result above 0, where its logarithm is finite.
+    """
+    random_53_bits = random_words >> UNUSED_BITS
+    uniform: NDArray[np.float64] = (random_53_bits + 0.5) * UNIT_OF_53_BITS
+    return uniform
 
 
 def _first_attempt_bytes(key: bytes, purpose: str, indices: Sequence[int]) -> bytes:
@@ -279,19 +300,20 @@ def _standard_normal_value(random_bits: int) -> float:
 def _weighted_sampler(values: Sequence[int], weights: Iterable[float]) -> LengthSampler:
     """Return a sampler that draws each value with a probability in proportion to its weight.
 
-    With the weights 2, 1 and 0, a random number from 0 to below 2 draws the first value and one
-    from 2 to below 3 the second. The third is never drawn.
+    This is inverse transform sampling. With the weights 2, 1 and 0, a random number from 0 to below
+    2 draws the first value and one from 2 to below 3 the second. The third is never drawn.
     """
-    cumulative_weights = list(accumulate(weights))
+    cumulative_weights = list(accumulate(weights))  # [2, 3, 3] in the example
     total_weight = cumulative_weights[-1]
-    # The product below can be rounded up to the total weight, which is no longer "below" the last
-    # bound. It then draws the last value with a weight above 0.
+    # The last value with a weight above 0.
     last_index = bisect_left(cumulative_weights, total_weight)
 
     def sample(key: bytes, purpose: str, index: int) -> int:
         random_bits = random_integer(key, purpose, index, 8)
+        # The upper 53 of the 64 bits, as many as a float has, give a number from 0 to below 1.
         uniform_number = (random_bits >> UNUSED_BITS) * UNIT_OF_53_BITS
         drawn_index = bisect_right(cumulative_weights, uniform_number * total_weight)
+        # The product can be rounded up to the total weight, which is above all values.
         return values[min(drawn_index, last_index)]
 
     return sample

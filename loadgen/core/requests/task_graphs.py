@@ -101,14 +101,15 @@ class TaskGraphs:
     Attributes:
         task: The task as the workload describes it.
         width: The most requests that a task may have.
-        steps_with_tool_results: The steps whose tools the model knows, so that their results are
-            sent.
+        steps_with_tool_results: The names of the steps whose tools the model knows. Their requests
+            send the results of these tools. Other tools only take time before a request.
     """
 
     def __init__(self, task: Task, seed: int) -> None:
-        """Prepare the random draws that decide what each task of a run looks like.
+        """Prepare the samplers from which the requests and delays of each task are drawn.
 
-        Each task is drawn from the seed when it is needed, because a run may have very many.
+        A task is drawn from the seed and its number when it is needed, because a run may have very
+        many tasks.
 
         Args:
             task: The description of all tasks of the workload: the steps of a task, their lengths
@@ -117,16 +118,11 @@ class TaskGraphs:
         """
         self.task = task
         self.width = task.width
+        self._step_order = task.order
         self._key = derive_key(seed)
         self._samplers = {name: _step_samplers(step) for name, step in task.steps.items()}
         self._tool_times = {name: _delay_sampler(tool.time) for name, tool in task.tools.items()}
-        known_tools = task.known_tools
-        self.steps_with_tool_results = {
-            name
-            for name, step in task.steps.items()
-            if step.tool and all(tool in known_tools for tool in step.tool)
-        }
-        self._step_order = task.order
+        self.steps_with_tool_results = _find_steps_with_tool_results(task)
         # Each instance has a cache of its own, which is freed with it.
         self._cached_graph = functools.lru_cache(GRAPHS_CACHED)(self._draw_graph)
 
@@ -155,18 +151,23 @@ class TaskGraphs:
         return self._draw_abandonment(task_index)
 
     def _draw_abandonment(self, task_index: int) -> Abandonment:
-        """Draw the response during which a user leaves, and the token after which, uniformly."""
+        """Draw where the user of an abandoned task leaves: during which response, and after what.
+
+        All chats of the task are equally likely, and so are all tokens of the response except the
+        last one.
+        """
         # Only chats have output tokens.
         chat_turns = [
             turn for turn in range(len(self[task_index])) if self.output_tokens(task_index, turn)
         ]
-        # A number of 128 bits is large enough for two choices. Its remainder chooses the chat. Its
-        # quotient, which does not depend on the remainder, chooses the token.
+        # One random number of 128 bits decides both. It is so large that its remainder and its
+        # quotient are practically independent.
         random_number = random_integer(self._key, "leaves at", task_index, 16)
-        quotient, chat_index = divmod(random_number, len(chat_turns))
-        turn = chat_turns[chat_index]
-        tokens_before_last = max(1, self.output_tokens(task_index, turn) - 1)
-        return Abandonment(turn, tokens=1 + quotient % tokens_before_last)
+        token_choice, chat_choice = divmod(random_number, len(chat_turns))
+        turn = chat_turns[chat_choice]
+        # A response of one token has no token before the last one, so the user receives that one.
+        latest_token = max(1, self.output_tokens(task_index, turn) - 1)
+        return Abandonment(turn, tokens=1 + token_choice % latest_token)
 
     def draw_turns_and_copies(self, step: str, task_index: int) -> tuple[int, int]:
         """Return how many turns a step has in a task, and how many copies of it run in parallel."""
@@ -242,12 +243,15 @@ class _GraphBuilder:
     def _build_first_request(self, step_name: str, predecessors: tuple[int, ...]) -> TaskRequest:
         """Return the first request (turn) of a step.
 
-        It may begin a new conversation or continue one, send the responses of parallel branches,
-        and send the result of a tool that ran before it. See `TaskRequest` for its fields.
+        It begins a new conversation or continues that of an earlier request. What it sends is a
+        user message of its own, an earlier message again, the result of a tool that ran before it,
+        or the responses of parallel branches. `TaskRequest` explains its fields.
+
+        Requests are identified by their turn, their position in the task.
 
         Args:
             step_name: The name of the step.
-            predecessors: The requests of earlier steps that must have ended before.
+            predecessors: The turns of earlier steps that must have ended before.
         """
         step = self._steps[step_name]
         continued_turn = self._find_continued_turn(step, predecessors)
@@ -286,8 +290,8 @@ class _GraphBuilder:
         """Return a later request (turn) of a step, which continues the request before it.
 
         A later request adds one thing to the conversation: the result of a tool if the step has
-        tools whose results the model sees, and else a message of the user. Only the first request
-        of a step collects the responses of branches or repeats a message.
+        tools whose results the model sees, and else a message of the user. It never collects the
+        responses of branches and never repeats a message; only `_build_first_request` does.
         """
         step = self._steps[step_name]
         previous_turn = len(self.requests) - 1
@@ -329,12 +333,17 @@ class _GraphBuilder:
     def _find_branch_turns(
         self, step: TaskStep, predecessors: tuple[int, ...], continued_turn: int | None
     ) -> tuple[int, ...]:
-        """Return the requests whose responses the first request of a step sends as tool results.
+        """Return the turns whose responses the first request of a step sends as tool results.
 
-        After parallel branches, such as sub-agents, a chat continues the conversation of one of
-        them (`continued_turn`) and receives the responses of the others. An embedding or ranking
-        receives none, because its input is only a text. Neither does a chat that begins a new
-        conversation with a user message, because such a message is sent alone.
+        A turn is the position of a request in the task. After parallel branches, such as
+        sub-agents, a chat continues the conversation of one of them and receives the responses of
+        the others. Two kinds of requests receive none: an embedding or ranking, because its input
+        is only a text, and a chat that begins a new conversation with a user message.
+
+        Args:
+            step: The step.
+            predecessors: The turns that its first request waits for.
+            continued_turn: The turn whose conversation it continues, or None.
         """
         if step.kind != "chat":
             return ()
@@ -348,18 +357,21 @@ class _GraphBuilder:
     def _find_repeated_message(self, step: TaskStep, predecessors: tuple[int, ...]) -> int | None:
         """Return the earlier turn whose user message the first request of a step sends again.
 
-        Return None if the step has a message of its own or needs none. A step without one repeats
-        a message in two cases: it is an embedding or ranking, which needs a text, or it comes after
-        an embedding or ranking, whose response is no text to continue.
+        A step without a message of its own repeats one in two cases. It comes after an embedding or
+        ranking, whose response is no text to continue. Or it is an embedding or ranking itself,
+        which needs a text. Any other chat continues with the responses before it, so the result is
+        None.
         """
-        if not predecessors or step.input_tokens is not None:
+        is_first_of_task = not predecessors
+        has_own_message = step.input_tokens is not None
+        if is_first_of_task or has_own_message:
             return None
         non_generative_turns = [turn for turn in predecessors if not self._is_chat(turn)]
         if non_generative_turns:
             return _find_turn_of_message(self.requests, non_generative_turns[0])
-        if step.kind == "chat":
-            return None
-        return _find_turn_of_message(self.requests, predecessors[0])
+        if step.kind in ("embed", "rerank"):
+            return _find_turn_of_message(self.requests, predecessors[0])
+        return None
 
     def _is_chat(self, turn: int) -> bool:
         """Return True if a request is a chat, not an embedding or ranking."""
@@ -392,6 +404,19 @@ def _find_turn_of_message(requests: list[TaskRequest], turn: int) -> int:
         else:
             turn = request.predecessors[0]
     return turn
+
+
+def _find_steps_with_tool_results(task: Task) -> set[str]:
+    """Return the names of the steps whose requests send the result of a tool to the model.
+
+    The model must know all tools of the step, because which of them runs is drawn.
+    """
+    known_tools = task.known_tools
+    return {
+        name
+        for name, step in task.steps.items()
+        if step.tool and all(tool in known_tools for tool in step.tool)
+    }
 
 
 def _step_samplers(step: TaskStep) -> _StepSamplers:

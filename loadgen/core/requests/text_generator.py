@@ -74,6 +74,7 @@ class TextGenerator:
         self._inner_words = tokenizer.inner_words
         self._book = Book(tokenizer) if is_natural else None
         self._head_order = self._draw_head_order()
+        # Two caches, because the many history texts would displace the few shared ones from one.
         self.shared_text = functools.lru_cache(SHARED_TEXTS_CACHED)(self.exact_text)
         self.history_text = functools.lru_cache(HISTORY_TEXTS_CACHED)(self.exact_text)
 
@@ -176,9 +177,9 @@ class TextGenerator:
     ) -> str:
         """Return a prefix and `word_count` words after it, without counting tokens.
 
-        The words are the head, then a passage of the book if texts are natural, and then random
-        words. After a passage these are only the few for which the next word of the book is too
-        long.
+        The words are the head and then random words. If texts are natural, a passage of the book
+        comes between them. Random words then only fill what is left of the length if the next word
+        of the book would exceed it.
 
         Args:
             purpose: What the text is for. Texts for different purposes differ.
@@ -244,19 +245,33 @@ class Book:
         self._tokens_before = list(accumulate(token_counts * 2, initial=0))
 
     def passage(self, position: int, max_tokens: int) -> tuple[str, int]:
-        """Return a passage of at most `max_tokens`, and how many tokens it has less than that.
+        """Return a passage of whole words that has at most `max_tokens` tokens.
 
-        The passage has whole words and begins at the word number `position`. After its last word
-        the book begins again. The tokens of words are added up, which is right for tokenizers that
-        split texts at spaces.
+        It begins at the word number `position`. After the last word of the book, the book begins
+        again. The tokens of words are added up, which is right for tokenizers that split texts at
+        spaces.
+
+        Returns:
+            The passage, and by how many tokens it is shorter than `max_tokens`, because the next
+            word would be too long.
         """
         start = position % self._word_count
-        book_repetitions, last_tokens = divmod(max_tokens, self._tokens)
-        # The last part ends before the first word with which it would have too many tokens.
-        token_limit = self._tokens_before[start] + last_tokens
-        end = bisect_right(self._tokens_before, token_limit) - 1
-        missing_tokens = token_limit - self._tokens_before[end]
+        complete_books, last_tokens = divmod(max_tokens, self._tokens)
+        end = self._end_of_passage(start, last_tokens)
+        missing_tokens = last_tokens - (self._tokens_before[end] - self._tokens_before[start])
 
+        # In two copies of the book, a passage of up to one book has no break.
         book_from_start = self._words_of_two_copies[start : start + self._word_count]
         last_part = self._words_of_two_copies[start:end]
-        return "".join(book_from_start * book_repetitions + last_part), missing_tokens
+        return "".join(book_from_start * complete_books + last_part), missing_tokens
+
+    def _end_of_passage(self, start: int, max_tokens: int) -> int:
+        """Return the number of the first word that is not part of a passage of `max_tokens` tokens.
+
+        For words of 1, 2, 1 and 3 tokens, `_tokens_before` is [0, 1, 3, 4, 7]. A passage of 4
+        tokens that begins with word 1 ends before word 3, because at most 1 + 4 tokens may be
+        before its end.
+        """
+        token_limit = self._tokens_before[start] + max_tokens
+        # The last position with at most `token_limit` tokens before it.
+        return bisect_right(self._tokens_before, token_limit) - 1

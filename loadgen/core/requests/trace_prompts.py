@@ -26,7 +26,7 @@ class TraceRequest(NamedTuple):
     """Which request of a trace an id stands for.
 
     Attributes:
-        cycle: How often the trace was replayed before.
+        cycle: How many times the complete trace has been sent before this request.
         row: The row of the trace.
         session: The number of the conversation, SINGLE_REQUEST_SESSION if there is none.
         turn: The position of the request in its session.
@@ -74,9 +74,9 @@ class TracePrompts(GeneratedPrompts):
 
         Args:
             source: The trace, or its sessions if the conversations in it are replayed as such.
-            seed: Decides choices. The lengths are those of the trace.
-            salt: Decides the words of the texts, together with the seed. Another salt gives
-                prompts that a prefix cache does not know.
+            seed: Decides the words of the texts, together with `salt`. It has no influence on the
+                lengths of requests, which the trace records.
+            salt: Another salt gives texts that the prefix cache of the server does not know.
             tokenizer: Counts tokens and supplies the words of the texts.
             target: What is known of the server that the requests are sent to: which models it
                 lists, and whether its API generates text.
@@ -97,17 +97,17 @@ class TracePrompts(GeneratedPrompts):
 
     def __getitem__(self, request_id: int) -> Request:
         """Build a request with the lengths and the body fields of its row in the trace."""
-        request = self.locate(request_id)
-        text = self._prompt_text(request_id, request)
+        trace_request = self.locate(request_id)
+        prompt = self._prompt_text(request_id, trace_request)
         return Request(
             id=self._wire_id(request_id),
-            prompt=text.text,
+            prompt=prompt.text,
             max_tokens=self.requested_output_tokens(request_id) if self._has_output else None,
-            input_tokens=text.tokens,
+            input_tokens=prompt.tokens,
             input_source=self._tokenizer.tag,
-            extra=self._extra_fields(request.row),
-            session=request.session,
-            turn=request.turn,
+            extra=self._extra_fields(trace_request.row),
+            session=trace_request.session,
+            turn=trace_request.turn,
         )
 
     def locate(self, request_id: int) -> TraceRequest:
@@ -124,43 +124,48 @@ class TracePrompts(GeneratedPrompts):
     def _locate_in_sessions(self, sessions: TraceSessions, request_id: int) -> TraceRequest:
         """Return the row, session and turn of a request id in a replay of sessions.
 
-        Session n of the run has the `turns` ids from n * turns on. It repeats the recorded session
-        n modulo their number. Raises IndexError for an id that the session does not use.
+        A session is a conversation, or a single request. Each session that is sent has a block of
+        `turns` ids: with 5, the ids 10 to 14 belong to session 2. If the trace has recorded 3
+        sessions, session 4 repeats the recorded session 1, in the second cycle through the trace.
+
+        Raises IndexError for an id that the session does not use.
         """
         session_number, id_in_session = divmod(request_id, self.turns)
-        cycle, recorded_index = divmod(session_number, len(sessions))
-        turn = self._turn_of_id(sessions, recorded_index, id_in_session)
+        cycle, recorded_session = divmod(session_number, len(sessions))
+        turn = self._turn_of_id(sessions, recorded_session, id_in_session)
         if turn is None:
             raise IndexError(request_id)
-        row = int(sessions.rows(recorded_index)[turn])
-        is_single_request = sessions.is_single_request[recorded_index]
-        session = SINGLE_REQUEST_SESSION if is_single_request else session_number
-        return TraceRequest(cycle, row, session, turn)
+        row = int(sessions.rows(recorded_session)[turn])
+        if sessions.is_single_request[recorded_session]:
+            return TraceRequest(cycle, row, SINGLE_REQUEST_SESSION, turn)
+        return TraceRequest(cycle, row, session_number, turn)
 
     def _turn_of_id(
-        self, sessions: TraceSessions, recorded_index: int, id_in_session: int
+        self, sessions: TraceSessions, recorded_session: int, id_in_session: int
     ) -> int | None:
-        """Return the turn (from 0) that an id of a session stands for.
+        """Return which turn of a session (from 0) has one of the ids of the session.
 
-        Each session has `self.turns` ids. Its last turn always has the last of them, so that the
-        schedule recognizes the end of a session by the id alone. The other turns have the first
-        ids. With 5 ids, a session of 3 turns uses the ids 0, 1 and 4. A row that belongs to no
-        session uses id 0.
+        Each session has `self.turns` ids, as many as the longest one needs. The last turn of a
+        shorter session has the last id, so that the schedule recognizes the end of a session by the
+        id alone, and the other turns have the first ids. With 5 ids, a conversation of 3 turns uses
+        the ids 0, 1 and 4. A single request, which has no end to recognize, uses id 0.
 
         Args:
             sessions: The recorded sessions.
-            recorded_index: Which of them it is.
+            recorded_session: The number of one of them.
             id_in_session: The position of the id among those of the session, from 0.
 
         Returns:
             The turn, or None for an id that the session does not use.
         """
-        if sessions.is_single_request[recorded_index]:
+        if sessions.is_single_request[recorded_session]:
             return 0 if id_in_session == 0 else None
-        last_turn = int(sessions.turn_counts[recorded_index]) - 1
-        if id_in_session == self.turns - 1:
+        last_id = self.turns - 1
+        last_turn = int(sessions.turn_counts[recorded_session]) - 1
+        if id_in_session == last_id:
             return last_turn
-        return id_in_session if id_in_session < last_turn else None
+        is_used = id_in_session < last_turn
+        return id_in_session if is_used else None
 
     def request_ids(self, count: int) -> Iterable[int]:
         """Return the ids of the first requests."""
@@ -222,7 +227,8 @@ class TracePrompts(GeneratedPrompts):
         """Return a prompt: a text for each block that has a hash, and a unique text after them.
 
         A hash of the trace stands for a block of tokens that other prompts with this hash have as
-        well. A prompt without hashes shares nothing, so it is all unique.
+        well. A prompt without hashes shares nothing: it begins with a head, which is a few words
+        that no other prompt begins with, and goes on with random words.
         """
         prompt_tokens = self.requested_input_tokens(request_id)
         block_texts = self._shared_block_texts(request, prompt_tokens)
@@ -240,13 +246,15 @@ class TracePrompts(GeneratedPrompts):
     def _text_after_blocks(self, request_id: int, tokens: int) -> str:
         """Return the part of a prompt that no other prompt has, after its shared blocks.
 
-        It need not begin with a whole unique head, because the server can compare it only with
-        prompts that have the same blocks. It begins with a space, as words inside a text do.
+        Prompts with the same blocks get different texts here, because the first word and all others
+        depend on the id of the request. The text begins with a space, as words inside a prompt do.
         """
         if tokens == 0:
             return ""
         first_word = " " + self._texts.start_word(request_id)
-        return self._texts.random_text("own", request_id, tokens, [first_word])
+        return self._texts.random_text(
+            purpose="own", index=request_id, word_count=tokens, head=[first_word]
+        )
 
     def _shared_block_texts(self, request: TraceRequest, prompt_tokens: int) -> _BlockTexts:
         """Return the texts of the blocks of a prompt that have a hash, in their order.
@@ -272,8 +280,9 @@ class TracePrompts(GeneratedPrompts):
         """Return the text of the block that a hash of the trace stands for.
 
         Args:
-            cycle: How often the trace was replayed before. Each replay has other texts, so that a
-                prefix cache does not know them from the one before.
+            cycle: How many times the complete trace has been sent before. The texts depend on it:
+                otherwise the server would have all prompts of the trace in its prefix cache when
+                the trace is repeated.
             block_hash: The hash, as a number.
             tokens: The length of the block.
             is_first: Whether the prompt begins with it. Words inside a prompt begin with a space.
@@ -299,7 +308,7 @@ class TracePrompts(GeneratedPrompts):
         """Return sentences about how the requests differ from the trace."""
         return [
             *self._describe_repetition(request_count),
-            *self._describe_unused_sessions(),
+            *self._describe_changed_conversations(),
             *self._describe_omitted_rows(),
             *self._describe_extra_fields(),
         ]
@@ -313,7 +322,7 @@ class TracePrompts(GeneratedPrompts):
                 "trace is repeated with different texts"
             )
 
-    def _describe_unused_sessions(self) -> Iterator[str]:
+    def _describe_changed_conversations(self) -> Iterator[str]:
         """Yield a warning if the conversations of the trace are not sent as they were recorded.
 
         There are two cases. Either the user did not ask to replay sessions, so the requests of a

@@ -54,21 +54,28 @@ def constant_arrivals(
         if count is None:
             raise ValueError("an infinite rate needs a count")
         return Arrivals(np.zeros(count, np.int64), 0)
-    if duration_ns is None and count is None:
-        raise ValueError("arrivals need a duration or a count")
+    # `_cut_at_end` needs one arrival after the end.
+    time_count = _max_constant_arrivals(rate_per_s, duration_ns, count) + 1
+    # Each offset is computed from its index: adding up rounded gaps would accumulate their errors.
+    # The index is multiplied first, because that product is exact.
+    offsets_ns = np.rint(np.arange(time_count) * _NS_PER_S / rate_per_s).astype(np.int64)
+    return _cut_at_end(offsets_ns, duration_ns, count)
 
+
+def _max_constant_arrivals(rate_per_s: float, duration_ns: int | None, count: int | None) -> int:
+    """Return an upper bound of how many evenly spaced arrivals a duration and a count allow.
+
+    Raises ValueError if there is neither a duration nor a count.
+    """
     upper_bounds = []
     if count is not None:
         upper_bounds.append(count)
     if duration_ns is not None:
         expected_arrivals = math.ceil(duration_ns * rate_per_s / _NS_PER_S)
         upper_bounds.append(expected_arrivals + 1)  # The product may have been rounded down.
-    # `_cut_at_end` needs one arrival after the end.
-    indexes = np.arange(min(upper_bounds) + 1)
-    # Each offset is computed from its index: adding up rounded gaps would accumulate their errors.
-    # The index is multiplied first, because that product is exact.
-    offsets_ns = np.rint(indexes * _NS_PER_S / rate_per_s).astype(np.int64)
-    return _cut_at_end(offsets_ns, duration_ns, count)
+    if not upper_bounds:
+        raise ValueError("arrivals need a duration or a count")
+    return min(upper_bounds)
 
 
 def poisson_arrivals(
@@ -89,29 +96,31 @@ def poisson_arrivals_at_least(
     """Return the Poisson schedule of MLPerf LoadGen for a test with a minimum length.
 
     The last arrival is at or after the minimum duration, and there are at least `min_count`
-    arrivals, as LoadGen requires of a valid test. The end of the stage is what LoadGen reports as
-    the duration of the schedule.
+    arrivals, as LoadGen requires of a valid test. The stage ends at the time of the next arrival,
+    which is what LoadGen reports as the duration of the schedule.
 
     Args:
         rate_per_s: The mean rate.
         seed: LoadGen's `schedule_rng_seed`.
         min_duration_ns: The minimum duration.
         min_count: The minimum number of arrivals.
-        multiple_of: The number of arrivals is rounded up to a multiple of this, the size of the
-            data set, if every sample must be sent equally often; else 1.
+        multiple_of: The number of arrivals is rounded up to a multiple of this. It is the size of
+            the data set if every sample must be sent equally often, and 1 otherwise.
     """
     gaps = LoadGenGaps(rate_per_s, seed)
     offsets_ns = _draw_offsets_past_end(gaps.draw, duration_ns=min_duration_ns, count=None)
     arrivals_before_minimum = int(np.count_nonzero(offsets_ns < min_duration_ns))
-    count_at_minimum = arrivals_before_minimum + 1  # The last one is at or after the minimum.
-    count = _round_up(max(count_at_minimum, min_count, 1), multiple_of)
+    # The first arrival at or after the minimum duration belongs to the test.
+    count_for_duration = arrivals_before_minimum + 1
+    count = _round_up(max(count_for_duration, min_count, 1), multiple_of)
 
-    needed = count + 1  # The arrival after the last one is the end of the stage.
-    missing = needed - len(offsets_ns)
-    if missing > 0:
-        further_offsets_ns = offsets_ns[-1] + np.cumsum(gaps.draw(missing))
+    # One more offset is needed, that of the next arrival.
+    missing_offsets = count + 1 - len(offsets_ns)
+    if missing_offsets > 0:
+        further_offsets_ns = offsets_ns[-1] + np.cumsum(gaps.draw(missing_offsets))
         offsets_ns = np.concatenate((offsets_ns, further_offsets_ns))
-    return Arrivals(offsets_ns[:count], end_ns=int(offsets_ns[count]))
+    next_arrival_ns = int(offsets_ns[count])
+    return Arrivals(offsets_ns[:count], end_ns=next_arrival_ns)
 
 
 def gamma_arrivals(
@@ -156,24 +165,47 @@ def ramp_arrivals(
     rate 1 are mapped to times by the inverse of the expected number of arrivals up to a time.
     """
     mean_rate = (from_rate + to_rate) / 2
+    ramp = _draw_ramp_points(mean_rate, rng, duration_ns, count)
+    if not len(ramp.points):
+        return Arrivals(np.zeros(0, np.int64), end_ns=ramp.duration_ns)
+
+    rate_change_per_s = (to_rate - from_rate) / ramp.duration_s
+    times_s = _invert_expected_count(ramp.points, from_rate, rate_change_per_s)
+    arrivals_ns = (times_s * _NS_PER_S).astype(np.int64)
+    # `_cut_at_end` needs one time more than there are arrivals. It is the end of the ramp here.
+    return _cut_at_end(np.append(arrivals_ns, ramp.duration_ns), ramp.duration_ns, count)
+
+
+class _RampPoints(NamedTuple):
+    """The duration of a ramp, and the points of a Poisson process of rate 1 that it maps to times.
+
+    The points are in ascending order. They begin at 0 and end at the number of arrivals that are
+    expected in the duration.
+    """
+
+    duration_s: float
+    duration_ns: int
+    points: NDArray[np.float64]
+
+
+def _draw_ramp_points(
+    mean_rate: float, rng: np.random.Generator, duration_ns: int | None, count: int | None
+) -> _RampPoints:
+    """Draw the points of a Poisson process of rate 1 for a ramp with this mean rate per second.
+
+    With a duration, the number of points is random. With only a count, it is fixed. The points of a
+    Poisson process with a known number of points are independent and uniform. Raises ValueError if
+    there is neither a duration nor a count.
+    """
     if duration_ns is not None:
         duration_s = duration_ns / _NS_PER_S
-        unit_points = _draw_unit_poisson(mean_rate * duration_s, rng)
-    elif count is not None:
+        points = _draw_unit_poisson(mean_rate * duration_s, rng)
+        return _RampPoints(duration_s, duration_ns, points)
+    if count is not None:
         duration_s = count / mean_rate
-        duration_ns = round(duration_s * _NS_PER_S)
-        # If the number of points of a Poisson process is fixed, they are independent and uniform.
-        unit_points = np.sort(rng.random(count)) * count
-    else:
-        raise ValueError("arrivals need a duration or a count")
-    if not len(unit_points):
-        return Arrivals(np.zeros(0, np.int64), end_ns=duration_ns)
-
-    rate_change_per_s = (to_rate - from_rate) / duration_s
-    times_s = _invert_expected_count(unit_points, from_rate, rate_change_per_s)
-    offsets_ns = (times_s * _NS_PER_S).astype(np.int64)
-    # The end of the ramp takes the place of the arrival after the end that `_cut_at_end` needs.
-    return _cut_at_end(np.append(offsets_ns, duration_ns), duration_ns, count)
+        points = np.sort(rng.random(count)) * count
+        return _RampPoints(duration_s, round(duration_s * _NS_PER_S), points)
+    raise ValueError("arrivals need a duration or a count")
 
 
 def replayed_arrivals(
@@ -186,6 +218,9 @@ def replayed_arrivals(
     count: int | None = None,
 ) -> Arrivals:
     """Return recorded arrivals, repeated as often as needed and `speed` times as fast.
+
+    For example, the recorded times 0 and 4 of a recording of 10 ns give 0, 4, 10 and 14 with
+    `loop=2`, and 0, 2, 5 and 7 with `speed=2` in addition.
 
     Args:
         recorded_ns: The recorded times in ns, which ascend from 0.
@@ -206,9 +241,10 @@ def replayed_arrivals(
     pass_starts_ns = np.arange(passes, dtype=np.int64) * recording_end_ns
     # One row per pass, and one column per recorded arrival.
     passes_ns = pass_starts_ns[:, np.newaxis] + recorded_ns
-    # The end of the last pass takes the place of the arrival after the end that `_cut_at_end`
-    # needs.
-    offsets_ns = np.append(passes_ns.reshape(-1), passes * recording_end_ns)
+    arrivals_ns = passes_ns.reshape(-1)
+    # `_cut_at_end` needs one time more than there are arrivals. It is the end of the last pass.
+    end_of_passes_ns = passes * recording_end_ns
+    offsets_ns = np.append(arrivals_ns, end_of_passes_ns)
     if speed != 1.0:
         offsets_ns = np.rint(offsets_ns / speed).astype(np.int64)
     return _cut_at_end(offsets_ns, duration_ns, count)
@@ -248,24 +284,34 @@ class LoadGenGaps:
     def draw(self, n: int) -> Offsets:
         """Return the next `n` gaps in ns, rounded down as LoadGen does.
 
-        A gap is exponentially distributed: it is -log(u) / rate for a uniform number u in (0, 1].
-        libstdc++ computes u as 1 - c, where c in [0, 1) is what it calls a canonical number.
+        A gap is exponentially distributed: it is -log(1 - u) / rate for a uniform number u in
+        [0, 1), as in libstdc++.
         """
-        canonical = np.minimum(self._draw_canonical(n), self._LARGEST_BELOW_ONE)
-        uniform = 1.0 - canonical
-        gaps_ns = -np.log(uniform) / self._rate_per_s * _NS_PER_S
+        uniform = np.minimum(self._draw_uniform(n), self._LARGEST_BELOW_ONE)
+        gaps_ns = -np.log(1.0 - uniform) / self._rate_per_s * _NS_PER_S
+        self._replace_inexact_gaps(gaps_ns, uniform)
+        return gaps_ns.astype(np.int64)
 
-        # LoadGen calls the `log` of libm. NumPy's vectorised `log` differs from it in the last bit
-        # of about 0.3 % of all values, depending on the processor. That changes the result only
-        # where a gap is within _LOG_ERROR of an integer; these few gaps are computed with libm.
+    def _replace_inexact_gaps(
+        self, gaps_ns: NDArray[np.float64], uniform: NDArray[np.float64]
+    ) -> None:
+        """Compute those gaps again that may be rounded to another integer than in LoadGen.
+
+        LoadGen calls the `log` of libm. NumPy's vectorised `log` differs from it in the last bit of
+        about 0.3 % of all values, depending on the processor. Gaps are rounded down, so this
+        changes only those within _LOG_ERROR of an integer. These few are computed with libm.
+
+        Args:
+            gaps_ns: The gaps before rounding, which are changed in place.
+            uniform: The uniform numbers that they are computed from.
+        """
         distance_to_integer = np.abs(gaps_ns - np.rint(gaps_ns))
         (near_integer,) = np.nonzero(distance_to_integer <= gaps_ns * _LOG_ERROR)
         for index in near_integer.tolist():
-            gaps_ns[index] = -math.log(uniform[index]) / self._rate_per_s * _NS_PER_S
-        return gaps_ns.astype(np.int64)
+            gaps_ns[index] = -math.log(1.0 - uniform[index]) / self._rate_per_s * _NS_PER_S
 
-    def _draw_canonical(self, n: int) -> NDArray[np.float64]:
-        """Return `n` numbers in [0, 1] as libstdc++'s std::generate_canonical does.
+    def _draw_uniform(self, n: int) -> NDArray[np.float64]:
+        """Return `n` uniform numbers in [0, 1] as libstdc++'s std::generate_canonical does.
 
         It makes each from two 32-bit numbers of the generator: (low + high * 2^32) / 2^64.
         """
@@ -273,8 +319,8 @@ class LoadGenGaps:
         random_numbers = np.frombuffer(random_bytes, "<u4").astype(np.float64)
         low = random_numbers[0::2]
         high = random_numbers[1::2]
-        canonical: NDArray[np.float64] = (low + high * 2.0**32) / 2.0**64
-        return canonical
+        uniform: NDArray[np.float64] = (low + high * 2.0**32) / 2.0**64
+        return uniform
 
 
 def _draw_unit_poisson(length: float, rng: np.random.Generator) -> NDArray[np.float64]:
@@ -306,10 +352,11 @@ def _arrivals_with_gaps(
 def _draw_offsets_past_end(
     draw_gaps: Callable[[int], Offsets], duration_ns: int | None, count: int | None
 ) -> Offsets:
-    """Return arrival offsets in ns, from 0 on, until one is after the end of the stage.
+    """Return arrival offsets in ns, from 0 to the end of a stage and at least one beyond it.
 
-    The last offset is at or after the duration, or it follows the first `count` offsets. Gaps are
-    drawn in blocks, so there may be further ones.
+    The stage ends at its duration or after `count` arrivals, whichever comes first. How many gaps
+    fit into a duration is not known in advance, so they are drawn in blocks. The last block may go
+    far beyond the end; the caller cuts the offsets.
 
     Args:
         draw_gaps: Returns the next n gaps between arrivals in ns.
@@ -321,16 +368,16 @@ def _draw_offsets_past_end(
     """
     if duration_ns is None and count is None:
         raise ValueError("arrivals need a duration or a count")
-    max_offsets = math.inf if count is None else count + 1
+    needed_offsets = math.inf if count is None else count + 1
     end_ns = math.inf if duration_ns is None else duration_ns
     blocks = [np.zeros(1, np.int64)]  # The first arrival is at 0.
     offset_count = 1
     last_ns = 0
-    while offset_count < max_offsets and last_ns < end_ns:
-        gap_count = int(min(_GAPS_PER_DRAW, max_offsets - offset_count))
+    while offset_count < needed_offsets and last_ns < end_ns:
+        gap_count = int(min(_GAPS_PER_DRAW, needed_offsets - offset_count))
         block = last_ns + np.cumsum(draw_gaps(gap_count))
         blocks.append(block)
-        offset_count += len(block)
+        offset_count += gap_count
         last_ns = int(block[-1])
     return np.concatenate(blocks)
 
@@ -338,14 +385,17 @@ def _draw_offsets_past_end(
 def _cut_at_end(offsets_ns: Offsets, duration_ns: int | None, count: int | None) -> Arrivals:
     """Return the arrivals before the end of a stage, and the time of this end.
 
-    Arrivals from `duration_ns` on are left out, and so are those after the first `count`. The stage
-    ends at its duration or at the first arrival that is left out, whichever is earlier.
+    The stage ends at its duration or at the first time that is left out, whichever is earlier. For
+    example, the times 0, 5, 9 and 14 give
+
+    - with the count 2: the arrivals 0 and 5, and the end 9
+    - with the duration 12: the arrivals 0, 5 and 9, and the end 12
+    - with neither: the arrivals 0, 5 and 9, and the end 14
 
     Args:
-        offsets_ns: Arrival times in ns in ascending order. Without a duration, the last one is
-            after the end. With a duration that is later than all of them, all are arrivals.
-        duration_ns: The duration of the stage, or None.
-        count: The largest number of arrivals, or None.
+        offsets_ns: Ascending times in ns, one more than the stage has arrivals.
+        duration_ns: The duration of the stage. Later times are left out.
+        count: The largest number of arrivals. Times after so many are left out.
     """
     if duration_ns is None:
         arrival_count = len(offsets_ns) - 1
@@ -354,8 +404,8 @@ def _cut_at_end(offsets_ns: Offsets, duration_ns: int | None, count: int | None)
     if count is not None:
         arrival_count = min(arrival_count, count)
 
-    is_one_left_out = arrival_count < len(offsets_ns)
-    end_ns = int(offsets_ns[arrival_count] if is_one_left_out else offsets_ns[-1])
+    left_out_ns = offsets_ns[arrival_count:]
+    end_ns = int(left_out_ns[0]) if len(left_out_ns) else int(offsets_ns[-1])
     if duration_ns is not None:
         end_ns = min(end_ns, duration_ns)
     return Arrivals(offsets_ns[:arrival_count].copy(), end_ns)

@@ -92,17 +92,26 @@ def _planned_end_ns(stage: ScheduledStage) -> int | None:
 
 
 def _derive_seeds(workload: Workload, seed: int, stage_index: int) -> _StageSeeds:
-    """Return the seeds from which the arrivals of a stage are drawn.
+    """Return the seeds from which the arrival times of a stage are drawn.
 
-    Each stage has another `loadgen_seed`, so that no two stages have the same arrival times. If the
-    workload sets `schedule_seed`, the first measured Poisson stage uses it unchanged, exactly as
-    LoadGen uses its `schedule_rng_seed`. The `numpy_seed` is the same for all stages, because the
-    NumPy generator is derived from it and from the index of the stage.
+    They are derived from the `schedule_seed` of the workload, or else from the seed of the run.
+
+    The `loadgen_seed` is derived from the index of the stage too, so that two Poisson stages do not
+    have the same arrival times. One stage is an exception, so that a run of MLPerf LoadGen can be
+    reproduced: LoadGen has one stage, whose `schedule_rng_seed` it uses as it is. So a
+    `schedule_seed` is used as it is for the first measured Poisson stage.
+
+    The `numpy_seed` is the same for all stages, because the index of the stage is added later, when
+    the NumPy generator is created.
     """
     base_seed = seed if workload.schedule_seed is None else workload.schedule_seed
-    loadgen_seed = seeds.derived(base_seed, "arrivals", stage_index)
-    if workload.schedule_seed is not None and stage_index == _first_measured_poisson(workload):
-        loadgen_seed = workload.schedule_seed
+    reproduces_loadgen = (
+        workload.schedule_seed is not None and stage_index == _first_measured_poisson(workload)
+    )
+    if reproduces_loadgen:
+        loadgen_seed = base_seed
+    else:
+        loadgen_seed = seeds.derived(base_seed, "arrivals", stage_index)
     return _StageSeeds(loadgen_seed=loadgen_seed, numpy_seed=base_seed)
 
 

@@ -39,7 +39,7 @@ class InterruptedSlots:
     def __init__(self, schedule: Schedule) -> None:
         self._schedule = schedule
 
-    def slot(
+    def create_slot(
         self,
         stage: ScheduledStage,
         session_index: int,
@@ -47,9 +47,14 @@ class InterruptedSlots:
         virtual_user: int | None,
         due_ns: int,
     ) -> DispatchedSlot:
-        """Return one slot as an interrupted one.
+        """Return the record of one request that was not sent because the run was stopped.
 
-        `due_ns` is NOT_APPLICABLE if the slot still waited for another one.
+        Args:
+            stage: The stage that would have sent it.
+            session_index: The number of its session: a single request, a conversation or a task.
+            turn: The position of the request in its session, from 0.
+            virtual_user: The virtual user that would have sent it, or None in an open loop.
+            due_ns: When it was due, or NOT_APPLICABLE if it still waited for another request.
         """
         session = self._schedule.sessions.get(session_index)
         return DispatchedSlot(
@@ -76,7 +81,7 @@ class InterruptedSlots:
         turn_count = self._schedule.sessions.get(session_index).turn_count
         for turn in range(turn_count):
             slot_due_ns = due_ns if turn == 0 else NOT_APPLICABLE
-            yield self.slot(stage, session_index, turn, virtual_user, slot_due_ns)
+            yield self.create_slot(stage, session_index, turn, virtual_user, slot_due_ns)
 
     def slots_of_user(
         self,
@@ -85,12 +90,18 @@ class InterruptedSlots:
         next_session: int,
         due_ns: int = NOT_APPLICABLE,
     ) -> Iterator[DispatchedSlot]:
-        """Yield the slots of a virtual user from session `next_session` on.
+        """Yield the slots of a virtual user from session `next_session` to the end of its stage.
 
-        `due_ns` is the due time of the first of them, if it had one. If a duration ends the stage,
-        no slot is yielded, because such a stage schedules only the slots that it reaches.
+        Nothing is yielded if a duration ends the stage: how many sessions the user reaches then
+        depends on the server, so none of them counts as planned and not sent.
+
+        Args:
+            stage: The closed loop that the user belongs to.
+            virtual_user: The number of the user.
+            next_session: The first session that the user has not begun.
+            due_ns: When that session was due, or NOT_APPLICABLE if it waited for a response.
         """
-        if not has_fixed_slots(stage):
+        if not has_planned_slots(stage):
             return
         session_end = stage.first_session + (stage.session_count or 0)
         for session_index in range(next_session, session_end, stage.concurrency):
@@ -100,10 +111,15 @@ class InterruptedSlots:
     def slots_of_arrivals(
         self, stage: ScheduledStage, start_ns: int | None, first_index: int = 0
     ) -> Iterator[DispatchedSlot]:
-        """Yield the slots of an open loop, from the session with index `first_index` on.
+        """Yield the slots of the sessions of an open loop that had not arrived.
 
-        The index counts the sessions of this shard. `start_ns` is the start of the stage, or None
-        if the stage has not begun.
+        Sessions are dealt to the shards in turn: with 2 shards, shard 1 sends the sessions 1, 3, 5
+        and so on. With `first_index` 2, its first two have arrived, so the slots of 5 come first.
+
+        Args:
+            stage: The open loop.
+            start_ns: When the stage began in ns, or None if it has not begun.
+            first_index: How many sessions of this shard have arrived.
         """
         shard_count = self._schedule.shard_count
         session_index = stage.first_session + self._schedule.shard_index + first_index * shard_count
@@ -113,7 +129,7 @@ class InterruptedSlots:
             session_index += shard_count
 
 
-def has_fixed_slots(stage: ScheduledStage) -> bool:
+def has_planned_slots(stage: ScheduledStage) -> bool:
     """Return True if a stage sends the same slots however fast the server responds.
 
     An open loop sends all its arrivals, and a closed loop without a duration all its sessions. A

@@ -27,7 +27,7 @@ from loadgen.core.schedule.dispatched_slots import (
     PREVIOUS_TURN_FAILED,
     DispatchedSlot,
     InterruptedSlots,
-    has_fixed_slots,
+    has_planned_slots,
 )
 from loadgen.core.schedule.schedule import Schedule, ScheduledStage
 from loadgen.core.schedule.sessions import NOT_APPLICABLE, SINGLE_REQUEST, Ints, Session
@@ -36,8 +36,6 @@ _NEVER_NS = 1 << 62  # a time after every other one, so that minimums need no sp
 _UNLIMITED = 1 << 62  # a limit that is never reached
 _ARRIVALS_PER_BLOCK = 2048  # Converting this many NumPy values to integers takes about 30 µs.
 _DEFAULT_BATCH_SIZE = 64
-_STARTED = -1
-"""Takes the place of the number of unmet predecessors of a turn that has started."""
 
 
 class _PendingSlot(msgspec.Struct, frozen=True, order=True, gc=False):
@@ -76,7 +74,9 @@ class _SessionProgress(msgspec.Struct):
     """The number of the session."""
     session: Session
     unmet_predecessors: array[int]
-    """For each turn, how many other turns must still end before it starts, or _STARTED."""
+    """For each turn, how many of the turns that it waits for have not ended yet."""
+    has_due_time: bytearray
+    """For each turn, 1 if it has a due time or has started, else 0."""
     open_turns: int = 1
     """The number of turns that have a due time or are in flight. At first it is turn 0 alone."""
     latest_end_ns: dict[int, int] = {}
@@ -88,15 +88,21 @@ class _SessionProgress(msgspec.Struct):
     def after_first_start(cls, index: int, session: Session) -> _SessionProgress:
         """Return the progress of a session of which turn 0 has just started."""
         unmet_predecessors = array("h", session.predecessor_counts)
-        unmet_predecessors[0] = _STARTED
-        return cls(index, session, unmet_predecessors)
+        has_due_time = bytearray(len(unmet_predecessors))
+        has_due_time[0] = True
+        return cls(index, session, unmet_predecessors, has_due_time)
 
     def take_remaining_turns(self) -> list[int]:
-        """Return the turns that have not started, and count them as started."""
-        turns = [turn for turn, unmet in enumerate(self.unmet_predecessors) if unmet != _STARTED]
+        """Return the turns without a due time, and mark them so that no call returns them again."""
+        turns = [turn for turn, has_due_time in enumerate(self.has_due_time) if not has_due_time]
         for turn in turns:
-            self.unmet_predecessors[turn] = _STARTED
+            self.has_due_time[turn] = True
         return turns
+
+    def cancel_turn(self) -> None:
+        """Record that a turn with a due time will not start, which also ends the session."""
+        self.open_turns -= 1
+        self.is_over = True
 
     def record_predecessor_end(self, turn: int, end_ns: int) -> int | None:
         """Record that one of the turns that `turn` waits for has ended at `end_ns`.
@@ -182,11 +188,14 @@ class Dispatcher:
                 means no limit.
         """
         self.schedule = schedule
-        self._max_in_flight = _UNLIMITED if max_in_flight is None else max_in_flight
-        self._max_in_prefill = _UNLIMITED if max_in_prefill is None else max_in_prefill
         self._max_turns = schedule.max_turns
         self._is_stopped = False
 
+        # -- Limits --
+        self._max_in_flight = _UNLIMITED if max_in_flight is None else max_in_flight
+        self._max_in_prefill = _UNLIMITED if max_in_prefill is None else max_in_prefill
+
+        # -- Requests and sessions in progress --
         # Requests that have started and not ended, by slot id.
         self._in_flight: dict[int, DispatchedSlot] = {}
         # Ids of those requests in flight that have no output yet.
@@ -196,23 +205,27 @@ class Dispatcher:
         # Conversations and tasks that have begun and not ended, by session number.
         self._sessions: dict[int, _SessionProgress] = {}
 
+        # -- Slots and virtual users that have not started --
         # Slots with a due time: later turns, and the sessions of virtual users. A heap.
         self._pending: list[_PendingSlot] = []
         # Slots of virtual users that are due and wait for room in prefill.
         self._waiting_for_prefill: deque[_PendingSlot] = deque()
+        # Virtual users that wait for requests of earlier stages to end.
         self._waiting_users: deque[_WaitingUser] = deque()
         # Slots that `take_due_slots` returns as dropped.
         self._dropped: deque[DispatchedSlot] = deque()
         # Set by `stop`: the requests in flight that a virtual user sent as single requests.
         self._single_requests_at_stop: list[DispatchedSlot] = []
 
-        # Progress of the stages that have begun. `_begin_stage` sets the other four attributes.
+        # -- Stages --
+        # Progress of the stages that have begun.
         self._stages: list[_StageProgress] = []
+        # `_begin_stage` gives the following attributes their values.
         self._current_stage: ScheduledStage
         self._current_start_ns: int
         self._next_stage_ns: int
         self._arrivals: _ArrivalCursor
-        self._begin_stage(0, 0)
+        self._begin_stage(index=0, start_ns=0)
 
     @property
     def in_flight(self) -> int:
@@ -277,11 +290,12 @@ class Dispatcher:
         pause_ns: int = 0,
         drop_reason: str = PREVIOUS_TURN_FAILED,
     ) -> None:
-        """Report that a request ended at `now_ns`, and schedule what follows.
+        """Report that a request ended at `now_ns`, and schedule what follows it.
 
-        In a conversation or task (a session), the turns that waited for this request follow, or are
-        dropped if it failed. After the last turn, the next session of the virtual user follows. In
-        an open loop there are no virtual users, and nothing follows.
+        A request is one turn of a session: of a conversation or task, or a session of its own. The
+        turns that waited for it follow, or are dropped if it failed. After the last turn of a
+        session, the virtual user that sent it begins its next session. In an open loop there are no
+        virtual users, so nothing follows a session.
 
         Args:
             slot_id: The slot of the request.
@@ -295,22 +309,25 @@ class Dispatcher:
         """
         slot = self._in_flight.pop(slot_id)
         if self._in_prefill:
+            # A request that ended without any output leaves prefill now. Without `max_in_prefill`
+            # the set is always empty.
             self.report_first_output(slot_id, now_ns)
         if self._is_stopped:
             return
 
-        is_cut_off = False
+        ends_with_stage = False
         if slot.session is not None:
             progress = self._sessions[slot.session]
-            is_cut_off = self._finish_turn(progress, slot, now_ns, ok, drop_reason)
+            ends_with_stage = self._finish_turn(progress, slot, now_ns, ok, drop_reason)
             if progress.open_turns:
                 return  # The session continues.
             del self._sessions[slot.session]
 
+        # The session has ended.
         if slot.virtual_user is None:
             self._release_capacity(slot.stage, now_ns)
-        elif is_cut_off:
-            # The stage ends during the pause before the next turn, and its virtual user too.
+        elif ends_with_stage:
+            # The virtual user ends too, because its stage is over before its next turn is due.
             self._release_capacity(slot.stage, now_ns + pause_ns)
         else:
             self._continue_user(slot, slot.virtual_user, now_ns, pause_ns)
@@ -330,9 +347,10 @@ class Dispatcher:
         if self._is_stopped:
             return
         self._is_stopped = True
-        # `unsent_slots` finds the virtual users with later sessions through their requests in
-        # flight. These may end before it is called, so they are remembered here. A request of a
-        # conversation or task need not be, because its session stays in `_sessions`.
+        # `unsent_slots` must know which virtual users were sending, because their later sessions
+        # are unsent. It finds the users of conversations and tasks in `_sessions`. The other users
+        # are known only from their requests in flight, which may end before it is called, so these
+        # requests are stored here.
         self._single_requests_at_stop = [
             slot
             for slot in self._in_flight.values()
@@ -352,7 +370,7 @@ class Dispatcher:
         yield from self._dropped
         yield from self._unsent_pending_slots(interrupted)
         yield from self._unsent_turns_of_sessions(interrupted)
-        yield from self._unsent_sessions_after_single_requests(interrupted)
+        yield from self._unsent_sessions_of_sending_users(interrupted)
         yield from self._unsent_sessions_of_waiting_users(interrupted)
         yield from self._unsent_arrivals_of_current_stage(interrupted)
         yield from self._unsent_slots_of_later_stages(interrupted)
@@ -362,22 +380,23 @@ class Dispatcher:
     def _take_due_slot(self, now_ns: int) -> _PendingSlot | None:
         """Remove and return the next slot that is due and may start, or None if there is none.
 
-        Slots that waited for room in prefill come first, and then arrivals and pending slots in
-        the order of their due times. A stage that is due begins first, because its first slots may
-        be due too. If there is no room in prefill, a slot of a virtual user is put into the queue
-        for it, and the next slot is tried. A slot of an open loop is returned nevertheless, to be
-        dropped.
+        Slots that waited for room in prefill come first, then all others by their due times. A
+        stage that is due begins before its first slots are looked for. While there is no room in
+        prefill, slots of virtual users are moved to the queue for it. A slot of an open loop is
+        returned even then, because the caller drops it instead of letting it wait.
         """
+        if self._waiting_for_prefill:
+            waiting_slot = self._take_slot_waiting_for_prefill()
+            if waiting_slot is not None:
+                return waiting_slot
         while True:
-            if self._waiting_for_prefill:
-                slot = self._take_slot_waiting_for_prefill()
-                if slot is not None:
-                    return slot
-            if self._next_stage_ns <= now_ns and self._is_next_stage_first():
+            while self._next_stage_ns <= now_ns and self._is_next_stage_first():
                 self._begin_stage(self._current_stage.index + 1, self._next_stage_ns)
-                continue
             slot = self._pop_due_slot(now_ns)
-            if slot is None or slot.virtual_user is None or self._has_room_in_prefill():
+            if slot is None:
+                return None
+            is_open_loop = slot.virtual_user is None
+            if is_open_loop or self._has_room_in_prefill():
                 return slot
             self._waiting_for_prefill.append(slot)
 
@@ -425,7 +444,8 @@ class Dispatcher:
         """
         drop_reason = self._reached_limit() if pending_slot.virtual_user is None else ""
         if self._max_turns == 1:
-            # In a load of single requests the id of a slot is the number of its session.
+            # All sessions are single requests, and the id of a slot is the number of its session.
+            # This saves two calls per request.
             session = SINGLE_REQUEST
             slot_id = pending_slot.session_index
         else:
@@ -434,6 +454,7 @@ class Dispatcher:
         slot = DispatchedSlot(
             slot_id=slot_id,
             stage=pending_slot.stage,
+            # Only conversations and tasks are recorded with a session number.
             session=None if session.is_single_request else pending_slot.session_index,
             turn=pending_slot.turn,
             virtual_user=pending_slot.virtual_user,
@@ -443,19 +464,24 @@ class Dispatcher:
         if not drop_reason:
             self._record_start(slot, session)
         elif slot.session is not None:
-            self._drop_session_at_limit(slot, slot.session, session)
+            self._drop_session_at_limit(slot, session)
         return slot
 
     def _record_start(self, slot: DispatchedSlot, session: Session) -> None:
-        """Record that a slot is in flight, and that its session has begun if this is turn 0."""
+        """Record that a request is in flight and, if it is the first of its session, that it began.
+
+        A stage counts its active virtual users or, in an open loop, its active sessions. The first
+        turn of an open-loop session is counted here; virtual users are counted in `_begin_user`.
+        """
         self._in_flight[slot.slot_id] = slot
         if self._max_in_prefill < _UNLIMITED:
             # Without a limit nothing reads this set, so requests need not be added and removed.
             self._in_prefill.add(slot.slot_id)
-        if slot.turn > 0:
+        is_first_turn = slot.turn == 0
+        if not is_first_turn:
             return
-        if slot.virtual_user is None:
-            # A closed loop counts its virtual users instead, when they begin.
+        is_open_loop = slot.virtual_user is None
+        if is_open_loop:
             self._stages[slot.stage].active += 1
         if slot.session is not None:
             progress = _SessionProgress.after_first_start(slot.session, session)
@@ -491,8 +517,16 @@ class Dispatcher:
     ) -> bool:
         """Schedule or drop the turns that waited for a finished turn of a conversation or task.
 
-        Return True if the end of the stage cuts the session off: the pause before the next turn is
-        longer than the rest of the stage.
+        Args:
+            progress: What has happened in the session so far.
+            slot: The turn that finished.
+            now_ns: When it finished.
+            ok: Whether it succeeded. After a failure the waiting turns are dropped.
+            drop_reason: The reason that is recorded for dropped turns.
+
+        Returns:
+            True if this turn is followed by none only because the stage ends before the next one
+            would be due. False in all other cases, also if the session was over already.
         """
         progress.open_turns -= 1
         if progress.is_over:
@@ -505,22 +539,23 @@ class Dispatcher:
     def _schedule_next_turns(
         self, progress: _SessionProgress, slot: DispatchedSlot, now_ns: int
     ) -> bool:
-        """Schedule the turns of a session that may start now that `slot` has ended.
+        """Schedule the turns of a session that have waited only for `slot`, which has ended.
 
-        A turn starts one pause after the last of the turns that it waits for. If its stage ends
-        earlier, the session is over and nothing more of it starts. Return True in that case.
+        A turn is due one pause after the end of the last of the turns that it waits for. A turn
+        that would be due after the end of its stage never starts, and the session is over. Return
+        True in that case, else False.
         """
         stage_end_ns = self._stages[slot.stage].end_ns
         for turn in progress.session.successors[slot.turn]:
             due_ns = progress.record_predecessor_end(turn, now_ns)
             if due_ns is None:
-                continue
+                continue  # It waits for another turn, too.
             if due_ns >= stage_end_ns:
                 progress.is_over = True
-                continue
-            progress.unmet_predecessors[turn] = _STARTED
-            progress.open_turns += 1
-            self._schedule(due_ns, progress.index, turn, slot.stage, slot.virtual_user)
+            else:
+                progress.has_due_time[turn] = True
+                progress.open_turns += 1
+                self._schedule(due_ns, progress.index, turn, slot.stage, slot.virtual_user)
         return progress.is_over
 
     def _fail_session(
@@ -536,48 +571,54 @@ class Dispatcher:
         if now_ns < self._stages[slot.stage].end_ns:
             self._drop_remaining_turns(progress, slot, now_ns, drop_reason)
 
-    def _drop_session_at_limit(
-        self, slot: DispatchedSlot, session_index: int, session: Session
-    ) -> None:
+    def _drop_session_at_limit(self, slot: DispatchedSlot, session: Session) -> None:
         """Drop the rest of a conversation or task after its turn `slot` was dropped at a limit.
 
-        Later turns contain the response to the dropped one, so they cannot be sent.
+        The prompts of later turns contain the response to the dropped one, so they cannot be sent.
         """
+        session_index = self._session_index_of(slot.slot_id)
         if slot.turn == 0:
             # The session has not begun, so `_sessions` does not contain it and its stage does not
             # count it as active.
             later_turns = range(1, session.turn_count)
-            self._drop_turns(
-                slot, session_index, session, later_turns, slot.due_ns, PREVIOUS_TURN_FAILED
-            )
+            self._drop_turns(slot, session, later_turns, slot.due_ns, PREVIOUS_TURN_FAILED)
             return
         progress = self._sessions[session_index]
-        progress.open_turns -= 1  # The dropped slot will not finish.
-        progress.is_over = True
+        progress.cancel_turn()
         self._drop_remaining_turns(progress, slot, slot.due_ns, PREVIOUS_TURN_FAILED)
+        self._remove_session_if_idle(progress, slot.stage, slot.due_ns)
+
+    def _remove_session_if_idle(
+        self, progress: _SessionProgress, stage_index: int, now_ns: int
+    ) -> None:
+        """Remove a session that is over, unless some of its turns are still in flight or pending.
+
+        A session with such turns is removed when the last of them has ended.
+        """
         if progress.open_turns == 0:
-            del self._sessions[session_index]
-            self._release_capacity(slot.stage, slot.due_ns)
+            del self._sessions[progress.index]
+            self._release_capacity(stage_index, now_ns)
 
     def _drop_remaining_turns(
         self, progress: _SessionProgress, slot: DispatchedSlot, now_ns: int, drop_reason: str
     ) -> None:
-        """Drop the turns of a begun session that have not started.
+        """Drop all turns of a session that have not started, because its turn `slot` has failed.
 
-        `slot` is the turn that failed or was not sent. Their prompts would contain its response.
+        The prompts of later turns contain the response to that turn, which does not exist. Turns of
+        parallel branches may already have a due time; they are dropped, too. Turns in flight
+        continue.
         """
         turns = progress.take_remaining_turns()
+        # Each open turn is in flight or has a due time.
         if progress.open_turns:
-            # Turns of parallel branches may have a due time already.
-            pending_turns = self._remove_pending_turns(progress.index)
-            progress.open_turns -= len(pending_turns)
-            turns += pending_turns
-        self._drop_turns(slot, progress.index, progress.session, sorted(turns), now_ns, drop_reason)
+            turns_with_due_time = self._remove_pending_turns(progress.index)
+            progress.open_turns -= len(turns_with_due_time)
+            turns += turns_with_due_time
+        self._drop_turns(slot, progress.session, sorted(turns), now_ns, drop_reason)
 
     def _drop_turns(
         self,
         cause: DispatchedSlot,
-        session_index: int,
         session: Session,
         turns: Iterable[int],
         now_ns: int,
@@ -586,13 +627,13 @@ class Dispatcher:
         """Add turns of a session to the dropped slots that `take_due_slots` returns.
 
         Args:
-            cause: The turn that failed or was not sent. It is of the same stage and virtual user.
-            session_index: The number of the session.
-            session: The session.
+            cause: The turn of the same session that failed or was not sent.
+            session: The turns of the session and what they wait for.
             turns: The turns to drop, in ascending order.
             now_ns: When they are dropped, which is recorded as their due time.
             drop_reason: The reason that is recorded.
         """
+        session_index = self._session_index_of(cause.slot_id)
         for turn in turns:
             dropped_slot = DispatchedSlot(
                 slot_id=self.schedule.slot_id(session_index, turn, session),
@@ -623,18 +664,16 @@ class Dispatcher:
     def _discard_waiting_slot(self, slot: _PendingSlot) -> None:
         """Discard a slot that was still waiting for room in prefill when its stage ended.
 
-        Only slots of virtual users wait, and the virtual user ends with its slot. If other turns of
-        its session are still in flight or pending, it ends with the last of them instead.
+        Only slots of virtual users wait. A virtual user sends one session at a time, so it ends
+        with the session of the slot, which makes room for a virtual user of a later stage.
         """
-        if slot.turn > 0:
+        has_session_begun = slot.turn > 0
+        if has_session_begun:
             progress = self._sessions[slot.session_index]
-            progress.open_turns -= 1  # The discarded slot will not finish.
-            progress.is_over = True
-            if progress.open_turns:
-                return
-            del self._sessions[slot.session_index]
-        # A discarded first turn has no entry in `_sessions`, because its session has not begun.
-        self._release_capacity(slot.stage, slot.due_ns)
+            progress.cancel_turn()
+            self._remove_session_if_idle(progress, slot.stage, slot.due_ns)
+        else:
+            self._release_capacity(slot.stage, slot.due_ns)
 
     def _continue_user(
         self, slot: DispatchedSlot, virtual_user: int, now_ns: int, pause_ns: int
@@ -646,30 +685,30 @@ class Dispatcher:
         has no such session.
         """
         stage = self.schedule.stages[slot.stage]
-        # A slot id is `session_index * max_turns + position`. A single request has no `session`.
-        session_index = slot.slot_id // self._max_turns
+        session_index = slot.slot_id // self._max_turns  # `_session_index_of` without a call.
         next_session = session_index + stage.concurrency
         due_ns = now_ns + pause_ns
         is_before_end = due_ns < self._stages[slot.stage].end_ns
         has_session_left = (
             stage.session_count is None or next_session < stage.first_session + stage.session_count
         )
-        has_next = is_before_end and has_session_left
-        if stage.session_count is not None:
-            self._count_finished_session(stage, now_ns, is_last_of_user=not has_next)
-        if has_next:
+        has_next_session = is_before_end and has_session_left
+        if has_next_session:
             self._schedule(due_ns, next_session, 0, slot.stage, virtual_user)
         else:
             self._release_capacity(slot.stage, due_ns)
+        if stage.session_count is not None:
+            self._update_stage_after_session(stage, now_ns, is_last_of_user=not has_next_session)
 
-    def _count_finished_session(
+    def _update_stage_after_session(
         self, stage: ScheduledStage, now_ns: int, is_last_of_user: bool
     ) -> None:
-        """Count a finished session of a closed loop with a fixed number of sessions.
+        """Count a finished session of a closed loop, and schedule the next stage if it can begin.
 
-        The next stage can begin when the last session has finished. If the next stage is a closed
-        loop too, it begins earlier: when the first virtual user has no session left, because from
-        then on its virtual users replace those of this stage one by one.
+        The stage has a fixed number of sessions. The next stage begins when the last of them has
+        finished. If the next stage is a closed loop too, it begins as soon as a virtual user of
+        this stage has no session left. The users of the next stage then replace those of this stage
+        one by one, so that the number of requests in flight stays the same.
 
         Args:
             stage: The stage of the session.
@@ -682,6 +721,13 @@ class Dispatcher:
         hands_over = is_last_of_user and self._is_followed_by_closed_loop(stage)
         if stage is self._current_stage and (is_finished or hands_over):
             self._schedule_next_stage(now_ns)
+
+    def _session_index_of(self, slot_id: int) -> int:
+        """Return the number of the session that a slot belongs to.
+
+        Each session has `max_turns` slot ids in a row: with 5, session 2 has the ids 10 to 14.
+        """
+        return slot_id // self._max_turns
 
     def _schedule(
         self,
@@ -702,7 +748,7 @@ class Dispatcher:
         """Make stage `index` the current one and start its arrivals or its virtual users.
 
         Also schedule the next stage, if the end of this one is known. If its end depends on when
-        requests finish, `_count_finished_session` schedules the next stage later.
+        requests finish, `_update_stage_after_session` schedules the next stage later.
         """
         stage = self.schedule.stages[index]
         progress = self._initial_progress(stage, start_ns)
@@ -715,28 +761,26 @@ class Dispatcher:
         if stage.is_closed_loop:
             self._begin_users(stage, start_ns)
 
-        if stage.length_ns is not None:
-            self._schedule_next_stage(start_ns + stage.length_ns)
-        # A worker sends one shard of the schedule. With more workers than virtual users, some
-        # shards have no sessions of the stage, so no end of a session would end it.
-        is_empty_in_shard = stage.is_end_unknown and progress.unfinished_sessions == 0
-        if is_empty_in_shard:
-            self._schedule_next_stage(start_ns)
+        end_ns = _known_end_ns(stage, start_ns, progress.unfinished_sessions)
+        if end_ns is not None:
+            self._schedule_next_stage(end_ns)
 
     def _initial_progress(self, stage: ScheduledStage, start_ns: int) -> _StageProgress:
         """Return the progress of a stage that begins at `start_ns`.
 
-        `end_ns` stops the virtual users of a closed loop with a duration. In an open loop nothing
-        has to be stopped: no arrival is later than its end, and begun conversations continue beyond
-        it. Sessions are counted down only if the stage ends with its last session.
+        Two things depend on the kind of the stage. Virtual users must be stopped at the end of a
+        closed loop with a duration; an open loop needs no such time, because all of its arrivals
+        are before its end. And if a stage ends with the last of its sessions, they are counted
+        down, beginning with all sessions that this worker sends.
         """
-        users_end_ns = _NEVER_NS
+        end_of_users_ns = _NEVER_NS
         if stage.is_closed_loop and stage.length_ns is not None:
-            users_end_ns = start_ns + stage.length_ns
+            end_of_users_ns = start_ns + stage.length_ns
         unfinished_sessions = 0
-        if stage.is_end_unknown:
+        ends_with_last_session = stage.is_end_unknown
+        if ends_with_last_session:
             unfinished_sessions = self.schedule.session_count_in_shard(stage)
-        return _StageProgress(users_end_ns, unfinished_sessions)
+        return _StageProgress(end_ns=end_of_users_ns, unfinished_sessions=unfinished_sessions)
 
     def _begin_users(self, stage: ScheduledStage, start_ns: int) -> None:
         """Let the virtual users of a stage begin, or wait for those of earlier stages to end.
@@ -826,55 +870,57 @@ class Dispatcher:
     # Slots that were never sent
 
     def _unsent_pending_slots(self, interrupted: InterruptedSlots) -> Iterator[DispatchedSlot]:
-        """Yield the slots that had a due time and did not start by the time of `stop`.
+        """Yield the slots that had a due time but had not started at `stop`, and what follows them.
 
-        A later turn of a session is yielded alone. A first turn is the next session of a virtual
-        user, and is yielded with all later sessions of that user.
+        There are two kinds of pending slots. A later turn of a session is yielded alone. A first
+        turn begins the next session of a virtual user, and is yielded with the rest of that session
+        and all later sessions of the user. Arrivals of an open loop are not among them; see
+        `_unsent_arrivals_of_current_stage`.
         """
         for slot in (*self._pending, *self._waiting_for_prefill):
             stage = self.schedule.stages[slot.stage]
-            if slot.turn == 0:
-                # Arrivals are not pending slots, so this is a session of a virtual user.
-                assert slot.virtual_user is not None
+            is_later_turn = slot.turn > 0
+            if is_later_turn and has_planned_slots(stage):
+                yield interrupted.create_slot(
+                    stage, slot.session_index, slot.turn, slot.virtual_user, slot.due_ns
+                )
+            elif not is_later_turn:
+                assert slot.virtual_user is not None, "only virtual users have pending first turns"
                 yield from interrupted.slots_of_user(
                     stage, slot.virtual_user, slot.session_index, slot.due_ns
                 )
-            elif has_fixed_slots(stage):
-                yield interrupted.slot(
-                    stage, slot.session_index, slot.turn, slot.virtual_user, slot.due_ns
-                )
 
     def _unsent_turns_of_sessions(self, interrupted: InterruptedSlots) -> Iterator[DispatchedSlot]:
-        """Yield the turns without a due time of begun sessions, and what their users send later.
+        """Yield the turns of begun sessions that still waited for a response at `stop`.
 
-        These turns wait for the response to another one. `_unsent_pending_slots` yields the turns
-        that have a due time. In a closed loop, the later sessions of the virtual user follow.
+        They have no due time yet; `_unsent_pending_slots` yields the turns that have one. If a
+        virtual user sends the session, all later sessions of that user follow it.
         """
         for session_index, progress in self._sessions.items():
             stage = self._stage_of_session(session_index)
             virtual_user = stage.user_of_session(session_index)
-            if has_fixed_slots(stage):
+            if has_planned_slots(stage):
                 for turn in progress.take_remaining_turns():
-                    yield interrupted.slot(
+                    yield interrupted.create_slot(
                         stage, session_index, turn, virtual_user, due_ns=NOT_APPLICABLE
                     )
             if virtual_user is not None:
-                next_session = session_index + stage.concurrency
+                next_session = _next_session_of_user(stage, session_index)
                 yield from interrupted.slots_of_user(stage, virtual_user, next_session)
 
-    def _unsent_sessions_after_single_requests(
+    def _unsent_sessions_of_sending_users(
         self, interrupted: InterruptedSlots
     ) -> Iterator[DispatchedSlot]:
         """Yield the later sessions of virtual users that had a single request in flight at `stop`.
 
-        Sessions are assigned round robin, so the next session of a user is `concurrency` numbers
-        after the one in flight.
+        The users of conversations and tasks are not among them, because
+        `_unsent_turns_of_sessions` yields their later sessions.
         """
         for slot in self._single_requests_at_stop:
-            assert slot.virtual_user is not None
+            assert slot.virtual_user is not None, "`stop` stores only requests of virtual users"
             stage = self.schedule.stages[slot.stage]
-            session_in_flight = slot.slot_id // self._max_turns
-            next_session = session_in_flight + stage.concurrency
+            session_in_flight = self._session_index_of(slot.slot_id)
+            next_session = _next_session_of_user(stage, session_in_flight)
             yield from interrupted.slots_of_user(stage, slot.virtual_user, next_session)
 
     def _unsent_sessions_of_waiting_users(
@@ -914,6 +960,35 @@ class Dispatcher:
             for stage in reversed(self.schedule.stages)
             if stage.first_session <= session_index
         )
+
+
+def _known_end_ns(stage: ScheduledStage, start_ns: int, sessions_in_shard: int) -> int | None:
+    """Return when a stage that begins at `start_ns` ends, or None if its last response decides.
+
+    A worker sends one shard of the schedule. With more workers than virtual users, some shards have
+    no session of a stage that ends with its last session. There the stage ends at once, because no
+    session would ever end it.
+
+    Args:
+        stage: The stage.
+        start_ns: When it begins, in ns from the start of the run.
+        sessions_in_shard: For a stage that ends with its last session, how many sessions it has in
+            this shard.
+    """
+    is_empty_in_shard = stage.is_end_unknown and sessions_in_shard == 0
+    if is_empty_in_shard:
+        return start_ns
+    if stage.length_ns is None:
+        return None
+    return start_ns + stage.length_ns
+
+
+def _next_session_of_user(stage: ScheduledStage, session_index: int) -> int:
+    """Return the session that a virtual user sends after this one, if the stage has so many.
+
+    Sessions are assigned round robin: with a concurrency of 8, user 3 sends the sessions 3, 11, 19.
+    """
+    return session_index + stage.concurrency
 
 
 def _iterate_times(arrivals_ns: Ints, start_ns: int) -> Iterator[int]:

@@ -134,18 +134,17 @@ def _forecast_stage(schedule: Schedule, stage: ScheduledStage, response_s: float
     `response_s` is the time of one response in seconds, or 0 if it is not known. Nothing is
     estimated then.
     """
-    request_count = schedule.slot_count_of(stage)
+    request_count: float | None = schedule.slot_count_of(stage)
     duration_s = None if stage.length_ns is None else stage.length_ns / NS_PER_S
     if not response_s:
         return _StageForecast(request_count, duration_s)
     users = len(schedule.virtual_users_of(stage))
-    if request_count is None and duration_s:
-        estimated_requests = users * duration_s / response_s
-        return _StageForecast(estimated_requests, duration_s)
-    if request_count is not None and duration_s is None:
+    if duration_s is None and request_count is not None:
         # A shard may have no virtual users. Its request count is 0 then, so any divisor will do.
-        estimated_duration_s = request_count * response_s / max(users, 1)
-        return _StageForecast(request_count, estimated_duration_s)
+        duration_s = request_count * response_s / max(users, 1)
+    elif duration_s and request_count is None:
+        estimated_requests = users * duration_s / response_s
+        request_count = estimated_requests
     return _StageForecast(request_count, duration_s)
 
 

@@ -288,10 +288,12 @@ class Schedule(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     def _session_indexes_of(self, stage: ScheduledStage) -> Iterator[int]:
         """Iterate over the sessions of a stage in this shard, counted from 0 in the stage.
 
-        Shard 0 of 2 has the sessions 0, 2, 4, ... of an open loop. In a closed loop with 3 virtual
-        users it has the users 0 and 2, which send the sessions 0, 2, 3, 5, 6, 8, ...: user 0 sends
-        every third session from 0 on, and user 2 from 2 on. The iterator is infinite if the shard
-        has any session; the caller stops at the number of sessions, if there is one.
+        A shard is the part of the schedule that one worker sends. Shard 0 of 2 has the sessions 0,
+        2, 4, ... of an open loop. A closed loop is divided by virtual users, which send one session
+        per round. With 3 users, shard 0 has the users 0 and 2. They send the sessions 0 and 2 in
+        the first round, 3 and 5 in the second, and 6 and 8 in the third.
+
+        The iterator does not end at the number of sessions; the caller must stop there.
         """
         if not stage.is_closed_loop:
             return itertools.count(self.shard_index, self.shard_count)
@@ -378,8 +380,8 @@ class Schedule(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     def slot(self, slot_id: int) -> Slot:
         """Return the slot with this id. Raises IndexError if the run has no such slot.
 
-        The stage of the slot is the one whose range of session numbers contains its session. The
-        slot is computed from the columns of this one session.
+        Each stage has a range of session numbers, and the slot belongs to the stage whose range
+        contains its session. Only the slots of this one session are computed.
         """
         session_index = slot_id // self.max_turns
         for stage in self.stages:
@@ -387,10 +389,10 @@ class Schedule(msgspec.Struct, frozen=True, kw_only=True, eq=False):
             session_count = (
                 RESERVED_SESSIONS if stage.session_count is None else stage.session_count
             )
-            index = session_index - stage.first_session
-            if 0 <= index < session_count:
-                columns = _build_columns(self, stage, first=index, count=1)
-                return columns.row(self.turn_of(slot_id))
+            index_in_stage = session_index - stage.first_session
+            if 0 <= index_in_stage < session_count:
+                session_columns = _build_columns(self, stage, first=index_in_stage, count=1)
+                return session_columns.row(self.turn_of(slot_id))
         raise IndexError(slot_id)
 
     def columns(self) -> SlotColumns:
@@ -439,11 +441,10 @@ def complete_schedule(schedule: Schedule) -> Schedule:
 def schedule_fingerprint(schedule: Schedule) -> str:
     """Return a hash of a complete schedule as 32 hexadecimal digits.
 
-    Two schedules have the same fingerprint exactly if start, duration, session count, concurrency
-    and maximum of turns of all their stages are equal, and due time, predecessor, pause, stage,
-    session and turn of all their slots. For a stage that only a duration ends, the first 1,024
-    sessions are hashed. Raises ValueError for a shard: the fingerprint must not depend on the
-    number of workers.
+    Two schedules with equal stages and equal slots have the same fingerprint, so it shows whether
+    two runs had the same load. Slot ids and virtual users are not hashed, because they follow from
+    the other values. For a stage that only a duration ends, the first 1,024 sessions are hashed.
+    Raises ValueError for a shard: the fingerprint must not depend on the number of workers.
     """
     if schedule.shard_count != 1:
         raise ValueError("only a complete schedule has a fingerprint, not a shard")
@@ -493,19 +494,22 @@ def _build_columns(
     """
     session_indexes = stage.first_session + np.arange(first, first + count, dtype=np.int64)
     sessions = schedule.sessions.columns(stage.first_session + first, count)
-    first_turns = _first_turns(schedule, stage, session_indexes)
+    turn_counts = sessions.turn_counts
 
     # From here on each array has one value per slot: `np.repeat` repeats the value of a session for
     # each of its turns.
-    turn = _number_turns(sessions.turn_counts)
-    session_index = np.repeat(session_indexes, sessions.turn_counts)
-    is_single_request = np.repeat(sessions.is_single_request, sessions.turn_counts)
+    turn = _number_turns(turn_counts)
+    session_index = np.repeat(session_indexes, turn_counts)
     first_slot_id = session_index * schedule.max_turns
-    is_first_turn = turn == 0
+    is_single_request = np.repeat(sessions.is_single_request, turn_counts)
 
+    # The first turn of a session is due at a time or waits for another session. Every later turn
+    # waits for an earlier one of its session. That is never the last one, so its position among
+    # the ids of the session is its turn.
+    is_first_turn = turn == 0
+    first_turns = _first_turns(schedule, stage, session_indexes)
     due_ns = np.full(len(turn), NOT_APPLICABLE)
     due_ns[is_first_turn] = first_turns.due_ns
-    # A predecessor is never the last turn, so its position among the ids is its turn.
     predecessor = first_slot_id + sessions.predecessor
     predecessor[is_first_turn] = first_turns.predecessor
     return SlotColumns(
@@ -577,17 +581,17 @@ def _first_turns(schedule: Schedule, stage: ScheduledStage, session_indexes: Int
 def _first_turns_of_users(
     schedule: Schedule, stage: ScheduledStage, session_indexes: Ints
 ) -> _FirstTurns:
-    """Return the due time or the predecessor of first turns in a closed loop.
+    """Return when the first turn of each session of a closed loop is due, or what it waits for.
 
-    Only the first session of each virtual user has a due time. Every later one starts when the
-    session before it, which is `concurrency` numbers lower, has ended, so its predecessor is the
-    last slot of that session. `session_indexes` are consecutive sessions of the stage.
+    Virtual users take turns in sending the sessions. With a concurrency of 3, user 0 sends the
+    sessions 0, 3, 6, ... of the stage. Only session 0 has a due time, the start of the user. Each
+    of the others waits for the last slot of the session 3 numbers before it. A value that does not
+    exist is NOT_APPLICABLE. `session_indexes` are consecutive sessions of the stage.
     """
     index_in_stage = session_indexes - stage.first_session
     is_first_of_user = index_in_stage < stage.concurrency
     due_ns = np.full(len(session_indexes), NOT_APPLICABLE, np.int64)
-    # The first session of virtual user i is session i of the stage.
-    virtual_users = index_in_stage[is_first_of_user]
+    virtual_users = index_in_stage[is_first_of_user]  # User i sends session i of the stage.
     due_ns[is_first_of_user] = (stage.start_ns or 0) + stage.user_starts_ns(virtual_users)
 
     is_later_session = np.logical_not(is_first_of_user)
@@ -603,8 +607,11 @@ def _first_turns_of_users(
 def _last_slot_ids(schedule: Schedule, first: int, count: int) -> Ints:
     """Return the id of the last slot of each of `count` sessions, from session `first` on.
 
-    Each session has `max_turns` ids in a row. The last turn of a conversation or task has the last
-    of them, and a single request has the first one.
+    Each session has `max_turns` ids in a row, from `session * max_turns` on. The last turn of a
+    conversation or task always has the last of them, so that the end of a session is recognized by
+    the id alone. A single request has no end to recognize, and has the first id like any first
+    turn. With 5 ids, the last slot of session 2 is 14 in a conversation, and 10 as a single
+    request.
     """
     first_slot_ids = np.arange(first, first + count, dtype=np.int64) * schedule.max_turns
     if schedule.max_turns == 1:

@@ -310,8 +310,9 @@ class ReplayedSessions(SessionSequence):
         """Return `count` sessions, from session `first` on, as columns.
 
         The recorded sessions are used one after the other, again from the first when all have been
-        used. The column `predecessor` has room for one turn. For a turn that waits for several, it
-        has the highest of them; the dispatcher uses the complete graph (`get`).
+        used. A turn may wait for several others, but the column `predecessor` holds only the
+        highest of them. That is enough, because the columns only describe the schedule. The
+        dispatcher, which decides when a turn starts, uses the complete graph (`get`).
         """
         recorded_indexes = self._recorded_indexes(first, count)
         predecessors: list[int] = []
@@ -378,7 +379,9 @@ class MixedSessions(SessionSequence):
     def columns(self, first: int, count: int) -> SessionColumns:
         """Return `count` sessions, from session `first` on, as columns.
 
-        The columns are filled in two steps: first with the values of single requests, which most
+        The columns `predecessor` and `pause_ns` have one row per turn, the turns of each session
+        one after the other: turn counts of 1, 3 and 1 make the sessions begin in the rows 0, 1 and
+        4. They are filled in two steps: first with the values of single requests, which most
         sessions usually are, and then with the turns of each conversation or task.
         """
         class_indexes = self._draw_classes(first, count)
@@ -387,12 +390,12 @@ class MixedSessions(SessionSequence):
         predecessors = np.full(int(turn_counts.sum()), NOT_APPLICABLE)
         pauses_ns = np.zeros(len(predecessors), np.int64)
 
-        first_rows = np.cumsum(turn_counts) - turn_counts  # the row of turn 0 of each session
-        for index in np.flatnonzero(has_several_turns).tolist():
-            class_sessions = self._sessions_of_class[class_indexes[index]]
-            session_columns = class_sessions.columns(first + index, 1)
-            first_row = first_rows[index]
-            rows_of_session = slice(first_row, first_row + turn_counts[index])
+        rows_after_session = np.cumsum(turn_counts)
+        first_rows = rows_after_session - turn_counts
+        for position in np.flatnonzero(has_several_turns).tolist():
+            class_sessions = self._sessions_of_class[class_indexes[position]]
+            session_columns = class_sessions.columns(first=first + position, count=1)
+            rows_of_session = slice(first_rows[position], rows_after_session[position])
             predecessors[rows_of_session] = session_columns.predecessor
             pauses_ns[rows_of_session] = session_columns.pause_ns
         return SessionColumns(
@@ -422,10 +425,10 @@ def build_sessions(
     """
     if isinstance(requests, Mix):
         mixed_sessions = MixedSessions(requests, seed)
-        if mixed_sessions.max_turns == 1:
-            # For the schedule, single requests of all classes are equal. These are cheaper.
-            return SingleRequests()
-        return mixed_sessions
+        has_only_single_requests = mixed_sessions.max_turns == 1
+        # Single requests of all classes are scheduled in the same way, so their classes need not be
+        # drawn here.
+        return SingleRequests() if has_only_single_requests else mixed_sessions
     if isinstance(requests, Task):
         return Tasks(requests, seed)
     if isinstance(requests, FromTrace) and requests.replay == "sessions":
