@@ -58,13 +58,17 @@ class Digest:
 
         The hash of a request covers its id and what the workload decides: the length of the
         response, the messages or the prompt, and further body fields. Real replies of a server are
-        left out. A sum does not depend on the order, in which workers send the requests.
+        left out. The hashes are added up, because a sum does not depend on the order of the
+        requests: workers send them in different orders.
         """
-        no_salt = 0  # The id in the hashed text makes all texts different.
+        # `sum_of_hashes` takes a salt with each text, to tell equal texts apart. These texts all
+        # differ, because each contains the id of its request.
+        no_salt = 0
+        has_real_replies = not self.includes_replies
         hashed_texts = []
         for request_id, request in requests:
             messages = request.messages
-            if messages is not None and not self.includes_replies:
+            if messages is not None and has_real_replies:
                 messages = [message for message in messages if message.get("role") != "assistant"]
             content = (
                 request_id,

@@ -178,20 +178,28 @@ class FilePrompts:
         self,
         request_count: int,  # noqa: ARG002 - part of the protocol
     ) -> list[str]:
-        """Return sentences about how the file was read, the default limit, and unsent fields."""
-        messages = [*self.rows.notes]
+        """Return sentences about what the requests have that the user may not expect.
+
+        They say how the file was read, how many rows get the default limit of output tokens, and
+        which fields of the rows are not sent.
+        """
+        warnings = [*self.rows.notes]
         has_default_limit = self._default_output_limit is not None and self._output_sampler is None
         if self.rows.rows_without_length and has_default_limit:
-            rows = format.counted(self.rows.rows_without_length, "row")
-            messages.append(
-                f"{rows} without an output length are sent with a limit of "
-                f"{self._default_output_limit:,} output tokens. --output-tokens N "
-                "sets the length, --output-tokens unlimited sends none"
-            )
+            warnings.append(self._describe_default_limit())
         if self.rows.ignored_fields:
             fields = ", ".join(self.rows.ignored_fields)
-            messages.append(f"these fields of {self.rows.path.name} are not sent: {fields}")
-        return messages
+            warnings.append(f"these fields of {self.rows.path.name} are not sent: {fields}")
+        return warnings
+
+    def _describe_default_limit(self) -> str:
+        """Return the warning that rows without an output length are sent with a default limit."""
+        rows = format.counted(self.rows.rows_without_length, "row")
+        return (
+            f"{rows} without an output length are sent with a limit of "
+            f"{self._default_output_limit:,} output tokens. --output-tokens N "
+            "sets the length, --output-tokens unlimited sends none"
+        )
 
 
 def _output_sampler(source: FromFile, api: str) -> LengthSampler | None:

@@ -197,9 +197,8 @@ def _uniform_numbers(random_words: NDArray[np.uint64]) -> NDArray[np.float64]:
     A float has 53 bits, so that many of the upper bits are used: n is mapped to (n + 0.5) / 2^53.
     The 0.5 keeps the result above 0, where its logarithm is finite.
     """
-    random_53_bits = random_words >> UNUSED_BITS
-    uniform: NDArray[np.float64] = (random_53_bits + 0.5) * UNIT_OF_53_BITS
-    return uniform
+    numbers_of_53_bits = (random_words >> UNUSED_BITS).astype(np.float64)
+    return (numbers_of_53_bits + 0.5) * UNIT_OF_53_BITS
 
 
 def _first_attempt_bytes(key: bytes, purpose: str, indices: Sequence[int]) -> bytes:

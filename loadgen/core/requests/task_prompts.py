@@ -132,27 +132,17 @@ class TaskPrompts(GeneratedPrompts):
         self.history: str = task.history
         self._task = task
 
-        # Only the results of known tools are sent to the model, so only these have a length.
-        known_tools = task.known_tools
+        # The definitions of tools in the body of each chat, and their tokens.
         self._tools = [
             build_tool_definition(name, tool.schema_tokens, tokenizer, self._texts)
-            for name, tool in known_tools.items()
+            for name, tool in task.known_tools.items()
         ]
-        self._tools_tokens = sum(tool.schema_tokens for tool in known_tools.values())
-        self._result_length_samplers = {
-            name: length_sampler(tool.result_tokens) for name, tool in known_tools.items()
-        }
-        self._message_length_samplers = {
-            name: length_sampler(step.input_tokens)
-            for name, step in task.steps.items()
-            if step.input_tokens
-        }
+        self._tools_tokens = sum(tool.schema_tokens for tool in task.known_tools.values())
 
-        self._document_sources = {
-            name: _build_document_source(step.documents, self._lengths_key)
-            for name, step in task.steps.items()
-            if step.documents is not None
-        }
+        # By tool, and by step.
+        self._result_length_samplers = _result_length_samplers(task)
+        self._message_length_samplers = _message_length_samplers(task)
+        self._document_sources = _document_sources(task, self._lengths_key)
 
         # Each instance has caches of its own, which are freed with it.
         self._cached_added_lengths = functools.lru_cache(LENGTHS_CACHED)(self._added_lengths)
@@ -246,26 +236,25 @@ class TaskPrompts(GeneratedPrompts):
 
         A segment is a part of the prompt with an identity and a length. Prompts that begin with
         equal segments share that beginning, so the cache compares segments in place of texts. The
-        first one is the tool definitions and the system message. Then each request of the
-        conversation (context) adds one for each of its documents, and one for its other messages
-        and its response.
+        first segment is the tool definitions and the system message. After it come the segments of
+        each request of the conversation, from the first one to this request.
         """
         task_index, turn = self.task_and_turn(request_id)
         context_turns = self._context_turns(task_index, turn)
         first_step = self.graphs[task_index][context_turns[0]].step
         system_tokens = self._task.steps[first_step].system_tokens
         segments = [PromptSegment(first_step, self._tools_tokens + system_tokens)]
-        first_id = task_index * self.turns
         for context_turn in context_turns:
             lengths = self._cached_added_lengths(task_index, context_turn)
-            # The condition saves a call for the many turns without documents.
             if lengths.documents.chunks:
                 segments += _document_segments(lengths.documents)
+            # The messages of the request and the response to it are one segment. The last request
+            # is this one, which has no response yet.
             tokens = lengths.other_tokens
-            has_response = context_turn != turn  # The request itself has no response yet.
-            if has_response:
+            if context_turn != turn:
                 tokens += lengths.output_tokens
-            segments.append(PromptSegment(first_id + context_turn, tokens))
+            context_request_id = task_index * self.turns + context_turn
+            segments.append(PromptSegment(context_request_id, tokens))
         return segments
 
     def _context_turns(self, task_index: int, turn: int) -> list[int]:
@@ -330,9 +319,12 @@ class TaskPrompts(GeneratedPrompts):
     def _message_tokens(self, task_index: int, turn: int) -> int:
         """Return the content tokens of the user message that a request sends.
 
-        The message may be a repeated one. Its length is then that of the request that sent it
-        first. A chat template adds tokens to a prompt, and the workload requests the length of the
-        whole prompt. The first message of a conversation is therefore shorter by these tokens.
+        A repeated message is as long as the original one.
+
+        The chat template of the server adds tokens to each conversation. The workload requests the
+        length of the complete prompt, so the message that begins a conversation is shorter by these
+        tokens. That is decided by the request that sent the message first, because a repeated
+        message must be the same text.
         """
         original_turn = self._original_turn_of_message(task_index, turn)
         original_request = self.graphs[task_index][original_turn]
@@ -341,8 +333,9 @@ class TaskPrompts(GeneratedPrompts):
         tokens = sample_length(self._lengths_key, "input", draw_index)
 
         is_chat = not self._is_non_generative(task_index, original_turn)
-        begins_conversation = is_chat and original_request.continued_turn is None
-        return self._subtract_template(tokens) if begins_conversation else tokens
+        begins_conversation = original_request.continued_turn is None
+        has_template_tokens = is_chat and begins_conversation
+        return self._subtract_template(tokens) if has_template_tokens else tokens
 
     def _original_turn_of_message(self, task_index: int, turn: int) -> int:
         """Return the first request that sends the user message of a request, maybe itself."""
@@ -362,13 +355,19 @@ class TaskPrompts(GeneratedPrompts):
             return NO_DOCUMENTS
         if step.best is not None:
             return self._best_documents(task_index, request, step.best)
-        if step.documents is None:
-            return NO_DOCUMENTS
-        draw_index = self._draw_index(task_index, turn)
-        source = self._document_sources[request.step]
-        document_count = source.sample_count(self._lengths_key, "documents", draw_index)
-        chunks = source.corpus.chunks_of(draw_index)[:document_count]
-        return _Documents(chunks, step.documents.tokens)
+        if step.documents is not None:
+            source = self._document_sources[request.step]
+            draw_index = self._draw_index(task_index, turn)
+            return self._draw_documents(source, draw_index, step.documents.tokens)
+        return NO_DOCUMENTS
+
+    def _draw_documents(
+        self, source: _DocumentSource, draw_index: int, tokens_each: int
+    ) -> _Documents:
+        """Draw the documents of a request, whose random values have this index."""
+        count = source.sample_count(self._lengths_key, "documents", draw_index)
+        chunks = source.corpus.chunks_of(draw_index)[:count]
+        return _Documents(chunks, tokens_each)
 
     def _best_documents(self, task_index: int, request: TaskRequest, count: int) -> _Documents:
         """Return `count` documents of the ranking that a request waits for.
@@ -453,17 +452,17 @@ class TaskPrompts(GeneratedPrompts):
         """
         context = self._context(task_index, turn, replies)
         input_tokens: int | None = context.tokens + self._tools_tokens
-        counted_by: str = self._tokenizer.tag
+        input_source: str = self._tokenizer.tag
         if replies:
             # Only the server knows how many tokens its real responses have.
             input_tokens = None
-            counted_by = ""
+            input_source = ""
         return Request(
             id=self._wire_id(request_id),
             messages=context.messages,
             max_tokens=self.graphs.output_tokens(task_index, turn),
             input_tokens=input_tokens,
-            input_source=counted_by,
+            input_source=input_source,
             extra=self._tool_fields(task_index, turn),
             session=task_index,
             turn=turn,
@@ -521,20 +520,19 @@ class TaskPrompts(GeneratedPrompts):
         user_texts = self._document_texts(task_index, turn)
         if _sends_message(request):
             user_texts.append(self._message_text(task_index, turn))
-        new_texts = user_texts + [result.output for result in results]
+        added_texts = user_texts + [result.output for result in results]
         if request.continued_turn is None:
-            return self._build_new_context(request.step, new_texts)
+            return self._build_new_context(request.step, added_texts)
 
-        continued = self._context(task_index, request.continued_turn, replies)
+        continued_context = self._context(task_index, request.continued_turn, replies)
         response = self._response(task_index, request.continued_turn, replies)
         draw_index = self._draw_index(task_index, turn)
-        messages: list[dict[str, Any]] = [
-            *continued.messages,
-            *self._response_messages(draw_index, response.turn, results),
-            *({"role": "user", "content": text.text} for text in user_texts),
-        ]
-        new_tokens = sum(text.tokens for text in new_texts)
-        return _Context(messages, continued.tokens + response.tokens + new_tokens)
+        messages = continued_context.messages.copy()
+        messages += self._response_messages(draw_index, response.turn, results)
+        messages += [{"role": "user", "content": text.text} for text in user_texts]
+
+        added_tokens = response.tokens + sum(text.tokens for text in added_texts)
+        return _Context(messages, continued_context.tokens + added_tokens)
 
     def _build_new_context(self, step_name: str, texts: list[Text]) -> _Context:
         """Return a system message, if the step has one, and one user message with all texts.
@@ -586,9 +584,6 @@ class TaskPrompts(GeneratedPrompts):
     ) -> list[dict[str, Any]]:
         """Return the message of the assistant and a message for each tool result after it.
 
-        Chat APIs require that each tool result answers a call in the message of the assistant. The
-        calls of the response come first, and calls for the other results are invented.
-
         Args:
             draw_index: The number of the request, from which the ids of invented calls are drawn.
             response: The response of the assistant, real or drawn from the seed.
@@ -596,31 +591,39 @@ class TaskPrompts(GeneratedPrompts):
         """
         if not results:
             return [{"role": "assistant", "content": response.text}]
+        calls = self._tool_calls(draw_index, response, results)
+        # Without calls of its own, the text of a response is the argument of an invented call.
+        content = response.text if response.calls and response.text else None
+        assistant_message = {"role": "assistant", "content": content, "tool_calls": calls}
+        tool_messages = [
+            {"role": "tool", "tool_call_id": call["id"], "content": result.output.text}
+            for call, result in zip(calls, results, strict=True)
+        ]
+        return [assistant_message, *tool_messages]
+
+    def _tool_calls(
+        self, draw_index: int, response: AssistantTurn, results: list[_ToolResult]
+    ) -> list[dict[str, Any]]:
+        """Return a tool call for each tool result, because chat APIs refuse a result without one.
+
+        The calls that the response contains come first. If there are more results, calls are
+        invented for the others.
+        """
         real_calls = response.calls[: len(results)]
         invented_calls = [
             self._invent_tool_call(draw_index, index, results[index].tool, response)
             for index in range(len(real_calls), len(results))
         ]
-        calls = [*real_calls, *invented_calls]
-        # The text of a response without calls is not lost: it is the argument of an invented call.
-        has_text_beside_calls = response.calls and response.text
-        content = response.text if has_text_beside_calls else None
-        messages: list[dict[str, Any]] = [
-            {"role": "assistant", "content": content, "tool_calls": calls}
-        ]
-        for call, result in zip(calls, results, strict=True):
-            messages.append(
-                {"role": "tool", "tool_call_id": call["id"], "content": result.output.text}
-            )
-        return messages
+        return [*real_calls, *invented_calls]
 
     def _invent_tool_call(
         self, draw_index: int, call_index: int, tool: str, response: AssistantTurn
     ) -> dict[str, Any]:
-        """Return a tool call for a tool result that no call of the response asks for.
+        """Return a tool call that a response lacks, so that a tool result can be sent after it.
 
-        If the response has no call at all, its text becomes the argument of the first call. The
-        tokens of a generated response are then in the call, where a real one has them too.
+        If the response has no call at all, its text becomes the argument of the first invented
+        call. So a generated response, which is only a text, has its tokens in the call, like the
+        real response of a model that calls a tool.
 
         Args:
             draw_index: The number of the request, from which the id of the call is drawn.
@@ -662,6 +665,29 @@ class _DocumentSource(NamedTuple):
 
     corpus: Corpus
     sample_count: LengthSampler
+
+
+def _result_length_samplers(task: Task) -> dict[str, LengthSampler]:
+    """Return the sampler of the result length of each tool whose result the model gets."""
+    return {name: length_sampler(tool.result_tokens) for name, tool in task.known_tools.items()}
+
+
+def _message_length_samplers(task: Task) -> dict[str, LengthSampler]:
+    """Return the sampler of the message length of each step with a user message of its own."""
+    return {
+        name: length_sampler(step.input_tokens)
+        for name, step in task.steps.items()
+        if step.input_tokens
+    }
+
+
+def _document_sources(task: Task, key: bytes) -> dict[str, _DocumentSource]:
+    """Return the source of the documents of each step that sends some. `key` decides the draws."""
+    return {
+        name: _build_document_source(step.documents, key)
+        for name, step in task.steps.items()
+        if step.documents is not None
+    }
 
 
 def _build_document_source(documents: Documents, key: bytes) -> _DocumentSource:

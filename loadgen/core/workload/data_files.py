@@ -46,9 +46,9 @@ MAX_FILES_IN_NOTE = 4
 def is_jsonl(file: Path) -> bool:
     """Return True if a file has one row per line in JSON, so that it need not be converted.
 
-    JSONL is what a file is if no other format is recognized. A file that begins with a list is
-    usually one JSON document. It is JSONL only if each line is a conversation, that is, a list of
-    messages.
+    A file that begins with a list is usually one JSON document. But if its first line is a complete
+    conversation, that is, a list of messages, it is JSONL. Any other file is JSONL if it has no
+    other known format.
 
     Raises UserError for a file in UTF-16, and OSError if it cannot be read.
     """
@@ -105,11 +105,14 @@ def _find_format(file: Path, beginning: bytes) -> FormatRow | None:
     text = beginning.removeprefix(codecs.BOM_UTF8).lstrip()
     suffix = file.suffix.lower()
     has_known_suffix = suffix in (*SUFFIXES, "")
-    formats = FORMATS.builtin_rows if has_known_suffix else FORMATS.rows()
-    for row in formats:
-        reads_data_sets = row.dataset is not None
-        if reads_data_sets and (suffix in row.suffixes or text.startswith(row.begins)):
-            return row
+    known_formats = FORMATS.builtin_rows if has_known_suffix else FORMATS.rows()
+    for known_format in known_formats:
+        is_data_set_format = known_format.dataset is not None
+        has_suffix = suffix in known_format.suffixes
+        # `begins` has all byte strings with which a file of the format may begin, maybe none.
+        has_beginning = text.startswith(known_format.begins)
+        if is_data_set_format and (has_suffix or has_beginning):
+            return known_format
     return None
 
 
@@ -123,8 +126,8 @@ class _HubFile(NamedTuple):
     relative_path: Path
 
     @property
-    def name_parts(self) -> set[str]:
-        """The parts of the path that may name a split."""
+    def split_names(self) -> set[str]:
+        """The words of the path, one of which may be the name of a split, such as "train"."""
         return set(re.split(r"[-_./]", str(self.relative_path)))
 
 
@@ -137,23 +140,36 @@ def resolve_data_set(path: Path) -> tuple[list[Path], str]:
     Raises UserError if there is no such data set, configuration or split.
     """
     name = str(path)
-    if not name.startswith(HUB):
+    is_on_hugging_face = name.startswith(HUB)
+    if not is_on_hugging_face:
         return [path], ""
-    part = _parse_hub_name(name)
-    files = _find_cached_files(part.data_set) or _download_files(part.data_set)
-    config_files = [
-        file for file in files if not part.config or part.config in file.relative_path.parts
-    ]
-    split = part.split or _default_split(config_files)
-    selected = sorted(file.path for file in config_files if not split or split in file.name_parts)
-    if not selected:
-        names = sorted({str(file.relative_path) for file in files})
-        hint = f"the data set has these files: {', '.join(names[:MAX_FILES_IN_HINT])}"
+    selection = _parse_hub_name(name)
+    files = _find_cached_files(selection.data_set) or _download_files(selection.data_set)
+    config_files = _select_config(files, selection.config)
+    split = selection.split or _default_split(config_files)
+    selected_files = sorted(file.path for file in _select_split(config_files, split))
+    if not selected_files:
+        file_names = sorted({str(file.relative_path) for file in files})
+        hint = f"the data set has these files: {', '.join(file_names[:MAX_FILES_IN_HINT])}"
         raise UserError("unknown_name", "the data set has no such part", name, hint)
-    return selected, _describe_hub_files(part.data_set, split, selected)
+    return selected_files, _describe_hub_files(selection.data_set, split, selected_files)
 
 
-class _HubPart(NamedTuple):
+def _select_config(files: list[_HubFile], config: str) -> list[_HubFile]:
+    """Return the files in the directory of a configuration, or all files if `config` is ""."""
+    if not config:
+        return files
+    return [file for file in files if config in file.relative_path.parts]
+
+
+def _select_split(files: list[_HubFile], split: str) -> list[_HubFile]:
+    """Return the files of a split, such as "train", or all files if `split` is ""."""
+    if not split:
+        return files
+    return [file for file in files if split in file.split_names]
+
+
+class _HubSelection(NamedTuple):
     """A part of a data set of Hugging Face.
 
     Attributes:
@@ -167,7 +183,7 @@ class _HubPart(NamedTuple):
     split: str
 
 
-def _parse_hub_name(name: str) -> _HubPart:
+def _parse_hub_name(name: str) -> _HubSelection:
     """Return what a name such as `hf:ORG/NAME/CONFIG:SPLIT` stands for.
 
     Raises UserError if it is no such name.
@@ -176,7 +192,7 @@ def _parse_hub_name(name: str) -> _HubPart:
     if match is None:
         hint = "write hf:ORG/NAME, hf:ORG/NAME:SPLIT or hf:ORG/NAME/CONFIG:SPLIT"
         raise UserError("invalid_value", "is not the name of a data set", name, hint)
-    return _HubPart(match["data_set"], match["config"] or "", match["split"] or "")
+    return _HubSelection(match["data_set"], match["config"] or "", match["split"] or "")
 
 
 def _describe_hub_files(data_set: str, split: str, files: list[Path]) -> str:
@@ -193,7 +209,7 @@ def _describe_hub_files(data_set: str, split: str, files: list[Path]) -> str:
 def _default_split(files: list[_HubFile]) -> str:
     """Return the split that is read if none is named, or "" if the files have none."""
     for split in PREFERRED_SPLITS:
-        if any(split in file.name_parts for file in files):
+        if any(split in file.split_names for file in files):
             return split
     return ""
 
@@ -217,7 +233,12 @@ def _download_files(data_set: str) -> list[_HubFile]:
 
 
 def _find_data_files(directory: Path) -> list[_HubFile]:
-    """Return the data files in a directory. If they have several formats, use only one of them."""
+    """Return the data files of one format in a directory.
+
+    If there are files of several formats, the first suffix in SUFFIXES that any of them has is
+    used. Files that describe the data set are left out, and so are those that the package
+    `datasets` has stored for itself, whose names begin with "cache-".
+    """
     files = [
         path
         for path in sorted(directory.rglob("*"))

@@ -140,8 +140,8 @@ class _OutputLength(NamedTuple):
 def parse_row(line: bytes) -> DatasetRow:
     """Parse and check one line of a JSONL file.
 
-    Field names of other tools are converted first. Fields that are not known are not sent, and
-    reported as ignored.
+    Field names of other tools are converted first. Fields with unknown names are not sent. Their
+    names are in `ignored_fields`, so that the user can be told.
 
     Raises BadRowError if the row has mistakes, and EmptyConversationError if it is a conversation
     without a question.
@@ -154,9 +154,15 @@ def parse_row(line: bytes) -> DatasetRow:
     row = converted.row
     _check_has_prompt(row)
     length = _output_length(row)
+    messages: list[dict[str, Any]] | None = None
+    prompt: str | list[int] | None = None
+    if "messages" in row:
+        messages = _check_messages(row["messages"])
+    else:
+        prompt = _convert_value(row["prompt"], "prompt", PROMPT_TYPE)
     return DatasetRow(
-        messages=_check_messages(row["messages"]) if "messages" in row else None,
-        prompt=_convert_value(row["prompt"], "prompt", PROMPT_TYPE) if "prompt" in row else None,
+        messages=messages,
+        prompt=prompt,
         output_tokens=length.tokens,
         is_exact_length=length.is_exact,
         extra=_extra_fields(row),
@@ -179,7 +185,8 @@ def wrap_conversation(row: Any) -> Any:
 def _decode_line(line: bytes) -> Any:
     """Return the JSON value of a line. Raises BadRowError with the column of a mistake."""
     try:
-        # The JSON decoder would count a bad byte from the start of its string.
+        # This finds the position of a bad byte in the line. The JSON decoder only says where the
+        # byte is in a text inside the line.
         line.decode()
         return msgspec.json.decode(line)
     except UnicodeDecodeError as error:
@@ -230,7 +237,7 @@ def _check_has_prompt(row: dict[str, Any]) -> None:
 
 
 def _hint_for_missing_prompt(row: dict[str, Any]) -> str:
-    """Return a hint for a row without a prompt: a field that may be mistyped, or all names."""
+    """Return a hint for a row without a prompt: a name that was mistyped, or all possible names."""
     for field in row:
         similar_name = closest(field, ("prompt", "messages"))
         if similar_name:
@@ -309,16 +316,23 @@ def _extra_fields(row: dict[str, Any]) -> dict[str, Any]:
 
 
 def _read_body_fields(row: dict[str, Any]) -> dict[str, Any]:
-    """Return the fields of a row that the API has too. Raises BadRowError for a wrong type."""
+    """Return the fields of a row that are also fields of the request body, such as `temperature`.
+
+    They are sent as they are written. Raises BadRowError if one has another type than the API
+    expects.
+    """
     body_fields = {field: value for field, value in row.items() if field in BODY_FIELDS}
     for field, value in body_fields.items():
-        _convert_value(
-            value, field, BODY_FIELDS[field]
-        )  # Checks the type. The value is sent as is.
+        _check_type(value, field, BODY_FIELDS[field])
     if is_finish_reason(body_fields.get("stop")):
         # In a recorded response, `stop` is the reason why it ended, and no stop sequence.
         del body_fields["stop"]
     return body_fields
+
+
+def _check_type(value: Any, field: str, expected: FieldType) -> None:
+    """Raise BadRowError unless the value of a field can be converted to a type."""
+    _convert_value(value, field, expected)
 
 
 def _read_extra_body(row: dict[str, Any]) -> dict[str, Any]:

@@ -147,20 +147,20 @@ def sort_errors(errors: list[LoadgenError]) -> list[LoadgenError]:
     """Sort errors by line and column, and leave out those that follow from another one.
 
     A mistake can cause a second error that says nothing new. An unset variable makes its value
-    wrong, too: of several errors at one position, the first is kept. A mistyped key is also
-    reported as missing: the error for the missing key is left out. Several keys can be missing at
-    one position, and all of them are kept.
+    wrong, too: of several errors at one position, only the first is kept. A mistyped key is also
+    reported as missing: the error for the missing key is left out.
     """
     mistyped_keys = {
         error.values["did_you_mean"] for error in errors if "did_you_mean" in error.values
     }
     first_errors: dict[tuple[str, str], LoadgenError] = {}
     for error in errors:
-        missing_key = error.key if error.code == "missing_key" else ""
-        if missing_key in mistyped_keys:
+        is_missing_key = error.code == "missing_key"
+        if is_missing_key and error.key in mistyped_keys:
             continue
-        position = error.where
-        first_errors.setdefault((position, missing_key), error)
+        # Several keys can be missing at the position of one mapping, and all of them are kept.
+        missing_key = error.key if is_missing_key else ""
+        first_errors.setdefault((error.where, missing_key), error)
     return sorted(first_errors.values(), key=_line_and_column)
 
 
@@ -193,13 +193,22 @@ def _find_child(parent: Location, key_or_index: int | str) -> Location | None:
     """
     value = parent.value
     if isinstance(value, Map) and isinstance(key_or_index, str):
-        for key in value:
-            field = OTHER_SPELLINGS.get(key, key)
-            if key_or_index in (key, field):
-                return Location(value.values_at[key], child_path(parent.path, key), value[key])
+        key = _find_key(value, key_or_index)
+        if key is None:
+            return None
+        return Location(value.values_at[key], child_path(parent.path, key), value[key])
     if isinstance(value, Seq) and isinstance(key_or_index, int) and key_or_index < len(value):
         path = child_path(parent.path, key_or_index)
         return Location(value.values_at[key_or_index], path, value[key_or_index])
+    return None
+
+
+def _find_key(mapping: Map, field: str) -> str | None:
+    """Return the key of a mapping that stands for a field, by its name or by another spelling."""
+    for key in mapping:
+        is_other_spelling = OTHER_SPELLINGS.get(key) == field
+        if key == field or is_other_spelling:
+            return key
     return None
 
 
@@ -210,13 +219,13 @@ def to_user_error(error: ErrorDetails, document: Map, file: str) -> LoadgenError
     their own. All other errors say what is wrong with a value.
     """
     location = _locate_error(document, error["loc"])
-    # `key:` without a value is read as None. `key: null` is too, but it has a text in the file.
-    has_no_value = error["input"] is None and location.position.text == ""
-    fits_no_union_member = error["type"] == NO_SUCH_TAG
     if error["type"] == "missing":
         return _missing_key_error(str(error["loc"][-1]), location, file)
+    # Both `key:` and `key: null` are read as None, but only the first has no text in the file.
+    has_no_value = error["input"] is None and location.position.text == ""
     if has_no_value:
         return _missing_value_error(location, file)
+    fits_no_union_member = error["type"] == NO_SUCH_TAG
     if fits_no_union_member:
         return _union_error(error, location, file)
     problem = _problem_with_value(error, location)
@@ -252,26 +261,31 @@ def _union_error(error: ErrorDetails, location: Location, file: str) -> LoadgenE
     """Return the error for a value that selects no member of a `TaggedUnion`.
 
     Such a union is written as a mapping whose only key selects the member, such as
-    `{poisson: 10/s}`. The value is no mapping, has several keys, or has one key that is not known.
+    `{poisson: 10/s}`. There are three mistakes: the value is no mapping, it has several keys, or
+    its key is not known.
     """
-    # `TaggedUnion` has put these into the error.
+    # `TaggedUnion` has put these two texts into the error.
     noun = str(error["ctx"]["noun"])
     known_tags = str(error["ctx"]["known"]).split(", ")
-    article = "an" if noun[0] in "aeiou" else "a"
     value = location.value
     if not isinstance(value, Map) or not value:
-        problem = f"{_quoted_value(location)}is not {article} {noun}"
+        problem = f"{_begin_with_value(location)}is not {_with_article(noun)}"
         return UserError("wrong_type", problem, location.place(file), _example(noun, known_tags))
     if len(value) > 1:
-        problem = f"{article} {noun} has one key, not {len(value)}"
+        problem = f"{_with_article(noun)} has one key, not {len(value)}"
         example = _example(f"{noun} with parameters", known_tags)
         hint = f"its parameters go inside, for example {example}"
         return UserError("conflict", problem, location.place(file), hint)
-    tag = next(iter(value))
-    place = place_at(file, value.keys_at[tag], location.path)
-    return UserError(
-        "unknown_name", f'unknown {noun} "{tag}"', place, did_you_mean(tag, known_tags)
-    )
+    (unknown_tag,) = value
+    problem = f'unknown {noun} "{unknown_tag}"'
+    place_of_key = place_at(file, value.keys_at[unknown_tag], location.path)
+    return UserError("unknown_name", problem, place_of_key, did_you_mean(unknown_tag, known_tags))
+
+
+def _with_article(noun: str) -> str:
+    """Return a noun with its indefinite article: "an arrival", "a length"."""
+    begins_with_vowel = noun[0] in "aeiou"
+    return f"an {noun}" if begins_with_vowel else f"a {noun}"
 
 
 def _problem_with_value(error: ErrorDetails, location: Location) -> _Problem:
@@ -308,18 +322,19 @@ def _subject(error: ErrorDetails, location: Location) -> str:
     if loc and isinstance(loc[-1], int) and isinstance(location.value, str):
         # A value in a column file has no position in the document, which only names the file.
         return f'value {loc[-1] + 1} in "{_shortened(location.position.text)}" '
-    return _quoted_value(location)
+    return _begin_with_value(location)
 
 
-def _quoted_value(location: Location) -> str:
-    """Return the value as it was written, or its path if it is a list or a mapping.
+def _begin_with_value(location: Location) -> str:
+    """Return the beginning of a sentence about a value: the value in quotes, or its path.
 
-    The result ends with a space, so that a predicate can follow. It is empty for the document as a
-    whole, and it is the path for a URL, which may contain a password.
+    The path takes the place of a list or mapping, and of a URL, which may contain a password. The
+    document as a whole has neither, and the result is "". Otherwise the result ends with a space,
+    so that a predicate such as "must be a number" can follow.
     """
     text = location.position.text
-    may_contain_password = location.path.endswith("url")
-    if text and not may_contain_password:
+    is_url = location.path.endswith("url")
+    if text and not is_url:
         return f'"{_shortened(text)}" '
     return f"{location.path} " if location.path else ""
 

@@ -34,15 +34,15 @@ class Fixed(Tagged):
     @classmethod
     def extend_json_schema(cls, schema: JsonSchemaValue) -> JsonSchemaValue:
         """Return a JSON Schema that accepts `300` as well as `{fixed: 300}`."""
-        value_schema = cls.short_form_schema(schema)
-        mapping_schema = super().extend_json_schema(schema)
+        bare_value_schema = cls.short_form_schema(schema)
+        tagged_value_schema = super().extend_json_schema(schema)
         # Title and description belong to both alternatives.
-        title = mapping_schema.pop("title")
-        description = mapping_schema.pop("description")
+        title = tagged_value_schema.pop("title")
+        description = tagged_value_schema.pop("description")
         return {
             "title": title,
             "description": description,
-            "anyOf": [value_schema, mapping_schema],
+            "anyOf": [bare_value_schema, tagged_value_schema],
         }
 
 
@@ -98,7 +98,10 @@ class LogNormal(Tagged):
 
     @model_validator(mode="after")
     def _check_one_center(self) -> Self:
-        """Refuse a distribution with both or neither of median and mean, or with 0 for it."""
+        """Refuse a distribution with both or neither of median and mean, or with a value of 0.
+
+        The fields of each kind of value have refused negative numbers already.
+        """
         example = "lognormal: {median: 300, sigma: 0.8}"
         if (self.median is None) == (self.mean is None):
             raise units.InvalidValueError(
@@ -142,12 +145,14 @@ class ListOfValues(Tagged):
         That is, `{empirical: FILE}` and `{empirical: {values: FILE}}`.
         """
         file_schema = {"type": "string", "description": "give a file with one value per line"}
-        list_schema = schema["properties"]["values"]
-        mapping_schema = super().extend_json_schema(schema)
-        # `super` has put `schema` itself, the mapping of the fields, into its result.
-        schema["properties"]["values"] = {"anyOf": [list_schema, file_schema]}
-        mapping_schema["properties"][cls.tag]["anyOf"].append(file_schema)
-        return mapping_schema
+        tagged_schema = super().extend_json_schema(schema)
+        # The schema of the tag has two alternatives: the list of values alone, and the mapping of
+        # all fields.
+        alternatives = tagged_schema["properties"][cls.tag]["anyOf"]
+        list_schema, fields_schema = alternatives
+        fields_schema["properties"]["values"] = {"anyOf": [list_schema, file_schema]}
+        alternatives.append(file_schema)
+        return tagged_schema
 
 
 class Empirical(ListOfValues):

@@ -130,15 +130,17 @@ class Part(BaseModel):
     def __get_pydantic_json_schema__(
         cls, core_schema: CoreSchema, handler: GetJsonSchemaHandler
     ) -> JsonSchemaValue:
-        """Return a reference to the JSON Schema of this part, after extending the schema.
+        """Return a reference to the JSON Schema of this part, and extend the schema it refers to.
 
-        pydantic keeps the schema itself in a table of definitions, so it is changed in place.
+        pydantic calls this method for each part. It has stored the generated schema in its table of
+        definitions (`$defs`), and everything that uses the part refers to that entry. So the
+        content of the entry is replaced by that of the extended schema.
         """
         reference = handler(core_schema)
-        schema = handler.resolve_ref_schema(reference)
-        extended_schema = cls.extend_json_schema(dict(schema))
-        schema.clear()
-        schema.update(extended_schema)
+        definition = handler.resolve_ref_schema(reference)
+        extended_schema = cls.extend_json_schema(dict(definition))
+        definition.clear()
+        definition.update(extended_schema)
         return reference
 
 
@@ -186,9 +188,11 @@ class Tagged(Part):
 
     @classmethod
     def short_form_schema(cls, fields_schema: JsonSchemaValue) -> JsonSchemaValue | None:
-        """Return the JSON Schema of the short form, or None if there is none.
+        """Return the JSON Schema of the short form of this part, or None if it has none.
 
-        `fields_schema` is that of a mapping of the fields.
+        In the short form, the value of one field takes the place of all fields: `{poisson: 10/s}`
+        means `{poisson: {rate: 10/s}}`. `fields_schema` is the schema of `{rate: 10/s}`, and the
+        result is that of `10/s`.
         """
         if cls.short is None:
             return None
@@ -221,11 +225,13 @@ class TaggedUnion:
 
         pydantic calls this method for an annotation such as
         `Annotated[Constant | Poisson, TaggedUnion("arrival")]` and passes the union as `source`.
-        The discriminator selects one member before it is validated, so that only its mistakes are
-        reported. Without one, pydantic would try all members and report the mistakes of each.
+        The union is annotated with tags and a discriminator, which selects one member before it is
+        validated. So only the mistakes of that member are reported. Without it, pydantic would try
+        all members and report the mistakes of each.
         """
         members: tuple[type[Tagged], ...] = get_args(source)
         tags = [member.tag for member in members]
+        tags_in_messages = [tag for tag in tags if tag != BARE_VALUE_TAG]
 
         def select_tag(value: Any) -> str | None:
             return self._select_tag(value, tags)
@@ -238,10 +244,7 @@ class TaggedUnion:
             # The error of a value that selects no member.
             custom_error_type=NO_SUCH_TAG,
             custom_error_message="is no {noun}",
-            custom_error_context={
-                "noun": self.noun,
-                "known": ", ".join(tag for tag in tags if tag != BARE_VALUE_TAG),
-            },
+            custom_error_context={"noun": self.noun, "known": ", ".join(tags_in_messages)},
         )
         return handler.generate_schema(Annotated[union, discriminator])
 

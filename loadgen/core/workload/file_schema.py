@@ -49,10 +49,11 @@ def workload_json_schema() -> dict[str, Any]:
 def _trace_schema(definitions: dict[str, Any]) -> dict[str, Any]:
     """Return the JSON Schema of the key `trace` of a workload: a file name or a mapping.
 
-    It is that of the arrival process `{trace: ...}`, without required keys: a workload need not
-    name the file, because `--trace FILE` may do so.
+    The key accepts what the arrival process `{trace: ...}` accepts. But a workload need not name
+    the file, because `--trace FILE` may do so. So no key of the mapping is required.
     """
     arrival_schema: dict[str, Any] = definitions["Replay"]["properties"]["trace"]
+    # `Tagged.extend_json_schema` lists the short form first and the mapping of fields second.
     file_name_schema, mapping_schema = arrival_schema["anyOf"]
     without_required = {key: value for key, value in mapping_schema.items() if key != "required"}
     return arrival_schema | {"anyOf": [file_name_schema, without_required]}

@@ -46,14 +46,16 @@ def recipe_fingerprint(workload: Workload, count_source: str, tokenizer_sha256: 
 
 
 def work_fingerprint(workload: Workload, count_source: str, tokenizer_sha256: str = "") -> str:
-    """Return a fingerprint like `recipe_fingerprint` that ignores SLOs and limits of validity.
+    """Return 16 hex digits that are equal for two workloads with equal requests and load.
 
-    Two runs with equal fingerprints did the same work, whatever was expected of them.
+    Unlike in `recipe_fingerprint`, which has the same parameters, SLOs and limits of validity do
+    not count: two runs with equal fingerprints did the same work, whatever was expected of them.
     """
     recipe = _recipe(workload, count_source, tokenizer_sha256)
     del recipe["slo"]
     del recipe["limits"]
-    for request_class in recipe["requests"].get("classes", {}).values():
+    request_classes = recipe["requests"].get("classes", {})
+    for request_class in request_classes.values():
         del request_class["slo"]
     return _hash(recipe)
 
@@ -72,8 +74,15 @@ def request_fingerprint(workload: Workload, count_source: str, tokenizer_sha256:
 def _recipe(workload: Workload, count_source: str, tokenizer_sha256: str) -> Recipe:
     """Return the recipe of a workload: everything that decides what is sent and how it is judged.
 
-    The values are those of JSON. Names of files are replaced by hashes of their content, and names
-    of stages are left out, so that equal work has an equal recipe.
+    The recipe can be written as JSON, so that it can be hashed. Names of files are replaced by
+    hashes of their content, and names of stages are left out, so that equal work has an equal
+    recipe.
+
+    Args:
+        workload: The checked workload.
+        count_source: Where the token counts of the results come from: server, tokenizer, estimate
+            or events.
+        tokenizer_sha256: The hash of the tokenizer file, or "" for the packaged vocabulary.
     """
     recipe = workload.model_dump(mode="json", include=FIELDS_OF_RECIPE)
     recipe["grace_ns"] = workload.drain_ns
@@ -102,7 +111,10 @@ def _normalize_requests(requests: Recipe) -> None:
 
 
 def _remove_undecided_unit(recipe: Recipe) -> None:
-    """Remove the unit of the times of a trace if the rows of the file decide it."""
+    """Remove the unit of the times of a trace if the user has not specified it.
+
+    The unit is then inferred from the rows of the file, whose hash is in the recipe already.
+    """
     if recipe.get("unit") is None:
         recipe.pop("unit", None)
 
@@ -124,16 +136,20 @@ def _hash(recipe: Recipe) -> str:
 
 
 def _hash_of_data(path: Path) -> str:
-    """Return the hash of a file or of a data set of Hugging Face.
+    """Return what identifies the content of a file or of a data set of Hugging Face.
 
-    The hash of a data set consists of its commit and the hashes of its files.
+    It is the SHA-256 of a file. For a data set it is the commit and the hashes of its files, joined
+    by "+". A data set that another program has stored on this host has no known commit, so only the
+    hashes of its files identify it.
     """
     if not str(path).startswith(data_files.HUB):
         return _file_sha256(path)
     files, _ = data_files.resolve_data_set(path)
     commit = hub.snapshot_commit(files[0])
     hashes = [_file_sha256(file) for file in files]
-    return "+".join([commit, *hashes] if commit else hashes)
+    if commit:
+        hashes.insert(0, commit)
+    return "+".join(hashes)
 
 
 def _file_sha256(path: Path) -> str:

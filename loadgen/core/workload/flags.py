@@ -7,7 +7,7 @@ A time without a unit is in seconds; for `goodput` it is in milliseconds, as in 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Literal
 
 import msgspec
@@ -130,18 +130,26 @@ def read_flags(**options: Any) -> Overrides:
     """
     fields: dict[str, Any] = {}
     errors: list[LoadgenError] = []
-    for name, value in select_load_options(options).items():
-        is_repeated = isinstance(value, Sequence) and not isinstance(value, str)
-        values = value if is_repeated else (value,)
-        for text in values:
-            try:
-                fields |= _parse_option(name, str(text).strip(), fields)
-            except units.InvalidValueError as error:
-                problem = f'"{text}" {error}'
-                key = PYTHON_OPTIONS.get(name, "")
-                place = describe_option(name, text)
-                errors.append(UserError(error.code, problem, place, error.hint, key=key))
+    for name, value in _iterate_values(select_load_options(options)):
+        try:
+            fields |= _parse_option(name, str(value).strip(), fields)
+        except units.InvalidValueError as error:
+            problem = f'"{value}" {error}'
+            key = PYTHON_OPTIONS.get(name, "")
+            place = describe_option(name, value)
+            errors.append(UserError(error.code, problem, place, error.hint, key=key))
     return Overrides(**fields, errors=tuple(errors))
+
+
+def _iterate_values(options: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    """Yield each option with its value, and a repeated option once with each of its values."""
+    for name, value in options.items():
+        is_repeated = isinstance(value, Sequence) and not isinstance(value, str)
+        if is_repeated:
+            for single_value in value:
+                yield name, single_value
+        else:
+            yield name, value
 
 
 def parse_concurrency_levels(text: str) -> tuple[int, ...]:
@@ -178,7 +186,7 @@ def _parse_option(name: str, text: str, earlier_fields: Mapping[str, Any]) -> di
     if name == "stop_when":
         return {"stop_when": _append_stop_rule(text, earlier_fields.get("stop_when", ()))}
     if name == "limit":
-        return {"limits": _with_validity_limit(text, earlier_fields.get("limits", {}))}
+        return {"limits": _add_validity_limit(text, earlier_fields.get("limits", {}))}
     return {name: _PARSERS[name](text)}
 
 
@@ -190,8 +198,8 @@ def _count_parser(
 ) -> Callable[[str], int]:
     """Return a parser of whole numbers from `minimum` to `maximum`.
 
-    `hint_if_less` is added to the hint for a number that is too small. It can suggest another
-    option to a user who meant something else.
+    `hint_if_less` is appended as it is to the hint for a number that is too small, and so begins
+    with its own separator. It can suggest another option to a user who meant something else.
     """
 
     def parse_count(text: str) -> int:
@@ -225,7 +233,10 @@ def _positive_number_parser(hint: str) -> Callable[[str], float]:
 
 
 def _choice_parser(meanings: Mapping[str, str]) -> Callable[[str], str]:
-    """Return a parser that accepts some words. Their meanings are for hints and may be ""."""
+    """Return a parser that accepts only some words and returns them as they are.
+
+    `meanings` explains each of the words in hints. A word that needs no explanation has "".
+    """
 
     def parse_choice(text: str) -> str:
         if text in meanings:
@@ -299,27 +310,29 @@ def _parse_warmup(text: str) -> dict[str, int]:
 def _merge_slo_term(
     text: str, default_unit: str | None, earlier_fields: Mapping[str, Slo | None]
 ) -> dict[str, Slo]:
-    """Return the field of `Overrides` that a term of an SLO belongs to, with all its terms so far.
+    """Add a term of an SLO to the earlier ones, and return the field of `Overrides` that changes.
 
-    `ttft:2s:p95` belongs to `replacement_slo`, which replaces the SLO of the workload. `+ttft:2s`
-    belongs to `added_slo`, which is added to that SLO.
+    `ttft:2s:p95` is added to the field `replacement_slo`, which replaces the SLO of the workload.
+    `+ttft:2s` is added to the field `added_slo`, whose terms apply in addition to that SLO. The
+    result has the name of the field and its new value.
 
     Args:
         text: The term.
         default_unit: The unit of a limit that has none, such as "ms". None requires a unit.
-        earlier_fields: The fields that the options before this one set.
+        earlier_fields: Both fields as the options before this one have set them, None or missing if
+            none has.
 
     Raises:
         units.InvalidValueError: The text is no term, or the same objective was specified before.
     """
-    is_added = text.startswith("+")
     slo = parse_slo_term(text.removeprefix("+"), default_unit)
-    for earlier_field in ("replacement_slo", "added_slo"):
-        earlier_slo = earlier_fields.get(earlier_field)
-        if earlier_slo is not None:
-            _check_no_common_objective(earlier_slo, slo)
-    field = "added_slo" if is_added else "replacement_slo"
-    return {field: merge_slos(earlier_fields.get(field) or Slo(), slo)}
+    replacement_slo = earlier_fields.get("replacement_slo") or Slo()
+    added_slo = earlier_fields.get("added_slo") or Slo()
+    _check_no_common_objective(replacement_slo, slo)
+    _check_no_common_objective(added_slo, slo)
+    if text.startswith("+"):
+        return {"added_slo": merge_slos(added_slo, slo)}
+    return {"replacement_slo": merge_slos(replacement_slo, slo)}
 
 
 def _check_no_common_objective(first: Slo, second: Slo) -> None:
@@ -343,22 +356,21 @@ def parse_slo_term(text: str, default_unit: str | None = None) -> Slo:
     p99. A limit needs a unit unless there is a default unit. Raises `units.InvalidValueError` if
     the text is no term.
     """
-    example = "ttft:2s, ttft:2s:p95, attainment:99%"
-    if default_unit == "ms":
-        example = "ttft:2000 tpot:200 (milliseconds)"
     if ":" not in text:
-        hint = f"METRIC:LIMIT, like {example}"
+        hint = f"METRIC:LIMIT, like {_slo_term_examples(default_unit)}"
         raise units.InvalidValueError("invalid_value", "is not an SLO term", hint)
     name, _, condition = text.partition(":")
     if name == ATTAINMENT:
         return Slo(goodput_share=units.share(condition))
 
-    hint = f"known: {', '.join((*metrics(), ATTAINMENT))}; {example}"
     metric = METRIC_ALIASES.get(name, name)
+    known_terms = f"known: {', '.join((*metrics(), ATTAINMENT))}"
+    hint = f"{known_terms}; {_slo_term_examples(default_unit)}"
     if metric not in metrics():
         problem = f'has the unknown metric "{name}"'
-        question = _suggest_slo_term(name, condition)  # It ends with a space if it is not empty.
-        raise units.InvalidValueError("unknown_name", problem, f"{question}{hint}")
+        suggestion = _suggest_slo_term(name, condition)
+        hint_with_suggestion = f"{suggestion} {hint}".lstrip()
+        raise units.InvalidValueError("unknown_name", problem, hint_with_suggestion)
     limit, _, quantile_text = condition.partition(":")
     has_quantile = ":" in condition
     quantile = units.quantile(quantile_text) if has_quantile else DEFAULT_QUANTILE
@@ -368,26 +380,34 @@ def parse_slo_term(text: str, default_unit: str | None = None) -> Slo:
     return Slo(terms=(Term(metric=metric, limit_ns=limit_ns, quantile=quantile),))
 
 
+def _slo_term_examples(default_unit: str | None) -> str:
+    """Return examples of terms for hints. With the default unit ms, limits need no unit."""
+    if default_unit == "ms":
+        return "ttft:2000 tpot:200 (milliseconds)"
+    return "ttft:2s, ttft:2s:p95, attainment:99%"
+
+
 def _suggest_slo_term(name: str, limit_text: str) -> str:
     """Return a question that suggests a term for a name that is no metric, or "" for no idea.
 
     Other tools write the percentile into the name, as in `p95_ttft` or `ttft.p95`. For example,
-    `p95_ttft:2s` gives `did you mean "ttft:2s:p95"? `.
+    `p95_ttft:2s` gives `did you mean "ttft:2s:p95"?`.
     """
-    metric_text = name.lower()
-    percentile_suffix = ""
-    percentile = re.search(r"[._-]?(p[0-9]+)[._-]?", metric_text)
-    if percentile:
-        metric_text = metric_text.replace(percentile[0], "")
-        percentile_suffix = f":{percentile[1]}"
-    if metric_text == "goodput":
-        # Other tools use this name for the share of requests that meet the limits.
-        suggestion = ATTAINMENT
+    name = name.lower()
+    percentile = re.search(r"[._-]?(?P<percentile>p[0-9]+)[._-]?", name)
+    if percentile is not None:
+        name_without_percentile = name.replace(percentile[0], "")
+        limit_text = f"{limit_text}:{percentile['percentile']}"
     else:
-        suggestion = closest(metric_text, (*metrics(), *METRIC_ALIASES, ATTAINMENT))
-    if not suggestion:
+        name_without_percentile = name
+    if name_without_percentile == "goodput":
+        # Other tools use this name for the share of requests that meet the limits.
+        known_name: str | None = ATTAINMENT
+    else:
+        known_name = closest(name_without_percentile, (*metrics(), *METRIC_ALIASES, ATTAINMENT))
+    if not known_name:
         return ""
-    return f'did you mean "{suggestion}:{limit_text}{percentile_suffix}"? '
+    return f'did you mean "{known_name}:{limit_text}"?'
 
 
 def _append_stop_rule(text: str, earlier_rules: Sequence[StopRule]) -> tuple[StopRule, ...]:
@@ -406,11 +426,13 @@ def _append_stop_rule(text: str, earlier_rules: Sequence[StopRule]) -> tuple[Sto
     return (*earlier_rules, rule)
 
 
-def _with_validity_limit(text: str, earlier_limits: Mapping[str, float]) -> dict[str, float]:
-    """Return the limits of a valid run by name, completed by that of a text (`--set limit=...`).
+def _add_validity_limit(text: str, earlier_limits: Mapping[str, float]) -> dict[str, float]:
+    """Parse a limit of a valid run (`--set limit=...`), and return it together with earlier ones.
 
     A run that exceeds such a limit is INVALID. For example, `cpu_share:95%` allows a worker to use
-    95 % of a core. Raises `units.InvalidValueError` for an unknown limit and for one that was
+    95 % of a core, and gives {"cpu_share": 0.95}.
+
+    Raises `units.InvalidValueError` for an unknown limit and for one that was
     specified before.
     """
     name, _, value = text.partition(":")

@@ -5,7 +5,7 @@ Recorded responses are separated from what is sent. They only tell how long a re
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, TypeGuard
 
 from loadgen.core.format import shortened
@@ -84,11 +84,11 @@ def _is_batch_row(row: Row) -> bool:
 
 def _convert_conversation(row: Row, field: str) -> ConvertedRow:
     """Convert a row with a conversation to one with the messages up to its first question."""
-    messages, response = _first_question(row[field], field)
+    question = _find_first_question(row[field], field)
     return ConvertedRow(
-        _without(row, [field]) | {"messages": messages},
+        _without(row, [field]) | {"messages": question.messages},
         f"the first question of each `{field}` is sent, with the length of its recorded response",
-        response,
+        question.recorded_response,
     )
 
 
@@ -101,24 +101,23 @@ def _convert_prompt(row: Row, prompt_field: str) -> ConvertedRow:
     each part is looked for in the fields that no part before it has used.
     """
     prompt = _read_prompt(row, prompt_field)
-    fields_left = _without(row, prompt.used_fields)
-    notes = [f"prompts are {' and '.join(f'`{field}`' for field in prompt.used_fields)}"]
+    fields_after_prompt = _without(row, prompt.used_fields)
+    system_field = _first_text_field(fields_after_prompt, SYSTEM_FIELDS)
+    fields_after_system = _without(fields_after_prompt, [system_field])
+    response_field = _first_text_field(fields_after_system, RESPONSE_FIELDS)
+    other_fields = _without(fields_after_system, [response_field])
 
     request: Row = {"prompt": prompt.text}
-    system_field = _first_text_field(fields_left, SYSTEM_FIELDS)
+    response = ""
+    notes = [f"prompts are {' and '.join(f'`{field}`' for field in prompt.used_fields)}"]
     if system_field is not None:
         system_message = {"role": "system", "content": row[system_field]}
         request = {"messages": [system_message, {"role": "user", "content": prompt.text}]}
-        fields_left = _without(fields_left, [system_field])
         notes.append(f"system prompts from `{system_field}`")
-
-    response = ""
-    response_field = _first_text_field(fields_left, RESPONSE_FIELDS)
     if response_field is not None:
         response = row[response_field]
-        fields_left = _without(fields_left, [response_field])
         notes.append(f"output lengths from `{response_field}`")
-    return ConvertedRow(fields_left | request, ", ".join(notes), response)
+    return ConvertedRow(other_fields | request, ", ".join(notes), response)
 
 
 class _Prompt(NamedTuple):
@@ -184,10 +183,15 @@ def _ends_with_response(messages: Any) -> TypeGuard[list[Any]]:
 
 
 def _batch_body(row: Row) -> Row:
-    """Return the request body in a row of a batch file. Raises BadRowError for another API."""
+    """Return the request body in a row of a batch file of OpenAI.
+
+    Raises BadRowError if the URL of the row is not that of a completions API, or if the body is not
+    an object.
+    """
     url = row["url"]
     body = row["body"]
-    if not isinstance(url, str) or not url.endswith("/completions"):
+    is_completions_api = isinstance(url, str) and url.endswith("/completions")
+    if not is_completions_api:
         hint = "only rows for /v1/chat/completions or /v1/completions can be sent"
         raise BadRowError("unsupported", f"this is a batch row for {shortened(url)}", hint)
     if not isinstance(body, dict):
@@ -196,39 +200,69 @@ def _batch_body(row: Row) -> Row:
     return body
 
 
-def _first_question(turns: list[Any], field: str) -> tuple[list[dict[str, str]], str]:
+class _Turn(NamedTuple):
+    """A turn of a conversation: who speaks (system, user or assistant), and the text."""
+
+    role: str
+    text: str
+
+
+class _FirstQuestion(NamedTuple):
+    """The messages up to the first question of a conversation, and the recorded response to it.
+
+    The response is "" if none is recorded.
+    """
+
+    messages: list[dict[str, str]]
+    recorded_response: str
+
+
+def _find_first_question(turns: list[Any], field: str) -> _FirstQuestion:
     """Return the messages up to the first question of a conversation, and the response to it.
 
     They are the system messages and the first message of the user. Turns without a text, and
-    responses before the first question, are left out. The response is "" if there is none.
+    responses before the first question, are left out.
 
     Args:
-        turns: The turns of the conversation.
+        turns: The turns of the conversation, as they are in the row.
         field: The name of this list in the row, for error messages.
 
     Raises:
         BadRowError: A turn has mistakes.
         EmptyConversationError: There is no question.
     """
+    # Turns are parsed when they are needed, so mistakes after the response are not reported.
+    parsed_turns = (_parse_turn(turn, f"{field}[{index}]") for index, turn in enumerate(turns))
     messages: list[dict[str, str]] = []
-    has_question = False
-    for index, turn in enumerate(turns):
-        role, text = _parse_turn(turn, f"{field}[{index}]")
-        if role == "assistant" and has_question and messages[-1]["role"] == "user":
-            return messages, text
-        if role == "user" and has_question:
+    for turn in parsed_turns:
+        if turn.role == "assistant" or not turn.text:
             continue
-        if text and role in ("system", "user"):
-            messages.append({"role": role, "content": text})
-            has_question = has_question or role == "user"
-    ends_with_question = bool(messages) and messages[-1]["role"] == "user"
-    if not ends_with_question:
-        raise EmptyConversationError("missing_value", "the conversation has no user message")
-    return messages, ""
+        messages.append({"role": turn.role, "content": turn.text})
+        if turn.role == "user":
+            return _FirstQuestion(messages, _find_response(parsed_turns))
+    raise EmptyConversationError("missing_value", "the conversation has no user message")
 
 
-def _parse_turn(turn: Any, path: str) -> tuple[str, str]:
-    """Return the role and the text of a turn of a conversation. Raises BadRowError."""
+def _find_response(turns_after_question: Iterator[_Turn]) -> str:
+    """Return the response to a question, "" if none follows it. Further questions are skipped.
+
+    Raises EmptyConversationError if a system message comes before the response: the response then
+    depends on something that is not sent with the question.
+    """
+    for turn in turns_after_question:
+        if turn.role == "assistant":
+            return turn.text
+        if turn.role == "system" and turn.text:
+            raise EmptyConversationError("missing_value", "the conversation has no user message")
+    return ""
+
+
+def _parse_turn(turn: Any, path: str) -> _Turn:
+    """Return the role and the text of a turn of a conversation.
+
+    `path` says where the turn is in its row, such as `conversations[2]`, for error messages. Raises
+    BadRowError if the turn is no object, its speaker is not known, or what it says is no text.
+    """
     if not isinstance(turn, Mapping):
         hint = 'like {"from": "human", "value": "Hello"}'
         raise BadRowError("wrong_type", f"{path} is {shortened(turn)}", hint, path)
@@ -242,7 +276,7 @@ def _parse_turn(turn: Any, path: str) -> tuple[str, str]:
     text = turn.get("value", turn.get("content"))
     if not isinstance(text, str):
         raise BadRowError("wrong_type", f"{path} says {shortened(text)}", "a text", path)
-    return role, text
+    return _Turn(role, text)
 
 
 def _first_text_field(row: Row, fields: Iterable[str]) -> str | None:
@@ -260,6 +294,6 @@ def _first_text(value: Any) -> str:
     return value[0] if all(isinstance(item, str) for item in value) else ""
 
 
-def _without(row: Row, fields: list[str]) -> Row:
-    """Return a copy of a row without some fields."""
+def _without(row: Row, fields: Sequence[str | None]) -> Row:
+    """Return a copy of a row without some fields. None stands for no field."""
     return {name: value for name, value in row.items() if name not in fields}

@@ -10,12 +10,12 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 import yaml
 from msgspec.structs import replace
 
-from loadgen.core.errors import CombinedError, UserError
+from loadgen.core.errors import CombinedError, LoadgenError, UserError
 from loadgen.core.units import NS_PER_S
 from loadgen.core.workload.data_files import HUB
 from loadgen.core.workload.diagnostics import DocumentErrors, sort_errors, validate_document
@@ -30,13 +30,24 @@ from loadgen.core.workload.workload_files import (
 )
 from loadgen.core.workload.yaml_marks import Map, read_yaml
 
-T = TypeVar("T")
-
 NO_OVERRIDES = Overrides()
 
 DEFAULT_DURATION_NS = 60 * NS_PER_S
 """The duration of a load that options describe by two lengths, without an end."""
 
+
+TRACE_OPTIONS = (
+    "trace_slice",
+    "trace_speed",
+    "trace_loop",
+    "trace_replay",
+    "trace_unit",
+    "on_bad_row",
+)
+"""The options that the `trace:` block of a workload can set. They are fields of `Overrides`."""
+
+PLACEHOLDER_STAGE = {"arrival": {"closed": 1}, "count": 1}
+"""A valid stage for a workload of which only the requests are used."""
 
 PLACEHOLDER_REQUESTS = {"input_tokens": 1, "output_tokens": 1}
 """Valid requests for a workload without requests of its own, which are replaced later.
@@ -89,10 +100,19 @@ def load(
 def workload_from_mapping(
     workload: Mapping[str, Any], overrides: Overrides = NO_OVERRIDES, label: str = "(mapping)"
 ) -> Workload:
-    """Return the workload of a mapping that is written like a file, changed by the options.
+    """Return the workload of a mapping with the keys of a workload file, changed by the options.
 
-    Paths are relative to the current directory. `label` is the name of the mapping in error
-    messages. Raises CombinedError.
+    The mapping is written as YAML and loaded like a file, so that the same checks apply and the run
+    can store the text of its workload.
+
+    Args:
+        workload: The content of a workload file, such as {"name": "chat", "requests": {...}}. Paths
+            in it are relative to the current directory.
+        overrides: The options of the command line.
+        label: What the mapping is called in error messages.
+
+    Raises:
+        CombinedError: All mistakes in the mapping and the options.
     """
     text = yaml.safe_dump(dict(workload), sort_keys=False)
     return _build_workload(_Source(text, label, Path.cwd()), overrides)
@@ -115,12 +135,18 @@ def workload_from_trace(
     path = Path(trace)
     hint = "give a file in one of the formats in docs/reference/data-sets.md"
     _check_is_file(path, "--trace", "trace", hint)
-    if base is None:
-        name = path.name.partition(".")[0] or "trace"
-        return _build_workload(_trace_source(path, name), overrides)
-    overrides = _with_trace_block_of_base(base, overrides)
-    # The trace is first loaded as a workload of its own, with only the options for reading it. The
-    # others apply to the base workload.
+    if base is not None:
+        return _replay_in_base(path, base, _with_trace_block_of_base(base, overrides))
+    name = path.name.partition(".")[0] or "trace"
+    return _build_workload(_trace_source(path, name), overrides)
+
+
+def _replay_in_base(trace: Path, base: str, overrides: Overrides) -> Workload:
+    """Return a base workload with the requests and stages of a trace in place of its own.
+
+    The trace is first loaded as a workload by itself, with only the options for reading it. The
+    options for the load and the limits apply to the result.
+    """
     options_for_reading = Overrides(
         trace_slice=overrides.trace_slice,
         trace_loop=overrides.trace_loop,
@@ -128,7 +154,7 @@ def workload_from_trace(
         trace_replay=overrides.trace_replay,
         trace_unit=overrides.trace_unit,
     )
-    replay = _build_workload(_trace_source(path, "trace"), options_for_reading)
+    replay = _build_workload(_trace_source(trace, "trace"), options_for_reading)
     fields_of_trace = {"requests": replay.requests, "stages": replay.stages}
     return load(base, overrides, replaced_fields=fields_of_trace)
 
@@ -147,44 +173,40 @@ def _trace_source(path: Path, name: str) -> _Source:
 def _with_trace_block_of_base(base: str, overrides: Overrides) -> Overrides:
     """Return the options, completed by the `trace:` block of a base workload.
 
-    The block says how a trace is replayed, for example `trace: {file: a.jsonl, speed: 2}`. Its file
-    is replaced by the trace of the command line, but its other keys count as options that the user
-    has not specified. Other mistakes in the base are reported when it is loaded.
+    The block says how a trace is replayed, for example `trace: {file: a.jsonl, speed: 2}`. Its
+    `file` does not count, because the command line names another trace. Each of its other keys is a
+    default for the option with the same meaning.
 
-    Raises CombinedError for an unknown key in the block.
+    Raises CombinedError for an unknown key in the block. All other mistakes in the base are
+    reported later, when it is loaded.
     """
     document, errors = read_yaml(read_workload_text(base), base, os.environ)
     block = None if errors else document.get("trace")
     if not isinstance(block, Mapping):
         return overrides
-    of_block = read_flags(**_options_of_trace_block(block, base))
-
-    def prefer(specified: T | None, default: T | None) -> T | None:
-        return default if specified is None else specified
-
-    return replace(
-        overrides,
-        trace_slice=prefer(overrides.trace_slice, of_block.trace_slice),
-        trace_speed=prefer(overrides.trace_speed, of_block.trace_speed),
-        trace_loop=prefer(overrides.trace_loop, of_block.trace_loop),
-        trace_replay=prefer(overrides.trace_replay, of_block.trace_replay),
-        trace_unit=prefer(overrides.trace_unit, of_block.trace_unit),
-        on_bad_row=prefer(overrides.on_bad_row, of_block.on_bad_row),
-        errors=(*overrides.errors, *of_block.errors),
-    )
+    defaults = read_flags(**_options_of_trace_block(block, base))
+    unspecified_options = {
+        option: getattr(defaults, option)
+        for option in TRACE_OPTIONS
+        if getattr(overrides, option) is None
+    }
+    all_errors = (*overrides.errors, *defaults.errors)
+    return replace(overrides, **unspecified_options, errors=all_errors)
 
 
-def _options_of_trace_block(block: Mapping[str, Any], file: str) -> dict[str, Any]:
+def _options_of_trace_block(block: Mapping[str, Any], workload_name: str) -> dict[str, Any]:
     """Return the options, by name, that have the same effect as the keys of a `trace:` block.
 
-    The key `file` has no option, because `--trace` specifies the file. Raises CombinedError for an
-    unknown key; `file` is the name of the workload in that message.
+    For example, `{file: a.jsonl, speed: 2}` gives {"trace_speed": 2}. The key `file` is left out,
+    because the option `--trace` replaces it. Raises CombinedError for an unknown key, with the name
+    of the workload as its place.
     """
     options: dict[str, Any] = {}
     for key, value in block.items():
         if key not in TRACE_KEYS:
             hint = f"known: {', '.join(TRACE_KEYS)}"
-            raise CombinedError([UserError("unknown_key", f"trace has no key {key}", file, hint)])
+            problem = f"trace has no key {key}"
+            raise CombinedError([UserError("unknown_key", problem, workload_name, hint)])
         if key == "on_bad_row":
             options["on_bad_row"] = value
         elif key != "file":
@@ -211,10 +233,9 @@ def workload_from_dataset(
         return workload_from_mapping(
             {"name": source.short_name, "requests": requests}, overrides, f"--dataset {dataset}"
         )
-    # The requests are validated as those of a workload of its own, which needs a stage as well.
-    any_stage = {"arrival": {"closed": 1}, "count": 1}
+    # Requests can only be validated as a part of a workload.
     data_workload = workload_from_mapping(
-        {"name": "data", "requests": requests, "stages": [any_stage]}
+        {"name": "data", "requests": requests, "stages": [PLACEHOLDER_STAGE]}
     )
     return load(base, overrides, replaced_fields={"requests": data_workload.requests})
 
@@ -300,9 +321,10 @@ def _workload_from_lengths(overrides: Overrides) -> Workload:
 
 
 def _missing_workload(overrides: Overrides) -> CombinedError:
-    """Return the error for a command without a workload, or those of its options if it has any.
+    """Return the error for a command line that names no workload.
 
-    A mistake in an option can be the reason why it names no workload.
+    If options have mistakes, these are returned instead, because a mistyped option can be the
+    reason why there is no workload.
     """
     if overrides.errors:
         return CombinedError(list(overrides.errors))
@@ -347,22 +369,38 @@ def _build_workload(
     document, errors = read_yaml(source.text, source.label, source.env)
     if replaced_fields:
         _remove_trace_block(document)
-    # All steps add the mistakes that they find to `errors`.
-    context = FileContext(file=source.label, directory=source.directory, errors=errors)
-    workload_file = validate_document(WorkloadFile, document, context)
-    # A file may lack what an option supplies. So if options have mistakes, nothing is checked that
-    # depends on both.
-    if workload_file is None or overrides.errors:
-        raise CombinedError(sort_errors(errors) + list(overrides.errors))
+    workload_file = _validate_workload_file(document, source, overrides, errors)
 
     fields = {name: getattr(workload_file, name) for name in WorkloadFile.model_fields}
     fields.update(replaced_fields or {})
     # All fields have been validated, so the model is built without validating them again.
     workload = Workload.model_construct(**fields, source_text=source.text)
-    workload = apply_overrides(workload, overrides, DocumentErrors(source.label, document, errors))
-    if errors:
-        raise CombinedError(sort_errors(errors))
+    document_errors = DocumentErrors(source.label, document, errors)
+    workload = apply_overrides(workload, overrides, document_errors)
+    if document_errors.errors:
+        raise CombinedError(sort_errors(document_errors.errors))
     return workload
+
+
+def _validate_workload_file(
+    document: Map, source: _Source, overrides: Overrides, errors: list[LoadgenError]
+) -> WorkloadFile:
+    """Return the document of a workload file as a model.
+
+    Raises CombinedError if the document is not valid, or if options have mistakes. A file may lack
+    what an option supplies, so with wrong options nothing can be checked that depends on both.
+
+    Args:
+        document: The keys and values of the file.
+        source: The name of the file and its directory.
+        overrides: The options of the command line.
+        errors: The mistakes that were found before. Those in the document are added.
+    """
+    context = FileContext(file=source.label, directory=source.directory, errors=errors)
+    workload_file = validate_document(WorkloadFile, document, context)
+    if workload_file is None or overrides.errors:
+        raise CombinedError(sort_errors(errors) + list(overrides.errors))
+    return workload_file
 
 
 def _remove_trace_block(document: Map) -> None:

@@ -33,6 +33,8 @@ TRACE_KEYS_OF_REQUESTS = ("slice", "on_bad_row", "replay", "unit")
 """The keys of a `trace:` block that `requests: {trace: FILE}` takes as well."""
 TRACE_KEYS_OF_ARRIVALS = ("slice", "on_bad_row", "speed", "loop", "unit")
 """The keys of a `trace:` block that `arrival: {trace: {file: FILE}}` takes as well."""
+KEYS_OF_ARRIVALS = ("rate", "request_rate", "concurrency", "poisson", "closed")
+"""Keys of arrival processes, which users write at the top of a workload by mistake."""
 TRACE_KEYS = list(dict.fromkeys(("file", *TRACE_KEYS_OF_REQUESTS, *TRACE_KEYS_OF_ARRIVALS)))
 """All keys of a `trace:` block, each of them once."""
 
@@ -186,20 +188,19 @@ def _refuse_misplaced_keys(data: Map) -> None:
     """
     top_level_keys = {*WorkloadFile.yaml_keys(), *WorkloadFile.synonyms}
     request_keys = set(Synthetic.yaml_keys()) - top_level_keys
-    misplaced_keys = [key for key in data if key in request_keys]
-    if misplaced_keys:
-        example = ", ".join(f"{key}: ..." for key in misplaced_keys)
-        raise _misplaced_keys_error(misplaced_keys, "requests", f"requests: {{{example}}}")
+    keys_of_requests = [key for key in data if key in request_keys]
+    if keys_of_requests:
+        example = ", ".join(f"{key}: ..." for key in keys_of_requests)
+        raise _misplaced_keys_error(keys_of_requests, "requests", f"requests: {{{example}}}")
 
-    arrival_keys = {"rate", "request_rate", "concurrency", "poisson", "closed"}
-    stage_keys = {*Stage.yaml_keys(), *arrival_keys} - top_level_keys
-    misplaced_keys = [key for key in data if key in stage_keys]
-    if misplaced_keys:
+    stage_keys = {*Stage.yaml_keys(), *KEYS_OF_ARRIVALS} - top_level_keys
+    keys_of_stages = [key for key in data if key in stage_keys]
+    if keys_of_stages:
         example = (
             "for example stages: [{arrival: {poisson: 10/s}, duration: 60s}], "
             "or arrival: {closed: 8}"
         )
-        raise _misplaced_keys_error(misplaced_keys, "stages", example)
+        raise _misplaced_keys_error(keys_of_stages, "stages", example)
 
 
 def _misplaced_keys_error(keys: list[str], parent: str, example: str) -> units.InvalidValueError:
@@ -210,7 +211,7 @@ def _misplaced_keys_error(keys: list[str], parent: str, example: str) -> units.I
 
 
 def _with_expanded_trace(data: Map) -> Map:
-    """Return a workload in which a `trace:` is written as requests and as one stage.
+    """Return a workload with `requests` and `stages` in place of the short form `trace`.
 
     A trace says both what is sent and when. It is the name of a file, or a block such as
     `{file: traffic.jsonl, speed: 2, slice: 10m..20m}`. Each of its keys goes to the requests, to
@@ -229,15 +230,15 @@ def _with_expanded_trace(data: Map) -> Map:
     _refuse_keys_beside_trace(data)
     requests = {"trace": block["file"]} | _select_keys(block, TRACE_KEYS_OF_REQUESTS)
     replay = {"file": block["file"]} | _select_keys(block, TRACE_KEYS_OF_ARRIVALS)
-    # `requests` and `stages` keep the position of `trace` in the file, for error messages.
-    workload = data.with_renamed_keys({"trace": "requests"})
-    workload["requests"] = requests
-    workload.add(
-        "stages",
-        [{"arrival": {"trace": replay}}],
-        key_at=data.keys_at["trace"],
-        value_at=data.values_at["trace"],
-    )
+    stage = {"arrival": {"trace": replay}}
+
+    # Mistakes in both are reported at the position of `trace` in the file.
+    position_of_key = data.keys_at["trace"]
+    position_of_value = data.values_at["trace"]
+    workload = data.copy_with_positions()
+    del workload["trace"]
+    workload.add("requests", requests, position_of_key, position_of_value)
+    workload.add("stages", [stage], position_of_key, position_of_value)
     return workload
 
 

@@ -154,13 +154,16 @@ class WrittenSlo(Part):
 
         A limit without a percentile has that of the whole SLO (`at`).
         """
-        # Iterating over a pydantic model yields its fields. Those of metrics are WrittenLimits.
-        return tuple(
-            Term(metric=name, limit_ns=limit.limit_ns, quantile=limit.quantile or self.at)
-            for name, field in self
-            if isinstance(field, WrittenLimits)
-            for limit in field.limits
-        )
+        default_quantile = self.at
+        terms: list[Term] = []
+        # Iterating over a pydantic model yields the name and value of each field. The fields of
+        # metrics are the only ones with WrittenLimits.
+        for name, value in self:
+            if isinstance(value, WrittenLimits):
+                for limit in value.limits:
+                    quantile = limit.quantile or default_quantile
+                    terms.append(Term(metric=name, limit_ns=limit.limit_ns, quantile=quantile))
+        return tuple(terms)
 
 
 def _check_one_limit_per_percentile(terms: Sequence[Term]) -> None:
@@ -202,18 +205,21 @@ def validate_slo(value: Any, info: ValidationInfo) -> Slo | None:
 def _validate_slo_of_file(value: Any, context: FileContext) -> Slo | None:
     """Return the SLO that is written in a file, or None if it has an unknown key.
 
-    An unknown key is added to the errors of the context and not raised, so that the rest of the
-    file is checked as well. What such an SLO would mean is not checked, because the user first has
-    to mend the key.
+    There are two kinds of mistakes. Wrong values are raised by pydantic. Unknown keys are added to
+    the errors of the context, so that the rest of the file is checked as well. An SLO with unknown
+    keys is not built, because it would lack what the user meant by them.
     """
     metric_names = tuple(dict.fromkeys((*metrics(), *context.extra_metrics)))
-    slo_errors: list[LoadgenError] = []
-    slo_context = dataclasses.replace(context, errors=slo_errors)
+    unknown_key_errors: list[LoadgenError] = []
+    slo_context = dataclasses.replace(context, errors=unknown_key_errors)
     try:
         slo_of_file = build_slo_model(metric_names).model_validate(value, context=slo_context)
     finally:
-        context.errors.extend(slo_errors)
-    return None if slo_errors else slo_of_file.to_slo()
+        # Unknown keys are reported together with wrong values, too.
+        context.errors.extend(unknown_key_errors)
+    if unknown_key_errors:
+        return None
+    return slo_of_file.to_slo()
 
 
 # The JSON Schema has the metrics of this package only. Packages that add metrics may be missing.

@@ -133,20 +133,26 @@ def _with_names(stages: tuple[Stage, ...], errors: DocumentErrors) -> list[Stage
     A stage without a name is called `load` or `warm-up`, with a number from the second on
     (`load-2`).
     """
-    # All names of the file are collected first, so that no generated name equals a later one.
-    used_names: set[str] = set()
-    for index, stage in enumerate(stages):
-        if stage.name and stage.name in used_names:
-            problem = f'two stages have the name "{stage.name}"'
-            hint = "give each stage a unique name, because results refer to stages by name"
-            errors.add_at(("stages", index, "name"), "duplicate", problem, hint)
-        used_names.add(stage.name)
+    _refuse_repeated_names(stages, errors)
+    # They include the names of later stages, so that no generated name equals one of them.
+    used_names = {stage.name for stage in stages}
     named_stages = []
     for stage in stages:
         name = stage.name or _unused_name("load" if stage.measured else "warm-up", used_names)
         used_names.add(name)
         named_stages.append(stage.model_copy(update={"name": name}))
     return named_stages
+
+
+def _refuse_repeated_names(stages: tuple[Stage, ...], errors: DocumentErrors) -> None:
+    """Add an error for each stage with the name of an earlier one. A stage may have no name."""
+    earlier_names: set[str] = set()
+    for index, stage in enumerate(stages):
+        if stage.name and stage.name in earlier_names:
+            problem = f'two stages have the name "{stage.name}"'
+            hint = "give each stage a unique name, because results refer to stages by name"
+            errors.add_at(("stages", index, "name"), "duplicate", problem, hint)
+        earlier_names.add(stage.name)
 
 
 def _unused_name(base_name: str, used_names: set[str]) -> str:
@@ -165,22 +171,32 @@ def _unused_name(base_name: str, used_names: set[str]) -> str:
 def _arrival_of_options(overrides: Overrides, errors: DocumentErrors) -> ArrivalOption | None:
     """Return the arrival process that the options describe, or None if they describe none.
 
-    A concurrency makes a closed loop, and a rate an open loop. An error is added if both are
-    specified.
+    A concurrency makes a closed loop, and a rate an open loop. An error is added if the options
+    describe both. The values of options are checked already, so processes are built without
+    validation (`model_construct`).
     """
     rate_per_s = overrides.request_rate
-    if overrides.concurrency is None:
-        return None if rate_per_s is None else _open_loop_arrival(rate_per_s, overrides, errors)
-    if rate_per_s is None and overrides.burstiness is None:
+    has_open_loop_options = rate_per_s is not None or overrides.burstiness is not None
+    if overrides.concurrency is not None and has_open_loop_options:
+        _add_error_for_two_loops(overrides, errors)
+        return None
+    if overrides.concurrency is not None:
         return Closed.model_construct(concurrency=overrides.concurrency, ramp_ns=overrides.stagger)
-    open_loop_option = "--request-rate" if rate_per_s is not None else "--set burstiness"
+    if rate_per_s is not None:
+        return _open_loop_arrival(rate_per_s, overrides, errors)
+    return None
+
+
+def _add_error_for_two_loops(overrides: Overrides, errors: DocumentErrors) -> None:
+    """Add an error for options that describe a closed loop and an open loop."""
+    has_rate = overrides.request_rate is not None
+    open_loop_option = "--request-rate" if has_rate else "--set burstiness"
     problem = (
         f"--concurrency is a closed loop and {open_loop_option} an open loop, "
         "so they cannot be combined"
     )
     options = f"--concurrency {overrides.concurrency} {open_loop_option}"
     errors.add_option("conflict", problem, options, "use --max-in-flight to limit an open loop")
-    return None
 
 
 def _open_loop_arrival(
@@ -235,19 +251,22 @@ def _replace_measured_stages(arrival: ArrivalOption, stages: list[Stage]) -> lis
     into the state that is then measured. An infinite rate is the exception: a duration does not end
     it, so warm-up stages keep their own process.
     """
-    measured = [stage for stage in stages if stage.measured]
-    load_stage = _merge_stages(arrival, measured)
+    measured_stages = [stage for stage in stages if stage.measured]
+    load_stage = _merge_stages(arrival, measured_stages)
     sends_all_at_once = isinstance(arrival, Constant) and math.isinf(arrival.rate)
+    has_load_stage = False
     new_stages: list[Stage] = []
     for stage in stages:
-        is_warmup = not stage.measured
-        if is_warmup and sends_all_at_once:
+        if stage.measured:
+            # All measured stages together become one, in the place of the first of them.
+            if not has_load_stage:
+                new_stages.append(load_stage)
+            has_load_stage = True
+        elif sends_all_at_once:
             new_stages.append(stage)
-        elif is_warmup:
+        else:
             new_stages.append(stage.model_copy(update={"arrival": arrival}))
-        elif stage is measured[0]:
-            new_stages.append(load_stage)
-    if not measured:
+    if not has_load_stage:
         new_stages.append(load_stage)
     return new_stages
 
@@ -382,18 +401,18 @@ def _refuse_trace_options_without_trace(
 ) -> None:
     """Add an error for each option for traces that has no effect.
 
-    Some options, such as the speed, only change when requests arrive. They have an effect if a
-    stage replays the arrivals of a trace. The others also have one if only the requests are those
-    of a trace.
+    A workload can replay the requests of a trace, its arrival times, or both. Some options, such as
+    the speed, only change arrival times. The others, such as the slice, change both.
     """
-    if any(isinstance(stage.arrival, Replay) for stage in stages):
+    replays_arrivals = any(isinstance(stage.arrival, Replay) for stage in stages)
+    if replays_arrivals:
         return
+    unused_fields = _changed_replay_fields(overrides)
     if isinstance(requests, FromTrace):
         problem = "the arrivals are not replayed from a trace"
-        unused_fields = _changed_replay_fields(overrides)
     else:
         problem = "no trace is replayed"
-        unused_fields = _changed_replay_fields(overrides) | changed_trace_fields(overrides)
+        unused_fields |= changed_trace_fields(overrides)
     hint = "use --trace FILE, without --request-rate and --concurrency"
     for field in unused_fields:
         errors.add_option("no_effect", problem, f"--set {OPTION_OF_TRACE_FIELD[field]}", hint)
@@ -404,26 +423,28 @@ def _with_limits_of_data(
 ) -> list[Stage]:
     """Return the stages, limited to the length of a trace or data set if they have no limit.
 
-    Mistakes in the file of the trace or data set are added to `errors`.
+    Mistakes in the file of the trace or data set are added to `errors`. Its length is not known
+    then, so stages get a count that is not used.
     """
     if isinstance(requests, FromTrace):
         requests = requests.model_copy(update=changed_trace_fields(overrides))
         stages = [_with_replay_of(requests, stage) for stage in stages]
-    has_replay = any(isinstance(stage.arrival, Replay) for stage in stages)
-    if not isinstance(requests, FromFile | FromTrace) and not has_replay:
+    reads_requests = isinstance(requests, FromFile | FromTrace)
+    reads_arrivals = any(isinstance(stage.arrival, Replay) for stage in stages)
+    if not reads_requests and not reads_arrivals:
         return stages
-    limited_stages = None
     with collecting(errors.errors):
-        limited_stages = _with_counts(stages, requests)
-    # None if the file has mistakes, so that its length is not known.
-    return _with_assumed_counts(stages) if limited_stages is None else limited_stages
+        return _with_counts(stages, requests)
+    # The file has mistakes.
+    return _with_placeholder_counts(stages)
 
 
-def _with_assumed_counts(stages: list[Stage]) -> list[Stage]:
+def _with_placeholder_counts(stages: list[Stage]) -> list[Stage]:
     """Return the stages with a count of 1 for those without a limit.
 
-    The count is never used, because the data has mistakes that end the command. It only keeps the
-    missing limit from being reported in addition.
+    This is for a trace or data set with mistakes, whose length is not known. The command ends with
+    these mistakes and never uses the count. It only keeps the missing limit from being reported as
+    a mistake, too.
     """
     return [
         stage if stage.duration_ns or stage.count else stage.model_copy(update={"count": 1})

@@ -214,20 +214,15 @@ class Stage(Part):
 
     @classmethod
     def convert_to_fields(cls, data: Any) -> Any:
-        """Convert `warmup: true` to `measured: false`.
+        """Convert `warmup: true`, another spelling of `measured: false`, to the field.
 
-        Raises `InvalidValueError` for a stage with both keys, and for an invalid spike. Spikes are
-        expanded before a stage is validated, but their errors must be raised here, so that pydantic
-        reports them with the position of the stage.
+        Pydantic calls this before it validates a stage. Raises `InvalidValueError` for a stage with
+        both `warmup` and `measured`, and for an invalid spike.
         """
         if not isinstance(data, Map):
             return data
-        spike = data.get("spike")
-        if isinstance(spike, spikes.InvalidSpike):
-            raise spike.error
-        if "warmup" not in data:
-            return data
-        return _with_warmup_as_measured(data)
+        _refuse_invalid_spike(data)
+        return _with_warmup_as_measured(data) if "warmup" in data else data
 
     @classmethod
     def extend_json_schema(cls, schema: JsonSchemaValue) -> JsonSchemaValue:
@@ -247,6 +242,18 @@ class Stage(Part):
         schema["not"] = {"required": ["measured", "warmup"]}
         schema["oneOf"] = [{"required": ["arrival"]}, {"required": ["spike"]}]
         return schema
+
+
+def _refuse_invalid_spike(stage: Map) -> None:
+    """Raise the error of a stage whose `spike` is not valid.
+
+    Valid spikes such as `spike: 3x for 60s` have been replaced by an arrival process when the list
+    of stages was read, because they depend on the stage before. An invalid one has been replaced by
+    its error. It is raised only here, so that pydantic reports it with the position of the stage.
+    """
+    spike = stage.get("spike")
+    if isinstance(spike, spikes.InvalidSpike):
+        raise spike.error
 
 
 def _with_warmup_as_measured(stage: Map) -> Map:

@@ -94,8 +94,8 @@ class _StepGraph:
         self.file = file
         self.predecessors = {name: _predecessor_names(step) for name, step in steps.items()}
 
-    def error(self, code: Code, name: str, key: str, problem: str, hint: str) -> LoadgenError:
-        """Return an error of a step, with its position in the file.
+    def build_error(self, code: Code, name: str, key: str, problem: str, hint: str) -> LoadgenError:
+        """Return the error for a mistake in a step, with its position in the file.
 
         Args:
             code: The kind of error.
@@ -128,7 +128,7 @@ class _StepGraph:
                 f'step "{name}" waits for "{predecessor}", but there is no step with that name'
             )
             hint = did_you_mean(predecessor, list(self.steps))
-            yield self.error("unknown_name", name, "after", problem, hint)
+            yield self.build_error("unknown_name", name, "after", problem, hint)
 
     def check_cycles(self) -> Iterator[LoadgenError]:
         """Yield an error for one cycle of steps that wait for each other, if there is any."""
@@ -140,14 +140,15 @@ class _StepGraph:
             order = " after ".join(reversed(steps_in_cycle))
             problem = f"steps wait for each other, so none of them can start: {order}"
             hint = "let each step wait only for steps before it"
-            yield self.error("cycle", steps_in_cycle[0], "after", problem, hint)
+            yield self.build_error("cycle", steps_in_cycle[0], "after", problem, hint)
 
     def check_ends(self) -> Iterator[LoadgenError]:
         """Yield an error unless the task begins with one request and ends with one request.
 
         The first request is the start of the task, and the last response is its end, so a task has
-        one time from start to end. The steps must have no cycles (`check_cycles`): then at least
-        one step waits for no other, and no other waits for at least one.
+        one time from start to end. This must be called for steps without cycles (`check_cycles`).
+        Then there is at least one first step, which waits for no other step, and at least one last
+        step, which no other step waits for.
         """
         steps_with_successor = {name for names in self.predecessors.values() for name in names}
         first_steps = [name for name in self.steps if not self.predecessors[name]]
@@ -166,7 +167,7 @@ class _StepGraph:
                 f'a task must begin with one step, but both "{first}" and "{second}" '
                 "wait for no other step"
             )
-            yield self.error("unsupported", second, "after", problem, f"after: {first}")
+            yield self.build_error("unsupported", second, "after", problem, f"after: {first}")
 
     def check_one_last_step(self, last_steps: list[str]) -> Iterator[LoadgenError]:
         """Yield an error if there are several steps that no other step waits for."""
@@ -176,7 +177,7 @@ class _StepGraph:
                 f'a task must end with one step, but no step waits for "{first}" and "{second}"'
             )
             hint = f"let one wait for all others: after: [{', '.join(last_steps[:-1])}]"
-            yield self.error("unsupported", first, "", problem, hint)
+            yield self.build_error("unsupported", first, "", problem, hint)
 
     def check_is_not_parallel(self, name: str, verb: str, hint: str) -> Iterator[LoadgenError]:
         """Yield an error if the first or last step has several copies that run in parallel.
@@ -191,7 +192,7 @@ class _StepGraph:
             problem = (
                 f'a task {verb} with a single request, but "{name}" runs several times in parallel'
             )
-            yield self.error("unsupported", name, "parallel", problem, hint)
+            yield self.build_error("unsupported", name, "parallel", problem, hint)
 
     def check_step(self, name: str, step: Map) -> Iterator[LoadgenError]:
         """Yield the errors of one step."""
@@ -202,24 +203,33 @@ class _StepGraph:
         yield from self.check_kind(name, step)
 
     def check_tools(self, name: str, step: Map) -> Iterator[LoadgenError]:
-        """Yield an error for each unknown tool, and for tools with and without results together.
+        """Yield the errors of the tools that a step may call."""
+        yield from self.check_tools_exist(name, step)
+        yield from self.check_all_or_no_results(name, step)
 
-        Which tool runs is drawn for each request. The model gets a result of a tool only if it has
-        `result_tokens`, so a step whose tools differ in this has no definite messages.
-        """
+    def check_tools_exist(self, name: str, step: Map) -> Iterator[LoadgenError]:
+        """Yield an error for each tool of a step that the task does not define."""
         for tool in _tool_names(step):
             if tool not in self.tools:
                 hint = f"tools: {{{tool}: {{time: 1s, result_tokens: 500}}}}"
                 if self.tools:
                     hint = did_you_mean(tool, list(self.tools))
-                yield self.error("unknown_name", name, "tool", f'unknown tool "{tool}"', hint)
+                problem = f'unknown tool "{tool}"'
+                yield self.build_error("unknown_name", name, "tool", problem, hint)
+
+    def check_all_or_no_results(self, name: str, step: Map) -> Iterator[LoadgenError]:
+        """Yield an error if only some tools of a step have a result that the model gets.
+
+        A tool with `result_tokens` adds a message to the conversation, and one without only takes
+        time. Which tool runs is drawn for each request, so requests of such a step would differ in
+        their messages.
+        """
         tools = self.known_tools(step)
         tools_with_result = [tool for tool in tools if "result_tokens" in tool]
         if 0 < len(tools_with_result) < len(tools):
             problem = "has tools with and without result_tokens"
-            yield self.error(
-                "conflict", name, "tool", problem, "use a separate step for each of them"
-            )
+            hint = "use a separate step for each of them"
+            yield self.build_error("conflict", name, "tool", problem, hint)
 
     def known_tools(self, step: Map) -> list[Map]:
         """Return the tools of a step as they are written, without the unknown ones."""
@@ -238,59 +248,66 @@ class _StepGraph:
     def begins_context(self, name: str, step: Map) -> bool:
         """Return True if a step begins a new conversation (context).
 
-        Otherwise it continues the conversation of the first step that it waits for: its request
-        contains all messages of that step. Only a chat can continue a conversation, and only that
-        of a chat. A step that waits only for steps that do not exist counts as continuing one.
+        A step continues a conversation only if both it and the first step that it waits for are
+        chats: its requests then contain all messages of that step. With `context: new` it begins a
+        new one nevertheless. A step that waits only for steps that do not exist counts as
+        continuing one.
         """
         is_first_step = not self.predecessors[name]
-        if is_first_step or "context" in step or _kind(step) != "chat":
+        is_chat = _kind(step) == "chat"
+        if is_first_step or not is_chat or "context" in step:
             return True
         existing_predecessors = self.predecessor_steps(name)
         if not existing_predecessors:
             return False
-        return _kind(existing_predecessors[0]) != "chat"
+        follows_chat = _kind(existing_predecessors[0]) == "chat"
+        return not follows_chat
 
     def check_content(self, name: str, step: Map) -> Iterator[LoadgenError]:
-        """Yield an error if a step has nothing to send that the model does not know yet.
+        """Yield an error if the requests of a step contain nothing new.
 
-        Most steps have a user message (`input_tokens`). The first step of a task must have one. A
-        later chat may send the result of a tool or the responses of other steps instead, and an
-        embedding or ranking repeats an earlier message.
+        Most steps have a user message (`input_tokens`), and the first step of a task must have one.
+        A later chat may instead send the result of a tool or the responses of other steps. A later
+        embedding or ranking always repeats an earlier message, so it cannot be wrong here.
         """
-        if "input_tokens" in step:
-            return
+        has_message = "input_tokens" in step
         is_first_step = not self.predecessors[name]
+        if has_message:
+            return
         if is_first_step:
             problem = f'step "{name}" begins the task, but has no message'
-            yield self.error("missing_key", name, "input_tokens", problem, "input_tokens: 500")
+            yield self.build_error(
+                "missing_key", name, "input_tokens", problem, "input_tokens: 500"
+            )
         elif _kind(step) == "chat" and not self.sends_tool_result(step):
-            yield from self.check_sends_other_responses(name, step)
+            yield from self.check_has_responses_to_send(name, step)
 
     def check_think_time(self, name: str, step: Map) -> Iterator[LoadgenError]:
         """Yield an error for a think time, the pause before a user message, without a message."""
         if "think_time" in step and "input_tokens" not in step:
             problem = "think_time has no effect before the result of a tool"
             hint = "set the time of the tool instead"
-            yield self.error("conflict", name, "think_time", problem, hint)
+            yield self.build_error("conflict", name, "think_time", problem, hint)
 
-    def check_sends_other_responses(self, name: str, step: Map) -> Iterator[LoadgenError]:
-        """Yield an error if a chat without user message and tool result has an empty request.
+    def check_has_responses_to_send(self, name: str, step: Map) -> Iterator[LoadgenError]:
+        """Yield an error if a chat that can only send responses of other steps has none to send.
 
-        Such a chat can only send the responses of the steps that it waits for. If it continues the
-        conversation of the first of these steps, that response is in the conversation already, so
-        another one is needed. They are sent once, so a second turn of the chat is always empty.
+        Such a chat has no user message and no tool. It sends the responses of the steps that it
+        waits for. If it continues the conversation of the first of them, the response of that step
+        is part of the conversation already, so only the others count. Only its first request sends
+        them, so with several turns the later requests are empty.
         """
-        unsent_responses = len(self.predecessors[name])
+        responses_to_send = list(self.predecessors[name])
         if not self.begins_context(name, step):
-            unsent_responses -= 1
-        is_first_request_empty = unsent_responses == 0
-        has_later_turns = step.get("turns", 1) != 1
-        if not is_first_request_empty and not has_later_turns:
+            responses_to_send = responses_to_send[1:]
+        is_first_request_empty = not responses_to_send
+        has_later_requests = step.get("turns", 1) != 1
+        if not is_first_request_empty and not has_later_requests:
             return
         which_requests = "" if is_first_request_empty else " after its first request"
         problem = f'step "{name}" sends no new text{which_requests}'
         hint = "add input_tokens: 500 (a message), or tool: (the result of a tool call)"
-        yield self.error("missing_key", name, "input_tokens", problem, hint)
+        yield self.build_error("missing_key", name, "input_tokens", problem, hint)
 
     def check_context(self, name: str, step: Map) -> Iterator[LoadgenError]:
         """Yield the errors of a step that continues the conversation (context) of another step.
@@ -308,7 +325,7 @@ class _StepGraph:
                 "already has a system message"
             )
             hint = "leave the system message out, or add context: new"
-            yield self.error("conflict", name, "system_tokens", problem, hint)
+            yield self.build_error("conflict", name, "system_tokens", problem, hint)
         predecessor_steps = self.predecessor_steps(name)
         if predecessor_steps and predecessor_steps[0].get("parallel", 1) != 1:
             problem = (
@@ -316,7 +333,7 @@ class _StepGraph:
                 "which runs several times in parallel"
             )
             hint = "put the step whose context continues first, or add context: new"
-            yield self.error("conflict", name, "after", problem, hint)
+            yield self.build_error("conflict", name, "after", problem, hint)
 
     def check_kind(self, name: str, step: Map) -> Iterator[LoadgenError]:
         """Yield an error for each key that a step of its kind must have or cannot have.
@@ -327,19 +344,21 @@ class _StepGraph:
         for key in REFUSED_KEYS.get(kind, ()):
             if key in step:
                 problem = f"a step of kind {kind} cannot have {key}"
-                yield self.error("no_effect", name, key, problem, "leave it out")
+                yield self.build_error("no_effect", name, key, problem, "leave it out")
         if kind == "chat":
             yield from self.check_chat(name, step)
         if kind == "rerank" and "documents" not in step:
             problem = f'step "{name}" has no documents to rank'
             hint = "documents: {count: 20, tokens: 384}"
-            yield self.error("missing_key", name, "documents", problem, hint)
+            yield self.build_error("missing_key", name, "documents", problem, hint)
 
     def check_chat(self, name: str, step: Map) -> Iterator[LoadgenError]:
         """Yield an error for a chat without `output_tokens`, and those of its key `best`."""
         if "output_tokens" not in step:
             problem = f'step "{name}" has no output_tokens'
-            yield self.error("missing_key", name, "output_tokens", problem, "output_tokens: 300")
+            yield self.build_error(
+                "missing_key", name, "output_tokens", problem, "output_tokens: 300"
+            )
         if "best" in step:
             yield from self.check_ranked_documents(name, step)
 
@@ -352,8 +371,8 @@ class _StepGraph:
         if "rerank" not in kinds_of_predecessors:
             problem = "there is no rerank step directly before it"
             hint = "use after: with the step that ranks, or documents: {}"
-            yield self.error("missing_key", name, "best", problem, hint)
+            yield self.build_error("missing_key", name, "best", problem, hint)
         if "documents" in step:
             problem = "has both best and documents"
             hint = "keep one of them: best uses the documents of the rerank step before it"
-            yield self.error("conflict", name, "best", problem, hint)
+            yield self.build_error("conflict", name, "best", problem, hint)

@@ -206,8 +206,8 @@ class Task(Part):
         return data
 
     @model_validator(mode="after")
-    def _check_size_and_tool_choice(self) -> Self:
-        """Refuse a task with too many requests, and a tool choice without tools."""
+    def _check_size(self) -> Self:
+        """Refuse a task that may have more requests than are allowed."""
         if self.width > MAX_TASK_REQUESTS:
             problem = (
                 f"may have {format.counted(self.width, 'request')}, but at most "
@@ -216,6 +216,11 @@ class Task(Part):
             raise units.InvalidValueError(
                 "too_large", problem, "lower the maximum of turns or parallel"
             )
+        return self
+
+    @model_validator(mode="after")
+    def _check_tool_choice_has_tools(self) -> Self:
+        """Refuse a tool choice if the model knows no tools."""
         if self.tool_choice is not None and not self.known_tools:
             raise units.InvalidValueError(
                 "missing_key",
@@ -248,16 +253,19 @@ class Task(Part):
     def max_concurrent_requests(self) -> int:
         """An upper bound of the requests of a task that are in flight at the same time.
 
-        It is the largest sum of the parallel requests of a step and of all steps that can run at
-        the same time as it. The exact number would be that of the largest antichain of the graph.
+        For each step, the parallel requests of the step and of all steps that can run at the same
+        time as it are added up, and the largest sum is returned. No more requests can be in flight:
+        if several steps run together, each of them is in the sum of the others. The sum may be too
+        large, because two steps that can run at the same time as a third may exclude each other.
         """
         parallel_requests = {
             name: largest_value(step.parallel) or 0 for name, step in self.steps.items()
         }
-        return max(
+        sums = [
             sum(parallel_requests[name] for name in self._steps_at_the_same_time(step_name))
             for step_name in self.steps
-        )
+        ]
+        return max(sums)
 
     def _steps_at_the_same_time(self, step_name: str) -> list[str]:
         """Return the steps that can run at the same time as a step, the step itself included.

@@ -181,9 +181,9 @@ class TraceBuilder:
         # The tokens per hash of each row. `Trace` has the tokens of each hash instead.
         self._block_tokens = _OptionalColumn(0.0, FLOAT64)
 
-        # The times of the first row and of the latest row, for the checks of later rows.
+        # The times of the first row and of the previous row, for the checks of later rows.
         self._first_ns: int | None = None
-        self._latest_ns = 0
+        self._previous_ns = 0
 
         # Rows that are left out, and rows without a time of their own.
         self._rows_without_output = 0
@@ -203,7 +203,7 @@ class TraceBuilder:
 
         Raises InvalidValueError if its time does not fit those of the rows before it.
         """
-        self._check_time(row.at_ns)
+        self._accept_time(row.at_ns)
         if row.output_tokens < 1:
             # BurstGPT marks failures this way. There is no output to request.
             self._rows_without_output += 1
@@ -226,14 +226,18 @@ class TraceBuilder:
         self._fields.add_text(row.fields, rows_before)
         self._hashes.add(row.hashes, rows_before)
 
-    def _check_time(self, at_ns: int) -> None:
-        """Raise InvalidValueError for a time before the last one or a year after the first one."""
+    def _accept_time(self, at_ns: int) -> None:
+        """Compare the time of a row with those of the rows before it, and store it.
+
+        Raises InvalidValueError for a time before that of the previous row, if rows must be in
+        order, and for a time more than a year from that of the first row.
+        """
         if self._first_ns is None:
             self._first_ns = at_ns
-            self._latest_ns = at_ns
-        if at_ns < self._latest_ns and self._must_be_ordered:
+            self._previous_ns = at_ns
+        if at_ns < self._previous_ns and self._must_be_ordered:
             problem = (
-                f"the time is {(self._latest_ns - at_ns) / NS_PER_S:,.6g} s "
+                f"the time is {(self._previous_ns - at_ns) / NS_PER_S:,.6g} s "
                 "before that of the previous row"
             )
             hint = "sort the rows by time, or skip such rows with on_bad_row: skip"
@@ -247,7 +251,7 @@ class TraceBuilder:
                 "wrong: s, ms, us or ns"
             )
             raise InvalidValueError("out_of_range", problem, hint)
-        self._latest_ns = at_ns
+        self._previous_ns = at_ns
 
     def can_continue_with(self, at_ns: Integers) -> bool:
         """Return True if times follow those of the rows so far, so that columns can be added.
@@ -255,25 +259,30 @@ class TraceBuilder:
         Otherwise the rows are added one by one, so that the first wrong time is reported.
         """
         first_ns = int(at_ns[0]) if self._first_ns is None else self._first_ns
-        previous_ns = self._latest_ns if len(self) else at_ns[0]
+        previous_ns = self._previous_ns if len(self) else at_ns[0]
         is_ascending = bool((np.diff(at_ns, prepend=previous_ns) >= 0).all())
         return is_ascending and int(at_ns[-1]) - first_ns <= LONGEST_NS
 
     def add_columns(self, columns: TraceColumns) -> None:
-        """Add many rows at once, apart from those without output, which are only counted.
+        """Add many rows at once. Rows whose requests have no output are only counted.
 
-        Their values must be valid, and their times must fit those of the rows before
-        (`can_continue_with`).
+        The values must be valid, and the times must follow those of the rows before
+        (`can_continue_with`). Columns that the rows do not have are filled with defaults, so that
+        all columns of the trace stay equally long.
         """
         if not len(columns.at_ns):
             return
         if self._first_ns is None:
             self._first_ns = int(columns.at_ns[0])
-        self._latest_ns = int(columns.at_ns[-1])
+        self._previous_ns = int(columns.at_ns[-1])
         has_output = columns.output_tokens > 0
         self._rows_without_output += int((~has_output).sum())
-        columns = _select_rows(columns, has_output)
+        self._append_columns(_select_rows(columns, has_output))
+
+    def _append_columns(self, columns: TraceColumns) -> None:
+        """Append rows to every column of the trace."""
         rows_before = len(self)
+        row_count = len(columns.at_ns)
         _extend(self._due_ns, columns.at_ns)
         _extend(self._input_tokens, columns.input_tokens)
         _extend(self._output_tokens, columns.output_tokens)
@@ -282,15 +291,19 @@ class TraceBuilder:
         if columns.hashes:
             self._hashes.add_rows(columns.hashes, columns.hash_counts, rows_before)
         else:
-            self._hashes.add_rows_without_hashes(len(columns.at_ns))
+            self._hashes.add_rows_without_hashes(row_count)
         # `TraceColumns` has no values for these columns.
-        for column in (self._block_tokens, self._pause_ns, self._label, self._fields):
-            column.add_defaults(len(columns.at_ns))
+        self._block_tokens.add_defaults(row_count)
+        self._pause_ns.add_defaults(row_count)
+        self._label.add_defaults(row_count)
+        self._fields.add_defaults(row_count)
 
     def _add_sessions(self, columns: TraceColumns, rows_before: int) -> None:
         """Add the names of the sessions of several rows, which follow `rows_before` other rows.
 
-        `TraceColumns` has no sub-agents, so the group of all agents of a row is its session.
+        A trace has two names for each row: the conversation of one agent (`session`), and all
+        conversations of an agent and its sub-agents (`group`). `TraceColumns` has no sub-agents, so
+        both names are equal.
         """
         if not columns.sessions:
             self._session.add_defaults(len(columns.at_ns))
@@ -310,19 +323,22 @@ class TraceBuilder:
         """Count a row with a mistake.
 
         If bad rows are left out, the first mistake is stored as an example for the report.
-        Otherwise the first MAX_ERRORS mistakes are stored, to be reported together.
+        Otherwise the first MAX_ERRORS mistakes are stored, to be reported together, and the file
+        need not be read further after so many.
 
         Args:
             error: The mistake.
             location: The file and line of the row.
         """
         self._bad_rows += 1
-        is_example = self._skip_bad and not self._errors
-        if is_example or not self._skip_bad:
-            located_error = UserError(error.code, str(error), location, error.hint, key=error.key)
-            self._errors.append(located_error)
-        # `has_too_many` adds an error that says that the file is not checked further.
-        if not self._skip_bad and has_too_many(self._errors, file=str(self.path)):
+        located_error = UserError(error.code, str(error), location, error.hint, key=error.key)
+        if self._skip_bad:
+            if not self._errors:
+                self._errors.append(located_error)
+            return
+        self._errors.append(located_error)
+        # At the limit, this also appends an error that says that the file is not checked further.
+        if has_too_many(self._errors, file=str(self.path)):
             self.has_enough_errors = True
 
     def count_bad_rows(self, rows: int) -> None:
@@ -340,24 +356,31 @@ class TraceBuilder:
 
         Raises CombinedError if rows have mistakes, and UserError if there are no rows.
         """
+        self._check_can_build()
+        trace = self._build_in_file_order(format_name)
+        block_tokens = self._block_tokens.to_numpy(len(self))
+        is_unordered = (np.diff(trace.due_ns) < 0).any()
+        if is_unordered:
+            order_of_arrival = np.argsort(trace.due_ns, kind="stable")
+            trace = trace.select(order_of_arrival)
+            # The tokens per hash of each row are no column of `Trace`.
+            block_tokens = block_tokens[order_of_arrival]
+        return replace(
+            trace,
+            due_ns=trace.due_ns - trace.due_ns[0],
+            tokens_by_hash=_count_tokens_by_hash(
+                trace.hashes, trace.hash_starts, trace.input_tokens, block_tokens
+            ),
+        )
+
+    def _check_can_build(self) -> None:
+        """Raise CombinedError if rows have mistakes, and UserError if there are no rows."""
         if self._errors and not self._skip_bad:
             raise CombinedError(self._errors)
         if not len(self):
             problem = f"the trace has no requests{self._reason_for_no_rows()}"
             hint = trace_formats.describe_known_formats()
             raise UserError("empty_file", problem, str(self.path), hint)
-        trace = self._build_in_file_order(format_name)
-        block_tokens = self._block_tokens.to_numpy(len(self))
-        is_unordered = (np.diff(trace.due_ns) < 0).any()
-        if is_unordered:
-            order = np.argsort(trace.due_ns, kind="stable")
-            trace = trace.select(order)
-            block_tokens = block_tokens[order]
-        tokens_by_hash = _count_tokens_by_hash(
-            trace.hashes, trace.hash_starts, trace.input_tokens, block_tokens
-        )
-        times_from_first_ns = trace.due_ns - trace.due_ns[0]
-        return replace(trace, due_ns=times_from_first_ns, tokens_by_hash=tokens_by_hash)
 
     def _build_in_file_order(self, format_name: str) -> Trace:
         """Return the rows in the order of the file, with absolute times in `due_ns`.
@@ -450,15 +473,18 @@ def _count_tokens_by_hash(
     input_tokens: NDArray[np.int32],
     block_tokens: NDArray[Any],
 ) -> dict[int, int]:
-    """Return the tokens of the block that each hash stands for.
+    """Return how many tokens the block has that each hash of a trace stands for.
 
-    A prompt is divided into blocks of equal size, of which the last one may be smaller. If requests
-    differ in the tokens of a block with the same hash, the first one of them decides.
+    A prompt is divided into blocks of equal size, of which the last one may be smaller, and has one
+    hash for each. If several prompts have a hash, the first of them decides how long its block is.
+
+    For example, the hashes [7, 8, 7, 9] with the starts [0, 2, 4] belong to two prompts, of 7 and 8
+    and of 7 and 9. If they have 20 and 24 tokens in blocks of 16, the result is
+    {7: 16, 8: 4, 9: 8}.
 
     Args:
         hashes: The hashes of all prompts, one request after the other.
-        hash_starts: The index of the first hash of each request, and the number of hashes at the
-            end.
+        hash_starts: The index of the first hash of each request, and the number of all hashes.
         input_tokens: The tokens of each prompt.
         block_tokens: The size of the blocks of each request. It can be a fraction, and 0 means the
             size of blocks that is inferred for the whole file.
@@ -466,15 +492,18 @@ def _count_tokens_by_hash(
     if not len(hashes):
         return {}
     hash_counts = np.diff(hash_starts)
-    row_of_hash = np.repeat(np.arange(len(hash_counts)), hash_counts)
+    # `first_indices` has the index at which each distinct hash first occurs in `hashes`.
     distinct_hashes, first_indices = np.unique(hashes, return_index=True)
-    # Of each distinct hash: the request in which it occurs first, the position of its block in that
-    # prompt, and the size of the blocks of that prompt.
-    rows = row_of_hash[first_indices]
-    positions = first_indices - hash_starts[rows]
+    request_of_hash = np.repeat(np.arange(len(hash_counts)), hash_counts)
+    first_requests = request_of_hash[first_indices]
+    positions_in_prompt = first_indices - hash_starts[first_requests]
+
+    recorded_sizes = block_tokens[first_requests]
     inferred_size = _infer_block_tokens(hash_counts, input_tokens)
-    block_sizes = np.where(block_tokens[rows] > 0, block_tokens[rows], inferred_size)
-    covered_tokens = _count_block_tokens(positions, block_sizes, input_tokens[rows])
+    block_sizes = np.where(recorded_sizes > 0, recorded_sizes, inferred_size)
+    covered_tokens = _count_block_tokens(
+        positions_in_prompt, block_sizes, input_tokens[first_requests]
+    )
     return dict(zip(distinct_hashes.tolist(), covered_tokens.tolist(), strict=True))
 
 
@@ -499,25 +528,31 @@ def _count_block_tokens(
 
 
 def _infer_block_tokens(hash_counts: Integers, input_tokens: NDArray[np.int32]) -> int:
-    """Infer the tokens per block of a trace from the tokens and the number of hashes of prompts.
+    """Infer how many tokens of a prompt each of its hashes stands for.
 
-    A prompt has one hash for each block, the last of which may be incomplete. So a block size fits
-    a prompt if it gives the number of hashes that the prompt has. The size of BLOCK_SIZES that fits
-    most of the first prompts is returned. If it fits less than half of them, the mean of tokens per
-    hash is returned. Without any hashes in the first rows, the smallest size is returned.
+    A prompt has one hash for each block, the last of which may be incomplete. The first prompts
+    with hashes are compared with each size in BLOCK_SIZES: it fits a prompt of 40 tokens and 3
+    hashes if it divides 40 tokens into 3 blocks, as 16 does. The size that fits most prompts is
+    returned. If it fits less than half of them, the mean number of tokens per hash is returned.
+    Without any hashes, the smallest size is returned.
+
+    Args:
+        hash_counts: The number of hashes of each prompt.
+        input_tokens: The tokens of each prompt.
     """
-    sample = np.flatnonzero(hash_counts[:ROWS_FOR_BLOCK_SIZE])
-    if not len(sample):
+    prompts_with_hashes = np.flatnonzero(hash_counts[:ROWS_FOR_BLOCK_SIZE])
+    if not len(prompts_with_hashes):
         return BLOCK_SIZES[0]
-    counts = hash_counts[sample]
-    tokens = input_tokens[sample].astype(np.int64)
-    fitting_prompts: dict[int, int] = {}
-    for size in BLOCK_SIZES:
+    hashes = hash_counts[prompts_with_hashes]
+    tokens = input_tokens[prompts_with_hashes].astype(np.int64)
+
+    def count_fitting_prompts(size: int) -> int:
         blocks = (tokens + size - 1) // size  # rounded up
-        fitting_prompts[size] = int((counts == blocks).sum())
-    best_size = max(BLOCK_SIZES, key=fitting_prompts.__getitem__)
-    fits_at_least_half = fitting_prompts[best_size] * 2 >= len(sample)
+        return int((hashes == blocks).sum())
+
+    best_size = max(BLOCK_SIZES, key=count_fitting_prompts)
+    fits_at_least_half = count_fitting_prompts(best_size) * 2 >= len(prompts_with_hashes)
     if fits_at_least_half:
         return best_size
-    mean_tokens_per_hash = float(tokens.sum() / counts.sum())
+    mean_tokens_per_hash = float(tokens.sum() / hashes.sum())
     return max(1, round(mean_tokens_per_hash))

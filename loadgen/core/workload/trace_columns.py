@@ -98,10 +98,13 @@ class _Columns(NamedTuple):
 def open_parquet_trace(path: Path, unit: TimeUnit = TRIAL_UNIT) -> Iterator[ParquetTrace]:
     """Open a trace in Parquet, whose rows are checked in batches while they are read.
 
+    The file stays open during the `with` block. A damaged file may be found only while its rows are
+    read, so errors of reading that are raised inside the block become a UserError, too.
+
     Args:
         path: The file.
-        unit: The unit of times that are numbers, if the format does not define it. If the unit is
-            not known yet, TRIAL_UNIT, and it is decided by these times.
+        unit: The unit of times that are numbers, for formats that do not define it. A caller that
+            does not know the unit yet reads the times with TRIAL_UNIT and decides by them.
 
     Raises:
         UserError: The file cannot be read, or it has no columns of a trace.
@@ -130,14 +133,16 @@ def _open_table(file: pq.ParquetFile, path: Path, unit: TimeUnit) -> ParquetTrac
     table_format = _find_format(schema, path)
     columns = _find_columns(schema, table_format)
     _check_column_types(schema, columns, path)
+
+    # Dates have a unit of their own. All formats that define a unit for numbers define seconds.
     has_dates = pa.types.is_timestamp(schema.field(columns.time).type)
     needs_time_unit = table_format.any_unit and not has_dates
-    # All formats that define a unit for numbers define seconds.
-    checker = _BatchChecker(columns, UNIT_NS[unit if needs_time_unit else "s"])
+    time_unit = unit if needs_time_unit else "s"
+
+    checker = _BatchChecker(columns, UNIT_NS[time_unit])
     batches = file.iter_batches(ROWS_PER_BATCH, columns=columns.names)
-    return ParquetTrace(
-        TableFormat(table_format.tool, needs_time_unit), map(checker.check, batches)
-    )
+    checked_batches = (checker.check(batch) for batch in batches)
+    return ParquetTrace(TableFormat(table_format.tool, needs_time_unit), checked_batches)
 
 
 def _column_names(schema: pa.Schema) -> dict[str, str]:
@@ -334,8 +339,8 @@ class _BatchChecker:
     def _compare_times(self, values: _BatchValues) -> _TimeComparison:
         """Compare the times of a batch with those of earlier rows, also of earlier batches.
 
-        Rows with a mistake are not compared with, so that one bad time does not make all later rows
-        bad.
+        A row must be within a year of the first row, and not before any earlier row. Rows with a
+        mistake are not compared with, so that one bad time does not make all later rows bad.
         """
         is_readable = values.is_readable
         first_ns = self._first_ns
@@ -345,35 +350,34 @@ class _BatchChecker:
         distance_ns = np.abs(values.at_ns - float(first_ns or 0))
         is_within_a_year = distance_ns <= LONGEST_NS
 
-        comparable_times = np.where(is_readable & is_within_a_year, values.at_ns, EARLIEST_NS)
-        # The latest time before row 0, before row 1, ..., and after the last row.
-        latest_times = np.maximum.accumulate(np.concatenate([[self._latest_ns], comparable_times]))
+        is_comparable = is_readable & is_within_a_year
+        comparable_times = np.where(is_comparable, values.at_ns, EARLIEST_NS)
+        latest_before_rows = _latest_before_rows(comparable_times, self._latest_ns)
+        latest_of_batch = int(comparable_times.max(initial=EARLIEST_NS))
         return _TimeComparison(
             first_ns=first_ns,
-            latest_ns=int(latest_times[-1]),
-            latest_before_rows=latest_times[:-1],
+            latest_ns=max(self._latest_ns, latest_of_batch),
+            latest_before_rows=latest_before_rows,
             is_within_a_year=is_within_a_year,
         )
 
     def _time_checks(self, values: _BatchValues, times: _TimeComparison) -> list[_RowCheck]:
-        """Return the checks that each time is near the first one and not before an earlier one."""
-        time = self._columns.time
-        return [
-            _RowCheck(
-                times.is_within_a_year,
-                "out_of_range",
-                time,
-                "the time is more than a year after that of the first row",
-            ),
-            _OrderCheck(
-                values.at_ns >= times.latest_before_rows,
-                "unordered",
-                time,
-                "the time is before that of the previous row",
-                at_ns=values.at_ns,
-                latest_before_rows=times.latest_before_rows,
-            ),
-        ]
+        """Return two checks of a time: its distance to the first row, and the order of rows."""
+        distance_check = _RowCheck(
+            is_met=times.is_within_a_year,
+            code="out_of_range",
+            column=self._columns.time,
+            problem="the time is more than a year after that of the first row",
+        )
+        order_check = _OrderCheck(
+            is_met=values.at_ns >= times.latest_before_rows,
+            code="unordered",
+            column=self._columns.time,
+            problem="the time is before that of the previous row",
+            at_ns=values.at_ns,
+            latest_before_rows=times.latest_before_rows,
+        )
+        return [distance_check, order_check]
 
     def _first_bad_rows(self, checks: list[_RowCheck], is_valid: Mask) -> list[BadRow]:
         """Return the first rows of a batch with a mistake, at most MAX_ERRORS of them.
@@ -411,6 +415,17 @@ class _BatchChecker:
         return [UNKNOWN_NS if value is None else round(value * NS_PER_S) for value in seconds]
 
 
+def _latest_before_rows(times_ns: Integers, latest_before_batch_ns: int) -> Integers:
+    """Return for each row of a batch the latest time of all rows before it.
+
+    For example, the times 5, 9, 7 after a batch with the latest time 6 give 6, 6, 9.
+    """
+    # The time before row 0, that of row 0, ..., that of the row before the last one.
+    times_before_rows = np.concatenate([[latest_before_batch_ns], times_ns[:-1]])
+    latest_ns: Integers = np.maximum.accumulate(times_before_rows)
+    return latest_ns[: len(times_ns)]
+
+
 def _count_check(is_met: Mask, column: str, *, minimum: int) -> _RowCheck:
     """Return the check of a column with numbers of tokens."""
     problem = f"{column} is missing or not from {minimum} to {MOST_TOKENS:,}"
@@ -426,24 +441,28 @@ def _take(column: pa.Array, is_valid: Mask) -> list[Any]:
 def _read_times(column: pa.Array, time_unit_ns: int) -> tuple[Integers, Mask]:
     """Return the time of each row in ns, and whether it has one.
 
-    A date is converted from its own unit, and a number from `time_unit_ns`. A number that is
-    missing, not finite or too large for 64 bits becomes 0 and counts as no time.
+    The column has dates, or numbers of `time_unit_ns`. A number that is missing, not finite or too
+    large for 64 bits becomes 0 and counts as no time.
     """
     import pyarrow as pa
 
     is_present = _is_present(column)
     if pa.types.is_timestamp(column.type):
+        # Dates have a unit of their own, which is converted to ns.
         dates = column.cast(pa.timestamp("ns", tz=column.type.tz)).cast(pa.int64())
         return dates.fill_null(0).to_numpy(zero_copy_only=False), is_present
     numbers = column.fill_null(0).to_numpy(zero_copy_only=False)
     # This is False for numbers that are not finite, too.
     is_in_range = np.abs(numbers.astype(np.float64)) * time_unit_ns < MAX_TIME_NS
     usable_numbers = np.where(is_in_range, numbers, 0)
+    return _numbers_to_ns(usable_numbers, time_unit_ns), is_present & is_in_range
+
+
+def _numbers_to_ns(numbers: NDArray[Any], unit_ns: int) -> Integers:
+    """Convert numbers of a unit to ns. Integers are converted exactly, and floats are rounded."""
     if numbers.dtype.kind == "f":
-        times_ns = np.rint(usable_numbers * time_unit_ns).astype(np.int64)
-    else:
-        times_ns = usable_numbers.astype(np.int64) * time_unit_ns
-    return times_ns, is_present & is_in_range
+        return np.rint(numbers * unit_ns).astype(np.int64)
+    return numbers.astype(np.int64) * unit_ns
 
 
 def _read_counts(column: pa.Array, *, minimum: int) -> tuple[Integers, Mask]:

@@ -149,11 +149,16 @@ def find_json_format(first_row: Mapping[str, Any]) -> TraceFormat | None:
 def _find_matching_format(
     formats: Iterable[FormatRow], first_row: Mapping[str, Any]
 ) -> TraceFormat | None:
-    """Return the first of several formats that the first row of a trace belongs to, or None."""
+    """Return the first of several formats that the first row of a trace belongs to, or None.
+
+    The function `trace` of a format returns None for a row that it does not recognize. It may come
+    from a plug-in, so it is called through `guard`, which turns a crash into an error message.
+    """
     for known_format in formats:
         if known_format.trace is None:
             continue  # It is no format of traces.
-        trace_format = FORMATS.guard(known_format, known_format.trace)(first_row)
+        find_trace_format = FORMATS.guard(known_format, known_format.trace)
+        trace_format = find_trace_format(first_row)
         if trace_format is not None:
             return trace_format
     return None
@@ -214,17 +219,17 @@ def find_csv_format(header: str) -> TraceFormat | None:
     assert table_format.time is not None, "a format with columns parses times"
     parse_time = FORMATS.guard(table_format, table_format.time)
     trace_format = _csv_format(table_format, columns, parse_time)
-    if not table_format.any_unit:
-        return trace_format
-
-    def with_unit(unit: TimeUnit) -> TraceFormat:
-        return _csv_format_in_unit(table_format, columns, unit)
-
-    return trace_format._replace(with_unit=with_unit, default_unit="s")
+    if table_format.any_unit:
+        with_unit = functools.partial(_csv_format_in_unit, table_format, columns)
+        trace_format = trace_format._replace(with_unit=with_unit, default_unit="s")
+    return trace_format
 
 
 def _find_csv_columns(names: list[str], table_format: FormatRow) -> _CsvColumns:
-    """Return where the columns of a format are in a file with these columns, in lower case."""
+    """Return the positions of the columns of a format in a file.
+
+    `names` are the names of all columns of the file in their order, converted to lower case.
+    """
 
     def find_optional(name: str) -> int | None:
         return names.index(name) if name in names else None
@@ -287,19 +292,31 @@ def _parse_csv_line(
     output_tokens = parse_token_count(
         parse_number(values[columns.output_tokens]), names.output_tokens, minimum=0
     )
-    session = "" if columns.session is None else values[columns.session]
-    duration_text = "" if columns.duration is None else values[columns.duration]
-    duration_ns = UNKNOWN_NS
-    if duration_text:
-        duration_ns = parse_duration_ns(parse_number(duration_text), table_format.duration)
-    row = TraceRow(
+    duration_ns = _parse_optional_duration(values, columns.duration, table_format.duration)
+    request = TraceRow(
         at_ns=parse_time(values[columns.time]),
         input_tokens=input_tokens,
         output_tokens=output_tokens,
         duration_ns=duration_ns,
-        session=session,
+        session="" if columns.session is None else values[columns.session],
     )
-    return (row,)
+    return (request,)
+
+
+def _parse_optional_duration(values: list[str], position: int | None, name: str) -> int:
+    """Return the duration of a request in ns, UNKNOWN_NS without the column or without a value.
+
+    Args:
+        values: The values in a line of a CSV file.
+        position: The position of the duration, or None if the file has no such column.
+        name: The name of the column, for the error.
+
+    Raises:
+        InvalidValueError: The value is no duration.
+    """
+    if position is None or not values[position]:
+        return UNKNOWN_NS
+    return parse_duration_ns(parse_number(values[position]), name)
 
 
 def _split_csv_line(line: str, column_count: int) -> list[str]:
@@ -378,15 +395,16 @@ def parse_duration_ns(value: Any, name: str, unit_ns: float = float(NS_PER_S)) -
 
 
 def parse_time_ns(value: Any, unit_ns: float) -> int:
-    """Convert a time in a row of a trace, a number of units of `unit_ns`, to ns.
+    """Convert a time in a row of a trace to ns.
+
+    `unit_ns` is how many ns the unit of the time has, a whole number. Times in ns since 1970 have
+    more digits than a float, so only the fraction of a unit is multiplied as a float.
 
     Raises InvalidValueError if the value is no number, or too large for 64 bits.
     """
     if not _is_finite_number(value) or abs(value) * unit_ns > MAX_TIME_NS:
         problem = f"timestamp is {shortened(value)}"
         raise InvalidValueError("invalid_value", problem, "a number", "timestamp")
-    # The ns since 1970 have more digits than a float, so the whole units are multiplied as
-    # integers.
     whole_units = int(value)
     fraction = value - whole_units
     ns: int = whole_units * int(unit_ns) + round(fraction * unit_ns)

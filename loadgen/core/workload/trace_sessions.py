@@ -65,22 +65,29 @@ class TraceSessions:
         """
         self.trace = trace
         session_of_row = _number_sessions(trace)
-        # The rows of all sessions, one session after the other. A stable sort keeps the rows of a
-        # session in order of time.
-        self._rows_by_session: Integers = np.argsort(session_of_row, kind="stable")
-        self.turn_counts: Integers = np.bincount(session_of_row)
-        # Where the rows of each session begin there: after those of all sessions before it.
-        self._starts: Integers = np.cumsum(self.turn_counts) - self.turn_counts
-
-        self._first_rows: Integers = self._rows_by_session[self._starts]
-        self.due_ns: Integers = trace.due_ns[self._first_rows]
-        self.is_single_request: NDArray[np.bool_] = trace.group[self._first_rows] == NO_VALUE
+        self._group_rows(session_of_row)
+        first_rows = self._rows_by_session[self._starts]
+        self.due_ns: Integers = trace.due_ns[first_rows]
+        self.is_single_request: NDArray[np.bool_] = trace.group[first_rows] == NO_VALUE
         self.max_turns = int(self.turn_counts.max())
         self.max_concurrent_requests = _max_agents(session_of_row, trace.session)
         self.graph = functools.lru_cache(GRAPHS_CACHED)(self._build_graph)
 
         self._check_size()
-        self._check_durations(session_of_row)
+        self._check_durations(session_of_row, first_rows)
+
+    def _group_rows(self, session_of_row: Integers) -> None:
+        """Store which rows each session has.
+
+        For example, if the rows 0 to 3 belong to the sessions 0, 1, 0 and 1, `_rows_by_session` is
+        [0, 2, 1, 3]. Session 0 has the 2 rows from `_starts[0]` = 0 on, and session 1 has the 2
+        rows from `_starts[1]` = 2 on.
+        """
+        # A stable sort keeps the rows of a session in order of time.
+        self._rows_by_session: Integers = np.argsort(session_of_row, kind="stable")
+        self.turn_counts: Integers = np.bincount(session_of_row)
+        ends = np.cumsum(self.turn_counts)
+        self._starts: Integers = ends - self.turn_counts
 
     def __len__(self) -> int:
         return len(self.turn_counts)
@@ -98,9 +105,9 @@ class TraceSessions:
     def _check_size(self) -> None:
         """Raise UserError if a session has more requests than a task may have."""
         if self.max_turns > MAX_TASK_REQUESTS:
-            requests = f"{self.max_turns:,} requests"
             problem = (
-                f"a session of the trace has {requests}, at most {MAX_TASK_REQUESTS:,} are allowed"
+                f"a session of the trace has {self.max_turns:,} requests, at most "
+                f"{MAX_TASK_REQUESTS:,} are allowed"
             )
             hint = (
                 "use a part of the trace with --set trace_slice=..10m, or --set "
@@ -108,21 +115,25 @@ class TraceSessions:
             )
             raise UserError("too_large", problem, str(self.trace.path), hint)
 
-    def _check_durations(self, session_of_row: Integers) -> None:
+    def _check_durations(self, session_of_row: Integers, first_rows: Integers) -> None:
         """Raise UserError if the pauses of some sessions are neither recorded nor computable.
 
-        The pause before a request is computed from the durations of the requests before it. So a
-        session cannot be replayed if any of its pauses and any of its durations is not recorded.
+        A pause that is not recorded is computed from the times at which earlier responses ended. So
+        a session cannot be replayed if it lacks both: some pause, and the duration of some
+        response. Values that are not recorded are negative.
+
+        Args:
+            session_of_row: The session of each row of the trace.
+            first_rows: The first row of each session, which needs no pause before it.
         """
-        follows_request = np.ones(len(self.trace), bool)
-        follows_request[self._first_rows] = False
-        # Unknown pauses and durations are negative.
-        is_pause_unknown = follows_request & (self.trace.pause_ns < 0)
-        is_duration_unknown = self.trace.duration_ns < 0
-        is_unusable_session = self._has_row_with(
-            is_pause_unknown, session_of_row
-        ) & self._has_row_with(is_duration_unknown, session_of_row)
-        unusable_count = np.count_nonzero(is_unusable_session)
+        needs_pause = np.ones(len(self.trace), bool)
+        needs_pause[first_rows] = False
+        lacks_pause = needs_pause & (self.trace.pause_ns < 0)
+        lacks_duration = self.trace.duration_ns < 0
+
+        session_lacks_pause = self._has_row_with(lacks_pause, session_of_row)
+        session_lacks_duration = self._has_row_with(lacks_duration, session_of_row)
+        unusable_count = np.count_nonzero(session_lacks_pause & session_lacks_duration)
         if unusable_count:
             problem = (
                 "the trace records neither when responses ended nor the pauses "
@@ -141,17 +152,23 @@ class TraceSessions:
         """Return for each session whether a condition holds for any of its rows."""
         return np.bincount(session_of_row[condition], minlength=len(self)) > 0
 
-    def _build_graph(self, session: int) -> SessionGraph:
-        """Return the graph of a session, whose requests are numbered by their turns from 0 on."""
-        rows = self.rows(session)
+    def _build_graph(self, session_index: int) -> SessionGraph:
+        """Return the graph of a session, whose requests are numbered by their turns from 0 on.
+
+        A session may have several agents, a main agent and its sub-agents. The conversation of each
+        agent has a number in the trace.
+        """
+        rows = self.rows(session_index)
         times = _RequestTimes.of_rows(self.trace, rows)
         turns_by_agent: dict[int, list[int]] = {}
         for turn, agent in enumerate(self.trace.session[rows].tolist()):
             turns_by_agent.setdefault(agent, []).append(turn)
         predecessors = _find_predecessors(list(turns_by_agent.values()), times)
-        pauses_ns = [_pause_ns(turn, turns, times) for turn, turns in enumerate(predecessors)]
+        pauses_ns = [
+            _pause_ns(turn, earlier_turns, times) for turn, earlier_turns in enumerate(predecessors)
+        ]
         return SessionGraph(
-            predecessors=tuple(tuple(sorted(turns)) for turns in predecessors),
+            predecessors=tuple(tuple(sorted(earlier_turns)) for earlier_turns in predecessors),
             pauses_ns=tuple(pauses_ns),
         )
 
@@ -190,14 +207,15 @@ def _number_sessions(trace: Trace) -> Integers:
     new_groups = first_unused_group + np.arange(len(trace))
     group_of_row = np.where(has_group, trace.group, new_groups)
 
-    # `first_rows` has the first row of each distinct group, and `group_index_of_row` says which of
-    # these groups a row belongs to.
+    # With the new group 9 of row 1, the distinct groups of the example are 3, 7 and 9.
+    # `first_rows` is [2, 0, 1], and `group_index_of_row` is [1, 2, 0, 1].
     _, first_rows, group_index_of_row = np.unique(
         group_of_row, return_index=True, return_inverse=True
     )
-    groups_in_order = np.argsort(first_rows)
+    # The groups in order of their first rows, [1, 2, 0]: the group 7 is session 0, and so on.
+    group_of_session = np.argsort(first_rows)
     session_of_group = np.empty(len(first_rows), np.int64)
-    session_of_group[groups_in_order] = np.arange(len(first_rows))
+    session_of_group[group_of_session] = np.arange(len(first_rows))
     return session_of_group[group_index_of_row]
 
 
@@ -264,9 +282,9 @@ def _join_sub_agent(
 def _find_starting_turn(main_turns: list[int], first_turn: int, times: _RequestTimes) -> int:
     """Return the request of the main agent that probably started a sub-agent.
 
-    It is the last one that had ended before the first request of the sub-agent (`first_turn`). If
-    none had ended, it is the last one that had been sent. One had been sent, because the first
-    request of a session is of the main agent.
+    It is the last request that had ended before the sub-agent sent its first request
+    (`first_turn`). If no request had ended by then, it is the last one that had been sent. There is
+    at least one, because the main agent sends the first request of a session.
     """
     sent_before = [turn for turn in main_turns if turn < first_turn]
     ended_before = [turn for turn in sent_before if times.end_ns[turn] <= times.sent_ns[first_turn]]

@@ -10,7 +10,7 @@ import functools
 import itertools
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from msgspec.structs import replace
 
@@ -24,6 +24,9 @@ from loadgen.core.workload.trace_builder import TraceBuilder
 from loadgen.core.workload.trace_files import NumberedLine
 from loadgen.core.workload.trace_formats import TraceFormat
 from loadgen.core.workload.trace_units import TRIAL_UNIT, UNIT_NAMES, decide_unit
+
+if TYPE_CHECKING:
+    from loadgen.core.workload.trace_columns import CheckedBatch
 
 MAX_LINES = 20_000_000
 LINES_PER_BATCH = 4_096
@@ -78,11 +81,12 @@ def read_trace(
     """
     path = Path(path)
     try:
-        state = path.stat()
+        file_status = path.stat()
     except OSError as error:
         problem = f"cannot read the trace: {error.strerror}"
-        raise UserError(of_reading(error), problem, str(path)) from None
-    version = _FileVersion(path, state.st_size, state.st_mtime_ns)
+        error_code = of_reading(error)
+        raise UserError(error_code, problem, str(path)) from None
+    version = _FileVersion(path, file_status.st_size, file_status.st_mtime_ns)
     trace = _read_cached(version, skip_bad=skip_bad, unit=unit)
     return trace if time_slice is None else _select_times_cached(trace, time_slice)
 
@@ -116,7 +120,8 @@ def _read_cached(version: _FileVersion, *, skip_bad: bool, unit: TimeUnit | None
 def _read_with_unit(path: Path, unit: TimeUnit, *, skip_bad: bool) -> Trace:
     """Read a trace whose times are numbers of `unit`, as the user specified.
 
-    Raises UserError if the format already defines the unit.
+    Mistakes in the rows are raised first. If there are none, a UserError is raised if the format
+    already defines the unit.
     """
     builder, file_format = _read_file(path, unit, skip_bad=skip_bad)
     trace = builder.build(file_format.name)
@@ -160,22 +165,31 @@ def _read_parquet(
 ) -> tuple[TraceBuilder, _FileFormat]:
     """Read the rows of a file in Parquet.
 
-    Reading stops early if so many rows have mistakes that no more are reported. A batch describes
+    Reading stops as soon as the builder has as many mistakes as are reported. A batch describes
     only its first mistakes, and the others are counted.
     """
+    # Runs without a Parquet file do not need this module, which imports pyarrow.
     from loadgen.core.workload.trace_columns import open_parquet_trace
 
     builder = TraceBuilder(path, skip_bad=skip_bad, must_be_ordered=True)
     with open_parquet_trace(path, unit) as table:
         file_format = _FileFormat(table.format.name, table.format.needs_time_unit)
         for batch in table.batches:
-            for bad_row in batch.first_bad_rows:
-                builder.add_bad_row(bad_row.error, f"{path}, row {bad_row.row_number:,}")
-                if builder.has_enough_errors:
-                    return builder, file_format
-            builder.count_bad_rows(batch.bad_row_count - len(batch.first_bad_rows))
-            builder.add_columns(batch.columns)
+            _add_batch(builder, batch)
+            if builder.has_enough_errors:
+                break
     return builder, file_format
+
+
+def _add_batch(builder: TraceBuilder, batch: CheckedBatch) -> None:
+    """Add the rows of a Parquet file in one batch, or only mistakes if there are too many."""
+    for bad_row in batch.first_bad_rows:
+        builder.add_bad_row(bad_row.error, f"{builder.path}, row {bad_row.row_number:,}")
+        if builder.has_enough_errors:
+            return
+    undescribed_rows = batch.bad_row_count - len(batch.first_bad_rows)
+    builder.count_bad_rows(undescribed_rows)
+    builder.add_columns(batch.columns)
 
 
 def _refuse_too_many(lines: Iterator[NumberedLine]) -> Iterator[NumberedLine]:
@@ -206,17 +220,21 @@ def _read_lines(
         hint = trace_formats.describe_known_formats()
         raise UserError("empty_file", "the trace has no requests", str(path), hint)
     _, first_line = first
-    trace_format = _find_format(path, first_line)
-    needs_time_unit = False
-    default_unit = trace_format.default_unit
-    if trace_format.with_unit is not None:
-        needs_time_unit = True
-        trace_format = trace_format.with_unit(unit)
+    recognized_format = _find_format(path, first_line)
+    needs_time_unit = recognized_format.with_unit is not None
+    file_format = _FileFormat(
+        recognized_format.name, needs_time_unit, recognized_format.default_unit
+    )
+
+    trace_format = recognized_format
+    if recognized_format.with_unit is not None:
+        trace_format = recognized_format.with_unit(unit)
     builder = TraceBuilder(path, skip_bad=skip_bad, must_be_ordered=trace_format.must_be_ordered)
-    # The first line of a file is its first row, but in CSV it only names the columns.
-    rows = itertools.chain([first], lines) if _is_json(first_line) else lines
+    is_csv = not _is_json(first_line)
+    # The first line of a CSV file only names the columns. Other files begin with their first row.
+    rows = lines if is_csv else itertools.chain([first], lines)
     add_lines(builder, trace_format, rows)
-    return builder, _FileFormat(trace_format.name, needs_time_unit, default_unit)
+    return builder, file_format
 
 
 def _is_json(line: str) -> bool:
@@ -266,7 +284,7 @@ def add_lines(
 def _add_lines_one_by_one(
     builder: TraceBuilder, trace_format: TraceFormat, lines: Iterable[NumberedLine]
 ) -> None:
-    """Add the requests in some lines, until so many have mistakes that no more are reported."""
+    """Add the requests in some lines. Stop when there are as many mistakes as are reported."""
     for number, line in lines:
         try:
             for row in trace_format.parse_line(line):

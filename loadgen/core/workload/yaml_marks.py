@@ -182,8 +182,7 @@ def read_yaml(
     """
     root = _compose(text, file, kind)
     if key_of_list and isinstance(root, yaml.SequenceNode):
-        key = yaml.ScalarNode(_STRING_TAG, key_of_list, root.start_mark)
-        root = yaml.MappingNode(_MAPPING_TAG, [(key, root)], root.start_mark)
+        root = _mapping_with_list(key_of_list, root)
     if root is None:
         place = place_at(file, Position(1, 1), "")
         raise _fatal_error("empty_file", "the file is empty", place, example)
@@ -196,21 +195,38 @@ def read_yaml(
     return document, reader.errors
 
 
-def _compose(text: str, file: str, kind: str) -> yaml.Node | None:
-    """Return the tree of nodes of a text. Raises CombinedError for a syntax error."""
+def _mapping_with_list(key: str, items: yaml.SequenceNode) -> yaml.MappingNode:
+    """Return the node of a mapping with a list under one key, at the position of the list.
+
+    It is what the YAML parser returns if the key is written before the list.
+    """
+    key_node = yaml.ScalarNode(_STRING_TAG, key, items.start_mark)
+    return yaml.MappingNode(_MAPPING_TAG, [(key_node, items)], items.start_mark)
+
+
+def _compose(text: str, file: str, file_kind: str) -> yaml.Node | None:
+    """Return the tree of nodes of a text, or None for an empty text.
+
+    `file_kind` is what such a file is called in error messages, such as "workload". Raises
+    CombinedError for a syntax error, and for a character that YAML does not allow.
+    """
     try:
         _refuse_deep_nesting(text, file)
         return yaml.compose(text, Loader=Loader)
     except yaml.MarkedYAMLError as error:
-        raise CombinedError([_syntax_error(error, text, file, kind)]) from None
+        raise CombinedError([_syntax_error(error, text, file, file_kind)]) from None
     except yaml.reader.ReaderError as error:
-        text_before = text[: error.position] if isinstance(error.position, int) else ""
-        line = text_before.count("\n") + 1
-        column = len(text_before) - text_before.rfind("\n")
-        place = place_at(file, Position(line, column), "")
+        offset = error.position if isinstance(error.position, int) else 0
+        place = place_at(file, _position_of_offset(text, offset), "")
         problem = "the file has a character that YAML does not allow"
-        hint = f"a {kind} must be a plain text file in YAML"
+        hint = f"a {file_kind} must be a plain text file in YAML"
         raise _fatal_error("wrong_encoding", problem, place, hint) from None
+
+
+def _position_of_offset(text: str, offset: int) -> Position:
+    """Return the line and column of the character at an offset in a text."""
+    lines = text[:offset].split("\n")
+    return Position(line=len(lines), column=len(lines[-1]) + 1)
 
 
 def _fatal_error(code: Code, problem: str, place: Place, hint: str) -> CombinedError:
@@ -221,16 +237,18 @@ def _fatal_error(code: Code, problem: str, place: Place, hint: str) -> CombinedE
 def _refuse_deep_nesting(text: str, file: str) -> None:
     """Raise CombinedError for a text that is nested too deeply.
 
-    Composing the nodes recurses in C and would crash. Parsing to events does not recurse.
+    Composing the nodes recurses in C and would crash. Parsing to events does not recurse. The
+    events of a text that exceeds the limit of libyaml itself are not returned. But the beginning of
+    that text, up to the place where libyaml stopped, exceeds our lower limit.
     """
     try:
         too_deep_mark = _find_deep_nesting(text)
     except yaml.MarkedYAMLError as error:
-        if error.problem != LIBYAML_DEPTH_PROBLEM or error.problem_mark is None:
+        exceeds_limit_of_libyaml = error.problem == LIBYAML_DEPTH_PROBLEM
+        if not exceeds_limit_of_libyaml or error.problem_mark is None:
             raise
-        # libyaml has reached its own limit before it returned the events. The text up to there has
-        # the nesting that is too deep for us.
-        too_deep_mark = _find_deep_nesting(text[: error.problem_mark.index])
+        beginning = text[: error.problem_mark.index]
+        too_deep_mark = _find_deep_nesting(beginning)
     if too_deep_mark is not None:
         place = place_at(file, _position_of_mark(too_deep_mark), "")
         raise _fatal_error("too_large", "nested too deeply", place, f"at most {MAX_DEPTH} levels")
@@ -347,14 +365,14 @@ class _NodeReader:
 
     def read_mapping(self, node: yaml.MappingNode, path: str, depth: int) -> Map:
         """Return a mapping. A repeated key and a key that is no scalar are errors."""
-        self._check_limits(node, path, depth)
+        self._count_node(node, path, depth)
         return self._read_entries(node, path, depth)
 
     def _read_value(self, node: yaml.Node, path: str, depth: int) -> Any:
         """Return the value of a node: a Map, a Seq or the value of a scalar."""
         if isinstance(node, yaml.MappingNode):
             return self.read_mapping(node, path, depth)
-        self._check_limits(node, path, depth)
+        self._count_node(node, path, depth)
         if isinstance(node, yaml.ScalarNode):
             return self._read_scalar(node, path)
         sequence = Seq(_position(node))
@@ -363,11 +381,12 @@ class _NodeReader:
             sequence.values_at.append(_position(item))
         return sequence
 
-    def _check_limits(self, node: yaml.Node, path: str, depth: int) -> None:
+    def _count_node(self, node: yaml.Node, path: str, depth: int) -> None:
         """Count a node. Raise CombinedError if there are too many or if it is nested too deeply.
 
-        The text itself is not nested more deeply than MAX_DEPTH, which was checked before. So a
-        greater depth can only come from an alias that contains itself.
+        The text itself is not nested more deeply than MAX_DEPTH, which was checked before it was
+        parsed. But YAML has aliases: `a: &x [*x]` is a list that contains itself, without end. So a
+        greater depth is always reported as such a cycle.
         """
         self._nodes_left -= 1
         is_too_deep = depth > MAX_DEPTH
@@ -427,7 +446,7 @@ class _NodeReader:
                 place = place_at(self._file, _position(node), path)
                 self.errors.append(UserError("wrong_type", '"<<" can merge only mappings', place))
                 continue
-            self._check_limits(node, path, depth + 1)
+            self._count_node(node, path, depth + 1)
             merged = self._read_entries(node, path, depth)
             for key, value in merged.items():
                 if key not in mapping:
@@ -436,16 +455,16 @@ class _NodeReader:
     def _read_scalar(self, node: yaml.ScalarNode, path: str) -> Any:
         """Return the value of a scalar, with variables expanded.
 
-        An unquoted scalar may be a number, a boolean or null. A quoted one and a block of text are
-        always text. There is one exception: inside { } YAML allows `${N}` only in quotes, so the
-        value of a variable may be a number although it is quoted.
+        An unquoted scalar may be a number, a boolean or null. A quoted one and a block of text (`|`
+        or `>`) are always text. There is one exception: inside { } YAML allows `${N}` only in
+        quotes, so a quoted variable may also be a number, a boolean or null.
         """
+        has_variable = "${" in node.value
         is_block = node.style in ("|", ">")
-        is_quoted_or_block = bool(node.style)
-        if "${" in node.value:
-            text = self._expand_variables(node, path)
-            return text if is_block else resolve_scalar(text)
-        return node.value if is_quoted_or_block else resolve_scalar(node.value)
+        is_quoted = bool(node.style) and not is_block
+        text = self._expand_variables(node, path) if has_variable else node.value
+        is_always_text = is_block or (is_quoted and not has_variable)
+        return text if is_always_text else resolve_scalar(text)
 
     def _expand_variables(self, node: yaml.ScalarNode, path: str) -> str:
         """Return the text of a scalar with each reference replaced by the value of its variable."""
@@ -457,12 +476,16 @@ class _NodeReader:
         return _REFERENCE.sub(lambda match: self._value_of_variable(match, place), node.value)
 
     def _value_of_variable(self, reference: re.Match[str], place: Place) -> str:
-        """Return the value of a variable. As in a shell, a default also replaces an empty value."""
+        """Return the value of a variable in a reference, `${NAME}` or `${NAME:-default}`.
+
+        As in a shell, a default replaces an empty value as well as a missing one. A variable that
+        is not set and has no default is an error.
+        """
         name = reference["name"]
-        default = reference["default"]
         value = self._env.get(name)
-        if default is not None:
-            return value or default.removeprefix(":-")
+        has_default = reference["default"] is not None
+        if has_default:
+            return value or reference["default"].removeprefix(":-")
         if value is None:
             problem = f"the environment variable {name} is not set"
             hint = f"export {name}=..., or give a default: ${{{name}:-value}}"
