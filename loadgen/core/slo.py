@@ -9,6 +9,8 @@ import msgspec
 
 from loadgen.figures import METRICS
 
+_NS_PER_MS = 1e6
+
 METRIC_ALIASES = {
     "time_to_first_token": "ttft",
     "time_per_output_token": "tpot",
@@ -103,31 +105,41 @@ def merge_slos(base: Slo, added: Slo) -> Slo:
 
 def describe_slo(slo: Slo) -> str:
     """Return an SLO as text: `TTFT p99 at most 2,000 ms, TPOT p95 at most 40 ms`."""
-    texts = [describe_term(term.metric, term.quantile, term.limit_ns / 1e6) for term in slo.terms]
+    texts = [
+        describe_term(term.metric, term.quantile, term.limit_ns / _NS_PER_MS) for term in slo.terms
+    ]
     if slo.goodput_share is not None:
         texts.append(f"at least {slo.goodput_share * 100:.6g}% of the requests meet every limit")
     if slo.task is not None:
-        within_ms = None if slo.task.within_ns is None else slo.task.within_ns / 1e6
-        wait_ms = None if slo.task.wait_ns is None else slo.task.wait_ns / 1e6
-        limits = describe_task_limits(within_ms, wait_ms)
-        texts.append(f"at least {slo.task.share * 100:.6g}% of the tasks {limits}")
+        texts.append(_describe_task_term(slo.task))
     return ", ".join(texts)
 
 
+def _describe_task_term(term: TaskTerm) -> str:
+    """Return the objective of tasks as text: `at least 99% of the tasks within 90 s`."""
+    within_ms = None if term.within_ns is None else term.within_ns / _NS_PER_MS
+    wait_ms = None if term.wait_ns is None else term.wait_ns / _NS_PER_MS
+    limits = describe_task_limits(within_ms, wait_ms)
+    return f"at least {term.share * 100:.6g}% of the tasks {limits}"
+
+
 def sent_headers(slo: Slo | None) -> dict[str, str]:
-    """Return the headers that tell a gateway the tightest limits of TTFT and TPOT, in ms."""
+    """Return the headers that tell a gateway the tightest limits of TTFT and TPOT, in ms.
+
+    Gateways differ in the beginning of the names, so each limit is sent once with each prefix in
+    HEADER_PREFIXES. The names end, for example, in `-ttft-ms`.
+    """
     if slo is None:
         return {}
-    tightest_ns: dict[str, int] = {}
-    for term in slo.terms:
-        if term.metric in ("ttft", "tpot"):
-            tightest_so_far_ns = tightest_ns.get(term.metric, term.limit_ns)
-            tightest_ns[term.metric] = min(tightest_so_far_ns, term.limit_ns)
-    return {
-        f"{prefix}-{metric}-ms": f"{limit_ns / 1e6:.10g}"
-        for metric, limit_ns in tightest_ns.items()
-        for prefix in HEADER_PREFIXES
-    }
+    headers: dict[str, str] = {}
+    for metric in ("ttft", "tpot"):
+        limits_ns = [term.limit_ns for term in slo.terms if term.metric == metric]
+        if not limits_ns:
+            continue
+        tightest_limit_ms = min(limits_ns) / _NS_PER_MS
+        for prefix in HEADER_PREFIXES:
+            headers[f"{prefix}-{metric}-ms"] = f"{tightest_limit_ms:.10g}"
+    return headers
 
 
 def missing_metrics(slos: Iterable[Slo]) -> dict[str, str]:

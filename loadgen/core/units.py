@@ -93,11 +93,11 @@ def duration_ns(text: str, default_unit: str | None = None) -> int:
     """
     text = text.strip()
     several_units = _SEVERAL_UNITS.fullmatch(text)
+    # All units of the pattern are optional, so it also matches an empty text.
     if text and several_units is not None:
-        ns = sum(
-            int(number) * UNIT_NS[unit]
-            for unit, number in several_units.groupdict(default="0").items()
-        )
+        # The groups of the pattern are named after the units: `1m30s` gives {"m": "1", "s": "30"}.
+        number_by_unit = several_units.groupdict(default="0")
+        ns = sum(int(number) * UNIT_NS[unit] for unit, number in number_by_unit.items())
         return _within_a_year(ns)
     one_unit = _QUANTITY.fullmatch(text)
     if one_unit is None:
@@ -150,9 +150,11 @@ def _suggest_unit(written: str) -> str:
 
 
 def time_slice(text: str, default_unit: str | None = None) -> tuple[int, int | None]:
-    """Return begin and end in ns of `10m..20m`, `10m..` or `..20m`. An end of None means no end.
+    """Parse a range of time: return the begin and the end of `10m..20m`, `10m..` or `..20m` in ns.
 
-    A number without a unit has the `default_unit`. Raises `InvalidValueError`.
+    The begin defaults to 0, and an end of None means no end. A number without a unit has the
+    `default_unit`. Raises `InvalidValueError` if the text is no such range, if a duration in it is
+    not valid, or if the end is not after the begin.
     """
     hint = "write 10m..20m, 10m.. (to the end) or ..20m (from the beginning)"
     begin, dots, end = text.strip().partition("..")

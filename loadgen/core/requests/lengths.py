@@ -102,15 +102,16 @@ def context_lengths(
 def task_lengths(
     prompts: Prompts, first_requests: dict[int, RequestedLengths]
 ) -> list[RequestedLengths]:
-    """Return the total lengths of each task or conversation among the first requests.
+    """Return the total lengths of each task or conversation among the first requests of a run.
 
-    The last one is left out if there are several, because some of its requests may be missing. A
-    single one is returned although it may be incomplete, because it is all that is known. Without
-    tasks and conversations the list is empty.
+    The last task is left out if there are several, because some of its requests may not be among
+    the first requests. A single task is returned although it may be incomplete, because it is all
+    that is known. Without tasks and conversations the list is empty.
 
     Args:
         prompts: The requests of the workload.
-        first_requests: The lengths of the first requests, by request id.
+        first_requests: The lengths of the first requests, by request id. The requests of a task
+            have ids in a row: with `prompts.turns` 5, those of task 2 are among 10 to 14.
     """
     if prompts.turns == 1:
         return []
@@ -118,7 +119,6 @@ def task_lengths(
     for request_id, lengths in first_requests.items():
         if isinstance(prompts, MixPrompts) and prompts.is_single_request(request_id):
             continue  # Some classes of a mix may have single requests.
-        # Each task has a block of `turns` ids.
         task_index = request_id // prompts.turns
         requests_of_task.setdefault(task_index, []).append(lengths)
     tasks = [_sum_lengths(requests) for requests in requests_of_task.values()]
@@ -133,7 +133,7 @@ def _sum_lengths(requests: Iterable[RequestedLengths]) -> RequestedLengths:
 def class_shares(
     prompts: MixPrompts, first_requests: dict[int, RequestedLengths]
 ) -> Iterator[ClassShare]:
-    """Yield how much of the load each request class is: of the sessions, requests and tokens.
+    """Yield the share of each request class in all sessions, all requests and all tokens.
 
     A session is a single request, a conversation or a task. The workload only requests the share of
     sessions. The share of tokens can be very different: a class of a few long tasks may be most of

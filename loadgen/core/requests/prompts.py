@@ -104,12 +104,14 @@ class Prompts(Protocol):
 def count_content_tokens(request: Request, tokenizer: Tokenizer) -> int | None:
     """Count the tokens of a request without those of the chat template.
 
-    Return None if a part of the request is not text.
+    A request has a prompt, which is a text or a list of token ids, or messages. Return None if a
+    part of a message is not text.
     """
     if isinstance(request.prompt, str):
         return tokenizer.count(request.prompt)
     if request.prompt is not None:
-        return len(request.prompt)
+        token_ids = request.prompt
+        return len(token_ids)
     tokens = 0
     for text in _message_texts(request.messages or []):
         if text is None:

@@ -26,7 +26,7 @@ from loadgen.core.requests.text_generator import HEAD_TOKENS, NO_TEXT, Text
 from loadgen.core.requests.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
-    from loadgen.core.workload.request_kinds import Chunks, Synthetic
+    from loadgen.core.workload.request_kinds import Chunks, Synthetic, Turns
 
 CONVERSATIONS_CHECKED = 256
 """The number of conversations whose lengths are checked for warnings."""
@@ -80,19 +80,25 @@ class SyntheticPrompts(GeneratedPrompts):
         self._sample_input = length_sampler(requests.input_tokens)
         self._sample_output = length_sampler(requests.output_tokens)
         self._corpus = _build_corpus(requests.chunks, self._lengths_key)
-        # Texts that consist of random words alone are built in a faster way, see `_first_message`.
+        # The most common kind of prompts, which `_first_message` builds in a faster way: they have
+        # no common beginnings, no passages of a book, and exactly one token per word.
         self._has_random_words_only = (
             tokenizer.is_additive and not is_natural and not _shares_prefixes(requests)
         )
+        self._prepare_conversations(requests.turns)
 
-        # Without `turns`, each conversation is a single request.
+    def _prepare_conversations(self, turns: Turns | None) -> None:
+        """Set how many requests a conversation has, and what its later requests contain.
+
+        Without `turns`, each request is a conversation by itself.
+        """
         self.turns: int = 1
         self.history: str = "scripted"
         self._sample_tool_result: LengthSampler | None = None
-        if requests.turns is not None:
-            self.turns = requests.turns.count
-            self.history = requests.turns.history
-            self._sample_tool_result = length_sampler(requests.turns.tool_result_tokens)
+        if turns is not None:
+            self.turns = turns.count
+            self.history = turns.history
+            self._sample_tool_result = length_sampler(turns.tool_result_tokens)
 
     @functools.cached_property
     def has_single_text(self) -> bool:
@@ -189,13 +195,12 @@ class SyntheticPrompts(GeneratedPrompts):
     ) -> list[int]:
         """Return the token counts of one kind of text for many requests.
 
-        They equal those of the requests as they are built. The simulation needs only the lengths,
-        and sampling many at once is faster than building the requests.
+        They are the lengths that the requests have when they are built. The simulation needs only
+        the lengths, and sampling many at once is faster than building the requests.
 
         Args:
-            purpose: The kind of text: "input" for the first messages of conversations, "output" for
-                the responses to requests, "tool" for the tool results that requests of a
-                conversation begin with.
+            purpose: The kind of text: "input" for the first message of a conversation, "output" for
+                the response to a request, "tool" for the tool result that a later request sends.
             indices: The numbers of conversations for "input", else the ids of requests.
         """
         requests = self._workload_requests
@@ -234,8 +239,10 @@ class SyntheticPrompts(GeneratedPrompts):
     def sequence_lengths(self, request_id: int) -> tuple[int, ...]:
         """Return the tokens of each sequence of a request for embeddings or a ranking.
 
-        The sequences are the text, or each document together with the query. The requested length
-        of a ranking covers the query and all documents, each of them once.
+        A request for embeddings has one sequence, its text. A ranking has one for each document:
+        the query together with the document. The documents are chunks of the corpus, so without a
+        corpus there is only a text. The requested length of a ranking covers the query and all
+        documents, each of them once.
         """
         tokens = self._first_message_tokens(request_id)
         if self._api == "embeddings" or self._corpus is None:
@@ -335,8 +342,8 @@ class SyntheticPrompts(GeneratedPrompts):
         """
         tokens = self._first_message_tokens(conversation)
         if self._has_random_words_only:
-            # This is `_unique_text` without the steps that nothing is left to do for. It runs once
-            # per request.
+            # The result is that of `_unique_text` below. This way skips checks that cannot fail
+            # here, because it runs once per request.
             head = self._texts.unique_head(conversation, tokens)
             return Text(self._texts.random_text("user", conversation, tokens, head), tokens)
         if self._corpus is not None:
@@ -387,17 +394,19 @@ class SyntheticPrompts(GeneratedPrompts):
         conversation, turn = divmod(request_id, self.turns)
         messages = list(self._messages(request_id, replies))
         input_tokens: int | None = sum(message.tokens for message in messages)
-        counted_by: str = self._tokenizer.tag
-        if replies is not None or self._workload_requests.images is not None:
-            # Only the server knows how many tokens an image or one of its own replies has.
+        input_source: str = self._tokenizer.tag
+        # Only the server knows how many tokens an image or one of its own replies has.
+        has_images = self._workload_requests.images is not None
+        has_real_replies = replies is not None
+        if has_images or has_real_replies:
             input_tokens = None
-            counted_by = ""
+            input_source = ""
         return Request(
             id=self._wire_id(request_id),
             messages=[{"role": message.role, "content": message.content} for message in messages],
             max_tokens=self.requested_output_tokens(request_id),
             input_tokens=input_tokens,
-            input_source=counted_by,
+            input_source=input_source,
             session=conversation if self.turns > 1 else SINGLE_REQUEST_SESSION,
             turn=turn,
         )
@@ -454,18 +463,19 @@ class SyntheticPrompts(GeneratedPrompts):
     def _build_ranking(self, request_id: int, corpus: Corpus) -> Request:
         """Build a request to rank documents by a query. The documents are chunks of the corpus.
 
-        The workload sets the length of query and documents together, so the query is what the
-        documents leave of it.
+        The workload sets the length of the query and all documents together. The length of the
+        query is this length minus that of the documents.
         """
         documents = self._chunk_texts(request_id, corpus)
         documents_tokens = sum(document.tokens for document in documents)
         query_tokens = self._first_message_tokens(request_id) - documents_tokens
         query = self._unique_text(request_id, query_tokens)
+        # The model reads the query again with each document.
+        tokens_read = documents_tokens + query.tokens * len(documents)
         return Request(
             id=self._wire_id(request_id),
             prompt=query.text,
-            # The query is read together with each document.
-            input_tokens=documents_tokens + query.tokens * len(documents),
+            input_tokens=tokens_read,
             input_source=self._tokenizer.tag,
             extra={"documents": [document.text for document in documents]},
         )

@@ -140,8 +140,10 @@ def packaged_tokenizer(folder: Path = DATA) -> Tokenizer:
     """Return the packaged cl100k tokenizer, an estimate for models whose tokenizer is not known.
 
     Its counts of English and code are within 0.1 % of those of Llama 3 and within 2 % of Qwen 3.
-    `folder` contains its data: a file with a word in each line, all of which are one token after a
-    space. The first PACKAGED_STARTS of them are also one token at the start of a text.
+
+    `folder` contains its data. One file lists the words that prompts are generated from, one in
+    each line. Inside a text, after a space, each of them is one token. At the start of a text there
+    is no space, and only the first PACKAGED_STARTS words of the file are one token there.
     """
     content = read_packaged_data(folder / WORDS_FILE, WORDS_SHA256).decode("ascii")
     packaged_words = content.split("\n")
@@ -183,16 +185,18 @@ def _load_packaged_encode(folder: Path) -> Encode:
 
 
 def read_packaged_data(path: Path, sha256: str) -> bytes:
-    """Return the content of a gzip file of this package.
+    """Return the content of a gzip file that this package contains, such as its vocabulary.
 
-    Raises UserError if it cannot be read or is not the file of this version.
+    Raises UserError if the file cannot be read, or if its content does not have the hash `sha256`,
+    which means that it belongs to another version of the package.
     """
     hint = "reinstall loadgen, because its installation is damaged"
     try:
         content = zlib.decompress(path.read_bytes(), wbits=GZIP_WINDOW_BITS)
     except (OSError, zlib.error) as error:
         problem = f"the packaged vocabulary cannot be read: {error}"
-        raise UserError(of_reading(error), problem, str(path), hint) from None
+        error_code = of_reading(error)
+        raise UserError(error_code, problem, str(path), hint) from None
     if hashlib.sha256(content).hexdigest() != sha256:
         problem = "the packaged vocabulary does not belong to this version of loadgen"
         raise UserError("changed_file", problem, str(path), hint)
@@ -215,9 +219,6 @@ def read_tokenizer_file(path: Path) -> Tokenizer:
         ids: list[int] = model.encode(text, add_special_tokens=False).ids
         return ids
 
-    def load_encode() -> Encode:
-        return encode
-
     vocabulary = _find_one_token_words(_candidate_words(model.get_vocab()), encode)
     if not vocabulary.inner_words or not vocabulary.start_words:
         problem = (
@@ -232,7 +233,8 @@ def read_tokenizer_file(path: Path) -> Tokenizer:
         start_words=vocabulary.start_words,
         inner_words=vocabulary.inner_words,
         is_additive=False,  # It may merge words with their neighbours.
-        load_encode=load_encode,
+        # The model is loaded already, so there is nothing to load when a text is encoded.
+        load_encode=lambda: encode,
     )
 
 
@@ -288,26 +290,20 @@ def _find_one_token_words(candidates: list[str], encode: Encode) -> _OneTokenWor
     this, because a tokenizer may merge a word with the text around it. So there are two tests:
 
     - Inside: two copies of the word after another word (the anchor) add two tokens.
-    - Start: the word and an accepted word after it are two tokens.
+    - Start: the word and a word that passed the first test are two tokens.
     """
     if not candidates:
         return _OneTokenWords([], [])
-
-    # Not the batch method of the library: it would start threads, and this process could then not
-    # be forked for building bodies.
-    def count(text: str) -> int:
-        return len(encode(text))
-
+    # Texts are encoded one by one. The batch method of the library would start threads, and this
+    # process could then not be forked for building bodies.
     # The candidate with the fewest tokens is the least likely to merge with other words.
-    anchor = min(candidates, key=count)
-    anchor_tokens = count(anchor)
-
-    def is_one_token_inside(word: str) -> bool:
-        return count(f"{anchor} {word} {word}") == anchor_tokens + 2
-
-    accepted_words = [word for word in candidates if is_one_token_inside(word)]
-    if not accepted_words:
+    anchor = min(candidates, key=lambda word: len(encode(word)))
+    expected_tokens = len(encode(anchor)) + 2
+    inner_words = [
+        word for word in candidates if len(encode(f"{anchor} {word} {word}")) == expected_tokens
+    ]
+    if not inner_words:
         return _OneTokenWords([], [])
-    next_word = accepted_words[0]
-    start_words = [word for word in accepted_words if count(f"{word} {next_word}") == 2]
-    return _OneTokenWords(start_words, [" " + word for word in accepted_words])
+    inner_word = inner_words[0]
+    start_words = [word for word in inner_words if len(encode(f"{word} {inner_word}")) == 2]
+    return _OneTokenWords(start_words, [f" {word}" for word in inner_words])

@@ -80,9 +80,11 @@ class Rows(msgspec.Struct, frozen=True, kw_only=True):
             raise UserError("changed_file", problem, str(self.path)) from None
 
     def line(self, index: int) -> bytes:
-        """Return the bytes of a row. Raises OSError.
+        """Return the bytes of a row. Raises OSError if the file cannot be read.
 
-        Between two rows of a JSONL file there may be blank lines, which are cut off.
+        The rows of a converted data set are in a temporary file without a name, which must stay
+        open. A JSONL file has a name, so it is only opened while a row is read. Between two of its
+        rows there may be blank lines, which are cut off.
         """
         start = self.offsets[index]
         size = self.offsets[index + 1] - start
@@ -133,11 +135,11 @@ class _RowChecker:
     """Checks the rows of a data set, and collects what is known of those that can be sent."""
 
     def __init__(self, path: Path) -> None:
-        """Start without rows. `path` is the file of the data set, for error messages."""
+        """Prepare to check the rows of the data set `path`, from the first row on."""
         self._path = path
         self._offsets = array("Q")
         self._errors: list[LoadgenError] = []
-        # Sets that keep their order: the keys of a dictionary.
+        # The keys of these dictionaries are used as sets that keep their order.
         self._ignored_fields: dict[str, None] = {}
         self._conversion_notes: dict[str, None] = {}
         self._empty_conversations = 0
@@ -240,20 +242,21 @@ class _DataSetVersion(NamedTuple):
 def read_rows(path: str | Path) -> Rows:
     """Check every row of a data set and return its rows.
 
-    A data set that was read before is read again only if the size or the time of a file changed.
+    A data set that was read before is read again only if the size or the modification time of one
+    of its files has changed.
 
     Raises CombinedError with the first errors in the rows, or UserError for the file.
     """
     path = Path(path)
     files, source_note = data_files.resolve_data_set(path)
     try:
-        states = [file.stat() for file in files]
-        sizes_and_times = tuple((state.st_size, state.st_mtime_ns) for state in states)
+        file_stats = [file.stat() for file in files]
+        sizes_and_times = tuple((stat.st_size, stat.st_mtime_ns) for stat in file_stats)
         version = _DataSetVersion(path, tuple(files), sizes_and_times, source_note)
         return _read_cached(version)
     except OSError as error:
         problem = f"cannot read the requests: {error.strerror}"
-        error_code = of_reading(error)  # "missing_file" or "unreadable_file"
+        error_code = of_reading(error)
         raise UserError(error_code, problem, str(error.filename or path)) from None
 
 
@@ -267,27 +270,27 @@ def _read_cached(version: _DataSetVersion) -> Rows:
 
 
 def _read_jsonl(path: Path, source_note: str) -> Rows:
-    """Check a JSONL file and return where its rows are, so that they can be read again.
+    """Check and hash a JSONL file, and return where its rows are, so that they can be read again.
 
     The rows themselves are not stored, because the file can be larger than memory. `source_note` is
     a sentence for the user about where the file comes from, or "".
     """
     checker = _RowChecker(path)
     digest = hashlib.sha256()
-    offset = 0
+    line_end = 0
     with path.open("rb") as file:
         for number, raw_line in enumerate(file, 1):
             digest.update(raw_line)
-            start = offset
+            line_end += len(raw_line)
             line = raw_line
-            if number == 1 and raw_line.startswith(codecs.BOM_UTF8):
-                # The byte order mark is no part of the first row.
-                start = len(codecs.BOM_UTF8)
+            if number == 1:
+                # A byte order mark is no part of the first row.
                 line = raw_line.removeprefix(codecs.BOM_UTF8)
-            offset += len(raw_line)
             if line.strip():
-                checker.accept(line, start, f"{path}:{number}")
-    return checker.finish(_DataSetContent(offset, digest.hexdigest(), source_note))
+                line_start = line_end - len(line)
+                checker.accept(line, line_start, f"{path}:{number}")
+    file_size = line_end
+    return checker.finish(_DataSetContent(file_size, digest.hexdigest(), source_note))
 
 
 def _read_converted(path: Path, files: Iterable[Path], source_note: str) -> Rows:
@@ -341,21 +344,29 @@ def read_located_rows(file: Path) -> Iterator[data_files.LocatedRow]:
     Unlike `read_rows`, this does not check what the rows contain. A line that is a list of turns
     becomes a row with a conversation. Raises UserError for a row that is no JSON object.
     """
-    if not data_files.is_jsonl(file):
+    if data_files.is_jsonl(file):
+        yield from _read_jsonl_objects(file)
+    else:
         yield from data_files.read_converted_rows(file)
-        return
+
+
+def _read_jsonl_objects(file: Path) -> Iterator[data_files.LocatedRow]:
+    """Yield the JSON object in each line of a file that is not blank. Raises UserError."""
     with file.open("rb") as stream:
         for number, line in enumerate(stream, 1):
-            if not line.strip():
-                continue
-            where = f"{file}:{number}"
-            try:
-                row = wrap_conversation(msgspec.json.decode(line))
-            except (ValueError, RecursionError) as error:
-                problem = f"not JSON: {error}"
-                hint = "write one JSON object per line"
-                raise UserError("invalid_syntax", problem, where, hint) from None
-            if not isinstance(row, dict):
-                hint = 'write objects like {"prompt": "..."}'
-                raise UserError("wrong_type", "the row is not a JSON object", where, hint)
-            yield where, row
+            if line.strip():
+                where = f"{file}:{number}"
+                yield where, _decode_object(line, where)
+
+
+def _decode_object(line: bytes, where: str) -> dict[str, Any]:
+    """Return the JSON object in a line. Raises UserError, with the place `where`, if it is none."""
+    try:
+        row = wrap_conversation(msgspec.json.decode(line))
+    except (ValueError, RecursionError) as error:
+        hint = "write one JSON object per line"
+        raise UserError("invalid_syntax", f"not JSON: {error}", where, hint) from None
+    if not isinstance(row, dict):
+        hint = 'write objects like {"prompt": "..."}'
+        raise UserError("wrong_type", "the row is not a JSON object", where, hint)
+    return row

@@ -15,7 +15,7 @@ from loadgen.core import units
 from loadgen.core.workload.file_models import FileContext
 
 
-def _parse_unit(
+def _validator_of_unit(
     parse: Callable[[str], int | float], types: tuple[type, ...], hint: str
 ) -> BeforeValidator:
     """Return a pydantic validator for a value with a unit, such as a duration.
@@ -50,7 +50,7 @@ Duration = Annotated[
     int,
     Strict(),
     Field(ge=0),
-    _parse_unit(units.duration_ns, (int, float), units.DURATION_HINT),
+    _validator_of_unit(units.duration_ns, (int, float), units.DURATION_HINT),
     WithJsonSchema(
         {
             "anyOf": [
@@ -60,7 +60,7 @@ Duration = Annotated[
         }
     ),
 ]
-_parse_rate = _parse_unit(units.rate_per_s, (int, float), units.RATE_HINT)
+_parse_rate = _validator_of_unit(units.rate_per_s, (int, float), units.RATE_HINT)
 Rate = Annotated[float, Field(gt=0), _parse_rate, _text_schema(units.RATE_PATTERN, "10/s")]
 FiniteRate = Annotated[
     float,
@@ -71,7 +71,7 @@ FiniteRate = Annotated[
 FiniteRateOrZero = Annotated[
     float,
     Field(ge=0, allow_inf_nan=False),
-    _parse_unit(units.rate_or_zero_per_s, (int, float), units.RATE_HINT),
+    _validator_of_unit(units.rate_or_zero_per_s, (int, float), units.RATE_HINT),
     WithJsonSchema(
         {
             "anyOf": [
@@ -89,13 +89,13 @@ FiniteRateOrZero = Annotated[
 Share = Annotated[
     float,
     Field(ge=0, le=1),
-    _parse_unit(units.share, (float, int), units.SHARE_HINT),
+    _validator_of_unit(units.share, (float, int), units.SHARE_HINT),
     _text_schema(units.SHARE_PATTERN, "99%"),
 ]
 Quantile = Annotated[
     float,
     Field(gt=0, lt=1),
-    _parse_unit(units.quantile, (float, int), units.QUANTILE_HINT),
+    _validator_of_unit(units.quantile, (float, int), units.QUANTILE_HINT),
     _text_schema(units.QUANTILE_PATTERN, "p99"),
 ]
 Tokens = Annotated[int, Strict(), Field(ge=0, le=units.MOST_TOKENS)]

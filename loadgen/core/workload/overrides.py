@@ -30,12 +30,9 @@ def apply_overrides(workload: Workload, overrides: Overrides, errors: DocumentEr
         "stages": override_stages(workload, overrides, errors),
         "slo": _override_slo(workload, overrides, errors),
         "limits": workload.limits.model_copy(update=dict(overrides.limits)),
-        "replaced": _replaced_stages(workload, overrides),
-        "salt": _override_salt(workload, overrides),
+        "replaced": _names_of_replaced_stages(workload, overrides),
+        "salt": _override_salt(workload, overrides, errors),
     }
-    if overrides.salt is not None and isinstance(workload.requests, FromFile):
-        problem = "a salt changes generated prompts, but prompts of a file are sent unchanged"
-        errors.add_option("conflict", problem, f"--salt {overrides.salt}", "leave the option out")
     option_values = {
         "grace_ns": overrides.grace,
         "timeout_ns": overrides.timeout,
@@ -50,12 +47,17 @@ def apply_overrides(workload: Workload, overrides: Overrides, errors: DocumentEr
     return workload.model_copy(update=computed_fields | specified_values)
 
 
-def _override_salt(workload: Workload, overrides: Overrides) -> str | None:
-    """Return the salt, which decides the texts of prompts: that of the option or of the workload.
+def _override_salt(workload: Workload, overrides: Overrides, errors: DocumentErrors) -> str | None:
+    """Return the salt of the option `--salt`, or else that of the workload.
 
-    A workload may state which share of its prompts is in the cache of the server (`cache`). Then
-    the cache must not contain prompts of an earlier run, so each run has a random salt by default.
+    Runs with the same salt and seed send the same texts. A workload may state which share of its
+    prompts is in the cache of the server (`cache`). Then the cache must not contain prompts of an
+    earlier run, so each run has a random salt by default. An error is added for a salt that changes
+    nothing.
     """
+    if overrides.salt is not None and isinstance(workload.requests, FromFile):
+        problem = "a salt changes generated prompts, but prompts of a file are sent unchanged"
+        errors.add_option("conflict", problem, f"--salt {overrides.salt}", "leave the option out")
     if overrides.salt is not None:
         return overrides.salt
     states_cache_share = (
@@ -79,15 +81,16 @@ def with_unique_prompts(workload: Workload, run_name: str) -> Workload:
     return workload.model_copy(update={"salt": salt})
 
 
-def _replaced_stages(workload: Workload, overrides: Overrides) -> tuple[str, ...]:
+def _names_of_replaced_stages(workload: Workload, overrides: Overrides) -> tuple[str, ...]:
     """Return the names of the measured stages if an option replaces several of them by one.
 
-    Otherwise return the names that the workload already has from an earlier replacement.
+    Otherwise return the names in `workload.replaced`, which an earlier replacement has stored. A
+    stage without a name is called "load", the name that it would get.
     """
-    measured = tuple(stage.name or "load" for stage in workload.stages if stage.measured)
+    measured_names = [stage.name or "load" for stage in workload.stages if stage.measured]
     has_load_option = overrides.request_rate is not None or overrides.concurrency is not None
-    if has_load_option and len(measured) > 1:
-        return measured
+    if has_load_option and len(measured_names) > 1:
+        return tuple(measured_names)
     return workload.replaced
 
 

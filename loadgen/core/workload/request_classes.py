@@ -204,13 +204,13 @@ class Mix(Part):
 
 
 def _convert_to_shares(weights: list[float | str]) -> list[float]:
-    """Return the share of each class in all sessions (requests, conversations and tasks).
+    """Convert the weights of request classes to shares, which add up to 1.
 
-    The weights 3 and 1 give the shares 0.75 and 0.25. Texts of error messages are predicates whose
-    subject is "classes".
+    The share of a class says how many of all sessions (requests, conversations and tasks) belong to
+    it. The weights 3 and 1 give the shares 0.75 and 0.25, and so do "75%" and "25%".
 
     Args:
-        weights: Numbers above zero, or texts such as "60%".
+        weights: Numbers above zero, or percentages such as "60%".
 
     Raises:
         InvalidValueError: Some weights are numbers and some percentages, or the percentages do not

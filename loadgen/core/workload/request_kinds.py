@@ -183,6 +183,7 @@ class Synthetic(Part):
         """Refuse prompts that are shorter than the part that they share with others."""
         shortest_prompt = _smallest_value(self.input_tokens)
         if self.chunks is not None:
+            self._refuse_other_beginnings()
             self._check_chunks_fit(self.chunks, shortest_prompt)
         if shortest_prompt and self.shared_prefix_tokens > shortest_prompt:
             problem = (
@@ -193,19 +194,24 @@ class Synthetic(Part):
             raise units.InvalidValueError("out_of_range", problem, hint)
         return self
 
-    def _check_chunks_fit(self, chunks: Chunks, shortest_prompt: int) -> None:
-        """Refuse prompts that are not longer than their chunks, and another shared beginning.
-
-        A prompt is its chunks and then a question, which needs at least one token.
-        """
+    def _refuse_other_beginnings(self) -> None:
+        """Refuse keys that define another beginning of prompts, if prompts begin with chunks."""
         if self.shared_prefix_tokens or self.turns:
             problem = "has chunks together with shared_prefix_tokens or turns"
             raise units.InvalidValueError("conflict", problem, "keep one of them")
+
+    def _check_chunks_fit(self, chunks: Chunks, shortest_prompt: int) -> None:
+        """Refuse prompts that are not longer than their chunks.
+
+        A prompt is its chunks and then a question, which needs at least one token.
+        """
         chunk_tokens = chunks.count * chunks.tokens
         if shortest_prompt <= chunk_tokens:
+            # A distribution without a lower bound can give prompts of one token.
+            shortest_tokens = max(shortest_prompt, 1)
             problem = (
                 f"has {chunks.count} chunks of {chunks.tokens} tokens in prompts of "
-                f"only {shortest_prompt or 1} tokens"
+                f"only {shortest_tokens} tokens"
             )
             hint = (
                 f"set input_tokens to more than {chunk_tokens}, as a number or with a "
@@ -231,8 +237,10 @@ def _resolve_file(value: Any, info: ValidationInfo) -> Any:
     """Return the path of an existing file. A relative path is relative to the workload file.
 
     The name of a data set of Hugging Face (`hf:...`) is not resolved before the data set is read.
+    Raises `InvalidValueError` if the value is no text, or if there is no such file.
     """
     if not isinstance(info.context, FileContext):
+        # The workload is built in Python, so the value is a path already.
         return value
     if not isinstance(value, str) or not value:
         hint = "requests: {from: prompts.jsonl}"
@@ -267,11 +275,13 @@ class FromFile(Part):
 
 
 def _parse_time_slice(value: Any, info: ValidationInfo) -> tuple[int, int | None]:
-    """Return the begin and the end of a time such as `10m..20m` in ns. Raises `InvalidValueError`.
+    """Return the begin and the end, in ns, of a range of time such as `10m..20m`.
 
-    A pair of numbers is accepted from Python, where a workload is built without a file.
+    A file must have such a text. A workload that is built in Python, without a file, may have a
+    pair of numbers in ns. Raises `InvalidValueError` for anything else.
     """
-    if isinstance(value, tuple | list) and not isinstance(info.context, FileContext):
+    is_built_in_python = not isinstance(info.context, FileContext)
+    if is_built_in_python and isinstance(value, tuple | list):
         begin_ns, end_ns = value
         return begin_ns, end_ns
     if not isinstance(value, str):

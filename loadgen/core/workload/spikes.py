@@ -137,8 +137,9 @@ def _multiply_load(arrival: Any, factor: float) -> dict[str, Any]:
 def _multiply_concurrency(concurrency: Any, factor: float) -> dict[str, Any]:
     """Return the parameters of a closed loop with its number of virtual users multiplied.
 
-    The users of a spike start at once, whatever ramp the stage before has. Raises
-    `units.InvalidValueError` if the concurrency is not an integer.
+    A ramp is the time over which the virtual users start. That of a spike is 0 s, so that its users
+    start at once, even if the stage before has a ramp. Raises `units.InvalidValueError` if the
+    concurrency is not an integer.
     """
     if not isinstance(concurrency, int):
         problem = "has a spike after a concurrency that is not an integer"

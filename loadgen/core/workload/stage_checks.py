@@ -36,23 +36,28 @@ def check_stages(stages: list[Stage], requests: Requests, errors: DocumentErrors
         errors.add_file_error("no_load", problem, LOAD_HINT)
         return
     if not any(stage.measured for stage in stages):
-        errors.add_at(
-            ("stages",), "no_load", "there is no load to measure: no stage is measured", LOAD_HINT
-        )
+        problem = "there is no load to measure: no stage is measured"
+        errors.add_at(("stages",), "no_load", problem, LOAD_HINT)
         return
     size_error = _find_task_count_error(stages, requests) or _find_arrival_count_error(stages)
     if size_error is not None:
         errors.add_file_error(size_error.code, size_error.problem, size_error.hint)
         return
-    # Errors have the position of the stage in the file. Options can add and remove stages, so a
-    # stage is looked up there by its name first.
+    _check_each_stage(stages, errors)
+
+
+def _check_each_stage(stages: list[Stage], errors: DocumentErrors) -> None:
+    """Add the error of each stage with a wrong end, with the position of the stage in the file.
+
+    Options can add and remove stages, so the position is that of the stage with the same name.
+    """
     stages_of_file = errors.document.get("stages") or ()
-    file_index_of_name = {stage.get("name"): index for index, stage in enumerate(stages_of_file)}
+    index_by_name = {stage.get("name"): index for index, stage in enumerate(stages_of_file)}
     for index, stage in enumerate(stages):
-        location = ("stages", file_index_of_name.get(stage.name, index))
-        end_error = _find_missing_end(stage) or _find_late_users(stage)
-        if end_error is not None:
-            errors.add_at(location, end_error.code, end_error.problem, end_error.hint)
+        error = _find_missing_end_error(stage) or _find_late_users_error(stage)
+        if error is not None:
+            index_in_file = index_by_name.get(stage.name, index)
+            errors.add_at(("stages", index_in_file), error.code, error.problem, error.hint)
 
 
 class _StageError(NamedTuple):
@@ -104,7 +109,7 @@ def _count_planned_arrivals(stage: Stage) -> float:
 
     A closed loop has none, because it decides during the run when a request is sent. A stage that
     nothing limits, such as one with an infinite rate and only a duration, counts as 0. It is
-    reported by `_find_missing_end`.
+    reported by `_find_missing_end_error`.
     """
     arrival = stage.arrival
     if isinstance(arrival, Closed):
@@ -139,7 +144,7 @@ def _draws_tasks(requests: Requests) -> bool:
     )
 
 
-def _find_missing_end(stage: Stage) -> _StageError | None:
+def _find_missing_end_error(stage: Stage) -> _StageError | None:
     """Return an error for a stage that never ends, else None.
 
     An infinite rate needs a count, because all of its requests are due before any duration is over.
@@ -151,13 +156,14 @@ def _find_missing_end(stage: Stage) -> _StageError | None:
             f'stage "{stage.name}" sends everything at once, but does not state how many requests',
             "use --num-requests 200 (--warmup 20req), or count: in the stage",
         )
-    if stage.duration_ns is None and stage.count is None and stage.at_least is None:
+    has_minimums = stage.at_least is not None
+    if stage.duration_ns is None and stage.count is None and not has_minimums:
         problem = f'stage "{stage.name}" never ends: it has neither duration nor count'
         return _StageError("endless", problem, END_HINT)
     return None
 
 
-def _find_late_users(stage: Stage) -> _StageError | None:
+def _find_late_users_error(stage: Stage) -> _StageError | None:
     """Return an error for a closed loop that ends before all its users have started, else None."""
     if not isinstance(stage.arrival, Closed) or not stage.duration_ns:
         return None

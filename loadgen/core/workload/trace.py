@@ -132,10 +132,10 @@ class Trace(Struct, frozen=True, kw_only=True, eq=False):
         return replace(selected, due_ns=self.due_ns[rows], hashes=hashes, hash_starts=hash_starts)
 
     def _with_rows(self, rows: Integers | slice) -> Trace:
-        """Return this trace with only some rows of the columns that are neither times nor hashes.
+        """Return this trace with only some rows of most columns.
 
-        The times and hashes of the result are still those of all rows, and the caller replaces
-        them.
+        The result is incomplete: `due_ns`, `hashes` and `hash_starts` still belong to all rows. The
+        caller must replace them, because how they change depends on the selection.
         """
         return replace(
             self,
@@ -208,10 +208,11 @@ def select_hashes(
     Returns:
         Hashes and starts in the form of the arguments.
     """
-    hash_counts = np.diff(hash_starts)[rows]
+    hash_counts = np.diff(hash_starts)[rows]  # [2, 1] in the example
     new_starts = np.concatenate([np.zeros(1, np.int64), np.cumsum(hash_counts)])
-    # Each hash of the result is at the old start of its row plus its offset within the row.
-    index = np.arange(int(hash_counts.sum()))
-    offset_in_row = index - np.repeat(new_starts[:-1], hash_counts)
-    old_index = np.repeat(hash_starts[:-1][rows], hash_counts) + offset_in_row
+    # From here on there is one value per hash of the result.
+    old_start_of_row = np.repeat(hash_starts[:-1][rows], hash_counts)  # [1, 1, 0]
+    new_start_of_row = np.repeat(new_starts[:-1], hash_counts)  # [0, 0, 2]
+    position_in_row = np.arange(int(hash_counts.sum())) - new_start_of_row  # [0, 1, 0]
+    old_index = old_start_of_row + position_in_row  # [1, 2, 0]
     return hashes[old_index], new_starts

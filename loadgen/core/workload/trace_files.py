@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import io
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -64,26 +64,31 @@ def split_documents(lines: Iterator[NumberedLine]) -> Iterator[NumberedLine]:
     """Yield the lines of a JSONL file, or the objects of a JSON document as one line each.
 
     A file may be one JSON document that extends over several lines: an object, or a list of
-    objects. To find out, its first line is decoded, and then all lines together. If the file is no
-    such document, its lines are yielded unchanged.
+    objects. If the file is no such document, its lines are yielded unchanged.
     """
     first = next(lines, None)
     if first is None:
         return
     _, first_line = first
-    if not first_line.lstrip().startswith(("{", "[")):
+    may_begin_document = first_line.lstrip().startswith(("{", "["))
+    if may_begin_document:
+        # This reads some or all of the other lines, which are in `decoded.lines_read` then.
+        decoded = _decode_document(first, lines)
+        yield from _lines_of_document(decoded)
+    else:
         yield first
-        yield from lines
-        return
-    decoded = _decode_document(first, lines)
+    lines_not_read = lines
+    yield from lines_not_read
+
+
+def _lines_of_document(decoded: _DecodedDocument) -> Iterable[NumberedLine]:
+    """Return the objects of a JSON document as lines, or the lines that are no document."""
     extends_over_lines = len(decoded.lines_read) > 1
     if isinstance(decoded.value, list):
-        yield from (_as_line(item) for item in decoded.value)
-    elif decoded.value is not None and extends_over_lines:
-        yield _as_line(decoded.value)
-    else:
-        yield from decoded.lines_read
-    yield from lines
+        return [_as_line(item) for item in decoded.value]
+    if decoded.value is not None and extends_over_lines:
+        return [_as_line(decoded.value)]
+    return decoded.lines_read
 
 
 class _DecodedDocument(NamedTuple):
@@ -94,10 +99,10 @@ class _DecodedDocument(NamedTuple):
 
 
 def _decode_document(first: NumberedLine, lines: Iterator[NumberedLine]) -> _DecodedDocument:
-    """Decode the first line of a file, or else all of its lines together, as one JSON value.
+    """Decode the first line of a file as a JSON value. If it is none, decode all lines together.
 
-    `lines` are the lines after the first one. Reading stops after about MAX_LINE_CHARACTERS, which
-    bounds the memory.
+    `lines` are the lines after the first one, and those that are read are consumed. Reading stops
+    after about MAX_LINE_CHARACTERS, which bounds the memory. The JSON value `null` counts as none.
     """
     _, first_line = first
     value = _decode_json(first_line)

@@ -84,20 +84,16 @@ def read_yaml_text(
         UserError: The file cannot be read, is too large, or is no UTF-8 text.
     """
     try:
-        is_too_large = file.stat().st_size > MAX_FILE_BYTES
-        content = b"" if is_too_large else file.read_bytes()
+        content = _read_limited(file)
     except OSError as error:
         problem = f"cannot be read: {error.strerror}"
         if isinstance(error, FileNotFoundError):
             problem = f"no such {kind}"
-        raise UserError(of_reading(error), problem, label, hint_if_missing()) from None
-    if is_too_large:
-        raise UserError(
-            "too_large",
-            f"the file is larger than 1 MiB, so it is not a {kind}",
-            label,
-            hint_if_too_large,
-        )
+        error_code = of_reading(error)
+        raise UserError(error_code, problem, label, hint_if_missing()) from None
+    if content is None:
+        problem = f"the file is larger than 1 MiB, so it is not a {kind}"
+        raise UserError("too_large", problem, label, hint_if_too_large)
     try:
         return content.decode("utf-8-sig")
     except UnicodeDecodeError as error:
@@ -106,6 +102,13 @@ def read_yaml_text(
         raise UserError(
             "wrong_encoding", "not a UTF-8 text file", f"{label}:{line}", hint
         ) from None
+
+
+def _read_limited(file: Path) -> bytes | None:
+    """Return the content of a file, or None if it has more than MAX_FILE_BYTES."""
+    if file.stat().st_size > MAX_FILE_BYTES:
+        return None
+    return file.read_bytes()
 
 
 def _refuse_data_set(file: Path, label: str) -> None:
@@ -125,7 +128,11 @@ def _is_json_list(file: Path) -> bool:
 
 
 def _hint_for_missing_workload(file: Path, path_or_name: str) -> str:
-    """Return a hint with similar names of packaged workloads and of workloads beside the path."""
+    """Return a hint for a name that is no workload.
+
+    It may be the name of a packaged contract, which another command reads. Otherwise the hint has
+    similar names of packaged workloads and of workload files in the directory of the path.
+    """
     if path_or_name in packaged_files("contracts"):
         return f"{path_or_name} is a contract: loadgen validate {path_or_name}"
     nearby_workloads = [
