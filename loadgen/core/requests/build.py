@@ -36,7 +36,8 @@ def build_prompts(
     Args:
         workload: The workload, or one class of a mix. Only its `requests` are used.
         seed: Decides lengths and choices.
-        salt: Decides the texts, together with the seed.
+        salt: A number that decides the texts, together with the seed. Another salt gives texts that
+            no cache of the server knows.
         tokenizer: Counts tokens and supplies words.
         target: What is known of the target that the requests are sent to.
 
@@ -53,6 +54,7 @@ def build_prompts(
         case "mix":
             return _build_mix(requests, seed, salt, tokenizer, target)
         case "trace":
+            # Workers without a trace do not need this module.
             from loadgen.core.requests.trace_prompts import TracePrompts
 
             return TracePrompts(_read_trace(requests), seed, salt, tokenizer, target)
@@ -107,17 +109,17 @@ def _read_trace(requests: FromTrace) -> Trace | TraceSessions:
 def _check_api_returns_text(requests: Any, kind: str, api: str) -> None:
     """Raise UserError if requests continue earlier responses, but the API does not return text.
 
-    The responses to embeddings and rankings are numbers, which no later message can contain.
+    Tasks and conversations do so: a later request contains the responses to earlier ones. The
+    responses to embeddings and rankings are numbers, which no message can contain.
     """
     if api not in NON_GENERATIVE_APIS:
         return
     is_conversation = kind == "synthetic" and requests.turns is not None
+    if kind != "task" and not is_conversation:
+        return
+    hint = "leave out turns"
     if kind == "task":
         hint = "use kind: embed or kind: rerank in a step of a task"
-    elif is_conversation:
-        hint = "leave out turns"
-    else:
-        return
     problem = f"a response of the {api} API is not text, so no later request can continue it"
     raise UserError("unsupported", problem, f"--api {api}", hint)
 

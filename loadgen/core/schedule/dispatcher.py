@@ -525,12 +525,12 @@ class Dispatcher:
             drop_reason: The reason that is recorded for dropped turns.
 
         Returns:
-            True if this turn is followed by none only because the stage ends before the next one
-            would be due. False in all other cases, also if the session was over already.
+            Whether the session ends now because its stage does: the next turn would be due after
+            the end of the stage.
         """
         progress.open_turns -= 1
         if progress.is_over:
-            return False
+            return False  # It has ended before, and this turn was still in flight.
         if ok:
             return self._schedule_next_turns(progress, slot, now_ns)
         self._fail_session(progress, slot, now_ns, drop_reason)

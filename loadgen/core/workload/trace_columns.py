@@ -461,9 +461,11 @@ def _read_times(column: pa.Array, time_unit_ns: int) -> tuple[Integers, Mask]:
 def _numbers_to_ns(numbers: NDArray[Any], unit_ns: int) -> Integers:
     """Convert numbers of a unit to ns. Integers are converted exactly, and floats are rounded."""
     is_float = numbers.dtype.kind == "f"
+    times_ns: Integers
     if is_float:
-        return np.rint(numbers * unit_ns).astype(np.int64)
-    times_ns: Integers = numbers.astype(np.int64) * unit_ns
+        times_ns = np.rint(numbers * unit_ns).astype(np.int64)
+    else:
+        times_ns = numbers.astype(np.int64) * unit_ns
     return times_ns
 
 

@@ -352,9 +352,11 @@ def parse_json_object(line: str) -> dict[str, Any]:
 def one_request_per_line(
     parse: Callable[[dict[str, Any]], TraceRow],
 ) -> Callable[[str], Sequence[TraceRow]]:
-    """Return a parser of lines for a format with one request in each line.
+    """Build the function that parses a line of a JSONL format with one request in each line.
 
-    `parse` returns the request of the JSON object in a line.
+    `TraceFormat.parse_line` takes a line and returns a sequence of requests. A format with one
+    request in each line only has to define `parse`, which takes the JSON object of a line and
+    returns the request.
     """
 
     def parse_line(line: str) -> Sequence[TraceRow]:

@@ -392,7 +392,7 @@ class _NodeReader:
         is_too_deep = depth > MAX_DEPTH
         if self._nodes_left >= 0 and not is_too_deep:
             return
-        # The path of a list item is cut before its index, because it can be very long here.
+        # The path can be very long here, such as `a[0][0][0]` and so on, so all indexes are cut.
         path_of_list = path.partition("[")[0]
         place = place_at(self._file, _position(node), path_of_list)
         hint = (
