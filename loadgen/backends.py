@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 
 from msgspec import Struct
@@ -149,13 +149,13 @@ def find_backend_of_target(url: str | None) -> BackendRow | None:
     scheme = scheme_of(url)
     if scheme is None or "unix" in scheme:
         scheme = "http"
-    for row in BACKENDS.builtin_rows:
-        if scheme in row.schemes:
-            return row
-    for row in BACKENDS.plugin_rows():
-        if scheme in row.schemes:
-            return row
-    return None
+    backend = _find_scheme(scheme, BACKENDS.builtin_rows)
+    return backend or _find_scheme(scheme, BACKENDS.plugin_rows())
+
+
+def _find_scheme(scheme: str, rows: Iterable[BackendRow]) -> BackendRow | None:
+    """Return the first backend that serves a scheme, or None."""
+    return next((row for row in rows if scheme in row.schemes), None)
 
 
 def display_name(url: str | None) -> str:
@@ -173,6 +173,8 @@ def scheme_of(url: str | None) -> str | None:
 
 
 def after_scheme(url: str | None) -> str:
-    """Return what follows the scheme and its colon."""
-    match = _SCHEME.match(url or "")
-    return match[2] if match else url or ""
+    """Return what follows the scheme of a URL and its colon: "vllm-h100" for "sim:vllm-h100"."""
+    if not url:
+        return ""
+    match = _SCHEME.match(url)
+    return match[2] if match else url

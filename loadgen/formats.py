@@ -285,10 +285,12 @@ FORMATS: OpenTable[FormatRow] = OpenTable("loadgen.formats", FormatRow, _load_ro
 
 
 def definitions_of(tool: str) -> str:
-    """Return how a built-in tool defines its metrics."""
-    return next(
-        row.definitions for row in FORMATS.builtin_rows if row.tool == tool and row.definitions
-    )
+    """Return how a tool with a built-in format defines its metrics, as text.
+
+    A tool may have several formats, of which only one has the definitions.
+    """
+    rows = [row for row in FORMATS.builtin_rows if row.tool == tool and row.definitions]
+    return rows[0].definitions
 
 
 def is_result(row: FormatRow, file: ToolFile) -> bool:

@@ -52,10 +52,17 @@ PRICES: OpenTable[PriceRow] = OpenTable("loadgen.prices", PriceRow, _load_rows)
 
 
 def parse_price_option(value: str) -> PriceRequest:
-    """Return the source that `--prices` names: NAME:WHAT of a plug-in, or the path of a file."""
-    match = None if os.path.exists(value) else _NAMED_SOURCE.fullmatch(value)
-    if match is not None:
-        row = PRICES.find(match[1])
-        if row is not None:
-            return PriceRequest(row, match[2])
-    return PriceRequest(PRICES.builtin_rows[0], value)
+    """Return the source that a value of `--prices` names, and the argument for it.
+
+    The value is the path of a file, or the name of a source and its argument: "azure:eastus" is the
+    argument "eastus" for the source "azure" of a plug-in. A path may contain a colon too, so a file
+    that exists comes first.
+    """
+    file_source = PRICES.builtin_rows[0]
+    if os.path.exists(value):
+        return PriceRequest(file_source, value)
+    match = _NAMED_SOURCE.fullmatch(value)
+    source = None if match is None else PRICES.find(match[1])
+    if match is None or source is None:
+        return PriceRequest(file_source, value)
+    return PriceRequest(source, match[2])

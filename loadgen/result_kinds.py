@@ -383,7 +383,7 @@ KINDS: OpenTable[ResultKind] = OpenTable("loadgen.results", ResultKind, _load_ro
 
 
 def named(name: str) -> ResultKind:
-    """Return a built-in kind."""
+    """Return the built-in kind with this name, which must exist."""
     return next(kind for kind in KINDS.builtin_rows if kind.name == name)
 
 
@@ -561,21 +561,31 @@ def can_write_page_to(kind: ResultKind, folder: Path) -> bool:
     return any(kind_of(subdirectory, "list_row") is not None for subdirectory in subdirectories)
 
 
-def left_by_commands() -> Iterator[str]:
-    """Yield glob patterns of the files that mark the directory of a result, or its parent."""
+def marker_patterns() -> Iterator[str]:
+    """Yield glob patterns of files that commands write to the directory of a result.
+
+    A directory with a file that matches a pattern, such as `plan.json` or `*/run.json`, has results
+    in it or was begun by a command. A pattern of a subdirectory is for results that consist of
+    several runs, which have a directory each.
+    """
     for kind in KINDS.builtin_rows:
-        yield from (*kind.begun_with, *kind.markers)
+        yield from kind.begun_with
+        yield from kind.markers
         if kind.has_runs:
             yield from (f"*/{marker}" for marker in kind.markers)
 
 
 def additions_to(folder: Path, run: OpenedRun) -> tuple[ExtraSections, ...]:
-    """Return what other kinds add to the report of the run or search in a directory."""
-    functions = [
-        KINDS.guard(kind, kind.additions) for kind in KINDS.rows() if kind.additions is not None
-    ]
-    additions = [function(folder, run) for function in functions]
-    return tuple(addition for addition in additions if addition is not None)
+    """Return what other kinds add to the report of the run or search in a directory.
+
+    For example, an MLPerf test adds its verdict to the report of its run.
+    """
+    all_additions = []
+    for kind in KINDS.rows():
+        if kind.additions is not None:
+            create_additions = KINDS.guard(kind, kind.additions)
+            all_additions.append(create_additions(folder, run))
+    return tuple(additions for additions in all_additions if additions is not None)
 
 
 class OpenedResult(msgspec.Struct, frozen=True, dict=True):

@@ -251,15 +251,10 @@ def average_repeats(repeats: Sequence[LoadPointResult]) -> LoadPointResult:
     first = averaged[0]
     if len(averaged) == 1:
         return first
-    means = {
-        metric: _mean([getattr(repeat, metric) for repeat in averaged])
-        for metric in AVERAGED_METRICS
-    }
     # A latency has too few samples if that is so in any of the repeats.
     unsupported = {latency for repeat in averaged for latency in repeat.unsupported}
-    return msgspec.structs.replace(
+    point = msgspec.structs.replace(
         first,
-        **means,
         name=f"{first.short_label}, mean of {len(averaged)} runs",
         ok=sum(repeat.ok for repeat in averaged),
         failed=sum(repeat.failed for repeat in averaged),
@@ -270,6 +265,14 @@ def average_repeats(repeats: Sequence[LoadPointResult]) -> LoadPointResult:
         simulated=any(repeat.simulated for repeat in averaged),
         reached_concurrency=all(repeat.reached_concurrency for repeat in averaged),
     )
+    return msgspec.structs.replace(point, **_mean_metrics(averaged))
+
+
+def _mean_metrics(points: Sequence[LoadPointResult]) -> dict[str, float | None]:
+    """Return the mean of each of AVERAGED_METRICS over load points, by its name."""
+    return {
+        metric: _mean([getattr(point, metric) for point in points]) for metric in AVERAGED_METRICS
+    }
 
 
 def _mean(values: Sequence[float | None]) -> float | None:

@@ -96,11 +96,15 @@ def _read_summaries(output_dir: Path) -> dict[str, RepeatSummary]:
 
 
 def _has_several_loads(data: bytes) -> bool:
-    """Return whether the content of `repeats.json` is that of several loads."""
+    """Return whether the content of `repeats.json` has the summaries of several loads.
+
+    Return False for damaged content, whose error is reported when it is decoded.
+    """
     try:
-        return "levels" in msgspec.json.decode(data, type=dict[str, msgspec.Raw])
+        document = msgspec.json.decode(data, type=dict[str, msgspec.Raw])
     except msgspec.MsgspecError:
         return False
+    return "levels" in document
 
 
 def run_dirs(output_dir: Path) -> list[Path]:
@@ -184,13 +188,19 @@ def compare_side(output_dir: Path) -> Side:
 
 
 def regenerate(output_dir: Path) -> Iterator[RegeneratedFile]:
-    """Yield `repeats.json`, computed again from the stored summaries of the runs."""
+    """Yield `repeats.json`, computed again from the stored summaries of the runs.
+
+    The file has the summary of one load, or an object with the summary of each of several loads.
+    """
     summaries = {
         name: _summarize_again(output_dir, stored)
         for name, stored in _read_summaries(output_dir).items()
     }
-    document = summaries.get(SINGLE_LOAD) or {"levels": summaries}
-    yield RegeneratedFile(repeats.FILE, msgspec.json.encode(document), SUMMARIES)
+    if SINGLE_LOAD in summaries:
+        data = msgspec.json.encode(summaries[SINGLE_LOAD])
+    else:
+        data = msgspec.json.encode({"levels": summaries})
+    yield RegeneratedFile(repeats.FILE, data, SUMMARIES)
 
 
 def _summarize_again(output_dir: Path, stored: RepeatSummary) -> RepeatSummary:

@@ -100,11 +100,13 @@ def _describe_met_limits(goodput: Goodput) -> str:
 
 
 def _is_good_count_meaningful(goodput: Goodput) -> bool:
-    """Return True if the number of good requests is meaningful.
+    """Return True if it is known which requests met the limits of the SLO.
 
-    It is if at least one objective is decided. If each request class has its own SLO, the
-    objectives belong to the classes.
+    At least one objective must be decided. If each request class has an SLO of its own, the
+    objectives belong to the classes and `goodput.slo` is empty.
     """
     if goodput.good is None:
         return False
-    return not goodput.slo or any(not term.undecided for term in goodput.slo)
+    has_slo_per_class = not goodput.slo
+    has_decided_objective = any(not term.undecided for term in goodput.slo)
+    return has_slo_per_class or has_decided_objective

@@ -240,13 +240,23 @@ def _group_curve(group: PointGroup, points: Sequence[LoadPointResult]) -> GroupC
 
 
 def mark_pareto_front(points: Sequence[LoadPointResult]) -> list[LoadPointResult]:
-    """Mark the load points on the Pareto front of all targets at the same lengths."""
-    front: set[str] = set()
-    for lengths in dict.fromkeys((point.isl, point.osl) for point in points):
-        front |= _names_on_front(
-            [point for point in points if point.is_usable and (point.isl, point.osl) == lengths]
-        )
-    return [msgspec.structs.replace(point, on_pareto_front=point.name in front) for point in points]
+    """Mark the load points on the Pareto front, and return all of them in the same order.
+
+    A load point is on the front if no other one has both a higher throughput and a higher speed for
+    each user. Load points of all targets are compared, but only with the same prompt and output
+    lengths.
+    """
+    names_on_front: set[str] = set()
+    all_lengths = dict.fromkeys((point.isl, point.osl) for point in points)
+    for lengths in all_lengths:
+        comparable_points = [
+            point for point in points if point.is_usable and (point.isl, point.osl) == lengths
+        ]
+        names_on_front |= _names_on_front(comparable_points)
+    return [
+        msgspec.structs.replace(point, on_pareto_front=point.name in names_on_front)
+        for point in points
+    ]
 
 
 def _names_on_front(points: Sequence[LoadPointResult]) -> set[str]:

@@ -37,7 +37,7 @@ def dated_folders(folder: Path, now: datetime.datetime) -> Iterator[Path]:
 def check_no_results(folder: Path) -> None:
     """Raise UserError if a folder holds results, or runs and experiments."""
     has_results = any(
-        file.is_file() for name in result_kinds.left_by_commands() for file in folder.glob(name)
+        file.is_file() for name in result_kinds.marker_patterns() for file in folder.glob(name)
     )
     if has_results:
         raise UserError(
