@@ -399,13 +399,13 @@ def test_the_page_of_a_run_says_first_what_it_is_worth_and_folds_what_is_long(
     browser.open(pages["run"])
     assert browser.evaluate("document.querySelector('.badge').textContent").startswith("VALID")
     tops = browser.evaluate(
-        "[...document.querySelectorAll('.badge,.five,figure,#latency,#why,#slowest')].filter(n => n.offsetParent)"
+        "[...document.querySelectorAll('.badge,.five,figure,#latency,#slow-requests,#slowest')].filter(n => n.offsetParent)"
         ".map(n => [n.id || n.className || n.dataset.chart, n.getBoundingClientRect().top])"
     )
     tops.sort(key=lambda one: one[1])
     order = [name for name, _ in tops]
     assert order[0] == "badge" and order.index("five") < order.index("0") < order.index("latency")
-    assert order.index("latency") < order.index("why") < order.index("slowest")
+    assert order.index("latency") < order.index("slow-requests") < order.index("slowest")
     assert dict(tops)["slowest"] < 2500
     titles = browser.evaluate(
         "[...document.querySelectorAll('figure')].slice(0, 2).map(f => f.textContent)"
