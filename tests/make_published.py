@@ -111,12 +111,13 @@ def _nodes() -> Section:
         source,
         (),
         (),
-        f"A node reached {rack.slowest_node:,.1f} to {rack.fastest_node:,.1f} tokens/s, "
-        f"with a mean of {rack.mean:,.1f} and a median of {rack.median:,.1f}. "
-        f"The sum of all nodes is {rack.sum_of_rates:,.1f} tokens/s, and "
-        f"{rack.single_clock:,.0f} on a single clock "
-        f"({ratio:+.1%}).",
-        "The results of all nodes are in loadgen/data/reference/nodes.yaml.",
+        f"Each virtual machine reached {rack.slowest_node:,.0f} to {rack.fastest_node:,.0f} "
+        f"tokens/s, with a mean of {rack.mean:,.0f} and a median of {rack.median:,.0f}.",
+        f"The published rate of the rack, {rack.sum_of_rates:,.0f} tokens/s, is the sum of these "
+        "rates. The machines did not finish at the same time, though. All tokens divided by the "
+        f"time of the slowest machine are {rack.single_clock:,.0f} tokens/s ({ratio:+.1%}). This "
+        'page calls that the rate "on a single clock".',
+        "The results of all machines are in loadgen/data/reference/nodes.yaml.",
     )
 
 
