@@ -86,7 +86,10 @@ def run_seed(seed: int, *names: str | int) -> int:
 
 
 def derived(seed: int, *names: str | int) -> int:
-    """Return a 64-bit seed for a purpose, for generators other than that of numpy."""
+    """Return a 64-bit seed that follows from another seed and the names of a purpose.
+
+    Different names give independent seeds. `generator` does the same for NumPy's own generator.
+    """
     return int.from_bytes(_digest(seed, names)[:8], "little")
 
 
@@ -129,12 +132,13 @@ def _mix_bits(state: NDArray[np.uint64]) -> NDArray[np.uint64]:
     """Return the random 64-bit numbers that splitmix64 computes from its states.
 
     The shifts and factors are the published ones ("variant 13" of Stafford's mixing functions).
+    Products are reduced modulo 2^64, as the algorithm requires.
     """
     import numpy as np
 
     bits = state
-    for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
-        bits = (bits ^ (bits >> np.uint64(shift))) * np.uint64(factor)
+    bits = (bits ^ (bits >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    bits = (bits ^ (bits >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return bits ^ (bits >> np.uint64(31))
 
 
@@ -150,7 +154,8 @@ def draw_classes(
     cumulative_weights = np.cumsum(weights)
     upper_bounds = cumulative_weights / cumulative_weights[-1]
     fractions = draw_fractions(seed, "class", session_ids)
-    # The class of a number is how many bounds are at or below it. The last bound, 1, never is.
+    # The class of a fraction is how many bounds are at or below it: with the bounds 0.75 and 1, 0.8
+    # is in class 1. The last bound is above every fraction, so it need not be compared.
     return np.searchsorted(upper_bounds[:-1], fractions, side="right")
 
 

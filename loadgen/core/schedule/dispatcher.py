@@ -171,6 +171,14 @@ class Dispatcher:
     begins when the first virtual user has nothing more to send.
     """
 
+    # The current stage is the one that began last. `_begin_stage` sets these attributes.
+    _current_stage: ScheduledStage
+    _current_start_ns: int
+    # When the next stage begins, or _NEVER_NS while that is not known.
+    _next_stage_ns: int
+    # The arrivals of the current stage that have not been taken. A closed loop has none.
+    _arrivals: _ArrivalCursor
+
     def __init__(
         self,
         schedule: Schedule,
@@ -220,11 +228,6 @@ class Dispatcher:
         # -- Stages --
         # Progress of the stages that have begun.
         self._stages: list[_StageProgress] = []
-        # `_begin_stage` gives the following attributes their values.
-        self._current_stage: ScheduledStage
-        self._current_start_ns: int
-        self._next_stage_ns: int
-        self._arrivals: _ArrivalCursor
         self._begin_stage(index=0, start_ns=0)
 
     @property
@@ -416,10 +419,10 @@ class Dispatcher:
         return None
 
     def _is_next_stage_first(self) -> bool:
-        """Return True if the next stage begins before any other slot is due.
+        """Return True if the next stage begins before the next slot of the current stage is due.
 
-        What was due before a stage ended comes before the first slots of the next stage. An arrival
-        at the very start of the next stage belongs to the current stage.
+        At the same time, an arrival comes before the next stage, to which it does not belong. A
+        later turn or a session of a virtual user comes after the start of the next stage.
         """
         if self._next_stage_ns >= self._arrivals.next_ns:
             return False

@@ -203,6 +203,7 @@ def _count_parser(
     """
 
     def parse_count(text: str) -> int:
+        """Return the whole number of a text. Raises `units.InvalidValueError`."""
         if not re.fullmatch(r"-?[0-9]+", text):
             hint = f"write an integer of at least {minimum} in digits: 8000, not 8k"
             raise units.InvalidValueError("invalid_value", "is not an integer", hint)
