@@ -249,11 +249,14 @@ def _find_response(turns_after_question: Iterator[_Turn]) -> str:
     Raises EmptyConversationError if a system message comes before the response: the response then
     depends on something that is not sent with the question.
     """
+    has_system_message = False
     for turn in turns_after_question:
-        if turn.role == "assistant":
+        if turn.role == "assistant" and not has_system_message:
             return turn.text
         if turn.role == "system" and turn.text:
-            raise EmptyConversationError("missing_value", "the conversation has no user message")
+            has_system_message = True
+    if has_system_message:
+        raise EmptyConversationError("missing_value", "the conversation has no user message")
     return ""
 
 
