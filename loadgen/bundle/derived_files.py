@@ -21,26 +21,27 @@ RECORD_FOLDERS = {"requests", "gaps", "flows", "spool"}
 
 
 def find_bundled_kind(folder: Path) -> ResultKind:
-    """Return the kind of result in a directory that is bundled.
+    """Return the kind of the result in a directory that a user wants to bundle.
 
-    A bundle is useful only if its files can be computed again, so the kind must be one that can
-    regenerate its files.
+    A bundle lets its receiver compute every derived file again and compare. The kind must therefore
+    have a function that regenerates its files.
 
     Raises:
-        UserError: The directory is no result, or one of a kind that cannot.
+        UserError: The directory has no result, or its kind cannot regenerate files.
     """
     kind = result_kinds.kind_of(folder, "regenerate")
     if kind is not None:
         return kind
     unsupported_kind = result_kinds.kind_of(folder)
-    if unsupported_kind is not None and unsupported_kind.markers:
-        raise UserError(
-            "unsupported",
-            f"a result that cannot be recomputed from raw data: {unsupported_kind.name}",
-            str(folder),
-            "bundle the results that it is based on",
-        )
-    raise result_kinds.no_result(folder)
+    # Markers are files by which loadgen recognises a result that it wrote.
+    if unsupported_kind is None or not unsupported_kind.markers:
+        raise result_kinds.no_result(folder)
+    raise UserError(
+        "unsupported",
+        f"a result that cannot be recomputed from raw data: {unsupported_kind.name}",
+        str(folder),
+        "bundle the results that it is based on",
+    )
 
 
 def is_raw(file: PurePosixPath) -> bool:

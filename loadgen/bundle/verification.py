@@ -240,51 +240,57 @@ class _DerivedFileChecker:
         self._find_other_files()
 
     def _check(self, file: RegeneratedFile) -> None:
-        """Check one regenerated file, or note why it cannot be compared.
+        """Compare one regenerated file with the stored one, or note why this is not possible.
 
-        - A file that could not be regenerated because raw data are damaged is a difference.
-        - A file that cannot be regenerated here, for the reason in `basis`, is skipped.
-        - Texts and pages of another version of loadgen are skipped, because they change with each
-          version. JSON is compared.
-        - A file that is missing in the bundle is a difference.
+        A file whose raw data are damaged, and one that is missing in the bundle, are differences.
+        A file that cannot be regenerated here is skipped. So are texts and pages of another version
+        of loadgen, because they change with each version; JSON is compared.
         """
-        stored = self._folder / file.name
-        name = f"{RESULT}/{file.name}"
         if file.damaged:
-            description = f"cannot be reproduced: {file.basis}"
-            self.differences.append(Mismatch(file=name, code="not_remade", description=description))
-        elif file.data is None:
+            problem = f"cannot be reproduced: {file.basis}"
+            self._add_difference(file, "not_remade", problem)
+            return
+        if file.data is None:
+            # `basis` is then the reason why it cannot be regenerated.
             self.skipped[file.name] = file.basis
-        elif self._is_other_version and not file.name.endswith((".json", ".jsonl")):
+            return
+        is_json = file.name.endswith((".json", ".jsonl"))
+        if self._is_other_version and not is_json:
             reason = f"written by another version of loadgen ({self._version})"
             self.skipped[file.name] = reason
-        elif not stored.is_file():
-            self.differences.append(Mismatch(file=name, code="missing", description="is missing"))
-        else:
-            self._compare(name, stored, file, file.data)
+            return
+        stored_file = self._folder / file.name
+        if not stored_file.is_file():
+            self._add_difference(file, "missing", "is missing")
+            return
+        self._compare(stored_file, file, file.data)
 
-    def _compare(self, name: str, stored: Path, file: RegeneratedFile, data: bytes) -> None:
+    def _add_difference(self, file: RegeneratedFile, code: MismatchCode, description: str) -> None:
+        name_in_bundle = f"{RESULT}/{file.name}"
+        self.differences.append(Mismatch(file=name_in_bundle, code=code, description=description))
+
+    def _compare(self, stored_file: Path, file: RegeneratedFile, regenerated: bytes) -> None:
         """Compare a stored file with its regenerated content, and note the result.
 
         Metrics that a plug-in defined cannot be computed without the plug-in, so they are noted as
         skipped.
 
         Args:
-            name: The name of the file in the bundle.
-            stored: The unpacked file.
-            file: What was regenerated. `file.leave` lists the keys that are not compared, because
-                they do not follow from raw data.
-            data: The regenerated content.
+            stored_file: The file as unpacked from the bundle.
+            file: The regenerated file.
+            regenerated: Its content.
         """
-        plugin_metrics = _metrics_of_missing_plugins(stored)
-        for path, package in plugin_metrics.items():
+        plugin_metrics = _metrics_of_missing_plugins(stored_file)
+        for metric_path, package in plugin_metrics.items():
             reason = f"defined by {package}, which is not loaded; use --plugins"
-            self.skipped[f"{file.name}: {path}"] = reason
+            self.skipped[f"{file.name}: {metric_path}"] = reason
+        # `file.leave` lists the keys whose values do not follow from raw data.
+        ignored_keys = (*file.leave, *plugin_metrics)
         comparison = compare_file(
-            name,
-            stored.read_bytes(),
-            data,
-            ignored=(*file.leave, *plugin_metrics),
+            f"{RESULT}/{file.name}",
+            stored_file.read_bytes(),
+            regenerated,
+            ignored=ignored_keys,
             is_other_version=self._is_other_version,
         )
         self.checked.append(
@@ -309,30 +315,37 @@ class _DerivedFileChecker:
             self.skipped[name] = "not a file of loadgen; only its hash was checked"
 
 
-def _metrics_of_missing_plugins(file: Path) -> dict[str, str]:
-    """Return the metrics in a summary that were defined by plug-ins which are not loaded here.
+def _metrics_of_missing_plugins(summary_file: Path) -> dict[str, str]:
+    """Return the metrics in a summary that only a plug-in that is not loaded can compute.
 
     Args:
-        file: A file of a run. Only a summary has metrics.
+        summary_file: A stored file. Only `summary.json` beside a `run.json` can have such metrics.
 
     Returns:
-        The package that defined each metric, as the manifest of the run names it, by the location
-        of the metric in the summary, for example {"figures.thinking_ms": "acme-metrics 1.0"}.
+        The package of each metric with its version, by the key of the metric in the summary. For
+        example, {"figures.ttft_per_word": "my-plugin 1.2"}.
     """
-    manifest_file = file.with_name("run.json")
-    if file.name != run_folder.SUMMARY or not manifest_file.is_file():
+    manifest_file = summary_file.with_name("run.json")
+    if summary_file.name != run_folder.SUMMARY or not manifest_file.is_file():
         return {}
     manifest = decode_manifest(manifest_file.read_bytes(), str(manifest_file))
     loaded_metrics = {row.name for row in METRICS.available()}
-    summary = file.read_bytes()
+    summary = summary_file.read_bytes()
     packages: dict[str, str] = {}
     for plugin in manifest.plugins:
         is_metric = plugin.table == METRICS.group
         if not is_metric or plugin.name in loaded_metrics:
             continue
-        # A metric is a number, or a distribution in ms. The summary may be damaged, so it is
-        # searched for the quoted key instead of being decoded.
-        for key in (plugin.name, f"{plugin.name}_ms"):
-            if f'"{key}"'.encode() in summary:
-                packages[f"figures.{key}"] = f"{plugin.package} {plugin.version}"
+        for key in _find_metric_keys(plugin.name, summary):
+            packages[f"figures.{key}"] = f"{plugin.package} {plugin.version}"
     return packages
+
+
+def _find_metric_keys(metric: str, summary: bytes) -> list[str]:
+    """Return the keys of a plug-in's metric that occur in the JSON text of a summary.
+
+    The key of a number is the name of the metric, and that of a distribution in ms ends with `_ms`.
+    The text is searched for the quoted key, because a damaged summary cannot be decoded.
+    """
+    possible_keys = (metric, f"{metric}_ms")
+    return [key for key in possible_keys if f'"{key}"'.encode() in summary]
