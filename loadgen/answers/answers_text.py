@@ -36,12 +36,12 @@ def report(result: AnswersResult, failures: Sequence[str] = ()) -> Report:
         failures: The first reasons why requests failed.
     """
     title = f"{result.dataset}: {format.counted(result.prompts, 'prompt')}, temperature 0"
-    verdict: list[Paragraph] = []
-    if result.allowed_loss is not None:
-        verdict_kind = VERDICT_KINDS[result.is_within_loss]
-        verdict = [Paragraph(_describe_verdict(result), verdict_kind, large=True)]
-    brief_heading = section("", *verdict) if verdict else section("", title)
+    verdict = _verdict_paragraphs(result)
     overview = _overview_section(result, failures)
+    group_sections = [_group_section(group, result) for group in result.groups]
+    method = section("", Paragraph(_describe_intervals(result), "soft"))
+    # The short report has no title of its own. It begins with the verdict, or else the title.
+    brief_start = section("", *verdict) if verdict else section("", title)
     notices = []
     if result.simulated:
         notices.append(simulated_notice("texts are random words, not those of a real server"))
@@ -51,13 +51,17 @@ def report(result: AnswersResult, failures: Sequence[str] = ()) -> Report:
         notices=notices,
         headline=verdict,
         headline_last=True,
-        sections=[
-            overview,
-            *(_group_section(group, result) for group in result.groups),
-            section("", Paragraph(_describe_intervals(result), "soft")),
-        ],
-        brief=[brief_heading, overview, *_brief_scores(result)],
+        sections=[overview, *group_sections, method],
+        brief=[brief_start, overview, *_brief_scores(result)],
     )
+
+
+def _verdict_paragraphs(result: AnswersResult) -> list[Paragraph]:
+    """Return the verdict as one large paragraph, or an empty list without an allowed loss."""
+    if result.allowed_loss is None:
+        return []
+    kind = VERDICT_KINDS[result.is_within_loss]
+    return [Paragraph(_describe_verdict(result), kind, large=True)]
 
 
 def _overview_section(result: AnswersResult, failures: Sequence[str]) -> Section:
@@ -130,19 +134,19 @@ def _missing_responses(result: AnswersResult, prompts: str) -> Iterator[str]:
 def _group_section(
     group: ScoredGroup, result: AnswersResult, *, is_only_group: bool = False
 ) -> Section:
-    """Return the scores of a group of prompts as a table, with bars that only a page shows.
+    """Return the scores of a group of prompts as bars and tables.
+
+    The bars are only part of the HTML page. A report in the terminal leaves them out.
 
     Args:
         group: All prompts, or those of one class of the workload.
         result: The result with all groups.
-        is_only_group: True if no other group is shown, which then needs no heading of its own.
+        is_only_group: True if the report has no other group, so that the heading need not name it.
     """
-    if is_only_group or len(result.groups) == 1:
-        heading = "Scores"
-    elif group.group:
-        heading = f"class {group.group}"
-    else:
-        heading = "all prompts"
+    heading = "Scores"
+    has_several_groups = not is_only_group and len(result.groups) > 1
+    if has_several_groups:
+        heading = _group_heading(group)
     similarity_rows = [
         [NAMES[score.metric], format.count(score.count), _format_score(score)]
         for score in group.similarity
@@ -157,6 +161,11 @@ def _group_section(
         Table(("A compared with B", "prompts", "mean"), similarity_rows),
         empty_text,
     )
+
+
+def _group_heading(group: ScoredGroup) -> str:
+    class_name = group.group
+    return f"class {class_name}" if class_name else "all prompts"
 
 
 def _score_table(group: ScoredGroup, result: AnswersResult) -> Table:
@@ -187,45 +196,63 @@ def _score_table(group: ScoredGroup, result: AnswersResult) -> Table:
 
 def _score_bars(group: ScoredGroup) -> Bars:
     """Return a bar for each score of the endpoint."""
-    rows = []
+    bars = []
     for score in group.scores:
         if score.metric not in TOKEN_COUNTS:
-            bar = _percent_bar(score.mean, score.low, score.high, NEUTRAL_COLOR)
-            rows.append(Bar(NAMES[score.metric], _format_score(score), *bar))
-    return Bars(rows=rows, included_value=0.0, unit=" %")
+            value = _BarValue(score.mean, score.low, score.high)
+            bars.append(
+                _percent_bar(NAMES[score.metric], _format_score(score), value, NEUTRAL_COLOR)
+            )
+    return Bars(rows=bars, included_value=0.0, unit=" %")
 
 
 def _ratio_bars(group: ScoredGroup, result: AnswersResult) -> Bars:
     """Return a bar for each score of A as a percentage of B's, and a line for the allowed loss."""
-    rows = []
-    for ratio in group.ratios:
-        if ratio.ratio is not None:
-            bar = _percent_bar(
-                ratio.ratio, ratio.low, ratio.high, VERDICT_KINDS[ratio.is_within_loss]
+    bars = []
+    for score_ratio in group.ratios:
+        if score_ratio.ratio is not None:
+            value = _BarValue(score_ratio.ratio, score_ratio.low, score_ratio.high)
+            color = VERDICT_KINDS[score_ratio.is_within_loss]
+            bars.append(
+                _percent_bar(NAMES[score_ratio.metric], _format_ratio(score_ratio), value, color)
             )
-            rows.append(Bar(NAMES[ratio.metric], _format_ratio(ratio), *bar))
-    line = None
+    limit_percent = None
     title = "Scores of A, in % of the scores of B"
     if result.allowed_loss is not None:
-        line = 100 * (1 - result.allowed_loss)
-        title += f" (dotted line: the limit of {line:g} %)"
+        limit_percent = 100 * (1 - result.allowed_loss)
+        title += f" (dotted line: the limit of {limit_percent:g} %)"
     return Bars(
-        rows=rows, title=title if rows else "", included_value=0.0, marked_value=line, unit=" %"
+        rows=bars,
+        title=title if bars else "",
+        included_value=0.0,
+        marked_value=limit_percent,
+        unit=" %",
     )
 
 
-class _PercentBar(NamedTuple):
-    """The segments and the whisker of a bar."""
+class _BarValue(NamedTuple):
+    """A fraction with its confidence interval, whose ends are None if it has none."""
 
-    segments: list[tuple[float, float, str, str]]
-    whisker: tuple[float, float] | None
+    fraction: float
+    low: float | None
+    high: float | None
 
 
-def _percent_bar(fraction: float, low: float | None, high: float | None, color: str) -> _PercentBar:
-    """Return a bar from zero for a fraction, with its interval as a whisker."""
-    percent = 100 * fraction
-    whisker = None if low is None or high is None else (100 * low, 100 * high)
-    return _PercentBar([(0.0, percent, color, f"{percent:.1f} %")], whisker)
+def _percent_bar(name: str, text: str, value: _BarValue, color: str) -> Bar:
+    """Return a bar from zero to a value in percent, with its interval as a whisker.
+
+    Args:
+        name: The label before the bar.
+        text: The label after it.
+        value: The value, and the ends of the whisker.
+        color: The color of the bar.
+    """
+    percent = 100 * value.fraction
+    segments = [(0.0, percent, color, f"{percent:.1f} %")]
+    whisker = None
+    if value.low is not None and value.high is not None:
+        whisker = (100 * value.low, 100 * value.high)
+    return Bar(name, text, segments, whisker)
 
 
 def _format_score(score: Score | None) -> str:

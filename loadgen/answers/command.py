@@ -253,9 +253,9 @@ def other_endpoint(
         return None
     try:
         key = settings.api_key if key_file is None else read_key_file(key_file)
-    except units.InvalidValueError as wrong:
+    except units.InvalidValueError as error:
         raise UserError(
-            wrong.code, str(wrong), f"--against-key-file {key_file}", wrong.hint
+            error.code, str(error), f"--against-key-file {key_file}", error.hint
         ) from None
     return replace(settings, url=url, model=model, api_key=key, server="auto")
 

@@ -216,25 +216,35 @@ def score_prompts(
     Raises:
         UserError: A package that scores is not installed.
     """
-    if other_answers is None:
-        return tuple(
-            ScoredPrompt(
-                group=question.group,
-                is_answered=answer is not None,
-                scores=_score_answer(question, answer),
-            )
-            for question, answer in zip(questions, answers, strict=True)
-        )
-    return tuple(
+    prompts = [
         ScoredPrompt(
             group=question.group,
             is_answered=answer is not None,
-            is_answered_by_other=other is not None,
             scores=_score_answer(question, answer),
-            other_scores={} if other is None else _score_answer(question, other),
-            similarity={} if other is None else _score_similarity(answer, other),
         )
-        for question, answer, other in zip(questions, answers, other_answers, strict=True)
+        for question, answer in zip(questions, answers, strict=True)
+    ]
+    if other_answers is None:
+        return tuple(prompts)
+    return tuple(
+        _add_other_endpoint(prompt, question, answer, other_answer)
+        for prompt, question, answer, other_answer in zip(
+            prompts, questions, answers, other_answers, strict=True
+        )
+    )
+
+
+def _add_other_endpoint(
+    prompt: ScoredPrompt, question: AnswerKey, answer: str | None, other_answer: str | None
+) -> ScoredPrompt:
+    """Return a scored prompt with the scores of the other endpoint, if that answered it."""
+    if other_answer is None:
+        return msgspec.structs.replace(prompt, is_answered_by_other=False)
+    return msgspec.structs.replace(
+        prompt,
+        is_answered_by_other=True,
+        other_scores=_score_answer(question, other_answer),
+        similarity=_score_similarity(answer, other_answer),
     )
 
 
@@ -308,12 +318,14 @@ def _summarize_group(
 def _compare_scores(
     prompts: Sequence[ScoredPrompt], allowed_loss: float | None, level: float
 ) -> tuple[ScoreRatio, ...]:
-    """Return the ratio of both endpoints for each score that some prompt has.
+    """Return the mean score of the endpoint divided by that of the other one, for each score.
 
-    A prompt that the other endpoint did not answer has no score of it and does not count.
+    Which scores a prompt has depends on its question. A score that no prompt has is left out. A
+    prompt that the other endpoint did not answer is not compared.
     """
     ratios = []
     for metric in REFERENCE_SCORES:
+        # `other_scores` is empty for a prompt that the other endpoint did not answer.
         compared_prompts = [prompt for prompt in prompts if metric in prompt.other_scores]
         if compared_prompts:
             scores = [prompt.scores[metric] for prompt in compared_prompts]
@@ -369,7 +381,7 @@ def _interval_with_unseen_cases(
     share replaced by zeros or by ones, and the interval includes both values. The number of tokens
     has no highest value, so only its lower end is widened.
     """
-    student = replications(values, level)
+    student = replications(values, level)  # Student's t interval of the mean
     unseen = unseen_share(len(values), level)
     mean_with_zeros = mean * (1 - unseen)
     mean_with_ones = mean + unseen * (1 - mean)
@@ -389,8 +401,6 @@ def _estimate_ratio(
 ) -> ScoreRatio:
     """Return the ratio of two mean scores of the same prompts, with its confidence interval.
 
-    It is Fieller's interval for paired values. Its lower end allows for rare kinds of prompts that
-    are not in the sample (see `_interval_with_unseen_cases`), in which the endpoint may score 0.
     Few prompts, or an unbounded interval, give no interval and no verdict.
 
     Args:
@@ -401,28 +411,60 @@ def _estimate_ratio(
         level: The confidence of the interval.
     """
     count = len(scores)
-    if scores == other_scores and any(other_scores):
-        # No pair differs, so there is no variance, and Fieller's quadratic has no solution.
-        value = 1.0
-        low = 1.0
-        high = 1.0
-    else:
-        interval = ratio_of_means(scores, other_scores, paired=True, level=level)
-        value = interval.value
-        low = interval.low
-        high = interval.high
-    ratio = value if math.isfinite(value) else None
-    has_interval = count >= FEWEST_ANSWERS and math.isfinite(low) and math.isfinite(high)
-    if not has_interval:
+    estimate = _estimate_paired_ratio(scores, other_scores, level)
+    has_enough_prompts = count >= FEWEST_ANSWERS
+    is_bounded = math.isfinite(estimate.low) and math.isfinite(estimate.high)
+    if not has_enough_prompts or not is_bounded:
         return ScoreRatio(
-            metric=metric, count=count, ratio=ratio, low=None, high=None, is_within_loss=None
+            metric=metric,
+            count=count,
+            ratio=estimate.ratio if math.isfinite(estimate.ratio) else None,
+            low=None,
+            high=None,
+            is_within_loss=None,
         )
-    ratio_with_unseen_zeros = value * (1 - unseen_share(count, level))
-    low = max(min(low, ratio_with_unseen_zeros), 0.0)
-    is_within_loss = _is_within_loss(low, high, allowed_loss)
+    low = _widen_lower_end(estimate, count, level)
     return ScoreRatio(
-        metric=metric, count=count, ratio=ratio, low=low, high=high, is_within_loss=is_within_loss
+        metric=metric,
+        count=count,
+        ratio=estimate.ratio if math.isfinite(estimate.ratio) else None,
+        low=low,
+        high=estimate.high,
+        is_within_loss=_is_within_loss(low, estimate.high, allowed_loss),
     )
+
+
+class _RatioEstimate(NamedTuple):
+    """The ratio of two means with its confidence interval, whose ends may be infinite."""
+
+    ratio: float
+    low: float
+    high: float
+
+
+def _estimate_paired_ratio(
+    scores: Sequence[float], other_scores: Sequence[float], level: float
+) -> _RatioEstimate:
+    """Return the ratio of the means of paired scores, with Fieller's confidence interval.
+
+    If no pair differs, there is no variance, and Fieller's quadratic equation has no solution. The
+    ratio is then exactly 1, unless all scores are 0.
+    """
+    is_exactly_one = scores == other_scores and any(other_scores)
+    if is_exactly_one:
+        return _RatioEstimate(ratio=1.0, low=1.0, high=1.0)
+    interval = ratio_of_means(scores, other_scores, paired=True, level=level)
+    return _RatioEstimate(interval.value, interval.low, interval.high)
+
+
+def _widen_lower_end(estimate: _RatioEstimate, count: int, level: float) -> float:
+    """Return the lower end of an interval, allowing for rare kinds of prompts not in the sample.
+
+    The endpoint may score 0 on up to `unseen_share` of all prompts (see
+    `_interval_with_unseen_cases`), which would lower the ratio by this share.
+    """
+    ratio_with_unseen_zeros = estimate.ratio * (1 - unseen_share(count, level))
+    return max(min(estimate.low, ratio_with_unseen_zeros), 0.0)
 
 
 def _is_within_loss(low: float, high: float, allowed_loss: float | None) -> bool | None:

@@ -10,6 +10,8 @@ from __future__ import annotations
 import json
 import os
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import cache
 from typing import Any
 
@@ -105,24 +107,34 @@ def is_json(answer: str) -> bool:
 def _rouge_scorer() -> Any:
     """Return the scorer of the package `rouge_score`, which is loaded once.
 
-    The package imports nltk, which fails for a user without a home directory, as in some
-    containers. For such a user, HOME is the root directory during the import.
-
     Raises:
         UserError: The package is not installed.
     """
-    has_no_home = os.path.expanduser("~") == "~"
-    if has_no_home:
-        os.environ["HOME"] = os.sep
     try:
-        from rouge_score.rouge_scorer import RougeScorer
+        # The package imports nltk, which looks for its data in the home directory.
+        with _home_directory():
+            from rouge_score.rouge_scorer import RougeScorer
     except ImportError:
         problem = "scoring references needs the package rouge_score"
         raise not_installed(problem, "rouge_score", "loadgen answers", "answers") from None
-    finally:
-        if has_no_home:
-            del os.environ["HOME"]
     return RougeScorer(list(ROUGE), use_stemmer=True)
+
+
+@contextmanager
+def _home_directory() -> Iterator[None]:
+    """Set HOME to the root directory in the block if the user has no home directory.
+
+    Some containers run as such a user, for whom the import of nltk fails.
+    """
+    has_home = os.path.expanduser("~") != "~"
+    if has_home:
+        yield
+        return
+    os.environ["HOME"] = os.sep
+    try:
+        yield
+    finally:
+        del os.environ["HOME"]
 
 
 def _edit_similarity(first: str, second: str) -> float:
