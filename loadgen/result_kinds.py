@@ -280,10 +280,10 @@ def _mlperf_additions(folder: Path, run: OpenedRun) -> ExtraSections | None:
     return create_extra_sections(folder, run)
 
 
-def _other_tool_additions(folder: Path, run: OpenedRun) -> ExtraSections | None:
-    from loadgen.interop.kind import additions
+def _other_tool_additions(_folder: Path, run: OpenedRun) -> ExtraSections | None:
+    from loadgen.interop.kind import create_tool_comparison
 
-    return additions(folder, run)
+    return create_tool_comparison(run)
 
 
 def _load_rows() -> tuple[ResultKind, ...]:

@@ -54,24 +54,42 @@ class _WekaTrace(NamedTuple):
 
 
 def parse_weka_trace(line: dict[str, Any]) -> Iterator[TraceRow]:
-    """Yield the requests of a line: those of an agent, and those of its sub-agents.
+    """Yield the requests in a line of Weka's traces, each of which is a session of a coding agent.
+
+    The list `requests` of the line has the agent's own requests, and a marker for each sub-agent
+    that it started. The marker contains the requests of the sub-agent, which are a session of their
+    own.
 
     Raises:
         InvalidValueError: A field has a wrong value.
     """
     trace = _parse_weka_header(line)
     for entry in _weka_entries(line):
-        if entry.get("type") == "subagent":
-            session = f"{trace.name}::{entry.get('agent_id')}"
-            calls = list(_weka_entries(entry))
-            for call, at_ns in zip(calls, _subagent_times_ns(entry, calls), strict=True):
-                yield _parse_weka_call(trace, call, at_ns, session)
+        is_subagent_marker = entry.get("type") == "subagent"
+        if is_subagent_marker:
+            yield from _parse_weka_subagent(trace, entry)
         else:
             yield _parse_weka_call(trace, entry, _weka_time_ns(entry), session=trace.name)
 
 
+def _parse_weka_subagent(trace: _WekaTrace, marker: dict[str, Any]) -> Iterator[TraceRow]:
+    """Yield the requests of a sub-agent, which its marker contains."""
+    session = f"{trace.name}::{marker.get('agent_id')}"
+    calls = list(_weka_entries(marker))
+    times_ns = _subagent_times_ns(marker, calls)
+    for call, at_ns in zip(calls, times_ns, strict=True):
+        yield _parse_weka_call(trace, call, at_ns, session)
+
+
 def _parse_weka_header(line: dict[str, Any]) -> _WekaTrace:
-    """Return what the requests of a line have in common. Raises InvalidValueError."""
+    """Return what the requests of a line have in common.
+
+    Block ids are unique only within a trace ("local"), so each trace gets a prefix for its ids,
+    which is a hash of its name.
+
+    Raises:
+        InvalidValueError: A field has a wrong value.
+    """
     block_tokens = line.get("block_size")
     if not is_finite_number(block_tokens) or block_tokens <= 0:
         raise InvalidValueError(
@@ -118,10 +136,11 @@ def _weka_time_ns(entry: dict[str, Any]) -> int:
 
 
 def _subagent_times_ns(marker: dict[str, Any], calls: Sequence[dict[str, Any]]) -> list[int]:
-    """Return the ns of the calls of a sub-agent from the start of the trace.
+    """Return the times of the calls of a sub-agent, in ns from the start of the trace.
 
-    Some files count them from the marker of the sub-agent. They are recognised by a time before
-    that of the marker.
+    Most files count these times from the start of the trace, and some from the marker of the
+    sub-agent. A call cannot come before its marker, so if a time is less than that of the marker,
+    all times are counted from the marker.
     """
     marker_ns = _weka_time_ns(marker)
     times_ns = [_weka_time_ns(call) for call in calls]
@@ -133,12 +152,11 @@ def _subagent_times_ns(marker: dict[str, Any], calls: Sequence[dict[str, Any]]) 
 
 def _parse_weka_call(trace: _WekaTrace, call: dict[str, Any], at_ns: int, session: str) -> TraceRow:
     """Return one request of an agent or sub-agent. Raises InvalidValueError."""
-    block_ids = parse_hash_ids(call)
     return TraceRow(
         at_ns=at_ns,
         input_tokens=parse_token_count(call.get("in"), "in", minimum=1),
         output_tokens=parse_token_count(call.get("out"), "out", minimum=0),
-        hashes=[trace.id_prefix << 32 | block_id & WEKA_ID_BITS for block_id in block_ids],
+        hashes=[_weka_block_id(trace, block_id) for block_id in parse_hash_ids(call)],
         block_tokens=trace.block_tokens,
         session=session,
         group=trace.name,
@@ -146,6 +164,14 @@ def _parse_weka_call(trace: _WekaTrace, call: dict[str, Any], at_ns: int, sessio
         duration_ns=parse_duration(call, "api_time", NS_PER_S),
         pause_ns=parse_duration(call, "think_time", NS_PER_S),
     )
+
+
+def _weka_block_id(trace: _WekaTrace, id_in_trace: int) -> int:
+    """Return an id that no block of another trace has. Ids of Weka are unique only in a trace.
+
+    The upper 31 bits are those of the trace, and the lower 32 bits those of the block.
+    """
+    return (trace.id_prefix << 32) | (id_in_trace & WEKA_ID_BITS)
 
 
 class TraceLabParser:

@@ -75,13 +75,14 @@ def _create_documents(source: ExportSource) -> Iterator[Document]:
     """Yield the record of each request that was sent, in the order of the schedule."""
     start_ns = round(datetime.fromisoformat(source.manifest.started).timestamp() * NS_PER_S)
     columns = [source.columns[name] for name in RECORD_FIELDS]
-    successful_metrics = _compute_metrics(source)
+    # This iterator has one item for each successful request, in the order of the records.
+    metrics_of_successful = _compute_metrics(source)
     for values in _iterate_rows([*columns, source.is_successful]):
         record = _RequestRecord(*values)
-        if record.sent_ns < 0:
+        was_sent = record.sent_ns >= 0
+        if not was_sent:
             continue
-        # The metrics are those of the successful requests, in the same order.
-        metrics = next(successful_metrics) if record.is_successful else {}
+        metrics = next(metrics_of_successful) if record.is_successful else {}
         yield {
             "metadata": _create_metadata(record, source.summary.run.id, start_ns),
             "metrics": metrics,
@@ -90,7 +91,10 @@ def _create_documents(source: ExportSource) -> Iterator[Document]:
 
 
 def _create_metadata(record: _RequestRecord, run_id: str, start_ns: int) -> Document:
-    """Return the identity and the times of a request.
+    """Return the object `metadata` of a record of AIPerf: the identity and times of a request.
+
+    Fields of AIPerf that a run of loadgen does not have are constant. The phase "profiling" is
+    AIPerf's name for the measured part of a run.
 
     Args:
         record: The request.
@@ -131,10 +135,12 @@ def _compute_metrics(source: ExportSource) -> Iterator[Document]:
     columns = _metric_columns(source.samples, source)
     gaps_by_slot: Mapping[int, NDArray[np.int64]] = source.gaps_by_slot or {}
     slots = source.successful_column("slot")
-    for slot, *values in _iterate_rows([slots, *(column.values for column in columns)]):
+    rows = _iterate_rows([slots, *(column.values for column in columns)])
+    for slot, *values in rows:
         metrics: Document = {}
         for column, value in zip(columns, values, strict=True):
-            if not math.isnan(value):
+            is_known = not math.isnan(value)
+            if is_known:
                 metrics[column.name] = {"value": value, "unit": column.unit}
         if slot in gaps_by_slot:
             gaps_ms = (gaps_by_slot[slot] / NS_PER_MS).tolist()

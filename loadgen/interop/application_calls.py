@@ -8,12 +8,13 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated
 
 import msgspec
+import numpy as np
 
 from loadgen.core.errors import UserError
-from loadgen.core.stats.quantiles import Distribution
+from loadgen.core.stats.quantiles import Distribution, distribution_of
 
 MAX_VALUES = 20
 """How many values of a label have a group of their own: those with the most calls."""
@@ -30,8 +31,6 @@ NS_PER_MS = 1e6
 # Larger numbers are not those of a call.
 _Milliseconds = Annotated[float, msgspec.Meta(ge=0, le=1e12)] | None
 _Count = Annotated[int, msgspec.Meta(ge=0, le=1 << 53)] | None
-
-LatencyField = Literal["ttft_ms", "tpot_ms", "e2e_ms"]
 
 
 class _Call(msgspec.Struct, frozen=True):
@@ -87,9 +86,13 @@ def is_calls(path: Path) -> bool:
 
 
 def read_calls(path: Path) -> list[Calls]:
-    """Return all calls together, then a group for each value of each label.
+    """Read the calls of an application, and return their statistics by group.
 
-    Raises UserError for a line that is no call.
+    The first group has all calls. Then there is a group for each value of each label, in the order
+    of the names of the labels.
+
+    Raises:
+        UserError: A line is no call.
     """
     calls: list[_Call] = []
     for number, line in enumerate(path.read_bytes().splitlines(), 1):
@@ -114,9 +117,16 @@ def _group_by_value(label: str, calls: Sequence[_Call]) -> list[Calls]:
     calls_by_value: defaultdict[str, list[_Call]] = defaultdict(list)
     for call in calls:
         calls_by_value[call.labels.get(label, NO_VALUE)].append(call)
-    ranked = sorted(calls_by_value.items(), key=lambda item: (-len(item[1]), item[0]))
-    groups = [_create_group(label, value, calls) for value, calls in ranked[:MAX_VALUES]]
-    remaining = [call for _, calls in ranked[MAX_VALUES:] for call in calls]
+
+    def most_calls_first(item: tuple[str, list[_Call]]) -> tuple[int, str]:
+        value, value_calls = item
+        return -len(value_calls), value
+
+    ranked = sorted(calls_by_value.items(), key=most_calls_first)
+    groups = [
+        _create_group(label, value, value_calls) for value, value_calls in ranked[:MAX_VALUES]
+    ]
+    remaining = [call for _, value_calls in ranked[MAX_VALUES:] for call in value_calls]
     if remaining:
         groups.append(_create_group(label, REMAINING_VALUES, remaining))
     return groups
@@ -135,22 +145,19 @@ def _create_group(label: str, value: str, calls: Sequence[_Call]) -> Calls:
         value=value,
         calls=len(calls),
         ok=len(successful),
-        ttft_ms=_distribution(successful, "ttft_ms"),
-        tpot_ms=_distribution(successful, "tpot_ms"),
-        e2e_ms=_distribution(successful, "e2e_ms"),
+        ttft_ms=_summarize_latency([call.ttft_ms for call in successful]),
+        tpot_ms=_summarize_latency([call.tpot_ms for call in successful]),
+        e2e_ms=_summarize_latency([call.e2e_ms for call in successful]),
         input_tokens=sum(call.input_tokens or 0 for call in calls),
         output_tokens=sum(call.output_tokens or 0 for call in calls),
         cost=sum(costs) if costs else None,
     )
 
 
-def _distribution(calls: Sequence[_Call], field: LatencyField) -> Distribution:
-    """Return the distribution of a latency over the calls that have it."""
-    import numpy as np
-
-    from loadgen.core.stats.quantiles import Distribution, distribution_of
-
-    values_ms = [getattr(call, field) for call in calls if getattr(call, field) is not None]
-    if not values_ms:
+def _summarize_latency(values_ms: Sequence[float | None]) -> Distribution:
+    """Return the distribution of the latencies that are not None. It is empty if all are."""
+    known_ms = np.array([value_ms for value_ms in values_ms if value_ms is not None], float)
+    if len(known_ms) == 0:
         return Distribution()
-    return distribution_of(np.rint(np.array(values_ms) * NS_PER_MS).astype(np.int64))
+    whole_ns = np.rint(known_ms * NS_PER_MS).astype(np.int64)
+    return distribution_of(whole_ns)

@@ -74,7 +74,10 @@ _LENGTH_QUANTILES = {"p50": 0.5, "p90": 0.9, "p95": 0.95, "p99": 0.99}
 
 
 def write(summary: Summary, stored: RunRows) -> Document:
-    """Return the report of a run, without what is unknown. It is JSON, and therefore YAML too."""
+    """Return the report of a run as a JSON object. Fields whose value is unknown are left out.
+
+    The format is YAML, of which JSON is a part.
+    """
     source = ExportSource(summary, stored, TOOL)
     report: Document = _without_nulls(
         {
@@ -297,8 +300,10 @@ def read(file: ToolFile) -> ForeignResult:
 
 def _parse_report(file: ToolFile) -> Mapping[str, Any]:
     """Return the report in a file, {} if there is none. Most tools write it as YAML."""
-    if file.value:
+    is_json = bool(file.value)
+    if is_json:
         return file.value
+    # A YAML file without this key is no report, so it need not be parsed.
     if "request_performance" not in file.text:
         return {}
     try:
@@ -319,22 +324,34 @@ def _read_request_counts(aggregate: Any) -> dict[str, float]:
 
 def _read_run(report: Mapping[str, Any]) -> RunDescription:
     """Return what a report says about the run, its load and the tool that measured it."""
+    # The format names the tool that generated the load in the description of the load.
     load = find_value(report, "scenario.load.standardized") or {}
-    rate_per_s = finite_number(load.get("rate_qps"))
-    concurrency = load.get("concurrency")
-    load_texts = []
-    if rate_per_s:
-        load_texts.append(f"{rate_per_s:g}/s")
-    if concurrency:
-        load_texts.append(f"{concurrency} in flight")
-    components = find_value(report, "scenario.stack") or ()
-    models = [find_value(component, "standardized.model.name") for component in components]
-    named_models = [model for model in models if model]
     tool = " ".join(str(load[key]) for key in ("tool", "tool_version") if load.get(key))
     return RunDescription(
         version=report.get("version"),
-        model=named_models[0] if named_models else "",
-        load=", ".join(load_texts),
+        model=_find_model(report),
+        load=_read_load(load),
         started=find_value(report, "run.time.start"),
         notes=[f"metrics of {tool}, by its definitions"] if tool else [],
     )
+
+
+def _read_load(load: Any) -> str:
+    """Return a load in words, such as "10/s, 8 in flight", as far as the report specifies it."""
+    rate_per_s = finite_number(load.get("rate_qps"))
+    concurrency = load.get("concurrency")
+    texts = []
+    if rate_per_s:
+        texts.append(f"{rate_per_s:g}/s")
+    if concurrency:
+        texts.append(f"{concurrency} in flight")
+    return ", ".join(texts)
+
+
+def _find_model(report: Mapping[str, Any]) -> Any:
+    """Return the first model that a component of the serving stack names, "" if none does."""
+    for component in find_value(report, "scenario.stack") or ():
+        model = find_value(component, "standardized.model.name")
+        if model:
+            return model
+    return ""

@@ -55,24 +55,28 @@ def max_concurrency(columns: Columns, is_successful: NDArray[np.bool_]) -> int:
 
 
 def max_requests_per_whole_second(columns: Columns, is_successful: NDArray[np.bool_]) -> int:
-    """Return the largest number of successful requests that were in flight within one second.
+    """Return the most successful requests that were in flight at some time of the same second.
 
-    Seconds are counted from the first request sent. Two requests that follow each other within a
-    second both count, so the number can be larger than the number in flight at once.
+    vLLM reports this as `max_concurrent_requests`. Seconds are counted from the first request
+    sent. Two requests that follow each other within a second both count, so the number can be
+    larger than the number in flight at once.
+
+    For example, a request from 0.2 s to 1.1 s counts in the seconds 0 and 1, and leaves before
+    second 2.
     """
     starts_ns = columns["sent_ns"][is_successful]
     ends_ns = columns["end_ns"][is_successful]
     if len(starts_ns) == 0:
         return 0
     first_ns = starts_ns.min()
-    first_second = (starts_ns - first_ns) // NS_PER_S
-    # A request no longer counts from the second after its end.
-    second_after = (ends_ns - first_ns) // NS_PER_S + 1
-    seconds = int(second_after.max()) + 1
-    joining = np.bincount(first_second, minlength=seconds)
-    leaving = np.bincount(second_after, minlength=seconds)
-    in_flight = np.cumsum(joining - leaving)
-    return int(in_flight.max())
+    start_second = (starts_ns - first_ns) // NS_PER_S
+    leave_second = (ends_ns - first_ns) // NS_PER_S + 1
+    second_count = int(leave_second.max()) + 1
+    joining_per_second = np.bincount(start_second, minlength=second_count)
+    leaving_per_second = np.bincount(leave_second, minlength=second_count)
+    # The requests of a second are those of the second before, plus joining, minus leaving ones.
+    requests_per_second = np.cumsum(joining_per_second - leaving_per_second)
+    return int(requests_per_second.max())
 
 
 def _span_between(starts_ns: NDArray[np.int64], ends_ns: NDArray[np.int64]) -> Span:

@@ -102,31 +102,40 @@ def prefer_parametric(fits: Sequence[DistributionFit]) -> tuple[DistributionFit,
 
 
 def fit_lengths(lengths: NDArray[Any]) -> list[DistributionFit]:
-    """Fit each distribution that a workload can give a whole number such as a count of tokens.
+    """Fit distributions to a sample of whole numbers, such as the lengths of prompts in tokens.
+
+    The distributions are those that a workload file can specify. Each one is fitted to one half of
+    the sample, and tested on the other half, so that it is not judged by the values it was made of.
 
     Returns:
-        The uniform, normal and log-normal distributions within the range of the sample, nearest
-        first, and then the empirical distribution. Only `fixed` if all lengths are equal.
+        The uniform, normal and log-normal distributions between the smallest and the largest
+        length, nearest to the sample first, and then the empirical distribution. If all lengths are
+        equal, the only fit is `fixed`, a constant.
     """
     low = int(lengths.min())
     high = int(lengths.max())
     halves = _split_sample(thin_sample(lengths).astype(np.float64))
     if low == high:
-        return [
-            DistributionFit(
-                distribution="fixed",
-                parameters={"value": low},
-                ks_distance=0.0,
-                critical_distance=halves.critical_distance,
-            )
-        ]
-    training = np.sort(halves.training)
+        return [_constant_fit(low, halves)]
+    training_half = np.sort(halves.training)
     candidates = [_uniform(low, high)]
-    if training.std() > 0:
-        candidates += [_normal(training, low, high), _lognormal(training, low, high)]
-    parametric = [_test_length_fit(candidate, halves) for candidate in candidates]
-    parametric.sort(key=lambda fit: fit.ks_distance)
-    return [*parametric, _test_length_fit(_empirical(training), halves)]
+    has_spread = training_half.std() > 0
+    if has_spread:
+        candidates += [_normal(training_half, low, high), _lognormal(training_half, low, high)]
+    parametric_fits = [_test_length_fit(candidate, halves) for candidate in candidates]
+    parametric_fits.sort(key=lambda fit: fit.ks_distance)
+    empirical_fit = _test_length_fit(_empirical(training_half), halves)
+    return [*parametric_fits, empirical_fit]
+
+
+def _constant_fit(value: int, halves: _SplitSample) -> DistributionFit:
+    """Return the fit of a sample in which all values are equal. It is exact."""
+    return DistributionFit(
+        distribution="fixed",
+        parameters={"value": value},
+        ks_distance=0.0,
+        critical_distance=halves.critical_distance,
+    )
 
 
 def fit_interarrival_times(gaps: Floats, clock_step: float = 0.0) -> list[DistributionFit]:
@@ -276,20 +285,37 @@ def _truncated_normal_cdf(standardize: Cdf, low: int, high: int) -> Cdf:
 
 
 def _empirical(ordered_lengths: Floats) -> _Candidate:
-    """Return the distribution of the values of a sample, thinned to MAX_EMPIRICAL_VALUES.
+    """Return the distribution of the values of a sample itself, with at most MAX_EMPIRICAL_VALUES.
 
-    If there are more distinct values, evenly spaced quantiles stand for them. These have weights
-    only if some of them are equal.
+    A workload file lists the values, and their weights: how often each one occurs. If the sample
+    has too many different values, MAX_EMPIRICAL_VALUES evenly spaced quantiles of it take their
+    place. Weights are then left out if no two quantiles are equal, because all would be 1.
+
+    Args:
+        ordered_lengths: The sample, in ascending order.
     """
     values, counts = _count_values(ordered_lengths)
-    parameters: Parameters = {"values": values, "weights": counts}
-    if len(values) > MAX_EMPIRICAL_VALUES:
-        quantiles = (np.arange(MAX_EMPIRICAL_VALUES) + 0.5) / MAX_EMPIRICAL_VALUES
-        indices = (quantiles * len(ordered_lengths)).astype(np.int64)
-        values, counts = _count_values(ordered_lengths[indices])
-        parameters = {"values": values}
-        if max(counts) > 1:
-            parameters["weights"] = counts
+    if len(values) <= MAX_EMPIRICAL_VALUES:
+        return _empirical_candidate(values, counts, has_weights=True)
+    fractions = (np.arange(MAX_EMPIRICAL_VALUES) + 0.5) / MAX_EMPIRICAL_VALUES
+    quantiles = ordered_lengths[(fractions * len(ordered_lengths)).astype(np.int64)]
+    quantile_values, quantile_counts = _count_values(quantiles)
+    has_equal_quantiles = max(quantile_counts) > 1
+    return _empirical_candidate(quantile_values, quantile_counts, has_weights=has_equal_quantiles)
+
+
+def _empirical_candidate(values: list[int], counts: list[int], *, has_weights: bool) -> _Candidate:
+    """Return the distribution over values that occur `counts` times.
+
+    Args:
+        values: The different values, in ascending order.
+        counts: How often each of them occurs.
+        has_weights: Whether the counts are written as weights. Without weights, all values are
+            equally likely.
+    """
+    parameters: Parameters = {"values": values}
+    if has_weights:
+        parameters["weights"] = counts
     return _Candidate("empirical", parameters, _step_cdf(values, counts))
 
 

@@ -9,6 +9,7 @@ it names loadgen and the definitions.
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping
 
 import numpy as np
@@ -17,12 +18,14 @@ from numpy.typing import NDArray
 from loadgen.core.metrics.summary import Summary
 from loadgen.core.metrics.windows import per_second
 from loadgen.core.results.manifest import StagePlan
+from loadgen.core.stats.quantiles import Distribution
 from loadgen.core.units import NS_PER_S
 from loadgen.interop import benchmark_windows
 from loadgen.interop.export_source import (
     INFINITE_RATE_ARRIVAL,
     Document,
     ExportSource,
+    LatencyName,
     RunRows,
 )
 
@@ -37,7 +40,12 @@ _VLLM_STATISTICS = {
     "std": "std",
 }
 _VLLM_PERCENTILES = ("p50", "p90", "p95", "p99")
-_VLLM_LATENCIES = {"ttft": "ttft", "tpot": "tpot", "itl": "itl", "e2e": "e2el"}
+_VLLM_LATENCIES: dict[LatencyName, str] = {
+    "ttft": "ttft",
+    "tpot": "tpot",
+    "itl": "itl",
+    "e2e": "e2el",
+}
 """vLLM's names of statistics and latencies, by ours. The median is also written as p50."""
 
 
@@ -62,7 +70,7 @@ def export_vllm(summary: Summary, stored: RunRows) -> Document:
         "tokenizer_id": manifest.tokenizer,
         "num_prompts": summary.requests.scheduled,
         "request_rate": rate_per_s if is_rate_finite else "inf",
-        "burstiness": _burstiness(source.stage),
+        "burstiness": _find_burstiness(source.stage),
         "max_concurrency": source.concurrency or manifest.max_in_flight,
         "duration": window.duration_s,
         "completed": summary.requests.ok,
@@ -77,8 +85,8 @@ def export_vllm(summary: Summary, stored: RunRows) -> Document:
             source.columns, source.is_successful
         ),
     }
-    for metric, tool_name in _VLLM_LATENCIES.items():
-        document |= _vllm_statistics(tool_name, source.statistics(metric))
+    for metric, vllm_name in _VLLM_LATENCIES.items():
+        document |= _vllm_statistics(vllm_name, source.statistics(metric))
     document |= _vllm_details(source)
     return {**document, "loadgen": source.provenance}
 
@@ -90,17 +98,22 @@ def _vllm_date(started: str) -> str:
     return digits.replace("T", "-")
 
 
-def _vllm_statistics(tool_name: str, statistics: Mapping[str, float]) -> Document:
-    """Return the known statistics of a latency by keys such as `mean_ttft_ms`."""
+def _vllm_statistics(latency_name: str, statistics_ms: Mapping[str, float]) -> Document:
+    """Return the known statistics of a latency by vLLM's keys, such as `mean_ttft_ms`.
+
+    Args:
+        latency_name: vLLM's name of the latency, such as "ttft".
+        statistics_ms: The statistics in ms by loadgen's names.
+    """
     fields = {
-        f"{tool_statistic}_{tool_name}_ms": statistics[statistic]
-        for statistic, tool_statistic in _VLLM_STATISTICS.items()
-        if statistic in statistics
+        f"{vllm_name}_{latency_name}_ms": statistics_ms[our_name]
+        for our_name, vllm_name in _VLLM_STATISTICS.items()
+        if our_name in statistics_ms
     }
     percentiles = {
-        f"{percentile}_{tool_name}_ms": statistics[percentile]
+        f"{percentile}_{latency_name}_ms": statistics_ms[percentile]
         for percentile in _VLLM_PERCENTILES
-        if percentile in statistics
+        if percentile in statistics_ms
     }
     return fields | percentiles
 
@@ -125,27 +138,40 @@ def _vllm_details(source: ExportSource) -> Document:
     return details
 
 
-def _burstiness(stage: StagePlan | None) -> float | None:
-    """Return the shape of the gaps between arrivals as vLLM defines it.
+def _find_burstiness(stage: StagePlan | None) -> float | None:
+    """Return the burstiness of the arrivals of a stage, as `vllm bench serve` reports it.
 
-    It is that of a gamma distribution, and 1 for Poisson arrivals. Without a rate it is 1, too,
-    which is vLLM's default. It is None for arrivals whose gaps have another distribution. The plan
-    of a stage describes arrivals only as a text, such as "gamma 4/s, burstiness 0.5, ...".
+    It is the shape of the gamma distribution of the gaps between requests: 1 for Poisson arrivals,
+    less for bursts. It is also 1 without a finite rate, as in vLLM. The result is None for
+    arrivals whose gaps have another distribution, or without a stage.
     """
     if stage is None:
         return None
     if stage.arrival.startswith("gamma"):
-        after_name = stage.arrival.partition("burstiness ")[2]
-        return float(after_name.partition(",")[0])
+        return _parse_gamma_burstiness(stage.arrival)
     has_no_rate = stage.closed or stage.arrival.startswith(INFINITE_RATE_ARRIVAL)
     if has_no_rate or stage.arrival.startswith("poisson"):
         return 1.0
     return None
 
 
+def _parse_gamma_burstiness(arrival: str) -> float:
+    """Return 0.5 for "gamma 4/s, burstiness 0.5, ...".
+
+    The plan of a stage has its arrival process only as such a text.
+
+    Raises:
+        ValueError: The text has no burstiness.
+    """
+    match = re.search(r"burstiness ([^,]+)", arrival)
+    if match is None:
+        raise ValueError(f"no burstiness in {arrival!r}")
+    return float(match[1])
+
+
 # -- AIPerf --------------------------------------------------------------------------------------
 
-_AIPERF_LATENCIES = {
+_AIPERF_LATENCIES: dict[str, LatencyName] = {
     "request_latency": "e2e",
     "time_to_first_token": "ttft",
     "inter_token_latency": "itl",
@@ -188,23 +214,33 @@ def export_aiperf(summary: Summary, stored: RunRows) -> Document:
 
 
 def _aiperf_latencies(source: ExportSource) -> Document:
-    """Return the statistics of each latency that is known.
-
-    The inter-chunk latency is defined as in loadgen, so it comes from the summary.
-    """
+    """Return the statistics of each latency that is known, by AIPerf's names."""
     document: Document = {}
     for key, metric in _AIPERF_LATENCIES.items():
-        statistics = source.statistics(metric)
-        if statistics:
-            document[key] = _aiperf_statistics(statistics)
-    inter_chunk = source.summary.inter_chunk_ms
-    if inter_chunk.count and "inter_chunk" not in source.summary.unsound:
-        names = ("count", "mean", "min", "p50", "p90", "p95", "p99", "max")
-        values = {name: getattr(inter_chunk, name) for name in names}
-        document["inter_chunk_latency"] = _aiperf_statistics(
-            {name: value for name, value in values.items() if value is not None}
-        )
+        statistics_ms = source.statistics(metric)
+        if statistics_ms:
+            document[key] = _aiperf_statistics(statistics_ms)
+    # AIPerf and loadgen define this latency alike, so the summary has its statistics.
+    inter_chunk_ms = source.summary.inter_chunk_ms
+    is_reliable = "inter_chunk" not in source.summary.unsound
+    if inter_chunk_ms.count and is_reliable:
+        document["inter_chunk_latency"] = _aiperf_statistics(_known_statistics(inter_chunk_ms))
     return document
+
+
+def _known_statistics(distribution: Distribution) -> dict[str, float]:
+    """Return the statistics of a distribution that are not None, by name."""
+    statistics = {
+        "count": distribution.count,
+        "mean": distribution.mean,
+        "min": distribution.min,
+        "p50": distribution.p50,
+        "p90": distribution.p90,
+        "p95": distribution.p95,
+        "p99": distribution.p99,
+        "max": distribution.max,
+    }
+    return {name: value for name, value in statistics.items() if value is not None}
 
 
 def _aiperf_statistics(statistics: Mapping[str, float]) -> Document:
@@ -319,33 +355,38 @@ def _guidellm_metrics(source: ExportSource) -> Document:
 def _guidellm_statistics(
     statistics_ms: Mapping[str, float], unit_ms: float = 1.0
 ) -> Document | None:
-    """Return statistics by GuideLLM's names, or None if there are none.
-
-    GuideLLM's percentiles have names of at least two digits: p5 becomes p05, and p99_9 becomes
-    p999. Statistics that loadgen withholds are missing.
+    """Return the statistics of a latency as an object of GuideLLM, or None if there are none.
 
     Args:
-        statistics_ms: The statistics in ms, by loadgen's names.
-        unit_ms: The length of the unit that the result is in, 1,000 ms for seconds.
+        statistics_ms: The statistics in ms by loadgen's names, such as "p50". Those that loadgen
+            withholds as too uncertain are missing.
+        unit_ms: The unit that GuideLLM uses for this latency, in ms: 1,000 for seconds.
     """
     if not statistics_ms:
         return None
-    scale = 1 / unit_ms
-    scaled = {name: value * scale for name, value in statistics_ms.items() if name != "count"}
-    percentiles = {}
-    for name, value in scaled.items():
-        if name.startswith("p"):
-            digits = name.removeprefix("p").replace("_", "")
-            percentiles[f"p{digits.zfill(2)}"] = value
-    return {
-        "mean": scaled.get("mean"),
-        "median": scaled.get("p50"),
-        "std_dev": scaled.get("std"),
-        "min": scaled.get("min"),
-        "max": scaled.get("max"),
-        "count": int(statistics_ms["count"]),
-        "percentiles": percentiles,
+    ms_to_unit = 1 / unit_ms
+    values = {
+        name: value_ms * ms_to_unit for name, value_ms in statistics_ms.items() if name != "count"
     }
+    return {
+        "mean": values.get("mean"),
+        "median": values.get("p50"),
+        "std_dev": values.get("std"),
+        "min": values.get("min"),
+        "max": values.get("max"),
+        "count": int(statistics_ms["count"]),
+        "percentiles": {
+            _guidellm_percentile_name(name): value
+            for name, value in values.items()
+            if name.startswith("p")
+        },
+    }
+
+
+def _guidellm_percentile_name(name: str) -> str:
+    """Return GuideLLM's name of a percentile: "p05" for "p5", and "p999" for "p99_9"."""
+    digits = name.removeprefix("p").replace("_", "")
+    return f"p{digits.zfill(2)}"
 
 
 def _guidellm_counts(tokens: NDArray[np.int64]) -> Document | None:
@@ -429,11 +470,11 @@ def _send_delays_s(source: ExportSource) -> NDArray[np.float64]:
     return delays_s
 
 
-def _inference_perf_latency(source: ExportSource, metric: str) -> Document | None:
+def _inference_perf_latency(source: ExportSource, latency: LatencyName) -> Document | None:
     """Return the statistics of a latency in seconds, None if there are none."""
     statistics = {
         _INFERENCE_PERF_NAMES.get(name, name): value_ms / MS_PER_S
-        for name, value_ms in source.statistics(metric).items()
+        for name, value_ms in source.statistics(latency).items()
         if name not in ("count", "std")
     }
     return statistics or None

@@ -85,25 +85,38 @@ class _Throughput(NamedTuple):
 def _compute_throughput(source: ExportSource, completed: int) -> _Throughput:
     """Return the throughput as mlcommons/endpoints computes it.
 
-    The rates of an open loop cover MLPerf LoadGen's legacy window, from the first request until
-    the request that was issued last completed. As in LoadGen, n completions count as n - 1, the
-    number of intervals between them. A closed loop, and a run with fewer than two completions, have
-    the rates of the full run.
+    With a request rate (an open loop), it covers MLPerf LoadGen's legacy window. With a fixed
+    concurrency (a closed loop), it covers the full run. So it does with fewer than two completions,
+    between which there is no interval.
+
+    Args:
+        source: The run.
+        completed: The number of requests that completed.
     """
-    output_tokens = source.summary.tokens.output
-    legacy_window = source.summary.window.last_issued
     is_open_loop = not source.concurrency
+    legacy_window = source.summary.window.last_issued
     if is_open_loop and completed >= 2 and legacy_window.duration_s is not None:
-        return _Throughput(
-            queries_per_s=per_second(completed - 1, legacy_window),
-            tokens_per_s=per_second(output_tokens, legacy_window),
-            legacy_window_ns=round(legacy_window.duration_s * NS_PER_S),
-        )
+        return _legacy_throughput(source, completed, legacy_window.duration_s)
     full_run = source.sent_span
     return _Throughput(
         queries_per_s=per_second(completed, full_run),
-        tokens_per_s=per_second(output_tokens, full_run),
+        tokens_per_s=per_second(source.summary.tokens.output, full_run),
         legacy_window_ns=None,
+    )
+
+
+def _legacy_throughput(source: ExportSource, completed: int, duration_s: float) -> _Throughput:
+    """Return the throughput in MLPerf LoadGen's legacy window.
+
+    The window begins with the first request, and ends when the request that was sent last has
+    completed. As in LoadGen, the rate of queries is the number of intervals between completions,
+    one less than the number of completions, over the length of the window.
+    """
+    window = source.summary.window.last_issued
+    return _Throughput(
+        queries_per_s=per_second(completed - 1, window),
+        tokens_per_s=per_second(source.summary.tokens.output, window),
+        legacy_window_ns=round(duration_s * NS_PER_S),
     )
 
 

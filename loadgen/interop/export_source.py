@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,10 +14,14 @@ from loadgen.core.results.manifest import RunManifest
 from loadgen.core.stats.histogram import Histogram
 from loadgen.formats import definitions_of
 from loadgen.interop import benchmark_windows
+from loadgen.interop.sample_statistics import DerivedSample, PooledGaps
 from loadgen.interop.tool_samples import ToolSamples, compute_tool_samples, select_successful
+from loadgen.runs.request_gaps import StoredWithGaps
 
 Document = dict[str, Any]
 """A JSON object. Its values may also be numpy arrays, which are written as lists."""
+
+LatencyName = Literal["ttft", "tpot", "itl", "e2e"]
 
 INFINITE_RATE_ARRIVAL = "everything at once"
 """How `arrival` of a stage with an infinite rate begins."""
@@ -55,19 +59,26 @@ class ExportSource:
     """
 
     def __init__(self, summary: Summary, stored: RunRows, tool: str) -> None:
+        """Select the requests and compute the samples of a run for one tool.
+
+        Args:
+            summary: The summary of the run.
+            stored: Its manifest and records. A `StoredWithGaps` also has the times between output
+                events of each request, if the run kept them.
+            tool: The name of the tool in `loadgen.formats`.
+        """
         requests = select_successful(stored.manifest, stored.rows)
-        samples = compute_tool_samples(stored.manifest, stored.rows, stored.gaps)
+        samples_by_tool = compute_tool_samples(stored.manifest, stored.rows, stored.gaps)
+        measured_stages = [stage for stage in stored.manifest.stages if stage.measured]
         self._tool = tool
         self.summary = summary
         self.manifest = stored.manifest
         self.columns = requests.columns
         self.is_successful = requests.is_successful
-        self.samples: ToolSamples | None = samples.get(tool)
-        # Only what `runs.request_gaps` has read has this attribute.
-        self.gaps_by_slot: Mapping[int, NDArray[np.int64]] | None = getattr(
-            stored, "gaps_ns_by_slot", None
-        )
-        measured_stages = [stage for stage in stored.manifest.stages if stage.measured]
+        self.samples: ToolSamples | None = samples_by_tool.get(tool)
+        self.gaps_by_slot: Mapping[int, NDArray[np.int64]] | None = None
+        if isinstance(stored, StoredWithGaps):
+            self.gaps_by_slot = stored.gaps_ns_by_slot
         self.stage = measured_stages[0] if measured_stages else None
         self.sent_span = benchmark_windows.span_of_sent_requests(self.columns)
 
@@ -75,22 +86,33 @@ class ExportSource:
         """Return a field of the measured requests that succeeded and have output."""
         return self.columns[name][self.is_successful]
 
-    def statistics(self, metric: str) -> dict[str, float]:
-        """Return the statistics of a latency by the tool's definition, in ms.
+    def statistics(self, latency: LatencyName) -> dict[str, float]:
+        """Return the statistics of a latency by the tool's definition, in ms by name.
 
-        Statistics that the summary withholds as too uncertain are left out.
-
-        Args:
-            metric: "ttft", "tpot", "itl" or "e2e".
+        The summary of the run marks a latency as unsound if it was measured badly, and withholds
+        single statistics that are too uncertain. Neither is exported. The result is {} if nothing
+        is left, or if the tool has no such latency.
         """
-        sample = getattr(self.samples, metric, None)
-        if sample is None or metric in self.summary.unsound:
+        sample = self._find_sample(latency)
+        is_unsound = latency in self.summary.unsound
+        if sample is None or is_unsound:
             return {}
-        withheld = self.summary.withheld.get(metric)
-        withheld_names = withheld.ranges if withheld is not None else {}
-        return {
-            name: value for name, value in sample.statistics().items() if name not in withheld_names
+        withheld = self.summary.withheld.get(latency)
+        withheld_names = withheld.ranges.keys() if withheld is not None else ()
+        statistics_ms = sample.statistics()
+        return {name: value for name, value in statistics_ms.items() if name not in withheld_names}
+
+    def _find_sample(self, latency: LatencyName) -> DerivedSample | PooledGaps | None:
+        """Return the sample of a latency, or None if the tool or the run has none."""
+        if self.samples is None:
+            return None
+        samples: dict[LatencyName, DerivedSample | PooledGaps | None] = {
+            "ttft": self.samples.ttft,
+            "tpot": self.samples.tpot,
+            "itl": self.samples.itl,
+            "e2e": self.samples.e2e,
         }
+        return samples[latency]
 
     @property
     def provenance(self) -> Document:

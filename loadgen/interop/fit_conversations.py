@@ -6,6 +6,8 @@ of later requests, the tokens that each of them adds, and the pause of the user 
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 from msgspec import Struct
 from numpy.typing import NDArray
@@ -74,7 +76,7 @@ def find_conversations(trace: Trace) -> TraceConversations:
     conversations, later_counts = np.unique(trace.session[later], return_counts=True)
     if len(conversations) == 0:
         return _without_conversations(trace, reason="")
-    reason = _find_obstacle(trace, later, previous, later_counts)
+    reason = _explain_unfit_conversations(trace, later, previous, later_counts)
     if reason:
         return _without_conversations(trace, reason)
     starts_conversation = np.ones(len(trace), bool)
@@ -117,21 +119,34 @@ def fit_conversations(
         conversations: Its conversations.
         is_selected: For each request of the trace, whether its conversation is selected.
     """
-    starts = conversations.starts
-    first = starts[is_selected[starts] & conversations.is_member[starts]]
-    has_selected_pair = is_selected[conversations.later]
-    later = conversations.later[has_selected_pair]
-    previous = conversations.previous[has_selected_pair]
-    _, later_counts = np.unique(trace.session[later], return_counts=True)
+    first_indices = _select_first_requests(conversations, is_selected)
+    is_selected_pair = is_selected[conversations.later]
+    later_indices = conversations.later[is_selected_pair]
+    previous_indices = conversations.previous[is_selected_pair]
+    _, later_counts = np.unique(trace.session[later_indices], return_counts=True)
+    added_tokens = _added_tokens(trace, later_indices, previous_indices)
+    think_ms = np.rint(_think_ns(trace, later_indices, previous_indices) / UNIT_NS["ms"])
     # A workload file takes numbers of at least one token and 1 ms.
-    added_tokens = np.maximum(1, _added_tokens(trace, later, previous))
-    think_ms = np.rint(_think_ns(trace, later, previous) / UNIT_NS["ms"]).astype(np.int64)
     return ConversationFit(
-        first_input_tokens=prefer_parametric(fit_lengths(trace.input_tokens[first])),
-        later_requests=prefer_parametric(fit_lengths(later_counts)),
-        added_tokens=prefer_parametric(fit_lengths(added_tokens)),
-        think_ms=prefer_parametric(fit_lengths(np.maximum(1, think_ms))),
+        first_input_tokens=_fit_at_least_one(trace.input_tokens[first_indices]),
+        later_requests=_fit_at_least_one(later_counts),
+        added_tokens=_fit_at_least_one(added_tokens),
+        think_ms=_fit_at_least_one(think_ms.astype(np.int64)),
     )
+
+
+def _select_first_requests(conversations: TraceConversations, is_selected: Mask) -> Indices:
+    """Return the indices of the requests that begin a selected conversation.
+
+    Requests that stand alone begin no conversation.
+    """
+    starts = conversations.starts
+    return starts[is_selected[starts] & conversations.is_member[starts]]
+
+
+def _fit_at_least_one(values: NDArray[Any]) -> tuple[DistributionFit, ...]:
+    """Return the fits of whole numbers, after raising those below 1 to 1. The best one is first."""
+    return prefer_parametric(fit_lengths(np.maximum(1, values)))
 
 
 def _without_conversations(trace: Trace, reason: str) -> TraceConversations:
@@ -146,15 +161,18 @@ def _without_conversations(trace: Trace, reason: str) -> TraceConversations:
     )
 
 
-def _find_obstacle(
-    trace: Trace, later: Indices, previous: Indices, later_counts: NDArray[np.int64]
+def _explain_unfit_conversations(
+    trace: Trace,
+    later_indices: Indices,
+    previous_indices: Indices,
+    later_counts: NDArray[np.int64],
 ) -> str:
     """Return why the conversations cannot be described by distributions, or "" if they can.
 
     Args:
         trace: The trace.
-        later: The indices of the requests that continue a conversation.
-        previous: For each of them, the index of the request before it.
+        later_indices: The indices of the requests that continue a conversation.
+        previous_indices: For each of them, the index of the request before it.
         later_counts: The number of later requests of each conversation.
     """
     if len(later_counts) < MIN_CONVERSATIONS:
@@ -165,9 +183,9 @@ def _find_obstacle(
             f"a conversation has {most_requests:,} requests, but a task can have at "
             f"most {MAX_TASK_REQUESTS:,}"
         )
-    if (_think_ns(trace, later, previous) == UNKNOWN_NS).any():
+    if (_think_ns(trace, later_indices, previous_indices) == UNKNOWN_NS).any():
         return "the trace records neither the end of responses nor the pauses between requests"
-    is_growing = _added_tokens(trace, later, previous) > 0
+    is_growing = _added_tokens(trace, later_indices, previous_indices) > 0
     if float(is_growing.mean()) < MIN_GROWING_SHARE:
         return "the prompts do not contain the earlier messages of their conversation"
     return ""

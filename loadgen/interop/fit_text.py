@@ -18,9 +18,11 @@ NOTABLE_RANK_CORRELATION = 0.1
 
 
 def render_fit(fitted: TraceFit) -> list[str]:
-    """Return the lines of the report of `loadgen fit`.
+    """Return the lines of the report of `loadgen fit`, which fits a workload to a trace.
 
-    They describe the trace, its distributions and how well they fit, and what they do not describe.
+    The report describes the trace, the distributions that were fitted to its arrivals and lengths,
+    how well each of them fits, and what of the trace the workload does not have. The first of the
+    fits of a quantity is the one that the workload uses.
     """
     return [
         _render_trace(fitted),
@@ -233,13 +235,19 @@ def _describe_losses(fitted: TraceFit) -> Iterator[str]:
 
 
 def _describe_lost_prefixes(fitted: TraceFit) -> str:
-    """Return the sentence about shared prefixes, and what the workload does instead."""
+    """Return the sentence about shared prefixes, and what the workload does instead.
+
+    A workload cannot say which prompts share a prefix. Requests on their own have a cache hit rate
+    instead: a trace without classes has only such requests, and so has a class without
+    conversations. In a conversation, each prompt begins with the one before it.
+    """
     repeated = f"{fitted.reused_share * 100:.0f} % of the prompt tokens repeat an earlier prefix"
-    has_hit_rate = not fitted.classes or any(
-        request_class.prefixes and request_class.conversations is None
+    classes_with_hit_rate = [
+        request_class
         for request_class in fitted.classes
-    )
-    if has_hit_rate:
+        if request_class.prefixes and request_class.conversations is None
+    ]
+    if not fitted.classes or classes_with_hit_rate:
         return (
             f"Which prompts share a prefix. In the trace, {repeated}; "
             "the workload requests the same cache hit rate."

@@ -31,10 +31,11 @@ def gamma_cdf(shape: float, x: Floats) -> Floats:
     if shape > LARGE_SHAPE:
         return _normal_approximation(shape, x)
     # Both forms contain the factor x^shape * exp(-x) / Gamma(shape), which overflows without logs.
-    factors = np.exp(shape * np.log(np.maximum(x, TINY)) - x - math.lgamma(shape))
-    probabilities = np.zeros_like(x)
+    log_factors = shape * np.log(np.maximum(x, TINY)) - x - math.lgamma(shape)
+    factors = np.exp(log_factors)
     is_small = (x > 0) & (x < shape + 1)
     is_large = x >= shape + 1
+    probabilities = np.zeros_like(x)  # of an x of 0 or below
     probabilities[is_small] = factors[is_small] * _lower_series(shape, x[is_small])
     probabilities[is_large] = 1 - factors[is_large] * _upper_fraction(shape, x[is_large])
     return np.clip(probabilities, 0.0, 1.0)
@@ -60,31 +61,38 @@ def _lower_series(shape: float, x: Floats) -> Floats:
     for step in range(1, MAX_STEPS):
         term = term * x / (shape + step)
         total = total + term
-        if not (np.abs(term) > PRECISION * np.abs(total)).any():
+        has_converged = (np.abs(term) <= PRECISION * np.abs(total)).all()
+        if has_converged:
             break
     return total
 
 
 def _upper_fraction(shape: float, x: Floats) -> Floats:
-    """Return the continued fraction of the upper incomplete gamma function by Lentz's method.
+    """Return the continued fraction of the upper incomplete gamma function for each `x`.
 
-    The fraction is 1 / (x + 1 - shape - 1 * (1 - shape) / (x + 3 - shape - ...)). `numerators` and
-    `denominators` are the ratios of successive convergents; their product is the next factor.
+    With a[n] = -n * (n - shape) and b[n] = x + 1 - shape + 2 * n, the fraction is
+    1 / (b[0] + a[1] / (b[1] + a[2] / (b[2] + ...))). It is evaluated by the modified Lentz method
+    (Numerical Recipes, 5.2): each step multiplies the result so far by C[n] * D[n], where
+
+        D[n] = 1 / (b[n] + a[n] * D[n - 1])
+        C[n] = b[n] + a[n] / C[n - 1]
     """
-    partial_denominator = x + 1 - shape
-    numerators = np.full(len(partial_denominator), 1 / TINY)
-    denominators = 1 / partial_denominator
-    fraction = denominators
-    for step in range(1, MAX_STEPS):
-        partial_numerator = -step * (step - shape)
-        partial_denominator = partial_denominator + 2
-        denominators = 1 / _without_zeros(partial_numerator * denominators + partial_denominator)
-        numerators = _without_zeros(partial_denominator + partial_numerator / numerators)
-        fraction = fraction * denominators * numerators
-        if not (np.abs(denominators * numerators - 1) > PRECISION).any():
+    b = x + 1 - shape
+    d = 1 / b
+    c = np.full(len(b), 1 / TINY)  # C[0] is infinite, so that the first step adds nothing to b[1]
+    fraction = d
+    for n in range(1, MAX_STEPS):
+        a = -n * (n - shape)
+        b = b + 2
+        d = 1 / _without_zeros(b + a * d)
+        c = _without_zeros(b + a / c)
+        fraction = fraction * d * c
+        has_converged = (np.abs(d * c - 1) <= PRECISION).all()
+        if has_converged:
             break
     return fraction
 
 
 def _without_zeros(values: Floats) -> Floats:
+    """Return values with TINY in place of those near 0, which a division could not take."""
     return np.where(np.abs(values) < TINY, TINY, values)

@@ -38,13 +38,12 @@ def headline(result: ForeignResult) -> str:
     return f"A result of {result.tool}, by its definitions{load_text}: {result.file}."
 
 
-def additions(folder: Path, run: OpenedRun) -> ExtraSections | None:
-    """Return the appendix of the page of a run: what other tools would have reported.
+def create_tool_comparison(run: OpenedRun) -> ExtraSections | None:
+    """Return the appendix of the report of a run: its metrics by the definitions of other tools.
 
-    It is computed only when the page is rendered. A run without records has none. The folder is
-    not needed, but other kinds of results take it from the same arguments.
+    The metrics are computed only when a page is rendered, because they need every record. The
+    result is None for a run whose records were not stored.
     """
-    del folder
     stored = run.stored
     if stored is None:
         return None
@@ -57,11 +56,13 @@ def additions(folder: Path, run: OpenedRun) -> ExtraSections | None:
 
 
 def compare_side(path: Path) -> Side:
-    """Return a result of another tool as one side of `loadgen compare`.
+    """Load a result of another tool as one of the two sides that `loadgen compare` compares.
 
-    Its definitions are part of the notes, because they differ from those of the other side.
+    Its notes say how the tool defines its metrics, because the other side may define them
+    differently.
     """
     result = load(path)
+    definitions = result.counts
     facts = SideFacts(
         tool=f"{result.tool} {result.version}".strip(),
         load=result.load,
@@ -69,7 +70,7 @@ def compare_side(path: Path) -> Side:
         url=result.target,
         started=result.started,
     )
-    notes = (f"metrics of {result.tool}: {result.counts}", *result.notes)
+    notes = (f"metrics of {result.tool}: {definitions}", *result.notes)
     return Side(name="", reported_metrics=dict(result.metrics), notes=notes, reported_facts=facts)
 
 

@@ -60,12 +60,12 @@ class _SessionState(NamedTuple):
     """The conversation of a session after its last row.
 
     Attributes:
-        tokens: The tokens of the conversation, with the last response.
+        conversation_tokens: The tokens of all prompts and responses so far.
         block_tokens: The tokens of a block, 0 before the first row.
         block_ids: The ids of the blocks of the last prompt.
     """
 
-    tokens: int = 0
+    conversation_tokens: int = 0
     block_tokens: float = 0.0
     block_ids: Sequence[int] = ()
 
@@ -85,29 +85,47 @@ class _DeltaSessions:
         """Return the last time that a row of a session has, 0 before its first row."""
         return self._last_timed_ns.get(session, 0)
 
-    def complete_prompt(self, row: TraceRow) -> TraceRow:
-        """Return a row with the tokens and block ids of its complete prompt.
+    def append_turn(self, row: TraceRow) -> TraceRow:
+        """Append a row to its session and return it with the tokens and blocks of its full prompt.
 
-        The blocks of the prompt are those of the last prompt of the session, then new ones for the
-        response to it, which has no ids in the trace, and then those of the row. The state of the
-        session is updated.
+        A session is a conversation, and each of its rows has only the tokens that the user adds.
+        The model is sent the conversation so far and these tokens. A prompt is divided into blocks
+        of `block_tokens` tokens; blocks with the same text have the same id.
         """
-        self._last_timed_ns[row.session] = row.at_ns
         state = self._states.get(row.session, _SessionState())
         block_tokens = state.block_tokens or _infer_block_tokens(row)
-        prompt_tokens = state.tokens + row.input_tokens
-        full_blocks = int(prompt_tokens // block_tokens)
-        known_ids = len(state.block_ids) + len(row.hashes)
-        response_ids = self._create_ids(row.session, count=max(full_blocks - known_ids, 0))
-        block_ids = [*state.block_ids, *response_ids, *row.hashes]
-        # The last prompt and the row each begin a block of their own, so there may be one too many.
-        block_ids = block_ids[: math.ceil(prompt_tokens / block_tokens)]
+        prompt_tokens = state.conversation_tokens + row.input_tokens
+        block_ids = self._extend_block_ids(state.block_ids, row, prompt_tokens, block_tokens)
+        self._last_timed_ns[row.session] = row.at_ns
         self._states[row.session] = _SessionState(
-            tokens=prompt_tokens + row.output_tokens,
+            conversation_tokens=prompt_tokens + row.output_tokens,
             block_tokens=block_tokens,
             block_ids=block_ids,
         )
         return row._replace(input_tokens=prompt_tokens, hashes=block_ids, block_tokens=block_tokens)
+
+    def _extend_block_ids(
+        self,
+        last_prompt_ids: Sequence[int],
+        row: TraceRow,
+        prompt_tokens: int,
+        block_tokens: float,
+    ) -> list[int]:
+        """Return the block ids of a prompt: of the last prompt, of its response, and of the row.
+
+        The trace has no ids for the response to the last prompt, so its blocks get new ones. For
+        example, a prompt of 600 tokens has 6 blocks of 100. If the last prompt has 3 ids and the
+        row has 2, the response gets the one that is left.
+        """
+        full_block_count = int(prompt_tokens // block_tokens)
+        recorded_count = len(last_prompt_ids) + len(row.hashes)
+        response_count = max(full_block_count - recorded_count, 0)
+        response_ids = self._create_ids(row.session, response_count)
+        block_ids = [*last_prompt_ids, *response_ids, *row.hashes]
+        # The last prompt and the row may each end with an incomplete block that has an id. In the
+        # full prompt, their tokens share one block, so the last id is one too many.
+        block_count = math.ceil(prompt_tokens / block_tokens)
+        return block_ids[:block_count]
 
     def _create_ids(self, session: str, count: int) -> list[int]:
         """Return ids that no other block of the trace has."""
@@ -145,30 +163,52 @@ def mooncake_format(*, has_sessions: bool, unit: TimeUnit) -> TraceFormat:
 
 
 def _parse_row(row: dict[str, Any], unit_ns: int, sessions: _DeltaSessions) -> TraceRow:
-    """Return the request of a row.
+    """Return the request of a row, which may be a turn of a session.
 
-    A row of a session may have no timestamp. Its request is then sent after the response to the
-    previous request of the session and the pause that the row specifies, 0 by default. It is listed
-    at the time of that previous request.
+    Args:
+        row: The row, as it is in the file.
+        unit_ns: The unit of its timestamp, in ns.
+        sessions: The sessions so far. The row is appended to its session.
+
+    Raises:
+        InvalidValueError: A field has a wrong value.
     """
     session = parse_session(row)
-    pause_ns = parse_delay(row)  # negative without a pause
-    is_timed = not session or row.get("timestamp") is not None
-    if is_timed:
-        at_ns = parse_time_ns(row.get("timestamp"), float(unit_ns))
-    else:
-        at_ns = sessions.last_time_ns(session)
-        pause_ns = max(pause_ns, 0)
-    request = parse_request(row, at_ns)._replace(
-        session=session, pause_ns=pause_ns, has_time=is_timed
+    pause_ns = parse_delay(row)
+    is_untimed_turn = bool(session) and row.get("timestamp") is None
+    if is_untimed_turn:
+        return _parse_untimed_turn(row, session, pause_ns, sessions)
+    at_ns = parse_time_ns(row.get("timestamp"), float(unit_ns))
+    request = parse_request(row, at_ns)._replace(session=session, pause_ns=pause_ns)
+    return sessions.append_turn(request) if session else request
+
+
+def _parse_untimed_turn(
+    row: dict[str, Any], session: str, pause_ns: int, sessions: _DeltaSessions
+) -> TraceRow:
+    """Return the request of a row of a session that has no timestamp.
+
+    The request is sent when the response to the previous request of the session has ended and the
+    pause has passed. Its time is unknown until the run, so it gets that of the previous request.
+
+    Args:
+        row: The row, as it is in the file.
+        session: The name of its session.
+        pause_ns: The pause that the row specifies, or UNKNOWN_NS, which means no pause.
+        sessions: The sessions so far. The row is appended to its session.
+    """
+    request = parse_request(row, sessions.last_time_ns(session))
+    return sessions.append_turn(
+        request._replace(session=session, pause_ns=max(pause_ns, 0), has_time=False)
     )
-    return sessions.complete_prompt(request) if session else request
 
 
 def _infer_block_tokens(first_row: TraceRow) -> float:
-    """Return the block size of a session, by the number of blocks of its first prompt.
+    """Return the number of tokens per block in a session, inferred from its first row.
 
-    It is AIPerf's default if this fits or if no usual size fits.
+    A block size fits if it divides the prompt into as many blocks as the row has block ids.
+    AIPerf's default is tried first, and is also used if no usual size fits. The size is a float
+    because other formats have sizes that are not whole.
     """
     if not first_row.hashes:
         return float(UNKNOWN_BLOCK_TOKENS)
@@ -184,32 +224,60 @@ def _parse_plain_lines(lines: Sequence[str], unit_ns: int) -> TraceColumns | Non
     This is the fast path: the lines are decoded as one JSON array. If it returns None, the caller
     parses them one by one, which also finds the error.
     """
-    text = "[" + ",".join(lines) + "]"
+    rows = _decode_plain_rows(lines)
+    if rows is None:
+        return None
     try:
-        rows = _PLAIN_ROWS.decode(text)
         times = np.array([row.timestamp for row in rows])
         input_tokens = np.array([row.input_length for row in rows], np.int64)
         output_tokens = np.array([row.output_length for row in rows], np.int64)
-    except (msgspec.DecodeError, RecursionError, OverflowError):
+    except OverflowError:  # a number is too large for an array
         return None
-    block_ids: list[int] = []
-    hash_counts: list[int] = []
-    if '"hash_ids"' in text:
-        for row in rows:
-            block_ids += row.hash_ids or ()
-            hash_counts.append(len(row.hash_ids or ()))
-    # A line with a comma between two objects is more than one row.
-    has_one_row_per_line = len(rows) == len(lines)
-    if (
-        has_one_row_per_line
-        and _are_times_valid(times, unit_ns)
+    blocks = _collect_block_ids(rows)
+    is_valid = (
+        _are_times_valid(times, unit_ns)
         and _are_counts_valid(input_tokens, minimum=1)
         and _are_counts_valid(output_tokens, minimum=0)
-        and _are_ids_valid(block_ids)
-    ):
-        at_ns = _convert_to_ns(times, unit_ns)
-        return TraceColumns(at_ns, input_tokens, output_tokens, block_ids, hash_counts)
-    return None
+        and _are_ids_valid(blocks.ids)
+    )
+    if not is_valid:
+        return None
+    at_ns = _convert_to_ns(times, unit_ns)
+    return TraceColumns(at_ns, input_tokens, output_tokens, blocks.ids, blocks.counts)
+
+
+def _decode_plain_rows(lines: Sequence[str]) -> list[Any] | None:
+    """Return one `_PlainRow` for each line, or None if a line is not a plain row."""
+    try:
+        rows = _PLAIN_ROWS.decode("[" + ",".join(lines) + "]")
+    except (msgspec.DecodeError, RecursionError):
+        return None
+    # A line with a comma between two objects is more than one row.
+    has_one_row_per_line = len(rows) == len(lines)
+    return rows if has_one_row_per_line else None
+
+
+class _BlockIds(NamedTuple):
+    """The block ids of many prompts, one prompt after the other, and how many each prompt has.
+
+    Both lists are empty if no prompt has ids.
+    """
+
+    ids: list[int]
+    counts: list[int]
+
+
+def _collect_block_ids(rows: Sequence[Any]) -> _BlockIds:
+    """Return the block ids of `_PlainRow` objects. A row without `hash_ids` has none."""
+    if not any(row.hash_ids for row in rows):
+        return _BlockIds([], [])
+    block_ids: list[int] = []
+    counts: list[int] = []
+    for row in rows:
+        row_ids = row.hash_ids or ()
+        block_ids += row_ids
+        counts.append(len(row_ids))
+    return _BlockIds(block_ids, counts)
 
 
 def _convert_to_ns(times: NDArray[np.float64], unit_ns: int) -> NDArray[np.int64]:

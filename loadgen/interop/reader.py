@@ -5,7 +5,6 @@ A file is recognised by its content, not by its name. The rows of `loadgen.forma
 
 from __future__ import annotations
 
-import contextlib
 import json
 import re
 import shlex
@@ -49,39 +48,61 @@ def read_result(path: Path) -> ForeignResult:
 
 
 def parse_result(data: bytes, where: str = "") -> ForeignResult:
-    """Return the result in the content of a file.
+    """Return the result in the content of a result file that another tool wrote.
 
-    Raises UserError, with `where` as its place, for the file of an unknown tool.
+    The tool is recognised by the content. Its reader in `loadgen.formats` then reads the metrics.
+
+    Args:
+        data: The content of the file.
+        where: The path of the file for error messages, "" if there is no file.
+
+    Raises:
+        UserError: No known tool has written the file, or it has no metrics.
     """
     if data.startswith(ZIP_MAGIC):
-        raise UserError(
-            "wrong_format",
-            "this is an archive, not a result",
-            where,
-            f"if it is a bundle, extract it with unzip {where}, then give the folder result",
-        )
+        raise _archive_error(where)
     text = data.decode("utf-8", "replace")
     document = _parse_json(text)
-    value = document.value if isinstance(document.value, dict) else {}
-    file = ToolFile(where, text, value, document.line_count)
-    row = _find_format(file)
-    if row is None:
-        if where.endswith((".yaml", ".yml")):
-            raise _input_file_error(where, text)
-        problem = f"the result of no known tool{document.problem}"
-        raise UserError("wrong_format", problem, where, _known_tools())
-    result = _read_with_format(row, file)
+    json_object = document.value if isinstance(document.value, dict) else {}
+    file = ToolFile(where, text, json_object, document.line_count)
+    tool_format = _find_format(file)
+    if tool_format is None:
+        raise _unknown_format_error(file, json_problem=document.problem)
+    result = _read_with_format(tool_format, file)
     if not result.metrics:
-        problem = f"the result of {row.tool} has no metrics"
+        problem = f"the result of {tool_format.tool} has no metrics"
         raise UserError("no_figure", problem, where, "check that its run finished")
     return result
 
 
+def _archive_error(where: str) -> UserError:
+    """Return the error for a ZIP archive, such as a bundle, in place of a result."""
+    return UserError(
+        "wrong_format",
+        "this is an archive, not a result",
+        where,
+        f"if it is a bundle, extract it with unzip {where}, then give the folder result",
+    )
+
+
+def _unknown_format_error(file: ToolFile, json_problem: str) -> UserError:
+    """Return the error for a file that no known tool has written.
+
+    Args:
+        file: The file.
+        json_problem: Why the file is not JSON, as the end of a sentence. "" if it is JSON.
+    """
+    if file.where.endswith((".yaml", ".yml")):
+        return _input_file_error(file.where, file.text)
+    problem = f"the result of no known tool{json_problem}"
+    return UserError("wrong_format", problem, file.where, _known_tools())
+
+
 def _find_format(file: ToolFile) -> FormatRow | None:
     """Return the first format in the table that recognises a file, or None."""
-    for row in FORMATS.rows():
-        if formats.is_result(row, file):
-            return row
+    for tool_format in FORMATS.rows():
+        if formats.is_result(tool_format, file):
+            return tool_format
     return None
 
 
@@ -104,11 +125,19 @@ def _parse_json(text: str) -> _Document:
 
     Some tools append one line to a file for each run, and the last one is the newest.
     """
-    lines = [line for line in text.splitlines() if line.strip()]
     try:
-        with contextlib.suppress(ValueError):
-            return _Document(json.loads(text))
-        last_line = lines[-1] if lines else ""
+        return _Document(json.loads(text))
+    except RecursionError:
+        return _Document(None, problem=": nested too deeply")
+    except ValueError:
+        return _parse_last_json_line(text)
+
+
+def _parse_last_json_line(text: str) -> _Document:
+    """Return the JSON value in the last line of a text that is not empty."""
+    lines = [line for line in text.splitlines() if line.strip()]
+    last_line = lines[-1] if lines else ""
+    try:
         return _Document(json.loads(last_line), len(lines))
     except RecursionError:
         return _Document(None, problem=": nested too deeply")
@@ -117,7 +146,11 @@ def _parse_json(text: str) -> _Document:
 
 
 def _input_file_error(where: str, text: str) -> UserError:
-    """Return the error for a YAML file in place of a result: it has to be run or validated."""
+    """Return the error for a YAML file in place of a result, with the command that takes the file.
+
+    Results are JSON. A YAML file is an input of loadgen: a workload, which `run` takes, or a
+    contract, which `validate` takes. Only a contract has the top-level key `levels`.
+    """
     is_contract = re.search("(?m)^levels:", text) is not None
     kind = "contract" if is_contract else "workload"
     command = "validate" if is_contract else "run"
@@ -129,20 +162,22 @@ def _input_file_error(where: str, text: str) -> UserError:
     )
 
 
-def _read_with_format(row: FormatRow, file: ToolFile) -> ForeignResult:
-    """Return the result by the reader of its tool, with the name and the definitions of the tool.
+def _read_with_format(tool_format: FormatRow, file: ToolFile) -> ForeignResult:
+    """Read a file with the reader of its format, and add the name and definitions of the tool.
 
     Raises:
         UserError: The reader fails, because a value in the file has an unexpected form.
     """
+    tool = tool_format.tool
     try:
-        result = formats.read_result(row, file)
+        result = formats.read_result(tool_format, file)
     except READER_ERRORS as error:
         problem = (
-            f"looks like a result of {row.tool}, but cannot be read: {type(error).__name__} {error}"
+            f"looks like a result of {tool}, but cannot be read: {type(error).__name__} {error}"
         )
         raise UserError("wrong_format", problem, file.where, _known_tools()) from None
-    return msgspec.structs.replace(result, tool=row.tool, counts=row.definitions)
+    # `counts` is a sentence that says how the tool counts and measures.
+    return msgspec.structs.replace(result, tool=tool, counts=tool_format.definitions)
 
 
 def _known_tools() -> str:

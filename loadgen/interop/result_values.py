@@ -89,38 +89,57 @@ class RunDescription(NamedTuple):
 def read_by_layout(
     file: ToolFile, document: Mapping[str, Any], layout: ResultLayout, run: RunDescription
 ) -> ForeignResult:
-    """Return the result in a file whose metrics are at known paths.
+    """Return the result in a file of another tool whose metrics are at known paths.
 
     Args:
         file: The file.
-        document: The object that the paths of the layout are in: that of the file, or a part of it.
-        layout: The paths.
+        document: The JSON object that the paths start from: that of the file, or a part of it.
+        layout: Where the document has each of our metrics.
         run: What the file says about the run.
     """
+    labels = {metric: field.label for metric, field in layout.latencies.items()}
+    metrics = {
+        **_read_latencies(document, layout),
+        **find_numbers(document, layout.metrics),
+        **_read_request_counts(document, layout),
+    }
+    result_count = file.lines  # 0 if the file is a single result
+    if result_count:
+        note = f"only the last of {format.counted(result_count, 'result')} in the file is read"
+        run = run._replace(notes=(*run.notes, note))
+    return create_result(file.where, metrics, labels, run)
+
+
+def _read_latencies(document: Mapping[str, Any], layout: ResultLayout) -> dict[str, float]:
+    """Return the statistics of all latencies in ms, by paths such as `ttft_ms.p50`."""
     metrics: dict[str, float] = {}
     for metric, field in layout.latencies.items():
         statistics = find_value(document, field.path)
         metrics |= latency_metrics(metric, statistics, field.unit_ms)
-    metrics |= find_numbers(document, layout.metrics)
+    return metrics
+
+
+def _read_request_counts(document: Mapping[str, Any], layout: ResultLayout) -> dict[str, float]:
+    """Return the counts of requests.
+
+    A tool may count failed requests in several fields, which are added up, or in none.
+    """
     failed = None
     if layout.failed:
         failed = sum(find_value(document, path) or 0 for path in layout.failed)
-    metrics |= request_metrics(find_value(document, layout.ok), failed)
-    labels = {metric: field.label for metric, field in layout.latencies.items()}
-    if file.lines:
-        note = f"only the last of {format.counted(file.lines, 'result')} in the file is read"
-        run = run._replace(notes=(*run.notes, note))
-    return create_result(file.where, metrics, labels, run)
+    return request_metrics(find_value(document, layout.ok), failed)
 
 
 def create_result(
     where: str, metrics: dict[str, float], labels: dict[str, str], run: RunDescription
 ) -> ForeignResult:
-    """Return a result.
+    """Return the result of another tool with its metrics and what is known about the run.
+
+    The name and the definitions of the tool are added by the caller of the reader.
 
     Args:
-        where: The name of the file.
-        metrics: The values by the paths of our metrics.
+        where: The path of the file.
+        metrics: The values by the paths of our metrics, such as `ttft_ms.p50`.
         labels: By the name of our metric, the tool's name for it.
         run: What the file says about the run.
     """
@@ -180,22 +199,28 @@ def latency_metrics(metric: str, statistics: Any, unit_ms: float = 1.0) -> dict[
 
     Args:
         metric: The name of our metric.
-        statistics: The statistics by their names in the tool. Percentiles may be in an object
-            `percentiles` of their own, and `unit` may name the unit. {} is returned for a value
-            that is no object.
+        statistics: A JSON object with the statistics by their names in the tool. Percentiles may be
+            in an object `percentiles` inside it, and `unit` may name the unit.
         unit_ms: The unit of the statistics in ms, if they do not name one.
+
+    Returns:
+        The known statistics. {} if `statistics` is not an object.
     """
     if not isinstance(statistics, Mapping):
         return {}
     percentiles = statistics.get("percentiles")
-    fields = {**(percentiles if isinstance(percentiles, Mapping) else {}), **statistics}
-    unit_ms = _UNITS_MS.get(str(statistics.get("unit")), unit_ms)
+    values: dict[str, Any] = {}
+    if isinstance(percentiles, Mapping):
+        values.update(percentiles)
+    values.update(statistics)
+    named_unit = str(statistics.get("unit"))
+    factor_to_ms = _UNITS_MS.get(named_unit, unit_ms)
     metrics = {}
     for our_name, tool_names in _STATISTIC_NAMES.items():
-        numbers = [finite_number(fields.get(tool_name)) for tool_name in tool_names]
+        numbers = [finite_number(values.get(tool_name)) for tool_name in tool_names]
         known_numbers = [number for number in numbers if number is not None]
         if known_numbers:
-            metrics[f"{metric}.{our_name}"] = known_numbers[0] * unit_ms
+            metrics[f"{metric}.{our_name}"] = known_numbers[0] * factor_to_ms
     return metrics
 
 

@@ -166,8 +166,8 @@ def _percentiles_ns(
 ) -> dict[str, float]:
     """Return some of the PERCENTILES of known values by name.
 
-    Percentiles of values without weights are interpolated. A percentile of weighted values is the
-    first value, in ascending order, up to which the weights add up to that share of all weights.
+    Percentiles of values without weights are interpolated. A percentile of weighted values is not:
+    p90 is the smallest value such that it and all smaller values have 90 % of the total weight.
     """
     fractions = [PERCENTILES[name] for name in names]
     if weights is None:

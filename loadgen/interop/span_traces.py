@@ -46,15 +46,11 @@ class _Span(NamedTuple):
 
 
 def parse_span_line(line: dict[str, Any]) -> Iterator[TraceRow]:
-    """Yield the calls of models among the spans of a line, each with its session, in order of time.
+    """Yield the requests to models among the spans of a line, each with its session.
 
-    The session of a call is found in three steps:
-
-    - A call belongs to the innermost agent around it, within its conversation or else its trace.
-    - A call without a conversation or an agent is a request on its own if its trace has no other
-      call. Otherwise the calls of the trace are a session.
-    - A call that overlaps the previous call of its session cannot depend on it. It gets a session
-      of its own, like a sub-agent.
+    A session is a sequence of requests in which each one waits for the response to the one before.
+    Requests are yielded in order of time. The field `group` of each is its conversation or, without
+    one, its trace; it is "" for a request on its own.
 
     Raises:
         InvalidValueError: A field has a wrong value.
@@ -64,23 +60,24 @@ def parse_span_line(line: dict[str, Any]) -> Iterator[TraceRow]:
     calls_per_group = Counter(call.group for call in calls)
     last_end_ns: dict[str, int] = {}
     for index, call in enumerate(calls):
-        has_session = bool(call.session) or calls_per_group[call.group] > 1
-        if not call.group or not has_session:
+        is_alone_in_group = not call.session and calls_per_group[call.group] == 1
+        if not call.group or is_alone_in_group:
             yield call._replace(group="")
             continue
+        # Without a conversation or an agent, all calls of a trace are one session.
         session = call.session or call.group
         overlaps_previous_call = session in last_end_ns and call.at_ns < last_end_ns[session]
         if overlaps_previous_call:
+            # It did not wait for the previous call, so it gets a session of its own.
             session = f"{session}::{index}"
         last_end_ns[session] = call.at_ns + max(call.duration_ns, 0)
         yield call._replace(session=session)
 
 
 def _find_calls(spans: Sequence[_Span]) -> Iterator[TraceRow]:
-    """Yield the calls of models among the spans of a line.
+    """Yield a request for each span that is a call of a model, in the order of the spans.
 
-    The session of a call is "" if it has neither a conversation nor an agent. Its group is its
-    conversation or its trace.
+    The other spans, such as those of agents and tools, only say where a call belongs.
     """
     spans_by_id = {span.span_id: span for span in spans if span.span_id}
     for span in spans:
@@ -89,12 +86,23 @@ def _find_calls(spans: Sequence[_Span]) -> Iterator[TraceRow]:
         conversation = _find_conversation(span.attributes)
         group = str(conversation or span.trace_id)
         agents = list(_agents_around(span, spans_by_id))
-        session = ""
-        if len(agents) > 1:
-            session = f"{group}::{agents[0]}"
-        elif conversation or agents:
-            session = group
+        session = _name_session(group, agents, has_conversation=bool(conversation))
         yield _parse_call(span)._replace(session=session, group=group)
+
+
+def _name_session(group: str, agents: Sequence[str], *, has_conversation: bool) -> str:
+    """Return the name of the session of a call, or "" if spans do not say that it has one.
+
+    Args:
+        group: The conversation or the trace of the call.
+        agents: The ids of the agents around the call, the innermost first. With several of them,
+            the innermost is a sub-agent, which has a session of its own.
+        has_conversation: Whether the call has the id of a conversation.
+    """
+    if len(agents) > 1:
+        sub_agent = agents[0]
+        return f"{group}::{sub_agent}"
+    return group if has_conversation or agents else ""
 
 
 def _is_model_call(span: _Span) -> bool:
@@ -217,17 +225,29 @@ def _parse_typed_value(type_name: str, content: Any) -> Any:
 
 
 def _parse_span_time(fields: dict[str, Any], side: Literal["start", "end"]) -> int | None:
-    """Return when a span started or ended in ns since 1970. None if its end is missing.
+    """Return when a span started or ended in ns since 1970.
+
+    The result is None for a span without an end, which had not ended when it was exported.
 
     Raises:
         InvalidValueError: The start is missing, or a value is not a time.
     """
-    unix_ns = fields.get(f"{side}TimeUnixNano")
-    if unix_ns is None:
-        date = fields.get(f"{side}_time")
-        if date is None and side == "end":
-            return None
-        return parse_utc_date(str(date))
-    if isinstance(unix_ns, str) and unix_ns.isdecimal() and len(unix_ns) <= MAX_NS_DIGITS:
-        return int(unix_ns)
-    return parse_time_ns(unix_ns, 1.0)
+    unix_ns = fields.get(f"{side}TimeUnixNano")  # OTLP
+    if unix_ns is not None:
+        return _parse_unix_ns(unix_ns)
+    date_text = fields.get(f"{side}_time")  # the console exporter
+    if date_text is None and side == "end":
+        return None
+    return parse_utc_date(str(date_text))
+
+
+def _parse_unix_ns(value: Any) -> int:
+    """Return a time in ns since 1970. OTLP writes it as text, and some exporters as a number.
+
+    Raises:
+        InvalidValueError: It is no time.
+    """
+    is_digits = isinstance(value, str) and value.isdecimal() and len(value) <= MAX_NS_DIGITS
+    if is_digits:
+        return int(value)
+    return parse_time_ns(value, unit_ns=1.0)

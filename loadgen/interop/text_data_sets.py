@@ -30,30 +30,45 @@ def read_json_list(file: Path) -> Iterator[LocatedRow]:
     Raises:
         UserError: The file is no JSON list, or a row is no object.
     """
+    for row_number, encoded_row in enumerate(_split_json_list(file), 1):
+        location = f"{file}: row {row_number}"
+        yield location, _decode_json_row(encoded_row, location)
+
+
+def _split_json_list(file: Path) -> list[msgspec.Raw]:
+    """Return the items of the JSON list in a file, still encoded.
+
+    Rows are decoded one by one later, so that an error names the row.
+
+    Raises:
+        UserError: The file is no JSON list.
+    """
     data = file.read_bytes().removeprefix(codecs.BOM_UTF8)
     try:
-        # Rows are decoded one by one, so that an error names the row.
-        encoded_rows = msgspec.json.decode(data, type=list[msgspec.Raw])
+        return msgspec.json.decode(data, type=list[msgspec.Raw])
     except (ValueError, RecursionError) as error:
+        line_suffix = _line_of_json_error(error, data)
         raise UserError(
             "invalid_syntax",
             "the file begins like a JSON list, but is not valid JSON",
-            f"{file}{_line_of_json_error(error, data)}",
+            f"{file}{line_suffix}",
             (
                 "write one list of objects in the file, or JSONL: an object or a list of "
                 "messages per line"
             ),
         ) from None
-    for number, encoded_row in enumerate(encoded_rows, 1):
-        location = f"{file}: row {number}"
-        try:
-            row = wrap_conversation(msgspec.json.decode(encoded_row))
-        except (ValueError, RecursionError) as error:
-            raise UserError("invalid_syntax", f"not JSON: {error}", location) from None
-        if not isinstance(row, dict):
-            hint = 'write objects like {"prompt": "..."}'
-            raise UserError("wrong_type", "the row is not a JSON object", location, hint)
-        yield location, row
+
+
+def _decode_json_row(encoded_row: msgspec.Raw, location: str) -> dict[str, Any]:
+    """Return a row as an object. Raises UserError, with `location` as its place, if it is none."""
+    try:
+        row = wrap_conversation(msgspec.json.decode(encoded_row))
+    except (ValueError, RecursionError) as error:
+        raise UserError("invalid_syntax", f"not JSON: {error}", location) from None
+    if not isinstance(row, dict):
+        hint = 'write objects like {"prompt": "..."}'
+        raise UserError("wrong_type", "the row is not a JSON object", location, hint)
+    return row
 
 
 def _line_of_json_error(error: Exception, data: bytes) -> str:

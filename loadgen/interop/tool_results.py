@@ -7,6 +7,7 @@ returns the result. The value of a `ToolFile` is the JSON object of the file.
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -60,19 +61,11 @@ def read_vllm(file: ToolFile) -> ForeignResult:
 def _read_bench_serving(file: ToolFile, e2e_name: str) -> ForeignResult:
     """Read a result of vLLM or SGLang, whose tools have a common origin.
 
-    The file has keys such as `mean_ttft_ms` at its top level. They are grouped by latency here, as
-    other tools have them.
-
     Args:
-        file: The file.
+        file: The file. It has keys such as `mean_ttft_ms` at its top level.
         e2e_name: The tool's name for the end-to-end latency.
     """
     document = file.value
-    statistics = ("mean", "median", "p50", "p90", "p95", "p99", "p99.9")
-    latencies = {
-        name: {statistic: document.get(f"{statistic}_{name}_ms") for statistic in statistics}
-        for name in ("ttft", "tpot", "itl", e2e_name)
-    }
     has_new_name = "total_token_throughput" in document
     layout = ResultLayout(
         latencies={
@@ -97,7 +90,21 @@ def _read_bench_serving(file: ToolFile, e2e_name: str) -> ForeignResult:
         load=_describe_bench_serving_load(document),
         started=document.get("date"),
     )
+    latencies = _group_by_latency(document, ("ttft", "tpot", "itl", e2e_name))
     return read_by_layout(file, {**document, **latencies}, layout, run)
+
+
+def _group_by_latency(document: Any, latency_names: Sequence[str]) -> dict[str, dict[str, Any]]:
+    """Return the statistics of each latency, which the file has in keys at its top level.
+
+    For example, the key `mean_ttft_ms` becomes `{"ttft": {"mean": ...}}`. Other tools write their
+    files in this form, which `ResultLayout` describes. Missing statistics are None.
+    """
+    statistics = ("mean", "median", "p50", "p90", "p95", "p99", "p99.9")
+    return {
+        name: {statistic: document.get(f"{statistic}_{name}_ms") for statistic in statistics}
+        for name in latency_names
+    }
 
 
 def _describe_bench_serving_load(document: Any) -> str:
@@ -171,7 +178,7 @@ def _is_aiperf_records(text: str) -> bool:
 
 
 class _AIPerfRecord(NamedTuple):
-    """The metrics of one request.
+    """The metrics of one successful request.
 
     Attributes:
         values_ms: By the name of our metric, its values: one, or one for each chunk.
@@ -182,10 +189,53 @@ class _AIPerfRecord(NamedTuple):
     output_tokens: float
 
 
+_DAMAGED_RECORD_ERRORS = (
+    ValueError,
+    KeyError,
+    TypeError,
+    AttributeError,
+    OverflowError,
+    RecursionError,
+)
+"""What parsing a record raises if the line is no JSON or a value has an unexpected type."""
+
+
 def _read_aiperf_records(text: str, where: str) -> ForeignResult:
     """Compute the statistics of the records of a run as AIPerf computes them.
 
-    Percentiles are interpolated between the values of successful requests.
+    Each line is the record of one request. Statistics are those of successful requests, and
+    percentiles are interpolated between their values.
+
+    Raises:
+        UserError: A line is no record.
+    """
+    records = _pool_aiperf_records(text, where)
+    metrics: dict[str, float] = {}
+    for metric, sample in records.values_ms.items():
+        metrics |= latency_metrics(metric, _compute_statistics(sample))
+    metrics |= request_metrics(len(records.values_ms["e2e_ms"]), records.failed)
+    metrics["tokens.output"] = records.output_tokens
+    # AIPerf's name of a metric in words, such as "inter token latency".
+    labels = {metric: field.path.replace("_", " ") for metric, field in _AIPERF_LATENCIES.items()}
+    return create_result(where, metrics, labels, RunDescription())
+
+
+class _PooledRecords(NamedTuple):
+    """The metrics of all requests of a run.
+
+    Attributes:
+        values_ms: By the name of our metric, its values of all successful requests.
+        output_tokens: The tokens of all their responses.
+        failed: The number of failed requests.
+    """
+
+    values_ms: dict[str, list[float]]
+    output_tokens: float
+    failed: int
+
+
+def _pool_aiperf_records(text: str, where: str) -> _PooledRecords:
+    """Return the metrics of the records in a file, which has one JSON object in each line.
 
     Raises:
         UserError: A line is no record.
@@ -198,49 +248,47 @@ def _read_aiperf_records(text: str, where: str) -> ForeignResult:
         if record is None:
             failed += 1
             continue
+        output_tokens += record.output_tokens
         for metric, request_values_ms in record.values_ms.items():
             values_ms[metric] += request_values_ms
-        output_tokens += record.output_tokens
-    metrics: dict[str, float] = {}
-    for metric, sample in values_ms.items():
-        metrics |= latency_metrics(metric, _compute_statistics(sample))
-    metrics |= request_metrics(len(values_ms["e2e_ms"]), failed)
-    metrics["tokens.output"] = output_tokens
-    labels = {metric: field.path.replace("_", " ") for metric, field in _AIPERF_LATENCIES.items()}
-    return create_result(where, metrics, labels, RunDescription())
+    return _PooledRecords(values_ms, output_tokens, failed)
 
 
 def _parse_aiperf_record(line: str, location: str) -> _AIPerfRecord | None:
-    """Return the metrics of a request, or None if it failed.
+    """Return the metrics of a request from its JSON line, or None if the request failed.
 
     Raises:
-        UserError: The line is no record.
+        UserError: The line is no record. `location` is its file and line number.
     """
     try:
         record = json.loads(line)
         metrics = record["metrics"]
-        if record.get("error"):
-            return None
-        values_ms = {}
-        for metric, field in _AIPERF_LATENCIES.items():
-            if field.path in metrics:
-                value = metrics[field.path]["value"]
-                # Only this metric has several values for a request.
-                values = value if metric == "inter_chunk_ms" else [value]
-                values_ms[metric] = [float(number) for number in values]
-        output_tokens = metrics.get("output_sequence_length", {}).get("value", 0)
-        return _AIPerfRecord(values_ms, output_tokens + 0.0)
-    except (
-        ValueError,
-        KeyError,
-        TypeError,
-        AttributeError,
-        OverflowError,
-        RecursionError,
-    ) as error:
+        has_failed = bool(record.get("error"))
+        return None if has_failed else _parse_aiperf_metrics(metrics)
+    except _DAMAGED_RECORD_ERRORS as error:
         raise UserError(
             "damaged_file", f"not a record of AIPerf: {error}", location, "the line is damaged"
         ) from None
+
+
+def _parse_aiperf_metrics(metrics: dict[str, Any]) -> _AIPerfRecord:
+    """Return the latencies and the output tokens of the object `metrics` of a record.
+
+    For example, `{"request_latency": {"value": 12.5, "unit": "ms"}}` has one latency. The object
+    is unchecked: any exception of _DAMAGED_RECORD_ERRORS means that it has a wrong form.
+    """
+    values_ms: dict[str, list[float]] = {}
+    for metric, field in _AIPERF_LATENCIES.items():
+        if field.path not in metrics:
+            continue
+        value = metrics[field.path]["value"]
+        # A request has one value of each metric, except for a list with one value per chunk.
+        values = value if metric == "inter_chunk_ms" else [value]
+        values_ms[metric] = [float(number) for number in values]
+    output_tokens = metrics.get("output_sequence_length", {}).get("value", 0)
+    if not isinstance(output_tokens, int | float):
+        raise TypeError(f"output_sequence_length is {output_tokens!r}")
+    return _AIPerfRecord(values_ms, float(output_tokens))
 
 
 def _compute_statistics(sample: list[float]) -> dict[str, float]:
@@ -266,7 +314,8 @@ def is_guidellm(file: ToolFile) -> bool:
 def read_guidellm(file: ToolFile) -> ForeignResult:
     """Read the last benchmark of GuideLLM's `benchmarks.json`.
 
-    GuideLLM's ITL is our TPOT. Its TPOT includes the wait for the first token.
+    GuideLLM calls the mean time between tokens ITL, so it is read as our TPOT. Its own TPOT
+    includes the wait for the first token, and is read as a separate metric.
     """
     document = file.value
     benchmarks = document["benchmarks"]
@@ -351,7 +400,10 @@ def is_genai_bench(file: ToolFile) -> bool:
 
 
 def read_genai_bench(file: ToolFile) -> ForeignResult:
-    """Read the result of genai-bench at one concurrency. Times are seconds unless it says ms."""
+    """Read the result of genai-bench at one concurrency.
+
+    Latencies are in seconds, unless the field `_time_unit` of the file is "ms".
+    """
     metrics = file.value["aggregated_metrics"]
     concurrency = metrics.get("num_concurrency")
     unit_ms = 1.0 if file.value.get("_time_unit", "s") == "ms" else SECONDS_MS
@@ -381,20 +433,6 @@ def is_endpoints(file: ToolFile) -> bool:
 def read_endpoints(file: ToolFile) -> ForeignResult:
     """Read the `result_summary.json` of mlcommons/endpoints, whose times are ns."""
     document = file.value
-    load_pattern = find_value(document, "run_config.load_pattern") or {}
-    target_load = load_pattern.get("target_qps") or load_pattern.get("target_concurrency")
-    notes = []
-    if (find_number(document, "tpot.min") or 0.0) < 0:
-        notes.append(
-            "some TPOT values are negative, because a first token has a later "
-            "timestamp than the end of its response"
-        )
-    if document.get("complete") is False:
-        notes.append("the run of this file is not complete")
-    # The tool counts a failed sample as completed, too.
-    completed = finite_number(document.get("n_samples_completed"))
-    failed = finite_number(document.get("n_samples_failed")) or 0.0
-    succeeded = None if completed is None else completed - failed
     layout = ResultLayout(
         latencies={
             "ttft_ms": LatencyField("ttft", "ttft", NANOSECONDS_MS),
@@ -410,12 +448,39 @@ def read_endpoints(file: ToolFile) -> ForeignResult:
         ok="n_samples_succeeded",
         failed=("n_samples_failed",),
     )
+    load_pattern = find_value(document, "run_config.load_pattern") or {}
+    target_load = load_pattern.get("target_qps") or load_pattern.get("target_concurrency")
     run = RunDescription(
         version=document.get("version"),
         load=_join_known(load_pattern.get("type"), f"{target_load:g}" if target_load else ""),
-        notes=notes,
+        notes=_note_endpoints_problems(document),
     )
+    # The file does not have this number, which the layout needs.
+    succeeded = _count_succeeded_samples(document)
     return read_by_layout(file, {**document, "n_samples_succeeded": succeeded}, layout, run)
+
+
+def _note_endpoints_problems(document: Mapping[str, Any]) -> list[str]:
+    """Return what a reader of the metrics of mlcommons/endpoints should know."""
+    notes = []
+    if (find_number(document, "tpot.min") or 0.0) < 0:
+        notes.append(
+            "some TPOT values are negative, because a first token has a later "
+            "timestamp than the end of its response"
+        )
+    if document.get("complete") is False:
+        notes.append("the run of this file is not complete")
+    return notes
+
+
+def _count_succeeded_samples(document: Mapping[str, Any]) -> float | None:
+    """Return how many requests of mlcommons/endpoints succeeded, or None if it is unknown.
+
+    The tool counts a failed request as completed, too.
+    """
+    completed = finite_number(document.get("n_samples_completed"))
+    failed = finite_number(document.get("n_samples_failed")) or 0.0
+    return None if completed is None else completed - failed
 
 
 def _join_known(*values: object) -> str:

@@ -65,7 +65,11 @@ def select_successful(manifest: RunManifest, rows: NDArray[np.void]) -> Successf
 def compute_tool_samples(
     manifest: RunManifest, rows: NDArray[np.void], gaps: Sequence[Histogram]
 ) -> dict[str, ToolSamples]:
-    """Return the samples of each tool by the name of the tool in `loadgen.formats`.
+    """Return the latencies of a run as each benchmark tool defines them.
+
+    The tools mean different times by the same name, for example by TTFT. `loadgen.formats` has
+    each definition in words. Tools with the same definition share one sample object, so that its
+    statistics are computed once.
 
     Args:
         manifest: The manifest of the run.
@@ -73,8 +77,7 @@ def compute_tool_samples(
         gaps: For each stage, the times between output events.
 
     Returns:
-        The samples. Several tools share one where their definitions agree. {} if no request
-        succeeded.
+        The samples by the name of the tool in `loadgen.formats`. {} if no request succeeded.
     """
     requests = select_successful(manifest, rows)
     if not requests.is_successful.any():
@@ -86,6 +89,7 @@ def compute_tool_samples(
     tpot_to_end = latencies.per_token("first_token_ns", "end_ns")
     itl = PooledGaps(pooled_gaps)
     return {
+        # It takes the first event for the first token, even if it has only a role and no text.
         "vllm bench serve": ToolSamples(
             ttft=latencies.between("sent_ns", "role_event"),
             tpot=latencies.per_token("role_event", "end_ns"),
@@ -93,17 +97,10 @@ def compute_tool_samples(
             e2e=e2e,
         ),
         "SGLang bench_serving": ToolSamples(ttft=ttft, tpot=tpot_to_end, itl=itl, e2e=e2e),
-        # What AIPerf calls ITL is one value per request, as the TPOT of others.
+        # Its ITL is one mean per request, which other tools call TPOT.
         "AIPerf": ToolSamples(ttft=ttft, tpot=None, itl=tpot_to_end, e2e=e2e),
-        "GuideLLM": ToolSamples(
-            ttft=ttft,
-            # Its TPOT includes the time to the first token, so all tokens are counted.
-            tpot=latencies.per_token(
-                "sent_ns", "last_token_ns", uncounted_tokens=0, is_weighted=True
-            ),
-            itl=latencies.per_token("first_token_ns", "last_token_ns", is_weighted=True),
-            e2e=e2e,
-        ),
+        "GuideLLM": _guidellm_samples(latencies, ttft, e2e),
+        # Its TPOT ends at the last token, not at the end of the response.
         "inference-perf": ToolSamples(
             ttft=ttft,
             tpot=latencies.per_token("first_token_ns", "last_token_ns"),
@@ -113,6 +110,22 @@ def compute_tool_samples(
         "genai-bench": ToolSamples(ttft=ttft, tpot=tpot_to_end, itl=None, e2e=e2e),
         "mlcommons/endpoints": ToolSamples(ttft=ttft, tpot=tpot_to_end, itl=None, e2e=e2e),
     }
+
+
+def _guidellm_samples(
+    latencies: _Latencies, ttft: DerivedSample, e2e: DerivedSample
+) -> ToolSamples:
+    """Return the samples of GuideLLM, in which each output token counts once, not each request.
+
+    Its TPOT includes the time to the first token, so it is divided by all tokens. Its ITL is
+    divided by all tokens but the first.
+    """
+    return ToolSamples(
+        ttft=ttft,
+        tpot=latencies.per_token("sent_ns", "last_token_ns", uncounted_tokens=0, is_weighted=True),
+        itl=latencies.per_token("first_token_ns", "last_token_ns", is_weighted=True),
+        e2e=e2e,
+    )
 
 
 class _SampleKey(NamedTuple):
@@ -136,7 +149,7 @@ class _Latencies:
         self._api = manifest.api
         self._columns = requests.columns
         self._selection = as_selection(requests.is_successful)
-        self._shared_timestamps: dict[Timestamp, Timestamp] = {}
+        self._equal_timestamps: dict[Timestamp, Timestamp] = {}
         self._samples: dict[_SampleKey, DerivedSample] = {}
 
     def timestamps(self, name: Timestamp) -> NDArray[np.int64]:
@@ -150,12 +163,7 @@ class _Latencies:
 
     def between(self, start: Timestamp, end: Timestamp) -> DerivedSample:
         """Return a sample of the time between two timestamps of a request, such as the TTFT."""
-        key = _SampleKey(self._shared_timestamp(start), self._shared_timestamp(end))
-
-        def compute() -> WeightedValues:
-            return WeightedValues(self._durations_ns(key).astype(np.float64))
-
-        return self._samples.setdefault(key, DerivedSample(compute))
+        return self._get_or_create_sample(_SampleKey(start, end))
 
     def per_token(
         self,
@@ -170,23 +178,31 @@ class _Latencies:
         Args:
             start: The timestamp at which the time begins.
             end: The timestamp at which it ends.
-            uncounted_tokens: The divisor is the number of output tokens minus this number, 1 for
-                a time that begins with the first token.
+            uncounted_tokens: How many output tokens of a request are not counted in the divisor. It
+                is 1 for a time that begins with the first token.
             is_weighted: True if a request counts in the sample once for each counted token.
         """
-        key = _SampleKey(
-            self._shared_timestamp(start),
-            self._shared_timestamp(end),
-            uncounted_tokens,
-            is_weighted,
+        return self._get_or_create_sample(_SampleKey(start, end, uncounted_tokens, is_weighted))
+
+    def _get_or_create_sample(self, definition: _SampleKey) -> DerivedSample:
+        """Return the sample of a definition, the same object for all equivalent definitions."""
+        key = definition._replace(
+            start=self._find_equal_timestamp(definition.start),
+            end=self._find_equal_timestamp(definition.end),
         )
+        if key not in self._samples:
+            # The values are computed only when the statistics of the sample are needed.
+            self._samples[key] = DerivedSample(lambda: self._compute_values(key))
+        return self._samples[key]
 
-        def compute() -> WeightedValues:
-            token_counts = self._select("output_tokens").astype(np.int64) - uncounted_tokens
-            values = _divide_by_counts(self._durations_ns(key), token_counts)
-            return WeightedValues(values, token_counts if is_weighted else None)
-
-        return self._samples.setdefault(key, DerivedSample(compute))
+    def _compute_values(self, key: _SampleKey) -> WeightedValues:
+        """Return the latency of every successful request in ns, with its weight if it has one."""
+        durations_ns = self._durations_ns(key)
+        if key.uncounted_tokens is None:
+            return WeightedValues(durations_ns.astype(np.float64))
+        token_counts = self._select("output_tokens").astype(np.int64) - key.uncounted_tokens
+        values_ns = _divide_by_counts(durations_ns, token_counts)
+        return WeightedValues(values_ns, token_counts if key.is_weighted else None)
 
     def _durations_ns(self, key: _SampleKey) -> NDArray[np.int64]:
         """Return the time from `start` to `end` of every successful request."""
@@ -195,19 +211,26 @@ class _Latencies:
     def _select(self, field: str) -> NDArray[np.int64]:
         return self._columns[field][self._selection]
 
-    def _shared_timestamp(self, name: Timestamp) -> Timestamp:
-        """Return the name that stands for a timestamp and all that are equal in every request.
+    def _find_equal_timestamp(self, name: Timestamp) -> Timestamp:
+        """Return the first of TIMESTAMPS that equals a timestamp in every request.
 
-        It is the first one of them in TIMESTAMPS. With it, equal definitions have equal keys.
+        For example, "role_event" equals "first_token_ns" if no response begins with an event that
+        has only a role. The result is then "first_token_ns" for both names. The comparison reads
+        all requests, so its result is kept.
         """
-        if name not in self._shared_timestamps:
-            values = self.timestamps(name)
-            self._shared_timestamps[name] = next(
-                candidate
-                for candidate in TIMESTAMPS
-                if candidate == name or np.array_equal(self.timestamps(candidate), values)
-            )
-        return self._shared_timestamps[name]
+        if name not in self._equal_timestamps:
+            self._equal_timestamps[name] = self._compare_timestamps(name)
+        return self._equal_timestamps[name]
+
+    def _compare_timestamps(self, name: Timestamp) -> Timestamp:
+        """Return the first of TIMESTAMPS whose values are those of a timestamp."""
+        values_ns = self.timestamps(name)
+        for candidate in TIMESTAMPS:
+            if candidate == name:
+                break
+            if np.array_equal(self.timestamps(candidate), values_ns):
+                return candidate
+        return name
 
 
 def _with_role_event_gaps(pooled_gaps: Histogram, latencies: _Latencies) -> Histogram:

@@ -142,7 +142,10 @@ def parse_request_fields(row: dict[str, Any], fields: Sequence[str] = REQUEST_FI
 
 
 def parse_hash_ids(row: dict[str, Any]) -> list[int]:
-    """Return the ids of the blocks of a prompt. Ids that are no small numbers are hashed.
+    """Return the ids of the blocks of a prompt as integers of at most 48 bits.
+
+    Whole numbers up to MAX_HASH_ID stay as they are. Texts and larger numbers are hashed, because
+    ids are kept in arrays of 64-bit integers.
 
     Raises:
         InvalidValueError: `hash_ids` is no list.

@@ -172,28 +172,36 @@ def _parse_sagemaker_row(row: dict[str, Any]) -> TraceRow:
 def _decode_capture(
     capture: Any, key: Literal["endpointInput", "endpointOutput"]
 ) -> dict[str, Any]:
-    """Return the JSON object of a captured request or response, stored as text or as base64.
+    """Return the JSON object of a request or response that SageMaker captured.
+
+    For example, `{"endpointOutput": {"data": "{...}", "encoding": "JSON"}}` has a response as text.
+    With the encoding BASE64, the text is base64-encoded.
 
     Raises:
         InvalidValueError: It was not captured, or it is no JSON object.
     """
+    path = f"{key}.data"
     message = capture.get(key) if isinstance(capture, dict) else None
     data = message.get("data") if isinstance(message, dict) else None
-    path = f"{key}.data"
     if not isinstance(message, dict) or not isinstance(data, str):
         raise InvalidValueError(
             "missing_key", f"captureData has no {path}", "capture both input and output", path
         )
-    if str(message.get("encoding", "JSON")).upper() == "BASE64":
-        try:
-            data = base64.b64decode(data, validate=True).decode()
-        except (binascii.Error, UnicodeDecodeError):
-            raise InvalidValueError(
-                "invalid_value", f"{path} is not base64-encoded text", "", path
-            ) from None
+    is_base64 = str(message.get("encoding", "JSON")).upper() == "BASE64"
+    text = _decode_base64(data, path) if is_base64 else data
     try:
-        return parse_json_object(data)
+        return parse_json_object(text)
     except InvalidValueError as error:
         raise InvalidValueError(
             error.code, f"{path} is {error}", "a captured chat completion", path
+        ) from None
+
+
+def _decode_base64(data: str, path: str) -> str:
+    """Return base64-encoded text. Raises InvalidValueError, with `path` as its place."""
+    try:
+        return base64.b64decode(data, validate=True).decode()
+    except (binascii.Error, UnicodeDecodeError):
+        raise InvalidValueError(
+            "invalid_value", f"{path} is not base64-encoded text", "", path
         ) from None
