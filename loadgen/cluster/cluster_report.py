@@ -56,7 +56,7 @@ def _to_ms(duration_ns: int) -> float:
 
 
 def cluster_notes(
-    workers: Sequence[RemoteWorker], cluster: Cluster, start_ns: int, late_ns: int
+    workers: Sequence[RemoteWorker], cluster: Cluster, start_ns: int, start_delay_ns: int
 ) -> Iterator[str]:
     """Yield warnings about the nodes of a run, which the manifest of the run stores.
 
@@ -64,15 +64,15 @@ def cluster_notes(
         workers: The workers of the run.
         cluster: What `describe_cluster` returned for them.
         start_ns: The start of the load on the monotonic clock of the driver.
-        late_ns: How long after the start the last worker received the start time.
+        start_delay_ns: How long after the start the last worker received the start time.
     """
     for node_label in cluster.lost:
         yield f"{node_label} was lost before the load. All workers ran on the remaining nodes."
     yield from _clock_notes(cluster)
     yield from _priority_notes(workers)
-    if late_ns > 0:
+    if start_delay_ns > 0:
         yield (
-            f"The last worker got the start time {late_ns / NS_PER_MS:.0f} ms too "
+            f"The last worker got the start time {start_delay_ns / NS_PER_MS:.0f} ms too "
             "late, so the load began unevenly. Start again, or use fewer workers."
         )
     yield from _loss_notes(workers, start_ns / NS_PER_S)

@@ -201,20 +201,23 @@ class NodeAgent:
     async def read_update(self, copied: CopiedFiles, copied_lines: int) -> WorkerUpdate:
         """Return the files and output of the worker that the driver does not have yet.
 
-        Each request record refers to an error text in another file. The driver must never have a
-        record without its text, although the worker goes on writing. So the records are read
-        first, and the texts, which then include those of all these records, are put before them.
+        The order of the reads matters, because the worker goes on writing. A request record can
+        refer to an error text in another file, and the worker writes the text before the record. So
+        the records are read first: the texts that are read later include those of all records. The
+        driver writes the chunks in the order of the list, so the texts come first in it.
 
         Args:
             copied: What the driver has of each file.
             copied_lines: Number of output lines that the driver has.
         """
         self._last_call_s = monotonic()
-        # Read before the files: after the end of the worker they do not grow any more.
-        has_ended = self._has_ended
+        # Read before the files: if it has ended now, they have their final size.
+        has_worker_ended = self._has_ended
         new_lines = self._lines[copied_lines:]
         record_chunks = self._read_records(copied.sizes)
-        has_more = sum(len(chunk.data) for chunk in record_chunks) >= self._max_record_bytes
+        record_bytes = sum(len(chunk.data) for chunk in record_chunks)
+        # Chunks that fill the message were probably cut off, so the driver has to ask again.
+        has_more = record_bytes >= self._max_record_bytes
         text_and_resource_chunks = self._read_appended_files(copied.sizes)
         output_event_chunks = self._read_histograms_and_timelines(copied)
         chunks = [*text_and_resource_chunks, *output_event_chunks, *record_chunks]
@@ -224,7 +227,7 @@ class NodeAgent:
             lines=new_lines,
             counters=self._counters.block(self._worker_index),
             has_more=has_more,
-            has_ended=has_ended and not has_more,
+            has_ended=has_worker_ended and not has_more,
         )
 
     def _read_records(self, copied_sizes: Mapping[str, int]) -> list[FileChunk]:
@@ -265,25 +268,36 @@ class NodeAgent:
                 yield chunk
 
     def _read_histograms_and_timelines(self, copied: CopiedFiles) -> Iterator[FileChunk]:
-        """Yield what is new in the worker's files about output events, in the folder `flows`.
+        """Yield what is new in the files of output events: timelines, heat maps and histograms.
 
-        Timelines count events by time. They grow, and their last bins may still change, so their
-        end is always sent again. Heat maps only grow. The worker replaces its histograms as a
-        whole: it writes a `.new` file and renames it when it is complete.
+        Output events are the tokens or chunks of a response that arrive together. The files of the
+        worker about them are in the folder `flows`, and their names begin with `w`.
         """
         for path in sorted((self._folder / "flows").glob("w*")):
-            name = f"flows/{path.name}"
-            copied_size = copied.sizes.get(name, 0)
-            is_incomplete = path.suffix == ".new"
-            chunk = None
-            if ".timeline." in name:
-                chunk = self._read_new_bytes(name, copied_size, overlap_bytes=TIMELINE_TAIL_BYTES)
-            elif path.suffix == ".heat":
-                chunk = self._read_new_bytes(name, copied_size)
-            elif not is_incomplete:
-                chunk = _read_if_modified(path, name, copied.modified_ns.get(name))
+            chunk = self._read_output_event_file(path, copied)
             if chunk is not None:
                 yield chunk
+
+    def _read_output_event_file(self, path: Path, copied: CopiedFiles) -> FileChunk | None:
+        """Return what is new in one file of output events, or None if nothing is.
+
+        Args:
+            path: The file, whose name shows which of the kinds below it is.
+            copied: What the driver has of each file.
+        """
+        name = f"flows/{path.name}"
+        copied_size = copied.sizes.get(name, 0)
+        if ".timeline." in path.name:
+            # Counts of events by time. The last counts may still change, so they are sent again.
+            return self._read_new_bytes(name, copied_size, overlap_bytes=TIMELINE_TAIL_BYTES)
+        if path.suffix == ".heat":
+            # A heat map. The worker only appends to it.
+            return self._read_new_bytes(name, copied_size)
+        if path.suffix == ".new":
+            # An incomplete histogram. The worker renames it when it is complete.
+            return None
+        # A histogram. The worker replaces it as a whole.
+        return _read_if_modified(path, name, copied.modified_ns.get(name))
 
     def _read_new_bytes(
         self, name: str, copied_size: int, max_bytes: int = -1, overlap_bytes: int = 0

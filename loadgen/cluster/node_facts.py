@@ -164,12 +164,13 @@ def find_remote_nodes(local: NodeFacts, nodes: Iterable[tuple[str, NodeFacts]]) 
     return sorted({label for label, facts in nodes if facts.loopback_id != local.loopback_id})
 
 
-def check_target_is_reachable(
+def unreachable_target_errors(
     job: Job, remote_nodes: Sequence[str], option: str
 ) -> Iterator[LoadgenError]:
-    """Yield an error if workers on other machines cannot reach the target.
+    """Yield an error if the target is a simulated server that workers on nodes cannot reach.
 
-    The simulated server that a run starts itself listens on a loopback address only.
+    The simulated server that a run starts itself listens on the loopback address of this machine.
+    Whether other targets can be reached is not checked here.
 
     Args:
         job: The job of the run.

@@ -79,8 +79,7 @@ def _open_connection(address: str, command: Sequence[str]) -> Iterator[ClusterCo
         yield kept_connection
         return
     connection = _connect(address, command)
-    is_cli_command = command[:1] == ("loadgen",)
-    if is_cli_command:
+    if _is_cli_command(command):
         _command_connections[address] = connection
         atexit.register(connection.client.close)
         yield connection
@@ -91,28 +90,35 @@ def _open_connection(address: str, command: Sequence[str]) -> Iterator[ClusterCo
         connection.client.close()
 
 
+def _is_cli_command(command: Sequence[str]) -> bool:
+    """Return whether a command line is one of the CLI, and not that of a Python program."""
+    return len(command) > 0 and command[0] == "loadgen"
+
+
 RAY = Backend(senders=open_worker_group)
 """The nodes of a Ray cluster send the load over HTTP."""
 
 
-def _connect(address: str, command: Sequence[str]) -> ClusterConnection:
+def _connect(option_address: str, command: Sequence[str]) -> ClusterConnection:
     """Join a cluster in a child process, and reserve it for a command.
 
-    If this process has joined a cluster itself, that one is used, whatever the option `--ray` says.
+    If a Python program has joined a cluster with `ray.init()`, its runs use that cluster, and the
+    address in the option is only named in errors.
 
     Args:
-        address: The address in the option `--ray`, which errors name.
+        option_address: The address in the option `--ray`: `auto`, or host:port of the head node.
         command: The command line. Another command that finds the cluster reserved prints it.
 
     Raises:
         UserError: There is no cluster, or another command uses it.
     """
-    head_address = _find_joined_cluster() or address
+    head_address = _find_joined_cluster() or option_address
     _check_reachable(head_address)
-    client = RayClient(address)
+    client = RayClient(option_address)
     try:
         holder = lease.describe_holder(command)
-        client.call("connect", head_address, holder, f"--ray {address}").result()
+        option_text = f"--ray {option_address}"  # for errors
+        client.call("connect", head_address, holder, option_text).result()
     except BaseException:
         client.close()
         raise

@@ -33,10 +33,12 @@ class RayClient:
     """
 
     def __init__(self, address: str) -> None:
-        """Start the child process, which can speak with Ray. It joins no cluster yet.
+        """Start the child process, which can use Ray, and a thread that receives its results.
 
-        The first call should be of `RayDriver.connect`, which joins one. `address` is that of the
-        option `--ray`, which errors name.
+        The child process joins no cluster yet. The first call should be `connect`, which joins one.
+
+        Args:
+            address: The value of the option `--ray`. Error messages name the option with it.
         """
         self._option = f"--ray {address}"
         self._pipe, child_end = Pipe()
@@ -45,7 +47,8 @@ class RayClient:
         self._call_numbers = itertools.count()
         self._futures_of_calls: dict[int, Future[Any]] = {}
         self._has_child_ended = False
-        # Protects the three fields above and the order of messages in the pipe.
+        # Protects `_call_numbers`, `_futures_of_calls`, `_has_child_ended` and the order of
+        # messages in the pipe.
         self._lock = threading.Lock()
         threading.Thread(target=self._receive_results, daemon=True).start()
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections import Counter
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from time import monotonic, sleep
@@ -86,9 +85,9 @@ class RayNodes:
     async def place_agents(self, worker_count: int, emit: Emit) -> list[PlacedAgent]:
         """Start an agent for each worker on the nodes that respond.
 
-        An agent reserves one CPU in Ray. If nodes were lost, there may be more workers than free
-        CPUs. The agents of the additional workers then reserve none, because Ray would never start
-        them otherwise.
+        An agent controls one worker on its node, and reserves one CPU in Ray. If nodes were lost,
+        there may be more workers than free CPUs. The agents of the additional workers then reserve
+        none, because Ray would never start them otherwise.
 
         Args:
             worker_count: The number of workers.
@@ -102,16 +101,22 @@ class RayNodes:
         if not self._has_agents:
             # At the end of the run, `release` waits until so many CPUs are free again.
             self._free_cpus_without_agents = _count_free_cpus(nodes)
-        nodes_by_id = {node.id: node for node in nodes}
-        cpus_by_node = {node.id: node.free_cpus for node in nodes}
-        agents_on_node: Counter[str] = Counter()
-        agents: list[PlacedAgent] = []
-        for node_id in placement.assign_workers(worker_count, cpus_by_node):
-            has_free_cpu = agents_on_node[node_id] < cpus_by_node[node_id]
-            agent = await self._start_agent(nodes_by_id[node_id], cpus=1 if has_free_cpu else 0)
-            agents.append(agent)
-            agents_on_node[node_id] += 1
+        agents = await self._start_agents(worker_count, nodes)
         self._has_agents = True
+        return agents
+
+    async def _start_agents(
+        self, worker_count: int, nodes: Sequence[ClusterNode]
+    ) -> list[PlacedAgent]:
+        """Start an agent for each worker. On each node, as many as it has free CPUs reserve one."""
+        nodes_by_id = {node.id: node for node in nodes}
+        unreserved_cpus = {node.id: node.free_cpus for node in nodes}
+        agents: list[PlacedAgent] = []
+        node_ids = placement.assign_workers(worker_count, cpus_by_node=unreserved_cpus)
+        for node_id in node_ids:
+            cpus_to_reserve = 1 if unreserved_cpus[node_id] > 0 else 0
+            unreserved_cpus[node_id] -= cpus_to_reserve
+            agents.append(await self._start_agent(nodes_by_id[node_id], cpus=cpus_to_reserve))
         return agents
 
     async def _start_agent(self, node: ClusterNode, cpus: int) -> PlacedAgent:

@@ -268,9 +268,10 @@ class CallServer:
 
 
 def _replace_ray_error(error: Exception) -> Exception:
-    """Return an error that a process without Ray can unpickle: the command that made the call.
+    """Return an error that can be sent to the command that made the call.
 
-    An error of this project is returned unchanged. An error of Ray becomes AgentUnreachableError if
+    The command's process does not import Ray, so it could not unpickle an error class of Ray. An
+    error of this project is returned unchanged. An error of Ray becomes AgentUnreachableError if
     a later call may succeed, else AgentLostError. Any other error becomes RuntimeError.
     """
     if isinstance(error, LoadgenError):

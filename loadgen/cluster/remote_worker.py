@@ -239,7 +239,13 @@ class RemoteWorker:
     async def _copy_updates(
         self, counters: SharedCounters, stop_others: Callable[[], None]
     ) -> WorkerResult | None:
-        """Copy updates of the worker until it ends, and return its result (see `follow`).
+        """Copy the files, counters and output of the worker until it ends, and return its result.
+
+        Returns None if the worker was lost during the load, or ended without a result.
+
+        Args:
+            counters: The counters of all workers, into which its own are copied.
+            stop_others: Called if the worker ends the run because a target does not respond.
 
         Raises:
             WorkerLostError: The worker was lost before it was ready.
@@ -275,32 +281,39 @@ class RemoteWorker:
     def _handle_line(self, line: bytes, stop_others: Callable[[], None]) -> None:
         """Handle a line of the worker's output.
 
-        The first line says whether the worker is ready. The last one is its result, which is stored
-        in `result`, or the error of its node that ended it, which is stored in `host_error`. Before
-        it, there can be a line that the worker ends because a target does not respond.
+        The first line says that the worker is ready, or why it could not start. The last one has
+        its result, or the error of its node that ended it, such as a full disk. A line between them
+        means that the worker stops early, because a target does not respond.
 
         Args:
             line: The line.
             stop_others: Called if a target does not respond, to end the other workers.
         """
         self.received_lines += 1
-        if not self.ready.done():
+        is_first_line = not self.ready.done()
+        if is_first_line:
             self._check_first_line(line)
             self.ready.set_result(None)
-            return
+        else:
+            self._handle_later_line(line, stop_others)
+
+    def _handle_later_line(self, line: bytes, stop_others: Callable[[], None]) -> None:
+        """Store the result or the error of the node that a line contains, or stop the others."""
         try:
-            self.result = worker.handle_result_line(line, stop_others)
-        except OSError as error:  # raised for an error that the worker has reported
+            result = worker.handle_result_line(line, stop_others)
+        except OSError as error:  # raised for an error of its node that the worker has reported
             self.host_error = error.strerror or type(error).__name__
             return
-        if self.result is not None:
-            self.hot_path = self.result.hot_path
+        self.result = result
+        if result is not None:
+            self.hot_path = result.hot_path
 
     def _check_first_line(self, line: bytes) -> None:
         """Raise TargetError if the first line of the worker says that it could not start.
 
-        The line can have an error of the operating system on the node, usually that its disk is
-        full: `check_is_ready` raises it as OSError.
+        `check_is_ready` raises TargetError for most reasons. If the operating system of the node
+        refused something, usually because its disk is full, it raises OSError, which becomes a
+        TargetError here that names the node.
         """
         try:
             worker.check_is_ready(line)

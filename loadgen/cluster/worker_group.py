@@ -13,7 +13,7 @@ import math
 import pickle
 import signal
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from time import monotonic, monotonic_ns
 from typing import Any
 
@@ -64,17 +64,21 @@ class WorkerGroup:
     # -- before the load
 
     async def place(self, plan: Plan, emit: Emit) -> list[str]:
-        """Place an agent for each worker, check its node and return notes for the manifest.
+        """Place an agent for each worker on a node, and check that the nodes can run the workers.
 
-        All nodes are checked before an error is raised, so that one command shows all problems.
+        An agent is a process on a node that starts and controls one worker for the driver. The
+        facts about each node, such as its versions, are compared with those of this machine.
 
         Args:
             plan: The plan of the run.
             emit: Called with an event if the agents have to wait for a node.
 
+        Returns:
+            Notes about the nodes for the manifest of the run.
+
         Raises:
             CombinedError: Nodes cannot run a worker, differ from this machine, or cannot reach the
-                target.
+                target. It has the errors of all nodes.
             UserError: There are more workers than CPUs.
             TargetError: All nodes were lost.
         """
@@ -82,31 +86,23 @@ class WorkerGroup:
         files = node_facts.list_input_files(job)
         packages = [plugin.package for plugin in job.plugins]
         local_facts = await asyncio.to_thread(node_facts.read_local_facts, files, packages)
-        checks = await self._place_agents(job, files, packages, emit)
-        checked_nodes = [
-            CheckedNode(check.node_label, check.facts)
-            for check in checks
-            if check.facts is not None
-        ]
+        node_checks = await self._place_and_check_agents(job, files, packages, emit)
+        checked_nodes = _nodes_with_facts(node_checks)
         remote_nodes = node_facts.find_remote_nodes(local_facts, checked_nodes)
 
-        errors: list[LoadgenError] = []
-        for check in checks:
-            errors += _find_node_errors(check, local_facts)
-        if not errors:
-            errors += _connection_limit_errors(plan, checked_nodes)
-        errors += node_facts.check_target_is_reachable(job, remote_nodes, self._nodes.option)
+        errors = _find_errors_of_nodes(plan, node_checks, local_facts)
+        errors += node_facts.unreachable_target_errors(job, remote_nodes, self._nodes.option)
         if errors:
             raise CombinedError(_without_duplicates(errors))
         return list(node_facts.loopback_notes(job, remote_nodes))
 
-    async def _place_agents(
+    async def _place_and_check_agents(
         self, job: Job, files: Sequence[str], packages: Sequence[str], emit: Emit
     ) -> list[NodeCheck]:
         """Place an agent for each worker, and return the check of the node of each worker.
 
-        If a node cannot be checked because it was lost meanwhile, all agents are placed again on
-        the remaining nodes.
+        A check can fail because its node was lost meanwhile. All agents are then placed again on
+        the remaining nodes. Other errors are returned as part of the check.
 
         Args:
             job: The job of the run.
@@ -120,7 +116,10 @@ class WorkerGroup:
                 *(remote.read_facts(files, packages) for remote in self._workers)
             )
             has_error = any(check.error is not None for check in checks)
-            if not has_error or not await self._has_lost_node():
+            if not has_error:
+                return checks
+            is_error_of_lost_node = await self._has_lost_node()
+            if not is_error_of_lost_node:
                 return checks
             await self._end_all()
 
@@ -159,7 +158,10 @@ class WorkerGroup:
     async def run(self, plan: Plan, emit: Emit) -> WorkerResult:
         """Send the load of a plan from the placed workers, and return their combined result.
 
-        The unfinished requests of a worker that dies or is lost are recorded as `lost`.
+        A signal, such as that of Ctrl-C, has one of two effects. Before all workers have started,
+        it kills them, and there is no result. Afterwards it is passed on to the workers, which stop
+        the load and report what they have measured. The unfinished requests of a worker that dies
+        or is lost are recorded as `lost`.
 
         Args:
             plan: The plan of the run.
@@ -173,12 +175,10 @@ class WorkerGroup:
         counters = SharedCounters(job.folder / "spool" / worker.COUNTERS_FILE, job.settings.workers)
         follow_tasks: list[FollowTask] = []
         try:
-            # Until all workers have started, SIGINT and SIGTERM kill them, and there is no result.
             with stop_signals.abort_start_on_signal(lambda: self._send_signal(signal.SIGKILL)):
                 follow_tasks += await self._start(plan, counters, emit)
-            # Then they are passed on to the workers, which end in order and report their results.
             with stop_signals.on_stop_signal(self._send_signal):
-                # A signal that came between the two contexts counts as one of the first kind.
+                # A signal that came between the two contexts aborts the start as well.
                 await stop_signals.raise_pending_interrupt()
                 return await self._send_load(plan, counters, follow_tasks, emit)
         finally:
@@ -193,9 +193,9 @@ class WorkerGroup:
         follow_tasks: Sequence[FollowTask],
         emit: Emit,
     ) -> WorkerResult:
-        """Start the load on all workers, wait until they end, and return their total result.
+        """Start the load on all workers, wait until they end, and return their merged result.
 
-        The total has a description of the nodes and notes about them, for the manifest of the run.
+        The result also describes the nodes, for the manifest of the run.
 
         Args:
             plan: The plan of the run.
@@ -207,12 +207,14 @@ class WorkerGroup:
         start_ns = monotonic_ns() + HEAD_START_NS
         load = RunningLoad(counters.sum, lambda: self._send_signal(signal.SIGINT))
         emit(LoadStarted(start_ns, load))
-        late_ns = await self._send_start_time(start_ns)
+        start_delay_ns = await self._send_start_time(start_ns)
 
         worker_results = await asyncio.gather(*follow_tasks)
         death_reasons = [remote.death_reason for remote in self._workers]
-        total = merge.merge_results(plan, worker_results, death_reasons)
-        return await self._add_cluster(total, start_ns, late_ns)
+        merged_result = merge.merge_results(plan, worker_results, death_reasons)
+        # Shows how far the clocks of the nodes have drifted apart during the load.
+        await asyncio.gather(*(remote.measure_drift() for remote in self._responding()))
+        return self._with_cluster_description(merged_result, start_ns, start_delay_ns)
 
     async def _send_start_time(self, start_ns: int) -> int:
         """Send the start of the load, on the clock of the driver, to all workers.
@@ -223,24 +225,27 @@ class WorkerGroup:
         await asyncio.gather(*(remote.send_start(start_ns) for remote in self._workers))
         return monotonic_ns() - start_ns
 
-    async def _add_cluster(self, total: WorkerResult, start_ns: int, late_ns: int) -> WorkerResult:
-        """Return a result with a description of the nodes, and notes about them.
+    def _with_cluster_description(
+        self, merged_result: WorkerResult, start_ns: int, start_delay_ns: int
+    ) -> WorkerResult:
+        """Return the result with its fields `cluster` and `notes`, which describe the nodes.
 
         Args:
-            total: The result of all workers.
+            merged_result: The result of all workers together.
             start_ns: The start of the load on the clock of the driver.
-            late_ns: How long after the start the last worker received the start time.
+            start_delay_ns: How long after the start the last worker received the start time.
+                Negative if every worker received it in time.
         """
-        await asyncio.gather(*(remote.measure_drift() for remote in self._responding()))
         cluster = self._describe_cluster()
-        notes = cluster_notes(self._workers, cluster, start_ns, late_ns)
-        return replace(total, notes=tuple(notes), cluster=cluster)
+        notes = cluster_notes(self._workers, cluster, start_ns, start_delay_ns)
+        return replace(merged_result, notes=tuple(notes), cluster=cluster)
 
     async def _start(self, plan: Plan, counters: SharedCounters, emit: Emit) -> list[FollowTask]:
         """Start the workers and return the tasks that follow them.
 
-        If a worker does not respond, all workers are placed again. This is repeated as often as a
-        node is lost. If no node was lost, there are at most ATTEMPTS attempts.
+        If a worker does not respond, all workers are placed again, on the nodes that remain if its
+        node was lost. From the ATTEMPTS-th attempt on, a worker that does not respond although its
+        node does is an error.
 
         Args:
             plan: The plan of the run.
@@ -328,6 +333,36 @@ def _split_job(job: Job) -> list[bytes]:
     ]
 
 
+def _nodes_with_facts(node_checks: Sequence[NodeCheck]) -> list[CheckedNode]:
+    """Return the node of each worker whose facts could be read."""
+    return [
+        CheckedNode(check.node_label, check.facts)
+        for check in node_checks
+        if check.facts is not None
+    ]
+
+
+def _find_errors_of_nodes(
+    plan: Plan, node_checks: Sequence[NodeCheck], local_facts: NodeFacts
+) -> list[LoadgenError]:
+    """Return why nodes cannot run their workers, or an empty list.
+
+    Only if all nodes could be checked, it is known how many workers each machine runs. So only then
+    the limits of the machines on connections are checked.
+
+    Args:
+        plan: The plan of the run.
+        node_checks: The check of the node of each worker.
+        local_facts: The facts about this machine, with which those of the nodes are compared.
+    """
+    errors: list[LoadgenError] = []
+    for check in node_checks:
+        errors += _find_node_errors(check, local_facts)
+    if not errors:
+        errors += _connection_limit_errors(plan, _nodes_with_facts(node_checks))
+    return errors
+
+
 def _find_node_errors(check: NodeCheck, local_facts: NodeFacts) -> Iterator[LoadgenError]:
     """Yield why a node cannot run a worker, or how it differs from this machine."""
     if check.error is not None:
@@ -353,8 +388,8 @@ def _connection_limit_errors(plan: Plan, nodes: Sequence[CheckedNode]) -> Iterat
     """Yield an error for each machine whose limits allow too few connections for its workers.
 
     The limits are those of open files and local ports. They belong to a machine, and several nodes
-    of the cluster can be on one machine: these have the same loopback interface. The connections
-    of the run are divided among machines by the number of their workers.
+    of the cluster can be on one machine. Each machine opens a share of the connections of the run
+    that is proportional to its number of workers.
 
     Args:
         plan: The plan of the run.
@@ -363,23 +398,33 @@ def _connection_limit_errors(plan: Plan, nodes: Sequence[CheckedNode]) -> Iterat
     connections = resource_limits.count_connections(plan.schedule, plan.job.workload.max_in_flight)
     if connections is None:
         return
-    nodes_by_machine: dict[str, list[CheckedNode]] = defaultdict(list)
-    for node in nodes:
-        nodes_by_machine[node.facts.loopback_id].append(node)
-    for nodes_of_machine in nodes_by_machine.values():
-        worker_count = len(nodes_of_machine)
+    for machine_nodes in _group_by_machine(nodes):
+        workers_on_machine = len(machine_nodes)
         demand = resource_limits.ConnectionDemand(
-            total=math.ceil(connections * worker_count / len(nodes)),
-            workers=worker_count,
+            total=math.ceil(connections * workers_on_machine / len(nodes)),
+            workers=workers_on_machine,
             addresses=[result.target.address for result in plan.job.probe_results],
             source_addresses=0,  # the system chooses the local address
             is_simulated=False,  # only the connections of the workers count
         )
-        first_node = nodes_of_machine[0]
+        first_node = machine_nodes[0]
         for error in resource_limits.limit_errors(demand, first_node.facts.limits):
-            yield UserError(
-                error.code,
-                f"on {first_node.label}: {error.message}",
-                error.where,
-                f"more nodes; {error.hint}",
-            )
+            yield _error_on_node(error, first_node.label)
+
+
+def _group_by_machine(nodes: Sequence[CheckedNode]) -> Iterable[list[CheckedNode]]:
+    """Return the nodes of each machine. Nodes on one machine have the same loopback interface."""
+    nodes_by_machine: dict[str, list[CheckedNode]] = defaultdict(list)
+    for node in nodes:
+        nodes_by_machine[node.facts.loopback_id].append(node)
+    return nodes_by_machine.values()
+
+
+def _error_on_node(error: LoadgenError, node_label: str) -> UserError:
+    """Return the error with the name of the node, and with the hint to use more nodes."""
+    return UserError(
+        error.code,
+        f"on {node_label}: {error.message}",
+        error.where,
+        f"more nodes; {error.hint}",
+    )

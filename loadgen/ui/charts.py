@@ -201,9 +201,9 @@ def _build_chart(
         return None
     x_max = max(x_values) * X_MARGIN
     colors = assign_colors(results, choice.color_by)
-    limits = _TpotLimitMarks()
-    if choice.x == SPEED_PER_USER:
-        limits = _tpot_limits(results, colors, x_max)
+    # A limit on TPOT is a limit on the speed per user, so only charts of that speed show it.
+    has_tpot_limits = choice.x == SPEED_PER_USER
+    limits = _tpot_limits(results, colors, x_max) if has_tpot_limits else _TpotLimitMarks()
     return Chart(
         kind="lines",
         title=f"{y_metric.title} by {x_metric.title}",
@@ -361,7 +361,10 @@ def _legend_label(result: StoredResult, color_by: str) -> str:
 def _result_series(
     result: StoredResult, points: Sequence[_Point], color: str, label: str, *, links: bool
 ) -> Iterator[Series]:
-    """Yield the line of the load points of a result that met the SLO, and a dotted one of the rest.
+    """Yield the curve of a result: a solid line and a dotted line through its load points.
+
+    The solid line joins the load points that are valid and met the SLO. The dotted one joins those
+    that are invalid or missed it. A line without points is left out.
 
     Args:
         result: The result.
@@ -388,22 +391,31 @@ def _points_series(
     dash: str,
     links: bool,
 ) -> Series:
-    """Return load points of a result as a series of the chart (see `_result_series`).
+    """Return load points of a result as dots of the chart, joined by a line.
 
-    `dash` is the pattern of the line. The trials of a search are not joined by a line, because they
-    have different durations.
+    The dots of a search are not joined: its trials have different durations, so that a line
+    through them would have no meaning.
+
+    Args:
+        result: The result.
+        points: The load points, from left to right.
+        color: The color of the dots and the line.
+        label: The text in the legend.
+        dash: The pattern of the line; "" for a solid one.
+        links: Whether each dot leads to the page of its run.
     """
-    run_urls = [_run_url(point.load_point, result) for point in points]
+    has_line = result.kind != "search"
+    run_urls = [_run_url(point.load_point, result) for point in points] if links else []
     return Series(
         name=label,
         x=[point.x for point in points],
         y=[point.y for point in points],
         color=color,
-        width=0 if result.kind == "search" else LINE_WIDTH,
+        width=LINE_WIDTH if has_line else 0,
         dash=dash,
         dots=True,
         labels=tuple(_point_label(point.load_point, result) for point in points),
-        links=tuple(run_urls) if links else (),
+        links=tuple(run_urls),
     )
 
 
@@ -447,9 +459,9 @@ def _interval_series(
 ) -> Iterator[Series]:
     """Yield a thick vertical line for the confidence interval of the throughput of each result.
 
-    Two kinds of results have one: a search, for the highest load within the SLO, and repeats of a
-    run, for their mean. The x axis shows the output speed per user, and the line is at the speed of
-    that load. A chart of costs has no such lines.
+    A search has an interval for the highest load within the SLO, and repeats of a run have one for
+    their mean. The position of the line on the x axis is the output speed per user at that load or
+    of these repeats. A chart of costs has no such lines, because intervals are those of throughput.
 
     Args:
         results: The results.

@@ -58,24 +58,38 @@ BUTTONS_HTML = (
 def select_results_to_draw(results: Sequence[StoredResult], choice: Choice) -> list[StoredResult]:
     """Return the results that the charts show, at most `MAX_CURVES`, all of one workload.
 
-    A chart compares systems, so it never mixes workloads. If the reader has selected a workload, it
-    is that one; otherwise it is that of the first result that the reader has selected by name, or
-    of the newest result. Of its results, those that are selected by name are drawn, or else all.
+    A chart compares systems, so it never mixes workloads. Of the results with the chosen workload,
+    those that the reader has selected by name are drawn. If none is selected, all are drawn.
 
     Args:
         results: All results of the folder, the newest first.
-        choice: What the reader has selected.
+        choice: What the reader has selected: results by name, and a workload.
     """
     drawable = [result for result in results if result.curve is not None]
-    selected = [result for result in drawable if result.name in choice.names]
-    example = _find_by_name(drawable, choice.workload_of)
-    if example is None:
-        example = next(iter(selected or drawable), None)
-    if example is None:
+    workload_example = _choose_workload_example(drawable, choice)
+    if workload_example is None:
         return []
-    same_workload = [result for result in drawable if have_same_workload(result, example)]
-    selected_of_workload = [result for result in selected if have_same_workload(result, example)]
-    return (selected_of_workload or same_workload)[:MAX_CURVES]
+    of_workload = [result for result in drawable if have_same_workload(result, workload_example)]
+    selected_of_workload = [result for result in of_workload if result.name in choice.names]
+    drawn_results = selected_of_workload or of_workload
+    return drawn_results[:MAX_CURVES]
+
+
+def _choose_workload_example(
+    drawable: Sequence[StoredResult], choice: Choice
+) -> StoredResult | None:
+    """Return a result with the workload that the charts show, or None without results.
+
+    It is, in this order: a result with the workload that the reader has selected, the first result
+    that the reader has selected by name, or the newest result.
+    """
+    example = _find_by_name(drawable, choice.workload_of)
+    if example is not None:
+        return example
+    for result in drawable:
+        if result.name in choice.names:
+            return result
+    return drawable[0] if drawable else None
 
 
 def _find_by_name(results: Sequence[StoredResult], name: str) -> StoredResult | None:
@@ -297,11 +311,11 @@ def _describe_load(result: StoredResult, curve: SweepCurve, selected: LoadPointR
 
     Args:
         result: The result.
-        curve: Its runs, repeats included.
+        curve: Its runs. Each repeat of a load is a point of its own.
         selected: The load whose metrics the row shows.
     """
-    load_count = len(result.load_points)
-    run_count = len(curve.load_points)
+    load_count = len(result.load_points)  # one per load, averaged over its repeats
+    run_count = len(curve.load_points)  # one per run
     if load_count > 1:
         is_named_by_outcome = selected.name == result.selected_run
         if is_named_by_outcome:
@@ -423,22 +437,33 @@ def _form_html(
         filter_text: The filter.
     """
     drawn_names = {result.name for result in drawn_results}
-    rows = []
-    for result in listed_results:
-        name_html = _check_box_html(result, is_checked=result.name in drawn_names)
-        rows.append(_row_html(result, name_html, drawn_results))
     counts_text = (
         f"{len(listed_results):,} of {len(results):,} listed, {len(drawn_names)} drawn "
         f"(at most {MAX_CURVES}). Grey: another workload."
     )
+    menus_html = _menus_html(results, drawn_results, choice)
+    filter_html = _filter_html(filter_text)
+    hidden_fields_html = _hidden_names_html(drawn_names, listed_results)
+    table_html = _check_box_table_html(listed_results, drawn_results)
     return (
         '<form method="get" action="./">'
-        f'<p class="choice">{_menus_html(results, drawn_results, choice)} {BUTTONS_HTML}</p>'
-        f"<p>{_filter_html(filter_text)} "
-        f'<span class="soft">{counts_text}</span></p>'
-        f"{_hidden_names_html(drawn_names, listed_results)}{_results_table_html(rows)}"
+        f'<p class="choice">{menus_html} {BUTTONS_HTML}</p>'
+        f'<p>{filter_html} <span class="soft">{counts_text}</span></p>'
+        f"{hidden_fields_html}{table_html}"
         "</form>"
     )
+
+
+def _check_box_table_html(
+    listed_results: Sequence[StoredResult], drawn_results: Sequence[StoredResult]
+) -> str:
+    """Return the table of results with check boxes, which are checked for drawn results."""
+    drawn_names = {result.name for result in drawn_results}
+    rows = []
+    for result in listed_results:
+        name_html = _check_box_html(result, is_checked=result.name in drawn_names)
+        rows.append(_row_html(result, name_html, drawn_results))
+    return _results_table_html(rows)
 
 
 def _filter_html(filter_text: str) -> str:
@@ -490,6 +515,7 @@ def _menus_html(
     y_options = {"": "automatic"}
     for key, metric in Y_METRICS.items():
         if key != COST or has_costs:
+            # The menu says "cost" where the axis of a chart names the currency, such as USD.
             y_options[key] = metric.with_currency("cost").label
     color_options = {key: key for key in COLOR_KEYS}
     drawn_name = drawn_results[0].name if drawn_results else ""

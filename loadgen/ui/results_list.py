@@ -60,27 +60,37 @@ def results_in(root: Path, prices: Prices | None = None) -> list[StoredResult]:
 
 
 def is_collection(folder: Path) -> bool:
-    """Return True if a folder contains results of several commands.
+    """Return True if a folder contains the results of several commands.
 
-    A folder that is a result itself, such as a run or a sweep, is no collection. Neither is a
-    folder that directly contains runs of one workload only: these are the load points, or the
-    repeats, of one result that a single command has written.
+    A folder that is a result itself, such as a run or a sweep, is no collection. Neither is the
+    folder of a single command that has written several runs of one workload.
     """
-    if not folder.is_dir() or listed_kind(folder) is not None:
+    if not folder.is_dir():
         return False
+    is_result = listed_kind(folder) is not None
+    return not is_result and not _are_runs_of_one_command(folder)
+
+
+def _are_runs_of_one_command(folder: Path) -> bool:
+    """Return True if all results below a folder can be the runs that one command has written.
+
+    Such runs are directly in the folder and have one workload. They are the load points of a sweep,
+    or repeats of a run. A folder without results counts as one, too.
+    """
     result_folders = list(_find_results(folder, MAX_DEPTH))
-    may_be_one_result = all(
-        result_folder.parent == folder and _may_be_load_point(result_folder)
-        for result_folder in result_folders
-    )
-    return not may_be_one_result or not _have_same_workload(folder, result_folders)
+    for result_folder in result_folders:
+        is_directly_in_folder = result_folder.parent == folder
+        if not is_directly_in_folder or not _may_be_load_point(result_folder):
+            return False
+    return _have_same_workload(folder, result_folders)
 
 
 def _may_be_load_point(folder: Path) -> bool:
-    """Return True if a result can be one load point, or one repeat, of a larger result.
+    """Return True if a result can be one of the runs of a larger result, such as a sweep.
 
-    That is a single run, with or without an MLPerf-style result. A run that reports a capacity is a
-    result of its own. A damaged run counts as one without a capacity.
+    That is a plain run, with or without an MLPerf-style result. A run that reports a capacity is
+    complete by itself, because a capacity is what a whole search ends with. A damaged run does not
+    show whether it has a capacity, so it may be part of a larger result.
     """
     kind = listed_kind(folder)
     if kind is None or kind.name not in ("run", "mlperf"):
@@ -162,23 +172,23 @@ def _read_result(root: Path, folder: Path, prices: Prices | None) -> StoredResul
     if result.is_running:
         return result  # its metrics are not stored yet
     try:
-        row = result_kinds.list_row(kind, folder)
-        if row is None:
-            row = ListRow()
-        return _with_row(result, row, prices)
+        row = result_kinds.list_row(kind, folder) or ListRow()
+        return _with_list_row(result, row, prices)
     except Exception as error:  # damaged files of another author can raise anything
         reason = (str(error) or type(error).__name__).splitlines()[0]
         return msgspec.structs.replace(result, reported_outcome=f"cannot be read: {reason}")
 
 
-def _with_row(result: StoredResult, row: ListRow, prices: Prices | None) -> StoredResult:
-    """Return a copy of a result with what its kind reports, and with the metrics of its runs.
+def _with_list_row(result: StoredResult, row: ListRow, prices: Prices | None) -> StoredResult:
+    """Return a copy of a result with the fields of its list row, and with the metrics of its runs.
 
-    A result without runs has no metrics.
+    Each kind of result, such as a run or a search, has a function that returns the row of a result
+    in lists: its outcome, description, target and start, and the runs behind it. A result without
+    runs has no metrics.
 
     Args:
-        result: The name and kind of the result.
-        row: What the kind of the result reports for a list.
+        result: The result, with its name and kind only.
+        row: The list row of the result.
         prices: The prices of machines, or None for no costs.
     """
     described_result = msgspec.structs.replace(
@@ -205,7 +215,7 @@ def _with_metrics(
     All runs of a result have the same workload, SLO and target, so the first one describes them.
 
     Args:
-        result: What the kind of the result reports.
+        result: The result, with its outcome and description.
         runs: The runs of the result, at least one.
         prices: The prices of machines, or None for no costs.
     """
@@ -213,14 +223,16 @@ def _with_metrics(
 
     curve = build_curve(runs)
     load_points = [
-        _average_load_point(curve.load_points, summaries) for summaries in _runs_by_load(runs)
+        _average_repeats(curve.load_points, repeat_summaries)
+        for repeat_summaries in _group_by_load(runs)
     ]
+    average_metrics = tuple(point.average_metrics for point in load_points)
     first_summary = runs[0].summary
     target = first_summary.target
     return msgspec.structs.replace(
         result,
         curve=curve,
-        load_points=tuple(point.metrics for point in load_points),
+        load_points=average_metrics,
         tpot_limit_ms=_tpot_limit_ms(first_summary),
         cost_per_million_tokens=_costs_by_load_point(load_points, prices),
         mean_input_tokens=_mean_per_request(first_summary.tokens.input, first_summary),
@@ -244,7 +256,7 @@ def _costs_by_load_point(
     for point in load_points:
         cost = _cost_per_million_tokens(point.summaries, prices)
         if cost:
-            costs[point.metrics.name] = cost
+            costs[point.average_metrics.name] = cost
     return costs
 
 
@@ -256,51 +268,56 @@ def _mean_per_request(tokens: int | None, summary: Summary) -> float | None:
 
 
 class _LoadPoint(NamedTuple):
-    """One load of a result: its metrics, averaged over the repeats, and the summaries of these."""
+    """One load of a result.
 
-    metrics: LoadPointResult
+    Attributes:
+        average_metrics: The metrics of the load, averaged over its repeats.
+        summaries: The summaries of its valid repeats, or of all repeats if none is valid.
+    """
+
+    average_metrics: LoadPointResult
     summaries: Sequence[Summary]
 
 
-def _average_load_point(
-    runs: Sequence[LoadPointResult], summaries: dict[str, Summary]
+def _average_repeats(
+    run_metrics: Sequence[LoadPointResult], repeat_summaries: dict[str, Summary]
 ) -> _LoadPoint:
-    """Return one load of a result, with the metrics averaged over its repeats.
-
-    A repeat is one of several runs with the same load. The summaries of the load are those of its
-    valid repeats, or of all repeats if none is valid.
+    """Return one load of a result, whose repeats are the runs with the same load.
 
     Args:
-        runs: The metrics of every run of the result, at any load.
-        summaries: The summary of each repeat of this load, by the name of the run.
+        run_metrics: The metrics of every run of the result, at any load.
+        repeat_summaries: The summary of each repeat of this load, by the name of the run.
     """
     from loadgen.repeated.repeats import valid_or_all
     from loadgen.runs.load_point_results import average_repeats
 
-    repeats = [run for run in runs if run.name in summaries]
+    metrics_of_repeats = [run for run in run_metrics if run.name in repeat_summaries]
     return _LoadPoint(
-        metrics=average_repeats(repeats), summaries=valid_or_all(list(summaries.values()))
+        average_metrics=average_repeats(metrics_of_repeats),
+        summaries=valid_or_all(list(repeat_summaries.values())),
     )
 
 
-def _runs_by_load(runs: Sequence[NamedSummary]) -> list[dict[str, Summary]]:
-    """Return the runs grouped by their load: for each load, the summaries by the name of the run.
+def _group_by_load(runs: Sequence[NamedSummary]) -> list[dict[str, Summary]]:
+    """Return the runs of each load: their summaries, by the name of the run.
 
-    Runs with one configuration fingerprint and load are repeats of each other.
+    Runs with the same configuration and the same load are repeats of each other. For example, two
+    repeats at 10/s and one run at 20/s give [{"r1": ..., "r2": ...}, {"r3": ...}].
     """
-    by_load: dict[tuple[str, str], dict[str, Summary]] = {}
-    for name, summary in runs:
-        load = (summary.fingerprints.recipe, summary.load.arrival)
-        by_load.setdefault(load, {})[name] = summary
-    return list(by_load.values())
+    groups: dict[tuple[str, str], dict[str, Summary]] = {}
+    for run_name, summary in runs:
+        configuration = summary.fingerprints.recipe
+        load = summary.load.arrival
+        groups.setdefault((configuration, load), {})[run_name] = summary
+    return list(groups.values())
 
 
 def _cost_per_million_tokens(summaries: Sequence[Summary], prices: Prices | None) -> float | None:
     """Return the cost of a million output tokens at full use, in the currency of the prices.
 
     The price is that of the machine, by the name of its instance type ("shape"). Returns None if
-    there is no such price, or if the runs are no basis for a cost, for example because they are too
-    short for a steady rate.
+    there are no prices, the instance type is not known, it has no price, or a cost cannot be
+    computed from the runs, for example because they are too short for a steady rate.
 
     Args:
         summaries: The summaries of the repeats of one load.
@@ -311,14 +328,14 @@ def _cost_per_million_tokens(summaries: Sequence[Summary], prices: Prices | None
     from loadgen.pricing.prices import find_prices
     from loadgen.pricing.units import OUTPUT
 
-    run = summaries[0].run
     target = summaries[0].target
     if prices is None or not target.shape:
         return None
-    evidence = Evidence(name=run.id, folder="", summaries=tuple(summaries))
+    # What is priced. The name and the folder appear in reports only, which are not made here.
+    evidence = Evidence(name=summaries[0].run.id, folder="", summaries=tuple(summaries))
     try:
         # Further prices of the machine, if there are any, are for other terms of commitment.
-        price, *_other_terms = find_prices(prices, target)
+        price = find_prices(prices, target)[0]
         priced_result = price_result(
             evidence,
             price,
@@ -327,7 +344,7 @@ def _cost_per_million_tokens(summaries: Sequence[Summary], prices: Prices | None
             gpus=target.gpus,
             utilization=FULL_UTILIZATION,
         )
-    except LoadgenError:
+    except LoadgenError:  # there is no price, or the runs do not allow a cost
         return None
     cost = priced_result.costs[OUTPUT]
     return None if cost is None else float(cost.total)
@@ -394,11 +411,12 @@ def collection_exit_code(collection: Collection, strict: bool) -> int:  # noqa: 
 
 
 def json_row(result: StoredResult) -> dict[str, Any]:
-    """Return a row of the list for `--json`.
+    """Return a row of the list for `--json`. Its keys are part of the documented format.
 
     The key `word` has the outcome in a few words, for example "VALID, SLO met". The key `shown` has
-    the load point whose metrics the list shows for the result, and `too_few_samples` names those of
-    its metrics that rest on too few requests. A result without metrics has no such keys.
+    the load point whose metrics the list shows for the result. Its key `too_few_samples` names the
+    metrics that rest on too few requests, for example ["ttft_p99"]. A result without metrics has
+    just its description, target and start.
     """
     curve = result.curve
     selected = result.selected_load_point

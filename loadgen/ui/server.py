@@ -275,15 +275,20 @@ class _RequestHandler(BaseHTTPRequestHandler):
 def _parse_page(path: str, query: Query) -> tuple[str, Query]:
     """Return the name of the requested page, and its parameters.
 
-    The URL of a result has its name in the path, "result/NAME/", so that the relative links of its
-    page work. This returns ("result", {"r": [NAME]}). The page of a sweep links to the files of its
-    runs, for example "c8/report.html". Such a URL, "result/NAME/c8/report.html", is the page of the
-    result "NAME/c8".
+    The path of most pages is their name. The page of a result has the name of the result in its
+    path, so that its relative links work. Examples:
+
+        "compare"                    -> "compare" with the parameters of the URL
+        "result/NAME/"               -> "result" with {"r": ["NAME"]}
+        "result/NAME/c8/report.html" -> "result" with {"r": ["NAME/c8"]}
+
+    The last one is a link from the page of a sweep to the file of one of its runs, "c8".
     """
     if not path.startswith("result/"):
         return path, query
-    name = _FILE_OF_RESULT.sub("", unquote(path.removeprefix("result/")))
-    return "result", {"r": [name]}
+    result_path = unquote(path.removeprefix("result/"))
+    result_name = _FILE_OF_RESULT.sub("", result_path)
+    return "result", {"r": [result_name]}
 
 
 def _parse_choice(query: Query) -> Choice:

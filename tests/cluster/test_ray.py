@@ -289,12 +289,12 @@ def test_a_loopback_address_is_another_server_on_another_machine(
     nodes = [("a", here), ("b", here._replace(loopback_id="another machine"))]
     assert node_facts.find_remote_nodes(here, nodes[:1]) == []
     assert [
-        *node_facts.check_target_is_reachable(job, [], "--ray"),
+        *node_facts.unreachable_target_errors(job, [], "--ray"),
         *node_facts.loopback_notes(job, []),
     ] == []
     elsewhere = node_facts.find_remote_nodes(here, nodes)
     assert elsewhere == ["b"]
-    assert len([*node_facts.check_target_is_reachable(job, elsewhere, "--ray")]) == faults
+    assert len([*node_facts.unreachable_target_errors(job, elsewhere, "--ray")]) == faults
     assert len([*node_facts.loopback_notes(job, elsewhere)]) == notes
 
 
