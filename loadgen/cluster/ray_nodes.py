@@ -108,7 +108,7 @@ class RayNodes:
     async def _start_agents(
         self, worker_count: int, nodes: Sequence[ClusterNode]
     ) -> list[PlacedAgent]:
-        """Start an agent for each worker. On each node, as many as it has free CPUs reserve one."""
+        """Start an agent for each worker, which reserves a CPU if its node still has a free one."""
         nodes_by_id = {node.id: node for node in nodes}
         unreserved_cpus = {node.id: node.free_cpus for node in nodes}
         agents: list[PlacedAgent] = []

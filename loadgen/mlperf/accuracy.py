@@ -5,6 +5,7 @@ Pure. The targets are those of the submission checker, which compares means with
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 
 import msgspec
@@ -170,26 +171,29 @@ def _check_target(
 ) -> AccuracyTarget:
     """Return the bounds on one mean, and whether it is within them.
 
-    An accuracy only has a lower bound, the tier's part of the reference. The mean response length
-    has a lower and an upper bound, which are the same at both tiers.
+    MLPerf has tiers of accuracy: 0.99 and 0.999 of the reference implementation's. An accuracy only
+    has a lower bound, the tier's fraction of the reference. The mean response length has a lower
+    and an upper bound, which are the same at both tiers.
 
     Args:
-        tier: The required part of the reference's accuracy.
+        tier: The fraction of the reference's accuracy that is required.
         metric: The metric.
         reference_mean: Its mean for the reference implementation.
         measured_mean: The measured mean, or None if there is none.
     """
-    least = reference_mean * tier
-    most = None
+    lower_bound = reference_mean * tier
+    upper_bound = math.inf
     if metric == TOKENS:
-        least = reference_mean * MIN_TOKENS_FRACTION
-        most = reference_mean * MAX_TOKENS_FRACTION
-    is_met = (
-        measured_mean is not None
-        and measured_mean >= least
-        and (most is None or measured_mean <= most)
+        lower_bound = reference_mean * MIN_TOKENS_FRACTION
+        upper_bound = reference_mean * MAX_TOKENS_FRACTION
+    is_met = measured_mean is not None and lower_bound <= measured_mean <= upper_bound
+    return AccuracyTarget(
+        tier=tier,
+        metric=metric,
+        least=lower_bound,
+        most=None if math.isinf(upper_bound) else upper_bound,
+        met=is_met,
     )
-    return AccuracyTarget(tier=tier, metric=metric, least=least, most=most, met=is_met)
 
 
 def format_accuracy_log(

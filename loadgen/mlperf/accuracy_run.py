@@ -95,21 +95,13 @@ def run_accuracy_test(
     dataset_file = _read_dataset(request, benchmark)
     tokenizer = None if request.tokenizer_name is None else load_tokenizer(request.tokenizer_name)
     request.output_dir.mkdir(parents=True, exist_ok=True)
-    # The prompts contain the chat template of the model, so they are sent to completions.
-    endpoint = replace(request.endpoint, api="completions")
-    questions = _create_questions(dataset_file, benchmark)
-    options = SendOptions(request.concurrency, benchmark.max_output)
-    completions = send_questions(endpoint, questions, options, on_progress)
-    tokenized = None if tokenizer is None else _tokenize_responses(tokenizer, completions)
-    if tokenized is not None:
-        _write_logs(request.output_dir, tokenized, has_test06="TEST06" in benchmark.compliance)
-    result = _create_result(
-        request,
-        benchmark,
-        _Responses(dataset_file.name, redacted_url(endpoint), questions, completions, tokenized),
-    )
+    responses = _send_samples(request, benchmark, dataset_file, tokenizer, on_progress)
+    if responses.tokenized is not None:
+        has_test06 = "TEST06" in benchmark.compliance
+        _write_logs(request.output_dir, responses.tokenized, has_test06=has_test06)
+    result = _create_result(request, benchmark, responses)
     files.replace(request.output_dir / RESULT_FILE, format.document(result))
-    return result, completions.failures
+    return result, responses.completions.failures
 
 
 class _Responses(NamedTuple):
@@ -128,6 +120,36 @@ class _Responses(NamedTuple):
     questions: Sequence[Question]
     completions: Completions
     tokenized: _TokenizedResponses | None
+
+
+def _send_samples(
+    request: AccuracyRequest,
+    benchmark: Benchmark,
+    dataset_file: dataset.DatasetFile,
+    tokenizer: Tokenizer | None,
+    on_progress: Callable[[int], None],
+) -> _Responses:
+    """Send every sample of the data set once, and return the responses.
+
+    Args:
+        request: The endpoint and the number of concurrent requests.
+        benchmark: The maximum length of a response.
+        dataset_file: The samples.
+        tokenizer: Converts responses to token IDs; None to leave them as texts.
+        on_progress: Called with the number of samples that are done.
+    """
+    # The prompts contain the chat template of the model, so they are sent to completions.
+    endpoint = replace(request.endpoint, api="completions")
+    questions = _create_questions(dataset_file, benchmark)
+    options = SendOptions(request.concurrency, benchmark.max_output)
+    completions = send_questions(endpoint, questions, options, on_progress)
+    return _Responses(
+        dataset_name=dataset_file.name,
+        url=redacted_url(endpoint),
+        questions=questions,
+        completions=completions,
+        tokenized=None if tokenizer is None else _tokenize_responses(tokenizer, completions),
+    )
 
 
 def _create_result(

@@ -168,24 +168,30 @@ class _ParsedLog(NamedTuple):
 def _create_log(parsed: _ParsedLog) -> LoadGenLog:
     """Return a log from its parts. Offline has other labels for its rates than Server."""
     fields = parsed.fields
+    statistics = parsed.statistics
     scenario = fields.get("Scenario", "").replace(" ", "")
     queries = _query_count(scenario, parsed.parameters, parsed.details)
+    # The first label is that of Offline, the second one that of Server.
     samples_per_s = fields.get("Samples per second") or fields.get("Completed samples per second")
     tokens_per_s = fields.get("Tokens per second") or fields.get("Completed tokens per second")
     return LoadGenLog(
+        # the test and its verdict
         unofficial=parsed.is_unofficial,
         sut=fields.get("SUT name", ""),
         scenario=scenario,
         valid=fields["Result is"] == "VALID",
         reasons=tuple(_invalid_reasons(fields, parsed.details)),
-        target_qps=_parse_number(parsed.parameters.get("target_qps")),
+        # counts and rates
         queries=queries,
+        target_qps=_parse_number(parsed.parameters.get("target_qps")),
         samples_per_s=_parse_number(samples_per_s),
         scheduled_samples_per_s=_parse_number(fields.get("Scheduled samples per second")),
         tokens_per_s=_parse_number(tokens_per_s),
-        latency=_create_spread(parsed.statistics.get("latency"), queries),
-        ttft=_create_spread(parsed.statistics.get("ttft"), queries),
-        tpot=_create_spread(parsed.statistics.get("tpot"), queries),
+        # distributions
+        latency=_create_distribution(statistics.get("latency"), queries),
+        ttft=_create_distribution(statistics.get("ttft"), queries),
+        tpot=_create_distribution(statistics.get("tpot"), queries),
+        # every entry of the detail log
         detail=parsed.details,
     )
 
@@ -318,10 +324,12 @@ def _parse_number(text: str | None) -> float | None:
     return value if abs(value) < float("inf") else None
 
 
-def _create_spread(statistics: Statistics | None, query_count: int | None) -> LoadGenSpread | None:
-    """Return a distribution from the statistics in a log, or None if the log has none of it.
+def _create_distribution(
+    statistics: Statistics | None, query_count: int | None
+) -> LoadGenSpread | None:
+    """Return the distribution of a metric, or None if the log has no statistics of the metric.
 
-    Percentiles have keys such as "99" and "99.9". A statistic that the log lacks is None.
+    The keys of percentiles are texts such as "99" and "99.9". A missing statistic is None.
 
     Args:
         statistics: The statistics of one distribution, in ns.
@@ -350,8 +358,8 @@ def fits(file: ToolFile) -> bool:
 def as_result(file: ToolFile) -> ForeignResult:
     """Return the log of LoadGen in a file as the result of another tool.
 
-    `loadgen import` and `loadgen compare` use it. The metrics have the paths that they have in
-    summary.json of this program, for example "ttft_ms.p99".
+    `loadgen import` and `loadgen compare` call this to compare the log with a run of this program.
+    So each metric has the path that it has in summary.json, for example "ttft_ms.p99".
     """
     log = read_log(Path(file.where))
     metrics = {
@@ -363,7 +371,7 @@ def as_result(file: ToolFile) -> ForeignResult:
     load = log.scenario
     if log.target_qps:
         load = f"{log.scenario} {log.target_qps:g}/s"
-    # LoadGen's names of the metrics.
+    # What LoadGen calls these metrics, for tables that compare several tools.
     metric_labels = {"ttft_ms": "TTFT", "tpot_ms": "TPOT", "e2e_ms": "latency"}
     reasons = (reason.rstrip(". ") for reason in log.reasons)
     return ForeignResult(
@@ -395,7 +403,11 @@ def _latency_metrics(name: str, spread: LoadGenSpread | None) -> dict[str, float
 
 
 def _rate_metrics(log: LoadGenLog) -> dict[str, float]:
-    """Return the rates and the number of queries, by path."""
+    """Return the rates and the number of queries, by their paths in summary.json.
+
+    LoadGen waits for every query, so all of them count as successful requests. If the log has no
+    rate of completed samples, the rate of the schedule takes its place.
+    """
     samples_per_s = log.samples_per_s
     if samples_per_s is None:
         samples_per_s = log.scheduled_samples_per_s

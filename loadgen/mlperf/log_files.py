@@ -160,7 +160,8 @@ def _statistics_lines(result: MlperfResult) -> Iterator[str]:
     """Yield the lines of the section "Additional Stats": the distributions of latency.
 
     LoadGen limits TTFT and TPOT in Server and Interactive only, so Offline has just the latency of
-    whole responses.
+    whole responses. Scripts read these lines, so they repeat the irregular labels and spaces of
+    LoadGen, which calls TPOT "Time per Output Token" and "time to output token".
     """
     if result.ttft is None or result.tpot is None:
         yield from _distribution_lines(result.latency, "latency (ns)")
@@ -205,16 +206,20 @@ def _parameter_lines(result: MlperfResult, test: Test) -> Iterator[str]:
 
 
 def _closing_lines(result: MlperfResult) -> Iterator[str]:
-    """Yield what LoadGen does not write about the run, then its warnings and errors."""
+    """Yield the last lines of the summary: three that LoadGen does not write, warnings, errors.
+
+    The three lines are about responses of one token, the rate of the full run, and the limits of
+    MLPerf's submission checker.
+    """
     full_rate = _six_digits(result.full_run_tokens_per_s)
     yield f"Replies of one token (counted, left out of TPOT): {result.one_token_replies}"
     yield f"Full run: {full_rate} tokens per second until the last completion"
     yield checker_text(result)
     yield ""
-    yield _encountered(len(result.warnings), "warning", "warnings")
+    yield _count_line(len(result.warnings), "warning", "warnings")
     yield from (f" * {text}" for text in result.warnings)
     yield ""
-    yield _encountered(len(result.errors), "ERROR", "ERRORS")
+    yield _count_line(len(result.errors), "ERROR", "ERRORS")
     yield from (f" * {text}" for text in result.errors)
 
 
@@ -238,8 +243,11 @@ def checker_text(result: MlperfResult) -> str:
     return f"Submission checker: {', '.join(outcomes)}; none of its other checks was made"
 
 
-def _encountered(count: int, singular: str, plural: str) -> str:
-    """Return LoadGen's line about the number of warnings or errors."""
+def _count_line(count: int, singular: str, plural: str) -> str:
+    """Return LoadGen's line about a number of warnings or errors.
+
+    For example "2 warnings encountered. See detailed log." or "No errors encountered during test."
+    """
     if not count:
         return f"No {plural.lower()} encountered during test."
     return f"{count} {singular if count == 1 else plural} encountered. See detailed log."
@@ -267,10 +275,13 @@ def _distribution_lines(
         label: Its label in the lines of the minimum, maximum and mean.
         percentile_label: Its label in the lines of the percentiles, if it is another one.
     """
+    # The colons of minimum, maximum and mean are below each other, behind a column of this width.
+    label_width = len(label) + STATISTIC_COLUMNS
     statistics = (("Min", spread.min), ("Max", spread.max), ("Mean", spread.mean))
-    colon_column = len(label) + STATISTIC_COLUMNS
     for statistic, value_ns in statistics:
-        yield f"{statistic} {label}".ljust(colon_column) + f": {_integer_text(value_ns)}"
+        padded_label = f"{statistic} {label}".ljust(label_width)
+        yield f"{padded_label}: {_integer_text(value_ns)}"
+    # Each percentile has three spaces before its colon instead.
     for quantile, value_ns in zip(PERCENTILES, spread.percentiles, strict=True):
         percent = f"{quantile * 100:.2f}"
         yield f"{percent} percentile {percentile_label or label}   : {_integer_text(value_ns)}"
@@ -426,22 +437,21 @@ def _run_values(result: MlperfResult, test: Test, context: LogContext) -> dict[s
     end = start + timedelta(seconds=_full_run_s(result))
     # The name of a data set can have details: "open_orca.parquet, 24,576 of 24,576 rows".
     dataset_name = result.dataset.partition(",")[0]
-    unresolved_note = None
-    if result.resolved < result.queries:
-        unresolved_note = f"a latency of {UNRESOLVED} ns stands for a query that never completed"
+    has_unresolved = result.resolved < result.queries  # queries that never completed
+    unresolved_note = f"a latency of {UNRESOLVED} ns stands for a query that never completed"
     return {
         "version": f"unofficial: {context.version}",
-        "no_build": "unofficial: not a build of LoadGen",
+        "build_note": "unofficial: not a build of LoadGen",
         "disclosure": DISCLOSURE,
         "dataset": f"Dataset: {result.dataset}",
-        "checker": checker_text(result),
+        "submission_checker_text": checker_text(result),
         "started": f"{start:%Y-%m-%dT%H:%M:%SZ}",
         "sut": context.sut,
         "qsl_name": dataset_name,  # QSL is LoadGen's "query sample library"
         "loaded_set": dataset.loaded_set(test),  # the samples in the order of loading
-        "queries": result.queries,
-        "query_duration": _generated_duration_ns(result, test),
-        "unresolved": unresolved_note,
+        "query_count": result.queries,
+        "schedule_duration_ns": _generated_duration_ns(result, test),
+        "unresolved_note": unresolved_note if has_unresolved else None,
         "power_begin": _power_time(start),
         "power_end": _power_time(end),
     }
@@ -505,25 +515,33 @@ def _verdict_values(result: MlperfResult) -> dict[str, Any]:
 def _distribution_entries(result: MlperfResult) -> Iterator[Entry]:
     """Yield the entries of the distributions of latency, TTFT and TPOT, and of the token rates.
 
-    The keys and their order are LoadGen's, which puts the percentiles of TPOT before its mean.
-    Offline has no TTFT and no TPOT.
+    Offline has no TTFT and no TPOT. The keys and their order are LoadGen's.
     """
     completed_tokens_per_s = _rate_or_zero(result.completed_tokens_per_s)
     yield from _statistic_entries(result.latency, "result_{statistic}_latency_ns")
     yield from _percentile_entries(result.latency, "result_{percent}_percentile_latency_ns")
-    if result.ttft is None or result.tpot is None:
+    if result.ttft is None or result.tpot is None:  # in Offline
         yield "result_tokens_per_second", completed_tokens_per_s
         return
-    yield from _statistic_entries(result.ttft, "result_first_token_{statistic}_latency_ns")
-    yield from _percentile_entries(
-        result.ttft, "result_first_token_{percent}_percentile_latency_ns"
-    )
+    yield from _ttft_entries(result.ttft)
     yield from _token_throughput_entries(result)
-    yield from _percentile_entries(
-        result.tpot, "result_time_per_output_token_{percent}_percentile_ns"
-    )
-    yield from _statistic_entries(result.tpot, "result_time_to_output_token_{statistic}")
+    yield from _tpot_entries(result.tpot)
     yield "result_completed_tokens_per_second", completed_tokens_per_s
+
+
+def _ttft_entries(ttft: LoadGenSpread) -> Iterator[Entry]:
+    """Yield the entries of the time to the first token."""
+    yield from _statistic_entries(ttft, "result_first_token_{statistic}_latency_ns")
+    yield from _percentile_entries(ttft, "result_first_token_{percent}_percentile_latency_ns")
+
+
+def _tpot_entries(tpot: LoadGenSpread) -> Iterator[Entry]:
+    """Yield the entries of the time per output token.
+
+    LoadGen puts the percentiles first here, and says "per" in their keys and "to" in the others.
+    """
+    yield from _percentile_entries(tpot, "result_time_per_output_token_{percent}_percentile_ns")
+    yield from _statistic_entries(tpot, "result_time_to_output_token_{statistic}")
 
 
 def _token_throughput_entries(result: MlperfResult) -> Iterator[Entry]:

@@ -153,15 +153,19 @@ class QuerySender:
         concurrency: int | None,
         loop: asyncio.AbstractEventLoop,
     ) -> None:
-        """Create a sender without connections, which `open` opens.
+        """Create a sender. It has no connections until `open` is called.
 
         Args:
             loadgen: The module of the official LoadGen.
             test: The test that LoadGen runs.
             prompts: The requests of the workload, in the order in which LoadGen issues samples.
-            concurrency: The most requests in flight, or None for no limit.
+            concurrency: The maximum number of requests in flight, or None for no limit.
             loop: The event loop that sends the requests.
         """
+        # What the caller reads after the test: see the attributes of the class.
+        self.issued_ns: list[int] = []
+        self.completions: list[Completion | None] = []
+
         self._loadgen = loadgen
         self._loop = loop
         self._prompts = prompts
@@ -171,8 +175,6 @@ class QuerySender:
         self._waiting_queries: deque[_WaitingQuery] = deque()
         self._prepared_bodies: dict[int, bytes] = {}  # by request number
         self._pool: Pool | None = None
-        self.issued_ns: list[int] = []
-        self.completions: list[Completion | None] = []
 
     async def open(self, settings: Settings, probe: ProbeResult, query_count: int) -> None:
         """Open connections, and build the bodies of the first requests before the test starts.
@@ -326,16 +328,16 @@ class _LoopThread:
         self._thread.start()
 
     def run(self, coroutine: Coroutine[Any, Any, T]) -> T:
-        """Run a coroutine in the loop and return its result."""
+        """Run a coroutine in the loop, wait until it has ended and return its result."""
         return asyncio.run_coroutine_threadsafe(coroutine, self.loop).result()
 
-    def call(self, function: Callable[[], object]) -> None:
-        """Call a function in the loop without waiting for it."""
+    def post(self, function: Callable[[], object]) -> None:
+        """Let the loop call a function soon, without waiting for it."""
         self.loop.call_soon_threadsafe(function)
 
     def stop(self) -> None:
         """Stop the loop and wait for its thread."""
-        self.call(self.loop.stop)
+        self.post(self.loop.stop)
         self._thread.join(THREAD_STOP_TIMEOUT_S)
         self.loop.close()
 
@@ -439,10 +441,12 @@ def run_official_test(
     qps: float,
     concurrency: int | None = None,
 ) -> OfficialRun:
-    """Let the official LoadGen run a test against the endpoint, and return the result.
+    """Run a test with the official LoadGen as the issuer of queries, and return the result.
 
+    LoadGen decides when each query is sent, this program sends it, and both measure its latency.
+    The result follows from the timestamps of this program; its notes compare them with LoadGen's.
     LoadGen's logs are written into the output directory, and those of this program into its
-    subdirectory `own`. The notes of the result have LoadGen's metrics.
+    subdirectory `own`.
 
     Args:
         test: The requirements of the rules.
@@ -450,7 +454,7 @@ def run_official_test(
         settings: The endpoint, and how requests are sent.
         output_dir: The directory of the logs and results.
         qps: The rate in queries/s, in Offline the expected rate in samples/s.
-        concurrency: The most requests in flight in Offline, or None for the default.
+        concurrency: The limit on requests in flight in Offline, or None for the default.
 
     Raises:
         LoadgenError: LoadGen is not installed, or the endpoint cannot be reached or used.
@@ -481,6 +485,7 @@ def _issue_queries(loadgen: LoadGenModule, official: _OfficialTest) -> _IssuedQu
     """
     settings = official.settings
     workload = official.workload
+    # Seed and salt decide the texts of the prompts.
     seed = workload.seed if workload.seed is not None else seeds.fresh()
     salt = seeds.salt_of(seed, workload.salt)
     with _loop_thread() as thread:
@@ -490,9 +495,9 @@ def _issue_queries(loadgen: LoadGenModule, official: _OfficialTest) -> _IssuedQu
         sender = QuerySender(loadgen, official.test, prompts, official.max_in_flight, thread.loop)
         thread.run(sender.open(settings, probe, official.query_count))
         try:
-            _start_loadgen(loadgen, official, sender)
+            _run_loadgen_test(loadgen, official, sender)  # returns when every query has completed
         finally:
-            thread.call(sender.close)
+            thread.post(sender.close)
     return _IssuedQueries(
         issued_ns=sender.issued_ns,
         completions=sender.completions,
@@ -504,17 +509,18 @@ def _issue_queries(loadgen: LoadGenModule, official: _OfficialTest) -> _IssuedQu
 def _build_test_prompts(
     official: _OfficialTest, probe: ProbeResult, seed: int, salt: str
 ) -> Prompts:
-    """Return the same requests that an ordinary run of this program sends with a seed and a salt.
+    """Return the prompts that an ordinary run of this program sends with a seed and a salt.
 
-    The probe shows how many tokens the chat template of the server adds to a prompt. If it does
-    not, they count as 0.
+    The chat template of the server adds tokens to a prompt, so that a prompt of a given length
+    needs fewer tokens of text. The probe has measured how many. If their number is not known, it
+    counts as 0.
     """
     target = PromptTarget(probe.template_tokens or 0)
     tokenizer = load_tokenizer(official.settings.tokenizer)
     return build_prompts(official.workload, seed, seeds.salt_number(salt), tokenizer, target)
 
 
-def _start_loadgen(loadgen: LoadGenModule, official: _OfficialTest, sender: QuerySender) -> None:
+def _run_loadgen_test(loadgen: LoadGenModule, official: _OfficialTest, sender: QuerySender) -> None:
     """Run LoadGen's test, which calls `sender.issue`, until every query has completed.
 
     LoadGen writes its logs into the output directory. It needs two objects: the "system under test"
@@ -554,22 +560,37 @@ def _write_result(
         queries: The queries that LoadGen issued, and their responses.
         simulated: Whether a performance model responded.
     """
-    output_dir = official.output_dir
     timing = _measure_queries(queries, official.schedule_offsets_ns)
-    loadgen_log = read_log(output_dir)
+    loadgen_log = read_log(official.output_dir)
     result = _judge_queries(official, queries, timing, loadgen_log, simulated=simulated)
     context = LogContext(
         sut=queries.probe.target.redacted,
         version=loadgen_version(),
         started=_test_start(loadgen_log),
     )
+    _write_files(official, result, timing.trace, context)
+    return result
+
+
+def _write_files(
+    official: _OfficialTest, result: MlperfResult, trace: QueryTrace, context: LogContext
+) -> None:
+    """Write the queries, the result and the logs of this program, and then the checksums.
+
+    Args:
+        official: The test and its output directory.
+        result: The result by the timestamps of this program.
+        trace: The queries with these timestamps, from which the result can be computed again.
+        context: The facts about the run that the logs name.
+    """
+    output_dir = official.output_dir
     own_dir = output_dir / OWN_DIR
     own_dir.mkdir(exist_ok=True)
-    run.write_queries(own_dir, timing.trace, context)
+    run.write_queries(own_dir, trace, context)
     run.write_result(own_dir, result, official.test, context)
-    (output_dir / run.RESULT).write_bytes((own_dir / run.RESULT).read_bytes())
-    checksums.write(output_dir)
-    return result
+    result_bytes = (own_dir / run.RESULT).read_bytes()
+    (output_dir / run.RESULT).write_bytes(result_bytes)
+    checksums.write(output_dir)  # last, because it covers all other files
 
 
 def _test_start(log: LoadGenLog) -> datetime:
@@ -591,12 +612,13 @@ def _judge_queries(
     Args:
         official: The test.
         queries: The queries that LoadGen issued, and their responses.
-        timing: Their times by the timestamps of this program, which are judged.
+        timing: The latencies that this program has measured. They are compared with the limits.
         log: LoadGen's log, whose metrics the notes compare with those of this program.
         simulated: Whether a performance model responded.
     """
     test = official.test
     warnings = [*run.deviation_warnings(test), *_token_count_warnings(queries.completions)]
+    # The notes repeat the warnings, because reports show the notes in full.
     facts = MlperfRunFacts(
         dataset=f"{official.data.name}; queries by the official LoadGen",
         target_qps=official.qps,
@@ -646,7 +668,9 @@ def _measure_queries(
 ) -> _QueryTiming:
     """Return the latencies of the queries, and how late LoadGen issued them.
 
-    Latencies count from the time at which a query was scheduled, not from when it was issued.
+    By MLPerf's rules, a latency counts from the time at which a query was scheduled, not from when
+    it was issued. LoadGen does not report when its schedule started, so that is estimated from the
+    times at which it issued the queries.
 
     Args:
         queries: The queries and their responses.
@@ -659,10 +683,10 @@ def _measure_queries(
         offsets_ns = np.zeros(query_count, np.int64)
     else:
         offsets_ns = schedule_offsets_ns[:query_count]
-    scheduled_ns = _estimate_schedule_start_ns(issued_ns, offsets_ns) + offsets_ns
-    p99_lateness_ns = 0
-    if query_count:
-        p99_lateness_ns = int(np.quantile(issued_ns - scheduled_ns, 0.99))
+    schedule_start_ns = _estimate_schedule_start_ns(issued_ns, offsets_ns)
+    scheduled_ns = schedule_start_ns + offsets_ns
+    lateness_ns = issued_ns - scheduled_ns
+    p99_lateness_ns = int(np.quantile(lateness_ns, 0.99)) if query_count else 0
     trace = _build_trace(queries.completions, scheduled_ns, offsets_ns)
     return _QueryTiming(trace, p99_lateness_ns)
 
@@ -696,12 +720,13 @@ def _build_trace(
     end_ns = np.array([response.end_ns for response in responses], np.int64)
     first_token_ns = np.array([response.first_token_ns for response in responses], np.int64)
     tokens = np.array([response.tokens for response in responses], np.int64)
-    # An unknown timestamp is NEVER, which is negative. A query that did not complete gets the
-    # latency UNRESOLVED, which is above every limit.
-    is_completed = end_ns >= 0
+
+    # A query that did not complete gets the latency UNRESOLVED, which is above every limit.
+    is_completed = end_ns != NEVER
     latency_ns = np.where(is_completed, end_ns - scheduled_ns, UNRESOLVED)
-    # A response without a timestamp of its first token has it at its end.
-    has_first_token = first_token_ns >= 0
+
+    # If the time of the first token is not known, the latency of the whole response stands for it.
+    has_first_token = first_token_ns != NEVER
     ttft_ns = np.where(has_first_token, first_token_ns - scheduled_ns, latency_ns)
     return QueryTrace(due_ns=offsets_ns, ttft_ns=ttft_ns, latency_ns=latency_ns, tokens=tokens)
 
@@ -770,24 +795,24 @@ def _loadgen_notes(log: LoadGenLog, result: MlperfResult) -> list[str]:
 
 
 def _compare_p99(
-    metric: str, official_spread: LoadGenSpread, own_spread: LoadGenSpread
-) -> Iterator[str]:
-    """Yield a note that compares the p99 of a metric by two sets of timestamps.
+    metric: str, official_distribution: LoadGenSpread, own_distribution: LoadGenSpread
+) -> list[str]:
+    """Return a note that compares the p99 of a metric by two sets of timestamps.
 
-    Yields nothing if a p99 is not known, because it falls on a query that never completed.
+    The list is empty if a p99 is not known, because it is that of a query that never completed.
 
     Args:
         metric: The metric, as the note names it.
-        official_spread: Its distribution by the timestamps of the official LoadGen.
-        own_spread: Its distribution by those of this program.
+        official_distribution: Its values by the timestamps of the official LoadGen.
+        own_distribution: Its values by the timestamps of this program.
     """
     p99_index = PERCENTILES.index(0.99)
-    official_ns = official_spread.percentiles[p99_index]
-    own_ns = own_spread.percentiles[p99_index]
-    if official_ns is None or own_ns is None:
-        return
-    difference_ms = (official_ns - own_ns) / NS_PER_MS
-    yield (
-        f"{metric} p99: {official_ns / NS_PER_MS:.3f} ms by LoadGen's timestamps, "
-        f"{own_ns / NS_PER_MS:.3f} ms by ours: {difference_ms:+.3f} ms"
-    )
+    official_p99_ns = official_distribution.percentiles[p99_index]
+    own_p99_ns = own_distribution.percentiles[p99_index]
+    if official_p99_ns is None or own_p99_ns is None:
+        return []
+    difference_ms = (official_p99_ns - own_p99_ns) / NS_PER_MS
+    return [
+        f"{metric} p99: {official_p99_ns / NS_PER_MS:.3f} ms by LoadGen's timestamps, "
+        f"{own_p99_ns / NS_PER_MS:.3f} ms by ours: {difference_ms:+.3f} ms"
+    ]

@@ -198,9 +198,9 @@ def create_test(
         UserError: The benchmark, scenario or round is unknown. The error names the known ones.
     """
     table = load_rules()
-    spec = _find_benchmark(table, benchmark)
+    benchmark_rules = _find_benchmark(table, benchmark)
     chosen_round = _choose_round(table, benchmark, round_name)
-    limit = _find_limit(spec, benchmark, scenario, chosen_round)
+    limit = _find_limit(benchmark_rules, benchmark, scenario, chosen_round)
     test_without_limits = Test(
         benchmark=benchmark,
         scenario=scenario,
@@ -208,11 +208,11 @@ def create_test(
         seeds=table.rounds[chosen_round],
         ttft_ns=None,
         tpot_ns=None,
-        samples=spec.samples,
+        samples=benchmark_rules.samples,
         percentile=table.percentile,
         confidence=table.confidence,
         min_duration_ns=round((min_duration_s or table.min_duration_s) * NS_PER_S),
-        min_queries=spec.samples if scenario == "offline" else table.min_queries,
+        min_queries=benchmark_rules.samples if scenario == "offline" else table.min_queries,
     )
     if limit is None:
         return test_without_limits
@@ -226,16 +226,16 @@ def create_test(
 
 
 def _find_benchmark(table: RulesTable, benchmark: str) -> Benchmark:
-    """Return the row of a benchmark in the rules. Raises UserError if it is unknown."""
-    spec = table.benchmarks.get(benchmark)
-    if spec is None:
+    """Return what the rules say about a benchmark. Raises UserError if it is unknown."""
+    benchmark_rules = table.benchmarks.get(benchmark)
+    if benchmark_rules is None:
         raise UserError(
             "unknown_name",
             f'unknown benchmark "{benchmark}"',
             "--benchmark",
             f"known: {', '.join(table.benchmarks)}",
         )
-    return spec
+    return benchmark_rules
 
 
 def _choose_round(table: RulesTable, benchmark: str, round_name: str | None) -> str:
@@ -266,26 +266,33 @@ def _choose_round(table: RulesTable, benchmark: str, round_name: str | None) -> 
 
 
 def _find_limit(
-    spec: Benchmark, benchmark: str, scenario: Scenario, test_round: str
+    benchmark_rules: Benchmark, benchmark_name: str, scenario: Scenario, test_round: str
 ) -> RuleLimit | None:
-    """Return the limits of a scenario, or None in Offline.
+    """Return the limits of a scenario on latency, or None in Offline, which has none.
 
-    Raises UserError if the benchmark or the round does not have the scenario.
+    Args:
+        benchmark_rules: What the rules say about the benchmark.
+        benchmark_name: The name of the benchmark, which errors mention.
+        scenario: The scenario.
+        test_round: The round of MLPerf whose rules apply, for example "v5.1".
+
+    Raises:
+        UserError: The benchmark does not have the scenario, or not yet in this round.
     """
     if scenario == "offline":
         return None
-    limit = spec.latency_limit(scenario)
+    limit = benchmark_rules.latency_limit(scenario)
     if limit is None:
         raise UserError(
             "unsupported",
-            f"{benchmark} has no {scenario} scenario",
+            f"{benchmark_name} has no {scenario} scenario",
             "--benchmark",
             "known: server, offline",
         )
     if _round_number(limit.since) > _round_number(test_round):
         raise UserError(
             "unsupported",
-            f"{benchmark} {scenario} begins with round {limit.since}",
+            f"{benchmark_name} {scenario} begins with round {limit.since}",
             "--round",
             f"give --round {limit.since} or later",
         )

@@ -114,16 +114,26 @@ def _verdict_kind(result: MlperfResult) -> Kind:
 def brief_sections(
     result: MlperfResult, gpus: int | None, *, run_dir: str = ""
 ) -> tuple[Section, ...]:
-    """Return the default output: verdict, limits, rates and what keeps the result from counting."""
+    """Return the default output of a result, as four parts without headings.
+
+    They are the name of the test, the verdict with the limits, facts such as rates and warnings,
+    and the command that prints every section.
+
+    Args:
+        result: The result.
+        gpus: The number of GPUs behind the endpoint, or None if it is not known.
+        run_dir: The directory of the result; "" to leave out the command.
+    """
     title = _describe_test(result)
     if result.target_qps:
         title += f", {_describe_target_rate(result)}"
-    path_facts = named_facts(Details=f"loadgen report {run_dir} --full" if run_dir else "")
+    details_command = f"loadgen report {run_dir} --full" if run_dir else ""
+    no_heading = ""
     return (
-        section("", Paragraph(title)),
-        section("", _brief_limits(result), indented=True),
-        section("", Facts(list(_brief_rows(result, gpus))), indented=True),
-        section("", path_facts),
+        section(no_heading, Paragraph(title)),
+        section(no_heading, _brief_limits(result), indented=True),
+        section(no_heading, Facts(list(_brief_rows(result, gpus))), indented=True),
+        section(no_heading, named_facts(Details=details_command)),
     )
 
 
@@ -160,9 +170,11 @@ def _brief_limit_row(check: Check) -> tuple[str, ...]:
 
 
 def _brief_rows(result: MlperfResult, gpus: int | None) -> Iterator[tuple[str, str]]:
-    """Yield the labels and texts of the default output below the limits.
+    """Yield the facts of the default output, each as a label and a text.
 
-    The complete texts are in the report with `--full`.
+    For example ("Throughput", "18,200 output tok/s, ..."). The default output is brief: it has the
+    first sentence about stability and the number of errors and warnings. The report with `--full`
+    has their complete texts.
 
     Args:
         result: The result.
@@ -172,9 +184,9 @@ def _brief_rows(result: MlperfResult, gpus: int | None) -> Iterator[tuple[str, s
     yield "Queries", f"{_describe_queries(result)}; {_describe_length(result)}"
     yield "Data", result.dataset
     yield from _brief_reason_rows(result)
-    first_stability_sentence = next(_describe_stability(result), "")
-    if first_stability_sentence:
-        yield "Stability", first_stability_sentence
+    stability_sentences = list(_describe_stability(result))
+    if stability_sentences:
+        yield "Stability", stability_sentences[0]
     if result.errors:
         yield "Errors", f"{format.counted(len(result.errors), 'error')} (--full)"
     if result.warnings:
@@ -182,10 +194,11 @@ def _brief_rows(result: MlperfResult, gpus: int | None) -> Iterator[tuple[str, s
 
 
 def _describe_throughput(result: MlperfResult, gpus: int | None) -> str:
-    """Return the rates in LoadGen's window.
+    """Return the rates of output tokens and samples, and the time until which they are counted.
 
-    For example "18,200 output tok/s, 61.2 samples/s until the last completion; 2,275 tok/s per GPU
-    (8)".
+    LoadGen counts until the query that was issued last completes, in Offline until the last
+    completion. For example "18,200 output tok/s, 61.2 samples/s until the last completion; 2,275
+    tok/s per GPU (8)".
     """
     tokens_rate, samples_rate = completed_rates(result, gpus)
     rates_text = f"{tokens_rate.value} output tok/s, {samples_rate.value} samples/s"
@@ -408,13 +421,15 @@ def describe_validity(result: MlperfResult) -> str:
 def _describe_stability(result: MlperfResult) -> Iterator[str]:
     """Yield sentences about whether the server sustains the rate for longer than the run.
 
-    A run can be VALID although a queue grows, which would fail a longer run. `result.sustained` is
-    True or False if that is known, else None. The first sentence says what to do about it, and the
-    last one names the highest rate that is VALID in runs of the official length.
+    A run can be VALID although a queue grows, which would fail a longer run. The sentences are, as
+    far as they apply: what the user should do if the rate is not sustained or this is not known;
+    why it is or is not sustained; and the highest rate that is VALID in runs of official length,
+    which can be higher than the sustained one.
     """
-    is_only_valid_for_now = result.valid and result.sustained is False
+    is_stability_unknown = result.sustained is None
+    would_fail_longer_run = result.valid and result.sustained is False
     can_be_verified = result.is_valid_by_rules_only and result.longer_minutes is not None
-    if is_only_valid_for_now:
+    if would_fail_longer_run:
         yield (
             "A queue grows: a longer run at this rate would miss the limits. "
             "--find-peak finds a rate that is sustained."
@@ -426,7 +441,7 @@ def _describe_stability(result: MlperfResult) -> Iterator[str]:
         )
     if result.sustained_reason:
         # What this run shows is no proof for a longer one.
-        prefix = "In this run: " if result.sustained is None else ""
+        prefix = "In this run: " if is_stability_unknown else ""
         yield f"{prefix}{result.sustained_reason}"
     if result.rules_qps is not None and result.target_qps is not None:
         yield (

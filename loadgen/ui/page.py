@@ -505,6 +505,8 @@ def _menus_html(
 ) -> str:
     """Return the menus for the workload, the axes and the color of the charts, as HTML.
 
+    The names of their fields, w, x, y and c, are the parameters of the URL of the page.
+
     Args:
         results: All results of the folder, which decide what the menus offer.
         drawn_results: The results that the charts show.

@@ -154,21 +154,12 @@ def _read_result(root: Path, folder: Path, prices: Prices | None) -> StoredResul
 
     Args:
         root: The folder that is listed.
-        folder: The folder of the result.
+        folder: The folder of the result, which `_find_results` has found.
         prices: The prices of machines, or None for no costs.
     """
-    from loadgen.ui.stored_result import StoredResult
-
     kind = listed_kind(folder)
     assert kind is not None, f"{folder} has no result that can be listed"
-    name = folder.relative_to(root).as_posix()
-    has_page = bool(kind.page_name) and (folder / kind.page_name).is_file()
-    result = StoredResult(
-        name=name,
-        kind=kind.name,
-        is_running=is_running(folder, time.time()),
-        page=f"{name}/{kind.page_name}" if has_page else "",
-    )
+    result = _create_entry(root, folder, kind)
     if result.is_running:
         return result  # its metrics are not stored yet
     try:
@@ -177,6 +168,20 @@ def _read_result(root: Path, folder: Path, prices: Prices | None) -> StoredResul
     except Exception as error:  # damaged files of another author can raise anything
         reason = (str(error) or type(error).__name__).splitlines()[0]
         return msgspec.structs.replace(result, reported_outcome=f"cannot be read: {reason}")
+
+
+def _create_entry(root: Path, folder: Path, kind: ResultKind) -> StoredResult:
+    """Return the entry of a result in the list without its outcome and metrics."""
+    from loadgen.ui.stored_result import StoredResult
+
+    name = folder.relative_to(root).as_posix()
+    has_page = bool(kind.page_name) and (folder / kind.page_name).is_file()
+    return StoredResult(
+        name=name,
+        kind=kind.name,
+        is_running=is_running(folder, time.time()),
+        page=f"{name}/{kind.page_name}" if has_page else "",
+    )
 
 
 def _with_list_row(result: StoredResult, row: ListRow, prices: Prices | None) -> StoredResult:
