@@ -10,14 +10,15 @@ rack costs to compute. The published numbers are those of `loadgen.reference`.
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import resource
 import time
 from array import array
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
-from typing import get_args
+from functools import lru_cache, partial
+from typing import NamedTuple, get_args
 
 import numpy as np
 import rig
@@ -130,6 +131,49 @@ class SimulatedResult:
     cpu_s: float
 
 
+def print_rack_offline(rack: Preset, assumed: AssumedLengths) -> None:
+    """Print the Offline rate of the rack with each routing."""
+    rates = {}
+    for routing in get_args(presets.Routing):
+        system = rack.model_copy(update={"routing": routing})
+        result = simulate_run(
+            system, rack.gpus, Evenly(rate=math.inf), 72 * 12_000, 272.73, assumed
+        )
+        rates[routing] = round(result.tokens_per_s)
+    round_robin_rate, weighted_rate = rates.values()
+    rows = [(routing, f"{rate:,}") for routing, rate in rates.items()]
+    difference = format_difference(weighted_rate, round_robin_rate)
+    rows.append(("weighted over round robin", difference))
+    print_table(("Offline, 864,000 samples, one clock", "tok/s"), rows)
+
+
+def print_rack_server(rack: Preset, assumed: AssumedLengths) -> None:
+    """Print latencies of the rack with each routing, at the published Server rate of a peer."""
+    peer = next(
+        row
+        for row in reference.load_systems().rows
+        if row.submitter == "CoreWeave" and "GB300" in row.system
+    )
+    assert peer.server is not None
+    tokens = 274.35
+    rate = peer.server / tokens
+    rows = []
+    for routing in get_args(presets.Routing):
+        system = rack.model_copy(update={"routing": routing})
+        result = simulate_server(system, rack.gpus, rate, tokens, assumed)
+        ttft = f"{result.ttft_p50_ms:.0f} / {result.ttft_p99_ms:.0f}"
+        tpot = f"{result.tpot_p50_ms:.0f} / {result.tpot_p99_ms:.0f}"
+        rows.append((routing, f"{rate:,.0f}", ttft, tpot, f"{result.cpu_s:.1f}"))
+    columns = (
+        f"Server at the peer's {peer.server:,.0f} tok/s, 600 s",
+        "requests/s",
+        "TTFT p50 / p99 ms",
+        "TPOT p50 / p99 ms",
+        "CPU-s, engine and agenda and rows",
+    )
+    print_table(columns, rows)
+
+
 def simulate_run(
     system: Preset,
     gpus: int,
@@ -138,50 +182,74 @@ def simulate_run(
     tokens: float,
     assumed: AssumedLengths,
 ) -> SimulatedResult:
-    """Simulate `n` requests against `gpus` GPUs of a system."""
+    """Simulate `n` requests with on average `tokens` output tokens against a system.
+
+    With more GPUs than the system has, there are several copies of it; with fewer, only a part of
+    its replicas serves.
+    """
     n = math.ceil(n * SmokeSize.share)
-    one_token = FixedTokens(value=1)  # lengths are given below
-    stage = Stage.model_construct(
-        name="", arrival=arrival, duration_ns=None, count=n, measured=True, at_least=None
-    )
-    requests = Synthetic(input_tokens=one_token, output_tokens=one_token)
-    workload = Workload.model_construct(
-        name="validation", requests=requests, stages=(stage,), schedule_seed=None
-    )
     input_lengths = draw_lengths(n, assumed.input_tokens, assumed.sigma_in, 3)
     output_lengths = draw_lengths(n, tokens, assumed.sigma_out, 2)
     copies = gpus // system.gpus if gpus > system.gpus else 1
     speeds = (system.speeds * copies)[: gpus // system.gpus_per_replica]
     started_s = time.process_time()
     result, simulation = simulate(
-        build_schedule(workload, 1),
+        build_schedule(create_counted_workload(arrival, n), 1),
         lambda number: RequestSize(input_lengths[number], output_lengths[number]),
         SimulatedSystem(
             costs=system.costs, limits=system.limits, speeds=speeds, routing=system.routing
         ),
     )
     cpu_s = time.process_time() - started_s
-    rows = result.records
-    first, last, due_ns, output_tokens = (
-        rows[name].astype(np.float64)
-        for name in ("first_token_ns", "last_token_ns", "due_ns", "output_tokens")
-    )
-    ttft = (first - due_ns) / 1e6
-    has_many_tokens = output_tokens > 1
-    tpot = (last - first)[has_many_tokens] / (output_tokens[has_many_tokens] - 1) / 1e6
-    latency = (last - due_ns) / 1e9
-    p50, p99 = 0.5, 0.99
-    return SimulatedResult(
-        ttft_p50_ms=float(np.quantile(ttft, p50)),
-        ttft_p99_ms=float(np.quantile(ttft, p99)),
-        tpot_p50_ms=float(np.quantile(tpot, p50)),
-        tpot_p99_ms=float(np.quantile(tpot, p99)),
-        latency_p50_s=float(np.quantile(latency, p50)),
-        latency_p99_s=float(np.quantile(latency, p99)),
-        least_ttft_ms=float(ttft.min()),
-        tokens_per_s=float(output_tokens.sum() / (last.max() / 1e9)),
+    return summarize_records(
+        result.records,
         middle_tokens_per_s=_middle_tokens_per_s(result.timeline[0]),
         sequences=_mean_sequences(simulation),
+        cpu_s=cpu_s,
+    )
+
+
+def create_counted_workload(arrival: Evenly | Poisson, request_count: int) -> Workload:
+    """Return a workload that only serves to schedule arrivals; its lengths are not used."""
+    one_token = FixedTokens(value=1)
+    stage = Stage.model_construct(
+        name="",
+        arrival=arrival,
+        duration_ns=None,
+        count=request_count,
+        measured=True,
+        at_least=None,
+    )
+    requests = Synthetic(input_tokens=one_token, output_tokens=one_token)
+    return Workload.model_construct(
+        name="validation", requests=requests, stages=(stage,), schedule_seed=None
+    )
+
+
+def summarize_records(
+    rows: NDArray[np.void], *, middle_tokens_per_s: float, sequences: float, cpu_s: float
+) -> SimulatedResult:
+    """Compute the latencies and the rate of a simulated run from its request records."""
+    first_token_ns = rows["first_token_ns"].astype(np.float64)
+    last_token_ns = rows["last_token_ns"].astype(np.float64)
+    due_ns = rows["due_ns"].astype(np.float64)
+    output_tokens = rows["output_tokens"].astype(np.float64)
+    ttft_ms = (first_token_ns - due_ns) / 1e6
+    latency_s = (last_token_ns - due_ns) / 1e9
+    has_tpot = output_tokens > 1  # TPOT is the mean gap between tokens
+    decode_ns = (last_token_ns - first_token_ns)[has_tpot]
+    tpot_ms = decode_ns / (output_tokens[has_tpot] - 1) / 1e6
+    return SimulatedResult(
+        ttft_p50_ms=float(np.quantile(ttft_ms, 0.5)),
+        ttft_p99_ms=float(np.quantile(ttft_ms, 0.99)),
+        tpot_p50_ms=float(np.quantile(tpot_ms, 0.5)),
+        tpot_p99_ms=float(np.quantile(tpot_ms, 0.99)),
+        latency_p50_s=float(np.quantile(latency_s, 0.5)),
+        latency_p99_s=float(np.quantile(latency_s, 0.99)),
+        least_ttft_ms=float(ttft_ms.min()),
+        tokens_per_s=float(output_tokens.sum() / (last_token_ns.max() / 1e9)),
+        middle_tokens_per_s=middle_tokens_per_s,
+        sequences=sequences,
         cpu_s=cpu_s,
     )
 
@@ -284,53 +352,29 @@ def format_difference(model: float, published: float) -> str:
 # -- the parts --
 
 
-def print_fit() -> None:
-    """Print the constants that a fit gives.
+# A longer iteration also makes batches larger, which lengthens TPOT further. So only about this
+# part of a difference in TPOT is corrected in the overhead.
+OVERHEAD_PART_OF_TPOT = 0.48
 
-    The overhead is fitted on GB200 Interactive, the compute share on each Offline run.
-    """
+
+FIT_ROUNDS = 3
+
+
+def print_fit() -> None:
+    """Fit the constants of the model again, and print them beside the stored ones."""
     print("## Fit\n")
-    row = next(
-        row for row in reference.load_latencies().rows if (row.run, row.scenario) == FITTED_TPOT
-    )
-    base = presets.load_preset("gb200-vm")
-    overhead = base.hardware.overhead_ms.value
-    for _ in range(3):
-        system = with_constants(
-            base, overhead_ms=overhead, compute_share=_fit_compute_share(OFFLINE[0], base, overhead)
-        )
-        tpot_p50_ms = simulate_server(
-            system, row.gpus, row.target_qps, row.tokens_per_request, assumed_lengths(system)
-        ).tpot_p50_ms
-        overhead += (
-            row.tpot_p50_ms - tpot_p50_ms
-        ) * 0.48  # the rest of a change comes back as batch
+    stored_ms = presets.load_preset("gb200-vm").hardware.overhead_ms.value
+    print(f"overhead: fitted {fit_overhead_ms():.2f} ms, stored {stored_ms} ms\n")
     rows = []
     for offline_run in OFFLINE:
         if offline_run.fitted:
-            hardware = presets.load_preset(offline_run.preset).hardware
-            compute_share = _fit_compute_share(
-                offline_run, presets.load_preset(offline_run.preset), hardware.overhead_ms.value
-            )
+            system = presets.load_preset(offline_run.preset)
+            stored = system.hardware
+            fitted_share = fit_compute_share(offline_run, system, stored.overhead_ms.value)
             rows.append(
-                (offline_run.preset, f"{compute_share:.4f}", f"{hardware.compute_share.value:.4f}")
+                (offline_run.preset, f"{fitted_share:.4f}", f"{stored.compute_share.value:.4f}")
             )
-    print(f"overhead: fitted {overhead:.2f} ms, stored {base.hardware.overhead_ms.value} ms\n")
     print_table(("preset", "compute share, fitted", "stored"), rows)
-
-
-def _fit_compute_share(offline_run: OfflineRun, base: Preset, overhead: float) -> float:
-    """Return the compute share with which the model shows the published Offline rate."""
-    wanted, _ = published_offline(offline_run)
-    stored_share = base.hardware.compute_share.value
-
-    def shows(share: float) -> float:
-        system = with_constants(base, overhead_ms=overhead, compute_share=share)
-        return simulate_offline(
-            system, offline_run.samples_per_gpu, offline_run.tokens, assumed_lengths(system)
-        )
-
-    return bisect(shows, wanted, stored_share * 0.9, stored_share * 1.1, 10)
 
 
 def print_offline() -> None:
@@ -361,51 +405,111 @@ def print_offline() -> None:
     print_table(("run", "preset", "GPUs", "published tok/s/GPU", "model", "off by", ""), rows)
 
 
-def print_latency() -> list[tuple[reference.Latency, Preset, float]]:
+def fit_overhead_ms() -> float:
+    """Return the overhead of an iteration that gives the published TPOT p50 of GB200 Interactive.
+
+    The compute share depends on the overhead, so both are fitted in turn.
+    """
+    published = next(
+        row for row in reference.load_latencies().rows if (row.run, row.scenario) == FITTED_TPOT
+    )
+    base = presets.load_preset("gb200-vm")
+    overhead_ms = base.hardware.overhead_ms.value
+    for _ in range(FIT_ROUNDS):
+        compute_share = fit_compute_share(OFFLINE[0], base, overhead_ms)
+        system = with_constants(base, overhead_ms=overhead_ms, compute_share=compute_share)
+        simulated = simulate_server(
+            system,
+            published.gpus,
+            published.target_qps,
+            published.tokens_per_request,
+            assumed_lengths(system),
+        )
+        missing_ms = published.tpot_p50_ms - simulated.tpot_p50_ms
+        overhead_ms += missing_ms * OVERHEAD_PART_OF_TPOT
+    return overhead_ms
+
+
+def fit_compute_share(offline_run: OfflineRun, base: Preset, overhead_ms: float) -> float:
+    """Return the compute share that gives the published Offline rate, for this overhead.
+
+    The compute share is the fraction of the peak FLOPS that the model reaches. It is searched for
+    within 10 % of the stored one.
+    """
+    published_tokens_per_s, _ = published_offline(offline_run)
+    stored_share = base.hardware.compute_share.value
+
+    def simulate_tokens_per_s(compute_share: float) -> float:
+        system = with_constants(base, overhead_ms=overhead_ms, compute_share=compute_share)
+        return simulate_offline(
+            system, offline_run.samples_per_gpu, offline_run.tokens, assumed_lengths(system)
+        )
+
+    return bisect(
+        simulate_tokens_per_s,
+        published_tokens_per_s,
+        low=stored_share * 0.9,
+        high=stored_share * 1.1,
+        steps=10,
+    )
+
+
+class ScoredRow(NamedTuple):
+    """A published latency result, the simulated system, and the rate at which it has that TPOT."""
+
+    published: reference.Latency
+    system: Preset
+    matching_rate: float
+
+    @property
+    def name(self) -> str:
+        """The run, its scenario and its rate."""
+        row = self.published
+        return f"{row.run} {row.scenario} {row.target_qps:g}/s"
+
+
+def find_rate_at_tpot(
+    published: reference.Latency,
+    system: Preset,
+    assumed: AssumedLengths,
+    *,
+    low: float,
+    high: float,
+    steps: int,
+) -> float:
+    """Return the rate between `low` and `high` at which the model has the published TPOT p50."""
+
+    def simulate_tpot_ms(rate: float) -> float:
+        return simulate_server(
+            system, published.gpus, rate, published.tokens_per_request, assumed
+        ).tpot_p50_ms
+
+    return bisect(simulate_tpot_ms, published.tpot_p50_ms, low, high, steps)
+
+
+def print_latency() -> list[ScoredRow]:
     """Print latencies at published rates, and return the rows for the sensitivity tables."""
     print("## Latency at published rates\n")
-    rows, scores, scored_rows = [], [], []
-    for row in [row for row in reference.load_latencies().rows if row.run in PRESET_OF_RUN][
-        : SmokeSize.rows
-    ]:
-        system = presets.load_preset(PRESET_OF_RUN[row.run])
+    published_rows = [row for row in reference.load_latencies().rows if row.run in PRESET_OF_RUN]
+    rows = []
+    scores = []
+    scored_rows = []
+    for published in published_rows[: SmokeSize.rows]:
+        system = presets.load_preset(PRESET_OF_RUN[published.run])
         assumed = assumed_lengths(system)
-        result = simulate_server(system, row.gpus, row.target_qps, row.tokens_per_request, assumed)
-        load_fraction = row.target_qps / find_capacity(system, row.gpus, row.tokens_per_request)
-
-        def tpot(
-            rate: float,
-            system: Preset = system,
-            row: reference.Latency = row,
-            assumed: AssumedLengths = assumed,
-        ) -> float:
-            """Return TPOT p50 in ms at a rate."""
-            return simulate_server(
-                system, row.gpus, rate, row.tokens_per_request, assumed
-            ).tpot_p50_ms
-
-        matching_rate = bisect(
-            tpot, row.tpot_p50_ms, row.target_qps * 0.8, row.target_qps * 1.15, 8
+        rate = published.target_qps
+        simulated = simulate_server(
+            system, published.gpus, rate, published.tokens_per_request, assumed
         )
-        pairs = (
-            (row.ttft_p50_ms, result.ttft_p50_ms),
-            (row.ttft_p99_ms, result.ttft_p99_ms),
-            (row.tpot_p50_ms, result.tpot_p50_ms),
-            (row.tpot_p99_ms, result.tpot_p99_ms),
-            (row.latency_p50_s, result.latency_p50_s),
-            (row.latency_p99_s, result.latency_p99_s),
+        capacity = find_capacity(system, published.gpus, published.tokens_per_request)
+        load_fraction = rate / capacity
+        matching_rate = find_rate_at_tpot(
+            published, system, assumed, low=rate * 0.8, high=rate * 1.15, steps=8
         )
-        name = f"{row.run} {row.scenario} {row.target_qps:g}/s"
-        rows.append(
-            (
-                name,
-                f"{load_fraction:.0%}",
-                *(f"{published:g} → {simulated:.3g}" for published, simulated in pairs),
-                f"{result.sequences:,.0f}",
-            )
-        )
-        scores.append(_score_row(name, row, result, load_fraction, matching_rate))
-        scored_rows.append((row, system, matching_rate))
+        scored_row = ScoredRow(published, system, matching_rate)
+        scored_rows.append(scored_row)
+        rows.append(_format_latencies(scored_row, simulated, load_fraction))
+        scores.append(_score_row(scored_row, simulated, load_fraction))
     columns = (
         "published → model",
         "load / model's capacity",
@@ -418,17 +522,41 @@ def print_latency() -> list[tuple[reference.Latency, Preset, float]]:
         "sequences",
     )
     print_table(columns, rows)
-    least_ttft_ms = simulate_server(
-        presets.load_preset("gb200-vm"),
-        4,
-        170,
-        274.35,
-        assumed_lengths(presets.load_preset("gb200-vm")),
-        60,
-    ).least_ttft_ms
+    print_latency_notes()
+    print_table(("row", "rate at published TPOT p50", "TPOT p50", "TTFT p50", "verdict"), scores)
+    return scored_rows
+
+
+def _format_latencies(
+    scored_row: ScoredRow, simulated: SimulatedResult, load_fraction: float
+) -> tuple[str, ...]:
+    """Return the cells of a row, with published and simulated latencies."""
+    published = scored_row.published
+    pairs = (
+        (published.ttft_p50_ms, simulated.ttft_p50_ms),
+        (published.ttft_p99_ms, simulated.ttft_p99_ms),
+        (published.tpot_p50_ms, simulated.tpot_p50_ms),
+        (published.tpot_p99_ms, simulated.tpot_p99_ms),
+        (published.latency_p50_s, simulated.latency_p50_s),
+        (published.latency_p99_s, simulated.latency_p99_s),
+    )
+    return (
+        scored_row.name,
+        f"{load_fraction:.0%}",
+        *(f"{published_value:g} → {value:.3g}" for published_value, value in pairs),
+        f"{simulated.sequences:,.0f}",
+    )
+
+
+def print_latency_notes() -> None:
+    """Print the least TTFT of the model beside a published one, and how rows are scored."""
+    system = presets.load_preset("gb200-vm")
+    short_run = simulate_server(
+        system, gpus=4, rate=170, tokens=274.35, assumed=assumed_lengths(system), seconds=60
+    )
     print(
-        f"A prompt that meets an empty server: least TTFT {least_ttft_ms:.1f} ms in the model, "
-        f"20.25 ms in the public log of"
+        f"A prompt that meets an empty server: least TTFT {short_run.least_ttft_ms:.1f} ms in the "
+        f"model, 20.25 ms in the public log of"
     )
     print(
         "Azure's GB200 Server run: overhead and weights, on which nothing but one TPOT was "
@@ -442,98 +570,110 @@ def print_latency() -> list[tuple[reference.Latency, Preset, float]]:
         "(Interactive), TTFT p50 within 30 %. Above 95 % of the model's capacity a row is listed, "
         "not scored.\n"
     )
-    print_table(("row", "rate at published TPOT p50", "TPOT p50", "TTFT p50", "verdict"), scores)
-    return scored_rows
+
+
+SATURATED_LOAD = 0.95  # of the model's capacity: above it, latencies depend on tiny differences
+
+
+MAX_TTFT_ERROR, MAX_RATE_ERROR, MAX_TPOT_ERROR = 0.30, 0.05, 0.10  # fractions
 
 
 def _score_row(
-    name: str,
-    row: reference.Latency,
-    result: SimulatedResult,
-    load_fraction: float,
-    matching_rate: float,
+    scored_row: ScoredRow, simulated: SimulatedResult, load_fraction: float
 ) -> tuple[str, ...]:
-    """Return the cells of a scored row, with its verdict."""
-    off_rate = matching_rate / row.target_qps - 1
-    off_tpot = result.tpot_p50_ms / row.tpot_p50_ms - 1
-    off_ttft = result.ttft_p50_ms / row.ttft_p50_ms - 1
+    """Return the cells of a scored row: the errors of the model, and whether they are small enough.
+
+    A Server result is scored by the rate, and an Interactive one by the TPOT unless the model was
+    fitted on it. Both are scored by the TTFT.
+    """
+    published = scored_row.published
+    rate_error = scored_row.matching_rate / published.target_qps - 1
+    tpot_error = simulated.tpot_p50_ms / published.tpot_p50_ms - 1
+    ttft_error = simulated.ttft_p50_ms / published.ttft_p50_ms - 1
     cells = (
-        name,
-        f"{matching_rate:,.1f}/s ({off_rate:+.1%})",
-        f"{off_tpot:+.1%}",
-        f"{off_ttft:+.1%}",
+        scored_row.name,
+        f"{scored_row.matching_rate:,.1f}/s ({rate_error:+.1%})",
+        f"{tpot_error:+.1%}",
+        f"{ttft_error:+.1%}",
     )
-    if load_fraction > 0.95:
+    if load_fraction > SATURATED_LOAD:
         return (*cells, "listed, not scored: saturated")
-    fitted = (row.run, row.scenario) == FITTED_TPOT
-    verdicts = [("TTFT", abs(off_ttft) <= 0.30)]
-    if row.scenario == "Server":
-        verdicts.append(("rate", abs(off_rate) <= 0.05))
-    elif not fitted:
-        verdicts.append(("TPOT", abs(off_tpot) <= 0.10))
+    is_fitted_on_tpot = (published.run, published.scenario) == FITTED_TPOT
+    is_within_limit = {"TTFT": abs(ttft_error) <= MAX_TTFT_ERROR}
+    if published.scenario == "Server":
+        is_within_limit["rate"] = abs(rate_error) <= MAX_RATE_ERROR
+    elif not is_fitted_on_tpot:
+        is_within_limit["TPOT"] = abs(tpot_error) <= MAX_TPOT_ERROR
     verdict_text = ", ".join(
-        f"{metric} {'holds' if holds else 'MISSES'}" for metric, holds in verdicts
+        f"{metric} {'holds' if is_good else 'MISSES'}"
+        for metric, is_good in is_within_limit.items()
     )
-    return (*cells, verdict_text + ("; TPOT was fitted on" if fitted else ""))
+    if is_fitted_on_tpot:
+        verdict_text += "; TPOT was fitted on"
+    return (*cells, verdict_text)
 
 
+# A function that changes one constant of the system or one assumption about lengths
 Change = Callable[[Preset, AssumedLengths], tuple[Preset, AssumedLengths]]
 
 
+INCREASE = 1.05
+
+
+CONSTANTS = (
+    "compute_share",
+    "bandwidth_share",
+    "overhead_ms",
+    "memory_gib",
+    "max_num_tokens",
+    "reserve_gib",
+)
+
+
+ASSUMPTIONS = {
+    "input tokens": "input_tokens",
+    "input spread": "sigma_in",
+    "output spread": "sigma_out",
+}
+
+
 def list_changes() -> list[tuple[str, Change]]:
-    """Return each constant with a function that makes it 5 % larger."""
-
-    def enlarge(name: str) -> Change:
-        """Return a function that makes a hardware constant 5 % larger."""
-        return lambda system, assumed: (
-            with_constants(system, **{name: getattr(system.hardware, name).value * 1.05}),
-            assumed,
-        )
-
+    """Return each constant and each assumption, with a function that makes it 5 % larger."""
     return [
-        *(
-            (name, enlarge(name))
-            for name in ("compute_share", "bandwidth_share", "overhead_ms", "memory_gib")
-        ),
-        (
-            "max_num_tokens",
-            lambda system, assumed: (
-                with_constants(system, max_num_tokens=int(system.server.max_num_tokens * 1.05)),
-                assumed,
-            ),
-        ),
-        (
-            "reserve_gib",
-            lambda system, assumed: (
-                with_constants(system, reserve_gib=system.server.reserve_gib * 1.05),
-                assumed,
-            ),
-        ),
-        (
-            "input tokens",
-            lambda system, assumed: (
-                system,
-                AssumedLengths(assumed.input_tokens * 1.05, assumed.sigma_in, assumed.sigma_out),
-            ),
-        ),
-        (
-            "input spread",
-            lambda system, assumed: (
-                system,
-                AssumedLengths(assumed.input_tokens, assumed.sigma_in * 1.05, assumed.sigma_out),
-            ),
-        ),
-        (
-            "output spread",
-            lambda system, assumed: (
-                system,
-                AssumedLengths(assumed.input_tokens, assumed.sigma_in, assumed.sigma_out * 1.05),
-            ),
-        ),
+        *((name, partial(increase_constant, name)) for name in CONSTANTS),
+        *((label, partial(increase_assumption, field)) for label, field in ASSUMPTIONS.items()),
     ]
 
 
-def print_sensitivity(scored_rows: Sequence[tuple[reference.Latency, Preset, float]]) -> None:
+def increase_constant(
+    name: str, system: Preset, assumed: AssumedLengths
+) -> tuple[Preset, AssumedLengths]:
+    """Return the system with one constant 5 % larger, and the lengths as they are."""
+    if name in type(system.hardware).model_fields:
+        value: float = getattr(system.hardware, name).value
+    else:
+        value = getattr(system.server, name)
+    larger_value = value * INCREASE
+    if isinstance(value, int):
+        larger_value = int(larger_value)
+    return with_constants(system, **{name: larger_value}), assumed
+
+
+def increase_assumption(
+    field: str, system: Preset, assumed: AssumedLengths
+) -> tuple[Preset, AssumedLengths]:
+    """Return the system as it is, and the lengths with one assumption 5 % larger."""
+    larger_value = getattr(assumed, field) * INCREASE
+    return system, dataclasses.replace(assumed, **{field: larger_value})
+
+
+P50_LATENCIES = ("ttft_p50_ms", "tpot_p50_ms", "latency_p50_s")
+
+
+P99_LATENCIES = ("ttft_p99_ms", "tpot_p99_ms", "latency_p99_s")
+
+
+def print_sensitivity(scored_rows: Sequence[ScoredRow]) -> None:
     """Print how much each prediction changes with each constant."""
     print("## Sensitivity\n")
     print(
@@ -544,56 +684,18 @@ def print_sensitivity(scored_rows: Sequence[tuple[reference.Latency, Preset, flo
         "saturation latencies change a lot: that is the knife edge. The rate that shows a given "
         "TPOT does not.\n"
     )
+    p50_rows = []
+    p99_rows = []
+    rate_rows = []
+    for scored_row in scored_rows:
+        effects = measure_sensitivity(scored_row)
+        p50_rows.append((scored_row.name, *(effect.p50 for effect in effects)))
+        p99_rows.append((scored_row.name, *(effect.p99 for effect in effects)))
+        rate_rows.append((scored_row.name, *(effect.matching_rate for effect in effects)))
     names = [name for name, _ in list_changes()]
-    middle: list[tuple[str, ...]] = []
-    tail: list[tuple[str, ...]] = []
-    rates: list[tuple[str, ...]] = []
-    for row, system, matching_rate in scored_rows:
-        assumed = assumed_lengths(system)
-        tokens = row.tokens_per_request
-        base_result = simulate_server(system, row.gpus, row.target_qps, tokens, assumed)
-        cells_of_row: tuple[list[str], list[str], list[str]] = ([], [], [])
-        for _, change in list_changes():
-            changed, changed_lengths = change(system, assumed)
-            changed_result = simulate_server(
-                changed, row.gpus, row.target_qps, tokens, changed_lengths
-            )
-            for cells, quantile in zip(cells_of_row, ("p50", "p99"), strict=False):
-                cells.append(
-                    " / ".join(
-                        _format_change(getattr(changed_result, name), getattr(base_result, name))
-                        for name in (
-                            f"ttft_{quantile}_ms",
-                            f"tpot_{quantile}_ms",
-                            f"latency_{quantile}_s",
-                        )
-                    )
-                )
-
-            def tpot(
-                rate: float,
-                system: Preset = changed,
-                row: reference.Latency = row,
-                assumed: AssumedLengths = changed_lengths,
-                tokens: float = tokens,
-            ) -> float:
-                """Return TPOT p50 in ms at a rate."""
-                return simulate_server(system, row.gpus, rate, tokens, assumed).tpot_p50_ms
-
-            cells_of_row[2].append(
-                _format_change(
-                    bisect(tpot, row.tpot_p50_ms, matching_rate * 0.9, matching_rate * 1.1, 6),
-                    matching_rate,
-                )
-            )
-        for rows, cells in zip((middle, tail, rates), cells_of_row, strict=True):
-            rows.append((f"{row.run} {row.scenario} {row.target_qps:g}/s", *cells))
-    for title, rows in (
-        ("TTFT / TPOT / latency, p50", middle),
-        ("TTFT / TPOT / latency, p99", tail),
-        ("rate at published TPOT p50", rates),
-    ):
-        print_table((title, *names), rows)
+    print_table(("TTFT / TPOT / latency, p50", *names), p50_rows)
+    print_table(("TTFT / TPOT / latency, p99", *names), p99_rows)
+    print_table(("rate at published TPOT p50", *names), rate_rows)
 
 
 def _format_change(new: float, base: float) -> str:
@@ -601,28 +703,83 @@ def _format_change(new: float, base: float) -> str:
     return f"{(new / base - 1) * 100:+.0f}"
 
 
+class ChangeEffect(NamedTuple):
+    """How a larger constant changes a prediction, in % as text.
+
+    `p50` and `p99` are such as "+3 / +1 / +2": TTFT, TPOT and latency. `matching_rate` is the rate
+    at which the model has the published TPOT p50.
+    """
+
+    p50: str
+    p99: str
+    matching_rate: str
+
+
+def measure_sensitivity(scored_row: ScoredRow) -> list[ChangeEffect]:
+    """Return the effect of each change of `list_changes` on a prediction."""
+    published, system, matching_rate = scored_row
+    assumed = assumed_lengths(system)
+    tokens = published.tokens_per_request
+    base = simulate_server(system, published.gpus, published.target_qps, tokens, assumed)
+    effects = []
+    for _, change in list_changes():
+        changed_system, changed_lengths = change(system, assumed)
+        changed = simulate_server(
+            changed_system, published.gpus, published.target_qps, tokens, changed_lengths
+        )
+        changed_rate = find_rate_at_tpot(
+            published,
+            changed_system,
+            changed_lengths,
+            low=matching_rate * 0.9,
+            high=matching_rate * 1.1,
+            steps=6,
+        )
+        effects.append(
+            ChangeEffect(
+                p50=_format_changes(P50_LATENCIES, changed, base),
+                p99=_format_changes(P99_LATENCIES, changed, base),
+                matching_rate=_format_change(changed_rate, matching_rate),
+            )
+        )
+    return effects
+
+
+def _format_changes(
+    latency_names: Sequence[str], changed: SimulatedResult, base: SimulatedResult
+) -> str:
+    """Return the changes of some latencies in percent, such as "+3 / +1 / +2"."""
+    return " / ".join(
+        _format_change(getattr(changed, name), getattr(base, name)) for name in latency_names
+    )
+
+
 def find_peak(
     system: Preset,
     tokens: float,
     scenario: str,
     assumed: AssumedLengths,
+    *,
     low: float,
     high: float,
     steps: int,
 ) -> float:
-    """Return the highest rate in an interval that meets both p99 limits, or its lower end."""
+    """Return the highest rate between `low` and `high` that meets both p99 limits of a scenario.
+
+    The interval is halved `steps` times. If no tried rate meets the limits, the result is `low`.
+    """
     limit = find_limits(scenario)
 
-    def violates_limits(rate: float) -> float:
-        """Return 1.0 if a limit is violated at this rate."""
+    def meets_limits(rate: float) -> bool:
         result = simulate_server(system, system.gpus, rate, tokens, assumed)
-        return float(
-            result.ttft_p99_ms > limit.ttft_p99_ms or result.tpot_p99_ms > limit.tpot_p99_ms
-        )
+        return result.ttft_p99_ms <= limit.ttft_p99_ms and result.tpot_p99_ms <= limit.tpot_p99_ms
 
     for _ in range(steps):
         rate = (low + high) / 2
-        low, high = (low, rate) if violates_limits(rate) else (rate, high)
+        if meets_limits(rate):
+            low = rate
+        else:
+            high = rate
     return low
 
 
@@ -633,6 +790,15 @@ def find_limits(scenario: str) -> reference.PublishedLimit:
         for r in reference.load_limits().rows
         if (r.benchmark, r.scenario) == ("llama2-70b", scenario)
     )
+
+
+PRESET_OF_GPU = {
+    "H100": "h100x8",
+    "H200": "h200x8",
+    "GB300": "gb300-vm",
+    "GB200": "gb200-vm",
+    "B200": "b200x8",
+}  # in this order: the name of a system with a GB200 contains B200 too
 
 
 def print_throughput() -> None:
@@ -646,77 +812,27 @@ def print_throughput() -> None:
         "keeps the p99 limits in it, an upper bound of the model. Slack: what published p99s "
         "leave of their limits.\n"
     )
-    slack = {
-        (PRESET_OF_RUN[row.run], row.scenario, row.run): row
-        for row in reference.load_latencies().rows
-        if row.run in PRESET_OF_RUN
-    }
-    rows, change_rows = [], []
-    of_system = {
-        "H100": "h100x8",
-        "H200": "h200x8",
-        "GB300": "gb300-vm",
-        "GB200": "gb200-vm",
-        "B200": "b200x8",
-    }
-    for name, scenario in [
-        (name, scenario) for name in of_system.values() for scenario in ("Server", "Interactive")
-    ][: SmokeSize.rows]:
-        system = presets.load_preset(name)
-        tokens = 274.35 if system.generation == "blackwell" else 293.6
-        assumed, limit = assumed_lengths(system), find_limits(scenario)
-        peak_rate = find_peak(
-            system,
-            tokens,
-            scenario,
-            assumed,
-            0.0,
-            find_capacity(system, system.gpus, tokens) * 1.1,
-            9,
-        )
-        result = simulate_server(system, system.gpus, peak_rate, tokens, assumed)
-        cells = []
-        for _, change in list_changes():
-            changed, changed_lengths = change(system, assumed)
-            cells.append(
-                _format_change(
-                    find_peak(
-                        changed,
-                        tokens,
-                        scenario,
-                        changed_lengths,
-                        peak_rate * 0.88,
-                        peak_rate * 1.12,
-                        6,
-                    ),
-                    peak_rate,
-                )
-            )
-        change_rows.append((f"{name} {scenario}", *cells))
-        published = []
-        for row in reference.load_systems().rows:
-            matching_preset = next(
-                (
-                    preset_name
-                    for gpu_name, preset_name in of_system.items()
-                    if gpu_name in row.system and "B300 1" not in row.system
-                ),
-                "",
-            )
-            value = row.server if scenario == "Server" else row.interactive
-            if matching_preset == name and value is not None:
-                published.append(f"{row.submitter} {value / row.gpus:,.0f}")
-        slack_texts = [
-            f"{run}: TTFT {1 - row.ttft_p99_ms / limit.ttft_p99_ms:.0%}, TPOT "
-            f"{1 - row.tpot_p99_ms / limit.tpot_p99_ms:.0%}"
-            for (preset_name, matching_preset, run), row in slack.items()
-            if (preset_name, matching_preset) == (name, scenario)
-        ]
-        p99_text = f"{result.ttft_p99_ms:,.0f} / {result.tpot_p99_ms:.0f}"
-        published_cells = "; ".join(published) or "none", "; ".join(slack_texts) or "not published"
+    cases = [
+        (preset_name, scenario)
+        for preset_name in PRESET_OF_GPU.values()
+        for scenario in ("Server", "Interactive")
+    ]
+    rows = []
+    change_rows = []
+    for preset_name, scenario in cases[: SmokeSize.rows]:
+        peak = simulate_peak(presets.load_preset(preset_name), scenario)
+        p99_text = f"{peak.result.ttft_p99_ms:,.0f} / {peak.result.tpot_p99_ms:.0f}"
         rows.append(
-            (name, scenario, f"{peak_rate * tokens / system.gpus:,.0f}", p99_text, *published_cells)
+            (
+                preset_name,
+                scenario,
+                f"{peak.rate * peak.tokens / peak.system.gpus:,.0f}",
+                p99_text,
+                "; ".join(list_published_rates(preset_name, scenario)) or "none",
+                "; ".join(list_slacks(preset_name, scenario)) or "not published",
+            )
         )
+        change_rows.append((f"{preset_name} {scenario}", *measure_peak_changes(peak)))
     columns = (
         "system",
         "scenario",
@@ -730,47 +846,92 @@ def print_throughput() -> None:
     print_table(("peak", *(name for name, _ in list_changes())), change_rows)
 
 
-def print_rack() -> None:
-    """Print the simulated rack with both routings."""
-    print("## The rack\n")
-    vm, rack = presets.load_preset("gb300-vm"), presets.load_preset("gb300-rack")
-    assumed, tokens = assumed_lengths(vm), 272.73
-    rows: list[tuple[str, ...]] = []
-    for routing in get_args(presets.Routing):
-        system = rack.model_copy(update={"routing": routing})
-        result = simulate_run(
-            system, rack.gpus, Evenly(rate=math.inf), 72 * 12_000, tokens, assumed
+class SimulatedPeak(NamedTuple):
+    """The highest rate at which a system meets the limits of a scenario, and the run at it."""
+
+    system: Preset
+    scenario: str
+    tokens: float  # output tokens of a request, on average
+    rate: float
+    result: SimulatedResult
+
+
+def simulate_peak(system: Preset, scenario: str) -> SimulatedPeak:
+    """Find the peak rate of a system in a scenario, and simulate a run at it."""
+    tokens = 274.35 if system.generation == "blackwell" else 293.6  # as in published logs
+    assumed = assumed_lengths(system)
+    highest_rate = find_capacity(system, system.gpus, tokens) * 1.1
+    rate = find_peak(system, tokens, scenario, assumed, low=0.0, high=highest_rate, steps=9)
+    result = simulate_server(system, system.gpus, rate, tokens, assumed)
+    return SimulatedPeak(system, scenario, tokens, rate, result)
+
+
+def measure_peak_changes(peak: SimulatedPeak) -> list[str]:
+    """Return how much the peak rate changes with each change of `list_changes`, in % as text."""
+    assumed = assumed_lengths(peak.system)
+    changes = []
+    for _, change in list_changes():
+        changed_system, changed_lengths = change(peak.system, assumed)
+        changed_rate = find_peak(
+            changed_system,
+            peak.tokens,
+            peak.scenario,
+            changed_lengths,
+            low=peak.rate * 0.88,
+            high=peak.rate * 1.12,
+            steps=6,
         )
-        rows.append((routing, f"{result.tokens_per_s:,.0f}"))
-    first_rate, second_rate = (float(row[1].replace(",", "")) for row in rows)
-    rows.append(("weighted over round robin", format_difference(second_rate, first_rate)))
-    print_table(("Offline, 864,000 samples, one clock", "tok/s"), rows)
-    tokens = 274.35
-    rows = []
-    peer = next(
-        row
-        for row in reference.load_systems().rows
-        if row.submitter == "CoreWeave" and "GB300" in row.system
-    ).server
-    assert peer is not None
-    for routing in get_args(presets.Routing):
-        system = rack.model_copy(update={"routing": routing})
-        result = simulate_server(system, rack.gpus, peer / tokens, tokens, assumed)
-        ttft = f"{result.ttft_p50_ms:.0f} / {result.ttft_p99_ms:.0f}"
-        tpot = f"{result.tpot_p50_ms:.0f} / {result.tpot_p99_ms:.0f}"
-        rows.append((routing, f"{peer / tokens:,.0f}", ttft, tpot, f"{result.cpu_s:.1f}"))
-    print_table(
-        (
-            f"Server at the peer's {peer:,.0f} tok/s, 600 s",
-            "requests/s",
-            "TTFT p50 / p99 ms",
-            "TPOT p50 / p99 ms",
-            "CPU-s, engine and agenda and rows",
-        ),
-        rows,
-    )
-    memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-    print(f"Peak memory of this process: {memory:,.0f} MB.\n")
+        changes.append(_format_change(changed_rate, peak.rate))
+    return changes
+
+
+def find_preset_of_system(system_name: str) -> str:
+    """Return the preset that simulates a published system, or "" if there is none."""
+    if "B300 1" in system_name:
+        return ""
+    for gpu_name, preset_name in PRESET_OF_GPU.items():
+        if gpu_name in system_name:
+            return preset_name
+    return ""
+
+
+def list_published_rates(preset_name: str, scenario: str) -> list[str]:
+    """Return the submitters with a result on this hardware and their tokens/s per GPU, as text."""
+    rates = []
+    for row in reference.load_systems().rows:
+        tokens_per_s = row.server if scenario == "Server" else row.interactive
+        if tokens_per_s is not None and find_preset_of_system(row.system) == preset_name:
+            rates.append(f"{row.submitter} {tokens_per_s / row.gpus:,.0f}")
+    return rates
+
+
+def list_slacks(preset_name: str, scenario: str) -> list[str]:
+    """Return for each published run on this hardware how far its p99s are below their limits.
+
+    A run that is listed several times counts once, with its last row.
+    """
+    limit = find_limits(scenario)
+    rows_by_run = {
+        row.run: row
+        for row in reference.load_latencies().rows
+        if PRESET_OF_RUN.get(row.run) == preset_name and row.scenario == scenario
+    }
+    return [
+        f"{run}: TTFT {1 - row.ttft_p99_ms / limit.ttft_p99_ms:.0%}, TPOT "
+        f"{1 - row.tpot_p99_ms / limit.tpot_p99_ms:.0%}"
+        for run, row in rows_by_run.items()
+    ]
+
+
+def print_rack() -> None:
+    """Print the simulated rack with both routings, and what its simulation costs."""
+    print("## The rack\n")
+    rack = presets.load_preset("gb300-rack")
+    assumed = assumed_lengths(presets.load_preset("gb300-vm"))
+    print_rack_offline(rack, assumed)
+    print_rack_server(rack, assumed)
+    memory_mb = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+    print(f"Peak memory of this process: {memory_mb:,.0f} MB.\n")
 
 
 def main() -> None:

@@ -961,7 +961,8 @@ def average_blocks(values: NDArray[np.float64]) -> NDArray[np.float64]:
 
 def is_called_growing(series: list[NDArray[np.float64]]) -> bool:
     """Return whether the test for trends says that any of the series grows."""
-    return any(found.grows for found in trend.find_trends(series) if found is not None)
+    trends = trend.find_trends(series)
+    return any(series_trend is not None and series_trend.grows for series_trend in trends)
 
 
 GROWING_MEMBERS = ("diurnal", "autoscaling")  # members whose slowness does grow during a load
