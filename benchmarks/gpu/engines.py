@@ -96,11 +96,17 @@ BY_NAME = {engine.name: engine for engine in ENGINES}
 
 
 def find_program(engine: Engine) -> str:
-    """Return the path of an engine's program, or "" if there is none."""
+    """Return the path of an engine's program, or "" if there is none.
+
+    It is looked for next to this Python, then on the PATH. An engine without a program runs in this
+    Python.
+    """
     if not engine.program:
         return sys.executable
-    installed = Path(sys.executable).parent / engine.program
-    return str(installed) if installed.exists() else shutil.which(engine.program) or ""
+    next_to_python = Path(sys.executable).parent / engine.program
+    if next_to_python.exists():
+        return str(next_to_python)
+    return shutil.which(engine.program) or ""
 
 
 def _run(*command: str) -> str:
@@ -112,29 +118,42 @@ def _run(*command: str) -> str:
     return ""
 
 
-def inspect_machine() -> dict[str, Any]:
-    """Return GPUs with memory and driver, compiler, engines, torch and the host."""
+def find_engines() -> dict[str, str]:
+    """Return the programs of the installed engines, by the name of the engine."""
+    programs = {engine.name: find_program(engine) for engine in ENGINES if engine.program}
+    return {name: program for name, program in programs.items() if program}
+
+
+def list_gpus() -> list[dict[str, str]]:
+    """Return the name, the memory in MiB, the driver and the power limit in W of each GPU."""
     fields = "name,memory.total,driver_version,power.limit"
     rows = _run("nvidia-smi", f"--query-gpu={fields}", "--format=csv,noheader,nounits")
-    gpus = [
-        dict(zip(("name", "memory_mib", "driver", "watts"), row.split(", "), strict=False))
-        for row in rows.splitlines()
-    ]
-    compiler = _run("nvcc", "--version").splitlines()
-    with open("/proc/meminfo", encoding="utf-8") as file:
-        memory = next(int(line.split()[1]) // 1024 for line in file if line.startswith("MemTotal"))
+    names = ("name", "memory_mib", "driver", "watts")
+    return [dict(zip(names, row.split(", "), strict=False)) for row in rows.splitlines()]
+
+
+def find_cuda_compiler() -> str:
+    """Return the version of nvcc, or "" if it is not installed."""
+    lines = _run("nvcc", "--version").splitlines()
+    return lines[-1] if lines else ""
+
+
+def read_memory_mib() -> int:
+    """Return the size of the host's memory in MiB."""
+    lines = Path("/proc/meminfo").read_text("utf-8").splitlines()
+    return next(int(line.split()[1]) // 1024 for line in lines if line.startswith("MemTotal"))
+
+
+def inspect_machine() -> dict[str, Any]:
+    """Return the GPUs, the CUDA compiler, the installed engines and facts about the host."""
     return {
-        "gpus": gpus,
-        "cuda_compiler": compiler[-1] if compiler else "",
+        "gpus": list_gpus(),
+        "cuda_compiler": find_cuda_compiler(),
         "torch": find_spec("torch") is not None,
-        "engines": {
-            engine.name: find_program(engine)
-            for engine in ENGINES
-            if engine.program and find_program(engine)
-        },
+        "engines": find_engines(),
         "cmake": shutil.which("cmake") or "",
         "cores": len(os.sched_getaffinity(0)),
-        "memory_mib": memory,
+        "memory_mib": read_memory_mib(),
         "disk_free_mib": shutil.disk_usage(".").free >> 20,
         "kernel": platform.release(),
         "python": platform.python_version(),
@@ -153,18 +172,25 @@ def choose_engine(machine: dict[str, Any], engine_name: str = "") -> Engine:
     )
 
 
-def choose_shape(machine: dict[str, Any], engine: Engine) -> str:
-    """Return the largest Llama 2 shape that fits; "tiny" without a GPU.
+WEIGHTS_MEMORY_FRACTION = 0.8  # of the GPUs' memory: the rest is for the KV cache
 
-    Its weights leave a fifth of the GPUs' memory to the cache.
+
+# Memory of the weights in MiB: two bytes for each parameter, or half a byte in a GGUF file
+WEIGHTS_MIB_70B, WEIGHTS_MIB_70B_GGUF, WEIGHTS_MIB_7B = 140_000, 40_000, 14_000
+
+
+def choose_shape(machine: dict[str, Any], engine: Engine) -> str:
+    """Return the largest shape of Llama 2 whose weights fit into the GPUs: "70b", "7b" or "tiny".
+
+    A fifth of the memory is left to the KV cache. Without a GPU it is "tiny".
     """
-    memory = sum(int(gpu["memory_mib"]) for gpu in machine["gpus"])
-    for name, mib in (
-        ("70b", 40_000 if engine.weight_format == "gguf" else 140_000),
-        ("7b", 14_000),
-    ):
-        if memory * 0.8 > mib:
-            return name
+    memory_mib = sum(int(gpu["memory_mib"]) for gpu in machine["gpus"])
+    available_mib = memory_mib * WEIGHTS_MEMORY_FRACTION
+    needed_70b_mib = WEIGHTS_MIB_70B_GGUF if engine.weight_format == "gguf" else WEIGHTS_MIB_70B
+    if available_mib > needed_70b_mib:
+        return "70b"
+    if available_mib > WEIGHTS_MIB_7B:
+        return "7b"
     return "tiny"
 
 

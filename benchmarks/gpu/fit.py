@@ -15,10 +15,12 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import shutil
 import subprocess
 import sys
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -33,14 +35,7 @@ from loadgen.sim.presets.preset import Preset, load_preset
 FITTED_LOAD, FULL_LOAD = "alone", "qa-closed"
 HALVINGS = 12  # of the interval that the overhead is looked for in
 LOADS = tuple(f"{profile}-{loop}" for loop in ("closed", "open") for profile in PROFILES)
-DROPPED_OPTIONS = {
-    "--url": 2,
-    "--model": 2,
-    "--tokenizer": 2,
-    "-o": 2,
-    "--energy": 2,
-    "--server-timing": 1,
-}  # words each
+
 BANDWIDTH_SHARE = 0.921
 TOKENS_PER_ITERATION = (
     2048  # tokens of an iteration: llama.cpp's batch, and that of the packaged presets of Hopper
@@ -112,23 +107,43 @@ def read_single_request(folder: Path) -> SingleRequest:
     )
 
 
-def fit_constants(preset: Preset, request: SingleRequest) -> tuple[float, float]:
-    """Return the compute share and the overhead in ms that give the observed TTFT and TPOT.
+class Constants(NamedTuple):
+    """The two constants of a preset that are fitted.
+
+    `compute_share` is the fraction of the peak FLOPS that the engine reaches, and `overhead_ms` the
+    time of an iteration that depends on nothing.
+    """
+
+    compute_share: float
+    overhead_ms: float
+
+
+MIN_OVERHEAD_MS = 1e-3  # a preset needs a positive one
+
+
+def fit_constants(preset: Preset, request: SingleRequest) -> Constants:
+    """Return the constants that give the observed TTFT and TPOT of one request at a time.
 
     An iteration takes overhead + max(bytes / bandwidth, FLOPs / compute). One request decodes by
     its bytes, and its prompt is computed by its FLOPs, in as many iterations as it has chunks.
     """
     costs = preset.costs
-    overhead_ms = (
-        request.tpot_ms
-        - (costs.weights_ns + costs.kv_token_ns * (request.prompt + request.response / 2)) / 1e6
-    )
-    chunks = -(-request.prompt // preset.server.max_num_tokens)
-    flops = request.prompt * (
-        preset.model.token_flops + preset.model.attended_flops * request.prompt / 2
-    )
+    model = preset.model
+    # TPOT = overhead + time to read the weights and the KV cache, half of whose response is there
+    context_tokens = request.prompt + request.response / 2
+    read_ms = (costs.weights_ns + costs.kv_token_ns * context_tokens) / 1e6
+    overhead_ms = request.tpot_ms - read_ms
+    # TTFT = chunks * overhead + FLOPs of the prompt / FLOPS of the engine
+    chunks = math.ceil(request.prompt / preset.server.max_num_tokens)
     compute_ms = request.ttft_ms - chunks * max(overhead_ms, 0.0)
-    return flops / (preset.hardware.peak_tflops.value * 1e9 * compute_ms), max(overhead_ms, 1e-3)
+    mean_attended_tokens = request.prompt / 2
+    flops_per_token = model.token_flops + model.attended_flops * mean_attended_tokens
+    prompt_flops = request.prompt * flops_per_token
+    peak_flops_per_ms = preset.hardware.peak_tflops.value * 1e9
+    return Constants(
+        compute_share=prompt_flops / (peak_flops_per_ms * compute_ms),
+        overhead_ms=max(overhead_ms, MIN_OVERHEAD_MS),
+    )
 
 
 def preset_values(output_dir: Path, args: argparse.Namespace) -> dict[str, Any]:
@@ -162,22 +177,31 @@ def write_preset(
     values: dict[str, Any],
     request: SingleRequest,
     tpot_load: str,
-    overhead_ms: float | None,
-) -> float:
-    """Write preset.yaml and return its overhead in ms.
+    overhead_ms: float | None = None,
+) -> None:
+    """Write preset.yaml with fitted constants.
 
-    Without `overhead_ms` the overhead is fitted on one request at a time.
+    The constants are fitted on one request at a time. To do so, a preset with preliminary constants
+    is written first, because the costs of the model are computed when it is loaded.
+
+    Args:
+        output_dir: The folder of the rehearsal.
+        values: What PRESET says of machine, model and engine; see `preset_values`.
+        request: The median request of the load with one request at a time.
+        tpot_load: The load that the preset names as the source of its overhead.
+        overhead_ms: The overhead of an iteration, in place of the fitted one.
     """
     preset_path = output_dir / "preset.yaml"
-    values = values | {"ttft": request.ttft_ms, "prompt": request.prompt, "full": tpot_load}
-    values["tpot"] = read_tpot_ms(output_dir / tpot_load)
+    values = values | {
+        "ttft": request.ttft_ms,
+        "prompt": request.prompt,
+        "full": tpot_load,
+        "tpot": read_tpot_ms(output_dir / tpot_load),
+    }
     preset_path.write_text(PRESET.format(**values, compute=1.0, overhead=1.0))
-    preset = load_preset(str(preset_path))
-    compute, overhead = fit_constants(preset, request)
-    preset_path.write_text(
-        PRESET.format(**values, compute=compute, overhead=overhead_ms or overhead)
-    )
-    return overhead
+    fitted = fit_constants(load_preset(str(preset_path)), request)
+    overhead = fitted.overhead_ms if overhead_ms is None else overhead_ms
+    preset_path.write_text(PRESET.format(**values, compute=fitted.compute_share, overhead=overhead))
 
 
 def fit_full_engine(
@@ -185,33 +209,50 @@ def fit_full_engine(
 ) -> None:
     """Write the preset whose overhead gives the TPOT of the full engine.
 
-    The interval of the overhead is halved by simulation.
+    The overhead is found by bisection: each step simulates the load of the full engine.
     """
-    wanted = read_tpot_ms(output_dir / FULL_LOAD)
-    low, high = 0.01, wanted
+    measured_tpot_ms = read_tpot_ms(output_dir / FULL_LOAD)
+    low_ms = 0.01
+    high_ms = measured_tpot_ms
     for _ in range(HALVINGS):
-        middle = (low + high) / 2
-        write_preset(output_dir, values, request, FULL_LOAD, middle)
-        low, high = (
-            (middle, high)
-            if predict_summary(output_dir, FULL_LOAD, scratch)["tpot_ms"]["p50"] < wanted
-            else (low, middle)
-        )
+        overhead_ms = (low_ms + high_ms) / 2
+        write_preset(output_dir, values, request, FULL_LOAD, overhead_ms)
+        predicted = predict_summary(output_dir, FULL_LOAD, scratch)
+        if predicted["tpot_ms"]["p50"] < measured_tpot_ms:
+            low_ms = overhead_ms
+        else:
+            high_ms = overhead_ms
+
+
+# Options of a load on the real engine that its simulation does not get
+DROPPED_OPTIONS_WITH_VALUE = {"--url", "--model", "--tokenizer", "-o", "--energy"}
+
+
+DROPPED_FLAGS = {"--server-timing"}
+
+
+RUN_EXIT_CODES = (0, 1, 3)  # of a run that was made, whatever it found
+
+
+def select_simulated_arguments(arguments: Sequence[str]) -> list[str]:
+    """Return the arguments of a load without those that name or observe the real engine."""
+    kept_arguments = []
+    remaining = iter(arguments)
+    for argument in remaining:
+        if argument in DROPPED_OPTIONS_WITH_VALUE:
+            next(remaining)  # its value
+        elif argument not in DROPPED_FLAGS:
+            kept_arguments.append(argument)
+    return kept_arguments
 
 
 def predict_summary(output_dir: Path, load: str, scratch: Path) -> dict[str, Any]:
-    """Return the summary of the same command in virtual time against the preset."""
+    """Run the command of a load in virtual time against the preset, and return its summary."""
     manifest = json.loads((output_dir / load / "run.json").read_bytes())
-    arguments, kept_arguments = iter(manifest["command"][1:]), list[str]()
-    for argument in arguments:
-        for _ in range(DROPPED_OPTIONS.get(argument, 0) - 1):
-            next(arguments)
-        if argument not in DROPPED_OPTIONS:
-            kept_arguments.append(argument)
     shutil.rmtree(scratch / load, ignore_errors=True)
     command = [
         *LOADGEN,
-        *kept_arguments,
+        *select_simulated_arguments(manifest["command"][1:]),
         "--url",
         f"sim:{output_dir / 'preset.yaml'}",
         "--seed",
@@ -222,20 +263,34 @@ def predict_summary(output_dir: Path, load: str, scratch: Path) -> dict[str, Any
     completed = subprocess.run(
         command, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False
     )
-    if completed.returncode not in (0, 1, 3):
+    if completed.returncode not in RUN_EXIT_CODES:
         raise SystemExit(
             f"{load}: loadgen ended with {completed.returncode}:\n{completed.stderr[-1500:]}"
         )
     return read_summary(scratch / load)
 
 
-METRICS = (  # title, where it stands in a summary, digits
-    ("answered/s", ("load", "steady_completed_rps"), 2),
-    ("output tokens/s", ("tokens", "steady_output_per_s"), 0),
-    ("TTFT p50, ms", ("ttft_ms", "p50"), 0),
-    ("TTFT p95, ms", ("ttft_ms", "p95"), 0),
-    ("TPOT p50, ms", ("tpot_ms", "p50"), 2),
-    ("E2E p50, ms", ("e2e_ms", "p50"), 0),
+class Metric(NamedTuple):
+    """A metric of the tables: its title, where it stands in a summary, and its decimal places."""
+
+    title: str
+    block: str
+    key: str
+    digits: int
+
+    def read(self, summary: dict[str, Any]) -> float | None:
+        """Return the value in a summary, or None if it was not reported."""
+        value: float | None = (summary[self.block] or {}).get(self.key)
+        return value
+
+
+METRICS = (
+    Metric("answered/s", "load", "steady_completed_rps", 2),
+    Metric("output tokens/s", "tokens", "steady_output_per_s", 0),
+    Metric("TTFT p50, ms", "ttft_ms", "p50", 0),
+    Metric("TTFT p95, ms", "ttft_ms", "p95", 0),
+    Metric("TPOT p50, ms", "tpot_ms", "p50", 2),
+    Metric("E2E p50, ms", "e2e_ms", "p50", 0),
 )
 
 
@@ -244,17 +299,15 @@ def format_row(
 ) -> list[str]:
     """Return measured value, prediction and difference of each metric."""
     cells = [load]
-    for _, (block, key), digits in METRICS:
-        measured_value, predicted_value = (
-            (measured_summary[block] or {}).get(key),
-            (predicted_summary[block] or {}).get(key),
-        )
-        if measured_value is None or predicted_value is None:
+    for metric in METRICS:
+        measured = metric.read(measured_summary)
+        predicted = metric.read(predicted_summary)
+        if measured is None or predicted is None:
             cells.append("withheld")
         else:
             cells.append(
-                f"{measured_value:,.{digits}f} / {predicted_value:,.{digits}f} "
-                f"({predicted_value / measured_value - 1:+.0%})"
+                f"{measured:,.{metric.digits}f} / {predicted:,.{metric.digits}f} "
+                f"({predicted / measured - 1:+.0%})"
             )
     return cells
 
@@ -267,8 +320,63 @@ def run_smoke_rehearsal(output_dir: Path) -> None:
     )
 
 
+def compare_loads(output_dir: Path, scratch: Path) -> list[list[str]]:
+    """Predict every load of a rehearsal with its preset, and return a row for each."""
+    rows = []
+    for load in (FITTED_LOAD, *LOADS):
+        if (output_dir / load / "summary.json").exists():
+            measured = read_summary(output_dir / load)
+            rows.append(format_row(load, measured, predict_summary(output_dir, load, scratch)))
+    return rows
+
+
+def format_page(
+    request: SingleRequest, tables: dict[str, list[list[str]]], output_dir: Path
+) -> str:
+    """Return the page with a table of predictions for each load on which the overhead is fitted."""
+    lines = [
+        "# The model held against loads that it was not fitted on",
+        "",
+        f"`benchmarks/gpu/fit.py` ({rig.describe_tree_and_date()}).",
+        f"The compute share is fitted on TTFT p50 of `{FITTED_LOAD}`: {request.ttft_ms:.1f} "
+        f"ms of prompts of",
+        f"{request.prompt:,.0f} tokens. Each cell: measured / predicted (off by).",
+        "",
+    ]
+    columns = ["load", *(metric.title for metric in METRICS)]
+    for load, rows in tables.items():
+        tpot_ms = read_tpot_ms(output_dir / load)
+        lines += [
+            f"Overhead of an iteration fitted on TPOT p50 of `{load}`: {tpot_ms:.2f} ms.",
+            "",
+            rig.format_table(columns, rows),
+            "",
+        ]
+    return "\n".join(lines)
+
+
 def main() -> None:
     """Fit the preset, predict all loads and print the tables."""
+    args = parse_command_line()
+    with tempfile.TemporaryDirectory() as scratch_name:
+        scratch = Path(scratch_name)
+        output_dir: Path = (args.out or scratch / "out").absolute()
+        if args.smoke and not output_dir.exists():
+            run_smoke_rehearsal(output_dir)
+        values = preset_values(output_dir, args)
+        request = read_single_request(output_dir / FITTED_LOAD)
+        write_preset(output_dir, values, request, FITTED_LOAD)
+        tables = {FITTED_LOAD: compare_loads(output_dir, scratch)}
+        fit_full_engine(output_dir, values, request, scratch)
+        tables[FULL_LOAD] = compare_loads(output_dir, scratch)
+        page = format_page(request, tables, output_dir)
+        if not args.smoke or args.out:
+            (output_dir / "fit.md").write_text(page)
+    print(page)
+
+
+def parse_command_line() -> argparse.Namespace:
+    """Parse the options of the script."""
     parser = rig.create_parser(__doc__)
     parser.add_argument("out", nargs="?", type=Path, help="the folder that rehearse.py left")
     parser.add_argument(
@@ -281,56 +389,7 @@ def main() -> None:
     args = rig.parse_arguments(parser, lanes=2)
     if args.out is None and not args.smoke:
         parser.error("OUT: the folder that rehearse.py left")
-    with tempfile.TemporaryDirectory() as scratch:
-        output_dir: Path = (args.out or Path(scratch) / "out").absolute()
-        if args.smoke and not output_dir.exists():
-            run_smoke_rehearsal(output_dir)
-        values, request = (
-            preset_values(output_dir, args),
-            read_single_request(output_dir / FITTED_LOAD),
-        )
-        loads = [
-            load for load in (FITTED_LOAD, *LOADS) if (output_dir / load / "summary.json").exists()
-        ]
-        write_preset(output_dir, values, request, FITTED_LOAD, None)
-        tables = [
-            [
-                format_row(
-                    load,
-                    read_summary(output_dir / load),
-                    predict_summary(output_dir, load, Path(scratch)),
-                )
-                for load in loads
-            ]
-        ]
-        fit_full_engine(output_dir, values, request, Path(scratch))
-        tables.append(
-            [
-                format_row(
-                    load,
-                    read_summary(output_dir / load),
-                    predict_summary(output_dir, load, Path(scratch)),
-                )
-                for load in loads
-            ]
-        )
-        page = [
-            "# The model held against loads that it was not fitted on",
-            "",
-            f"`benchmarks/gpu/fit.py` ({rig.describe_tree_and_date()}).",
-        ]
-        page += [
-            f"The compute share is fitted on TTFT p50 of `{FITTED_LOAD}`: {request.ttft_ms:.1f} "
-            f"ms of prompts of"
-        ]
-        page += [f"{request.prompt:,.0f} tokens. Each cell: measured / predicted (off by).", ""]
-        for load, rows in zip((FITTED_LOAD, FULL_LOAD), tables, strict=True):
-            tpot = read_tpot_ms(output_dir / load)
-            page += [f"Overhead of an iteration fitted on TPOT p50 of `{load}`: {tpot:.2f} ms.", ""]
-            page += [rig.format_table(["load", *(title for title, _, _ in METRICS)], rows), ""]
-        if not args.smoke or args.out:
-            (output_dir / "fit.md").write_text("\n".join(page))
-    print("\n".join(page))
+    return args
 
 
 if __name__ == "__main__":

@@ -18,19 +18,24 @@ LABEL = {
 
 
 def select_facts(summary: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what the page shows of a run."""
+    """Return the values of a run's summary that the page prints.
+
+    `completed_per_s` counts tasks of an agent, because its rate is of tasks, and else requests.
+    """
 
     def quantile_of(metric: str, quantile: str) -> float | None:
-        """Return a quantile of a metric, or None."""
+        """Return a quantile of a metric, or None if it was not reported."""
         value: float | None = (summary[metric] or {}).get(quantile)
         return value
 
-    energy, requests = summary.get("energy") or {}, summary["requests"]
-    tasks = (summary.get("sessions") or {}).get("ok_per_s")  # of agents: rates are of tasks
+    energy = summary.get("energy") or {}
+    requests = summary["requests"]
+    sessions = summary.get("sessions") or {}
+    completed_tasks_per_s = sessions.get("ok_per_s")
     return {
         "requests": requests["scheduled"],
         "ok": requests["ok"],
-        "completed_per_s": tasks or summary["load"]["completed_rps"],
+        "completed_per_s": completed_tasks_per_s or summary["load"]["completed_rps"],
         "output_tokens_per_s": summary["tokens"]["output_per_s"],
         "cached_share": summary["tokens"]["cached_share"],
         "ttft_p50_ms": quantile_of("ttft_ms", "p50"),
@@ -48,76 +53,32 @@ def select_facts(summary: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _format_value(value: Any, digits: int = 1) -> str:
-    """Return a value as text, "" for None."""
-    return (
-        "" if value is None else f"{value:,.{digits}f}" if isinstance(value, float) else str(value)
-    )
+    """Return a value as text: "" for None, and a float with so many decimal places."""
+    if value is None:
+        return ""
+    if isinstance(value, float):
+        return f"{value:,.{digits}f}"
+    return str(value)
 
 
 def format_page(steps: Mapping[str, Mapping[str, Any] | None]) -> str:
-    """Return the record of a rehearsal, with the steps that are done."""
-    machine, engine = steps["look"] or {}, steps["engine"] or {}
-    gpus = ", ".join(
-        f"{gpu['name']} ({int(gpu['memory_mib']):,} MiB, driver {gpu['driver']})"
-        for gpu in machine.get("gpus", ())
-    )
-    label = LABEL[bool(gpus) and engine.get("shape") != "tiny"].format(
-        gpus=gpus, engine=engine.get("engine", "none"), shape=str(engine.get("shape", "")).upper()
-    )
+    """Return the record of a rehearsal as Markdown.
+
+    `steps` has what each step has stored, by its name, and None for a step that is not done yet.
+    """
+    machine = steps["look"] or {}
+    engine = steps["engine"] or {}
     parts = [
         "# A rehearsal of an hour with a GPU",
         "",
-        f"`benchmarks/gpu/rehearse.py` ({rig.describe_tree_and_date()}). {label}",
+        f"`benchmarks/gpu/rehearse.py` ({rig.describe_tree_and_date()}). "
+        f"{describe_label(machine, engine)}",
+        "",
+        describe_machine(machine),
+        "",
+        format_loads(steps),
         "",
     ]
-    host = f"{machine.get('cores')} cores, {machine.get('memory_mib', 0):,} MiB"
-    compiler, engine_names = (
-        machine.get("cuda_compiler") or "none",
-        ", ".join(machine.get("engines", ())) or "none",
-    )
-    parts += [
-        f"Machine: GPU: {gpus or 'none'}; {host}; CUDA compiler: {compiler}; engines: "
-        f"{engine_names}.",
-        "",
-    ]
-    columns = [
-        "load",
-        "ok of",
-        "answered/s",
-        "output tokens/s",
-        "cached",
-        "TTFT p50, ms",
-        "p95",
-        "TPOT p50, ms",
-        "ITL p50, ms",
-        "send delay p99, ms",
-        "J by NVML",
-        "J by the run",
-        "verdict",
-    ]
-    rows = []
-    for name, result in steps.items():
-        if result is None or "cached_share" not in result:  # not a load
-            continue
-        cached_text = None if result["cached_share"] is None else f"{result['cached_share']:.0%}"
-        rows.append(
-            [
-                name,
-                f"{result['ok']} of {result['requests']}",
-                _format_value(result["completed_per_s"], 2),
-                _format_value(result["output_tokens_per_s"], 0),
-                cached_text or "",
-                _format_value(result["ttft_p50_ms"]),
-                _format_value(result["ttft_p95_ms"]),
-                _format_value(result["tpot_p50_ms"], 2),
-                _format_value(result["itl_p50_ms"], 2) or "withheld",
-                _format_value(result["send_lag_p99_ms"], 2),
-                _format_value(result["nvml_joules"], 0),
-                _format_value(result["joules"], 0),
-                "VALID" if result["valid"] else "INVALID",
-            ]
-        )
-    parts += [rig.format_table(columns, rows), ""]
     for name, result in steps.items():
         if result and result.get("reasons"):
             parts.append(f"- {name}: {'; '.join(result['reasons'])}")
@@ -136,3 +97,77 @@ def format_page(steps: Mapping[str, Mapping[str, Any] | None]) -> str:
     if steps_left := [name for name, result in steps.items() if result is None]:
         parts += ["", f"Not done yet: {', '.join(steps_left)}."]
     return "\n".join(parts) + "\n"
+
+
+def describe_gpus(machine: Mapping[str, Any]) -> str:
+    """Return the name, the memory and the driver of each GPU, or "" without one."""
+    return ", ".join(
+        f"{gpu['name']} ({int(gpu['memory_mib']):,} MiB, driver {gpu['driver']})"
+        for gpu in machine.get("gpus", ())
+    )
+
+
+def describe_label(machine: Mapping[str, Any], engine: Mapping[str, Any]) -> str:
+    """Return the sentence that says what kind of figures the page has."""
+    gpus = describe_gpus(machine)
+    is_measurement = bool(gpus) and engine.get("shape") != "tiny"
+    shape = str(engine.get("shape", "")).upper()
+    return LABEL[is_measurement].format(gpus=gpus, engine=engine.get("engine", "none"), shape=shape)
+
+
+def describe_machine(machine: Mapping[str, Any]) -> str:
+    """Return the sentence about the GPUs, the host, the compiler and the engines."""
+    host = f"{machine.get('cores')} cores, {machine.get('memory_mib', 0):,} MiB"
+    compiler = machine.get("cuda_compiler") or "none"
+    engine_names = ", ".join(machine.get("engines", ())) or "none"
+    return (
+        f"Machine: GPU: {describe_gpus(machine) or 'none'}; {host}; CUDA compiler: {compiler}; "
+        f"engines: {engine_names}."
+    )
+
+
+LOAD_COLUMNS = (
+    "load",
+    "ok of",
+    "answered/s",
+    "output tokens/s",
+    "cached",
+    "TTFT p50, ms",
+    "p95",
+    "TPOT p50, ms",
+    "ITL p50, ms",
+    "send delay p99, ms",
+    "J by NVML",
+    "J by the run",
+    "verdict",
+)
+
+
+def format_loads(steps: Mapping[str, Mapping[str, Any] | None]) -> str:
+    """Return the table of the steps that are loads: those with facts of `select_facts`."""
+    rows = [
+        format_load(name, result)
+        for name, result in steps.items()
+        if result is not None and "cached_share" in result
+    ]
+    return rig.format_table(LOAD_COLUMNS, rows)
+
+
+def format_load(name: str, facts: Mapping[str, Any]) -> list[str]:
+    """Return the row of a load."""
+    cached_share = facts["cached_share"]
+    return [
+        name,
+        f"{facts['ok']} of {facts['requests']}",
+        _format_value(facts["completed_per_s"], 2),
+        _format_value(facts["output_tokens_per_s"], 0),
+        "" if cached_share is None else f"{cached_share:.0%}",
+        _format_value(facts["ttft_p50_ms"]),
+        _format_value(facts["ttft_p95_ms"]),
+        _format_value(facts["tpot_p50_ms"], 2),
+        _format_value(facts["itl_p50_ms"], 2) or "withheld",
+        _format_value(facts["send_lag_p99_ms"], 2),
+        _format_value(facts["nvml_joules"], 0),
+        _format_value(facts["joules"], 0),
+        "VALID" if facts["valid"] else "INVALID",
+    ]

@@ -23,7 +23,6 @@ import contextlib
 import json
 import os
 import re
-import select
 import shlex
 import shutil
 import signal
@@ -32,9 +31,9 @@ import subprocess
 import sys
 import tempfile
 import time
-import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -47,6 +46,7 @@ import weights
 PROFILES = ("qa", "rag", "summarization", "agentic")
 UNFINISHED_EXIT_CODE = 75  # exit code: steps are left
 LOADGEN = [sys.executable, "-P", "-m", "loadgen"]
+QUIET = ("--progress", "off")
 OPEN_LOOP_FRACTION = 0.7  # of the closed loop's rate
 CONTRACT = """name: rehearsal
 description: Twice the usual times of the closed loop, at half its rate.
@@ -70,7 +70,11 @@ MIN_CONTRACT_REQUESTS, USUAL_CONTRACT_REQUESTS = (
 
 
 class Session:
-    """One invocation: its folder, its options, and the endpoint once it runs."""
+    """One invocation: its folder, its options, and the endpoint once it runs.
+
+    `length_options` and `energy_options` are options of every `loadgen run`. `url` and
+    `target_options` name the endpoint. `nvml` reads the energy counters of the GPUs.
+    """
 
     def __init__(self, args: argparse.Namespace) -> None:
         self.out: Path = args.out
@@ -78,10 +82,15 @@ class Session:
         self.seconds: float = args.seconds
         self.concurrency: int = args.lanes
         self.output_tokens: int | None = args.output_tokens
-        self.length = ["--output-tokens", str(args.output_tokens)] if args.output_tokens else []
-        self.energy = [option for source in args.energy or () for option in ("--energy", source)]
+        self.length_options: list[str] = []
+        if args.output_tokens:
+            self.length_options = ["--output-tokens", str(args.output_tokens)]
+        self.energy_options = [
+            option for source in args.energy or () for option in ("--energy", source)
+        ]
         self.steps = [step for step in STEPS if not args.smoke or step.name in SMOKE_STEPS]
-        self.url, self.flags = "", list[str]()
+        self.url = ""
+        self.target_options: list[str] = []
         self.nvml = engines.NvmlEnergy()
         (self.out / "steps").mkdir(parents=True, exist_ok=True)
 
@@ -91,14 +100,24 @@ class Session:
         value: dict[str, Any] | None = json.loads(path.read_bytes()) if path.exists() else None
         return value
 
+    def require_step(self, step: str) -> dict[str, Any]:
+        """Return what an earlier step has stored; raise SystemExit if it was not done."""
+        value = self.read_step(step)
+        if value is None:
+            raise SystemExit(f"the step {step} has to run first")
+        return value
+
     def store_step(self, step: str, value: dict[str, Any]) -> None:
-        """Store the result of a step, so that it is never incomplete."""
+        """Store the result of a step, so that the file is never incomplete."""
         scratch = self.out / "steps" / f".{step}"
         scratch.write_text(json.dumps(value, indent=1) + "\n")
         scratch.rename(self.out / "steps" / f"{step}.json")
 
     def run_loadgen(self, *arguments: str, codes: tuple[int, ...] = (0, 1, 3)) -> str:
-        """Run loadgen in the output folder, log what it prints, and return its stdout."""
+        """Run loadgen in the output folder, log what it prints, and return its stdout.
+
+        Raises SystemExit if the exit code is none of `codes`.
+        """
         completed = subprocess.run(
             [*LOADGEN, *arguments],
             cwd=self.out,
@@ -122,22 +141,38 @@ class Session:
         return completed.stdout
 
     def run_load(self, name: str, *arguments: str) -> dict[str, Any]:
-        """Run a load; return its summary with the joules that the driver counted meanwhile."""
-        shutil.rmtree(self.out / name, ignore_errors=True)  # of an invocation that was ended
-        run_arguments = [
-            *arguments,
-            *self.length,
-            *self.energy,
+        """Run a load; return its summary with the joules that the GPUs used meanwhile.
+
+        `arguments` are the workload and options of `loadgen run`.
+        """
+        # An earlier invocation may have been ended during this load.
+        shutil.rmtree(self.out / name, ignore_errors=True)
+        options = [
+            *self.length_options,
+            *self.energy_options,
             "--server-timing",
-            "--progress",
-            "off",
+            *QUIET,
+            "--url",
+            self.url,
+            *self.target_options,
+            "-o",
+            name,
         ]
-        before = self.nvml.millijoules()
-        self.run_loadgen("run", *run_arguments, "--url", self.url, *self.flags, "-o", name)
-        after = self.nvml.millijoules()
+        before_mj = self.nvml.millijoules()
+        self.run_loadgen("run", *arguments, *options)
+        after_mj = self.nvml.millijoules()
         summary: dict[str, Any] = json.loads((self.out / name / "summary.json").read_bytes())
-        joules = None if before is None or after is None else (after - before) / 1e3
+        joules = None
+        if before_mj is not None and after_mj is not None:
+            joules = (after_mj - before_mj) / 1e3
         return summary | {"nvml_joules": joules}
+
+    def duration_options(self) -> list[str]:
+        """Return the options for the length of a load and its warm-up, a tenth of it.
+
+        In the warm-up, the engine captures its graphs and fills its caches.
+        """
+        return ["-d", f"{self.seconds}s", "--warmup", f"{self.seconds / 10}s"]
 
 
 # -- the steps --
@@ -145,39 +180,26 @@ class Session:
 
 def run_doctor(session: Session) -> dict[str, Any]:
     """Check the endpoint with `loadgen doctor`."""
-    report: dict[str, Any] = json.loads(
-        session.run_loadgen("doctor", "--url", session.url, *session.flags, "--json")
-    )
+    output = session.run_loadgen("doctor", "--url", session.url, *session.target_options, "--json")
+    report: dict[str, Any] = json.loads(output)
     return report
 
 
 def run_alone(session: Session) -> dict[str, Any]:
     """Run one request at a time; `fit.py` fits a preset to this load."""
-    options = ["-c", "1", "-d", f"{session.seconds}s", "--warmup", f"{session.seconds / 10}s"]
+    options = ["-c", "1", *session.duration_options()]
     return page.select_facts(session.run_load("alone", "summarization", *options))
 
 
-def closed_loop_step(profile: str) -> Callable[[Session], dict[str, Any]]:
-    """Return the step that runs a profile in a closed loop."""
-
-    def run_closed_loop(session: Session) -> dict[str, Any]:
-        """Run the closed loop."""
-        options = [
-            "-c",
-            str(session.concurrency),
-            "-d",
-            f"{session.seconds}s",
-            "--warmup",
-            f"{session.seconds / 10}s",
-        ]
-        return page.select_facts(session.run_load(f"{profile}-closed", profile, *options))
-
-    return run_closed_loop
+def run_closed_loop(session: Session, profile: str) -> dict[str, Any]:
+    """Run a profile in a closed loop and return the facts that the page prints of it."""
+    options = ["-c", str(session.concurrency), *session.duration_options()]
+    return page.select_facts(session.run_load(f"{profile}-closed", profile, *options))
 
 
 def closed_loop_rate(session: Session, profile: str) -> float:
-    """Return requests or tasks per second of the closed loop."""
-    closed_loop = session.read_step(f"{profile}-closed") or {}
+    """Return completed requests or tasks per second of the closed loop, at least 0.2."""
+    closed_loop = session.require_step(f"{profile}-closed")
     return max(float(closed_loop["completed_per_s"] or 0.0), 0.2)
 
 
@@ -186,143 +208,114 @@ def typical_tpot_ms(run_facts: dict[str, Any]) -> float:
     return float(run_facts["tpot_p50_ms"] or run_facts["ttft_p50_ms"])
 
 
-def open_loop_step(profile: str) -> Callable[[Session], dict[str, Any]]:
-    """Return the step that runs a profile in an open loop."""
-
-    def run_open_loop(session: Session) -> dict[str, Any]:
-        """Run the open loop."""
-        options = [
-            "--request-rate",
-            f"{OPEN_LOOP_FRACTION * closed_loop_rate(session, profile):.4g}",
-            "-d",
-            f"{session.seconds}s",
-        ]
-        options += ["--warmup", f"{session.seconds / 10}s"]
-        return page.select_facts(session.run_load(f"{profile}-open", profile, *options))
-
-    return run_open_loop
+def run_open_loop(session: Session, profile: str) -> dict[str, Any]:
+    """Run a profile in an open loop, at a fraction of the rate of its closed loop."""
+    rate = OPEN_LOOP_FRACTION * closed_loop_rate(session, profile)
+    options = ["--request-rate", f"{rate:.4g}", *session.duration_options()]
+    return page.select_facts(session.run_load(f"{profile}-open", profile, *options))
 
 
-def cache_step(warm: bool) -> Callable[[Session], dict[str, Any]]:
-    """Return the step that sends some prompts; the second time they are in the prefix cache."""
+def run_same_prompts(session: Session, name: str) -> dict[str, Any]:
+    """Send some prompts, the same in each step, so that the second step meets a warm prefix cache.
 
-    def run_same_prompts(session: Session) -> dict[str, Any]:
-        """Send the prompts."""
-        request_count = str(
-            max(12, session.concurrency)
-        )  # no more than there are slots, which keep one prompt each in llama.cpp
-        name = "cache-warm" if warm else "cache-cold"
-        options = [
-            "--seed",
-            "7",
-            "--salt",
-            "cache",
-            "-c",
-            str(min(session.concurrency, 4)),
-            "-n",
-            request_count,
-            "--warmup",
-            "0",
-        ]
-        return page.select_facts(session.run_load(name, "summarization", *options))
-
-    return run_same_prompts
+    There are no more prompts than slots, because llama.cpp keeps one prompt in each slot.
+    """
+    options = [
+        "--seed",
+        "7",
+        "--salt",
+        "cache",
+        "-c",
+        str(min(session.concurrency, 4)),
+        "-n",
+        str(max(12, session.concurrency)),
+        "--warmup",
+        "0",
+    ]
+    return page.select_facts(session.run_load(name, "summarization", *options))
 
 
 def run_search(session: Session) -> dict[str, Any]:
-    """Search the capacity over the concurrency."""
-    closed_loop = session.read_step("qa-closed") or {}
-    ttft, tpot = 3 * closed_loop["ttft_p50_ms"], 2 * typical_tpot_ms(closed_loop)
+    """Search for the highest concurrency with acceptable latencies, and return the capacity.
+
+    Acceptable are three times the TTFT and twice the TPOT of the closed loop.
+    """
+    closed_loop = session.require_step("qa-closed")
+    ttft_limit_ms = 3 * closed_loop["ttft_p50_ms"]
+    tpot_limit_ms = 2 * typical_tpot_ms(closed_loop)
     shutil.rmtree(session.out / "search", ignore_errors=True)
-    session.run_loadgen(
-        "search",
-        "qa",
-        "--url",
-        session.url,
-        *session.flags,
-        *session.length,
-        "--slo",
-        f"ttft:{ttft:.0f}ms:p50",
-        "--slo",
-        f"tpot:{tpot:.2f}ms:p50",
-        "--over",
-        "concurrency",
-        "--low",
-        "1",
-        "--high",
-        str(4 * session.concurrency),
-        "-d",
-        f"{session.seconds}s",
-        "--max-probes",
-        "6",
-        "--no-sustain",
-        "-o",
-        "search",
-        "--progress",
-        "off",
-    )
+    target = ["--url", session.url, *session.target_options, *session.length_options]
+    slo = ["--slo", f"ttft:{ttft_limit_ms:.0f}ms:p50", "--slo", f"tpot:{tpot_limit_ms:.2f}ms:p50"]
+    load = ["--over", "concurrency", "--low", "1", "--high", str(4 * session.concurrency)]
+    length = ["-d", f"{session.seconds}s", "--max-probes", "6", "--no-sustain"]
+    session.run_loadgen("search", "qa", *target, *slo, *load, *length, "-o", "search", *QUIET)
     capacity: dict[str, Any] = json.loads((session.out / "search/capacity.json").read_bytes())
     return capacity
 
 
-def format_contract(rate: float, seconds: float, ttft_ms: float, tpot_ms: float) -> str:
-    """Return a contract of three lengths of a load, longer for a slow engine.
+MIN_CONTRACT_S = 60
 
-    With few requests only a looser limit of errors can be decided.
+
+USUAL_MAX_ERRORS_PERCENT = 5
+
+
+def format_contract(rate: float, load_s: float, ttft_ms: float, tpot_ms: float) -> str:
+    """Return a contract whose limits are twice these latencies, at this rate.
+
+    Its load lasts three times as long as the other loads (`load_s`), and longer for a slow engine,
+    so that there are enough requests to decide on a p50. A limit of 5 % on errors needs more
+    requests, so it is looser for a slow engine.
     """
-    seconds = max(3 * seconds, 60, MIN_CONTRACT_REQUESTS / rate)
+    contract_s = max(3 * load_s, MIN_CONTRACT_S, MIN_CONTRACT_REQUESTS / rate)
+    requests = rate * contract_s
+    max_errors_percent = USUAL_MAX_ERRORS_PERCENT * max(1, USUAL_CONTRACT_REQUESTS / requests)
     return CONTRACT.format(
         rate=rate,
-        seconds=seconds,
-        horizon=seconds / 4,
+        seconds=contract_s,
+        horizon=contract_s / 4,
         ttft=max(2 * ttft_ms, 1),
         tpot=max(2 * tpot_ms, 0.01),
-        errors=max(5, 5 * USUAL_CONTRACT_REQUESTS / (rate * seconds)),
+        errors=max_errors_percent,
     )
 
 
 def run_validation(session: Session) -> dict[str, Any]:
-    """Validate a contract and verify its bundle."""
-    closed_loop = session.read_step("qa-closed") or {}
-    text = format_contract(
+    """Validate a contract at half the rate of the closed loop, and verify its bundle."""
+    closed_loop = session.require_step("qa-closed")
+    contract = format_contract(
         closed_loop_rate(session, "qa") / 2,
         session.seconds,
         closed_loop["ttft_p50_ms"],
         typical_tpot_ms(closed_loop),
     )
-    (session.out / "contract.yaml").write_text(text)
-    workload = (Path(__file__).parent.parent.parent / "workloads/qa.yaml").read_text()
-    if session.output_tokens:  # those of the closed loop, whose rate and times are promised
-        workload = re.sub(
-            r"output_tokens: \d+", f"output_tokens: {session.output_tokens}", workload
-        )
-    (session.out / "qa.yaml").write_text(workload)
-    for stale_name in ("validation", "bundle.zip"):
-        shutil.rmtree(session.out / stale_name, ignore_errors=True)
-        (session.out / stale_name).unlink(missing_ok=True)
-    session.run_loadgen(
-        "validate",
-        "contract.yaml",
-        "--url",
-        session.url,
-        *session.flags,
-        "--bundle",
-        "bundle.zip",
-        "-o",
-        "validation",
-        "--progress",
-        "off",
-    )
+    (session.out / "contract.yaml").write_text(contract)
+    (session.out / "qa.yaml").write_text(read_qa_workload(session.output_tokens))
+    shutil.rmtree(session.out / "validation", ignore_errors=True)
+    (session.out / "bundle.zip").unlink(missing_ok=True)
+    target = ["--url", session.url, *session.target_options]
+    results = ["--bundle", "bundle.zip", "-o", "validation"]
+    session.run_loadgen("validate", "contract.yaml", *target, *results, *QUIET)
     session.run_loadgen("verify", "bundle.zip", codes=(0,))
     verdict: dict[str, Any] = json.loads((session.out / "validation/verdict.json").read_bytes())
     return verdict
 
 
+def read_qa_workload(output_tokens: int | None) -> str:
+    """Return the packaged qa workload, with as many output tokens as the closed loop had."""
+    workload = (Path(__file__).parent.parent.parent / "workloads/qa.yaml").read_text()
+    if not output_tokens:
+        return workload
+    return re.sub(r"output_tokens: \d+", f"output_tokens: {output_tokens}", workload)
+
+
 class Step(NamedTuple):
-    """A step of the rehearsal, with its duration in lengths of a load."""
+    """A step of the rehearsal.
+
+    `loads` is its duration in lengths of a load (`--seconds`), and `run` returns what is stored.
+    """
 
     name: str
-    seconds: float  # of load, in lengths of a load
+    loads: float
     run: Callable[[Session], dict[str, Any]]
 
 
@@ -336,10 +329,16 @@ SMOKE_STEPS = {
 STEPS = (
     Step("doctor", 0.5, run_doctor),
     Step("alone", 1.2, run_alone),
-    *(Step(f"{profile}-closed", 1.5, closed_loop_step(profile)) for profile in PROFILES),
-    *(Step(f"{profile}-open", 1.5, open_loop_step(profile)) for profile in PROFILES),
-    Step("cache-cold", 1.0, cache_step(warm=False)),
-    Step("cache-warm", 1.0, cache_step(warm=True)),
+    *(
+        Step(f"{profile}-closed", 1.5, partial(run_closed_loop, profile=profile))
+        for profile in PROFILES
+    ),
+    *(
+        Step(f"{profile}-open", 1.5, partial(run_open_loop, profile=profile))
+        for profile in PROFILES
+    ),
+    Step("cache-cold", 1.0, partial(run_same_prompts, name="cache-cold")),
+    Step("cache-warm", 1.0, partial(run_same_prompts, name="cache-warm")),
     Step("search", 7.0, run_search),
     Step("validate", 4.0, run_validation),
 )
@@ -349,61 +348,71 @@ STEPS = (
 
 
 def prepare_engine(session: Session, args: argparse.Namespace) -> tuple[engines.Engine, str]:
-    """Return the engine and its program, with its weights made.
+    """Return the engine and the path of its program, after its weights were written.
 
-    The choice is stored, so that later invocations use the same engine.
+    The machine and the choice of the engine are stored as the steps "look" and "engine", so that
+    later invocations use the same engine.
     """
     machine = session.read_step("look")
     if machine is None:
-        machine = engines.inspect_machine()
-        if args.llama_archive and "llamacpp" not in machine["engines"]:
-            cuda = bool(machine["gpus"] and machine["cuda_compiler"])
-            machine["engines"]["llamacpp"] = engines.build_llama_server(
-                args.llama_archive, args.model.parent / "llama", cuda
-            )
+        machine = inspect_and_build(args)
         session.store_step("look", machine)
     engine_name = args.engine or ("llamacpp" if args.llama_archive else "")
     engine = engines.choose_engine(machine, engine_name)
     program = machine["engines"].get(engine.name) or engines.find_program(engine)
-    stored_choice = session.read_step("engine")
-    if stored_choice is None:
-        shape = args.shape or engines.choose_shape(machine, engine)
+    if session.read_step("engine") is None:
+        shape = "none"
         if engine.weight_format:
-            formats = frozenset({engine.weight_format})
-            size = weights.SHAPES[shape]._replace(context=engines.CONTEXT)
-            weights.write_model(args.model, size, formats, four_bits=shape != "tiny")
-            for name, text in engine.model_files:
-                (args.model / name).write_text(text)
-        session.store_step(
-            "engine", {"engine": engine.name, "shape": shape if engine.weight_format else "none"}
-        )
+            shape = args.shape or engines.choose_shape(machine, engine)
+            write_engine_model(engine, args.model, shape)
+        session.store_step("engine", {"engine": engine.name, "shape": shape})
     return engine, program
+
+
+def inspect_and_build(args: argparse.Namespace) -> dict[str, Any]:
+    """Return the facts of this machine, after llama.cpp was built if its source was supplied."""
+    machine = engines.inspect_machine()
+    if args.llama_archive and "llamacpp" not in machine["engines"]:
+        has_cuda = bool(machine["gpus"] and machine["cuda_compiler"])
+        build_dir = args.model.parent / "llama"
+        program = engines.build_llama_server(args.llama_archive, build_dir, has_cuda)
+        machine["engines"]["llamacpp"] = program
+    return machine
+
+
+def write_engine_model(engine: engines.Engine, model_dir: Path, shape: str) -> None:
+    """Write random weights of a shape in the format of an engine, and its configuration files."""
+    dimensions = weights.SHAPES[shape]._replace(context=engines.CONTEXT)
+    weight_formats = frozenset({engine.weight_format})
+    weights.write_model(model_dir, dimensions, weight_formats, four_bits=shape != "tiny")
+    for name, text in engine.model_files:
+        (model_dir / name).write_text(text)
 
 
 @contextlib.contextmanager
 def serve_engine(session: Session, args: argparse.Namespace) -> Iterator[None]:
-    """Run the engine inside the `with` block."""
+    """Run the engine inside the `with` block, and set the session's endpoint."""
     engine, program = prepare_engine(session, args)
-    gpus = len((session.read_step("look") or {})["gpus"])
-    with socket.create_server(("127.0.0.1", 0)) as listening:
-        port = listening.getsockname()[1]
+    gpu_count = len(session.require_step("look")["gpus"])
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
     command_line = engine.start_command.format(
         bin=program,
         model=args.model,
         port=port,
-        gpus=max(gpus, 1),
+        gpus=max(gpu_count, 1),
         context=engines.CONTEXT,
         python=sys.executable,
         cache=engines.CONTEXT * args.lanes,
         slots=args.lanes,
-        layers=999 if gpus else 0,
+        layers=999 if gpu_count else 0,
         threads=max(len(os.sched_getaffinity(0)) // 2, 1),
-        device="cuda" if gpus else "cpu",
+        device="cuda" if gpu_count else "cpu",
     )
     session.url = f"http://127.0.0.1:{port}"
-    session.flags = [flag.format(model=args.model) for flag in engine.loadgen_options]
+    session.target_options = [flag.format(model=args.model) for flag in engine.loadgen_options]
     if engine.weight_format:
-        session.flags += ["--tokenizer", str(args.model / "tokenizer.json")]
+        session.target_options += ["--tokenizer", str(args.model / "tokenizer.json")]
     environment = os.environ | {"HF_HUB_OFFLINE": "1", "HF_HUB_CACHE": str(session.out / ".hub")}
     with (session.out / "server.txt").open("ab") as log:
         process = subprocess.Popen(
@@ -418,30 +427,34 @@ def serve_engine(session: Session, args: argparse.Namespace) -> Iterator[None]:
         _wait_until_ready(process, session.url, engine.ready_marker, args.start_minutes * 60)
         yield
     finally:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGTERM)
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            process.wait(20)
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
+        _end_process_group(process)
+
+
+def _end_process_group(process: subprocess.Popen[bytes]) -> None:
+    """Terminate a process and its children, and kill those that do not end within 20 s."""
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGTERM)
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        process.wait(20)
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
 
 
 def _wait_until_ready(
     process: subprocess.Popen[bytes], url: str, ready_marker: str, timeout_s: float
 ) -> None:
-    """Wait until the engine lists its models; raise SystemExit if it does not."""
+    """Wait until the engine lists its models; raise SystemExit if it does not.
+
+    It serves when its list of models contains `ready_marker`.
+    """
     deadline_s = time.monotonic() + timeout_s
     while time.monotonic() < deadline_s:
-        with (
-            contextlib.suppress(OSError),
-            urllib.request.urlopen(f"{url}/v1/models", timeout=5) as response,
-        ):
-            if ready_marker.encode() in response.read():
-                return
+        if ready_marker in _read_model_list(url):
+            return
         if process.poll() is not None:
             break
-        select.select([], [], [], 0.5)
+        time.sleep(0.5)
     raise SystemExit("the engine does not serve: see server.txt in the folder")
 
 
@@ -450,11 +463,21 @@ def list_steps_left(session: Session) -> list[Step]:
     return [step for step in session.steps if session.read_step(step.name) is None]
 
 
+def _read_model_list(url: str) -> str:
+    """Return the engine's list of models, or "" while it does not listen."""
+    try:
+        with urllib.request.urlopen(f"{url}/v1/models", timeout=5) as response:
+            text: str = response.read().decode(errors="replace")
+    except OSError:
+        return ""
+    return text
+
+
 def run_steps(session: Session, args: argparse.Namespace, started_s: float) -> None:
-    """Run as many steps as fit into the time of this invocation."""
+    """Run as many steps as fit into the time of this invocation, which began at `started_s`."""
     with serve_engine(session, args):
         for step in list_steps_left(session):
-            needed_s = step.seconds * session.seconds + 20
+            needed_s = step.loads * session.seconds + 20
             if time.monotonic() - started_s + needed_s > args.minutes * 60:
                 print(f"{step.name} needs {needed_s:.0f} s: the next invocation does it")
                 return
@@ -466,54 +489,68 @@ def run_steps(session: Session, args: argparse.Namespace, started_s: float) -> N
 def main() -> None:
     """Run steps, write the record, and exit with 75 if steps are left."""
     started_s = time.monotonic()
-    parser = rig.create_parser(__doc__)
-    parser.add_argument("out", nargs="?", type=Path, help="a folder for all of it")
-    parser.add_argument("--seconds", type=float, default=60.0, help="length of a load")
-    parser.add_argument("--minutes", type=float, default=9.5, help="of this invocation, at most")
-    parser.add_argument(
-        "--lanes", type=int, default=16, help="of the closed loops, and llama.cpp's slots"
-    )
-    parser.add_argument(
-        "--output-tokens", type=int, help="of an answer; the profiles' own without it"
-    )
-    parser.add_argument(
-        "--energy", action="append", help="of `loadgen run`: DCGM's page beside NVML, repeatable"
-    )
-    parser.add_argument(
-        "--engine", choices=engines.BY_NAME, default="", help="not the best, but this one"
-    )
-    parser.add_argument(
-        "--shape", choices=weights.SHAPES, help="not the largest that fits, but this one"
-    )
-    parser.add_argument(
-        "--model", type=Path, help="where the weights are made; a folder beside OUT without it"
-    )
-    parser.add_argument(
-        "--llama-archive", type=Path, help="llama.cpp's source, brought along: .tar.gz"
-    )
-    parser.add_argument(
-        "--start-minutes", type=float, default=8.0, help="that the engine may take to start"
-    )
-    args = rig.parse_arguments(parser, seconds=1.0, lanes=2, output_tokens=8, engine="simulated")
-    if args.out is None and not args.smoke:
-        parser.error("OUT: where to?")
+    args = parse_command_line()
     with tempfile.TemporaryDirectory() as scratch:
         args.out = (args.out or Path(scratch) / "out").absolute()
         args.model = (args.model or args.out.with_name(f"{args.out.name}-model")).absolute()
         session = Session(args)
-        signal.signal(
-            signal.SIGTERM, lambda *_: sys.exit(UNFINISHED_EXIT_CODE)
-        )  # the engine does not outlive this process
+        # An exit instead of a sudden end, so that the engine does not outlive this process
+        signal.signal(signal.SIGTERM, lambda *_: sys.exit(UNFINISHED_EXIT_CODE))
         if list_steps_left(session):
             run_steps(session, args, started_s)
-        steps_left_names = [step.name for step in list_steps_left(session)]
-        names = ("look", "engine", *(step.name for step in session.steps))
-        text = page.format_page({name: session.read_step(name) for name in names})
-        (session.out / "README.md").write_text(text)
-        print(text)
-    if steps_left_names:
-        print(f"left: {', '.join(steps_left_names)}; the same command goes on")
+        write_record(session)
+        steps_left = [step.name for step in list_steps_left(session)]
+    if steps_left:
+        print(f"left: {', '.join(steps_left)}; the same command goes on")
         sys.exit(UNFINISHED_EXIT_CODE)
+
+
+def write_record(session: Session) -> None:
+    """Write what all steps so far have stored as README.md, and print it."""
+    names = ("look", "engine", *(step.name for step in session.steps))
+    text = page.format_page({name: session.read_step(name) for name in names})
+    (session.out / "README.md").write_text(text)
+    print(text)
+
+
+def parse_command_line() -> argparse.Namespace:
+    """Parse the options of the script."""
+    parser = rig.create_parser(__doc__)
+    parser.add_argument("out", nargs="?", type=Path, help="the folder for all results")
+    parser.add_argument("--seconds", type=float, default=60.0, help="length of a load")
+    parser.add_argument(
+        "--minutes", type=float, default=9.5, help="no step starts that would end later than this"
+    )
+    parser.add_argument(
+        "--lanes", type=int, default=16, help="concurrency of the closed loops; slots of llama.cpp"
+    )
+    parser.add_argument(
+        "--output-tokens", type=int, help="length of a response, in place of the profiles' own"
+    )
+    parser.add_argument(
+        "--energy",
+        action="append",
+        help="an energy source of `loadgen run`, in addition to NVML; repeatable",
+    )
+    parser.add_argument(
+        "--engine", choices=engines.BY_NAME, default="", help="this engine instead of the best"
+    )
+    parser.add_argument(
+        "--shape", choices=weights.SHAPES, help="this shape instead of the largest that fits"
+    )
+    parser.add_argument(
+        "--model", type=Path, help="the folder of the weights; by default next to OUT"
+    )
+    parser.add_argument(
+        "--llama-archive", type=Path, help="a source archive of llama.cpp (.tar.gz) to build"
+    )
+    parser.add_argument(
+        "--start-minutes", type=float, default=8.0, help="how long the engine may take to start"
+    )
+    args = rig.parse_arguments(parser, seconds=1.0, lanes=2, output_tokens=8, engine="simulated")
+    if args.out is None and not args.smoke:
+        parser.error("OUT is missing: the folder for all results")
+    return args
 
 
 if __name__ == "__main__":

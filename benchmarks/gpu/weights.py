@@ -55,14 +55,43 @@ SHAPES = {
 }
 
 
+def encode_safetensors_header(shape: Shape) -> bytes:
+    """Return the header: type, dimensions and place of each tensor, padded to 8 bytes."""
+    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+    offset = 0
+    for tensor in list_tensors(shape):
+        end = offset + 2 * tensor.value_count  # bfloat16 has two bytes
+        header[f"{tensor.hf}.weight"] = {
+            "dtype": "BF16",
+            "shape": [tensor.rows] if tensor.is_vector else [tensor.rows, tensor.columns],
+            "data_offsets": [offset, end],
+        }
+        offset = end
+    encoded = json.dumps(header).encode()
+    return encoded + b" " * padding_to(8, len(encoded))
+
+
 class Tensor(NamedTuple):
-    """A tensor, with its names in both formats and its dimensions."""
+    """A tensor, with its names in both formats and its dimensions.
+
+    `columns` is 0 for a vector, which is all ones. `spread` is the standard deviation of a matrix.
+    """
 
     hf: str
     gguf: str
     rows: int
-    columns: int  # 0: a vector of ones
+    columns: int
     spread: float = WEIGHT_SPREAD
+
+    @property
+    def is_vector(self) -> bool:
+        """Return whether it is a vector of ones."""
+        return self.columns == 0
+
+    @property
+    def value_count(self) -> int:
+        """Return the number of values."""
+        return self.rows if self.is_vector else self.rows * self.columns
 
 
 def list_tensors(shape: Shape) -> Iterator[Tensor]:
@@ -86,11 +115,27 @@ def list_tensors(shape: Shape) -> Iterator[Tensor]:
 
 def count_parameters(shape: Shape) -> int:
     """Return the number of parameters."""
-    return sum(tensor.rows * (tensor.columns or 1) for tensor in list_tensors(shape))
+    return sum(tensor.value_count for tensor in list_tensors(shape))
+
+
+TOKENIZER_CONFIG = {
+    "tokenizer_class": "PreTrainedTokenizerFast",
+    "bos_token": "<s>",
+    "eos_token": "</s>",
+    "unk_token": "<unk>",
+    "chat_template": TEMPLATE,
+    "clean_up_tokenization_spaces": False,
+}
+
+
+WORDS_PER_FILE = 32  # of the vocabulary: a larger one is trained on more files
 
 
 def train_tokenizer(folder: Path, vocabulary: int) -> dict[str, Any]:
-    """Train a tokenizer into the folder and return tokenizer.json."""
+    """Train a byte-level BPE tokenizer, write its files and return the content of tokenizer.json.
+
+    The text is the source of Python's standard library, because every machine has it.
+    """
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
     bpe = Tokenizer(models.BPE())
@@ -103,18 +148,12 @@ def train_tokenizer(folder: Path, vocabulary: int) -> dict[str, Any]:
         show_progress=False,
     )
     library = Path(sysconfig.get_path("stdlib"))
-    files = sorted([*library.glob("*.py"), *library.glob("*/*.py")])[: vocabulary // 32]
-    bpe.train_from_iterator((file.read_text("utf-8", errors="ignore") for file in files), trainer)
+    source_files = sorted([*library.glob("*.py"), *library.glob("*/*.py")])
+    training_files = source_files[: vocabulary // WORDS_PER_FILE]
+    texts = (file.read_text("utf-8", errors="ignore") for file in training_files)
+    bpe.train_from_iterator(texts, trainer)
     bpe.save(str(folder / "tokenizer.json"))
-    tokenizer_config = {
-        "tokenizer_class": "PreTrainedTokenizerFast",
-        "bos_token": "<s>",
-        "eos_token": "</s>",
-        "unk_token": "<unk>",
-        "chat_template": TEMPLATE,
-        "clean_up_tokenization_spaces": False,
-    }
-    (folder / "tokenizer_config.json").write_text(json.dumps(tokenizer_config))
+    (folder / "tokenizer_config.json").write_text(json.dumps(TOKENIZER_CONFIG))
     trained: dict[str, Any] = json.loads((folder / "tokenizer.json").read_bytes())
     return trained
 
@@ -144,11 +183,12 @@ def model_config(shape: Shape) -> dict[str, Any]:
 
 
 def _write_cyclic(file: BinaryIO, values: NDArray[Any], count: int, position: int) -> None:
-    """Write `count` values of an array, cyclically, from a start index."""
+    """Write `count` values of an array, from a start index on and from its begin after its end."""
     while count > 0:
         piece = values[position : position + count]
         piece.tofile(file)
-        count, position = count - len(piece), 0
+        count -= len(piece)
+        position = 0
 
 
 def _to_bfloat16(values: NDArray[np.float32]) -> NDArray[np.uint16]:
@@ -156,8 +196,18 @@ def _to_bfloat16(values: NDArray[np.float32]) -> NDArray[np.uint16]:
     return (values.view(np.uint32) >> 16).astype(np.uint16)
 
 
+def padding_to(multiple: int, size: int) -> int:
+    """Return how many bytes are missing to the next multiple: 3 for size 13 and multiple 8."""
+    return -size % multiple
+
+
 def write_hf(folder: Path, shape: Shape, seed: int) -> None:
-    """Write model.safetensors with bfloat16 weights."""
+    """Write model.safetensors with random bfloat16 weights.
+
+    A safetensors file is the length of its header, the header as JSON, and the data of all tensors.
+    To be fast, the matrices repeat VALUE_PERIOD random values cyclically, each from a random
+    position on. Norms are ones.
+    """
     random = np.random.default_rng(seed)
     normal = random.standard_normal(VALUE_PERIOD, np.float32)
     values_by_spread = {
@@ -165,32 +215,16 @@ def write_hf(folder: Path, shape: Shape, seed: int) -> None:
         for spread in (WEIGHT_SPREAD, OUTPUT_WEIGHT_SPREAD)
     }
     ones = _to_bfloat16(np.ones(shape.hidden, np.float32))
-    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
-    offset = 0
-    for tensor in list_tensors(shape):
-        size = 2 * tensor.rows * (tensor.columns or 1)
-        dimensions = [tensor.rows, tensor.columns] if tensor.columns else [tensor.rows]
-        header[f"{tensor.hf}.weight"] = {
-            "dtype": "BF16",
-            "shape": dimensions,
-            "data_offsets": [offset, offset + size],
-        }
-        offset += size
-    header_bytes = json.dumps(header).encode()
-    header_bytes += b" " * (-len(header_bytes) % 8)
+    header = encode_safetensors_header(shape)
     with (folder / "model.safetensors").open("wb") as file:
-        file.write(struct.pack("<Q", len(header_bytes)) + header_bytes)
+        file.write(struct.pack("<Q", len(header)) + header)
         for tensor in list_tensors(shape):
-            if tensor.columns:
-                start = int(random.integers(VALUE_PERIOD))
-                _write_cyclic(
-                    file, values_by_spread[tensor.spread], tensor.rows * tensor.columns, start
-                )
-            else:
+            if tensor.is_vector:
                 ones.tofile(file)
-
-
-_STRING, _UINT32, _INT32, _FLOAT32, _BOOL = 8, 4, 5, 6, 7  # GGUF's types of values
+            else:
+                start = int(random.integers(VALUE_PERIOD))
+                values = values_by_spread[tensor.spread]
+                _write_cyclic(file, values, tensor.value_count, start)
 
 
 def _encode_text(text: str) -> bytes:
@@ -198,41 +232,81 @@ def _encode_text(text: str) -> bytes:
     return struct.pack("<Q", len(text.encode())) + text.encode()
 
 
+# Numbers of the GGUF format (version 3): https://github.com/ggml-org/ggml/blob/master/docs/gguf.md
+_UINT32, _INT32, _FLOAT32, _BOOL, _STRING, _ARRAY = 4, 5, 6, 7, 8, 9  # types of metadata values
+
+
+_PACK_FORMATS = {_UINT32: "<I", _INT32: "<i", _FLOAT32: "<f", _BOOL: "<?"}
+
+
+_NORMAL_TOKEN, _CONTROL_TOKEN, _UNUSED_TOKEN = 1, 3, 5  # types of tokens
+
+
+_MOSTLY_F16, _MOSTLY_Q4_0 = 1, 2  # types of files
+
+
+_F32, _F16, _Q4_0 = 0, 1, 2  # types of tensors
+
+
+_ALIGNMENT = 32  # bytes, of the data of each tensor
+
+
+_Q4_0_VALUES, _Q4_0_BYTES = 32, 18  # a block: a scale of two bytes and 32 numbers of four bits
+
+
 def _encode_value(value_type: int, value: Any) -> bytes:
-    """Encode a value of GGUF with its type."""
+    """Encode a metadata value of GGUF: its type, then the value.
+
+    A list is an array: the type of its items, their number, and the items without their types.
+    """
     if isinstance(value, list):
-        return struct.pack("<IIQ", 9, value_type, len(value)) + b"".join(
-            _encode_value(value_type, item)[4:] for item in value
-        )
-    packed = (
-        _encode_text(value)
-        if value_type == _STRING
-        else struct.pack(
-            {_UINT32: "<I", _INT32: "<i", _FLOAT32: "<f", _BOOL: "<?"}[value_type], value
-        )
-    )
-    return struct.pack("<I", value_type) + packed
+        header = struct.pack("<IIQ", _ARRAY, value_type, len(value))
+        return header + b"".join(_encode_bare_value(value_type, item) for item in value)
+    return struct.pack("<I", value_type) + _encode_bare_value(value_type, value)
+
+
+def _encode_bare_value(value_type: int, value: Any) -> bytes:
+    """Encode a value of GGUF without its type."""
+    if value_type == _STRING:
+        return _encode_text(value)
+    return struct.pack(_PACK_FORMATS[value_type], value)
+
+
+def _list_gguf_tokens(tokenizer: dict[str, Any], vocabulary: int) -> list[str]:
+    """Return the tokens in the order of their ids, filled up to the size of the vocabulary."""
+    ids_by_token: dict[str, int] = tokenizer["model"]["vocab"]
+    tokens = sorted(ids_by_token, key=lambda token: ids_by_token[token])
+    fillers = [f"<unused{i}>" for i in range(vocabulary - len(tokens))]
+    return tokens + fillers
+
+
+def _gguf_token_type(token: str) -> int:
+    """Return the type of a token."""
+    if token in SPECIAL:
+        return _CONTROL_TOKEN
+    if token.startswith("<unused"):
+        return _UNUSED_TOKEN
+    return _NORMAL_TOKEN
 
 
 def _gguf_metadata(
     shape: Shape, tokenizer: dict[str, Any], four_bits: bool
 ) -> list[tuple[str, int, Any]]:
-    """Return the metadata of the file as (key, type, value)."""
-    vocabulary = sorted(tokenizer["model"]["vocab"].items(), key=lambda pair: pair[1])
+    """Return the metadata of the file as (key, type, value).
+
+    `tokenizer` is the content of tokenizer.json.
+    """
+    tokens = _list_gguf_tokens(tokenizer, shape.vocabulary)
+    # Depending on the version of the package, a merge is "a b" or ["a", "b"].
     merges = [
-        pair if isinstance(pair, str) else " ".join(pair) for pair in tokenizer["model"]["merges"]
-    ]
-    names = [token for token, _ in vocabulary] + [
-        f"<unused{i}>" for i in range(shape.vocabulary - len(vocabulary))
-    ]
-    token_types = [
-        3 if name in SPECIAL else 5 if name.startswith("<unused") else 1 for name in names
+        merge if isinstance(merge, str) else " ".join(merge)
+        for merge in tokenizer["model"]["merges"]
     ]
     return [
         ("general.architecture", _STRING, "llama"),
         ("general.name", _STRING, "random"),
-        ("general.alignment", _UINT32, 32),
-        ("general.file_type", _UINT32, 2 if four_bits else 1),
+        ("general.alignment", _UINT32, _ALIGNMENT),
+        ("general.file_type", _UINT32, _MOSTLY_Q4_0 if four_bits else _MOSTLY_F16),
         ("llama.context_length", _UINT32, shape.context),
         ("llama.embedding_length", _UINT32, shape.hidden),
         ("llama.block_count", _UINT32, shape.layers),
@@ -244,8 +318,8 @@ def _gguf_metadata(
         ("llama.vocab_size", _UINT32, shape.vocabulary),
         ("tokenizer.ggml.model", _STRING, "gpt2"),
         ("tokenizer.ggml.pre", _STRING, "gpt-2"),
-        ("tokenizer.ggml.tokens", _STRING, names),
-        ("tokenizer.ggml.token_type", _INT32, token_types),
+        ("tokenizer.ggml.tokens", _STRING, tokens),
+        ("tokenizer.ggml.token_type", _INT32, [_gguf_token_type(token) for token in tokens]),
         ("tokenizer.ggml.merges", _STRING, merges),
         ("tokenizer.ggml.bos_token_id", _UINT32, 1),
         ("tokenizer.ggml.eos_token_id", _UINT32, 2),
@@ -254,78 +328,131 @@ def _gguf_metadata(
     ]
 
 
+class MatrixFormat(NamedTuple):
+    """How the matrices of a GGUF file are stored: in blocks of values that are packed together."""
+
+    tensor_type: int
+    values_per_block: int
+    bytes_per_block: int
+
+
+MATRICES_Q4_0 = MatrixFormat(_Q4_0, _Q4_0_VALUES, _Q4_0_BYTES)
+
+
+MATRICES_F16 = MatrixFormat(_F16, values_per_block=1, bytes_per_block=2)
+
+
+# Numbers of four bits from -8 to 7, all with the same probability, have this standard deviation.
+Q4_0_SPREAD = 4.6
+
+
+def _random_blocks(
+    random: np.random.Generator, spread: float, matrix_format: MatrixFormat
+) -> NDArray[Any]:
+    """Return random blocks of matrix values with this standard deviation."""
+    if matrix_format == MATRICES_F16:
+        values = random.standard_normal(VALUE_PERIOD, np.float32) * spread
+        return values.astype(np.float16)
+    block_count = VALUE_PERIOD // _Q4_0_VALUES
+    blocks = random.integers(0, 256, (block_count, _Q4_0_BYTES), np.uint8)
+    scale = np.float16(spread / Q4_0_SPREAD)
+    blocks[:, :2] = np.frombuffer(scale.tobytes(), np.uint8)
+    return blocks
+
+
+def _encode_tensor_infos(tensors: list[Tensor], matrix_format: MatrixFormat) -> bytes:
+    """Return name, dimensions, type and offset of each tensor, as the header of GGUF has them.
+
+    The offset is from the begin of the data; the fastest dimension is the first one.
+    """
+    infos = b""
+    offset = 0
+    for tensor in tensors:
+        if tensor.is_vector:
+            dimensions: tuple[int, ...] = (tensor.rows,)
+            tensor_type = _F32
+            size = 4 * tensor.rows
+        else:
+            dimensions = (tensor.columns, tensor.rows)
+            tensor_type = matrix_format.tensor_type
+            block_count = tensor.value_count // matrix_format.values_per_block
+            size = block_count * matrix_format.bytes_per_block
+        infos += _encode_text(f"{tensor.gguf}.weight")
+        infos += struct.pack("<I", len(dimensions))
+        infos += struct.pack(f"<{len(dimensions)}Q", *dimensions)
+        infos += struct.pack("<IQ", tensor_type, offset)
+        offset += size + padding_to(_ALIGNMENT, size)
+    return infos
+
+
+def _align(file: BinaryIO) -> None:
+    """Write zeros up to the next multiple of the alignment."""
+    file.write(bytes(padding_to(_ALIGNMENT, file.tell())))
+
+
 def write_gguf(
     path: Path, shape: Shape, tokenizer: dict[str, Any], seed: int, four_bits: bool
 ) -> None:
-    """Write a GGUF file (version 3): matrices in Q4_0 or in 16 bits, norms in 32."""
+    """Write a GGUF file (version 3) with random weights.
+
+    Matrices have 4 bits (Q4_0) or 16, and norms are ones of 32 bits. As in `write_hf`, the matrices
+    repeat a number of random blocks cyclically. `tokenizer` is the content of tokenizer.json.
+    """
     random = np.random.default_rng(seed)
+    matrix_format = MATRICES_Q4_0 if four_bits else MATRICES_F16
+    blocks_by_spread = {
+        spread: _random_blocks(random, spread, matrix_format)
+        for spread in (WEIGHT_SPREAD, OUTPUT_WEIGHT_SPREAD)
+    }
     metadata = _gguf_metadata(shape, tokenizer, four_bits)
-    matrix_type, block, block_bytes = (2, 32, 18) if four_bits else (1, 1, 2)
-    values_by_spread: dict[float, NDArray[Any]] = {}
-    for spread in (WEIGHT_SPREAD, OUTPUT_WEIGHT_SPREAD):
-        if four_bits:  # a scale and 32 numbers from -8 to 7
-            blocks = random.integers(0, 256, (VALUE_PERIOD // 32, 18), np.uint8)
-            blocks[:, :2] = np.frombuffer(np.float16(spread / 4.6).tobytes(), np.uint8)
-            values_by_spread[spread] = blocks
-        else:
-            values_by_spread[spread] = (
-                random.standard_normal(VALUE_PERIOD, np.float32) * spread
-            ).astype(np.float16)
-    infos, offset = b"", 0
-    all_tensors = list(list_tensors(shape))
-    for tensor in all_tensors:
-        dimensions = (tensor.columns, tensor.rows) if tensor.columns else (tensor.rows,)
-        tensor_type = matrix_type if tensor.columns else 0
-        infos += _encode_text(f"{tensor.gguf}.weight") + struct.pack(
-            f"<I{len(dimensions)}QIQ", len(dimensions), *dimensions, tensor_type, offset
-        )
-        size = (
-            tensor.rows * tensor.columns // block * block_bytes
-            if tensor.columns
-            else 4 * tensor.rows
-        )
-        offset += size + -size % 32
+    tensors = list(list_tensors(shape))
     with path.open("wb") as file:
-        file.write(b"GGUF" + struct.pack("<IQQ", 3, len(all_tensors), len(metadata)))
-        for name, tensor_type, value in metadata:
-            file.write(_encode_text(name) + _encode_value(tensor_type, value))
-        file.write(infos)
-        file.write(bytes(-file.tell() % 32))
-        for tensor in all_tensors:
-            if tensor.columns:
-                values = values_by_spread[tensor.spread]
-                _write_cyclic(
-                    file,
-                    values,
-                    tensor.rows * tensor.columns // block,
-                    int(random.integers(len(values))),
-                )
-            else:
+        file.write(b"GGUF" + struct.pack("<IQQ", 3, len(tensors), len(metadata)))
+        for key, value_type, value in metadata:
+            file.write(_encode_text(key) + _encode_value(value_type, value))
+        file.write(_encode_tensor_infos(tensors, matrix_format))
+        _align(file)
+        for tensor in tensors:
+            if tensor.is_vector:
                 np.ones(tensor.rows, np.float32).tofile(file)
-            file.write(bytes(-file.tell() % 32))
+            else:
+                blocks = blocks_by_spread[tensor.spread]
+                block_count = tensor.value_count // matrix_format.values_per_block
+                _write_cyclic(file, blocks, block_count, int(random.integers(len(blocks))))
+            _align(file)
 
 
 def write_model(
-    folder: Path, shape: Shape, forms: frozenset[str], seed: int = 0, four_bits: bool = False
+    folder: Path,
+    shape: Shape,
+    weight_formats: frozenset[str],
+    seed: int = 0,
+    four_bits: bool = False,
 ) -> None:
-    """Write the folder of a model: tokenizer and config always, weights as `forms` says.
+    """Write the folder of a model: its tokenizer, its configuration, and random weights.
 
     A tokenizer that exists already is kept, because training one of 32,000 words takes a minute.
+
+    Args:
+        folder: Where the files go.
+        shape: The dimensions of the model.
+        weight_formats: The formats of weights to write, "hf" and "gguf". Others write none.
+        seed: Draws the weights.
+        four_bits: The matrices of the GGUF file have 4 bits instead of 16.
     """
     folder.mkdir(parents=True, exist_ok=True)
     tokenizer_path = folder / "tokenizer.json"
-    tokenizer = (
-        json.loads(tokenizer_path.read_bytes())
-        if tokenizer_path.exists()
-        else train_tokenizer(folder, shape.vocabulary)
-    )
+    if tokenizer_path.exists():
+        tokenizer = json.loads(tokenizer_path.read_bytes())
+    else:
+        tokenizer = train_tokenizer(folder, shape.vocabulary)
     (folder / "config.json").write_text(json.dumps(model_config(shape), indent=2))
     (folder / "generation_config.json").write_text(
         json.dumps({"bos_token_id": 1, "eos_token_id": 2})
     )
-    if "hf" in forms:
+    if "hf" in weight_formats:
         write_hf(folder, shape, seed)
-    if "gguf" in forms:
+    if "gguf" in weight_formats:
         write_gguf(folder / "model.gguf", shape, tokenizer, seed, four_bits)
 
 
@@ -341,7 +468,7 @@ def main() -> None:
     parser.add_argument("--smoke", action="store_true", help="a tiny one into a scratch folder")
     args = parser.parse_args()
     if args.out is None and not args.smoke:
-        parser.error("OUT: where to?")
+        parser.error("OUT is missing: the folder of the model")
     shape = SHAPES[args.shape]
     shape = shape._replace(context=args.context or shape.context)
     with tempfile.TemporaryDirectory() as scratch:
