@@ -809,7 +809,7 @@ def read_other_capacities(case: Case) -> Iterator[Statement]:
     high = max(capacity["high_per_s"] or rate, interval["high"])
     mark = "" if capacity["sustained"] else "not sustained"
     yield Statement("capacity", "search", rate, rate, high, mark)
-    steps = STEPS if case.simulated else REAL_STEPS
+    steps: tuple[int, ...] = STEPS if case.simulated else REAL_STEPS
     if case.smallest:
         steps = steps[::3]
     load_points = [rate * LEVEL_FACTOR**step for step in steps]

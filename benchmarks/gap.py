@@ -7,10 +7,9 @@ a real rack, with `--url sim:gb300-rack` in place of its URL. It keeps the small
 LoadGen's log files, the trials of both searches, a table and a plot. It keeps no raw records.
 """
 
-# ruff: noqa: E501 (lines of Markdown)
-
 from __future__ import annotations
 
+import argparse
 import csv
 import json
 import shutil
@@ -18,7 +17,7 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import rig
 
@@ -69,296 +68,389 @@ def run_scenario(scenario: str, preset: str, scratch: Path, commands: dict[str, 
     return run_dir
 
 
+def find_confirmed_run(run_dir: Path) -> Path:
+    """Return the last run that confirmed the rate of a search, or the folder itself without one."""
+    confirmations = sorted([*run_dir.glob("p*-confirm"), *run_dir.glob("p*-sustain")])
+    for confirmation in reversed(confirmations):
+        if (confirmation / "mlperf.json").is_file():
+            return confirmation
+    return run_dir
+
+
 def copy_results(scenario: str, run_dir: Path, result_dir: Path) -> None:
-    """Copy the small files of a run."""
+    """Copy the small files of a run into the result folder, and rewrite what names this machine.
+
+    The results are those of the run that confirmed the rate of a search, and its trials. The copied
+    capacity names the result folder as its evidence. The copied summary has the command that a user
+    would type and no host name.
+    """
     folder = result_dir / scenario
     folder.mkdir(parents=True, exist_ok=True)
-    confirmed = sorted([*run_dir.glob("p*-confirm"), *run_dir.glob("p*-sustain")])
-    source_dir = next(
-        (
-            confirmation
-            for confirmation in reversed(confirmed)
-            if (confirmation / "mlperf.json").is_file()
-        ),
-        run_dir,
-    )
+    confirmed_dir = find_confirmed_run(run_dir)
     for name in RESULT_FILES:
-        source = source_dir / name if (source_dir / name).is_file() else run_dir / name
-        if source.is_file():
-            shutil.copy(source, folder / name)
+        copy_if_exists(run_dir / name, folder / name)
+        copy_if_exists(confirmed_dir / name, folder / name)
     for name in SEARCH_FILES:
-        if (run_dir / name).is_file():
-            shutil.copy(run_dir / name, folder / name)
+        copy_if_exists(run_dir / name, folder / name)
     if (run_dir / "capacity.json").is_file():
-        capacity = json.loads((run_dir / "capacity.json").read_text()) | {
-            "evidence": "."
-        }  # that run's summary is here
-        (folder / "capacity.json").write_text(json.dumps(capacity, indent=2) + "\n")
-    summary = json.loads((folder / "summary.json").read_text())
-    summary["run"]["command"] = [
-        "loadgen",
-        *command_arguments(scenario, PRESET, COMMANDS),
-    ]  # as one would type it
+        capacity = read_json(run_dir / "capacity.json")
+        capacity["evidence"] = "."
+        write_json(folder / "capacity.json", capacity)
+    summary = read_json(folder / "summary.json")
+    summary["run"]["command"] = ["loadgen", *command_arguments(scenario, PRESET, COMMANDS)]
     summary["run"]["host"]["name"] = ""
-    (folder / "summary.json").write_text(json.dumps(summary, indent=2) + "\n")
+    write_json(folder / "summary.json", summary)
+
+
+def copy_if_exists(source: Path, target: Path) -> None:
+    """Copy a file if there is one."""
+    if source.is_file():
+        shutil.copy(source, target)
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """Return the object in a JSON file."""
+    value: dict[str, Any] = json.loads(path.read_text())
+    return value
+
+
+def write_json(path: Path, value: dict[str, Any]) -> None:
+    """Write an object into a JSON file, with indentation."""
+    path.write_text(json.dumps(value, indent=2) + "\n")
+
+
+class PlotArea:
+    """The size of a plot and its axes, which both begin at 0."""
+
+    width, height = 640, 320
+    left, bottom = 60, 40  # margins
+
+    def __init__(self, max_rate: float) -> None:
+        self.max_rate = max_rate
+
+    def point(self, rate: float, value: float, axis_top: float) -> str:
+        """Return the coordinates "X,Y" of a value, on an axis that ends at `axis_top`."""
+        plot_width = self.width - 2 * self.left
+        plot_height = self.height - 2 * self.bottom
+        x = self.left + plot_width * rate / self.max_rate
+        y = self.height - self.bottom - plot_height * value / axis_top
+        return f"{x:.1f},{y:.1f}"
+
+
+TPOT_COLOUR, GOODPUT_COLOUR = "#b00", "#06c"
 
 
 def write_plot(curve_path: Path, title: str, limit_ms: float, svg_path: Path) -> None:
-    """Write rate against TPOT p99 and goodput as a small SVG.
+    """Write TPOT p99 and goodput over the rate as a small SVG, from the trials of a search.
 
-    It needs no library, no script and nothing to load.
+    `curve_path` is the CSV file of the trials. `limit_ms` is the limit on TPOT p99, a dashed line.
+    The SVG needs no library, no script and nothing to load.
     """
-    rows = [
-        row
-        for row in csv.DictReader(curve_path.open())
-        if row["tpot_p99_ms"] and row["goodput_rps"]
-    ]
-    if not rows:
+    trials = read_curve(curve_path)
+    if not trials:
         return
-    rows.sort(key=lambda row: float(row["load"]))
-    width, height, left, bottom = 640, 320, 60, 40
-    rates = [float(row["load"]) for row in rows]
-    max_rate = max(rates)
-    axis_tops = {
-        "tpot_p99_ms": max(limit_ms * 1.2, *(float(row["tpot_p99_ms"]) for row in rows)),
-        "goodput_rps": max_rate,
-    }
-
-    def point(rate: float, value: float, axis_top: float) -> str:
-        """Return the coordinates of a point of the plot."""
-        x = left + (width - 2 * left) * rate / max_rate
-        y = height - bottom - (height - 2 * bottom) * value / axis_top
-        return f"{x:.1f},{y:.1f}"
-
+    area = PlotArea(max_rate=trials[-1].rate)
+    max_tpot_ms = max(limit_ms * 1.2, *(trial.tpot_p99_ms for trial in trials))
+    tpot_points = [area.point(trial.rate, trial.tpot_p99_ms, max_tpot_ms) for trial in trials]
+    goodput_points = [area.point(trial.rate, trial.goodput_rps, area.max_rate) for trial in trials]
+    limit_begin = area.point(0, limit_ms, max_tpot_ms)
+    limit_end = area.point(area.max_rate, limit_ms, max_tpot_ms)
     lines = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" '
-        f'font-family="sans-serif" '
-        'font-size="12">',
-        f'<rect width="{width}" height="{height}" fill="white"/><text x="{left}" '
-        f'y="18">SIMULATED: {title}</text>',
-        f'<path d="M{left},{bottom} V{height - bottom} H{width - left} V{bottom}" fill="none" '
-        f'stroke="#888"/>',
-        f'<text x="{left}" y="{height - 12}">queries/s, 0 to {max_rate:,.0f}</text>',
-        f'<text x="{left + 6}" y="{bottom + 12}" fill="#b00">TPOT p99, to '
-        f"{axis_tops['tpot_p99_ms']:,.0f} ms "
-        "(limit dashed)</text>",
-        f'<text x="{width - left - 6}" y="{bottom + 12}" fill="#06c" text-anchor="end">goodput, '
-        f"to {max_rate:,.0f}/s"
-        "</text>",
+        *draw_axes(area, title, max_tpot_ms),
+        *draw_series(tpot_points, TPOT_COLOUR),
+        *draw_series(goodput_points, GOODPUT_COLOUR),
+        f'<path d="M{limit_begin} L{limit_end}" stroke="{TPOT_COLOUR}" stroke-dasharray="4"/>'
+        "</svg>",
     ]
-    for name, colour in (("tpot_p99_ms", "#b00"), ("goodput_rps", "#06c")):
-        points = [
-            point(rate, float(row[name]), axis_tops[name])
-            for rate, row in zip(rates, rows, strict=True)
-        ]
-        lines.append(f'<polyline points="{" ".join(points)}" fill="none" stroke="{colour}"/>')
-        lines += [
-            f'<circle cx="{point.partition(",")[0]}" cy="{point.partition(",")[2]}" r="3" '
-            f'fill="{colour}"/>'
-            for point in points
-        ]
-    limit_ends = (
-        point(0, limit_ms, axis_tops["tpot_p99_ms"]),
-        point(max_rate, limit_ms, axis_tops["tpot_p99_ms"]),
-    )
-    lines.append(
-        f'<path d="M{limit_ends[0]} L{limit_ends[1]}" stroke="#b00" stroke-dasharray="4"/></svg>'
-    )
     svg_path.write_text("\n".join(lines) + "\n")
 
 
+class CurvePoint(NamedTuple):
+    """A trial of a search: its rate, its TPOT p99 and its goodput, both rates per second."""
+
+    rate: float
+    tpot_p99_ms: float
+    goodput_rps: float
+
+
+def read_curve(path: Path) -> list[CurvePoint]:
+    """Return the trials that have both metrics, the lowest rate first."""
+    points = [
+        CurvePoint(float(row["load"]), float(row["tpot_p99_ms"]), float(row["goodput_rps"]))
+        for row in csv.DictReader(path.open())
+        if row["tpot_p99_ms"] and row["goodput_rps"]
+    ]
+    return sorted(points, key=lambda point: point.rate)
+
+
+def draw_axes(area: PlotArea, title: str, max_tpot_ms: float) -> list[str]:
+    """Return the SVG elements of the background, the axes and their labels."""
+    width, height, left, bottom = area.width, area.height, area.left, area.bottom
+    return [
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" '
+        'font-family="sans-serif" font-size="12">',
+        f'<rect width="{width}" height="{height}" fill="white"/>'
+        f'<text x="{left}" y="18">SIMULATED: {title}</text>',
+        f'<path d="M{left},{bottom} V{height - bottom} H{width - left} V{bottom}" fill="none" '
+        'stroke="#888"/>',
+        f'<text x="{left}" y="{height - 12}">queries/s, 0 to {area.max_rate:,.0f}</text>',
+        f'<text x="{left + 6}" y="{bottom + 12}" fill="{TPOT_COLOUR}">TPOT p99, to '
+        f"{max_tpot_ms:,.0f} ms (limit dashed)</text>",
+        f'<text x="{width - left - 6}" y="{bottom + 12}" fill="{GOODPUT_COLOUR}" '
+        f'text-anchor="end">goodput, to {area.max_rate:,.0f}/s</text>',
+    ]
+
+
+def draw_series(points: list[str], colour: str) -> list[str]:
+    """Return the SVG elements of a line through points "X,Y", with a circle at each."""
+    line = f'<polyline points="{" ".join(points)}" fill="none" stroke="{colour}"/>'
+    circles = []
+    for point in points:
+        x, y = point.split(",")
+        circles.append(f'<circle cx="{x}" cy="{y}" r="3" fill="{colour}"/>')
+    return [line, *circles]
+
+
 def format_rounded(value: float) -> str:
-    """Return a number with three significant digits, because the model has an error of 5 to 25 %."""
-    return f"{float(f'{value:.3g}'):,.0f}"
+    """Return a number with three significant digits, as the model has an error of 5 to 25 %."""
+    rounded = float(f"{value:.3g}")
+    return f"{rounded:,.0f}"
+
+
+def read_steady_runs(scenario_dir: Path) -> list[dict[str, Any]]:
+    """Return the runs of `benchmarks/steady.py` for a scenario, an empty list without any."""
+    path = scenario_dir / STEADY_RUNS_FILE
+    if not path.is_file():
+        return []
+    runs: list[dict[str, Any]] = json.loads(path.read_text())
+    return runs
+
+
+def is_shown_sustained(steady_run: dict[str, Any]) -> bool:
+    """Return whether a valid run was long enough to show growth, and did not show any.
+
+    Whether a load is sustained may also be unknown (None), which counts as no growth.
+    """
+    is_long_enough = steady_run["length_s"] >= CONFIRMATION_FACTOR * MIN_RULES_S
+    shows_growth = steady_run["sustainable"]["sustained"] is False
+    return bool(steady_run["valid"]) and is_long_enough and not shows_growth
 
 
 def sustained_runs(scenario_dir: Path) -> list[dict[str, Any]]:
     """Return the sustained runs of `benchmarks/steady.py`, the highest rate first."""
-    runs = (
-        json.loads((scenario_dir / STEADY_RUNS_FILE).read_text())
-        if (scenario_dir / STEADY_RUNS_FILE).is_file()
-        else []
-    )
-    sustained = [
-        run_result
-        for run_result in runs
-        if run_result["valid"] and run_result["sustainable"]["sustained"] is not False
-    ]
-    sustained = [
-        run_result
-        for run_result in sustained
-        if run_result["length_s"] >= CONFIRMATION_FACTOR * MIN_RULES_S
-    ]
-    return sorted(sustained, key=lambda run_result: -run_result["rate_per_s"])
+    sustained = [run for run in read_steady_runs(scenario_dir) if is_shown_sustained(run)]
+    return sorted(sustained, key=lambda run: -run["rate_per_s"])
 
 
 def update_capacity(scenario_dir: Path, result: dict[str, Any]) -> None:
-    """Set the capacity to a sustained rate of `benchmarks/steady.py`.
+    """Set the capacity to the highest sustained rate of `benchmarks/steady.py`.
 
-    It does nothing if the search itself showed that its rate is sustained.
+    It does nothing if the search itself showed that its rate is sustained, or if there is no such
+    run.
     """
-    capacity_path = scenario_dir / "capacity.json"
-    capacity = json.loads(capacity_path.read_text())
-    if result.get("sustained") is True or not (runs := sustained_runs(scenario_dir)):
+    runs = sustained_runs(scenario_dir)
+    if result.get("sustained") is True or not runs:
         return
-    rate = runs[0]["rate_per_s"]
-    capacity |= {"rate_per_s": rate, "low_per_s": rate, "sustained": True}
+    highest = runs[0]
+    capacity_path = scenario_dir / "capacity.json"
+    capacity = read_json(capacity_path)
+    capacity["rate_per_s"] = highest["rate_per_s"]
+    capacity["low_per_s"] = highest["rate_per_s"]
+    capacity["sustained"] = True
     capacity["sustained_why"] = (
-        f"held over {runs[0]['length_s']:,.0f} s; {runs[0]['sustainable']['why']}"
+        f"held over {highest['length_s']:,.0f} s; {highest['sustainable']['why']}"
     )
-    capacity_path.write_text(json.dumps(capacity, indent=2) + "\n")
+    write_json(capacity_path, capacity)
 
 
 def full_run_tokens_per_s(name: str, results: dict[str, dict[str, Any]], result_dir: Path) -> float:
-    """Return tokens/s of the sustained rate over the full run.
+    """Return tokens/s of a scenario over the full run, at a sustained rate if there is one.
 
-    The window is the same for every scenario.
+    Offline has no rate. Where the search did not show that its rate is sustained, the highest
+    sustained rate of `benchmarks/steady.py` counts.
     """
     result = results[name]
-    if (
-        name != "offline"
-        and result.get("sustained") is not True
-        and (runs := sustained_runs(result_dir / name))
-    ):
+    needs_steady_run = name != "offline" and result.get("sustained") is not True
+    runs = sustained_runs(result_dir / name)
+    if needs_steady_run and runs:
         return float(runs[0]["tokens_per_s_whole_run"])
     return float(result["whole_tokens_per_s"])
 
 
+def is_valid_by_rules_only(name: str, result: dict[str, Any], result_dir: Path) -> bool:
+    """Return whether no run showed that the rate of a scenario is sustained."""
+    if name == "offline" or result.get("sustained") is True:
+        return False
+    return not sustained_runs(result_dir / name)
+
+
+SYSTEMS_HEADER = [
+    "| system | source | GPUs | Offline tok/s | Server tok/s | Server / Offline | Interactive "
+    "tok/s |",
+    "|---|---|---|---|---|---|---|",
+]
+
+
 def format_systems(results: dict[str, dict[str, Any]], result_dir: Path) -> list[str]:
-    """Return Markdown rows of the simulated rack, the published one and its nearest public peers."""
-    lines = [
-        "| system | source | GPUs | Offline tok/s | Server tok/s | Server / Offline | Interactive "
-        "tok/s |",
-        "|---|---|---|---|---|---|---|",
+    """Return Markdown rows of the simulated rack and of the published systems next to it."""
+    peers = [row for row in published.load_systems().rows if is_peer(row)]
+    return [
+        *SYSTEMS_HEADER,
+        format_simulated_rack(results, result_dir),
+        *(format_published_system(row) for row in peers),
     ]
+
+
+def format_simulated_rack(results: dict[str, dict[str, Any]], result_dir: Path) -> str:
+    """Return the row of the simulated rack."""
     tokens_per_s = {name: full_run_tokens_per_s(name, results, result_dir) for name in results}
-    rate_cells = [
-        format_rounded(tokens_per_s[name]) if name in tokens_per_s else "-"
-        for name in ("offline", "server", "interactive")
-    ]
-    for index, name in enumerate(("offline", "server", "interactive")):
-        if (
-            name in tokens_per_s
-            and name != "offline"
-            and results[name].get("sustained") is not True
-            and not sustained_runs(result_dir / name)
-        ):
-            rate_cells[index] += " (rules only)"
-    ratio = (
-        f"{tokens_per_s['server'] / tokens_per_s['offline']:.3f}"
-        if {"server", "offline"} <= tokens_per_s.keys()
-        else "-"
+    rate_cells = {}
+    for name in ("offline", "server", "interactive"):
+        cell = "-"
+        if name in tokens_per_s:
+            cell = format_rounded(tokens_per_s[name])
+            if is_valid_by_rules_only(name, results[name], result_dir):
+                cell += " (rules only)"
+        rate_cells[name] = cell
+    ratio = "-"
+    if "server" in tokens_per_s and "offline" in tokens_per_s:
+        ratio = f"{tokens_per_s['server'] / tokens_per_s['offline']:.3f}"
+    return format_markdown_row(
+        "**GB300 rack, SIMULATED**",
+        f"this folder, by `sim:{PRESET}`, not a measurement; whole run",
+        72,
+        rate_cells["offline"],
+        rate_cells["server"],
+        ratio,
+        rate_cells["interactive"],
     )
-    lines.append(
-        f"| **GB300 rack, SIMULATED** | this folder, by `sim:{PRESET}`, not a measurement; whole "
-        f"run | 72 "
-        f"| {rate_cells[0]} | {rate_cells[1]} | {ratio} | {rate_cells[2]} |"
+
+
+def is_peer(row: published.System) -> bool:
+    """Return whether a published system has Blackwell GPUs and an Offline result."""
+    name = f"{row.submitter} {row.system}"
+    return bool(row.offline) and any(gpu in name for gpu in ("GB300", "GB200", "B200"))
+
+
+def format_published_system(row: published.System) -> str:
+    """Return the row of a published system."""
+    ratio = "-"
+    if row.server and row.offline:
+        ratio = f"{row.server / row.offline:.3f}"
+    return format_markdown_row(
+        row.label,
+        f"{row.round}, {row.quality}",
+        row.gpus,
+        format_optional(row.offline),
+        format_optional(row.server),
+        ratio,
+        format_optional(row.interactive),
     )
-    for row in published.load_systems().rows:
-        is_peer = any(gpu in f"{row.submitter} {row.system}" for gpu in ("GB300", "GB200", "B200"))
-        if is_peer and row.offline:
-            offline, server, interactive = (
-                "-" if rate is None else f"{rate:,.0f}"
-                for rate in (row.offline, row.server, row.interactive)
-            )
-            ratio = f"{row.server / row.offline:.3f}" if row.server else "-"
-            lines.append(
-                f"| {row.label} | {row.round}, {row.quality} | {row.gpus} | {offline} | {server} "
-                f"| {ratio} | {interactive} |"
-            )
-    return lines
+
+
+def format_optional(value: float | None) -> str:
+    """Return a whole number with thousands separators, or "-" for None."""
+    return "-" if value is None else f"{value:,.0f}"
+
+
+def format_markdown_row(*cells: object) -> str:
+    """Return a row of a Markdown table."""
+    return "| " + " | ".join(str(cell) for cell in cells) + " |"
 
 
 def describe_standing(result: dict[str, Any], scenario: str, result_dir: Path) -> str:
-    """Return "VALID" or not, and whether the rate is sustained.
+    """Return whether a run is VALID by the rules, and whether its rate is sustained.
 
-    The run itself tells, or a run of `benchmarks/steady.py` at the same rate.
+    The run itself says so, or a run of `benchmarks/steady.py` at the same rate that shows growth.
     """
     if not result["valid"]:
         return "INVALID"
     if scenario == "offline":
         return "VALID"
-    sustained = result.get("sustained")
-    runs_path = result_dir / scenario / STEADY_RUNS_FILE
-    for run_result in (
-        json.loads(runs_path.read_text()) if runs_path.is_file() and sustained is None else []
-    ):
-        if (
-            run_result["rate_per_s"] == result["target_qps"]
-            and run_result["sustainable"]["sustained"] is False
-        ):
-            sustained = False
-    return {
-        True: "VALID, sustained",
-        False: "rules only: NOT sustained",
-        None: "rules only: not shown",
-    }[sustained]
+    is_sustained = result.get("sustained")
+    if is_sustained is None:
+        runs_at_rate = [
+            run
+            for run in read_steady_runs(result_dir / scenario)
+            if run["rate_per_s"] == result["target_qps"]
+        ]
+        if any(run["sustainable"]["sustained"] is False for run in runs_at_rate):
+            is_sustained = False
+    if is_sustained is None:
+        return "rules only: not shown"
+    return "VALID, sustained" if is_sustained else "rules only: NOT sustained"
 
 
 def format_capacities(result_dir: Path) -> list[str]:
     """Return Markdown rows of the capacities that the searches found."""
     rows = []
     for scenario in ("server", "interactive"):
-        answer = json.loads((result_dir / scenario / "search.json").read_text())["answer"]
-        interval = f"{answer['interval']['low']:,.0f} to {answer['interval']['high']:,.0f}"
-        not_steady = answer["not_steady"]
+        result = read_json(result_dir / scenario / "search.json")["answer"]
+        interval = f"{result['interval']['low']:,.0f} to {result['interval']['high']:,.0f}"
+        not_sustained = result["not_steady"]
         rows.append(
-            f"| {scenario} | {answer['load']:,.0f} ({interval}) | {answer['confirmed']:,.0f} | "
-            f"{answer['steady']:,.0f} | "
-            f"{f'{not_steady:,.0f}' if not_steady else '-'} |"
+            format_markdown_row(
+                scenario,
+                f"{result['load']:,.0f} ({interval})",
+                f"{result['confirmed']:,.0f}",
+                f"{result['steady']:,.0f}",
+                f"{not_sustained:,.0f}" if not_sustained else "-",
+            )
         )
     return rows
 
 
 def steady_run_sources(result_dir: Path) -> set[str]:
     """Return the trees and days of the runs of `benchmarks/steady.py`."""
-    files = [result_dir / scenario / STEADY_RUNS_FILE for scenario in ("server", "interactive")]
     return {
-        run_result["seen"]
-        for runs_path in files
-        if runs_path.is_file()
-        for run_result in json.loads(runs_path.read_text())
+        run["seen"]
+        for scenario in ("server", "interactive")
+        for run in read_steady_runs(result_dir / scenario)
     }
 
 
 def format_steady_runs(result_dir: Path) -> list[str]:
-    """Return a Markdown row for every run of `benchmarks/steady.py`."""
+    """Return a Markdown row for every run of `benchmarks/steady.py`, the lowest rate first."""
     rows = []
     for scenario in ("server", "interactive"):
-        runs_path = result_dir / scenario / STEADY_RUNS_FILE
-        for run_result in sorted(
-            json.loads(runs_path.read_text()) if runs_path.is_file() else [],
-            key=lambda run_result: run_result["rate_per_s"],
-        ):
-            verdict = {True: "yes", False: "NO", None: "not known"}[
-                run_result["sustainable"]["sustained"]
-            ]
-            rows.append(
-                f"| {scenario} | {run_result['rate_per_s']:,.6g} | {run_result['length_s']:,.0f} "
-                f"| {'VALID' if run_result['valid'] else 'INVALID'} "
-                f"| {run_result['p99_ms']['ttft']:,.0f} | {run_result['p99_ms']['tpot']:,.0f} | "
-                f"{format_rounded(run_result['tokens_per_s_whole_run'])} "
-                f"| {verdict}: {run_result['sustainable']['why']} |"
-            )
+        runs = read_steady_runs(result_dir / scenario)
+        runs.sort(key=lambda run: run["rate_per_s"])
+        rows += [format_steady_run(scenario, run) for run in runs]
     return rows
+
+
+def format_steady_run(scenario: str, run: dict[str, Any]) -> str:
+    """Return the Markdown row of a run of `benchmarks/steady.py`."""
+    is_sustained = run["sustainable"]["sustained"]
+    if is_sustained is None:
+        sustained = "not known"
+    else:
+        sustained = "yes" if is_sustained else "NO"
+    return format_markdown_row(
+        scenario,
+        f"{run['rate_per_s']:,.6g}",
+        f"{run['length_s']:,.0f}",
+        "VALID" if run["valid"] else "INVALID",
+        f"{run['p99_ms']['ttft']:,.0f}",
+        f"{run['p99_ms']['tpot']:,.0f}",
+        format_rounded(run["tokens_per_s_whole_run"]),
+        f"{sustained}: {run['sustainable']['why']}",
+    )
 
 
 def describe_short_runs(offline: dict[str, Any], result_dir: Path) -> str:
     """Return what a Server run of the shortest length gave, or "" if there is none."""
-    runs_path = result_dir / "server" / STEADY_RUNS_FILE
     runs = [
-        run_result
-        for run_result in (json.loads(runs_path.read_text()) if runs_path.is_file() else [])
-        if run_result["length_s"] == MIN_RULES_S
+        run for run in read_steady_runs(result_dir / "server") if run["length_s"] == MIN_RULES_S
     ]
     if not runs:
         return ""
-    run_result = max(runs, key=lambda run_result: run_result["rate_per_s"])
-    ratio = run_result["tokens_per_s_whole_run"] / offline["whole_tokens_per_s"]
+    fastest = max(runs, key=lambda run: run["rate_per_s"])
+    ratio = fastest["tokens_per_s_whole_run"] / offline["whole_tokens_per_s"]
     return (
         "The shorter a Server run is, the more the time of its last responses counts: a run of "
-        f"{MIN_RULES_S} s by the rules, at {run_result['rate_per_s']:,.0f}/s, gave "
-        f"{format_rounded(run_result['tokens_per_s_whole_run'])}, "
+        f"{MIN_RULES_S} s by the rules, at {fastest['rate_per_s']:,.0f}/s, gave "
+        f"{format_rounded(fastest['tokens_per_s_whole_run'])}, "
         f"{ratio:.3f} of Offline. "
     )
 
@@ -506,37 +598,43 @@ def format_page(results: dict[str, dict[str, Any]], result_dir: Path) -> str:
 
 def main() -> None:
     """Run the scenarios, copy their results and write the page."""
+    args = parse_command_line()
+    with tempfile.TemporaryDirectory() as temporary:
+        scratch = args.scratch or Path(temporary)
+        result_dir = args.out
+        if args.smoke:
+            stored_results = rig.BENCHMARKS_DIR.parent / args.out
+            result_dir = shutil.copytree(stored_results, Path(temporary) / "copy")
+        commands = SMOKE if args.smoke else COMMANDS
+        for scenario in filter(None, args.only.split(",")):
+            run_dir = scratch / scenario
+            is_done = (run_dir / "mlperf.json").is_file()  # by an earlier start with --scratch
+            if not is_done:
+                run_scenario(scenario, args.preset, scratch, commands)
+            copy_results(scenario, run_dir, result_dir)
+            (result_dir / SOURCE_FILE).write_text(rig.describe_tree_and_date() + "\n")
+            if args.scratch is None:
+                shutil.rmtree(run_dir)
+        write_page(result_dir)
+
+
+def parse_command_line() -> argparse.Namespace:
+    """Parse the options of the script."""
     parser = rig.create_parser(__doc__)
     parser.add_argument("--preset", default=PRESET)
     parser.add_argument("--out", type=Path, default=Path("results/gb300-rack-simulated"))
     parser.add_argument(
         "--only",
         default=",".join(COMMANDS),
-        help='the others stay as the folder has them; "": a new page',
+        help="the scenarios to run; the results of the others are kept. With an empty text, only "
+        "the page is written again",
     )
     parser.add_argument(
         "--scratch",
         type=Path,
         help="keep the runs here (some gigabytes) instead of a temporary folder",
     )
-    args = rig.parse_arguments(parser, preset="gb300-vm", only="offline")
-    with tempfile.TemporaryDirectory() as temporary:
-        scratch, result_dir = args.scratch or Path(temporary), args.out
-        if args.smoke:
-            result_dir = shutil.copytree(
-                rig.BENCHMARKS_DIR.parent / args.out, Path(temporary) / "kept"
-            )
-        for scenario in filter(None, args.only.split(",")):
-            run_dir = scratch / scenario
-            if not (run_dir / "mlperf.json").is_file():
-                run_dir = run_scenario(
-                    scenario, args.preset, scratch, SMOKE if args.smoke else COMMANDS
-                )
-            copy_results(scenario, run_dir, result_dir)
-            (result_dir / SOURCE_FILE).write_text(rig.describe_tree_and_date() + "\n")
-            if args.scratch is None:
-                shutil.rmtree(run_dir)
-        write_page(result_dir)
+    return rig.parse_arguments(parser, preset="gb300-vm", only="offline")
 
 
 def write_page(result_dir: Path) -> None:

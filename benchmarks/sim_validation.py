@@ -202,7 +202,7 @@ def simulate_run(
     )
     cpu_s = time.process_time() - started_s
     return summarize_records(
-        result.records,
+        result.records[:],
         middle_tokens_per_s=_middle_tokens_per_s(result.timeline[0]),
         sequences=_mean_sequences(simulation),
         cpu_s=cpu_s,
