@@ -46,29 +46,23 @@ class CompletionFormatter(ResponseFormatter):
     def __init__(self, request: ParsedRequest, context: ResponseContext) -> None:
         """Encode the parts of the response that are the same in all its token events.
 
-        A token event is `_before_text`, its text, and `_after_text`. The last one ends with
-        `_after_last_text` instead, which has the finish reason.
+        A token event is `_before_text`, the text of its tokens, and `_after_text`. The last one of
+        a response ends with `_after_last_text` instead, which has the finish reason.
         """
         self.flavor = context.flavor
         self._request = request
         self._is_chat = request.api == "chat"
         self._is_trtllm = context.flavor == "trtllm"
-        id_prefix = "chatcmpl" if self._is_chat else "cmpl"
-        self._common_fields = {
-            "id": f"{id_prefix}-{context.request_number}",
-            "object": "chat.completion.chunk" if self._is_chat else "text_completion",
-            "created": context.created_s,
-            "model": request.model,
-        }
+        self._common_fields = _build_common_fields(request, context)
         self._null_usage = {"usage": None} if self._announces_usage() else {}
         # OpenAI's API sends the finish reason of a chat in a separate event. trtllm-serve and both
         # completions APIs send it in the last event that has text.
         self._has_finish_event = self._is_chat and not self._is_trtllm
+        finish_reason = None if self._has_finish_event else request.finish_reason
 
         self._before_text, self._after_text = self._encode_around_text(finish_reason=None)
-        last_reason = None if self._has_finish_event else request.finish_reason
-        _, self._after_last_text = self._encode_around_text(last_reason)
-        # The same bytes as an HTTP chunk: see `ResponseFormatter.chunk_prefix`.
+        _, self._after_last_text = self._encode_around_text(finish_reason)
+        # What comes before and after the text of an event that is sent as an HTTP chunk.
         self.chunk_prefix, self.chunk_suffix = split_chunk_at_word(
             self._before_text, self._after_text
         )
@@ -175,7 +169,9 @@ class CompletionFormatter(ResponseFormatter):
     def _build_whole_choice(self, finish_reason: str | None, timing: RequestTiming) -> JsonObject:
         """Return the choice with the whole completion, for a response that is not streamed.
 
-        The last fields exist only in trtllm-serve and, if the request asks for it, in SGLang.
+        trtllm-serve adds fields of its own, whose values are those of a server without special
+        features. SGLang adds `meta_info`, with the server timing breakdown, if the request asks for
+        it.
         """
         request = self._request
         choice: JsonObject = {
@@ -185,7 +181,8 @@ class CompletionFormatter(ResponseFormatter):
             "finish_reason": finish_reason,
         }
         if self._is_trtllm:
-            choice |= {"stop_reason": None, "disaggregated_params": None}
+            choice["stop_reason"] = None
+            choice["disaggregated_params"] = None  # prefill and decoding are on the same machine
             choice |= _DECODED_TOKENS_PER_ITERATION
         if request.return_meta_info:
             meta_info = build_sglang_meta_info(timing)
@@ -219,41 +216,34 @@ class CompletionFormatter(ResponseFormatter):
         To find them, an event is encoded with a placeholder for its text, and split there. Then a
         token event needs no JSON encoding.
         """
-        choice = self._build_token_choice(TEXT_PLACEHOLDER, finish_reason)
+        choice = self._build_placeholder_choice(finish_reason)
         value = {**self._common_fields, "choices": [choice], **self._null_usage}
-        encoded = msgspec.json.encode(value)
-        if not self._request.detokenize:
-            # The placeholder stands for numbers in a list, so it must not have quotes around it.
-            encoded = encoded.replace(b'["%b"]' % PLACEHOLDER_BYTES, b"[%b]" % PLACEHOLDER_BYTES)
-        before, after = split_at_placeholder(encoded)
+        before, after = split_at_placeholder(msgspec.json.encode(value))
         return b"data: " + before, after + b"\n\n"
 
-    def _build_token_choice(self, text: str, finish_reason: str | None) -> JsonObject:
-        """Return the choice of a token event with this text.
+    def _build_placeholder_choice(self, finish_reason: str | None) -> JsonObject:
+        """Return the choice of a token event, with a placeholder instead of its text.
 
         A choice is OpenAI's word for one of the completions of a request. API and flavor decide
         which keys it has, and whether a null is written or left out.
         """
+        text = TEXT_PLACEHOLDER
         if self._request.called_tool:
             return _build_tool_call_choice(text, finish_reason)
-        if self._is_chat:
-            return self._build_chat_choice(text, finish_reason)
-        return self._build_completion_choice(text, finish_reason)
-
-    def _build_chat_choice(self, text: str, finish_reason: str | None) -> JsonObject:
-        """Return the choice of a token event of a chat.
-
-        OpenAI's API sends the finish reason of a chat in an event of its own (`format_closing`).
-        """
-        if self._is_trtllm:
+        if self._is_chat and self._is_trtllm:
             return _build_trtllm_chat_choice(text, finish_reason)
-        return _build_openai_chat_choice({"content": text}, finish_reason=None)
-
-    def _build_completion_choice(self, text: str, finish_reason: str | None) -> JsonObject:
-        """Return the choice of a token event of a completion."""
-        if self._is_trtllm:
-            return _build_trtllm_completion_choice(text, finish_reason, self._request.detokenize)
-        return {"text": text, "index": 0, "logprobs": None, "finish_reason": finish_reason}
+        if self._is_chat:
+            # OpenAI's API sends the finish reason of a chat in an event of its own.
+            return _build_openai_chat_choice({"content": text}, finish_reason=None)
+        if not self._is_trtllm:
+            return {"text": text, "index": 0, "logprobs": None, "finish_reason": finish_reason}
+        if self._request.detokenize:
+            return _build_trtllm_completion_choice(finish_reason, text=text, token_ids=None)
+        # Token ids are numbers, so the placeholder is encoded without the quotes of a string.
+        unquoted_placeholder = msgspec.Raw(PLACEHOLDER_BYTES)
+        return _build_trtllm_completion_choice(
+            finish_reason, text="", token_ids=[unquoted_placeholder]
+        )
 
     def _format_choice_event(self, choice: JsonObject) -> bytes:
         """Return an event with this choice and the fields that all events have."""
@@ -305,15 +295,13 @@ class CompletionFormatter(ResponseFormatter):
     def _build_whole_content(self) -> JsonObject:
         """Return the content fields of a choice with the whole completion.
 
-        A chat has a message. A completion has a text, or token ids if the request has `detokenize`
-        false, a field that only the completions API has.
+        A chat has a message. A completion has a text, or token ids instead if the request sets
+        `detokenize` to false. Only requests for completions can do that.
         """
         request = self._request
         if not request.detokenize:
-            return {
-                "text": "",
-                "token_ids": token_ids(request.digest, 0, request.output_tokens),
-            }
+            ids = token_ids(request.digest, 0, request.output_tokens)
+            return {"text": "", "token_ids": ids}
         text = token_text(request.digest, 0, request.output_tokens).decode()
         if self._is_chat:
             return {"message": self._build_message(text)}
@@ -350,24 +338,35 @@ def _build_trtllm_chat_choice(text: str, finish_reason: str | None) -> JsonObjec
 
 
 def _build_trtllm_completion_choice(
-    text: str, finish_reason: str | None, detokenize: bool
+    finish_reason: str | None, *, text: str, token_ids: list[msgspec.Raw] | None
 ) -> JsonObject:
     """Return the choice of a token event of trtllm-serve's completions API, with every key.
 
     Args:
-        text: The text of the event. With `detokenize` false, a placeholder that the formatter later
-            replaces by the ids of the tokens, separated by commas.
         finish_reason: Why the completion has ended, or None if this is not its last event.
-        detokenize: Whether the event has text. If not, it has token ids.
+        text: The text of the event, empty if it has token ids.
+        token_ids: The token ids of the event, None if it has a text.
     """
     return {
         "index": 0,
-        "text": text if detokenize else "",
-        "token_ids": None if detokenize else [text],
+        "text": text,
+        "token_ids": token_ids,
         "logprobs": None,
         "finish_reason": finish_reason,
         "stop_reason": None,
         **_DECODED_TOKENS_PER_ITERATION,
+    }
+
+
+def _build_common_fields(request: ParsedRequest, context: ResponseContext) -> JsonObject:
+    """Return the fields at the beginning of each event of a stream."""
+    is_chat = request.api == "chat"
+    id_prefix = "chatcmpl" if is_chat else "cmpl"
+    return {
+        "id": f"{id_prefix}-{context.request_number}",
+        "object": "chat.completion.chunk" if is_chat else "text_completion",
+        "created": context.created_s,
+        "model": request.model,
     }
 
 

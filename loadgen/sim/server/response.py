@@ -114,14 +114,23 @@ class PrefillSequence:
 def _has_plain_events(
     formatter: ResponseFormatter, request: ParsedRequest, failure: InjectedFailure | None
 ) -> bool:
-    """Return whether all token events but the first and the last differ only in their word.
+    """Return whether all token events of a response but the first and the last are plain.
 
-    They do not if the API numbers its events, if they have token ids instead of words or a usage,
-    or if an injected failure may change one of them.
+    Plain events differ from each other only in their word, so they can be put together from bytes
+    that were encoded once. Events are not plain if they are numbered, have token ids or the usage
+    so far, or may be changed by an injected failure.
     """
-    has_constant_format = bool(formatter.chunk_prefix)  # empty if the API numbers its events
+    is_numbered = not formatter.chunk_prefix  # there are no bytes that are equal in all events
     has_only_words = request.detokenize and not request.continuous_usage
-    return request.stream and has_constant_format and has_only_words and failure is None
+    return request.stream and not is_numbered and has_only_words and failure is None
+
+
+def _keeps_connection(http_request: HttpRequest, failure_name: str) -> bool:
+    """Return whether the connection stays open after the response.
+
+    Two injected failures close it, although the client wants to go on.
+    """
+    return http_request.keep_alive and failure_name not in ("close_delimited", "connection_close")
 
 
 class SimResponse:
@@ -176,16 +185,14 @@ class SimResponse:
         self.failure_name = failure.name if failure else ""
         self._failure_argument = failure.argument if failure else None
         self._is_close_delimited = self.failure_name == "close_delimited"
-        is_last_on_connection = self._is_close_delimited or self.failure_name == "connection_close"
-        self.keep_alive = http_request.keep_alive and not is_last_on_connection
+        self.keep_alive = _keeps_connection(http_request, self.failure_name)
 
         # The format
-        formatter = settings.formatter
-        self._formatter = formatter
+        self._formatter = settings.formatter
         self._tokens_per_event = settings.tokens_per_event
-        self._chunk_prefix = formatter.chunk_prefix
-        self._chunk_suffix = formatter.chunk_suffix
-        self.has_plain_events = _has_plain_events(formatter, request, failure)
+        self._chunk_prefix = self._formatter.chunk_prefix
+        self._chunk_suffix = self._formatter.chunk_suffix
+        self.has_plain_events = _has_plain_events(self._formatter, request, failure)
         wants_timing = http_request.headers.get(b"x-trtllm-return-metrics") == b"1"
         self._reports_timing = settings.can_report_timing and wants_timing
 
@@ -229,42 +236,57 @@ class SimResponse:
         return Output(b"", Continuation.MORE_BYTES)
 
     def _build_stream_output(self, tokens: int, is_last: bool, now_ns: int) -> Output:
-        """Return the bytes of a stream for some tokens. `build_next_output` has the arguments."""
+        """Return the bytes of a stream after the engine has generated some tokens.
+
+        Most tokens are in the middle of a stream whose events differ only in their word. These are
+        formatted in a faster way.
+
+        Args:
+            tokens: How many tokens the engine has just generated.
+            is_last: Whether the last token of the response is among them.
+            now_ns: The time at which they are sent.
+        """
         start = self.tokens_sent
         self.tokens_sent += tokens
-        # The first event has the role and the last one the finish reason, so they are not plain.
+        # The first event has the role and the last one the finish reason.
         is_in_middle = start > 0 and not is_last
         if is_in_middle and self.has_plain_events and self._tokens_per_event == 1:
             self.events_sent += tokens
             return Output(self._format_plain_events(start), Continuation.MORE_BYTES)
         events, continuation = self._build_stream_events(start, is_last, now_ns)
-        return self._frame_events(events, continuation)
+        return self._format_output(events, continuation)
 
     def build_plain_event(self) -> bytes:
-        """Return the HTTP chunk with the next token, and count the token and its event.
+        """Return the next token as an HTTP chunk, and count the token and its event.
 
-        This is for a response with `has_plain_events`, and neither for its first nor its last
-        token. It does the same as `build_next_output`, in less time.
+        This does the same as `build_next_output`, in less time. It may only be called if
+        `has_plain_events` is true: the events between the first and the last one differ only in
+        their word. The token must be neither the first nor the last one of the response.
         """
         word = token_word(self.digest, self.tokens_sent)
         self.tokens_sent += 1
         self.events_sent += 1
         return self._chunk_prefix + word + self._chunk_suffix
 
-    def _frame_events(self, events: list[bytes], continuation: Continuation) -> Output:
+    def _format_output(self, events: list[bytes], continuation: Continuation) -> Output:
         """Return events of a stream as bytes on the connection: each one as an HTTP chunk.
 
-        With the failure `close_delimited` there are no chunks, and the body ends where the
-        connection is closed.
+        With the injected failure `close_delimited`, the events are sent without chunks, and the
+        body ends where the connection is closed.
+
+        Args:
+            events: The events that are due.
+            continuation: What follows them in a response with chunks.
         """
-        if not self._is_close_delimited:
-            data = b"".join([format_chunk(event) for event in events])
-            if continuation is Continuation.NEXT_REQUEST:
-                data += LAST_CHUNK
-            return Output(data, continuation)
-        if continuation is Continuation.MORE_BYTES:
-            return Output(b"".join(events), Continuation.MORE_BYTES)
-        return Output(b"".join(events), Continuation.CLOSE)
+        if self._is_close_delimited:
+            is_complete = continuation is not Continuation.MORE_BYTES
+            return Output(
+                b"".join(events), Continuation.CLOSE if is_complete else Continuation.MORE_BYTES
+            )
+        chunks = [format_chunk(event) for event in events]
+        if continuation is Continuation.NEXT_REQUEST:
+            chunks.append(LAST_CHUNK)
+        return Output(b"".join(chunks), continuation)
 
     def build_timing(self, now_ns: int) -> RequestTiming:
         """Return the server timing breakdown of a response that is complete at `now_ns`.
@@ -297,8 +319,8 @@ class SimResponse:
         """Return the events of the tokens that have just been generated, and what follows them.
 
         The first token comes after the opening events of the API, such as the role. The last one is
-        followed by closing events, such as the usage. An injected failure can withhold the text of
-        events, or end the stream after one of the events.
+        followed by closing events, such as the usage. An injected failure can end the stream after
+        one of the tokens.
 
         Args:
             start: The number of the first of these tokens; 0 is the first of the response. The
@@ -307,22 +329,38 @@ class SimResponse:
             now_ns: The current time.
         """
         events = self._formatter.format_opening() if start == 0 else []
-        for event_start in range(start, self.tokens_sent, self._tokens_per_event):
-            event_stop = min(event_start + self._tokens_per_event, self.tokens_sent)
-            has_last_token = is_last and event_stop == self.tokens_sent
-            if self._is_text_withheld(event_start):
-                if has_last_token:
-                    events.append(self._format_event_without_text(event_stop))
-                continue
-            events.append(self._format_token_event(event_start, event_stop, has_last_token))
-            self.events_sent += 1
-            if self._is_stream_ended_by_failure(event_start, event_stop):
-                end_of_stream = self._build_end_after_failure()
-                return _Events(events + end_of_stream.events, end_of_stream.continuation)
+        events += self._build_token_events(start, is_last)
+        if self._is_stream_ended_by_failure(start, self.tokens_sent):
+            end_of_stream = self._build_end_after_failure()
+            return _Events(events + end_of_stream.events, end_of_stream.continuation)
         if is_last:
             closing_events = self._format_closing_events(now_ns)
             return _Events(events + closing_events, Continuation.NEXT_REQUEST)
         return _Events(events, Continuation.MORE_BYTES)
+
+    def _build_token_events(self, start: int, is_last: bool) -> list[bytes]:
+        """Return the events with the tokens from number `start` to `tokens_sent`, and count them.
+
+        An injected failure can leave out the text of events. Then there are no events, except for
+        the last one of the response, which has the finish reason. Another failure can end the
+        stream, so that no events follow.
+
+        Args:
+            start: The number of the first token of the events within the response.
+            is_last: Whether the last token of the response is among them.
+        """
+        events = []
+        for event_start in range(start, self.tokens_sent, self._tokens_per_event):
+            event_stop = min(event_start + self._tokens_per_event, self.tokens_sent)
+            has_last_token = is_last and event_stop == self.tokens_sent
+            if not self._is_text_withheld(event_start):
+                events.append(self._format_token_event(event_start, event_stop, has_last_token))
+                self.events_sent += 1
+            elif has_last_token:
+                events.append(self._format_event_without_text(event_stop))
+            if self._is_stream_ended_by_failure(event_start, event_stop):
+                break
+        return events
 
     def _is_text_withheld(self, event_start: int) -> bool:
         """Return whether an injected failure leaves out the text of the event at this token.
@@ -370,18 +408,24 @@ class SimResponse:
         return event
 
     def _build_end_after_failure(self) -> _Events:
-        """Return the last events of a stream that an injected failure ends, and what follows them.
+        """Return the last events of a stream that an injected failure ends, and what happens then.
 
-        A failure that cuts the stream has no such events. A failure of the engine is reported in
-        the form of the API, and some APIs then end the body without its proper end.
+        There are three kinds of failures:
+
+        - The stream is cut: no more events follow, and the connection is closed, reset or silent.
+        - `error_event` sends an error, and the stream ends as usual.
+        - `engine_error` imitates a server whose engine fails. What is sent depends on the API. Some
+          servers close the connection then, without the end of the body.
         """
-        if self.failure_name in _CONTINUATION_AFTER_CUT:
-            return _Events([], _CONTINUATION_AFTER_CUT[self.failure_name])
+        continuation_after_cut = _CONTINUATION_AFTER_CUT.get(self.failure_name)
+        if continuation_after_cut is not None:
+            return _Events([], continuation_after_cut)
         if self.failure_name == "error_event":
             events = [format_error_event("simulated error"), DONE_EVENT]
             return _Events(events, Continuation.NEXT_REQUEST)
-        events, ends_properly = self._formatter.format_engine_failure()
-        return _Events(events, Continuation.NEXT_REQUEST if ends_properly else Continuation.CLOSE)
+        events, has_end_of_body = self._formatter.format_engine_failure()
+        continuation = Continuation.NEXT_REQUEST if has_end_of_body else Continuation.CLOSE
+        return _Events(events, continuation)
 
     def _format_closing_events(self, now_ns: int) -> list[bytes]:
         """Return the events after the last token.
@@ -414,20 +458,23 @@ class SimResponse:
         return specified_count
 
     def _build_whole_output(self, now_ns: int) -> Output:
-        """Return a complete response that is not streamed: its head and its JSON body.
+        """Return a complete response that is not streamed, and count its tokens as sent.
 
-        A failure that cuts a stream at a token cuts the body in the middle.
+        It consists of the head and the JSON body. A failure that cuts a stream at a token cuts the
+        body in the middle.
         """
         self.tokens_sent = self.request.output_tokens
-        self.events_sent = 1
+        self.events_sent = 1  # the whole response counts as one event
         if self.failure_name in _ENGINE_FAILURES:
             return self._build_engine_error_output()
         timing = self.build_timing(now_ns)
         body = self._format_whole_body(timing)
         head = self._format_whole_head(len(body), timing)
-        if self.failure_name in _CONTINUATION_AFTER_CUT:
+
+        continuation_after_cut = _CONTINUATION_AFTER_CUT.get(self.failure_name)
+        if continuation_after_cut is not None:
             first_half = body[: len(body) // 2]
-            return Output(head + first_half, _CONTINUATION_AFTER_CUT[self.failure_name])
+            return Output(head + first_half, continuation_after_cut)
         if self._is_close_delimited:
             return Output(head + body, Continuation.CLOSE)
         return Output(head + body, Continuation.NEXT_REQUEST)

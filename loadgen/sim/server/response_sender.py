@@ -84,17 +84,22 @@ class ResponseSender:
     def send_due(self, now_ns: int) -> None:
         """Send everything that is due by `now_ns`.
 
-        Most emissions are one token in the middle of a stream. If its events are plain (see
-        `SimResponse.has_plain_events`), it is sent by a shorter way than all others, because the
-        time per token limits the load that this server can simulate.
+        An emission of the engine names the response that its tokens belong to or, for a
+        non-generative request (embeddings, rerank), one of the sequences that are prefilled.
+
+        Most emissions are one token in the middle of a stream whose events differ only in their
+        word (plain events). They are sent in a faster way than all others, because the time per
+        token limits the load that this server can simulate.
         """
         self._start_delayed(now_ns)
         for emission in self._engine.advance(now_ns):
             response = emission.key
+            if isinstance(response, PrefillSequence):
+                self._finish_sequence(response, emission)
+                continue
             connection = response.connection
-            is_current = connection.response is response
-            if connection.closed or not is_current:
-                self._handle_sequence_emission(emission)
+            has_ended = connection.closed or connection.response is not response
+            if has_ended:
                 continue
             is_one_token = emission.tokens == 1 and not emission.is_last
             is_first = response.tokens_sent == 0  # its event has the role, too
@@ -145,18 +150,16 @@ class ResponseSender:
             if not response.connection.closed:
                 self.start(response, start_ns)
 
-    def _handle_sequence_emission(self, emission: Emission) -> None:
+    def _finish_sequence(self, sequence: PrefillSequence, emission: Emission) -> None:
         """Handle the end of the prefill of one sequence of a non-generative request.
 
-        After the last of its sequences, the response is sent. An emission for a response that has
-        ended in the meantime is ignored.
+        Such a request (embeddings, rerank) has one sequence per text. After the last of them, the
+        response is sent, unless its client has left in the meantime.
         """
-        sequence = emission.key
-        if not isinstance(sequence, PrefillSequence):
-            return  # a token of a response that has ended
         response = sequence.response
         connection = response.connection
-        if connection.closed or connection.response is not response:
+        has_ended = connection.closed or connection.response is not response
+        if has_ended:
             return
         response.sequences.remove(sequence)
         if not response.sequences:
@@ -167,7 +170,6 @@ class ResponseSender:
 
         An emission is a number of tokens of one request that are due at the same time.
         """
-        connection: Connection = response.connection
         self._report_cached_tokens(response)
         first_event = response.events_sent
         # Timings in the response are planned times, not the times of the sends.
@@ -175,15 +177,33 @@ class ResponseSender:
             emission.tokens, emission.is_last, emission.due_ns
         )
         self._counters.events += response.events_sent - first_event
-        if response.failure_name == "split":
-            _write_bytes_separately(connection, data[:-1])
-            data = data[-1:]
-        self._log_events(response, first_event, emission)
-        connection.write(data)
+        self._write_events(response, data, first_event, emission)
         if continuation is Continuation.NEXT_REQUEST:
             self._count_completed(response, emission.due_ns)
         if continuation is not Continuation.MORE_BYTES:
             self._end_response(response, continuation)
+
+    def _write_events(
+        self, response: SimResponse, data: bytes, first_event: int, emission: Emission
+    ) -> None:
+        """Write the bytes of the events of an emission, and log the events.
+
+        The log has the time just before the write that completes the events. With the injected
+        failure `split`, each byte is written by itself.
+
+        Args:
+            response: The response.
+            data: The bytes of the events.
+            first_event: The number of the first event within the response.
+            emission: The emission, which has the planned time of the events.
+        """
+        connection: Connection = response.connection
+        last_write = data
+        if response.failure_name == "split":
+            _write_bytes_separately(connection, data[:-1])
+            last_write = data[-1:]
+        self._log_events(response, first_event, emission)
+        connection.write(last_write)
 
     def _report_cached_tokens(self, response: SimResponse) -> None:
         """Let the usage of a response have the number of prompt tokens found in the cache.
@@ -203,6 +223,8 @@ class ResponseSender:
     def _log_events(self, response: SimResponse, first_event: int, emission: Emission) -> None:
         """Log the events of an emission just before they are sent.
 
+        The server logs no events, all events, or the first and the last event of each response.
+
         Args:
             response: The response.
             first_event: The number of the first event of the emission within the response. The
@@ -212,15 +234,15 @@ class ResponseSender:
         event_indexes = range(first_event, response.events_sent)
         if not event_indexes or not self._log.logs_events:
             return
-        has_end_of_response = first_event == 0 or emission.is_last
-        if self._log.logs_all:
-            logged_indexes = event_indexes
-        elif has_end_of_response:
-            logged_indexes = event_indexes[-1:]  # the first or the last event of the response
-        else:
-            return
+        if not self._log.logs_all:
+            is_at_start = first_event == 0
+            if not is_at_start and not emission.is_last:
+                return
+            # The first event of a response is alone in its emission. So the last event of this
+            # emission is either the first or the last one of the response.
+            event_indexes = event_indexes[-1:]
         sent_ns = time.monotonic_ns()
-        for event_index in logged_indexes:
+        for event_index in event_indexes:
             self._log.rows.extend((response.request_number, event_index, emission.due_ns, sent_ns))
 
     def _end_response(self, response: SimResponse, continuation: Continuation) -> None:
@@ -248,9 +270,11 @@ class ResponseSender:
         """
         if self._fleet is None:
             return
-        while self._fleet.lost_keys:
-            response_or_sequence = self._fleet.lost_keys.pop()
-            response_or_sequence.connection.reset()
+        lost_keys = self._fleet.lost_keys
+        while lost_keys:
+            # The key of a request in the engine is its response, or a sequence of its response.
+            # Both know the connection.
+            lost_keys.pop().connection.reset()
 
 
 def _write_bytes_separately(connection: Connection, data: bytes) -> None:

@@ -160,11 +160,14 @@ def format_chunk(event: bytes) -> bytes:
 
 
 def split_chunk_at_word(before_word: bytes, after_word: bytes) -> tuple[bytes, bytes]:
-    """Return the bytes of an HTTP chunk before and after the word of a token event.
+    """Return the constant bytes before and after the word in the HTTP chunk of a token event.
 
-    The event is `before_word + word + after_word`, and a chunk is its length in hexadecimal, the
-    event and a line end. All words have the same length, so the length of the chunk does not depend
-    on the word. Then a chunk needs only one concatenation per token.
+    An HTTP chunk is the length of its data in hexadecimal, a line end, the data, and a line end.
+    The data is the event `before_word + word + after_word`. All words have five bytes, so the
+    length is the same for all of them. Then the chunk of a token only needs to be put together:
+    `chunk_prefix + word + chunk_suffix`.
+
+    For example, `{` and `}` give `7`, a line end and `{`, and then `}` and a line end.
     """
     event_size = len(before_word) + len(TOKEN_WORDS[0]) + len(after_word)
     chunk_prefix = b"%x\r\n%b" % (event_size, before_word)
@@ -175,20 +178,24 @@ def split_chunk_at_word(before_word: bytes, after_word: bytes) -> tuple[bytes, b
 def token_ids(digest: bytes, start: int, stop: int) -> list[int]:
     """Return the ids of tokens `start` to `stop` of a completion. An id is an index of TOKEN_WORDS.
 
-    They are a function of the digest of 64 bytes and of the position only. Token n is the byte
-    n % 64 of the digest, XORed with n // 64, so that a long text does not repeat itself every 64
-    words. For example, token 130 is byte 2 of the digest, XORed with 2.
+    They are a function of the digest of the prompt, which has 64 bytes, and of the position. For
+    each position, the next byte of the digest is used, and after the last one again the first. The
+    byte is XORed with the number of the pass over the digest, so that a long text does not repeat
+    itself every 64 words. For example, token 130 is in pass 2, so it is byte 2 XORed with 2.
     """
-    return [
-        digest[position % DIGEST_BYTES] ^ (position // DIGEST_BYTES % WORD_COUNT)
-        for position in range(start, stop)
-    ]
+    ids = []
+    for position in range(start, stop):
+        digest_byte = digest[position % DIGEST_BYTES]
+        pass_number = position // DIGEST_BYTES
+        ids.append(digest_byte ^ (pass_number % WORD_COUNT))
+    return ids
 
 
 def token_word(digest: bytes, position: int) -> bytes:
     """Return the word of the token at one position of a completion. See `token_ids`."""
-    token_id = digest[position % DIGEST_BYTES] ^ (position // DIGEST_BYTES % WORD_COUNT)
-    return TOKEN_WORDS[token_id]
+    digest_byte = digest[position % DIGEST_BYTES]
+    pass_number = position // DIGEST_BYTES
+    return TOKEN_WORDS[digest_byte ^ (pass_number % WORD_COUNT)]
 
 
 def token_words(digest: bytes, start: int, stop: int) -> list[bytes]:
