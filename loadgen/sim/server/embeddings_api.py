@@ -14,7 +14,12 @@ from typing import Any, Literal
 import msgspec
 
 from loadgen.sim.server.error_responses import malformed_body, refusal
-from loadgen.sim.server.request_parser import RequestRules, check_model, count_tokens
+from loadgen.sim.server.request_parser import (
+    BodyDecoder,
+    RequestRules,
+    check_model,
+    count_tokens,
+)
 from loadgen.sim.server.server_timing import RequestTiming
 from loadgen.sim.server.wire_format import ParsedRequest, ResponseContext, ResponseFormatter
 
@@ -56,42 +61,44 @@ _decode_rerank_body = msgspec.json.Decoder(_RerankBody).decode
 def parse_embeddings_request(body: bytes, rules: RequestRules) -> ParsedRequest:
     """Parse and check a request to the embeddings API. Raises RefusalError.
 
-    Each of its inputs is a sequence that the engine prefills.
+    The engine prefills each input of the request (a text or a list of token ids) as a sequence of
+    its own. The response has one embedding per input.
     """
-    request: _EmbeddingsBody = _decode_body(_decode_embeddings_body, body, rules)
+    request: _EmbeddingsBody = _decode_body(body, _decode_embeddings_body, rules)
     check_model(request.model, rules)
     inputs = _normalize_inputs(request.input, rules)
-    request.input = list(inputs)  # the response has one embedding per input
     dimensions = request.dimensions
     if dimensions is not None and not 1 <= dimensions <= MAX_DIMENSIONS:
         text = f"dimensions must be from 1 to {MAX_DIMENSIONS}"
         raise refusal(rules.flavor, text, "dimensions")
     lengths = tuple(_count_input_tokens(value) for value in inputs)
     _check_sequences("embeddings", lengths, rules)
-    return _build_parsed_request("embeddings", request, body, lengths, rules)
+    normalized_request = msgspec.structs.replace(request, input=inputs)
+    return _build_parsed_request("embeddings", normalized_request, body, lengths, rules)
 
 
 def parse_rerank_request(body: bytes, rules: RequestRules) -> ParsedRequest:
     """Parse and check a request to the rerank API. Raises RefusalError.
 
-    Each document is a sequence together with the query, because the model scores the pair.
+    The model scores the query together with one document at a time. So the engine prefills one
+    sequence per document: the query and the document.
     """
-    request: _RerankBody = _decode_body(_decode_rerank_body, body, rules)
+    request: _RerankBody = _decode_body(body, _decode_rerank_body, rules)
     check_model(request.model, rules)
     texts = [
         document if isinstance(document, str) else document.text for document in request.documents
     ]
     if not texts:
         raise malformed_body(rules.flavor, "documents must not be empty")
-    request.documents = list(texts)
     query_tokens = _count_input_tokens(request.query)
     lengths = tuple(query_tokens + _count_input_tokens(text) for text in texts)
     _check_sequences("rerank", lengths, rules)
-    return _build_parsed_request("rerank", request, body, lengths, rules)
+    normalized_request = msgspec.structs.replace(request, documents=texts)
+    return _build_parsed_request("rerank", normalized_request, body, lengths, rules)
 
 
-def _decode_body(decode: Any, body: bytes, rules: RequestRules) -> Any:
-    """Return the decoded body. Raises RefusalError if it is malformed."""
+def _decode_body(body: bytes, decode: BodyDecoder, rules: RequestRules) -> Any:
+    """Return the body decoded by `decode`. Raises RefusalError if it is malformed."""
     try:
         return decode(body)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
@@ -130,10 +137,15 @@ def _count_input_tokens(value: str | list[int]) -> int:
 def _check_sequences(
     api: NonGenerativeApi, sequence_lengths: tuple[int, ...], rules: RequestRules
 ) -> None:
-    """Raise RefusalError if a request has too many sequences, or if one of them is too long."""
-    if len(sequence_lengths) > MAX_SEQUENCES:
-        text = f"at most {MAX_SEQUENCES} at once, got {len(sequence_lengths)}"
-        raise refusal(rules.flavor, text, api)
+    """Raise RefusalError if a request has too many sequences, or if one of them is too long.
+
+    A sequence must leave room for one token in the context. If prompts cannot be prefilled in
+    parts, it must also fit into one iteration (`max_num_tokens`, 0 without this limit).
+    """
+    sequence_count = len(sequence_lengths)
+    if sequence_count > MAX_SEQUENCES:
+        text = f"at most {MAX_SEQUENCES} at once, got {sequence_count}"
+        raise refusal(rules.flavor, text, param=api)
     max_input_tokens = rules.max_num_tokens or rules.max_seq_len - 1
     longest = max(sequence_lengths)
     if longest > max_input_tokens:
@@ -141,7 +153,7 @@ def _check_sequences(
             f"an input of {longest} tokens is longer than the {max_input_tokens} "
             "that this model takes"
         )
-        raise refusal(rules.flavor, text, api, code="context_length_exceeded")
+        raise refusal(rules.flavor, text, param=api, code="context_length_exceeded")
 
 
 def _build_parsed_request(
@@ -190,40 +202,42 @@ class EmbeddingsFormatter(ResponseFormatter):
     ) -> bytes:
         """Return the JSON body of the response: the embeddings, or the ranked documents.
 
-        The arguments are those of all formatters.
+        All formatters have the same arguments. They are adapted to an API without output tokens, so
+        that injected failures have an effect here, too.
 
         Args:
             reported_tokens: What the usage reports as output tokens: 0, or more with the injected
-                failure `wrong_count`. This API has no output, so they are added to the input.
-            has_finish_reason: False with the injected failure `no_finish`. This API has no finish
-                reason, so the response is incomplete in another way: it contains no values.
+                failure `wrong_count`. Here they are reported as additional input tokens.
+            _timing: The server timing breakdown, which this API does not report.
+            has_finish_reason: False with the injected failure `no_finish`. Here the response then
+                contains no embeddings or documents.
         """
-        tokens = self._request.input_tokens + reported_tokens
-        usage = {"prompt_tokens": tokens, "total_tokens": tokens}
-        has_values = has_finish_reason
+        has_results = has_finish_reason
+        input_tokens = self._request.input_tokens + reported_tokens
+        usage = {"prompt_tokens": input_tokens, "total_tokens": input_tokens}
         if self._request.api == "embeddings":
-            return self._format_embeddings(usage, has_values)
-        return self._format_ranking(usage, has_values)
+            return self._format_embeddings(usage, has_results)
+        return self._format_ranking(usage, has_results)
 
-    def _format_embeddings(self, usage: dict[str, int], has_values: bool) -> bytes:
-        """Return the JSON body of a response with embeddings."""
+    def _format_embeddings(self, usage: dict[str, int], has_results: bool) -> bytes:
+        """Return the JSON body of a response with embeddings, which may be left out."""
         return msgspec.json.encode(
             {
                 "object": "list",
-                "data": self._build_embeddings() if has_values else [],
+                "data": self._build_embeddings() if has_results else [],
                 "model": self._request.model,
                 "usage": usage,
             }
         )
 
-    def _format_ranking(self, usage: dict[str, int], has_values: bool) -> bytes:
-        """Return the JSON body of a response with ranked documents."""
+    def _format_ranking(self, usage: dict[str, int], has_results: bool) -> bytes:
+        """Return the JSON body of a response with ranked documents, which may be left out."""
         return msgspec.json.encode(
             {
                 "id": f"rerank-{self._request_number}",
                 "model": self._request.model,
                 "usage": usage,
-                "results": self._rank_documents() if has_values else [],
+                "results": self._rank_documents() if has_results else [],
             }
         )
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import msgspec
@@ -127,28 +129,15 @@ def _convert_refusal(refusal: RefusalError) -> RefusalError:
 
 
 def parse_messages_request(body: bytes, rules: RequestRules) -> ParsedRequest:
-    """Parse and check a request to Anthropic's Messages API.
-
-    Raises RefusalError in the form of this API. The checks that all APIs have in common raise their
-    errors in OpenAI's form, which is converted.
-    """
-    try:
-        request = _decode_body(body)
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-        raise _refusal(str(error)) from None
-    if request.max_tokens < 1:
-        raise _refusal("max_tokens: Input should be greater than or equal to 1")
-    if not any(message.texts() for message in request.messages):
-        raise _refusal("messages: at least one message is required")
+    """Parse and check a request to Anthropic's Messages API. Raises RefusalError."""
+    request = _decode_messages_body(body)
     input_tokens, content = _read_prompt(request)
     digest = digest_prompt(content, rules.seed)
-    try:
+    with _converted_refusals():
         check_model(request.model, rules)
         output_tokens, finish_reason = choose_output_length(
             request.max_tokens, input_tokens, digest, rules
         )
-    except RefusalError as refusal:
-        raise _convert_refusal(refusal) from None
     called_tool = _find_forced_tool(request)
     return ParsedRequest(
         api="messages",
@@ -164,6 +153,31 @@ def parse_messages_request(body: bytes, rules: RequestRules) -> ParsedRequest:
         blocks=hash_blocks(content, input_tokens, rules.tokens_per_block),
         called_tool=called_tool,
     )
+
+
+def _decode_messages_body(body: bytes) -> Any:
+    """Return the decoded body. Raises RefusalError if it is malformed, or has no messages."""
+    try:
+        request = _decode_body(body)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise _refusal(str(error)) from None
+    if request.max_tokens < 1:
+        raise _refusal("max_tokens: Input should be greater than or equal to 1")
+    if not any(message.texts() for message in request.messages):
+        raise _refusal("messages: at least one message is required")
+    return request
+
+
+@contextmanager
+def _converted_refusals() -> Iterator[None]:
+    """Convert refusals within a `with` block to the form of this API.
+
+    The checks that all APIs have in common refuse a request in the form of OpenAI's API.
+    """
+    try:
+        yield
+    except RefusalError as refusal:
+        raise _convert_refusal(refusal) from None
 
 
 def _read_prompt(request: Any) -> tuple[int, bytes]:
@@ -198,22 +212,26 @@ class MessageFormatter(ResponseFormatter):
     def __init__(self, request: ParsedRequest, context: ResponseContext) -> None:
         """Encode the parts of the response that are the same in all its token events.
 
-        A token event is `_before_text`, its text, and `_after_text`. To find them, an event is
-        encoded with a placeholder for its text, and split there.
+        A token event is `_before_text`, the text of its tokens, and `_after_text`.
         """
         self.flavor = context.flavor  # of errors before the response starts
         self._request = request
         self._message_id = f"msg_{context.request_number}_{request.digest[:6].hex()}"
-        if request.called_tool:
-            delta = {"type": "input_json_delta", "partial_json": TEXT_PLACEHOLDER}
-        else:
-            delta = {"type": "text_delta", "text": TEXT_PLACEHOLDER}
-        delta_event = _format_event("content_block_delta", index=0, delta=delta)
-        self._before_text, self._after_text = split_at_placeholder(delta_event)
-        # The same bytes as an HTTP chunk: see `ResponseFormatter.chunk_prefix`.
+        # To find the constant parts, an event is encoded with a placeholder for its text.
+        placeholder_event = _format_event(
+            "content_block_delta", index=0, delta=self._build_delta(TEXT_PLACEHOLDER)
+        )
+        self._before_text, self._after_text = split_at_placeholder(placeholder_event)
+        # What comes before and after the text of an event that is sent as an HTTP chunk.
         self.chunk_prefix, self.chunk_suffix = split_chunk_at_word(
             self._before_text, self._after_text
         )
+
+    def _build_delta(self, text: str) -> dict[str, str]:
+        """Return what an event adds to the message: a text, or a part of a tool's input."""
+        if self._request.called_tool:
+            return {"type": "input_json_delta", "partial_json": text}
+        return {"type": "text_delta", "text": text}
 
     def format_opening(self) -> list[bytes]:
         """Return the events before the first text.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import time
 import traceback
+from pathlib import Path
 
 from loadgen.core.errors import LoadgenError, UserError, of_reading
 from loadgen.sim.server.completions_formatter import CompletionFormatter
@@ -93,7 +94,7 @@ class RequestHandler:
         try:
             self._route(connection, http_request)
         except RefusalError as error:
-            self._log_request(http_request, error.status)
+            self._count_and_log_request(http_request, error.status)
             response = HttpResponse(error.status, error.body, headers=error.headers)
             self._reply(connection, http_request, response)
         except Exception:  # a bug of this server must not end the streams of other clients
@@ -104,27 +105,30 @@ class RequestHandler:
     def _route(self, connection: Connection, http_request: HttpRequest) -> None:
         """Answer a request according to its path. Raises RefusalError.
 
-        There are three cases, in this order: an error on the level of HTTP, a request to an
-        inference API, whose response is sent as its tokens become due, and a page such as metrics,
-        which is sent at once. The API key is checked for inference APIs and for all pages under
-        `/v1/`.
+        A request to an inference API gets a response whose bytes are sent as its tokens become due.
+        A page, such as the metrics, is sent at once. The API key is checked for inference APIs and
+        for all pages under `/v1/`.
         """
         if http_request.error_status:
-            status = http_request.error_status
-            text = _HTTP_ERROR_TEXTS.get(status, _INVALID_REQUEST_TEXT)
-            self._reply(connection, http_request, HttpResponse(status, text, PLAIN_TEXT))
+            self._reply_to_invalid_request(connection, http_request)
             return
         path = http_request.path.rstrip("/") or "/"
         api = _API_PATHS.get(path)
-        allowed_method = "POST" if api is not None else self._pages.allowed_method(path)
-        self._check_method(http_request.method, allowed_method)
-        needs_key = api is not None or path.startswith("/v1/")
-        if needs_key and self._authorization:
-            self._check_authorization(http_request)
         if api is not None:
+            self._check_method(http_request.method, allowed_method="POST")
+            self._check_authorization(http_request)
             self._start_response(connection, http_request, api)
             return
+        self._check_method(http_request.method, self._pages.allowed_method(path))
+        if path.startswith("/v1/"):
+            self._check_authorization(http_request)
         self._reply(connection, http_request, self._pages.answer(path))
+
+    def _reply_to_invalid_request(self, connection: Connection, http_request: HttpRequest) -> None:
+        """Send the HTTP error with which the connection has refused a request."""
+        status = http_request.error_status
+        text = _HTTP_ERROR_TEXTS.get(status, _INVALID_REQUEST_TEXT)
+        self._reply(connection, http_request, HttpResponse(status, text, PLAIN_TEXT))
 
     def _check_method(self, method: str, allowed_method: str) -> None:
         """Raise RefusalError if the path does not exist or does not allow the method."""
@@ -135,7 +139,9 @@ class RequestHandler:
             raise unknown_route(self._rules.flavor, 405, allowed_method)
 
     def _check_authorization(self, http_request: HttpRequest) -> None:
-        """Raise RefusalError if a request does not have the API key."""
+        """Raise RefusalError if the server requires an API key that a request does not have."""
+        if not self._authorization:
+            return
         if http_request.headers.get(b"authorization") != self._authorization:
             text = (
                 "Incorrect API key provided. You can obtain a key from whoever runs this endpoint."
@@ -163,33 +169,38 @@ class RequestHandler:
     def _start_response(self, connection: Connection, http_request: HttpRequest, api: Api) -> None:
         """Parse a request to an inference API and start its response. Raises RefusalError.
 
-        An injected failure may replace the whole response, or delay it. `response.SimResponse`
-        carries out the failures that change its bytes.
+        An injected failure may replace the whole response, shorten it or delay it.
+        `response.SimResponse` carries out the failures that change its bytes.
         """
         request = self._parse_request(http_request.body, api)
         failure = self._choose_failure(connection, http_request, request)
         if failure is not None and _replaces_response(failure):
-            self._inject_replacement(connection, http_request, request, failure)
+            self._fail_without_response(connection, http_request, request, failure)
             return
+        if failure is not None and failure.name == "clamp":
+            _shorten_completion(request, failure.token_count)
         response = self._create_response(connection, http_request, request, failure)
         connection.response = response
-        self._log_request(http_request, 200, request, response.failure_name)
+        self._count_and_log_request(http_request, 200, request, response.failure_name)
         if failure is not None and failure.name == "slow_first_byte":
             start_ns = http_request.arrival_ns + failure.duration_ns
             self.sender.start_later(response, start_ns)
         else:
             self.sender.start(response, http_request.arrival_ns)
 
-    def _inject_replacement(
+    def _fail_without_response(
         self,
         connection: Connection,
         http_request: HttpRequest,
         request: ParsedRequest,
         failure: InjectedFailure,
     ) -> None:
-        """Reset the connection, or send an error response, instead of the response to a request."""
+        """Carry out an injected failure that takes the place of the response.
+
+        `idle_reset` resets the connection. All others send an error response, such as `http_429`.
+        """
         if failure.name == "idle_reset":
-            self._log_request(http_request, 0, request, failure.name)
+            self._count_and_log_request(http_request, 0, request, failure.name)
             connection.reset()
         else:
             self._reply_with_injected_status(connection, http_request, request, failure)
@@ -203,15 +214,12 @@ class RequestHandler:
     ) -> SimResponse:
         """Return the response to a request, of which nothing is sent yet.
 
-        The injected failure `clamp` shortens it. A response of the Responses API is also stored,
+        A response of the Responses API is also stored, unless the request forbids it (`store`),
         because a later request may continue it.
         """
-        if failure is not None and failure.name == "clamp":
-            max_tokens = max(1, failure.token_count)  # a completion has at least one token
-            request.output_tokens = min(request.output_tokens, max_tokens)
         request_number = self.counters.requests
         formatter = self._create_formatter(request, request_number)
-        if isinstance(formatter, ResponsesFormatter) and request.decoded_body.store is not False:
+        if isinstance(formatter, ResponsesFormatter) and formatter.is_stored:
             self._stored_responses.add(formatter.response_id, request)
         settings = ResponseSettings(
             formatter=formatter,
@@ -296,7 +304,7 @@ class RequestHandler:
         A response 429 has the header `Retry-After`, in whole seconds, as HTTP requires.
         """
         status = int(failure.name.removeprefix(_STATUS_FAILURE_PREFIX))
-        self._log_request(http_request, status, request, failure.name)
+        self._count_and_log_request(http_request, status, request, failure.name)
         headers: Headers = ()
         if status == 429:
             retry_after_s = max(1, round(failure.duration_ns / NS_PER_S))
@@ -304,14 +312,14 @@ class RequestHandler:
         body = format_error(self._rules.flavor, f"simulated {status}", status)
         self._reply(connection, http_request, HttpResponse(status, body, headers=headers))
 
-    def _log_request(
+    def _count_and_log_request(
         self,
         http_request: HttpRequest,
         status: int,
         request: ParsedRequest | None = None,
         failure_name: str = "",
     ) -> None:
-        """Count a request, and add it to the log if requests are logged.
+        """Count a request and its error status, if any, and add it to the log.
 
         Args:
             http_request: The request on the level of HTTP.
@@ -327,6 +335,7 @@ class RequestHandler:
         logs_requests = self.log.logs_events or logs_bodies
         if not logs_requests:
             return
+        body_sha256 = hashlib.sha256(http_request.body).hexdigest() if logs_bodies else ""
         self.log.requests.append(
             LoggedRequest(
                 number=request_number,
@@ -337,7 +346,7 @@ class RequestHandler:
                 input_tokens=request.input_tokens if request else 0,
                 output_tokens=request.output_tokens if request else 0,
                 fault=failure_name,
-                body_sha256=hashlib.sha256(http_request.body).hexdigest() if logs_bodies else "",
+                body_sha256=body_sha256,
             )
         )
 
@@ -345,6 +354,14 @@ class RequestHandler:
 def _replaces_response(failure: InjectedFailure) -> bool:
     """Return whether an injected failure takes the place of the whole response."""
     return failure.name == "idle_reset" or failure.name.startswith(_STATUS_FAILURE_PREFIX)
+
+
+def _shorten_completion(request: ParsedRequest, max_tokens: int) -> None:
+    """Limit the length of a completion, as the injected failure `clamp` does.
+
+    A completion has at least one token.
+    """
+    request.output_tokens = min(request.output_tokens, max(1, max_tokens))
 
 
 def _read_authorization(path: str) -> bytes:
@@ -359,10 +376,8 @@ def _read_authorization(path: str) -> bytes:
     if not path:
         return b""
     try:
-        with open(path, "rb") as file:
-            api_key = file.read().strip()
+        api_key = Path(path).read_bytes().strip()
     except OSError as error:
-        error_code = of_reading(error)  # which depends on the cause, such as a missing file
         problem = f"cannot be opened: {error.strerror}"
-        raise UserError(error_code, problem, str(error.filename)) from None
+        raise UserError(of_reading(error), problem, str(error.filename)) from None
     return b"Bearer " + api_key

@@ -8,7 +8,7 @@ The other APIs use the common checks of this module.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
 import msgspec
@@ -190,14 +190,14 @@ def create_body_decoder(
 ) -> BodyDecoder:
     """Return a decoder of JSON bodies that accepts known fields only.
 
-    Some servers answer 400 to unknown fields. The decoder therefore decodes a type that is created
-    here: a subclass of `body_type` with one optional field for each ignored field. So the types of
-    ignored fields are checked, too, although they have no effect.
+    Real servers accept many fields that have no effect here, and some answer 400 to unknown fields
+    and to values of a wrong type. So the decoder knows the names and the types of all fields, those
+    without an effect included.
 
     Args:
         body_type: The type with the fields that have an effect.
-        ignored_fields: Mappings from a type to the names of ignored fields of that type, such as
-            `{bool: "echo logprobs"}`.
+        ignored_fields: Mappings from a type to the names of fields of that type that have no
+            effect, such as `{bool: "echo logprobs"}`.
 
     Returns:
         A function that raises msgspec.MsgspecError, UnicodeDecodeError or RecursionError.
@@ -207,6 +207,7 @@ def create_body_decoder(
     for names_by_type in ignored_fields:
         for field_type, names in names_by_type.items():
             optional_fields += [(name, field_type, default_value) for name in names.split()]
+    # A subclass of `body_type` with one optional field more for each ignored field.
     complete_type = msgspec.defstruct(
         "Body", optional_fields, bases=(body_type,), kw_only=True, forbid_unknown_fields=True
     )
@@ -247,19 +248,15 @@ def parse_completions_request(
 
     if api == "chat":
         input_tokens, content = _read_chat_prompt(request, rules.flavor)
-        called_tool = _find_forced_tool(request)
     else:
         input_tokens, content = _read_completion_prompt(request.prompt, rules.flavor)
-        called_tool = ""
     digest = digest_prompt(content, rules.seed)
     output_tokens, finish_reason = choose_output_length(
         max_tokens, input_tokens, digest, rules, _read_stop_options(request)
     )
-    if rules.worse:
-        digest = _change_some_words(digest, fraction=rules.worse)
-
-    usage = request.stream_options
-    include_usage = usage is not None and bool(usage.include_usage)
+    called_tool = _find_forced_tool(request) if api == "chat" else ""
+    stream_options = request.stream_options
+    include_usage = stream_options is not None and bool(stream_options.include_usage)
     return ParsedRequest(
         api=api,
         model=request.model,
@@ -267,9 +264,9 @@ def parse_completions_request(
         input_tokens=input_tokens,
         output_tokens=output_tokens,
         finish_reason="tool_calls" if called_tool else finish_reason,
-        digest=digest,
+        digest=_change_some_words(digest, fraction=rules.worse) if rules.worse else digest,
         include_usage=include_usage,
-        continuous_usage=include_usage and bool(usage.continuous_usage_stats),
+        continuous_usage=include_usage and bool(stream_options.continuous_usage_stats),
         # Only some of the APIs and flavors have these fields.
         detokenize=getattr(request, "detokenize", True),
         include_metrics=getattr(request, "include_metrics", False),
@@ -344,11 +341,19 @@ def _read_completion_prompt(
 ) -> tuple[int, bytes]:
     """Return the number of tokens of a completions prompt, and its content as bytes.
 
-    The content is hashed, so it only has to be equal for equal prompts. Lone surrogates in a text
-    are encoded, too (`surrogatepass`), because JSON may contain them. Raises RefusalError.
+    The content is hashed, so it only has to be equal for equal prompts.
+
+    Args:
+        prompt: The field of the request: a text, the token ids of a text, or a list with one of
+            these.
+        flavor: The flavor of the API, which decides the form of an error.
+
+    Raises:
+        RefusalError: There are several prompts, none, or a token id that is no 64-bit integer.
     """
     text_or_ids = _unwrap_single_prompt(prompt, flavor)
     if isinstance(text_or_ids, str):
+        # JSON may contain half of a surrogate pair, which UTF-8 has no bytes for.
         content = text_or_ids.encode("utf-8", "surrogatepass")
         return max(1, count_tokens(text_or_ids)), content
     try:
@@ -363,22 +368,30 @@ def _unwrap_single_prompt(
 ) -> str | list[int]:
     """Return the only prompt of a completions request: a text or a list of token ids.
 
-    The field may also be a list of such prompts, which must have one entry here. Raises
-    RefusalError.
+    The field `prompt` has one of four forms: a text, the token ids of a text, several texts, or
+    several lists of token ids. This server accepts the last two only with a single entry.
+
+    Raises RefusalError for several prompts, and for an empty or mixed list.
     """
     if isinstance(prompt, str):
         return prompt
-    is_list_of_prompts = bool(prompt) and not isinstance(prompt[0], int)
-    if is_list_of_prompts and len(prompt) > 1:
+    if not prompt or isinstance(prompt[0], int):
+        return _check_token_ids(prompt, flavor)
+    single_prompt = prompt[0]
+    if len(prompt) > 1:
         raise refusal(flavor, "several prompts in one request are not simulated", "prompt")
-    single_prompt = prompt[0] if is_list_of_prompts else prompt
     if isinstance(single_prompt, str):
         return single_prompt
-    if isinstance(single_prompt, list) and single_prompt:
-        token_ids = [token_id for token_id in single_prompt if isinstance(token_id, int)]
-        if len(token_ids) == len(single_prompt):
-            return token_ids
-    raise malformed_body(flavor, "prompt must be a text or a list of token ids")
+    return _check_token_ids(single_prompt, flavor)
+
+
+def _check_token_ids(items: Sequence[int | str | list[int]], flavor: ApiFlavor) -> list[int]:
+    """Return the token ids of a prompt. Raises RefusalError if there is none, or another item."""
+    ids = [item for item in items if isinstance(item, int)]
+    has_other_items = len(ids) < len(items)
+    if not ids or has_other_items:
+        raise malformed_body(flavor, "prompt must be a text or a list of token ids")
+    return ids
 
 
 def _read_chat_prompt(request: Any, flavor: ApiFlavor) -> tuple[int, bytes]:
@@ -423,16 +436,17 @@ def _change_some_words(digest: bytes, fraction: float) -> bytes:
     The option `--worse` imitates a server whose outputs differ from those of another one, for
     example because its model is quantized, so that a comparison of outputs has something to find.
 
-    Each of the 64 bytes of a digest chooses the words at every 64th position of the text (see
-    `wire_format.token_ids`), so changing a byte changes these words. Each byte is changed with the
-    probability `fraction`. The random numbers are a hash of the digest, so that equal prompts get
-    equal texts here, too.
+    The words of a text follow from the 64 bytes of its digest: byte 0 decides words 0, 64, 128 and
+    so on, byte 1 decides words 1, 65, 129. So a changed byte changes these words. Each byte is
+    changed with the probability `fraction`. The decision is a hash of the digest and not a random
+    number, so that the same prompt always gets the same text.
     """
     random_bytes = hashlib.blake2b(digest, digest_size=len(digest)).digest()
     threshold = fraction * BYTE_VALUES
     changed_digest = bytearray(digest)
     for position, random_byte in enumerate(random_bytes):
-        if random_byte < threshold:
+        is_changed = random_byte < threshold
+        if is_changed:
             changed_digest[position] ^= CHANGED_WORD_MASK
     return bytes(changed_digest)
 
@@ -469,8 +483,9 @@ def count_tokens(text: str) -> int:
 def hash_blocks(content: bytes, tokens: int, tokens_per_block: int) -> tuple[int, ...]:
     """Return one hash per full block of a prompt, for the prefix cache.
 
-    A hash covers the prompt up to the end of its block, so two prompts have the hashes of their
-    common beginning in common. Without a prefix cache (`tokens_per_block` 0) there are no blocks.
+    A hash covers the prompt from its beginning to the end of the block. So if two prompts have the
+    same first 100 tokens, the hashes of all blocks in these tokens are equal. Without a prefix
+    cache (`tokens_per_block` 0) there are no blocks.
 
     Args:
         content: The prompt as bytes. Tokens begin at spaces.
@@ -479,11 +494,13 @@ def hash_blocks(content: bytes, tokens: int, tokens_per_block: int) -> tuple[int
     """
     if not tokens_per_block:
         return ()
-    block_count = tokens // tokens_per_block
+    full_block_count = tokens // tokens_per_block
+    # Prompts of token ids may contain more spaces than tokens, so surplus ends are dropped.
+    block_ends = _find_block_ends(content, tokens_per_block)[:full_block_count]
     hashes = []
     prefix_hash = 0
     block_start = 0
-    for block_end in _find_block_ends(content, tokens_per_block)[:block_count]:
+    for block_end in block_ends:
         prefix_hash = hash((prefix_hash, content[block_start:block_end]))
         hashes.append(prefix_hash)
         block_start = block_end
@@ -543,20 +560,22 @@ def choose_output_length(
     """
     _check_context_length(max_tokens, input_tokens, rules)
     # trtllm-serve reduces a limit that does not fit into the context, without an error.
-    context_tokens_left = rules.max_seq_len - input_tokens
-    output_limit = context_tokens_left
+    output_limit = rules.max_seq_len - input_tokens
     if max_tokens is not None:
-        output_limit = min(max_tokens, context_tokens_left)
+        output_limit = min(max_tokens, output_limit)
 
     if stop_options.ignore_eos:
         if output_limit > MAX_OUTPUT_TOKENS:
             text = f"an answer of {output_limit} tokens is not simulated"
             raise refusal(rules.flavor, text, "max_tokens")
         return output_limit, "length"
-    natural_tokens = _choose_natural_length(max_tokens or NATURAL_TOKENS, digest)
-    natural_tokens = max(natural_tokens, stop_options.min_tokens)
-    if natural_tokens < output_limit:
-        return natural_tokens, "stop"
+
+    requested_tokens = max_tokens or NATURAL_TOKENS
+    natural_length = _choose_natural_length(requested_tokens, digest)
+    natural_length = max(natural_length, stop_options.min_tokens)
+    ends_by_itself = natural_length < output_limit
+    if ends_by_itself:
+        return natural_length, "stop"
     return min(output_limit, MAX_OUTPUT_TOKENS), "length"
 
 
@@ -582,16 +601,17 @@ def _check_context_length(max_tokens: int | None, input_tokens: int, rules: Requ
 def _check_openai_context(max_tokens: int | None, input_tokens: int, max_seq_len: int) -> None:
     """Raise RefusalError if the prompt and the limit of output tokens exceed the context.
 
-    The text is that of vLLM, because clients recognize the error by it.
+    Without a limit, the prompt must leave room for one token. The text of the error is that of
+    vLLM, because clients recognize the error by it. It reports a missing limit as 0.
     """
-    min_output_tokens = max_tokens or 1
-    if input_tokens + min_output_tokens <= max_seq_len:
+    required_output_tokens = 1 if max_tokens is None else max_tokens
+    if input_tokens + required_output_tokens <= max_seq_len:
         return
-    output_tokens = max_tokens or 0
+    reported_output_tokens = 0 if max_tokens is None else max_tokens
     text = (
         f"This model's maximum context length is {max_seq_len} tokens. However, you "
-        f"requested {input_tokens + output_tokens} tokens ({input_tokens} in the messages, "
-        f"{output_tokens} in the completion)."
+        f"requested {input_tokens + reported_output_tokens} tokens ({input_tokens} in the "
+        f"messages, {reported_output_tokens} in the completion)."
     )
     raise refusal("openai", text, "messages", code="context_length_exceeded")
 

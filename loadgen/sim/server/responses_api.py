@@ -5,6 +5,7 @@ Stored responses let a later request continue a conversation (`previous_response
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
@@ -161,21 +162,38 @@ def _read_conversation(
     (the system prompt) and of its input. Raises RefusalError if there is no input, or if the stored
     conversation does not exist.
     """
-    items = request.input
-    if isinstance(items, str):
-        items = [_InputItem(role="user", content=items)]
+    items = _list_input_items(request)
     if not any(item.texts() for item in items):
         raise malformed_body(rules.flavor, "input must not be empty")
     previous = _find_previous_conversation(request.previous_response_id, rules, stored)
     if request.instructions:
         items = [_InputItem(role="system", content=request.instructions), *items]
-    tokens = previous.tokens
+    return _append_items(previous, items)
+
+
+def _list_input_items(request: Any) -> list[_InputItem]:
+    """Return the input of a request as items. A text stands for one message of the user."""
+    if isinstance(request.input, str):
+        return [_InputItem(role="user", content=request.input)]
+    items: list[_InputItem] = request.input
+    return items
+
+
+def _append_items(
+    conversation: StoredConversation, items: Sequence[_InputItem]
+) -> StoredConversation:
+    """Return a conversation that is continued by some items.
+
+    The content of an item is its texts and then its role. The order does not matter, because the
+    content is only hashed, but it has to be the same in all prompts.
+    """
+    tokens = conversation.tokens
     pieces = []
     for item in items:
         texts = item.texts()
         tokens += sum(map(count_tokens, texts))
         pieces += [*texts, item.role]
-    content = previous.content + "".join(pieces).encode("utf-8", "surrogatepass")
+    content = conversation.content + "".join(pieces).encode("utf-8", "surrogatepass")
     return StoredConversation(content, tokens)
 
 
@@ -212,14 +230,21 @@ class ResponsesFormatter(ResponseFormatter):
         self._part_position = {"item_id": self._item_id, "output_index": 0, "content_index": 0}
         self._events_sent = 0
 
+    @property
+    def is_stored(self) -> bool:
+        """Whether a later request may continue the response. `store` is true by default."""
+        return self._request.decoded_body.store is not False
+
     def format_opening(self) -> list[bytes]:
         """Return the events before the first text.
 
-        They announce the response, its only output item, and the only content part of that.
+        They announce the response, its only output item (a message), and the only content part of
+        this item (a text). Events about the part have fields with its position: the id of the item,
+        the index of the item and the index of the part.
         """
         response = self._build_response("in_progress")
-        part = _build_text_part("")
         item = self._build_message_item("in_progress", [])
+        part = _build_text_part("")
         return [
             self._format_event("response.created", response=response),
             self._format_event("response.in_progress", response=response),
@@ -294,14 +319,14 @@ class ResponsesFormatter(ResponseFormatter):
         return "incomplete" if self._request.finish_reason == "length" else "completed"
 
     def _build_final_response(self, reported_tokens: int) -> JsonObject:
-        """Return the response object after its end, with the whole text and the usage.
+        """Return the object of a complete response, with the whole text and the usage.
 
         A response that was cut off by the limit of output tokens is incomplete.
         """
         status = self._get_final_status()
-        fields: JsonObject = {
-            "output": [self._build_message_item(status, [_build_text_part(self._build_text())])]
-        }
+        text_part = _build_text_part(self._build_text())
+        message_item = self._build_message_item(status, [text_part])
+        fields: JsonObject = {"output": [message_item]}
         if status == "incomplete":
             fields["incomplete_details"] = {"reason": "max_output_tokens"}
         return self._build_response(status, reported_tokens, **fields)
@@ -326,7 +351,7 @@ class ResponsesFormatter(ResponseFormatter):
             "output": [],
             "previous_response_id": body.previous_response_id,
             "max_output_tokens": body.max_output_tokens,
-            "store": body.store is not False,
+            "store": self.is_stored,
             "usage": None if reported_tokens is None else self._build_usage(reported_tokens),
             **fields,
         }
