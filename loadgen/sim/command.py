@@ -160,8 +160,8 @@ def sim(options: SimOptions) -> int:
 def _build_server_options(options: SimOptions) -> Options:
     """Return the options of the server for the options of the command.
 
-    They have the same fields, with two exceptions: the server has no `faults_file`, whose failures
-    are added to `faults`, and `log_events` depends on whether there is a log file.
+    Both have the same fields, with two exceptions: the server has no `faults_file`, whose failures
+    are added to `faults`, and the default of `log_events` depends on whether there is a log file.
 
     Raises:
         UserError: The file of failures cannot be used.
@@ -170,21 +170,26 @@ def _build_server_options(options: SimOptions) -> Options:
 
     server_values = asdict(options)
     del server_values["faults_file"]
-    failures = [options.faults] if options.faults else []
-    if options.faults_file:
-        fractions = _read_failures_file(options.faults_file)
-        failures += [f"{name}:{fraction}" for name, fraction in fractions.items()]
-    server_values["faults"] = ",".join(failures)
+    server_values["faults"] = _join_failures(options)
     if options.log_events is None:
         server_values["log_events"] = "ends" if options.log else "none"
     return Options(**server_values)
 
 
+def _join_failures(options: SimOptions) -> str:
+    """Return the failures of the option and of the file, for example `truncate:0.05,empty:0.1`."""
+    failures = [options.faults] if options.faults else []
+    if options.faults_file:
+        fractions = _read_failures_file(options.faults_file)
+        failures += [f"{name}:{fraction}" for name, fraction in fractions.items()]
+    return ",".join(failures)
+
+
 def _read_failures_file(path: str) -> dict[str, Any]:
     """Return the mapping from failures to their fractions in a YAML file.
 
-    The failures are checked here, although the server checks its options, too, so that an error
-    names the file and not the option.
+    The server would find an invalid failure, too, but its error would name an option. So the
+    failures are checked here, and the error names the file.
 
     Raises:
         UserError: The file cannot be read, or is not such a mapping.

@@ -281,30 +281,45 @@ class Preset(Part):
     def response_ns(self, concurrency: int, input_tokens: float, output_tokens: float) -> float:
         """Return an estimate in ns of how long a response takes.
 
-        While it is generated, the other sequences of its replica end and are replaced by new ones,
-        whose prompts are computed in between. A response therefore takes as long as its own tokens
-        and one prompt per sequence of the replica.
+        A replica generates n responses side by side. It computes two things while a response is
+        generated:
+
+        - One iteration per output token, which gives each of the n sequences a token.
+        - The prompts of new sequences. Each of the n sequences ends once in this time and is
+          replaced by a new one, so there are n prompts.
 
         Args:
             concurrency: The number of requests in flight, over all replicas.
             input_tokens: The mean length of a prompt.
             output_tokens: The mean length of an output.
         """
-        costs = self.costs
-        sequences = min(max(1.0, concurrency / self.replicas), self.server.max_batch_size)
-
-        # The duration of an iteration without prompts, by the roofline model. A sequence has, on
-        # average over its output, its prompt and half of the output in the cache.
+        requests_per_replica = max(1.0, concurrency / self.replicas)
+        sequences = min(requests_per_replica, self.server.max_batch_size)
+        # Averaged over its output, a sequence has its prompt and half of the output in the cache.
         mean_cached_tokens = input_tokens + output_tokens / 2
+        iteration_ns = self._decoding_iteration_ns(sequences, mean_cached_tokens)
+        return output_tokens * iteration_ns + sequences * self._prompt_ns(input_tokens)
+
+    def _decoding_iteration_ns(self, sequences: float, mean_cached_tokens: float) -> float:
+        """Return the duration of an iteration without prompts in ns, by the roofline model.
+
+        Args:
+            sequences: The number of sequences that get a token each.
+            mean_cached_tokens: How many tokens of a sequence are in the cache. All are read.
+        """
+        costs = self.costs
         memory_ns = costs.weights_ns + costs.kv_token_ns * sequences * mean_cached_tokens
         compute_ns = sequences * (costs.token_ns + costs.attended_ns * mean_cached_tokens)
-        iteration_ns = costs.overhead_ns + max(memory_ns, compute_ns)
+        return costs.overhead_ns + max(memory_ns, compute_ns)
 
-        # The computation of one prompt. On average, a token attends to half of the prompt.
+    def _prompt_ns(self, input_tokens: float) -> float:
+        """Return how long the computation of one prompt takes, in ns.
+
+        Averaged over the prompt, a token attends to half of the prompt.
+        """
+        costs = self.costs
         mean_attended_tokens = input_tokens / 2
-        prompt_ns = input_tokens * (costs.token_ns + costs.attended_ns * mean_attended_tokens)
-
-        return output_tokens * iteration_ns + sequences * prompt_ns
+        return input_tokens * (costs.token_ns + costs.attended_ns * mean_attended_tokens)
 
     @property
     def limits(self) -> ServerLimits:
@@ -372,34 +387,38 @@ def _load(name: str, where: str, extended_by: tuple[str, ...]) -> _LoadedPreset:
         raise UserError("cycle", "the preset extends itself", where)
     is_user_file = name.endswith((".yaml", ".yml")) or "/" in name
     path = Path(name) if is_user_file else _path_of_packaged(name, where)
-    document, syntax_errors = _read_document(path)
-    full_document = document
-    if "extends" in document:
-        full_document = _complete_document(document, path, (*extended_by, name))
-    if is_user_file and "name" not in document:
-        full_document["name"] = path.stem
-    preset = _validate_preset(document, full_document, path, syntax_errors)
-    return _LoadedPreset(full_document, preset)
+    file_document, syntax_errors = _read_document(path)
+    has_name = "name" in file_document
+    document = file_document
+    if "extends" in file_document:
+        document = _complete_document(file_document, path, (*extended_by, name))
+    if is_user_file and not has_name:
+        document["name"] = path.stem
+    preset = _validate_preset(file_document, document, path, syntax_errors)
+    return _LoadedPreset(document, preset)
 
 
 def _validate_preset(
-    document: Map, full_document: Map, path: Path, syntax_errors: list[LoadgenError]
+    file_document: Map, document: Map, path: Path, syntax_errors: list[LoadgenError]
 ) -> Preset:
-    """Return the preset in a document. Raises CombinedError with all errors of the file.
+    """Return the preset in a document.
 
     Args:
-        document: The content of the file itself, which has the positions for errors.
-        full_document: The same, completed by the values of the presets that it extends.
+        file_document: The content of the file itself, which knows the lines for errors.
+        document: The content of the file, completed by the values of the preset that it extends.
         path: The path of the file.
         syntax_errors: The errors that were found when the file was read.
+
+    Raises:
+        CombinedError: There are errors in the syntax, in single values, or combinations of values
+            that are impossible. All of them are reported.
     """
     context = FileContext(file=str(path), directory=path.parent, errors=syntax_errors)
-    preset = validate_document(Preset, full_document, context)
-    errors = context.errors  # those of the syntax and, from now on, those of the values
+    preset = validate_document(Preset, document, context)  # adds its errors to the context
     if preset is not None:
-        errors += _find_conflicts(preset, document, context.file)
-    if preset is None or errors:
-        raise CombinedError(sort_errors(errors))
+        context.errors.extend(_find_conflicts(preset, file_document, context.file))
+    if preset is None or context.errors:
+        raise CombinedError(sort_errors(context.errors))
     return preset
 
 
@@ -421,11 +440,8 @@ def _read_document(path: Path) -> tuple[Map, list[LoadgenError]]:
 def _complete_document(document: Map, path: Path, extended_by: tuple[str, ...]) -> Map:
     """Return a document that extends a preset, completed by the values of that preset.
 
-    If it changes a constant of the model or the hardware, the result no longer agrees with the
-    measurements that the extended preset was fitted on. Its field `fitted_on` states this.
-
     Args:
-        document: A document with the key `extends`.
+        document: A document with the key `extends`, which names the preset.
         path: The path of its file.
         extended_by: The names of this preset and of those that extend it, to find cycles.
     """
@@ -437,13 +453,25 @@ def _complete_document(document: Map, path: Path, extended_by: tuple[str, ...]) 
     base = _load(base_name, f"{path} (extends)", extended_by)
     changes = _copy_without(document, "extends")
     completed_document = overlay(base.document, changes)
+    if "fitted_on" not in changes:
+        _describe_changed_fit(completed_document, changes, base_name, base.preset)
+    return completed_document
+
+
+def _describe_changed_fit(
+    completed_document: Map, changes: Map, base_name: str, base_preset: Preset
+) -> None:
+    """Set the field `fitted_on` of a preset that changes the preset that it extends.
+
+    The field names the measurements that a preset agrees with. With other constants of the model or
+    the hardware, it agrees with none. Other changes, such as the batch size, leave the field alone.
+    """
     changed_constants = _list_constants(changes)
-    if changed_constants and "fitted_on" not in changes:
+    if changed_constants:
         completed_document["fitted_on"] = (
             f"nothing: the user changed {', '.join(changed_constants)} of {base_name}, "
-            f"which was fitted on {base.preset.fitted_on}"
+            f"which was fitted on {base_preset.fitted_on}"
         )
-    return completed_document
 
 
 def _copy_without(document: Map, removed_key: str) -> Map:

@@ -152,18 +152,18 @@ class Connection:
     def on_message_complete(self) -> None:
         """Queue the complete request (called by httptools).
 
-        It waits there until the requests before it are answered (HTTP pipelining). A client that
-        sends too many at once is refused.
+        A client may send several requests without waiting for the responses (HTTP pipelining). They
+        are answered one after the other, so a request waits in the queue for those before it. A
+        client that sends too many at once is refused.
         """
         self._is_request_incomplete = False
         if self._close_after_response:
             return
-        pieces = self._body_pieces
         request = HttpRequest(
             method=self._parser.get_method().decode("latin-1"),
             path=self._url.partition(b"?")[0].decode("latin-1"),
             headers=self._headers,
-            body=pieces[0] if len(pieces) == 1 else b"".join(pieces),
+            body=b"".join(self._body_pieces),
             keep_alive=self._parser.should_keep_alive(),
             arrival_ns=time.monotonic_ns(),
         )
@@ -185,13 +185,13 @@ class Connection:
     def _refuse(self, status: int) -> None:
         """Answer with an HTTP error and read no more requests from this connection.
 
-        The error takes the place of a request in the queue, so the responses to earlier requests
-        are sent before it.
+        The error must not overtake the responses to earlier requests. So a request that has only
+        the status of the error waits in the queue, and the server answers it with the error.
         """
         if self._close_after_response:
             return
         self._close_after_response = True
-        error = HttpRequest(
+        invalid_request = HttpRequest(
             method="",
             path="",
             headers={},
@@ -200,7 +200,7 @@ class Connection:
             arrival_ns=time.monotonic_ns(),
             error_status=status,
         )
-        self._pending.append(error)
+        self._pending.append(invalid_request)
 
     def _handle_next_request(self) -> None:
         """Pass the next complete request to the server, unless a response is being written."""
@@ -243,8 +243,8 @@ class Connection:
     def on_writable(self) -> None:
         """Send buffered bytes. The server calls this when the socket accepts bytes again.
 
-        When all are sent, the connection is closed if the last response has ended and was to close
-        it. Then the response ended while its bytes were still buffered.
+        After the last response, the connection is closed. If the last bytes of that response were
+        still buffered when it ended, the connection is closed here, after they are sent.
         """
         buffer = self._unsent
         if buffer is None:
@@ -301,18 +301,19 @@ class Connection:
     def is_overdue(self, now_ns: int, keep_alive_ns: int) -> bool:
         """Return whether the connection has been idle for too long and has to be closed.
 
-        A connection with a response in progress, or with bytes to send, is not idle.
+        A connection with a response in progress, or with bytes to send, is not idle. The limit is
+        the keep-alive time of the server if the connection waits for the next request, or for the
+        client to close it. It is a minute if the connection waits for its first request, or for the
+        rest of a request.
 
         Args:
             now_ns: The current time.
-            keep_alive_ns: How long the connection may be idle after a response. A client that has
-                not sent its first request, or only a part of a request, has a minute instead.
+            keep_alive_ns: The keep-alive time of the server.
         """
         is_busy = self.response is not None or self._unsent is not None
         if is_busy:
             return False
         is_between_requests = self.responses_sent > 0 and not self._is_request_incomplete
-        # A draining connection has sent its last response, and waits for the client to close.
         if is_between_requests or self._is_draining:
             limit_ns = keep_alive_ns
         else:

@@ -63,11 +63,13 @@ class EmbeddedServer:
 def start(options: Options | None = None) -> EmbeddedServer:
     """Start a simulated server in a new child process, and return when it listens.
 
-    The child ends together with this process, even if this process is killed. Raises TargetError if
-    the server does not start.
+    The child ends when its stdin is closed, so it normally ends together with this process. If the
+    main thread starts it, the kernel also ends it if this process is killed. The kernel watches the
+    thread and not the process, so a child of any other thread would end with that thread.
+
+    Raises TargetError if the server does not start.
     """
     command = child_process.command(SERVER_MODULE)
-    # The kernel watches the thread that starts the child, not the process.
     if threading.current_thread() is threading.main_thread():
         command.append("--die-with-parent")
     child = subprocess.Popen(

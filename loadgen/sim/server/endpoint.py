@@ -48,7 +48,7 @@ class SimServer:
         self._handler = RequestHandler(options)
         self._sender = self._handler.sender
         self._log_path = options.log
-        self._check_log_path()
+        self._create_log_file()
         self._keep_alive_ns = parse_duration_ns(options.idle_close, "--idle-close")
 
         self._connections: dict[int, Connection] = {}  # by file descriptor
@@ -62,16 +62,20 @@ class SimServer:
     def _create_poll(self) -> None:
         """Create the object by which the loop waits for events of sockets and other files.
 
-        It watches the listening socket, the connections, a timer for what is due next, and a socket
-        by which `stop` wakes up the loop. Linux has `epoll`, other systems have only `poll`.
+        From the beginning, it watches the listening socket, a timer for what is due next, and a
+        socket by which `stop` wakes up the loop. Connections are added when they are accepted.
+        Linux has `epoll`, other systems have only `poll`.
         """
-        has_epoll = hasattr(select, "epoll")
-        self._poll: Any = select.epoll() if has_epoll else select.poll()
-        self._timeout_units_per_s = 1 if has_epoll else 1000  # epoll waits in s, poll in ms
+        if hasattr(select, "epoll"):
+            self._poll: Any = select.epoll()
+            self._timeout_units_per_s = 1
+        else:
+            self._poll = select.poll()
+            self._timeout_units_per_s = 1000  # its timeout is in ms, and not in s
+        self._poll.register(self._listener.fileno(), select.POLLIN)
         self._timer = self._create_timer()
         self._timer_due_ns = -1  # what the timer is set to; -1: it was never set
         self._wake_receiver, self._wake_sender = _create_wake_sockets()
-        self._poll.register(self._listener.fileno(), select.POLLIN)
         self._poll.register(self._wake_receiver.fileno(), select.POLLIN)
 
     def run(self, stdin_fd: int = -1) -> None:
@@ -84,7 +88,8 @@ class SimServer:
             self._poll.register(stdin_fd, select.POLLIN)
         listener_fd = self._listener.fileno()
         while not self._is_stopping:
-            for fd, events in self._poll.poll(self._wait_for_due()):
+            timeout_s = self._prepare_wait()
+            for fd, events in self._poll.poll(timeout_s * self._timeout_units_per_s):
                 connection = self._connections.get(fd)
                 if connection is not None:
                     _handle_connection_events(connection, events)
@@ -149,7 +154,7 @@ class SimServer:
         if isinstance(connection.response, SimResponse):
             self._sender.cancel(connection.response)
 
-    def _check_log_path(self) -> None:
+    def _create_log_file(self) -> None:
         """Create the log file, so that a wrong path fails now rather than after the run.
 
         Raises UserError if the file cannot be written.
@@ -175,29 +180,26 @@ class SimServer:
             return None
         return timer
 
-    def _wait_for_due(self) -> float:
-        """Return how long the next poll may wait, in the unit of its timeout.
+    def _prepare_wait(self) -> float:
+        """Return how many seconds the loop may wait for events, and set the timer.
 
-        It waits until something is due, but not longer than until the next check for idle
-        connections. If there is a timer, it is set to the time at which something is due, because
-        it ends the poll with a resolution of nanoseconds. The timeout of a poll itself has a
-        resolution of milliseconds.
+        The loop waits until something has to be sent. The timer ends this wait, because it has a
+        resolution of nanoseconds. The timeout has only milliseconds, so it is used for sends only
+        if there is no timer. It also limits the wait, because idle connections have to be checked.
         """
-        due_ns = self._sender.next_due_ns()
         max_wait_s = IDLE_CHECK_S if self._connections else MAX_WAIT_S
-        max_timeout = max_wait_s * self._timeout_units_per_s
+        due_ns = self._sender.next_due_ns()
         if due_ns is None:
-            return max_timeout
+            return max_wait_s
         wait_ns = due_ns - time.monotonic_ns()
         if wait_ns <= 0:
             return 0
         if self._timer is None:
-            timeout = wait_ns / NS_PER_S * self._timeout_units_per_s
-            return min(max_timeout, timeout)
+            return min(max_wait_s, wait_ns / NS_PER_S)
         if due_ns != self._timer_due_ns:
             self._timer.arm(due_ns)
             self._timer_due_ns = due_ns
-        return max_timeout
+        return max_wait_s
 
     def _accept(self) -> None:
         """Accept the waiting connections, at most MAX_ACCEPTS of them in one turn of the loop.

@@ -100,19 +100,19 @@ def _create_latency_model(options: Options, rules: RequestRules) -> EngineSetup:
 
 
 def _create_fleet(options: Options, rules: RequestRules) -> EngineSetup:
-    """Create the replicas of a preset that this process simulates.
+    """Create the engine that simulates a machine: the replicas of a preset.
 
-    A server with several processes divides the replicas among them: with 3 processes, the process
-    with the index 1 (`options.core`) has replicas 1, 4, 7 and so on.
+    If the server has several processes, the replicas are divided among them: of 3 processes, the
+    one with the index 1 has replicas 1, 4, 7 and so on.
 
     Raises UserError or CombinedError if the preset or the number of processes is not valid.
     """
     from loadgen.sim.presets.preset import load_preset
 
     preset = load_preset(options.preset)
-    _check_process_count(options, preset)
     process_count = options.cores
-    speeds = preset.speeds[options.core :: process_count]
+    _check_process_count(process_count, options.process_index, preset)
+    speeds = preset.speeds[options.process_index :: process_count]
     rules = _apply_preset(rules, options, preset)
     if rules.tokens_per_block:
         # Blocks are hashed with numpy. It is imported now, so that no request waits for it.
@@ -123,7 +123,7 @@ def _create_fleet(options: Options, rules: RequestRules) -> EngineSetup:
     )
     return EngineSetup(
         engine=fleet,
-        fleet=fleet,
+        fleet=fleet,  # the same engine, as the type that only this kind of engine has
         rules=rules,
         tokens_per_event=preset.server.stream_interval,
         weight_precision=preset.model.weights,
@@ -134,35 +134,36 @@ def _create_fleet(options: Options, rules: RequestRules) -> EngineSetup:
 def _apply_preset(rules: RequestRules, options: Options, preset: Preset) -> RequestRules:
     """Return the rules for requests to a preset: its limits, and its model by default.
 
-    A model name that the user has specified is used instead of that of the preset.
+    A model name that the user has specified is used instead of that of the preset. The option
+    `model` always has a value, so only a name other than its default counts as specified.
     """
     limits = preset.limits
-    has_default_model = options.model == Options().model
+    default_model = Options().model
+    has_specified_model = options.model != default_model
     return msgspec.structs.replace(
         rules,
-        model=preset.model.name if has_default_model else options.model,
+        model=options.model if has_specified_model else preset.model.name,
         max_seq_len=limits.max_seq_len,
+        # 0 means that there is no such limit, and that there is no cache.
         max_num_tokens=0 if limits.chunked_prefill else limits.max_num_tokens,
         tokens_per_block=limits.tokens_per_block if limits.block_reuse else 0,
     )
 
 
-def _check_process_count(options: Options, preset: Preset) -> None:
+def _check_process_count(process_count: int, process_index: int, preset: Preset) -> None:
     """Raise UserError if a server cannot divide the replicas of a preset among its processes.
 
     Each process needs a replica. If the number of replicas changes during the run
     (`replicas_at`), one process has to simulate all of them.
     """
-    process_count = options.cores
-    has_replica = options.core < preset.replicas  # this process
+    hint = "use at most one process per replica, and a single process with replicas_at"
     if preset.changes and process_count > 1:
         problem = f"{process_count} processes are configured, but replicas_at works with only one"
-    elif not has_replica:
+        raise UserError("out_of_range", problem, "--cores", hint)
+    has_replica = process_index < preset.replicas
+    if not has_replica:
         problem = (
             f"{process_count} processes are configured, but there are only "
             f"{preset.replicas} replicas"
         )
-    else:
-        return
-    hint = "use at most one process per replica, and a single process with replicas_at"
-    raise UserError("out_of_range", problem, "--cores", hint)
+        raise UserError("out_of_range", problem, "--cores", hint)

@@ -7,13 +7,12 @@ server then carries the failure out.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from typing import Any
 
 import msgspec
 
-from loadgen.core.errors import CombinedError, LoadgenError, UserError
+from loadgen.core.errors import CombinedError, LoadgenError, UserError, collecting
 from loadgen.sim.engine.latency_model import draw_uniform, parse_duration_ns
 
 FAILURE_EFFECTS: dict[str, str] = {
@@ -115,24 +114,26 @@ class FailurePlan(msgspec.Struct, frozen=True):
         for entry in self.fractions:
             cumulative_fraction += entry.fraction
             if uniform < cumulative_fraction:
-                return with_token(entry.failure, output_tokens, self.seed, request_number)
+                return choose_failing_token(entry.failure, output_tokens, self.seed, request_number)
         return None
 
 
-def with_token(
+def choose_failing_token(
     failure: InjectedFailure, output_tokens: int, seed: int, request_number: int
 ) -> InjectedFailure:
-    """Return a failure together with the token of the completion at which it happens.
+    """Return a failure of a request together with the token at which it happens.
 
     The user may have specified the token, which is limited to the last one of the completion.
-    Otherwise the token is drawn from the seed and the number of the request. A failure that does
-    not happen at a token is returned unchanged.
+    Otherwise the token is drawn from the seed and the number of the request. The index of the token
+    is the argument of the failure. A failure that does not happen at a token is returned unchanged.
     """
     if failure.name not in TOKEN_FAILURES:
         return failure
-    if failure.argument is not None:
-        return InjectedFailure(failure.name, min(failure.argument, output_tokens - 1))
-    token_index = int(draw_uniform(seed, _TOKEN_STREAM, request_number) * output_tokens)
+    specified_index = failure.argument
+    if specified_index is None:
+        token_index = int(draw_uniform(seed, _TOKEN_STREAM, request_number) * output_tokens)
+    else:
+        token_index = min(specified_index, output_tokens - 1)
     return InjectedFailure(failure.name, token_index)
 
 
@@ -211,27 +212,28 @@ def parse_failure_plan(text: str, seed: int = 0, where: str = "--fault") -> Fail
 def parse_failure_fractions(
     fractions: Mapping[str, Any], seed: int = 0, where: str = "faults"
 ) -> FailurePlan:
-    """Parse a mapping from failures, as they are written in an option, to their fractions.
+    """Parse a mapping from failures to the fractions of requests that have them.
 
-    Raises CombinedError with all errors.
+    Args:
+        fractions: For example `{"truncate": 0.05, "http_429@2s": 0.1}`.
+        seed: The seed by which the requests are drawn.
+        where: The place of the mapping in an error, such as the name of a file.
+
+    Raises:
+        CombinedError: Some of the entries are not valid. All errors are reported.
     """
     entries: list[FailureFraction] = []
     errors: list[LoadgenError] = []
     for text, value in fractions.items():
-        try:
+        with collecting(errors):
             failure = parse_failure(str(text), where)
             fraction = _parse_fraction(str(text), value, where)
-        except UserError as error:
-            errors.append(error)
-        else:
             entries.append(FailureFraction(failure, fraction))
-    if not errors and sum(entry.fraction for entry in entries) > 1.0 + _SUM_TOLERANCE:
+    total_fraction = sum(entry.fraction for entry in entries)
+    if not errors and total_fraction > 1.0 + _SUM_TOLERANCE:
         problem = "the fractions add up to more than 1"
-        errors.append(
-            UserError(
-                "out_of_range", problem, where, "reduce them; a request has at most one failure"
-            )
-        )
+        hint = "reduce them; a request has at most one failure"
+        errors.append(UserError("out_of_range", problem, where, hint))
     if errors:
         raise CombinedError(errors)
     return FailurePlan(tuple(entries), seed)
@@ -242,8 +244,10 @@ def _parse_fraction(failure_text: str, value: Any, where: str) -> float:
     try:
         fraction = float(value)
     except (TypeError, ValueError):
-        fraction = math.nan  # in no range, so it is refused below
-    if not 0.0 <= fraction <= 1.0:
+        is_valid = False
+    else:
+        is_valid = 0.0 <= fraction <= 1.0
+    if not is_valid:
         problem = f'the fraction of "{failure_text}" is {value!r}'
         raise UserError("out_of_range", problem, where, "use a number from 0 to 1")
     return fraction

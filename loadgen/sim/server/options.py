@@ -51,6 +51,6 @@ class Options(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     idle_close: str = "5s"  # uvicorn's keep-alive time, which trtllm-serve uses
     max_body_bytes: int = 64 << 20
     cores: int = 1  # processes that share the port; a preset's replicas are divided among them
-    core: int = 0  # index of this process
+    process_index: int = 0  # of this process, from 0
     # Response bytes buffered for a slow reader. Beyond it the connection is reset and counted.
     buffer_bytes: int = 8 << 20

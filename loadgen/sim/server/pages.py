@@ -96,8 +96,8 @@ class ServerPages:
     def _add_trtllm_pages(self) -> None:
         """Add the pages and commands that only trtllm-serve has.
 
-        Up to a certain release, the timings of requests are on the page `/perf_metrics`. Since
-        then, they are in the responses.
+        The option `version` decides where the timings of requests are: in the responses since
+        release 1.3, and on the page `/perf_metrics` before.
         """
         self._pages["/prometheus/metrics"] = self._report_prometheus_metrics
         self._pages["/energy_metrics"] = self._report_energy

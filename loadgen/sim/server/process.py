@@ -22,23 +22,33 @@ if TYPE_CHECKING:
 
 PR_SET_PDEATHSIG = 1  # see prctl(2)
 STDIN_FD = 0
+ERROR_EXIT_CODE = 2
 
 
 def serve(options: Options, stdin_fd: int = -1) -> int:
     """Run one server in this process until it is stopped, and return the exit code.
 
-    With the option `cores`, the first process starts the others, which share its port. When the
-    server listens, it prints one line of JSON on stdout, `{"url": ..., "pid": ...}`. It ends at
-    SIGTERM, SIGINT or SIGHUP, or when the file with the descriptor `stdin_fd` ends.
+    A server may consist of several processes that share a port (option `cores`). The first of them
+    starts the others. When the server listens, it prints one line of JSON on stdout, `{"url": ...,
+    "pid": ...}`. It ends at SIGTERM, SIGINT or SIGHUP, or when the file with the descriptor
+    `stdin_fd` ends.
     """
+    is_first_process = options.process_index == 0
+    if options.cores == 1 or not is_first_process:
+        return _serve_alone(options, stdin_fd)
     other_processes: list[EmbeddedServer] = []
-    process_count = options.cores
-    is_first_process = options.core == 0
-    if process_count > 1 and is_first_process:
+    try:
         with _reserve_port(options) as shared_options:
             other_processes = _start_other_processes(shared_options)
-        # From now on, the other processes keep the port. This one listens on it, too.
-        options = shared_options
+        # Now the other processes keep the port. This one listens on it, too.
+        return _serve_alone(shared_options, stdin_fd)
+    finally:
+        for process in other_processes:
+            process.stop()
+
+
+def _serve_alone(options: Options, stdin_fd: int) -> int:
+    """Run a server in this process until it is stopped, without regard to other processes."""
     server = SimServer(options)
     _stop_on_signals(server)
     gc.freeze()  # these objects are never freed; later ones form no cycles
@@ -46,8 +56,6 @@ def serve(options: Options, stdin_fd: int = -1) -> int:
     try:
         server.run(stdin_fd)
     finally:
-        for process in other_processes:
-            process.stop()
         server.close()
     return 0
 
@@ -89,16 +97,18 @@ def _reserve_port(options: Options) -> Iterator[Options]:
 def _start_other_processes(options: Options) -> list[EmbeddedServer]:
     """Start all processes of a server but the first, and return when they listen.
 
-    They share its port, and the kernel distributes the connections. Each one has its index (`core`)
-    and a log file of its own. If one does not start, the others are stopped.
+    They share its port, and the kernel distributes the connections. Each one has its index and a
+    log file of its own. If one does not start, the others are stopped.
     """
     from loadgen.sim.server.embedded import start
 
+    process_count = options.cores
     servers: list[EmbeddedServer] = []
     try:
-        for core in range(1, options.cores):
-            log = f"{options.log}.{core}" if options.log else ""
-            servers.append(start(msgspec.structs.replace(options, core=core, log=log)))
+        for process_index in range(1, process_count):
+            log = f"{options.log}.{process_index}" if options.log else ""
+            process_options = msgspec.structs.replace(options, process_index=process_index, log=log)
+            servers.append(start(process_options))
     except BaseException:
         for server in servers:
             server.stop()
@@ -118,8 +128,8 @@ def main() -> int:
     """Run the child process of `embedded.start` and return its exit code.
 
     The first line of stdin has the options as JSON, and the end of stdin ends the server. An error
-    is printed as one line of JSON, which the parent process reads. With the argument
-    `--die-with-parent`, the process also ends when its parent dies.
+    is printed as one line of JSON, which the parent process reads, and gives the exit code 2. With
+    the argument `--die-with-parent`, the process also ends when its parent dies.
     """
     if "--die-with-parent" in sys.argv:
         die_with_parent()
@@ -131,11 +141,13 @@ def main() -> int:
         options = msgspec.json.decode(options_line, type=Options)
         return serve(options, STDIN_FD)
     except OSError as error:
+        # The system does not let this host run the server, for example for lack of sockets.
         _report_error(error, "host_refused")
     except (LoadgenError, CombinedError) as error:
+        # Several errors may be combined. The parent gets the text of all, and the first code.
         first_code = codes(error)[0]
         _report_error(error, first_code)
-    return 2
+    return ERROR_EXIT_CODE
 
 
 def _report_error(error: Exception, code: str) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import time
 import traceback
-from pathlib import Path
 
 from loadgen.core.errors import LoadgenError, UserError, of_reading
 from loadgen.sim.server.completions_formatter import CompletionFormatter
@@ -19,9 +18,9 @@ from loadgen.sim.server.engine_setup import create_engine
 from loadgen.sim.server.error_responses import RefusalError, format_error, refusal, unknown_route
 from loadgen.sim.server.fault_injection import (
     InjectedFailure,
+    choose_failing_token,
     parse_failure,
     parse_failure_plan,
-    with_token,
 )
 from loadgen.sim.server.http_messages import (
     Headers,
@@ -290,7 +289,9 @@ class RequestHandler:
             failure = parse_failure(header.decode("latin-1"), "X-Sim-Fault")
         except LoadgenError as error:
             raise refusal(self._rules.flavor, str(error), "X-Sim-Fault") from None
-        return with_token(failure, output_tokens, self._options.seed, self.counters.requests)
+        return choose_failing_token(
+            failure, output_tokens, self._options.seed, self.counters.requests
+        )
 
     def _reply_with_injected_status(
         self,
@@ -376,7 +377,8 @@ def _read_authorization(path: str) -> bytes:
     if not path:
         return b""
     try:
-        api_key = Path(path).read_bytes().strip()
+        with open(path, "rb") as file:
+            api_key = file.read().strip()
     except OSError as error:
         problem = f"cannot be opened: {error.strerror}"
         raise UserError(of_reading(error), problem, str(error.filename)) from None
