@@ -52,7 +52,7 @@ OutOption = Annotated[
         "--out",
         "-o",
         metavar="FILE",
-        help="File to write. For mlflow or wandb, the directory in which the tracker stores its runs.",
+        help="File to write; for mlflow and wandb, the directory in which they store runs.",
         show_default="stdout, or for a tracker its configured store, as in MLFLOW_TRACKING_URI",
     ),
 ]

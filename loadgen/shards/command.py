@@ -34,7 +34,7 @@ def merge(
 
     The requests of a part that is missing or was killed count as lost, which makes the run INVALID.
 
-    Exit: as `loadgen run`; 2 for parts of different runs.
+    Exit: the exit codes of `loadgen run`; 2 also if the parts belong to different runs.
 
     Example: loadgen merge results/part-1 results/part-2 -o results/whole
     """
