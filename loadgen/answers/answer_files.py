@@ -85,10 +85,14 @@ def write_result(
 
 
 def regenerate_files(folder: Path) -> dict[str, bytes]:
-    """Return the derived files of a folder by name, regenerated, for `loadgen verify`.
+    """Compute the derived files of a result again, for `loadgen verify`.
 
-    The result is computed from the scores, and the scores from the texts. Texts may contain
-    personal data and are therefore not always stored; the scores are raw data then.
+    The result (`answers.json`) is computed from the scores (`scores.jsonl`), and the scores from
+    the texts. Texts may contain personal data and are therefore not always stored. The scores are
+    then raw data, and not part of what is returned.
+
+    Returns:
+        The content of each derived file, by its name.
     """
     regenerated = {FILE: _regenerate_result(folder)}
     if (folder / TEXTS).is_file():
@@ -113,7 +117,7 @@ def _regenerate_result(folder: Path) -> bytes:
 def _regenerate_scores(folder: Path) -> bytes:
     """Return `scores.jsonl` computed from the stored texts."""
     has_other_endpoint = bool(read_result(folder).other_url)
-    texts = _read_lines(folder / TEXTS, AnswerTexts)
+    texts = _read_prompt_lines(folder / TEXTS, AnswerTexts)
     answers = [line.answer for line in texts]
     other_answers = [line.other_answer for line in texts] if has_other_endpoint else None
     return _encode_lines(score_prompts(texts, answers, other_answers))
@@ -134,11 +138,11 @@ def read_result(folder: Path) -> AnswersResult:
 
 def read_scores(folder: Path) -> list[ScoredPrompt]:
     """Return the scores of every prompt. Raises like `read_result`."""
-    return _read_lines(folder / SCORES, ScoredPrompt)
+    return _read_prompt_lines(folder / SCORES, ScoredPrompt)
 
 
-def _read_lines(file: Path, row_type: type[_Row]) -> list[_Row]:
-    """Return the rows of a JSONL file.
+def _read_prompt_lines(file: Path, row_type: type[_Row]) -> list[_Row]:
+    """Return the rows of the file of the scores, or of the texts, of all prompts.
 
     The lines are decoded as one JSON array, so that an error names the index of the damaged row.
     """

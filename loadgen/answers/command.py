@@ -239,7 +239,8 @@ def other_endpoint(
         key_file: A file with the key of endpoint B, or None for the key of endpoint A.
 
     Raises:
-        UserError: There is a model or a key but no URL, or the file cannot be read.
+        UserError: A model or a key of endpoint B is given without its URL, or the key file cannot
+            be read.
     """
     if url is None:
         if model is not None or key_file is not None:

@@ -124,7 +124,10 @@ def send_to_both(
 
 
 def redacted_url(endpoint: Settings) -> str:
-    """Return the URL of an endpoint without a password."""
+    """Return the URL of an endpoint without a password, for output.
+
+    A URL that cannot be used, and therefore not be parsed, is returned as the user wrote it.
+    """
     from loadgen_sdk.errors import TargetUnusable
     from loadgen_sdk.transport.target import Target
 
@@ -247,7 +250,11 @@ class _Sender:
             )
 
     async def _send_until_done(self, client: Client) -> None:
-        """Send one question after the other until none is left."""
+        """Send one question after the other until none is left.
+
+        Several of these coroutines take questions from the same iterator `_unsent`, so that each
+        question is sent once, and as many requests are in flight as there are coroutines.
+        """
         from loadgen_sdk import Request
 
         for index in self._unsent:

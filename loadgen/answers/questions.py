@@ -95,7 +95,8 @@ def _parse_reference(row: dict[str, Any]) -> str | None:
     """Return the right answer of a row as text, or None if it has none.
 
     Raises:
-        BadRowError: It is neither a text nor a number.
+        BadRowError: The answer is neither a string nor a number. A boolean, which is an integer in
+            Python, is not allowed either.
     """
     for key in REFERENCE_KEYS:
         reference = row.get(key)

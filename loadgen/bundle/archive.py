@@ -182,33 +182,20 @@ def _checked_entries(
     entries = [entry for entry in archive.infolist() if not entry.is_dir()]
     names = [entry.filename for entry in entries]
     if MANIFEST not in names:
-        raise UserError(
-            "wrong_format", f"not a bundle: it has no {MANIFEST}", str(path), _SOURCE_HINT
-        )
+        problem = f"not a bundle: it has no {MANIFEST}"
+        raise UserError("wrong_format", problem, str(path), _SOURCE_HINT)
     if len(names) > MAX_FILES:
-        raise UserError(
-            "too_large",
-            f"it has {len(names):,} files, but a bundle has at most {MAX_FILES:,}",
-            str(path),
-            _SOURCE_HINT,
-        )
+        problem = f"it has {len(names):,} files, but a bundle has at most {MAX_FILES:,}"
+        raise UserError("too_large", problem, str(path), _SOURCE_HINT)
     for entry in entries:
         unsafe_reason = _find_unsafe_reason(entry)
         if unsafe_reason:
-            raise UserError(
-                "unsafe_file",
-                f"unsafe entry {entry.filename!r}: {unsafe_reason}. Nothing was extracted",
-                str(path),
-                _SOURCE_HINT,
-            )
-    [(most_common_name, count)] = Counter(names).most_common(1)
+            problem = f"unsafe entry {entry.filename!r}: {unsafe_reason}. Nothing was extracted"
+            raise UserError("unsafe_file", problem, str(path), _SOURCE_HINT)
+    most_common_name, count = Counter(names).most_common(1)[0]
     if count > 1:
-        raise UserError(
-            "unsafe_file",
-            f"more than one file is named {most_common_name!r}. Nothing was extracted",
-            str(path),
-            _SOURCE_HINT,
-        )
+        problem = f"more than one file is named {most_common_name!r}. Nothing was extracted"
+        raise UserError("unsafe_file", problem, str(path), _SOURCE_HINT)
     _check_size(sum(entry.file_size for entry in entries), path, free_bytes)
     return entries
 

@@ -63,24 +63,33 @@ def write_bundle(
         )
     selected = _select_files(folder, with_texts=with_texts)
     manifest = Manifest(
-        kind=kind.bundled_as or kind.name,
+        kind=kind.bundled_as or kind.name,  # some kinds have another name in a bundle
         name=folder.resolve().name,
         created=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         version=loadgen_version(),
         content=with_texts,
         omitted_files=selected.omitted,
     )
-    files: dict[str, Path | bytes] = {
+    write_archive(out, _collect_entries(selected, manifest, key))
+    return manifest
+
+
+def _collect_entries(
+    selected: _SelectedFiles, manifest: Manifest, key: Path | None
+) -> dict[str, Path | bytes]:
+    """Return the files of a bundle by name. Each is a file to copy, or the content itself.
+
+    The list of hashes covers the result and the manifest, and the signature covers the list.
+    """
+    entries: dict[str, Path | bytes] = {
         f"{RESULT}/{name}": path for name, path in selected.included.items()
     }
-    files[MANIFEST] = format.document(manifest)
-    # The list has every file so far, and the signature covers the list.
-    hash_list = _list_hashes(files)
-    files[SUMS] = hash_list
+    entries[MANIFEST] = format.document(manifest)
+    hash_list = _list_hashes(entries)
+    entries[SUMS] = hash_list
     if key is not None:
-        files[SIGNATURE] = signature.sign(key, hash_list)
-    write_archive(out, files)
-    return manifest
+        entries[SIGNATURE] = signature.sign(key, hash_list)
+    return entries
 
 
 def _select_files(folder: Path, *, with_texts: bool) -> _SelectedFiles:

@@ -93,8 +93,13 @@ def _regenerate_result(kind: ResultKind, marker: Path, folder: Path) -> Iterator
         yield _damaged(prefix / marker.name, "; ".join(reasons))
     except Exception as error:
         # The files may be somebody else's, and damaged ones can raise anything.
-        reason = (str(error) or type(error).__name__).splitlines()[0]
-        yield _damaged(prefix / marker.name, reason)
+        yield _damaged(prefix / marker.name, _first_line(error))
+
+
+def _first_line(error: Exception) -> str:
+    """Return the first line of the message of an error, or its type if it has no message."""
+    message = str(error) or type(error).__name__
+    return message.splitlines()[0]
 
 
 def _kinds_in_order() -> list[ResultKind]:

@@ -215,8 +215,9 @@ class _JsonComparer:
     ) -> None:
         """Compare the values of two JSON objects, and note keys that only one of them has.
 
-        An older version did not write all fields, so a missing one is accepted there. A field that
-        was not regenerated is always a mismatch, because somebody may have added it.
+        A stored key that was not regenerated is a mismatch, because somebody may have added it,
+        unless it is one of the ignored keys. A regenerated key that is not stored is a mismatch,
+        too, unless another version of loadgen, which may not have had the key, wrote the file.
         """
         for key in dict.fromkeys((*regenerated, *stored)):
             key_path = f"{path}.{key}" if path else key

@@ -49,16 +49,18 @@ def sign(key: Path, data: bytes) -> bytes:
         return file.with_name("data.sig").read_bytes()
 
 
-def find_signer(signature: bytes, data: bytes) -> str:
-    """Return the key of a valid signature, such as "ED25519 SHA256:...", or "" if it is not valid.
+def describe_valid_key(signature: bytes, data: bytes) -> str:
+    """Return the type and fingerprint of the key that signed data, such as "ED25519 SHA256:...".
 
-    This does not tell whose key it is.
+    The result is "" if the signature is not valid for the data. Whose key it is, ssh-keygen cannot
+    tell: see `is_signed_by`.
     """
     with tempfile.TemporaryDirectory(prefix="loadgen-") as folder:
         file = Path(folder) / "sig"
         file.write_bytes(signature)
         arguments = ["-n", NAMESPACE, "-s", str(file)]
         process = _run_ssh_keygen("check-novalidate", arguments, option="SHA256SUMS.sig", data=data)
+    # ssh-keygen prints, for example: Good "loadgen" signature with ED25519 key SHA256:...
     match = re.search(r"with (\S+) key (\S+)", process.stdout.decode(errors="replace"))
     if match is None or process.returncode:
         return ""

@@ -112,25 +112,26 @@ def verify_bundle(
     """
     with (
         nullcontext() if with_plugins else plugins.without_plugins(),
-        tempfile.TemporaryDirectory(prefix="loadgen-verify-") as scratch,
+        tempfile.TemporaryDirectory(prefix="loadgen-verify-") as temporary_directory,
     ):
-        root = Path(scratch)
+        root = Path(temporary_directory)
         manifest = unpack_archive(path, root)
-        folder = root / RESULT
+        result_folder = root / RESULT
         differences = _check_hashes(root)
         signature_check = _check_signature(root, signed_by)
-        differences += _check_kind(manifest, folder)
-        checker = _DerivedFileChecker(folder, manifest)
+        differences += _check_kind(manifest, result_folder)
+        checker = _DerivedFileChecker(result_folder, manifest)
         checker.check_all()
         file_count = sum(1 for file in root.rglob("*") if file.is_file())
     differences += checker.differences
-    verified: Literal["all", "part", "no"] = "part" if checker.skipped else "all"
-    if differences or signature_check.state in ("broken", "other key"):
-        verified = "no"
+    has_valid_signature = signature_check.state not in ("broken", "other key")
     return Verification(
         bundle=str(path),
         manifest=manifest,
-        verified=verified,
+        verified=_rate_verification(
+            has_problems=bool(differences) or not has_valid_signature,
+            has_skipped_files=bool(checker.skipped),
+        ),
         files=file_count,
         reproduced=tuple(checker.checked),
         skipped=checker.skipped,
@@ -138,6 +139,15 @@ def verify_bundle(
         signature=signature_check.state,
         signed_by=signature_check.key,
     )
+
+
+def _rate_verification(
+    *, has_problems: bool, has_skipped_files: bool
+) -> Literal["all", "part", "no"]:
+    """Return what was verified: "no" with any problem, "part" if files were skipped, else "all"."""
+    if has_problems:
+        return "no"
+    return "part" if has_skipped_files else "all"
 
 
 def _check_hashes(root: Path) -> list[Mismatch]:
@@ -203,15 +213,15 @@ def _check_signature(root: Path, signed_by: Path | None) -> _SignatureCheck:
                 "request a signed bundle, or verify it without --signed-by",
             )
         return _SignatureCheck("none")
-    signed = file.read_bytes()
-    sums_file = root / SUMS
-    data = sums_file.read_bytes() if sums_file.is_file() else b""
-    key = signature.find_signer(signed, data)
+    signature_bytes = file.read_bytes()
+    hash_list_file = root / SUMS
+    hash_list = hash_list_file.read_bytes() if hash_list_file.is_file() else b""
+    key = signature.describe_valid_key(signature_bytes, hash_list)
     if not key:
         return _SignatureCheck("broken")
     if signed_by is None:
         return _SignatureCheck("some key", key)
-    if signature.is_signed_by(signed_by, signed, data):
+    if signature.is_signed_by(signed_by, signature_bytes, hash_list):
         return _SignatureCheck("given key", key)
     return _SignatureCheck("other key", key)
 

@@ -251,9 +251,10 @@ def _describe_load(summary: Summary, source: ExportSource) -> Document:
 
 
 def _describe_requested_lengths(tokens: NDArray[np.int64]) -> Document:
-    """Return the distribution of lengths in the scenario, which the format requires.
+    """Return the distribution of token counts that the scenario requested, a required field.
 
-    The format has no empirical distribution, so that lengths that vary are "other".
+    It is "fixed" if all counts are equal. The format has no empirical distribution, so counts that
+    vary are "other".
     """
     known_tokens = tokens[tokens >= 0]
     if len(known_tokens) == 0:

@@ -74,8 +74,9 @@ def _read_rows(file: Path, file_format: FileFormat) -> Iterator[LocatedRow]:
     try:
         for row_number, row in enumerate(_read_limited_rows(file, file_format), start=1):
             yield f"{file}: row {row_number}", _to_json_value(row)
-    # Damaged files raise various errors, for example OverflowError for a date in no year.
+    # Damaged files raise various errors, for example OverflowError for a date after the year 9999.
     except (pa.ArrowException, OSError, ValueError, KeyError, OverflowError) as error:
+        # Arrow raises OSError without an error number for a file that is damaged.
         is_disk_error = isinstance(error, OSError) and error.errno is not None
         if is_disk_error:
             raise
@@ -126,7 +127,8 @@ def _read_batches(file: Path, file_format: FileFormat, size_limit: _SizeLimit) -
     else:
         batches = _read_arrow_batches(file)
     for batch in batches:
-        # Values of a damaged batch would end the process.
+        # Reading a value of a damaged batch can access invalid memory, which kills the process.
+        # This check raises an exception for such a batch.
         batch.validate(full=True)
         for first in range(0, batch.num_rows, BATCH_ROWS):
             yield batch.slice(first, BATCH_ROWS)
@@ -163,7 +165,7 @@ def _declared_values(metadata: Any) -> int:
 def _count_values(column: Any) -> int:
     """Return the number of values in an Arrow array, including those in lists, structs and maps.
 
-    Values inside the keys and values of a map are not counted.
+    A key or a value of a map counts as one, even if it is a list or a struct.
     """
     from pyarrow import types
 
@@ -174,8 +176,9 @@ def _count_values(column: Any) -> int:
         return len(column) + 2 * entries  # a key and a value
     if types.is_struct(column.type):
         return len(column) + sum(_count_values(child) for child in column.flatten())
-    has_items = hasattr(column, "value_lengths")  # as arrays of all types of lists
-    if has_items:
+    # Arrow has several types of lists, and only their arrays have this method.
+    is_list = hasattr(column, "value_lengths")
+    if is_list:
         return len(column) + _count_values(column.flatten())
     return len(column)
 

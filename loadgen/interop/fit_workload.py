@@ -48,7 +48,10 @@ def _render_classes(classes: tuple[ClassFit, ...]) -> list[str]:
 
 
 def _render_requests(fit: RequestFit) -> list[str]:
-    """Return the keys below `requests`: a conversation of steps, or the lengths of one request."""
+    """Return the YAML lines below `requests`: a conversation of steps, or one request's lengths.
+
+    For each quantity, the first of the distributions that were fitted is the one to use.
+    """
     if isinstance(fit, ClassFit) and fit.conversations is not None:
         return _render_steps(fit.conversations, fit.output_tokens[0])
     lines = [

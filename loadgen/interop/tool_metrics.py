@@ -65,28 +65,29 @@ def compute_tool_metrics(
     samples_by_tool = compute_tool_samples(manifest, rows, gaps)
     if not samples_by_tool:
         return []
+    # The latencies of each tool are in the order TTFT, TPOT, ITL, end to end.
     distributions = (summary.ttft_ms, summary.tpot_ms, summary.itl_ms, summary.e2e_ms)
-    own_latencies = tuple(_latency_of_distribution(distribution) for distribution in distributions)
+    own_latencies = tuple(_report_distribution(distribution) for distribution in distributions)
     tools = [ToolMetrics("loadgen", OWN_DEFINITIONS, own_latencies)]
     # Several tools use the same sample object, whose percentiles are computed once.
-    latency_of_sample = functools.cache(_latency_of_sample)
+    report_sample_once = functools.cache(_report_sample)
     for tool, samples in samples_by_tool.items():
         latencies = tuple(
-            latency_of_sample(sample)
+            report_sample_once(sample)
             for sample in (samples.ttft, samples.tpot, samples.itl, samples.e2e)
         )
         tools.append(ToolMetrics(tool, definitions_of(tool), latencies))
     return tools
 
 
-def _latency_of_distribution(distribution: Distribution | None) -> ReportedLatency:
+def _report_distribution(distribution: Distribution | None) -> ReportedLatency:
     """Return the percentiles of a distribution of the summary."""
     if distribution is None:
         return ReportedLatency()
     return ReportedLatency(distribution.p50, distribution.p99)
 
 
-def _latency_of_sample(sample: DerivedSample | PooledGaps | None) -> ReportedLatency:
+def _report_sample(sample: DerivedSample | PooledGaps | None) -> ReportedLatency:
     """Return the percentiles of a sample, without values if a tool has no such metric."""
     if sample is None:
         return ReportedLatency()

@@ -323,35 +323,37 @@ def _fit_classes(trace: Trace, conversations: TraceConversations) -> tuple[Class
     Requests without a label, and those of labels with fewer than MIN_REQUESTS, form the class
     "other".
     """
-    class_rows = _group_rows(trace, conversations)
-    if len(class_rows) == 1 and not class_rows[0].are_conversations:
+    groups = _group_rows(trace, conversations)
+    if len(groups) == 1 and not groups[0].are_conversations:
         return ()
-    has_labels = len({rows.label for rows in class_rows}) > 1
+    has_labels = len({group.label for group in groups}) > 1
     names: set[str] = set()
     classes = []
-    for rows in class_rows:
-        title = _class_title(trace, rows) if has_labels else _title_without_label(rows)
+    for group in groups:
+        title = _class_title(trace, group) if has_labels else _title_without_label(group)
         name = _unique_class_name(title, names)
         names.add(name)
-        classes.append(_fit_class(trace, conversations, rows, name))
+        classes.append(_fit_class(trace, conversations, group, name))
     return tuple(classes)
 
 
 def _group_rows(trace: Trace, conversations: TraceConversations) -> list[_ClassRows]:
-    """Return the requests of each class that has any: single requests and conversations by label.
+    """Divide the requests of a trace into groups, each of which becomes a class of the workload.
 
-    A label is an index of the labels of the trace, and NO_VALUE for requests without one.
+    Requests of one group have the same label and are all in conversations, or all on their own.
+    Groups without requests are left out. A label is an index of the labels of the trace, and
+    NO_VALUE for requests without one.
     """
     labels = _merge_rare_labels(
         _labels_by_conversation(trace, conversations), label_count=len(trace.labels)
     )
-    class_rows = []
+    groups = []
     for label in (NO_VALUE, *range(len(trace.labels))):
         for are_conversations in (False, True):
             mask = (labels == label) & (conversations.is_member == are_conversations)
             if mask.any():
-                class_rows.append(_ClassRows(label, are_conversations, mask))
-    return class_rows
+                groups.append(_ClassRows(label, are_conversations, mask))
+    return groups
 
 
 def _labels_by_conversation(trace: Trace, conversations: TraceConversations) -> NDArray[np.int64]:

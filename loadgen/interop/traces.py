@@ -131,10 +131,14 @@ def _parse_shape_row(row: dict[str, Any]) -> TraceRow:
 
 
 def _parse_bailian_row(session_of_chat: dict[str, str], row: dict[str, Any]) -> TraceRow:
-    """Return the request of a row, with the id of the first turn as its session.
+    """Return the request of a row, which is one turn of a conversation.
+
+    A row has the id of its turn, and that of the turn before it. The session of a conversation has
+    the id of its first turn.
 
     Args:
-        session_of_chat: The session of each turn so far, by id. The turn of this row is added.
+        session_of_chat: The session of each turn so far, by the id of the turn. It is updated with
+            the turn of this row.
         row: The row.
     """
     chat_id = str(row.get("chat_id"))

@@ -10,11 +10,15 @@ import os
 import re
 from importlib.util import find_spec
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from loadgen.cli.output import find_foreign_pages
 from loadgen.core.errors import not_installed
 from loadgen.core.metrics.summary import Summary
 from loadgen.repeated import comparable_metrics
+
+if TYPE_CHECKING:
+    from mlflow.tracking import MlflowClient
 
 PROJECT = "loadgen"
 """The name of the experiment of MLflow, and of the project of Weights & Biases."""
@@ -79,25 +83,14 @@ def send_to_mlflow(run_dir: Path, summary: Summary, out: Path | None) -> str:
             names.
 
     Returns:
-        The id of the new run, for a message.
+        Where the run is in MLflow, for a message: "run ID of experiment PROJECT".
 
     Raises:
         UserError: MLflow is not installed.
     """
     _require_package("mlflow")
-    from mlflow.tracking import MlflowClient
-
-    tracking_uri = None
-    if out is not None:
-        tracking_uri = out.absolute().as_uri()
-        # Newer versions of MLflow refuse a directory without this setting.
-        os.environ.setdefault("MLFLOW_ALLOW_FILE_STORE", "true")
-    client = MlflowClient(tracking_uri=tracking_uri)
-    experiment = client.get_experiment_by_name(PROJECT)
-    if experiment is None:
-        experiment_id = client.create_experiment(PROJECT)
-    else:
-        experiment_id = experiment.experiment_id
+    client = _create_mlflow_client(out)
+    experiment_id = _find_or_create_experiment(client)
     tags = {"loadgen.run": summary.run.id}
     run_id = client.create_run(experiment_id, run_name=summary.run.id, tags=tags).info.run_id
     for name, value in collect_parameters(summary).items():
@@ -109,6 +102,25 @@ def send_to_mlflow(run_dir: Path, summary: Summary, out: Path | None) -> str:
         client.log_artifact(run_id, str(file))
     client.set_terminated(run_id, "FINISHED" if summary.run.state == "finished" else "KILLED")
     return f"run {run_id} of experiment {PROJECT}"
+
+
+def _create_mlflow_client(out: Path | None) -> MlflowClient:
+    """Return a client of the tracking store in a directory, or of the default store for None."""
+    from mlflow.tracking import MlflowClient
+
+    if out is None:
+        return MlflowClient()
+    # Newer versions of MLflow refuse a directory without this setting.
+    os.environ.setdefault("MLFLOW_ALLOW_FILE_STORE", "true")
+    return MlflowClient(tracking_uri=out.absolute().as_uri())
+
+
+def _find_or_create_experiment(client: MlflowClient) -> str:
+    """Return the id of the experiment PROJECT."""
+    experiment = client.get_experiment_by_name(PROJECT)
+    if experiment is not None:
+        return str(experiment.experiment_id)
+    return str(client.create_experiment(PROJECT))
 
 
 def send_to_wandb(run_dir: Path, summary: Summary, out: Path | None) -> str:
