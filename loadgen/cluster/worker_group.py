@@ -263,7 +263,8 @@ class WorkerGroup:
                 return await self._prepare_workers(job_pieces, counters)
             except WorkerLostError:
                 has_lost_node = await self._has_lost_node()
-                if attempts >= ATTEMPTS and not has_lost_node:
+                has_attempts_left = attempts < ATTEMPTS
+                if not has_lost_node and not has_attempts_left:
                     raise
             await self._end_all()
             await self.place(plan, emit)
