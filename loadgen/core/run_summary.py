@@ -80,7 +80,11 @@ def _add_sections(run: MeasuredRun, data: RunData) -> Summary:
 def _add_explanations(run: MeasuredRun, data: RunData, summary: Summary) -> Summary:
     """Return the summary with the sections that explain its metrics to people.
 
-    A statistic that too few requests support is withheld, so it is not explained either.
+    The fields of the summary have these sections: `splits` divides latencies into the phases of a
+    request, `slowest` lists the slowest requests, `node_differences` compares the hosts that sent
+    the load, `causes` are likely reasons of high latencies, `within` has the confidence intervals
+    of the metrics, and `stimulus` shows whether the load was sent as planned. A statistic that too
+    few requests support is withheld, so it is not explained either.
     """
     manifest = data.manifest
     measured_records = run.measured.columns

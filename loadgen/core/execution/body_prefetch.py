@@ -17,6 +17,7 @@ import pickle
 import subprocess
 from collections.abc import Callable, Iterator
 from functools import partial
+from itertools import islice
 from typing import NamedTuple
 
 from loadgen.core import child_process
@@ -209,53 +210,61 @@ class BodyPrefetch(Bodies):
             prompts: The requests.
         """
         encode_body = body_encoder(job, prompts)
-        # Bodies that arrive stay in memory, so no stage has bodies in the temporary file.
+        # `Bodies` has a temporary file with bodies of each stage. Here they stay in memory instead.
         super().__init__(prompts, encode_body, stages=0, links_responses=links_responses(job))
         self._schedule = schedule
         self._window_size = job.settings.tuning.window
         self._stuck_after_s = job.settings.tuning.helper_frozen_s
-        self._awaited_ids: set[int] = set()  # asked for and not yet arrived
+
+        self._awaited_ids: set[int] = set()  # requested from the builder and not yet arrived
         self._arrived: dict[int, BuiltBody] = {}  # by the id of the request
         self._arrived_bytes = 0
-        # For each stage: the first turns of an open loop that were not asked for yet, and the
-        # number of its sessions that were asked for and have not begun.
+        self._all_arrived: asyncio.Future[None] | None = None
+
+        # For each stage, the first requests of sessions of an open loop, except the sessions that
+        # have entered its window (see `_refill_window`), and the number of sessions in the window.
         self._next_first_turns = [
             _first_turns_of_arrivals(schedule, stage) for stage in schedule.stages
         ]
         self._sessions_ahead = [0] * len(schedule.stages)
-        self._all_arrived: asyncio.Future[None] | None = None
+
         self._builder = BuilderConnection(
             job, prompts, encode_body, self._on_body, self._on_builder_end
         )
-        for stage in schedule.stages:
-            self._prefetch(_first_turns_of_users(schedule, stage))
+        self._request_first_bodies()
+
+    def _request_first_bodies(self) -> None:
+        """Request the bodies with which each stage begins from the builder."""
+        for stage in self._schedule.stages:
+            self._prefetch(_first_turns_of_users(self._schedule, stage))
             self._refill_window(stage.index)
 
     async def receive_first_bodies(self) -> None:
-        """Wait until all bodies that were asked for have arrived. The load starts after that.
+        """Wait until the first bodies, which were requested at creation, have arrived.
 
-        A builder that uses no CPU time for `Tuning.helper_frozen_s` is stuck. It is killed, and the
-        sending loop builds all bodies itself.
+        The load starts after that. A builder that uses no CPU time for `Tuning.helper_frozen_s` is
+        stuck. It is killed, and the sending loop builds all bodies itself.
         """
         if not self._awaited_ids:
             return
+        # Completed by `_report_if_all_arrived`: after the last body, or if the builder ends.
         self._all_arrived = asyncio.get_running_loop().create_future()
-        used_cpu_s: float | None = None
+        previous_cpu_s: float | None = None
         while True:
-            done, _ = await asyncio.wait([self._all_arrived], timeout=self._stuck_after_s)
-            if done:
+            await asyncio.wait([self._all_arrived], timeout=self._stuck_after_s)
+            if self._all_arrived.done():
                 return
-            previous_cpu_s = used_cpu_s
             used_cpu_s = self._builder.cpu_s()
-            if used_cpu_s == previous_cpu_s:
-                # Its output then ends, and `_on_builder_end` completes the future.
+            is_stuck = used_cpu_s == previous_cpu_s
+            if is_stuck:
                 self._builder.kill()
+            previous_cpu_s = used_cpu_s
 
     def take_body(self, stage: int, request_id: int) -> tuple[bytes, RequestFacts]:
         """Return the bytes to send for a request, and its numbers of tokens for the record.
 
-        Because the request is sent now, the bodies of the requests that will follow it are asked
-        for.
+        This also requests the bodies of the requests that will follow this one, so that they are
+        ready in time. If the body of this one has not arrived, it is built here.
         """
         if self._schedule.max_turns > 1:
             self._prefetch_next_turns(request_id)
@@ -292,41 +301,50 @@ class BodyPrefetch(Bodies):
         )
 
     def _prefetch_later_sessions(self, stage_index: int, request_id: int) -> None:
-        """Ask for bodies of sessions that follow the one of a request, if that begins with it.
+        """Request bodies of sessions that start later than the session of this request.
 
-        This is called when the request is sent, or when it is known that it never will be. In a
-        closed loop, a later session of the same virtual user is asked for. In an open loop, the
-        session is no longer ahead, so there is room in the window for another one.
+        A session is one conversation of several turns. This is called once for each request: when
+        it is sent, or when it is certain that it never will be.
+
+        Args:
+            stage_index: The stage of the request.
+            request_id: The request. Only the first one of a session makes a later one due.
         """
         stage = self._schedule.stages[stage_index]
         session_index = request_id // self._schedule.max_turns
-        begins_session = request_id == self._schedule.first_slot_id(session_index)
-        if begins_session and stage.is_closed_loop:
-            later_session = _later_session_of_user(stage, session_index)
-            if later_session is not None:
-                self._prefetch([self._schedule.first_slot_id(later_session)])
-        elif begins_session:
+        is_first_turn = request_id == self._schedule.first_slot_id(session_index)
+        if stage.is_closed_loop:
+            if is_first_turn:
+                self._prefetch_later_session_of_user(stage, session_index)
+            return
+        if is_first_turn:
+            # The session has begun, so it leaves the window of sessions that have not.
             self._sessions_ahead[stage_index] -= 1
-        # The window may also have room because bodies were sent since the last call.
+        # Later turns also refill it, because sent bodies make room in memory.
         self._refill_window(stage_index)
 
-    def _refill_window(self, stage_index: int) -> None:
-        """Ask for the first turns of the next sessions of an open loop until its window is full.
+    def _prefetch_later_session_of_user(self, stage: ScheduledStage, session_index: int) -> None:
+        """Request the body that begins a later session of the virtual user of a session."""
+        later_session = _later_session_of_user(stage, session_index)
+        if later_session is not None:
+            self._prefetch([self._schedule.first_slot_id(later_session)])
 
-        The window is full if it has `Tuning.window` sessions that have not begun, or if the bodies
-        in memory take more than _MAX_PREFETCHED_BYTES. A closed loop has no window.
+    def _refill_window(self, stage_index: int) -> None:
+        """Request the bodies that begin the next sessions of an open loop.
+
+        The window of an open loop is the set of its next sessions whose first body was requested
+        and not yet sent. It holds at most `Tuning.window` sessions. It is not enlarged while the
+        bodies in memory take _MAX_PREFETCHED_BYTES or more. A closed loop has no such sessions, so
+        nothing is requested for it.
         """
-        first_turns: list[int] = []
-        while (
-            self._sessions_ahead[stage_index] < self._window_size
-            and self._arrived_bytes < _MAX_PREFETCHED_BYTES
-        ):
-            first_turn = next(self._next_first_turns[stage_index], None)
-            if first_turn is None:
-                break
-            first_turns.append(first_turn)
-            self._sessions_ahead[stage_index] += 1
-        self._prefetch(first_turns)
+        if self._arrived_bytes >= _MAX_PREFETCHED_BYTES:
+            return
+        free_places = self._window_size - self._sessions_ahead[stage_index]
+        if free_places <= 0:
+            return
+        first_request_ids = list(islice(self._next_first_turns[stage_index], free_places))
+        self._sessions_ahead[stage_index] += len(first_request_ids)
+        self._prefetch(first_request_ids)
 
     def _prefetch(self, request_ids: list[int]) -> None:
         """Ask the builder for the bodies of requests, if there are any."""
@@ -371,30 +389,36 @@ def _sessions_ahead_of_user(stage: ScheduledStage) -> int:
 
 
 def _first_turns_of_users(schedule: Schedule, stage: ScheduledStage) -> list[int]:
-    """Return the first turns of the first sessions of all virtual users; none for an open loop.
+    """Return the request ids that begin the first few sessions of each virtual user of a stage.
 
-    The sessions of a stage are dealt out like cards: with 3 users, user 0 has the sessions 0, 3,
-    6, and so on.
+    A session is one conversation of several turns. The sessions of a stage are assigned to its
+    users in turn: with 3 users, user 0 has the sessions 0, 3, 6, and so on. The number of sessions
+    per user is that of `_sessions_ahead_of_user`. An open loop has no users, so the list is empty.
     """
     if not stage.is_closed_loop:
         return []
-    first_turns = []
-    for round_index in range(_sessions_ahead_of_user(stage)):
+    request_ids = []
+    for sessions_before in range(_sessions_ahead_of_user(stage)):
         for virtual_user in schedule.virtual_users_of(stage):
-            session = round_index * stage.concurrency + virtual_user
+            session = sessions_before * stage.concurrency + virtual_user
             if stage.session_count is None or session < stage.session_count:
-                first_turns.append(schedule.first_slot_id(stage.first_session + session))
-    return first_turns
+                request_ids.append(schedule.first_slot_id(stage.first_session + session))
+    return request_ids
 
 
 def _later_session_of_user(stage: ScheduledStage, session: int) -> int | None:
-    """Return which session of a virtual user to ask for when the user begins `session`.
+    """Return the session whose body to request when a virtual user begins `session`.
 
-    The next sessions of the user were asked for before, so it is the one after them. Successive
-    sessions of a user are `concurrency` apart. With 3 users and 4 sessions ahead, session 12 is
-    asked for when session 0 begins. Return None if the stage has no session of this number.
+    The bodies of the next few sessions of each user are requested in advance, so this is the
+    session after those. Example: with 3 users, user 0 has the sessions 0, 3, 6, 9, 12. With 4
+    sessions in advance, those from 0 to 9 were requested at the start of the stage, and session 12
+    is requested when session 0 begins.
+
+    Returns:
+        The number of the session, or None if the stage ends before it.
     """
-    later_session = session + stage.concurrency * _sessions_ahead_of_user(stage)
+    distance_of_user_sessions = stage.concurrency
+    later_session = session + distance_of_user_sessions * _sessions_ahead_of_user(stage)
     if stage.session_count is None:
         return later_session
     end_session = stage.first_session + stage.session_count

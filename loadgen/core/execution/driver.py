@@ -195,10 +195,10 @@ class Driver:
         self._in_flight: dict[int, _SentRequest] = {}  # by slot id
         self._sent_by_stage = [0] * len(schedule.stages)
         self._timelines = [Timeline(start_ns) for _ in schedule.stages]
-        # By how much the slot ids of two successive sessions of a virtual user differ. 0 in a stage
-        # with a number of requests.
+        # By how much the slot ids of two successive sessions of a virtual user differ. None in a
+        # stage with a fixed number of requests.
         self._slots_between_sessions_by_stage = [
-            0 if stage.session_count is not None else stage.concurrency * schedule.max_turns
+            stage.concurrency * schedule.max_turns if stage.session_count is None else None
             for stage in schedule.stages
         ]
         # Options of `Sender.send` that do not depend on whether the request has a session.
@@ -281,19 +281,27 @@ class Driver:
             return
         now = monotonic_ns()
         was_called_before = self.interrupted
-        is_only_draining = now >= self._load_end_ns and not self.stopped
+        is_load_over = now >= self._load_end_ns and not self.stopped
         self.interrupted = True
         # The dispatcher must stop first, so that the end of a request starts no other one.
         self._dispatcher.stop()
-        if was_called_before or is_only_draining:
-            self._cancel_all(Failure("interrupted", "interrupted by the user"))
-            self._record_unsent_slots("interrupted")
-            self._finish()
+        if was_called_before or is_load_over:
+            self._end_at_once()
         else:
-            self._record_unsent_slots("interrupted")
-            drain_ns = min(self._drain_ns, MAX_DRAIN_AFTER_STOP_NS)
-            self._drain_end_ns = min(self._drain_end_ns, now + drain_ns)
-            self._check_finished()
+            self._begin_drain_after_stop(now)
+
+    def _end_at_once(self) -> None:
+        """Cancel all requests in flight and let `run` return, without a drain."""
+        self._cancel_all(Failure("interrupted", "interrupted by the user"))
+        self._record_unsent_slots("interrupted")
+        self._finish()
+
+    def _begin_drain_after_stop(self, now: int) -> None:
+        """Give the requests in flight a limited time to end, after the load was stopped."""
+        self._record_unsent_slots("interrupted")
+        drain_ns = min(self._drain_ns, MAX_DRAIN_AFTER_STOP_NS)
+        self._drain_end_ns = min(self._drain_end_ns, now + drain_ns)
+        self._check_finished()
 
     # Starting and ending requests
 
@@ -351,7 +359,10 @@ class Driver:
         )
 
     def _send_options(self, slot: DispatchedSlot) -> OptionalSendArguments:
-        """Return the options of `Sender.send` that only some loads use."""
+        """Return the optional arguments of `Sender.send` for a request.
+
+        They are additional header lines and callbacks for its output events.
+        """
         options: OptionalSendArguments = {}
         # The lines are sent in this order: of the request class and its SLO, of the trace, of the
         # session.
@@ -362,12 +373,16 @@ class Driver:
             header_lines += self._trace.header(slot.slot_id)
         if slot.session is not None:
             header_lines += self._session_header_line(slot.session)
+        if header_lines:
+            options["header_lines"] = header_lines
+
+        if slot.session is not None:
+            # A simulated user may leave during the response to one turn of its session.
             abandonment = self._schedule.sessions.get(slot.session).abandonment
             if abandonment is not None and abandonment.turn == slot.turn:
                 options["on_output"] = self._abandon_after(slot.slot_id, abandonment.tokens)
-        if header_lines:
-            options["header_lines"] = header_lines
         if self._limits_prefill:
+            # The first output ends the prefill of this request, so that another one may start.
             options["on_first_output"] = partial(self._on_first_output, slot.slot_id)
         return options
 
@@ -432,9 +447,10 @@ class Driver:
     ) -> None:
         """Record the end of a request, and start the requests that are due after it.
 
-        A client calls this for each request, whether it succeeded or failed. No request is started
-        here if it was called by `send` or `cancel` while this driver starts or cancels several
-        requests in a row (`_defers_next_requests`). The driver then starts what is due afterwards.
+        A client calls this for each request, whether it succeeded or failed. That may happen while
+        this driver is starting or cancelling several requests in a row, because `send` or `cancel`
+        can fail a request at once. Then `_defers_next_requests` is set and nothing is started here:
+        the driver itself starts what is due afterwards.
 
         Args:
             slot: The slot of the request.
@@ -486,30 +502,36 @@ class Driver:
     def _report_end(self, slot: DispatchedSlot, completion: Completion) -> None:
         """Tell the dispatcher that a request has ended, so that it can start what follows.
 
-        If the request failed, the later turns of its session are dropped with the reason that is
-        passed here. A virtual user then goes on with its next session. If that would go to a target
-        that is down, the user pauses before, because its requests would otherwise fail in a fast
-        loop.
+        If the request failed, the dispatcher drops the later turns of its session, for the reason
+        that is passed here. The virtual user then begins its next session, after a pause if needed.
         """
         failure = completion.failure
         pause_ns = 0
         drop_reason = "previous_turn_failed"
-        # 0 in a stage with a number of requests, where users do not pause.
-        slots_between_sessions = self._slots_between_sessions_by_stage[slot.stage]
         if failure is not None:
-            if slots_between_sessions:
-                first_slot_of_session = slot.slot_id - slot.turn
-                first_slot_of_next_session = first_slot_of_session + slots_between_sessions
-                pause_ns = self._target_selection.pause_ns(first_slot_of_next_session)
+            pause_ns = self._pause_after_failure_ns(slot)
             if failure.kind == "abandoned":
                 drop_reason = "abandoned"
         self._dispatcher.report_finished(
             slot.slot_id,
             completion.done - self.start_ns,
-            failure is None,
-            pause_ns,
-            drop_reason,
+            ok=failure is None,
+            pause_ns=pause_ns,
+            drop_reason=drop_reason,
         )
+
+    def _pause_after_failure_ns(self, failed_slot: DispatchedSlot) -> int:
+        """Return how long a virtual user waits before its next session after a failed request.
+
+        It waits only if the next session would go to a target that is down, since its requests
+        would otherwise fail in a fast loop. In a stage with a fixed number of requests it does not
+        wait, because the stage ends anyway.
+        """
+        slots_between_sessions = self._slots_between_sessions_by_stage[failed_slot.stage]
+        if slots_between_sessions is None:
+            return 0
+        first_slot_of_session = failed_slot.slot_id - failed_slot.turn
+        return self._target_selection.pause_ns(first_slot_of_session + slots_between_sessions)
 
     def _record_key(self, slot: DispatchedSlot, target: int) -> RecordKey:
         """Return the columns of a record that say which request it belongs to."""
@@ -577,19 +599,22 @@ class Driver:
             self._cancel_all(
                 Failure("interrupted", "not finished when the drain after the interruption ended")
             )
-            return
-        # Without this, the end of a cancelled request would drop the later turns of its session as
-        # "previous_turn_failed". They are recorded as "unfinished" instead.
+        else:
+            self._end_drain_of_load()
+
+    def _end_drain_of_load(self) -> None:
+        """Cancel what is in flight after a load that was not interrupted, as "unfinished"."""
+        drain_s = self._drain_ns / SECOND_NS
+        failure = Failure(
+            "unfinished",
+            f"still in flight when the drain ended, {drain_s:g} s after the load (--grace)",
+        )
+        # A running dispatcher would drop the later turns of the sessions of cancelled requests as
+        # "previous_turn_failed". They are recorded as "unfinished" below instead.
         self._dispatcher.stop()
         # The end of a cancelled request must not start other requests.
         self._defers_next_requests = True
-        drain_s = self._drain_ns / SECOND_NS
-        self._cancel_all(
-            Failure(
-                "unfinished",
-                f"still in flight when the drain ended, {drain_s:g} s after the load (--grace)",
-            )
-        )
+        self._cancel_all(failure)
         self._defers_next_requests = False
         self._record_unsent_slots("unfinished")
 
@@ -657,18 +682,24 @@ class Driver:
         self._sampling.written_ns += monotonic_ns() - write_start_ns
 
     def _write_timelines(self) -> None:
-        """Write the histograms and timelines of output events that have changed."""
-        for stage, timeline in enumerate(self._timelines):
-            if timeline.bin_count:
-                bins = timeline.bins[: timeline.bin_count]
-                self._record_log.write_event_counts(
-                    stage,
-                    timeline.gaps,
-                    bins,
-                    timeline.first_bin,
-                    uncertainties=timeline.uncertainties,
-                )
-                timeline.discard_final_bins()
+        """Write the counts of output events of each stage: a histogram of gaps and a timeline.
+
+        A timeline has a number of events for each bin, a short interval of time. Bins that can get
+        no further events are removed from memory after they were written. A stage whose timeline
+        has no bins is skipped, because it has no new events.
+        """
+        for stage_index, timeline in enumerate(self._timelines):
+            has_new_events = timeline.bin_count > 0
+            if not has_new_events:
+                continue
+            self._record_log.write_event_counts(
+                stage_index,
+                timeline.gaps,
+                timeline.bins[: timeline.bin_count],
+                timeline.first_bin,
+                uncertainties=timeline.uncertainties,
+            )
+            timeline.discard_final_bins()
 
     def _write_remaining(self, now: int) -> None:
         """Write everything that has not been written yet."""
@@ -709,14 +740,23 @@ async def run_in_this_process(plan: Plan, emit: Emit) -> WorkerResult:
         await sleep_until_before_start(shard_of_run, lead_s=START_DELAY_NS / SECOND_NS)
         return start_instant_ns(shard_of_run, lead_ns=START_DELAY_NS)
 
-    def on_started(driver: Driver) -> None:
-        # A listener may take long, and a signal must stop the load meanwhile.
-        with stop_signals.on_stop_signal(lambda _: driver.stop()):
-            emit(LoadStarted(driver.start_ns, RunningLoad(lambda: driver.counters, driver.stop)))
-
     return await run_worker(
-        plan, worker=0, workers=1, wait_for_start=wait_for_start, on_started=on_started
+        plan,
+        worker=0,
+        workers=1,
+        wait_for_start=wait_for_start,
+        on_started=partial(_announce_start, emit),
     )
+
+
+def _announce_start(emit: Emit, driver: Driver) -> None:
+    """Send listeners `LoadStarted`, with which they can watch and stop the load of a driver.
+
+    A listener may take long, so SIGINT and the like already stop the load while it is called.
+    """
+    load = RunningLoad(counters=lambda: driver.counters, stop=driver.stop)
+    with stop_signals.on_stop_signal(lambda _signal_number: driver.stop()):
+        emit(LoadStarted(driver.start_ns, load))
 
 
 def make_drive_settings(plan: Plan, worker_schedule: Schedule, worker: int) -> DriveSettings:

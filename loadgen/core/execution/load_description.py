@@ -74,10 +74,6 @@ def describe_load(workload: Workload, settings: Settings) -> LoadDescription:
         target=PromptTarget(api=settings.api),
     )
     forecast = forecast_load(schedule, mean_tokens(prompts))
-    oversized_requests = _find_oversized_requests(prompts, schedule, settings)
-    error = None
-    if oversized_requests is not None:
-        error = oversized_requests.to_error(workload, settings.display_name)
     lines = [
         f"workload: {workload.name}",
         f"target: {settings.display_name}",
@@ -89,9 +85,13 @@ def describe_load(workload: Workload, settings: Settings) -> LoadDescription:
         _fingerprint_line(workload, schedule, tokenizer),
         *(f"note: {note}" for note in _notes(workload, prompts, schedule)),
     ]
-    is_run_still_valid = error is None
-    if oversized_requests is not None and is_run_still_valid:
-        lines.append(f"note: {oversized_requests.text}, so these requests will fail")
+    error: LoadgenError | None = None
+    oversized_requests = _find_oversized_requests(prompts, schedule, settings)
+    if oversized_requests is not None:
+        # A few such requests are no reason to refuse the run. Then this is None.
+        error = oversized_requests.to_error(workload, settings.display_name)
+        if error is None:
+            lines.append(f"note: {oversized_requests.text}, so these requests will fail")
     return LoadDescription("\n".join(lines), forecast, error)
 
 

@@ -332,29 +332,32 @@ def prepare_plan(
 ) -> PreparedPlan:
     """Return the plan of a run: what it sends, when, and with how many workers.
 
-    The plan is not checked; see `plan_checks.check_plan`.
+    The plan is built in steps, each of which returns a new plan. It is not checked here; see
+    `plan_checks.check_plan`.
 
     Args:
         workload: The workload.
         settings: The settings. If they give no number of workers, it is chosen here.
         probe_results: What the probe found out about each target.
-        context: What else is known before the run.
+        context: The facts about this run and its host that neither of the others contains, such
+            as its output folder.
+
+    Returns:
+        The plan of this shard of the run (of the complete run if it has no shards), and how the
+        virtual users of each stage start.
     """
     job = _create_job(workload, settings, probe_results, context)
     plan = _build_complete_plan(job)
     oversized_requests = find_oversized_requests(
         plan.requests, plan.schedule.slot_count, shortest_context(probe_results)
     )
-    complete_plan = structs.replace(plan, oversized_requests=oversized_requests)
-    started = _decide_starts(complete_plan, context.response_time)
-    started_plan = _with_started_workload(complete_plan, started.workload)
-    shard_plan = structs.replace(
-        started_plan, schedule=requested_shard(started_plan.schedule, settings)
-    )
-    if settings.workers:
-        return PreparedPlan(shard_plan, started.starts)
-    workers = _choose_workers(shard_plan, workload, context)
-    return PreparedPlan(_with_workers(shard_plan, workers), started.starts)
+    plan = structs.replace(plan, oversized_requests=oversized_requests)
+    workload_with_starts = _decide_starts(plan, context.response_time)
+    plan = _with_started_workload(plan, workload_with_starts.workload)
+    plan = structs.replace(plan, schedule=requested_shard(plan.schedule, settings))
+    if not settings.workers:
+        plan = _with_workers(plan, _choose_workers(plan, workload, context))
+    return PreparedPlan(plan, workload_with_starts.starts)
 
 
 def _create_job(
@@ -434,15 +437,17 @@ def _count_workers_of_stage(
 ) -> int:
     """Return how many workers one stage of this shard needs, perhaps 0.
 
-    The rate of a closed loop depends on the server, so it needs a worker for so many virtual users.
+    The rate of a closed loop depends on the server and is not known before the run, so its workers
+    are counted by virtual users. Those of an open loop are counted by output events per second.
     """
     if stage.is_closed_loop:
         users = len(schedule.virtual_users_of(stage))
         return math.ceil(users / _USERS_PER_WORKER)
     requests_per_s = (stage.offered_rps or 0.0) / schedule.shard_count
-    # The rate is infinite if all requests start at once. They then count as those of one second.
-    request_count = schedule.slot_count_of(stage) or 0
-    events_per_s = min(requests_per_s, request_count) * events_per_request
+    # The rate is infinite if all requests start at once. Even then, no more of them than the stage
+    # has can start in one second.
+    most_requests_in_a_second = schedule.slot_count_of(stage) or 0
+    events_per_s = min(requests_per_s, most_requests_in_a_second) * events_per_request
     return math.ceil(events_per_s / _EVENTS_PER_WORKER)
 
 

@@ -269,6 +269,7 @@ class _HttpRun:
             runner = cleanup.enter_context(asyncio.Runner(loop_factory=uvloop.new_event_loop))
             failure_cleanup = cleanup.enter_context(contextlib.ExitStack())
 
+            # Before the load: probe the targets and plan what to send.
             prepared = self._probe_and_plan(
                 run_settings, known_target, senders, runner, failure_cleanup
             )
@@ -277,11 +278,14 @@ class _HttpRun:
             if run_settings.shard is not None:
                 self._wait_for_other_shards(plan, run_settings.shard, runner)
 
+            # The load. The compactor converts its records to Parquet meanwhile.
             compactor = self._start_compactor(plan)
             failure_cleanup.callback(compactor.close)
             result = runner.run(senders.run(plan, self._emit))
-            # The load has not failed, so the callbacks for that case are dropped uncalled.
+            # It has not failed, so `pop_all` discards the callbacks for a failure uncalled.
             failure_cleanup.pop_all()
+
+            # After the load: complete the manifest and compute the summary.
 
             manifest = events.conclude_manifest(self.listeners, planned_manifest)
             # Frees threads and sockets that are not needed while the summary is computed.
@@ -436,24 +440,36 @@ def _add_prompt_fingerprints(
 ) -> Fingerprints:
     """Return the fingerprints of a run with hashes of its prompts and request bodies.
 
-    Workers add up a hash of each prompt that they build. If together they built all prompts, the
-    sums are the fingerprints. Otherwise the prompts of the plan are built again to hash them: the
-    run was cut short, or separate processes built the bodies and report no hashes.
+    Each worker adds up the hashes of the prompts that it builds, and `result` has the sum of all
+    workers. This sum is the fingerprint if it covers every prompt. Otherwise, for example because
+    the run was cut short, the prompts are built again here to hash them.
+
+    Args:
+        fingerprints: The other fingerprints of the run.
+        plan: The plan of the run, or of this shard of it.
+        result: The merged result of the workers.
     """
     slot_count = plan.schedule.slot_count
-    has_builder = needs_builder_process(complete_schedule(plan.schedule), plan.job.settings.tuning)
-    if has_builder:
-        # Such a load is large, so a fixed number of its first prompts represents it.
-        first_prompts = fingerprint(plan.requests, count=None)
-        return msgspec.structs.replace(fingerprints, prompts=first_prompts)
-    if result.prompts_count == slot_count:
+    # The complete schedule decides this, so that all shards of a run compute the same fingerprint.
+    is_large_load = needs_builder_process(
+        complete_schedule(plan.schedule), plan.job.settings.tuning
+    )
+    if is_large_load:
+        # Hashing all prompts would take too long, so a fixed number of the first represents them.
+        first_prompts_hash = fingerprint(plan.requests, count=None)
+        return msgspec.structs.replace(fingerprints, prompts=first_prompts_hash)
+
+    have_workers_hashed_all = result.prompts_count == slot_count
+    if have_workers_hashed_all:
         return _add_worker_fingerprints(fingerprints, plan, result)
-    is_shard = plan.job.settings.shard is not None
-    if is_shard and slot_count is not None:
-        # A worker died with its part of the sum. `loadgen merge` needs the sums, not fingerprints.
+
+    is_incomplete_shard = plan.job.settings.shard is not None and slot_count is not None
+    if is_incomplete_shard:
+        # A worker has died, and its part of the sum is lost. `loadgen merge` computes fingerprints
+        # from the sums of all shards, so one of this shard alone would be of no use.
         return fingerprints
-    all_prompts = fingerprint(plan.requests, slot_count)
-    return msgspec.structs.replace(fingerprints, prompts=all_prompts)
+    all_prompts_hash = fingerprint(plan.requests, slot_count)
+    return msgspec.structs.replace(fingerprints, prompts=all_prompts_hash)
 
 
 def _add_worker_fingerprints(

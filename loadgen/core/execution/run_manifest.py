@@ -352,17 +352,17 @@ def _target_name(job: Job, result: ProbeResult, endpoint: Endpoint) -> str:
 
 
 def _step_plans(workload: Workload, settings: Settings) -> Iterator[StepPlan]:
-    """Yield what the manifest records of the steps of tasks, by which results can be shown.
+    """Yield the descriptions of task steps for the manifest, so that results can be split by step.
 
     A task is a graph of requests (turns), each of which belongs to a named step, such as "search".
-    Results by step exist only for classes of tasks with several steps whose graphs are all equal,
-    so that a turn belongs to the same step in every task.
+    Results are split only for tasks with several steps, and only if turn n belongs to the same step
+    in every task of a request class.
     """
     for class_name, requests in requests_by_class(workload.requests).items():
         if not isinstance(requests, Task):
             continue
-        has_equal_graphs = requests.has_fixed_turns
-        if has_equal_graphs and len(requests.steps) > 1:
+        has_several_steps = len(requests.steps) > 1
+        if has_several_steps and requests.has_fixed_turns:
             yield from _step_plans_of_class(class_name, requests, settings)
 
 

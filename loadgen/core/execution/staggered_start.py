@@ -64,15 +64,15 @@ class StartedWorkload(NamedTuple):
 
 
 def estimate_from_probe(first_token_ms: float | None, token_ms: float | None) -> ResponseTime:
-    """Return an estimate of response times by the probe, which was the only request at its time.
+    """Return an estimate of response times from the timing of the probe.
 
-    The estimated response takes the time to the first token and the same time for each output
-    token. It does not depend on the concurrency and on the length of the prompt.
+    The probe is a single request that is sent before the load. The estimate is the time to its
+    first token plus its time per output token for each output token. It depends neither on the
+    concurrency nor on the length of the prompt.
 
     Args:
-        first_token_ms: The time to the first token. None if the probe did not measure it, which
-            makes the estimate shorter by this time.
-        token_ms: The time between two output tokens, or None, with the same effect.
+        first_token_ms: The time to the first token. None, if it was not measured, counts as 0.
+        token_ms: The time between two output tokens. None, if it was not measured, counts as 0.
     """
     first_token_ns = (first_token_ms or 0.0) * _NS_PER_MS
     token_ns = (token_ms or 0.0) * _NS_PER_MS
@@ -170,26 +170,35 @@ class _StartPlanner:
         self._previous_users = 0
 
     def add_closed_loop(self, stage: Stage, arrival: Closed) -> None:
-        """Add a closed loop and, before it, a first round of its virtual users if it needs one.
+        """Add a closed loop, and before it an unmeasured first round of its users if it needs one.
 
-        The users of the previous stage go on in this stage, each when its last request has ended.
-        Only if the loop has more users than the previous stage, its users start anew, over a ramp.
-        If they do so in a first round, the loop itself continues with the users of the first round.
+        If the previous stage has enough virtual users, they continue in this stage, each when its
+        last request has ended. Otherwise the users start over a ramp, either in this stage or in a
+        first round, from which this stage then takes them over.
         """
         concurrency = arrival.concurrency
         response_ns = self._response_ns(concurrency)
-        has_new_users = concurrency > self._previous_users
         start = _REPLACES_PREVIOUS_USERS
-        if has_new_users:
-            start = self._start_of_new_users(stage, arrival, response_ns)
-        if has_new_users and _needs_first_round(stage, start, self._leave_out_first_round):
-            self._add(_first_round(concurrency, start), start)
-            start = _REPLACES_PREVIOUS_USERS
+        if concurrency > self._previous_users:
+            start = self._add_new_users(stage, arrival, response_ns)
         # The server is not under full load until the first responses have ended.
-        added_ns = response_ns if self._leave_out_first_round else 0
-        self._add(_with_start(stage, concurrency, start, added_ns), start)
+        extra_duration_ns = response_ns if self._leave_out_first_round else 0
+        self._add(_with_start(stage, concurrency, start, extra_duration_ns), start)
         # A stage with fewer requests than users does not use all of them.
         self._previous_users = min(concurrency, stage.count or concurrency)
+
+    def _add_new_users(self, stage: Stage, arrival: Closed, response_ns: int) -> UserStart:
+        """Add the first round of a closed loop if it needs one.
+
+        Returns:
+            How the virtual users start in the closed loop itself: over their ramp, or, after a
+            first round, as a continuation of it.
+        """
+        ramp = self._start_of_new_users(stage, arrival, response_ns)
+        if not _needs_first_round(stage, ramp, self._leave_out_first_round):
+            return ramp
+        self._add(_first_round(arrival.concurrency, ramp), ramp)
+        return _REPLACES_PREVIOUS_USERS
 
     def _add(self, stage: Stage, start: UserStart) -> None:
         """Add a stage and how its virtual users start."""
@@ -236,16 +245,17 @@ def _measures_after_first_round(stage: Stage, leave_out_first_round: bool) -> bo
 
 
 def _needs_first_round(stage: Stage, start: UserStart, leave_out_first_round: bool) -> bool:
-    """Return True if the users of a stage start in a first round, an unmeasured stage before it.
+    """Return True if the virtual users of a stage must start in an extra stage before it.
 
-    Measured stages need one as `_measures_after_first_round` says. A warm-up (an unmeasured stage)
-    needs one if its users would still be starting after half of it, because it would then end
-    before the load is steady. A ramp that the workload itself sets for a warm-up is respected.
+    This extra stage, the first round, is not measured. Measured stages need one if their start
+    would distort the measurement. A warm-up (an unmeasured stage) needs one if its users would
+    still be starting after half of it, because it would then end before the load is steady. A ramp
+    that the user has configured for a warm-up is kept as it is.
     """
     if stage.measured:
         return _measures_after_first_round(stage, leave_out_first_round)
-    is_ramp_of_workload = start.source == "asked"
-    if is_ramp_of_workload or stage.duration_ns is None or start.ramp_ns is None:
+    is_ramp_configured = start.source == "asked"
+    if is_ramp_configured or stage.duration_ns is None or start.ramp_ns is None:
         return False
     return start.ramp_ns > stage.duration_ns // 2
 
@@ -260,10 +270,15 @@ def _first_round(concurrency: int, start: UserStart) -> Stage:
     )
 
 
-def _with_start(stage: Stage, concurrency: int, start: UserStart, added_ns: int) -> Stage:
-    """Return a stage with its ramp. A measured stage with a duration lasts `added_ns` longer."""
+def _with_start(stage: Stage, concurrency: int, start: UserStart, extra_duration_ns: int) -> Stage:
+    """Return a copy of a stage whose virtual users start over the ramp of `start`.
+
+    A measured stage with a duration lasts `extra_duration_ns` longer than before.
+    """
     arrival = Closed.model_construct(concurrency=concurrency, ramp_ns=start.ramp_ns)
     started_stage = stage.model_copy(update={"arrival": arrival})
     if stage.measured and stage.duration_ns is not None:
-        return started_stage.model_copy(update={"duration_ns": stage.duration_ns + added_ns})
+        return started_stage.model_copy(
+            update={"duration_ns": stage.duration_ns + extra_duration_ns}
+        )
     return started_stage

@@ -118,9 +118,10 @@ async def open_resources(
         TargetError: A target cannot be used.
     """
     job = plan.job
-    # Each connection is an open file. `check_plan` has checked that there may be enough of them, so
-    # the limit is only raised as far as possible here.
+    # Each connection is an open file. Whether the system allows enough of them was checked before,
+    # so nothing is demanded here: the limit is only raised as far as possible.
     raise_file_limit(needed=0)
+    # What is opened is closed in the reverse order, also if a later step fails.
     with contextlib.ExitStack() as cleanup:
         with _target_errors(where=""):
             reactor = Reactor(asyncio.get_running_loop())
@@ -135,7 +136,11 @@ async def open_resources(
 
         unbuilt_slot_ids = await _build_first_bodies(bodies, worker_schedule)
         await sleep_until_before_start(job.settings.shard, lead_s=CONNECTION_S)
-        with _target_errors(where=job.probe_results[0].target.redacted):
+        header_lines = create_header_function(
+            job.workload, plan.requests, sends_slos=job.settings.slo_headers
+        )
+        first_target = job.probe_results[0].target.redacted
+        with _target_errors(where=first_target):
             await _open_connections(pools, connections_to_open(worker_schedule))
             yield WorkerResources(
                 reactor=reactor,
@@ -145,9 +150,7 @@ async def open_resources(
                 unbuilt_slot_ids=unbuilt_slot_ids,
                 record_log=record_log,
                 redact=_create_redactor(job),
-                header_lines=create_header_function(
-                    job.workload, plan.requests, sends_slos=job.settings.slo_headers
-                ),
+                header_lines=header_lines,
             )
 
 
@@ -234,23 +237,24 @@ async def _build_first_bodies(bodies: Bodies, worker_schedule: Schedule) -> list
         For each stage, the slot ids whose bodies the worker still has to build while it sends. The
         list is empty if a separate process builds the bodies.
     """
-    # Building frees the memory of each long prompt, which the next one needs again.
+    # Each long prompt needs a large block of memory for a short time. By default, the allocator
+    # returns such a block to the system after each prompt and requests it again for the next one.
     set_largest_kept_block(LARGEST_KEPT_BLOCK)
     if isinstance(bodies, BodyPrefetch):
         await bodies.receive_first_bodies()
         return []
     unbuilt_slot_ids = []
     for stage in worker_schedule.stages:
-        slot_ids = worker_schedule.slot_ids_of(stage)
+        remaining_slot_ids = worker_schedule.slot_ids_of(stage)
         has_unknown_length = stage.session_count is None
-        # It takes the ids of the bodies that it builds from the iterator and leaves the others.
+        # This consumes the ids of the bodies that it builds. The iterator then has the others.
         bodies.build(
             stage.index,
-            slot_ids,
+            remaining_slot_ids,
             max_bodies=BODIES_AHEAD if has_unknown_length else None,
             max_cpu_s=_MAX_BUILD_CPU_S,
         )
-        unbuilt_slot_ids.append(slot_ids)
+        unbuilt_slot_ids.append(remaining_slot_ids)
     return unbuilt_slot_ids
 
 

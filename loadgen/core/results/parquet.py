@@ -58,23 +58,29 @@ def to_table(rows: NDArray[np.void], texts: list[str]) -> pa.Table:
 def _to_arrow_column(name: str, values: NDArray[Any], texts: list[str]) -> pa.Array:
     """Return one column of records as the pyarrow array that a Parquet file stores.
 
+    Records have only numbers. In Parquet files, codes become their names, flags become booleans,
+    and the indexes in the column `text` become the error texts themselves.
+
     Args:
         name: The name of the column.
         values: Its values in the records.
-        texts: The error texts that the column `text` refers to by index.
+        texts: The error texts, by their index.
     """
     import pyarrow as pa
 
     if name == "text":
         return _string_array(texts, values)
     if name in NAMES:
+        # A dictionary array has the codes as they are, and the name of each code once.
         code_names = NAMES[name]
         dictionary = _string_array(code_names, np.arange(len(code_names)))
-        return pa.DictionaryArray.from_arrays(nullable(values.view(np.int8)), dictionary)
+        codes = values.view(np.int8)  # pyarrow requires signed indexes.
+        return pa.DictionaryArray.from_arrays(nullable(codes), dictionary)
     if name in _BOOLEANS:
         return pa.Array.from_buffers(pa.bool_(), len(values), [None, _pack_bits(values != 0)])
     if name in NULLABLE_COLUMNS:
-        return nullable(values, values >= 0)
+        is_known = values >= 0  # -1 means never or unknown
+        return nullable(values, is_known)
     return nullable(values)
 
 
@@ -98,11 +104,11 @@ def nullable(values: NDArray[Any], valid: NDArray[np.bool_] | None = None) -> pa
 def _string_array(texts: Sequence[str], indexes: NDArray[Any]) -> pa.StringArray:
     """Return the pyarrow array of `texts[index]` for each index, null for an index without a text.
 
-    It is built in Arrow's columnar format for strings, which has three buffers: a bit for each
-    entry that is not null, the offset at which each string ends (after a first 0), and all strings
-    in UTF-8 without separators. The strings "ab", null and "c" have the bits 1, 0, 1, the offsets
-    0, 2, 2, 3 and the data `abc`. The strings may have 2 GiB together, because offsets have 32
-    bits.
+    `pa.array` would do this too, but it imports pandas, which takes longer than all the rest. So
+    the three buffers of Arrow's format for strings are built here: a bit for each entry that is not
+    null, the offset at which each string ends (after a first 0), and all strings in UTF-8 without
+    separators. The strings "ab", null and "c" have the bits 1, 0, 1, the offsets 0, 2, 2, 3 and the
+    data `abc`. The strings may have 2 GiB together, because offsets have 32 bits.
     """
     import pyarrow as pa
 
@@ -304,7 +310,7 @@ class Frame:
         self._metadata_by_group: dict[int, _GroupMetadata] = {}
         self._known_bounds: dict[tuple[str, int], _Bounds | None] = {}  # by column and row group
         self._cache: dict[str, _CachedColumn] = {}  # in order of use, the last one used last
-        self._identical_columns: dict[str, str] = {}  # see `_first_identical_column`
+        self._cache_names: dict[str, str] = {}  # see `_cache_name`
         self._text_indexes: dict[str, int] = {}  # the index of each error text in `texts`
 
     def _open_files(self) -> None:
@@ -367,8 +373,8 @@ class Frame:
         """
         if name not in self._columns:
             return _repeat(_unknown_value(name), name, end - first)
-        has_no_texts = name == "text" and not self.texts
-        if has_no_texts:
+        if name == "text" and not self.texts:
+            # Without any error text, no row can refer to one.
             return _repeat(_NULL, name, end - first)
         return self._read_stored_range(name, first, end)
 
@@ -378,18 +384,29 @@ class Frame:
         If the metadata of the files say that all these values are equal, nothing is read. Otherwise
         the row groups of the range are read into the cache, as far as they are not there yet.
         """
-        groups = {span.group for span in self._spans if max(span.first, first) < min(span.end, end)}
+        groups = self._groups_of_range(first, end)
         common_value = self._common_value(name, groups)
         if common_value is not None:
             return _repeat(common_value, name, end - first)
 
-        stored_name = self._first_identical_column(name)
-        column = self._cached_column(stored_name)
-        for group in sorted(groups - column.loaded_groups):
-            self._load_group(column, stored_name, group)
+        cache_name = self._cache_name(name)
+        column = self._cached_column(cache_name)
+        missing_groups = groups - column.loaded_groups
+        for group in sorted(missing_groups):
+            self._load_group(column, cache_name, group)
         values = column.values[first:end]
         values.flags.writeable = False  # They are a view of the cache.
+        # The cache may have a smaller type, from which this makes a copy.
         return values.astype(ROW[name], copy=False)
+
+    def _groups_of_range(self, first: int, end: int) -> set[int]:
+        """Return the row groups that have rows from `first` to before `end` of the frame."""
+        groups = set()
+        for span in self._spans:
+            overlaps_range = span.first < end and first < span.end
+            if overlaps_range:
+                groups.add(span.group)
+        return groups
 
     def _common_value(self, name: str, groups: set[int]) -> int | None:
         """Return the value that a column has in all rows of some row groups.
@@ -401,15 +418,18 @@ class Frame:
 
     @cached_property
     def _spans(self) -> list[_Span]:
-        """Where the rows of each row group are in the frame, in the order of the frame.
+        """The row ranges of the frame, each with the row group of a file that it comes from.
 
-        In the order of the files, each row group is one span. Ordered by stage, it has one span
-        for each stage of its rows. Example: group 0 has 2 rows of stage 0 and then 1 of stage 1,
-        and group 1 has 3 rows of stage 0. Their spans are rows 0-1 (group 0), rows 2-4 (group 1)
-        and row 5 (group 0).
+        If the frame has the order of the files, each row group is one range (span). If it is
+        ordered by stage, a row group has one span for each stage of its rows. Example: group 0 has
+        2 rows of stage 0 and then 1 of stage 1, and group 1 has 3 rows of stage 0. The spans are
+        rows 0-1 (from group 0), rows 2-4 (from group 1) and row 5 (from group 0).
         """
-        parts = [part for group in range(len(self._groups)) for part in self._split_by_stage(group)]
-        parts.sort(key=lambda part: part.stage)  # Parts of a stage stay in the order of the files.
+        parts: list[_GroupPart] = []
+        for group in range(len(self._groups)):
+            parts += self._split_by_stage(group)
+        # The sort is stable: parts of the same stage stay in the order of the files.
+        parts.sort(key=lambda part: part.stage)
         spans = []
         first = 0
         for part in parts:
@@ -501,18 +521,21 @@ class Frame:
                 return np.dtype(number_type)
         return np.dtype(np.int64)
 
-    def _first_identical_column(self, name: str) -> str:
-        """Return the name under which the values of a column are cached.
+    def _cache_name(self, name: str) -> str:
+        """Return the name of the column whose cached values are also those of this column.
 
-        It is the first column that was read and is stored with the same bytes in every row group,
-        or the column itself. This saves memory: in a simulated run every request is sent at its
-        scheduled time and ends with its last token, so a third of the columns equal others.
+        Columns with equal values share one entry of the cache, under the name of the first of them
+        that was read. This saves memory: in a simulated run every request is sent at its scheduled
+        time and ends with its last token, so a third of the columns equal others. Columns are equal
+        if their bytes in the files are.
         """
-        if name not in self._identical_columns:
-            columns_in_cache = dict.fromkeys(self._identical_columns.values())
-            identical_columns = self._filter_identical(name, columns_in_cache)
-            self._identical_columns[name] = identical_columns[0] if identical_columns else name
-        return self._identical_columns[name]
+        if name in self._cache_names:
+            return self._cache_names[name]
+        earlier_names = list(dict.fromkeys(self._cache_names.values()))  # without duplicates
+        identical_names = self._filter_identical(name, earlier_names)
+        cache_name = identical_names[0] if identical_names else name
+        self._cache_names[name] = cache_name
+        return cache_name
 
     def _filter_identical(self, name: str, candidates: Iterable[str]) -> list[str]:
         """Return the candidates that have the same bytes as the column `name` in every row group.
@@ -685,18 +708,20 @@ def _chunk_offset(chunk: ColumnChunkMetaData) -> int:
 
 
 def _bounds_by_statistics(name: str, group: _GroupMetadata) -> _Bounds | None:
-    """Return the smallest and the largest value of a column according to a file's statistics.
+    """Return the bounds of a column in a row group, without reading its values.
 
-    Null counts as -1, as in the records. Return None if the statistics do not tell: Parquet
-    compares texts and the names of codes by their letters, not by the numbers that stand for them
-    in the records.
+    Parquet files have statistics of each column: its smallest and its largest value, and how many
+    of its values are null. In records, -1 stands for null. Return None if the statistics do not
+    show the bounds, as for texts, which Parquet compares by their letters and not by their index.
     """
     chunk = group.chunks.get(name)
     statistics = None if chunk is None else chunk.statistics
     if statistics is None or not statistics.has_null_count:
         return None
-    if statistics.null_count == group.row_count:
-        return _Bounds(_NULL, _NULL) if ROW[name].kind == "i" else None
+    has_only_null = statistics.null_count == group.row_count
+    is_signed_integer = ROW[name].kind == "i"
+    if has_only_null:
+        return _Bounds(_NULL, _NULL) if is_signed_integer else None
     if name == "text" or not statistics.has_min_max:
         return None
     if name in NAMES:
@@ -726,11 +751,11 @@ def _to_row_values(name: str, array: pa.Array, text_indexes: dict[str, int]) -> 
         text_indexes: The index of each error text. New texts are added to it.
     """
     if name == "text":
-        return _replace_strings(
+        return _convert_strings(
             array, lambda text: text_indexes.setdefault(text, len(text_indexes)), if_null=_NULL
         )
     if name in NAMES:
-        return _replace_strings(
+        return _convert_strings(
             array, lambda code_name: _code_of_name(name, code_name), if_null=_unknown_code(name)
         )
     if name in _BOOLEANS:
@@ -741,29 +766,32 @@ def _to_row_values(name: str, array: pa.Array, text_indexes: dict[str, int]) -> 
     return np.where(_valid_mask(array), numbers, _NULL)
 
 
-def _replace_strings(
-    array: pa.Array, number_of_string: Callable[[str], int], if_null: int
+def _convert_strings(
+    array: pa.Array, to_number: Callable[[str], int], if_null: int
 ) -> NDArray[np.int64]:
-    """Return a number for each string of a pyarrow array, and another one for null.
+    """Return the number that stands for each string of a pyarrow array.
 
     A dictionary-encoded array has each distinct string once, in its dictionary, and for each row
-    the index of its string there. So only the distinct strings are converted to numbers.
+    the index of its string there. So only the distinct strings are converted to numbers. Example:
+    "ok", null, "ok", "lost" is stored as the dictionary "ok", "lost" and the indexes 0, -, 0, 1.
 
     Args:
         array: The strings.
-        number_of_string: Returns the number of a string.
-        if_null: The number where the array is null.
+        to_number: Converts one string to its number.
+        if_null: The number for a row that is null.
     """
     import pyarrow as pa
 
     if not isinstance(array, pa.DictionaryArray):
         array = array.dictionary_encode()
-    numbers = [number_of_string(string) for string in array.dictionary.to_pylist()]
-    if not numbers:
-        return np.full(len(array), if_null, np.int64)
+    distinct_strings = array.dictionary.to_pylist()
+    distinct_numbers = np.array([to_number(string) for string in distinct_strings], np.int64)
+
     is_valid = _valid_mask(array)
-    dictionary_indexes = np.where(is_valid, _read_numbers(array.indices), 0)
-    return np.where(is_valid, np.array(numbers, np.int64)[dictionary_indexes], if_null)
+    dictionary_indexes = _read_numbers(array.indices)[is_valid]  # arbitrary where it is null
+    numbers = np.full(len(array), if_null, np.int64)
+    numbers[is_valid] = distinct_numbers[dictionary_indexes]
+    return numbers
 
 
 def _code_of_name(column: str, name: str) -> int:

@@ -279,16 +279,19 @@ def _parse_smi_number(text: str) -> float | None:
 def measure_energy(
     samples: Sequence[MetricSample], start_s: float | None, end_s: float | None
 ) -> EnergyUse | None:
-    """Return the energy that a run used in its steady state, or None without hardware pages.
+    """Return the energy that a run used in its steady state.
 
-    The accelerators are measured by the first source of SOURCES that has enough readings. If none
-    has, the result says why. The caller adds the values per token and per request, which depend on
-    the load.
+    The accelerators are measured by the first source of SOURCES, such as a metrics exporter or
+    nvidia-smi, that has enough readings. If none has, the result says why. The caller adds the
+    values per token and per request, which depend on the load.
 
     Args:
         samples: The samples of all metrics pages of a run.
         start_s: The start of the steady state, from the start of the run. None if there is none.
         end_s: Its end.
+
+    Returns:
+        The energy, or None if no page reports anything about power or energy.
     """
     readings = _group_readings(samples)
     sources = [source for source in SOURCES if readings.has_source(source)]
@@ -299,12 +302,12 @@ def measure_energy(
 
     window = _Window(start_s, end_s)
     host_use = _measure_host(readings, window)
-    for source in sources:
-        source_use = _add_source(host_use, source, readings, window)
-        if source_use is not None:
-            return source_use
     if not sources:
         return host_use
+    for source in sources:
+        accelerator_energy = _measure_source(source, readings, window)
+        if accelerator_energy is not None:
+            return _add_accelerators(host_use, source, accelerator_energy, readings, window)
     missing_reason = (
         f"its {window.length_s:.0f} s have too few readings. One per second is "
         f"needed, with no gap of more than {LONGEST_GAP_S:.0f} s"
@@ -313,9 +316,10 @@ def measure_energy(
 
 
 def _measure_host(readings: _HardwareReadings, window: _Window) -> EnergyUse:
-    """Return the energy of the processors and the memory of the host, if their counters cover it.
+    """Return the energy that the processors and the memory of the host used in a window.
 
-    The values of the accelerators are still missing in the result.
+    It is left out if their counters were not read around the window. The result has no values of
+    the accelerators yet.
     """
     energy = _add_energies(
         _energy_of_counter(counter, window) for counter in readings.host_counters
@@ -325,24 +329,29 @@ def _measure_host(readings: _HardwareReadings, window: _Window) -> EnergyUse:
     return EnergyUse(pages=readings.pages, host_joules=energy.joules, window_s=window.length_s)
 
 
-def _add_source(
-    use: EnergyUse, source: str, readings: _HardwareReadings, window: _Window
-) -> EnergyUse | None:
-    """Return `use` with what a source reports of the accelerators in a window.
+def _add_accelerators(
+    host_use: EnergyUse,
+    source: str,
+    energy: _Energy,
+    readings: _HardwareReadings,
+    window: _Window,
+) -> EnergyUse:
+    """Return the energy use of the host completed by what a source reports of the accelerators.
 
-    Return None if the source has too few readings for the energy. Other values are None if the
-    source does not report them.
+    Args:
+        host_use: The energy use of the processors and the memory.
+        source: The source, one of SOURCES. What it does not report is None in the result.
+        energy: The energy of all accelerators in the window.
+        readings: The readings of all sources.
+        window: The time of the run that is measured.
     """
-    energy = _measure_source(source, readings, window)
-    if energy is None:
-        return None
     power_of_devices = readings.of_quantity(source, WATTS)
     limit_of_devices = readings.of_quantity(source, LIMIT)
     clocks_mhz = _values_in_window(readings.of_quantity(source, CLOCK), window)
     memory_mib = _sums_over_devices(readings.of_quantity(source, MEMORY), window)
     throttled = _throttled_fractions(readings.of_quantity(source, THROTTLE), window)
     return msgspec.structs.replace(
-        use,
+        host_use,
         source=source,
         devices=len(power_of_devices) if power_of_devices else None,
         window_s=window.length_s,
@@ -399,28 +408,43 @@ def _sum_of_last_values(readings_by_device: Sequence[Readings]) -> float | None:
 def _group_readings(samples: Sequence[MetricSample]) -> _HardwareReadings:
     """Return the values of every series about hardware at each read of its page.
 
-    A sample is stored only when its value has changed. So the current value of each series of a
-    page is tracked, and is a reading at every successful read of the page. A read ends with a
-    sample named `up`, whose value is 1 if the read succeeded.
+    The result has them by the name of the series. A name has several series, for example one for
+    each GPU.
     """
     hardware_pages = {sample.page for sample in samples if sample.name in _HARDWARE_NAMES}
     hardware_samples = [sample for sample in samples if sample.page in hardware_pages]
-    current_values_by_page: dict[str, PageValues] = {page: {} for page in hardware_pages}
-    readings_by_series: dict[tuple[str, SeriesKey], Readings] = {}
-    for sample in hardware_samples:
-        current_values = current_values_by_page[sample.page]
+    readings_by_name: dict[str, list[Readings]] = {}
+    for page_series, readings in _restore_readings(hardware_samples).items():
+        readings_by_name.setdefault(page_series.key.name, []).append(readings)
+    return _HardwareReadings(summarize_reads(hardware_samples), readings_by_name)
+
+
+class _PageSeries(NamedTuple):
+    """A series of one page. Other pages may have a series with the same name and labels."""
+
+    page: str
+    key: SeriesKey
+
+
+def _restore_readings(samples: Sequence[MetricSample]) -> dict[_PageSeries, Readings]:
+    """Return the value of each hardware series at every successful read of its page.
+
+    A sample is stored only when its value has changed. So the current values of each page are
+    tracked, and they are the readings at the end of each read. A read ends with a sample named
+    `up`, whose value is 1 if the read succeeded.
+    """
+    current_values_by_page: dict[str, PageValues] = {}
+    readings_by_series: dict[_PageSeries, Readings] = {}
+    for sample in samples:
+        current_values = current_values_by_page.setdefault(sample.page, {})
         ends_successful_read = sample.name == UP and sample.value > 0
         if sample.name in _HARDWARE_NAMES:
             current_values[SeriesKey(sample.name, sample.labels)] = sample.value
         elif ends_successful_read:
-            for series_key, value in current_values.items():
-                readings = readings_by_series.setdefault((sample.page, series_key), [])
+            for key, value in current_values.items():
+                readings = readings_by_series.setdefault(_PageSeries(sample.page, key), [])
                 readings.append(Point(sample.t_s, value))
-
-    readings_by_name: dict[str, list[Readings]] = {}
-    for (_, series_key), readings in readings_by_series.items():
-        readings_by_name.setdefault(series_key.name, []).append(readings)
-    return _HardwareReadings(summarize_reads(hardware_samples), readings_by_name)
+    return readings_by_series
 
 
 def _energy_of_counter(

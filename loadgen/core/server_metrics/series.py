@@ -105,11 +105,11 @@ PageValues = dict[SeriesKey, float]
 
 
 def stored_names(metrics: Mapping[str, Sequence[str]]) -> dict[str, str]:
-    """Return under which names the metrics of a kind of server are stored in the results.
+    """Return which metrics of a server are stored under another name, and under which one.
 
-    A server whose metrics are in NAMES_BY_QUANTITY is known to every reader of results, so its
-    names are stored as they are. The metrics of a server that a plug-in added are renamed, for
-    example `acme_running` to `loadgen:running`, so that results can be read without the plug-in.
+    A metric whose name loadgen knows is stored as it is. A metric of a server that a plug-in added
+    is renamed after its quantity, for example `acme_running` to `loadgen:running`, so that results
+    can be read without the plug-in.
 
     Args:
         metrics: For each quantity, such as "running", the names that it has on the server's page.
@@ -122,7 +122,8 @@ def stored_names(metrics: Mapping[str, Sequence[str]]) -> dict[str, str]:
         if quantity not in SERVER_METRICS:
             continue
         for page_name in page_names:
-            if page_name not in QUANTITY_OF:
+            is_known_name = page_name in QUANTITY_OF
+            if not is_known_name:
                 names[page_name] = PLUGIN_PREFIX + quantity
     return names
 
@@ -345,18 +346,19 @@ def is_written_rarely(name: str) -> bool:
 def compute_curves(metric_samples: Sequence[MetricSample]) -> dict[str, MetricCurve]:
     """Return how the quantities of the servers changed during a run, for charts.
 
-    A quantity, such as "running", is what servers report under different names, and a known name is
-    in QUANTITY_OF. If several pages or labels report it, their values are added. Only fractions,
-    such as the use of a cache, are averaged.
+    A quantity is something that servers of different kinds report under different names, for
+    example the number of running requests. If several pages or labels report it, their values are
+    added. Only fractions, such as the use of a cache, are averaged.
 
     A counter becomes a rate per second between two reads, at the middle of the interval. A counter
     that never grows has no curve.
     """
     curve_by_quantity = {}
     for quantity, points in _points_by_quantity(metric_samples).items():
-        curve_points = _rates_of_counter(points) if quantity in _COUNTERS else points
-        never_grows = quantity in _COUNTERS and not any(point.value for point in curve_points)
-        if never_grows:
+        is_counter = quantity in _COUNTERS
+        curve_points = _rates_of_counter(points) if is_counter else points
+        has_only_zeros = not any(point.value for point in curve_points)
+        if is_counter and has_only_zeros:
             continue
         times_s = tuple(point.t_s for point in curve_points)
         values = tuple(point.value for point in curve_points)
@@ -650,19 +652,23 @@ class _SeriesValues:
 def _points_by_quantity(metric_samples: Sequence[MetricSample]) -> dict[str, list[Point]]:
     """Return the value of each known quantity over time.
 
-    There is a point at each time at which a page was read successfully. The values of other pages
-    are then those of their last read.
+    There is a point at each time at which a page was read successfully. Pages that were not read at
+    this time count with the values of their last read.
     """
-    series_values = _SeriesValues()
+    current_values = _SeriesValues()
     points: dict[str, list[Point]] = {}
     # Pages that are read at the same time have samples with the same time.
-    for t_s, samples_of_read in groupby(metric_samples, key=lambda sample: sample.t_s):
-        has_read_page = False
-        for sample in samples_of_read:
-            series_values.add(sample)
-            if sample.name == UP and sample.value > 0:
-                has_read_page = True
-        if has_read_page:
-            for quantity, value in series_values.by_quantity().items():
-                points.setdefault(quantity, []).append(Point(t_s, value))
+    for t_s, samples_of_time in groupby(metric_samples, key=lambda sample: sample.t_s):
+        samples = list(samples_of_time)
+        for sample in samples:
+            current_values.add(sample)
+        if not any(_ends_successful_read(sample) for sample in samples):
+            continue
+        for quantity, value in current_values.by_quantity().items():
+            points.setdefault(quantity, []).append(Point(t_s, value))
     return points
+
+
+def _ends_successful_read(sample: MetricSample) -> bool:
+    """Return True for the sample `up` with the value 1, with which each successful read ends."""
+    return sample.name == UP and sample.value > 0

@@ -113,14 +113,14 @@ class MetricsPages:
     def _add_pages(self, manifest: RunManifest, scraper: Scraper) -> RunManifest:
         """Return the manifest with the URLs of the pages that are read.
 
-        If a server reports its timing breakdown of requests neither in its responses nor on a page,
-        although the settings request it, a note says so.
+        The user may request that servers report the timing of each request. If a server does so
+        neither in its responses nor on a page, a note about the first such server is added.
         """
         pages = scraper.find_pages()
         manifest = msgspec.structs.replace(
             manifest, server_pages=scraper.metrics_urls(), energy_pages=pages.energy
         )
-        has_timing_pages = bool(pages.accounts)
+        has_timing_pages = len(pages.accounts) > 0
         if has_timing_pages or not self._servers_without_timing:
             return manifest
         values = {"server": self._servers_without_timing[0]}
@@ -312,22 +312,26 @@ class ShardStart:
         self._delay_ns = 0
 
     def __call__(self, event: events.RunEvent) -> RunManifest | None:
-        """Handle an event of a run that is a shard. Other runs are not changed.
+        """Record the start of the load in the manifests of a shard, a part of a distributed run.
 
-        When the load starts, the manifest on disk is replaced by one with the start, for the case
-        that the run is killed. When it has ended, the final manifest is returned with the start.
+        When the load starts, it is recorded in the manifest on disk, in case the run is killed.
+        When the load has ended, it is recorded in the final manifest.
+
+        Returns:
+            The final manifest with the start. None for other events, and for a run that is not a
+            shard, whose manifests stay as they are.
         """
         if isinstance(event, events.RunPlanned):
             self._planned = event
         if self._planned is None:
             return None
-        plan = self._planned.plan
-        own_shard = plan.job.settings.shard
-        if own_shard is None:
+        job = self._planned.plan.job
+        shard_of_run = job.settings.shard
+        if shard_of_run is None:
             return None
         if isinstance(event, events.LoadStarted):
-            self._delay_ns = shard.start_delay_ns(own_shard, event.start_ns)
-            write_manifest(plan.job.folder, self._record_start(self._planned.manifest))
+            self._delay_ns = shard.start_delay_ns(shard_of_run, event.start_ns)
+            write_manifest(job.folder, self._record_start(self._planned.manifest))
         elif isinstance(event, events.LoadEnded) and event.manifest is not None:
             return self._record_start(event.manifest)
         return None

@@ -240,7 +240,8 @@ def _breakdown_addresses(
 ) -> tuple[PageAddress, ...]:
     """Return the pages with timing breakdowns of requests, if the user requests these.
 
-    Each read of such a page empties it. Servers whose responses contain the breakdowns have none.
+    Each read of such a page empties it. A server whose responses contain the breakdowns needs no
+    such page, so it is left out.
     """
     if not options.accounts:
         return ()
@@ -273,28 +274,52 @@ def _target_addresses(
         is_emptied_by_read: See `PageAddress`.
     """
     address_by_urls: dict[tuple[str, ...], PageAddress] = {}
-    for index, probe in enumerate(probes):
+    for target_index, probe in enumerate(probes):
         paths = paths_of(probe)
-        target = probe.target
-        root = f"{'https' if target.tls else 'http'}://{target.address}{target.root}"
-        urls = tuple(root + path for path in paths)
-        if not paths or urls in address_by_urls:
+        if not paths:
             continue
-        has_stored_names = kind == "metrics"
-        server_metrics = probe.server_profile.metrics if has_stored_names else {}
-        address_by_urls[urls] = PageAddress(
-            target=index,
-            host=target.host,
-            port=target.port,
-            tls=target.tls,
-            is_emptied_by_read=is_emptied_by_read,
+        address = _target_address(
+            paths,
+            target_index,
+            probe,
             kind=kind,
-            paths=tuple(target.server_path(path) for path in paths),
-            urls=urls,
-            headers=target_headers(options, index, probe),
-            names=series.stored_names(server_metrics),
+            headers=target_headers(options, target_index, probe),
+            is_emptied_by_read=is_emptied_by_read,
         )
+        address_by_urls.setdefault(address.urls, address)
     return tuple(address_by_urls.values())
+
+
+def _target_address(
+    paths: tuple[str, ...],
+    target_index: int,
+    probe: ProbeResult,
+    *,
+    kind: PageKind,
+    headers: dict[str, str],
+    is_emptied_by_read: bool,
+) -> PageAddress:
+    """Return the address of a page that a target serves at one of several possible paths.
+
+    A metrics page also has the names under which its series are stored, because servers of
+    different kinds report the same quantity under different names.
+    """
+    target = probe.target
+    scheme = "https" if target.tls else "http"
+    root_url = f"{scheme}://{target.address}{target.root}"
+    metrics_of_server = probe.server_profile.metrics if kind == "metrics" else {}
+    return PageAddress(
+        target=target_index,
+        host=target.host,
+        port=target.port,
+        tls=target.tls,
+        is_emptied_by_read=is_emptied_by_read,
+        kind=kind,
+        paths=tuple(target.server_path(path) for path in paths),
+        urls=tuple(root_url + path for path in paths),
+        headers=headers,
+        names=series.stored_names(metrics_of_server),
+    )
 
 
 def _address_of_url(
@@ -306,7 +331,7 @@ def _address_of_url(
     kind: PageKind = "metrics",
     is_emptied_by_read: bool = True,
 ) -> PageAddress:
-    """Return the address of a page that the user names. Without a path, it is `/metrics`.
+    """Return the address of a page that the user gave as a URL. The default path is `/metrics`.
 
     If the page is on the host and port of a target, it belongs to this target and gets its headers.
     A user and password in the URL are sent as basic authorization.
@@ -317,30 +342,38 @@ def _address_of_url(
         options: The options of the run.
         probes: What the probe found out about each target.
         kind: What is read from the page.
-        is_emptied_by_read: See `PageAddress`. The user who names a page allows that.
+        is_emptied_by_read: Whether reading the page removes its content on the server. loadgen
+            reads such a page only if the user has named it, so this is assumed by default.
     """
     parts = urlsplit(url)
     host = parts.hostname or ""
-    tls = parts.scheme == "https"
-    default_port = 443 if tls else 80
+    is_tls = parts.scheme == "https"
+    default_port = 443 if is_tls else 80
     port = parts.port or default_port
-    target_there = _find_target(host, port, probes)
-    headers: dict[str, str] = {}
-    if target_there is not None:
-        headers = target_headers(options, target_there, probes[target_there])
     path = parts.path or "/metrics"
-    authority = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+    path_and_query = f"{path}?{parts.query}" if parts.query else path
+
+    same_host_target = _find_target(host, port, probes)
+    headers: dict[str, str] = {}
+    if same_host_target is not None:
+        headers = target_headers(options, same_host_target, probes[same_host_target])
     return PageAddress(
-        target=target_there if target is None else target,
+        target=same_host_target if target is None else target,
         host=host,
         port=port,
-        tls=tls,
-        paths=(f"{path}?{parts.query}" if parts.query else path,),
-        urls=(f"{parts.scheme}://{authority}{path}",),
+        tls=is_tls,
+        paths=(path_and_query,),
+        urls=(f"{parts.scheme}://{_format_authority(host, port)}{path}",),
         headers=headers | _basic_authorization(parts),
         kind=kind,
         is_emptied_by_read=is_emptied_by_read,
     )
+
+
+def _format_authority(host: str, port: int) -> str:
+    """Return "host:port" as in a URL, which has an IPv6 address in brackets."""
+    is_ipv6 = ":" in host
+    return f"[{host}]:{port}" if is_ipv6 else f"{host}:{port}"
 
 
 def _find_target(host: str, port: int, probes: Sequence[ProbeResult]) -> int | None:

@@ -362,25 +362,44 @@ def scrape(folder: Path, source: RawIOBase, output: IO[bytes]) -> None:
     """
     job = msgspec.json.decode(source.readline(), type=ScrapeJob)
     tls_context = _create_tls_context(job)
-    candidates: list[_Reader] = [PageReader(address, tls_context) for address in job.addresses]
-    smi_reader = SmiReader()
-    if job.reads_nvidia_smi:
-        candidates.append(smi_reader)
-    with closing(smi_reader), ThreadPoolExecutor(max(len(candidates), 1)) as pool:
-        find_start_ns = monotonic_ns()
-        readers = _find_pages(candidates, pool)
-        find_duration_s = (monotonic_ns() - find_start_ns) / 1e9
-        with suppress(BrokenPipeError):
-            output.write(msgspec.json.encode(_found_pages(readers)) + b"\n")
-            output.flush()
+    possible_readers: list[_Reader] = [
+        PageReader(address, tls_context) for address in job.addresses
+    ]
+    with ExitStack() as cleanup:
+        if job.reads_nvidia_smi:
+            possible_readers.append(cleanup.enter_context(closing(SmiReader())))
+        pool = cleanup.enter_context(ThreadPoolExecutor(max(len(possible_readers), 1)))
+        # Finding the pages is also the first read of them.
+        first_read_start_ns = monotonic_ns()
+        readers = _find_pages(possible_readers, pool)
+        first_read_s = (monotonic_ns() - first_read_start_ns) / 1e9
+        _send_found_pages(readers, output)
 
-        start_line = source.readline()
-        has_load = start_line != b""
-        if has_load and readers:
-            with ExitStack() as files:
-                writer = _SampleWriter(readers, folder, int(start_line), files)
-                writer.write(find_start_ns, find_duration_s, includes_rare=True)
-                _read_until_end(readers, pool, source, writer)
+        start_ns = _receive_start_time(source)
+        if start_ns is None or not readers:
+            return
+        writer = _SampleWriter(readers, folder, start_ns, cleanup)
+        writer.write(first_read_start_ns, first_read_s, includes_rare=True)
+        _read_until_end(readers, pool, source, writer)
+
+
+def _send_found_pages(readers: Sequence[_Reader], output: IO[bytes]) -> None:
+    """Send the URLs of the pages of the readers to the command that runs the load.
+
+    It may have ended already, which closes the pipe. That is noticed at the next read from it.
+    """
+    with suppress(BrokenPipeError):
+        output.write(msgspec.json.encode(_found_pages(readers)) + b"\n")
+        output.flush()
+
+
+def _receive_start_time(source: RawIOBase) -> int | None:
+    """Wait for the start of the load, and return its time on the monotonic clock in ns.
+
+    Return None if the pipe ends without it, because the run has ended before its load.
+    """
+    start_line = source.readline()
+    return int(start_line) if start_line else None
 
 
 def _create_tls_context(job: ScrapeJob) -> ssl.SSLContext | None:
@@ -466,9 +485,11 @@ class _SampleWriter:
 def _read_until_end(
     readers: Sequence[_Reader], pool: ThreadPoolExecutor, source: RawIOBase, writer: _SampleWriter
 ) -> None:
-    """Read all pages about once a second until `source` ends, and once more after that.
+    """Read all pages about once a second until the load has ended, and once more after that.
 
-    Only the first read (by the caller) and the last one include the series that change rarely.
+    The command that runs the load closes the pipe `source` at its end. Servers then have SETTLE_S
+    to update their counters before the last read. Only the first read (by the caller) and the last
+    one include the series that change rarely.
 
     Args:
         readers: The readers of the pages.

@@ -105,17 +105,32 @@ def _find_rows(records_file: Path, breakdowns: Sequence[TimingBreakdown]) -> NDA
 
     row_of_breakdown = np.full(len(breakdowns), -1, np.int64)
     for target in np.unique(target_of_breakdown).tolist():
-        # The breakdowns and the records of this target, by their indexes among all.
-        breakdown_indexes = np.flatnonzero(target_of_breakdown == target)
-        row_indexes = np.flatnonzero(can_have_breakdown & (records["target"] == target))
-        match_of_breakdown = account_join.match_breakdowns(
-            breakdown_times[breakdown_indexes], request_times[row_indexes]
+        is_of_target = target_of_breakdown == target
+        candidate_rows = np.flatnonzero(can_have_breakdown & (records["target"] == target))
+        row_of_breakdown[is_of_target] = _match_rows(
+            breakdown_times[is_of_target], request_times[candidate_rows], candidate_rows
         )
-        if match_of_breakdown is not None:
-            is_matched = match_of_breakdown >= 0
-            matched_rows = row_indexes[match_of_breakdown[is_matched]]
-            row_of_breakdown[breakdown_indexes[is_matched]] = matched_rows
     return row_of_breakdown
+
+
+def _match_rows(
+    breakdown_times: NDArray[np.int64],
+    request_times: NDArray[np.int64],
+    candidate_rows: NDArray[np.int64],
+) -> NDArray[np.int64]:
+    """Return the index of the record of each breakdown of one target, or -1 if there is none.
+
+    Args:
+        breakdown_times: The times of each breakdown, on the server's clock.
+        request_times: The times of each request that may have a breakdown, on the client's clock.
+        candidate_rows: The index of the record of each of these requests.
+    """
+    rows = np.full(len(breakdown_times), -1, np.int64)
+    request_of_breakdown = account_join.match_breakdowns(breakdown_times, request_times)
+    if request_of_breakdown is not None:
+        is_matched = request_of_breakdown >= 0
+        rows[is_matched] = candidate_rows[request_of_breakdown[is_matched]]
+    return rows
 
 
 def _replace_columns(file: Path, columns: Mapping[str, NDArray[np.int64]]) -> Iterator[pa.Table]:

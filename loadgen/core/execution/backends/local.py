@@ -155,16 +155,15 @@ class LocalWorkers:
             for index in range(self._worker_count)
         ]
         for start in starts:
-            # Only the first error is raised below, since the others are its consequences. Reading
-            # all here avoids a warning about exceptions that were never retrieved.
-            start.add_done_callback(lambda done: done.exception())
+            _retrieve_exception(start)
         stuck_workers = await self._wait_for_starts(starts)
         if stuck_workers:
             raise self._stuck_worker_error(min(stuck_workers))
-        for start in starts:
-            # After an error, the other starts may not have ended yet.
-            if start.done():
-                start.result()
+        # This raises the first error. The others are its consequences. After an error, some starts
+        # may still be going on.
+        ended_starts = [start for start in starts if start.done()]
+        for start in ended_starts:
+            start.result()
 
     def _stuck_worker_error(self, index: int) -> TargetError:
         """Return the error for a worker that was killed before the load because it was stuck."""
@@ -195,7 +194,7 @@ class LocalWorkers:
             starts: The start of each worker, in the order of the workers.
         """
         stuck_workers: set[int] = set()
-        previous_cpu_s: dict[int, float] = {}
+        previous_cpu_s: list[float | None] = [None] * len(starts)
         while not all(start.done() for start in starts):
             done, _ = await asyncio.wait(
                 starts, timeout=self._stuck_after_s, return_when=asyncio.FIRST_EXCEPTION
@@ -203,13 +202,15 @@ class LocalWorkers:
             has_failed = any(start.exception() is not None for start in done)
             if has_failed:
                 break
+            used_cpu_s = [
+                child_process.read_cpu_seconds(process.pid) for process in self._processes
+            ]
             for index, start in enumerate(starts):
-                cpu_s = child_process.read_cpu_seconds(self._processes[index].pid)
-                has_made_progress = cpu_s != previous_cpu_s.get(index)
-                previous_cpu_s[index] = cpu_s
-                if not start.done() and not has_made_progress:
+                is_stuck = used_cpu_s[index] == previous_cpu_s[index]
+                if is_stuck and not start.done():
                     stuck_workers.add(index)
                     self._processes[index].kill()
+            previous_cpu_s = list(used_cpu_s)
         return stuck_workers
 
     async def _wait_for_common_start(self, shard: Shard) -> None:
@@ -282,3 +283,11 @@ class LocalWorkers:
         self._threads.shutdown()
         # Listeners of this load may keep the counters for longer.
         self._counters.close()
+
+
+def _retrieve_exception(future: asyncio.Future[None]) -> None:
+    """Retrieve the exception of a future when it ends, if it has one.
+
+    asyncio otherwise logs a warning for each exception that nobody retrieves.
+    """
+    future.add_done_callback(lambda ended: ended.exception())

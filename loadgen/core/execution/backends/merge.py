@@ -13,7 +13,7 @@ from loadgen.core.execution.plan import Plan
 from loadgen.core.execution.worker_resources import WorkerResult
 from loadgen.core.results.record import ROW, RecordKey, encode_unsent_record
 from loadgen.core.results.record_log import RecordLog, recorded_slots, segments
-from loadgen.core.schedule.schedule import Schedule, Slot, shard
+from loadgen.core.schedule.schedule import Schedule, ScheduledStage, Slot, shard
 
 _SLOTS_PER_STEP = 100_000
 _DIGEST_MODULUS = 1 << 128
@@ -124,10 +124,11 @@ def _record_key(slot: Slot, worker: int) -> RecordKey:
 
 
 def _slots_to_record(worker_schedule: Schedule, recorded: NDArray[np.void]) -> Iterator[int]:
-    """Yield the slots of a worker that need a record, with or without one.
+    """Yield the slots of a dead worker that must have a record in the end.
 
-    In a load with a number of requests, that is every slot. In a load that only a duration limits,
-    a slot exists only once it is reached, so it is those that were in flight.
+    A slot is the place of a request in the schedule. Some of these slots may have a record already.
+    If the load has a fixed number of requests, every slot needs a record. If only a duration limits
+    the load, slots that were never reached need none, so only those in flight can lack a record.
 
     Args:
         worker_schedule: The part of the schedule that the worker sends.
@@ -139,35 +140,43 @@ def _slots_to_record(worker_schedule: Schedule, recorded: NDArray[np.void]) -> I
 
 
 def _slots_in_flight(worker_schedule: Schedule, recorded: NDArray[np.void]) -> Iterator[int]:
-    """Yield the slots that were in flight when a worker died, in its last stage with a record.
+    """Yield the slots that each virtual user of a dead worker had in flight or would send next.
 
-    This is for a closed loop that only a duration limits. Each of its virtual users has one session
-    in flight: the turns after its last record, or the beginning of its next session.
+    This is for a closed loop that only a duration limits. The worker died in the last stage of
+    which it has a record. A user that has no record in this stage had begun its first session.
 
-    Sessions are numbered through all stages, and session s has the slots from s * max_turns on. The
-    sessions of a stage are dealt out to its users like cards: with 3 users, user 0 of the first
-    stage has the sessions 0, 3, 6, and so on.
+    Sessions are numbered through all stages, and each has `max_turns` slots. Example: with
+    max_turns=2, session 5 has the slots 10 and 11.
 
     Args:
         worker_schedule: The part of the schedule that the worker sends.
         recorded: The slots that have a record, as an array of RECORDED_SLOT.
     """
-    stage_index = int(recorded["stage"].max()) if len(recorded) else 0
-    stage = worker_schedule.stages[stage_index]
-    max_turns = worker_schedule.max_turns
-    first_slot_of_stage = stage.first_session * max_turns
+    last_stage_index = int(recorded["stage"].max()) if len(recorded) else 0
+    stage = worker_schedule.stages[last_stage_index]
+    first_slot_of_stage = stage.first_session * worker_schedule.max_turns
     last_slot_by_user = _last_slot_by_user(recorded, first_slot_of_stage)
     for virtual_user in worker_schedule.virtual_users_of(stage):
         last_slot = last_slot_by_user.get(virtual_user)
         if last_slot is None:
             yield worker_schedule.first_slot_id(stage.first_session + virtual_user)
-            continue
-        next_turns = worker_schedule.next_slot_ids(last_slot)
-        if next_turns:
-            yield from next_turns
         else:
-            last_session = last_slot // max_turns
-            yield worker_schedule.first_slot_id(last_session + stage.concurrency)
+            yield from _slots_after(worker_schedule, stage, last_slot)
+
+
+def _slots_after(worker_schedule: Schedule, stage: ScheduledStage, last_slot: int) -> Sequence[int]:
+    """Return the slots that a virtual user was sending after its last recorded slot.
+
+    They are the later turns of the same session or, after its last turn, the first slot of the next
+    session of the user. Sessions are assigned to the users of a stage in turn: with 3 users, the
+    sessions of a user are 3 apart.
+    """
+    later_turns = worker_schedule.next_slot_ids(last_slot)
+    if later_turns:
+        return later_turns
+    last_session = last_slot // worker_schedule.max_turns
+    next_session = last_session + stage.concurrency
+    return [worker_schedule.first_slot_id(next_session)]
 
 
 def _last_slot_by_user(recorded: NDArray[np.void], first_slot_id: int) -> dict[int, int]:
