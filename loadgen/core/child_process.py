@@ -175,14 +175,20 @@ def _detach_from_parent(name: str) -> None:
 
 
 def _replace_standard_streams(source: int, output: int) -> None:
-    """Make descriptors the standard input and output of this process. Errors are discarded."""
+    """Use `source` as the standard input of this process, and `output` as its standard output.
+
+    Its standard error stream is discarded. The two given descriptors are closed.
+    """
+    standard_streams = {0, 1, 2}  # input, output and error stream
     null = os.open(os.devnull, os.O_WRONLY)
-    # They become the descriptors 0, 1 and 2. They are first copied to descriptors above 2, since
-    # one of them may be among these and would be overwritten.
+    # `source` or `output` may itself be 0, 1 or 2, and would be overwritten before it is used. So
+    # the first free descriptors from 3 on become copies of them.
     copies = [fcntl.fcntl(descriptor, fcntl.F_DUPFD, 3) for descriptor in (source, output, null)]
-    for standard_stream, copy in enumerate(copies):
-        os.dup2(copy, standard_stream)
-    for descriptor in {source, output, *copies} - {0, 1, 2}:
+    source_copy, output_copy, null_copy = copies
+    os.dup2(source_copy, 0)
+    os.dup2(output_copy, 1)
+    os.dup2(null_copy, 2)
+    for descriptor in {source, output, *copies} - standard_streams:
         os.close(descriptor)
 
 

@@ -19,10 +19,10 @@ SYSTEM = "system."
 
 
 def quantity(value: float | None, digits: int = 3) -> str:
-    """Return a number with at least `digits` significant digits: 0.0123, 4.57, 24,070.
+    """Format a number with at least `digits` significant digits: "0.0123", "4.57", "24,070".
 
-    Thousands are separated, and there is no exponent. There are at most `digits` + 1 decimals, so a
-    number below the smallest one that these can show is returned as a bound: 0.00001 is <0.0001.
+    Thousands are separated, and there is no exponent. There are at most `digits` + 1 decimals. A
+    number that would be 0 with so few decimals becomes a bound: 0.00001 becomes "<0.0001".
     """
     if value is None:
         return NONE
@@ -34,10 +34,11 @@ def quantity(value: float | None, digits: int = 3) -> str:
     rounded = abs(float(f"{value:.{digits}g}"))
     digits_before_point = math.floor(math.log10(rounded)) + 1
     decimals = min(max(digits - digits_before_point, 0), digits + 1)
-    smallest_shown = 10**-decimals
-    if rounded >= smallest_shown / 2:
+    last_decimal = 10**-decimals
+    rounds_to_zero = rounded < last_decimal / 2
+    if not rounds_to_zero:
         return f"{value:,.{decimals}f}"
-    bound = f"{smallest_shown:.{decimals}f}"
+    bound = f"{last_decimal:.{decimals}f}"
     return f"<{bound}" if value > 0 else f">-{bound}"
 
 

@@ -143,7 +143,8 @@ class _BodyIndex:
         """Return the body of a request, or None if it was not built in advance.
 
         The ids of requests are usually evenly spaced, such as 5, 8, 11, so the row of a request
-        follows from the first two ids. If the request is not there, a binary search finds it.
+        follows from the first two ids: id 11 is in row (11 - 5) // (8 - 5) = 2. If the request is
+        not there, a binary search finds it.
         """
         values = self._values
         start = 0
@@ -154,11 +155,17 @@ class _BodyIndex:
             start = expected_row * self._FIELD_COUNT
         is_in_expected_row = 0 <= start < len(values) and values[start] == request_id
         if not is_in_expected_row:
-            row = bisect_left(range(len(self)), request_id, key=self._request_id)
-            if row == len(self) or self._request_id(row) != request_id:
+            row = self._search_row(request_id)
+            if row is None:
                 return None
             start = row * self._FIELD_COUNT
         return _StoredBody(*values[start : start + self._FIELD_COUNT])
+
+    def _search_row(self, request_id: int) -> int | None:
+        """Return the row of a request by a binary search, or None if there is none."""
+        row = bisect_left(range(len(self)), request_id, key=self._request_id)
+        has_row = row < len(self) and self._request_id(row) == request_id
+        return row if has_row else None
 
     def _request_id(self, row: int) -> int:
         """Return the id of the request in a row."""
@@ -311,22 +318,26 @@ class Bodies:
         bodies = [self._encode_body(request_id, request) for request_id, request in requests]
         self.digest.add(requests)
         self.body_digest.add_sum(len(bodies), sum_of_hashes(zip(request_ids, bodies, strict=True)))
-
-        index = self._index_by_stage[stage]
         for (request_id, request), body in zip(requests, bodies, strict=True):
-            facts = facts_of_request(request)
-            stored_body = _StoredBody(
-                request_id=request_id,
-                offset=self._file_end,
-                length=len(body),
-                input_tokens=facts.tokens,
-                output_tokens=facts.requested_output,
-            )
-            index.append(stored_body)
-            self._file_end += len(body)
-            if facts.source:  # It is the same for all requests that have one.
-                self._input_source = facts.source
+            self._add_to_index(stage, request_id, facts_of_request(request), len(body))
         return b"".join(bodies)
+
+    def _add_to_index(
+        self, stage: int, request_id: int, facts: RequestFacts, body_length: int
+    ) -> None:
+        """Add the next body of the file to the index of a stage, with the facts of its request."""
+        stored_body = _StoredBody(
+            request_id=request_id,
+            offset=self._file_end,
+            length=body_length,
+            input_tokens=facts.tokens,
+            output_tokens=facts.requested_output,
+        )
+        self._index_by_stage[stage].append(stored_body)
+        self._file_end += body_length
+        # The source of the input token count is stored once, because all requests have the same.
+        if facts.source:
+            self._input_source = facts.source
 
     def _read(self, offset: int, length: int) -> bytes | memoryview:
         """Return the `length` bytes of the body that begins at `offset` in the file.
@@ -375,12 +386,13 @@ class Bodies:
         return self._encode_body(request_id, request), facts_of_request(request)
 
     def _build_with_replies(self, request_id: int) -> tuple[bytes, RequestFacts]:
-        """Build the body of a later turn of a conversation, after the server's earlier replies.
+        """Build the body of a later turn of a conversation, with the replies that the server gave.
 
         The body contains the whole conversation so far. If responses are linked (an option of the
         Responses API), it contains only the new message and the id of the last response, from
         which the server knows the rest.
         """
+        # A conversation has `turns` successive ids: with 3 turns, conversation 1 has 3, 4 and 5.
         conversation = request_id // self._prompts.turns
         request = self._prompts.with_replies(request_id, self._replies.get(conversation, {}))
         last_response_id = self._response_ids.get(conversation)

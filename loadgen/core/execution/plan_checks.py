@@ -193,12 +193,13 @@ def _task_errors(workload: Workload, settings: Settings) -> Iterator[UserError]:
 
 
 def _prefill_limit_errors(workload: Workload, settings: Settings) -> Iterator[UserError]:
-    """Yield an error for a limit of requests in prefill whose end the responses do not show.
+    """Yield an error if requests in prefill are limited, but responses do not show when it ends.
 
-    A streamed response shows it by its first token. A response of numbers is the result of prefill
-    alone, so it shows it by its end.
+    A streamed response shows the end of prefill by its first token. Embeddings and scores are the
+    result of prefill alone, so the end of the response is that of prefill.
     """
-    shows_end_of_prefill = settings.stream or settings.returns_numbers
+    returns_embeddings_or_scores = settings.returns_numbers
+    shows_end_of_prefill = settings.stream or returns_embeddings_or_scores
     if workload.max_in_prefill is not None and not shows_end_of_prefill:
         yield UserError(
             "unsupported",

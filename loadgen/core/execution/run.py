@@ -174,8 +174,8 @@ def _compact_and_summarize(folder: Path, manifest: RunManifest, compactor: Compa
     manifest, and the summary is computed with this note.
     """
     has_breakdowns = (folder / request_accounts.FILE).exists()
-    needs_parquet = has_breakdowns or _has_deleted_segments(folder)
-    early_summary = None if needs_parquet else run_folder.summary(folder)
+    is_record_log_sufficient = not has_breakdowns and not _has_deleted_segments(folder)
+    early_summary = run_folder.summary(folder) if is_record_log_sufficient else None
 
     is_compacted = compactor.finish()
     if not is_compacted:
@@ -308,8 +308,8 @@ class _HttpRun:
         """Send a probe to each target, and return the checked plan of the run.
 
         Some listeners start something when they receive `TargetsProbed`, such as a reader of
-        metrics pages, and end it when they receive `LoadEnded`. So from there on `LoadEnded` is
-        also sent if the run fails.
+        metrics pages, and end it when they receive `LoadEnded`. So a callback that sends
+        `LoadEnded` if the run fails is registered directly before `TargetsProbed` is sent.
 
         Args:
             settings: The settings of the run.
@@ -423,8 +423,10 @@ def _final_state(result: WorkerResult, load: events.RunningLoad | None) -> str:
 
     "stopped": a rule (`--stop-when`) or a failed target ended it. "finished": it sent everything.
     "decided": a listener ended it, because nothing that followed could change the result.
-    "interrupted": the user ended it. The load reports the first and the last two as interrupted, so
-    the reasons that only the load knows are checked before.
+    "interrupted": the user ended it.
+
+    `result.interrupted` is True whenever the load was ended early, for whatever reason. So the more
+    specific reasons are checked first.
     """
     was_stopped_by_rule = load is not None and load.stopped_by is not None
     was_decided = load is not None and load.decided
@@ -475,12 +477,14 @@ def _add_prompt_fingerprints(
 def _add_worker_fingerprints(
     fingerprints: Fingerprints, plan: Plan, result: WorkerResult
 ) -> Fingerprints:
-    """Return fingerprints with those that the workers computed of all prompts and bodies.
+    """Return the fingerprints with the hashes that the workers computed of all prompts and bodies.
 
-    Bodies have none if they contain replies of the server, which differ between runs.
+    The hash of the bodies is left empty if conversations contain replies of the server, because
+    such bodies differ between runs. Each request has one prompt and one body.
     """
-    prompts_digest = Digest(result.prompts_total, result.prompts_count)
-    bodies_digest = Digest(result.bodies_total, result.prompts_count)
+    request_count = result.prompts_count
+    prompts_digest = Digest(result.prompts_total, request_count)
+    bodies_digest = Digest(result.bodies_total, request_count)
     has_fixed_bodies = plan.requests.history == "scripted"
     return msgspec.structs.replace(
         fingerprints,

@@ -26,7 +26,7 @@ _NS_PER_S = 1e9
 def create_stage_plan(
     workload: Workload, schedule: Schedule, index: int, start: UserStart | None = None
 ) -> StagePlan:
-    """Return what the manifest of a run records of one stage of its load.
+    """Return the description of one stage of the load for the manifest of a run.
 
     If the schedule is a shard of a run, rate, virtual users and requests are those of the shard, so
     that its results can be judged on their own.
@@ -162,13 +162,14 @@ def _planned_end_ns(stage: ScheduledStage) -> int | None:
 def _irregular_session_count(
     schedule: Schedule, stage: ScheduledStage, request_count: int | None
 ) -> int | None:
-    """Return the number of sessions of a stage, if it cannot be computed from its requests.
+    """Return the number of sessions of a stage if the manifest must record it, or else None.
 
-    If every session has `max_turns` requests, the number of sessions is `request_count / max_turns`
-    and the manifest does not record it, so the result is None. It is also None if only a duration
-    limits the stage, because the number of its requests is then unknown.
+    A session is one conversation or task of several requests. If all sessions have the same number
+    of requests, readers of the manifest compute the number of sessions from that of requests. A
+    stage that only a duration limits has no known number of either.
     """
-    if stage.session_count is None or request_count is None:
+    has_unknown_length = stage.session_count is None or request_count is None
+    if has_unknown_length:
         return None
     session_count = schedule.session_count_in_shard(stage)
     has_equal_sessions = request_count == session_count * stage.max_turns

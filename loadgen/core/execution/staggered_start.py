@@ -222,11 +222,12 @@ class _StartPlanner:
 
 
 def _longest_ramp_ns(stage: Stage, leave_out_first_round: bool) -> int:
-    """Return the longest time over which the users of a stage start, unless the workload sets it.
+    """Return the limit of the ramp, the time over which the virtual users of a stage start.
 
-    The limit keeps a slow server from making the start longer than the load. Users that start in
-    an unmeasured first round take at most as long as the stage after it, users that start in the
-    stage itself at most half of it. A stage without a duration and a warm-up have no limit.
+    The ramp is one response time, and this limit keeps a slow server from making it longer than the
+    load. If the users start in an unmeasured stage of their own, the limit is the duration of the
+    stage that follows. If they start in the stage itself, it is half of its duration. A stage
+    without a duration and a warm-up have no limit.
     """
     if stage.duration_ns is None or not stage.measured:
         return _UNLIMITED_NS

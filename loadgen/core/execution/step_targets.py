@@ -24,7 +24,7 @@ StepKey = tuple[str, str]
 """The class and the name of a step."""
 
 _API_BY_STEP_KIND: dict[str, Api] = {"embed": "embeddings", "rerank": "rerank"}
-_OTHER_STEPS: StepKey = ("", "")  # the key of everything that is not a step of its own
+_OTHER_REQUESTS: StepKey = ("", "")  # the key of all requests of no listed step
 
 
 class _WorkloadStep(NamedTuple):
@@ -115,9 +115,10 @@ def resolve_step_targets(
         return settings
     step_targets = _StepTargets()
     if _has_other_requests(workload, steps):
-        step_targets.add(_OTHER_STEPS, specified.unnamed)
+        step_targets.add(_OTHER_REQUESTS, specified.unnamed)
     for step in steps:
         step_targets.add(step.key, _endpoints_of_step(step, specified, settings, env))
+    # `url` is the target of a run with a single endpoint. With several, it is the first of them.
     return replace(
         settings,
         url=step_targets.endpoints[0].url,
@@ -137,7 +138,7 @@ def targets_by_request(
     indexes_by_step = settings.step_targets
     if not indexes_by_step:
         return None
-    other_indexes = indexes_by_step.get(_OTHER_STEPS, ())
+    other_indexes = indexes_by_step.get(_OTHER_REQUESTS, ())
 
     def target_indexes(request_id: int) -> Sequence[int]:
         step_key = class_and_step(prompts, request_id)
@@ -155,19 +156,19 @@ def _iterate_steps(workload: Workload) -> Iterator[_WorkloadStep]:
 
 
 def _separate_endpoints(steps: Sequence[_WorkloadStep], settings: Settings) -> _SpecifiedEndpoints:
-    """Separate the endpoints of named steps from those for everything else.
+    """Separate the endpoints that only serve steps of their name from those for everything else.
 
-    `--url NAME=URL` says that the endpoint is for steps only, so it is one of the former even if no
-    step requests this name, which is then reported as an error. In a file of `--targets`, every
-    endpoint may have a name, which matters only if a step requests it.
+    With `--url NAME=URL`, an endpoint is reserved for steps that request this name as their target.
+    If no step does, it stays reserved, and the caller reports an error. In a file of `--targets`,
+    any endpoint may have a name. It is reserved only if a step requests this name.
     """
     requested_names = _requested_names(steps)
     by_name: dict[str, list[Endpoint]] = {}
     unnamed: list[Endpoint] = []
     for endpoint in settings.endpoints:
-        name = endpoint.serves or endpoint.name
-        is_for_steps_only = endpoint.serves != ""
-        if is_for_steps_only or name in requested_names:
+        reserved_name = endpoint.serves  # NAME of `--url NAME=URL`, or ""
+        name = reserved_name or endpoint.name
+        if reserved_name or name in requested_names:
             by_name.setdefault(name, []).append(endpoint)
         else:
             unnamed.append(endpoint)
@@ -192,10 +193,13 @@ def _endpoints_of_step(
     settings: Settings,
     env: Mapping[str, str],
 ) -> list[Endpoint]:
-    """Return the endpoints that serve a step, with the API and the model of the step.
+    """Return the endpoints that serve a step of a task, with the API and the model of the step.
+
+    A step that uses the API, the target and the model of the run shares its endpoints. Any other
+    step gets copies of endpoints, which then serve only this step.
 
     Args:
-        step: The step.
+        step: The step, as the workload defines it.
         specified: The endpoints that the user specified.
         settings: The settings of the run.
         env: Environment variables with API keys.

@@ -62,7 +62,9 @@ class TargetSelection:
             in_flight: Returns how many requests of this worker are in flight at a target.
             targets_by_slot: Returns the targets that can serve a slot, if not all can.
         """
+        # "auto" keeps the turns of a conversation on one target, which has its cached prefix.
         self._sticky = route == "sticky" or (route == "auto" and max_turns > 1)
+        # None stands for a route that does not depend on the requests in flight.
         self._in_flight = in_flight if route == "least-in-flight" else None
         self._all_targets = range(target_count)
         self._max_turns = max_turns
@@ -88,15 +90,17 @@ class TargetSelection:
         return self.choose(slot_id, _NOT_SENT_NS)
 
     def pause_ns(self, slot_id: int) -> int:
-        """Return how long a virtual user waits before this slot, after a failed request.
+        """Return how long a virtual user waits before it retries with this slot, after a failure.
 
-        It waits RETRY_NS if the slot would go to a target that is down, because the request would
-        fail at once.
+        It waits RETRY_NS if the request of the slot would go to a target that is down, because it
+        would fail at once.
         """
-        if not self.down_since_ns:
+        has_any_been_down = len(self.down_since_ns) > 0
+        if not has_any_been_down:
             return 0
         targets = self._targets_of(slot_id)
-        if self._in_flight is None:
+        is_least_in_flight = self._in_flight is not None
+        if not is_least_in_flight:
             would_fail = self.is_down(self._choose_by_slot(targets, slot_id))
         else:
             # Least-in-flight avoids targets that are down as long as there is another one.

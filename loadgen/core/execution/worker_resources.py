@@ -277,17 +277,22 @@ def _create_redactor(job: Job) -> Callable[[str], str]:
 def needs_builder_process(schedule: Schedule, tuning: Tuning) -> bool:
     """Return True if a separate process should build bodies during the run.
 
-    That is the case if there are too many requests to build all bodies before the load, or if a
-    stage without a number of requests is too long or has too many virtual users for the worker to
-    build bodies while it is idle.
+    That is the case if the load has too many requests to build all bodies before it starts. In a
+    stage that only a duration limits, the number of requests is unknown, and the worker builds
+    bodies while it is idle. It cannot do so if the stage is long or has many virtual users.
     """
-    if schedule.slot_count is not None and schedule.slot_count > tuning.most_ahead:
+    has_too_many_requests = (
+        schedule.slot_count is not None and schedule.slot_count > tuning.most_ahead
+    )
+    if has_too_many_requests:
         return True
     for stage in schedule.stages:
-        if stage.session_count is not None:
+        has_known_length = stage.session_count is not None
+        if has_known_length:
             continue
         is_long = stage.length_ns is not None and stage.length_ns > tuning.long_ns
-        if is_long or stage.concurrency > _MAX_USERS_OF_IDLE_BUILDER:
+        has_many_users = stage.concurrency > _MAX_USERS_OF_IDLE_BUILDER
+        if is_long or has_many_users:
             return True
     return False
 

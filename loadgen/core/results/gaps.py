@@ -78,42 +78,53 @@ def _parse_complete_requests(data: bytes) -> _ParsedRequests:
     """Return the gaps of the requests that are complete in a part of a file of event times.
 
     In the file, each request is a sequence of int64 numbers: its slot, the number of its events,
-    and their times. A gap is the difference of two successive times. All numbers are subtracted
-    from their successors at once, and the differences that are no gaps are deleted. Example of a
-    request of slot 7 with three events:
+    and their times. A gap is the difference of a time and the time before it. Example of a request
+    of slot 7 with three events, whose gaps are 30 and 60:
 
-        numbers      7  3  100  130  190
-        differences  .  .    .   30   60   (. is deleted: no two times of the same request)
+        numbers      7    3  100  130  190
+        differences  7   -4   97   30   60   (of each number and the one before it)
+        is_gap       no   no   no  yes  yes
     """
     numbers = np.frombuffer(data, "<i8", len(data) // _NUMBER_BYTES)
     slot_indexes, end = _find_complete_requests(numbers)
-    count_indexes = slot_indexes + 1
+    event_count_indexes = slot_indexes + 1
     first_time_indexes = slot_indexes + 2
+
     differences = np.diff(numbers[:end], prepend=0)
-    no_gap_indexes = np.concatenate((slot_indexes, count_indexes, first_time_indexes))
+    is_gap = np.ones(end, bool)
+    is_gap[slot_indexes] = False
+    is_gap[event_count_indexes] = False
+    is_gap[first_time_indexes] = False
+
+    event_counts = numbers[event_count_indexes]
     gaps = RequestGaps(
         slots=numbers[slot_indexes],
-        counts=numbers[count_indexes] - 1,
-        values=np.delete(differences, no_gap_indexes),
+        counts=event_counts - 1,
+        values=differences[is_gap],
     )
     return _ParsedRequests(gaps, end * _NUMBER_BYTES)
 
 
 def _find_complete_requests(numbers: NDArray[np.int64]) -> tuple[NDArray[np.int64], int]:
-    """Return the index at which each complete request begins, and the index after the last one.
+    """Find the requests in numbers of a file of event times, of which the last may be incomplete.
 
-    A request is a slot, the number of its events, and so many times.
+    A request consists of its slot, the number n of its events, and n times.
+
+    Returns:
+        The index at which each complete request begins, and the index after the last one. Example:
+        7, 1, 100, 8, 2, 130, 150, 9 gives [0, 3] and 7. The request of slot 9 is incomplete.
     """
-    starts: list[int] = []
-    position = 0
-    while position + 2 <= len(numbers):
-        event_count = int(numbers[position + 1])
-        end = position + 2 + event_count
+    header_length = 2  # the slot and the number of events
+    start_indexes: list[int] = []
+    start = 0
+    while start + header_length <= len(numbers):
+        event_count = int(numbers[start + 1])
+        end = start + header_length + event_count
         if end > len(numbers):
             break
-        starts.append(position)
-        position = end
-    return np.array(starts, np.int64), position
+        start_indexes.append(start)
+        start = end
+    return np.array(start_indexes, np.int64), start
 
 
 def write_request_gaps(folder: Path, groups: Iterable[RequestGaps]) -> None:

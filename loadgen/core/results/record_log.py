@@ -93,9 +93,7 @@ class Timeline:
         times_ns = np.array(events.timestamps, np.int64)
         # Events that arrived together with an earlier one have no entry in `timestamps` and `gaps`:
         # they have its time, and their gap is 0.
-        simultaneous = np.array(events.simultaneous_counts, np.int64).reshape(-1, 2)
-        simultaneous_times_ns = simultaneous[:, 0]
-        simultaneous_counts = simultaneous[:, 1]
+        simultaneous_times_ns, simultaneous_counts = _unzip(events.simultaneous_counts)
         simultaneous_count = int(simultaneous_counts.sum())
 
         if events.gaps:
@@ -123,9 +121,7 @@ class Timeline:
             uncertainties: Pairs of an uncertainty in ns and the number of events that have it.
             event_count: The number of all new events. Those without an uncertainty are exact.
         """
-        pairs = np.array(uncertainties, np.int64).reshape(-1, 2)
-        uncertainties_ns = pairs[:, 0]
-        counts = pairs[:, 1]
+        uncertainties_ns, counts = _unzip(uncertainties)
         self.uncertainties.add(uncertainties_ns, counts)
         self.uncertainties.add_zeros(event_count - int(counts.sum()))
 
@@ -153,14 +149,22 @@ class Timeline:
     def discard_final_bins(self) -> None:
         """Drop the bins that will not change any more, after all bins have been written to disk.
 
-        The last GROWING_BINS bins stay, because events may still be added to them.
+        The last GROWING_BINS bins stay, because events may still be added to them. Nothing is done
+        until there are more final bins than that, so that bins are moved rarely.
         """
         final_count = self.bin_count - GROWING_BINS
-        if final_count > GROWING_BINS:
-            self.bins[:GROWING_BINS] = self.bins[final_count : self.bin_count]
-            self.bins[GROWING_BINS:] = 0
-            self.first_bin += final_count
-            self.bin_count = GROWING_BINS
+        if final_count <= GROWING_BINS:
+            return
+        self.bins[:GROWING_BINS] = self.bins[final_count : self.bin_count]
+        self.bins[GROWING_BINS:] = 0
+        self.first_bin += final_count
+        self.bin_count = GROWING_BINS
+
+
+def _unzip(pairs: list[tuple[int, int]]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Return the first and the second numbers of pairs: [(7, 1), (9, 2)] gives [7, 9], [1, 2]."""
+    table = np.array(pairs, np.int64).reshape(-1, 2)  # The shape is also right without any pair.
+    return table[:, 0], table[:, 1]
 
 
 class RecordLog:
@@ -194,15 +198,18 @@ class RecordLog:
         self._new_event_times: list[array[int]] = []
         self._new_texts: list[str] = []
         self._new_samples: list[WorkerSample] = []
-        # A method that called `append` would cost one more call for each request.
+        # A method that called `append` would cost one more call for each request. The list must
+        # therefore never be replaced by another one.
         self.add_record = self._new_rows.append
 
         self._open_last_segment()
-        self._text_fd = self._open("texts")
         self._sample_fd = self._open("seconds")
-        self._text_numbers: dict[str, int] = {}  # of the texts since this object was created
-        self._text_count = self._finish_last_text()  # of all texts in the file
-        self._gap_counts_by_stage: dict[int, NDArray[np.int64]] = {}  # see `_append_heat`
+        self._text_fd = self._open("texts")
+        # The file may begin with texts of a worker that died. They count, but are not looked up, so
+        # a text that they have already is stored again.
+        self._text_count = self._finish_last_text()
+        self._text_numbers: dict[str, int] = {}
+        self._gap_counts_by_stage: dict[int, NDArray[np.int64]] = {}  # see `_append_gap_counts`
 
     def _open_last_segment(self) -> None:
         """Open the last file of rows of this worker, or its first one if it has none yet."""
@@ -323,7 +330,7 @@ class RecordLog:
             path = self._event_count_path(f"{UNCERTAINTY_PREFIX}{stage}")
             replace(path, uncertainties.to_bytes())
         self._write_bins(stage, bins, first_bin)
-        self._append_heat(stage, gaps, end_ns=(first_bin + len(bins)) * BIN_NS)
+        self._append_gap_counts(stage, gaps, end_ns=(first_bin + len(bins)) * BIN_NS)
 
     def _write_bins(self, stage: int, bins: NDArray[np.int64], first_bin: int) -> None:
         """Write bins at their place in the timeline file of a stage. Earlier ones are kept."""
@@ -337,11 +344,12 @@ class RecordLog:
     def _event_count_path(self, name: str) -> Path:
         return self._folder / "flows" / f"w{self._worker}.{name}"
 
-    def _append_heat(self, stage: int, gaps: Histogram, end_ns: int) -> None:
-        """Append the numbers of gaps since the last call, for the heat map of gaps over time.
+    def _append_gap_counts(self, stage: int, gaps: Histogram, end_ns: int) -> None:
+        """Append a column of the heat map that shows the gaps of a stage over time.
 
-        A gap is the time between two output events of a request. A record has their number in each
-        class of lengths. If there was no gap since the last call, no record is written.
+        A gap is the time between two output events of a request. A column has, for each of several
+        ranges of lengths, the number of gaps since the last call. If there was none, nothing is
+        written.
 
         Args:
             stage: The index of the stage.
@@ -351,10 +359,11 @@ class RecordLog:
         total_counts = _count_gaps_by_length(gaps)
         new_counts = total_counts - self._gap_counts_by_stage.get(stage, 0)
         self._gap_counts_by_stage[stage] = total_counts
-        if new_counts.any():
-            record = np.array((end_ns, new_counts), HEAT)
-            with open(self._event_count_path("heat"), "ab", opener=open_private) as file:
-                file.write(record.tobytes())
+        if not new_counts.any():
+            return
+        heat_map_column = np.array((end_ns, new_counts), HEAT)
+        with open(self._event_count_path("heat"), "ab", opener=open_private) as file:
+            file.write(heat_map_column.tobytes())
 
     def close(self) -> None:
         """Write the collected data and close the files."""
@@ -435,7 +444,9 @@ def recorded_slots(folder: Path, worker: int) -> NDArray[np.void]:
     if parquet_files:
         rows, _ = read_records(parquet_files, RECORDED_SLOT.names)
         records.append(rows)
-    return np.concatenate([np.zeros(0, RECORDED_SLOT), *map(_to_recorded_slots, records)])
+    if not records:
+        return np.zeros(0, RECORDED_SLOT)
+    return np.concatenate([_to_recorded_slots(rows) for rows in records])
 
 
 def _to_recorded_slots(rows: NDArray[np.void]) -> NDArray[np.void]:

@@ -125,17 +125,19 @@ def _read_checked_records(
 ) -> tuple[NDArray[np.void], list[str]]:
     """Return the records of a run and their error texts. See `read_run` for the parameters.
 
+    A run with many records is not loaded. It gets a `Frame`, which reads columns when they are
+    used. Its records are checked less, because a check of every column would read all of them.
+
     Raises:
-        ValueError: Values show that a file is damaged. If the records stay on disk, only their
-            scheduled times are checked, because this must not read all columns.
+        ValueError: A record has an impossible value, so a file is damaged.
     """
     frame = _open_frame(folder, max_rows, by_stage=by_stage)
     if frame is None:
         rows, texts = _read_rows(folder)
         check_rows(rows)
         return rows, texts
-    # A Frame can be indexed by column and by slice like an array of rows, which is all that the
-    # code that reads `rows` does.
+    # The type is not exact: a Frame has only those methods of an array that readers of records use,
+    # indexing by column and by slice.
     rows = cast("NDArray[np.void]", frame)
     check_scheduled_times(rows)
     return rows, frame.texts
@@ -271,13 +273,22 @@ def _read_rows(folder: Path) -> tuple[NDArray[np.void], list[str]]:
 def _read_unfinished_run(
     folder: Path, all_segments: list[Segment]
 ) -> tuple[NDArray[np.void], list[str]]:
-    """Return the records in segments, and those in Parquet files whose segments are deleted."""
+    """Return the records and error texts of a run whose records are not yet all in Parquet files.
+
+    Each worker writes its records to segments (files of binary records). The older segments may
+    have been converted to Parquet files and deleted. So the records of a worker are those of its
+    segments and, before their first one, those that only Parquet files have.
+    """
+    segments_by_worker: dict[int, list[Segment]] = {}
+    for segment in all_segments:
+        segments_by_worker.setdefault(segment.worker, []).append(segment)
+
     records = _RecordCollector()
-    for worker in dict.fromkeys(segment.worker for segment in all_segments):
-        worker_segments = [segment for segment in all_segments if segment.worker == worker]
+    for worker, worker_segments in segments_by_worker.items():
         rows = concatenate_rows(complete_rows(segment.path) for segment in worker_segments)
         records.add(rows, worker_texts(folder, worker))
-        _add_converted_rows(records, folder, worker, before_row=worker_segments[0].first)
+        first_row_of_segments = worker_segments[0].first
+        _add_converted_rows(records, folder, worker, before_row=first_row_of_segments)
     return records.rows(), records.texts
 
 
@@ -286,9 +297,10 @@ def _add_converted_rows(
 ) -> None:
     """Add the records of a worker that only Parquet files have, since their segments are deleted.
 
-    The name of a Parquet file, such as `w0-200.parquet`, has the index of its first row among the
-    rows of the worker. The compactor replaces small files by larger ones. If it was killed before
-    it deleted the small ones, they have rows that an earlier file has already, and are skipped.
+    A Parquet file has in its name the index of its first row among the rows of the worker, padded
+    with zeros, so that files sorted by name are in the order of their rows. The compactor replaces
+    several small files by a larger one, and may have been killed before it deleted the small ones.
+    A file whose rows were read from an earlier one is therefore skipped.
 
     Args:
         records: Where the records are added.

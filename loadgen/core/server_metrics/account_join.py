@@ -45,8 +45,8 @@ def match_breakdowns(
 
     A breakdown is what a server reports of one request, without naming it. The two belong together
     if their times agree, apart from the offset of the two clocks and the usual delays between
-    client and server. So the requests are matched twice: first with an estimate of the offset and a
-    wide limit, then with the delays corrected that the first matches show, and a narrow limit.
+    client and server. So the requests are matched twice. The first match allows wide differences
+    and only shows the usual delays. The second one corrects them and allows narrow differences.
 
     Args:
         breakdown_times: A row for each breakdown with its arrival, first and last token, in ns on
@@ -86,7 +86,7 @@ class _RoughMatch(NamedTuple):
 def _match_with_best_offset(
     breakdown_times: NDArray[np.int64], request_times: NDArray[np.int64]
 ) -> _RoughMatch:
-    """Return the match for that of several estimates of the clock offset which matches most."""
+    """Return the match with the most matched breakdowns, over all estimates of the clock offset."""
     matches = []
     for offset_ns in _estimate_clock_offsets(
         breakdown_times[:, FIRST_TOKEN], request_times[:, FIRST_TOKEN]
@@ -101,20 +101,26 @@ def _match_with_best_offset(
 def _correct_delays(
     breakdown_times: NDArray[np.int64], request_times: NDArray[np.int64], match: _RoughMatch
 ) -> tuple[NDArray[np.int64], int]:
-    """Return the times of breakdowns as the client would see them, and a limit for differences.
+    """Remove the usual delays between client and server from the times of breakdowns.
 
-    Each of the three times has a typical delay between server and client, which is estimated by the
-    median over all matches. The limit is MAX_SPREADS times the usual difference that is left.
+    A table of times has the columns arrival, first token and last token. The delay of each column
+    is estimated by its median over all matches.
+
+    Returns:
+        The corrected times, and how far they may be from the times of a request in the final match:
+        MAX_SPREADS times the median deviation, within fixed bounds.
     """
     is_matched = match.request_of_breakdown >= 0
     matched_request_times = request_times[match.request_of_breakdown[is_matched]]
     client_clock_times = breakdown_times - match.offset_ns
     differences_ns = client_clock_times[is_matched] - matched_request_times
-    delays_ns = np.median(differences_ns, axis=0).astype(np.int64)
-    largest_deviations_ns = np.abs(differences_ns - delays_ns).max(axis=1)
-    usual_deviation_ns = int(np.median(largest_deviations_ns))
-    limit_ns = min(max(MAX_SPREADS * usual_deviation_ns, MIN_DIFFERENCE_NS), MAX_DIFFERENCE_NS)
-    return client_clock_times - delays_ns, limit_ns
+    delay_of_column_ns = np.median(differences_ns, axis=0).astype(np.int64)
+
+    # The deviation of a match is the largest one of its three times.
+    deviations_ns = np.abs(differences_ns - delay_of_column_ns).max(axis=1)
+    median_deviation_ns = int(np.median(deviations_ns))
+    limit_ns = max(MAX_SPREADS * median_deviation_ns, MIN_DIFFERENCE_NS)
+    return client_clock_times - delay_of_column_ns, min(limit_ns, MAX_DIFFERENCE_NS)
 
 
 def _estimate_clock_offsets(
@@ -173,18 +179,14 @@ def _assign_requests(
     Returns:
         The index of the request of each breakdown, or -1 if none is within the limit.
     """
-    # In this order, the requests whose first token is within the limit are next to each other: for
-    # breakdown i they are `request_order[range_starts[i] : range_ends[i]]`.
-    request_order = np.argsort(request_times[:, FIRST_TOKEN], kind="stable")
-    request_first_tokens = request_times[request_order, FIRST_TOKEN]
     first_tokens = breakdown_times[:, FIRST_TOKEN]
-    range_starts = np.searchsorted(request_first_tokens, first_tokens - limit_ns, "left").tolist()
-    range_ends = np.searchsorted(request_first_tokens, first_tokens + limit_ns, "right").tolist()
-
+    candidates_of_breakdown = _find_candidates(
+        first_tokens, request_times[:, FIRST_TOKEN], limit_ns
+    )
     is_free = np.ones(len(request_times), bool)
     request_of_breakdown = np.full(len(breakdown_times), -1, np.int64)
     for breakdown_index in np.argsort(first_tokens, kind="stable").tolist():
-        candidates = request_order[range_starts[breakdown_index] : range_ends[breakdown_index]]
+        candidates = candidates_of_breakdown[breakdown_index]
         free_candidates = candidates[is_free[candidates]]
         request_index = _find_nearest_request(
             breakdown_times[breakdown_index], free_candidates, request_times, limit_ns
@@ -193,6 +195,26 @@ def _assign_requests(
             request_of_breakdown[breakdown_index] = request_index
             is_free[request_index] = False
     return request_of_breakdown
+
+
+def _find_candidates(
+    breakdown_first_tokens: NDArray[np.int64],
+    request_first_tokens: NDArray[np.int64],
+    limit_ns: int,
+) -> list[NDArray[np.int64]]:
+    """Return for each breakdown the indexes of the requests with a similar first token.
+
+    The times of the two first tokens differ by at most `limit_ns`. With the requests sorted by
+    their first token, those of a breakdown are next to each other, so a binary search finds them.
+    The arrays in the result are views, which need no memory for each request.
+    """
+    request_order = np.argsort(request_first_tokens, kind="stable")
+    sorted_first_tokens = request_first_tokens[request_order]
+    starts = np.searchsorted(sorted_first_tokens, breakdown_first_tokens - limit_ns, "left")
+    ends = np.searchsorted(sorted_first_tokens, breakdown_first_tokens + limit_ns, "right")
+    return [
+        request_order[start:end] for start, end in zip(starts.tolist(), ends.tolist(), strict=True)
+    ]
 
 
 def _find_nearest_request(

@@ -547,8 +547,9 @@ class _ParallelReads:
 def _read_interval_s(elapsed_s: float, cpu_s: float) -> float:
     """Return the time between two reads.
 
-    It is INTERVAL_S at the start of a run and grows slowly, and is longer if reads cost so much CPU
-    time that they would take more than MAX_CPU_SHARE of a core.
+    It is INTERVAL_S at the start of a run, and one second longer after every SECONDS_PER_SLOWDOWN
+    of the run, so that the files of long runs stay small. It is also so long that reads take at
+    most MAX_CPU_SHARE of a CPU core.
 
     Args:
         elapsed_s: The time since the start of the run, which is negative before it.

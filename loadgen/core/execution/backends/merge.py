@@ -22,10 +22,13 @@ _DIGEST_MODULUS = 1 << 128
 def merge_results(
     plan: Plan, results: Sequence[WorkerResult | None], death_reasons: Sequence[str]
 ) -> WorkerResult:
-    """Return the sum of the results of all workers.
+    """Return the sum of the results of all workers, and record what dead workers have lost.
 
-    A worker without a result died. Its unfinished slots are recorded as `lost`, with its entry of
-    `death_reasons` as the text.
+    Args:
+        plan: The plan of the run.
+        results: The result of each worker, or None for a worker that died. Its requests that have
+            no record yet are recorded as `lost`.
+        death_reasons: Why each worker died, for the text of these records.
     """
     total = WorkerResult(prompts_total=0, prompts_count=0, late_bodies=0, interrupted=False)
     for index, result in enumerate(results):
