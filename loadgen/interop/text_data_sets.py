@@ -8,7 +8,7 @@ from __future__ import annotations
 import codecs
 import csv
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -89,28 +89,33 @@ def read_csv(file: Path) -> Iterator[LocatedRow]:
         UserError: The file is no CSV in UTF-8, or a row has more cells than the first line.
     """
     csv.field_size_limit(MAX_CELL_CHARACTERS)
-    delimiter = "\t" if file.suffix.lower() == ".tsv" else ","
-    reader = None
     try:
         with file.open(encoding="utf-8-sig", newline="") as opened:
-            reader = csv.DictReader(opened, delimiter=delimiter, strict=True)
-            _check_separator(file, reader.fieldnames or ())
-            # A row may span several lines. Its location is the first of them.
-            first_line = 2
-            for row in reader:
-                location = f"{file}:{first_line}"
-                _check_cell_count(row, location)
-                yield location, {name: _parse_cell(text) for name, text in row.items() if text}
-                first_line = reader.line_num + 1
+            yield from _read_csv_rows(file, opened)
     except UnicodeDecodeError:
         raise UserError(
             "wrong_encoding", "not UTF-8", str(file), "save the file as UTF-8"
         ) from None
+
+
+def _read_csv_rows(file: Path, lines: Iterable[str]) -> Iterator[LocatedRow]:
+    """Yield the rows in the lines of a CSV file. The location of a row is its first line."""
+    delimiter = "\t" if file.suffix.lower() == ".tsv" else ","
+    reader = csv.DictReader(lines, delimiter=delimiter, strict=True)
+    try:
+        _check_separator(file, reader.fieldnames or ())
+        first_line = 2
+        for row in reader:
+            location = f"{file}:{first_line}"
+            _check_cell_count(row, location)
+            yield location, {name: _parse_cell(text) for name, text in row.items() if text}
+            # A row may span several lines.
+            first_line = reader.line_num + 1
     except csv.Error as error:
         raise UserError(
             "invalid_syntax",
             f"not CSV: {error}",
-            str(file) if reader is None else f"{file}:{reader.line_num}",
+            f"{file}:{reader.line_num}",
             "put cells with commas, quotes or line breaks in quotes",
         ) from None
 

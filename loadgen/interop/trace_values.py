@@ -120,9 +120,10 @@ def parse_delay(row: dict[str, Any]) -> int:
 
 
 def parse_request_fields(row: dict[str, Any], fields: Sequence[str] = REQUEST_FIELDS) -> str:
-    """Return the request parameters of a row, such as `temperature`, as JSON; "" if it has none.
+    """Return the request parameters of a row, such as `temperature`, as the text of a JSON object.
 
-    A `stop` that is the name of a finish reason was recorded with the response and is no parameter.
+    The result is "" if the row has none. A `stop` that is the name of a finish reason was recorded
+    with the response and is no parameter.
 
     Raises:
         InvalidValueError: A parameter has a wrong type.
