@@ -99,6 +99,7 @@ class ForkedProcess:
         if is_fork:
             os.close(input_write)
             os.close(output_read)
+            # This never returns. It ends the fork, so only the parent continues below.
             _run_fork(name, work, input_read, output_write, keeps_open_files=keeps_open_files)
         os.close(input_read)
         os.close(output_write)
@@ -109,7 +110,8 @@ class ForkedProcess:
         """Wait for the process and return its exit code, as `Popen.wait` does.
 
         `os.waitpid` has no timeout, so this waits until the output of the process ends, which
-        happens when it exits. What it still writes until then is discarded.
+        happens when it exits: no other process has this pipe open. What it still writes until then
+        is discarded.
 
         Raises:
             subprocess.TimeoutExpired: The process has not ended within `timeout` seconds.

@@ -160,9 +160,9 @@ class LoadgenError(Exception):
 
 
 def _find_key(where: str) -> str:
-    """Return the setting that a text says an error is at, or "" if it names none.
+    """Return the setting in the text `where` of an error, which says where the error is, or "".
 
-    It names an option, a key that the option `--set KEY=VALUE` sets, or a key of a file:
+    A setting is an option, a key that the option `--set KEY=VALUE` sets, or a key of a file:
 
         --slo ttft                       --slo
         --set limit=cpu_share:5%         --set limit
@@ -207,9 +207,9 @@ def missing_result(path: object, hint: str, message: str = "no such folder") -> 
     """Return the error for a path that is not the folder of a result.
 
     Args:
-        path: What the user gave instead: nothing that exists, a file, or a URL.
-        hint: What the user can do if nothing exists there.
-        message: The message in this case.
+        path: What the user specified: a path at which nothing exists, a file, or a URL.
+        hint: What the user can do if nothing exists at the path.
+        message: The message if nothing exists at the path.
     """
     if _is_url(str(path)):
         url_hint = (

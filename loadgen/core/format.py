@@ -89,8 +89,8 @@ def percent(share: float | None) -> str:
         return f"{value:.0f} %"
     for decimals in (1, 2, 3, 4):
         text = f"{value:.{decimals}f}"
-        looks_like_bound = float(text) <= 0 or float(text) == 100
-        if value > 100 or not looks_like_bound:
+        is_rounded_to_bound = float(text) <= 0 or float(text) == 100
+        if value > 100 or not is_rounded_to_bound:
             return f"{text} %"
     return "> 99.9999 %" if value > 50 else "< 0.0001 %"
 

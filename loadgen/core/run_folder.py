@@ -56,13 +56,13 @@ def open_run(folder: Path) -> OpenedRun:
     Raises:
         UserError: The folder holds no run, or a file is damaged.
     """
-    has_only_summary = not store.has_rows(folder) and (folder / SUMMARY).is_file()
-    if has_only_summary:
+    if store.has_rows(folder):
+        stored = store.read_run_lazily(folder)
+        return OpenedRun(_summarize_stored_run(folder, stored), stored)
+    if (folder / SUMMARY).is_file():
         return OpenedRun(read_summary(folder), None)
-    if not store.has_rows(folder):
-        return OpenedRun(summary(folder), None)
-    stored = store.read_run_lazily(folder)
-    return OpenedRun(_summarize_stored_run(folder, stored), stored)
+    # The run has sent nothing, or the folder holds no run, which raises an error.
+    return OpenedRun(summary(folder), None)
 
 
 def refuse_shard(folder: Path) -> None:
@@ -146,9 +146,9 @@ def _add_totals_warnings(
 ) -> Verdict:
     """Return the verdict with warnings about counts of the servers that contradict the client's.
 
-    The counts are those of output tokens, and the share of prompt tokens from the prefix cache. The
-    verdict may have a warning ("cache_unsaid") that nothing reports this share, because it was made
-    without the servers' pages. If a page reports it, that warning is removed.
+    The counts are those of output tokens, and the fraction of prompt tokens from the prefix cache.
+    The verdict was made without the servers' pages, so it may have the warning "cache_unsaid":
+    nothing reports this fraction. That warning is removed if a page reports it.
     """
     token_warning = series.find_token_dispute(totals)
     if token_warning is not None:

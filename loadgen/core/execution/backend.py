@@ -134,10 +134,11 @@ def open_senders(settings: Settings) -> Iterator[Senders]:
 
 
 def _select_senders(settings: Settings) -> SendersContext:
-    """Return the function that opens the senders which the settings request.
+    """Return the function that opens the senders, the processes that send the load.
 
-    It belongs to the first built-in backend with such a function whose option, such as `--ray`, is
-    set. The backend for this machine needs no option and is the last one, so there always is one.
+    A backend is a place where a load can be sent, for example a Ray cluster. It is selected by an
+    option, such as `--ray`. Without any such option, the load is sent from this machine, by the
+    last backend of the list, which needs no option.
     """
     for backend_row in BACKENDS.builtin_rows:
         is_requested = not backend_row.flag or getattr(settings, backend_row.flag) is not None

@@ -52,8 +52,9 @@ def check_no_results(folder: Path) -> None:
 def locked_folder(folder: Path) -> Iterator[None]:
     """Create the folder of several runs, and lock it within the context.
 
-    If the context fails, `remove_on_failure` empties a folder that was empty before, unless a run
-    has begun. A folder that was created here is then removed, too.
+    If the context fails before a run has begun, the folder is left as it was before:
+    `remove_on_failure` removes what was written into an empty folder, and a folder that was created
+    here is removed.
 
     Raises:
         UserError: Another command uses the folder, or it has links that lead out of it.
@@ -129,9 +130,9 @@ def _candidate_folders(out: Path | None, name: str, now: datetime.datetime) -> I
 def _try_lock(folder: Path) -> Iterator[bool]:
     """Lock a folder within the context, and yield whether this process has the lock.
 
-    It does not have it if another process has, or if the folder was removed and created again since
-    it was opened here, because the lock is then that of the removed folder. The lock ends with the
-    process.
+    It has no lock if another process has locked the folder. It also has none if the folder was
+    removed and created again after it was opened here, because the lock then belongs to the removed
+    folder. The lock ends with the process.
     """
     descriptor = os.open(folder, os.O_RDONLY)
     try:
@@ -141,9 +142,9 @@ def _try_lock(folder: Path) -> Iterator[bool]:
 
 
 def _lock_descriptor(descriptor: int) -> bool:
-    """Lock an open folder, and return False if another process has locked it.
+    """Lock an open folder for this process. Return False if another process has locked it.
 
-    Where the file system has no locks, other processes cannot be kept out, so it counts as locked.
+    If the file system has no locks, the result is True, as if this process had the lock.
     """
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)

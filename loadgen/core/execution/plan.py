@@ -414,11 +414,12 @@ def count_useful_workers(
     The number is chosen so that each worker can read the output events (tokens) that its share of
     the busiest stage is expected to receive.
 
-    If a stage other than the last ends with its last response, one worker sends everything, because
-    the next stage can only start when all responses are known, and workers do not report responses
-    to each other.
+    A closed loop with a fixed number of requests ends with its last response. If another stage
+    follows, one worker must send everything, because workers do not report responses to each other
+    and could not tell when the next stage starts.
     """
-    if any(stage.is_end_unknown for stage in schedule.stages[:-1]):
+    stages_with_next_stage = schedule.stages[:-1]
+    if any(stage.is_end_unknown for stage in stages_with_next_stage):
         return 1
     events_per_request = _mean_output_tokens(schedule, prompts)
     workers = max(

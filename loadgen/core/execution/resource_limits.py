@@ -169,9 +169,10 @@ def _open_file_errors(
 def _worker_files_error(
     demand: ConnectionDemand, connections: int, files_per_worker: int, open_files: int
 ) -> UserError:
-    """Return the error for workers that need too many open files, with two ways out of it.
+    """Return the error for workers that need more open files than the system allows.
 
-    These are so many workers that each needs few enough files, and a higher limit.
+    Its hint has two solutions: more workers, each of which then needs fewer files, or a higher
+    limit of open files.
     """
     connections_allowed_per_worker = max(open_files - _SPARE_FILES, 1)
     needed_workers = math.ceil(connections / connections_allowed_per_worker)

@@ -130,10 +130,10 @@ def resolve_step_targets(
 def targets_by_request(
     settings: Settings, prompts: Prompts
 ) -> Callable[[int], Sequence[int]] | None:
-    """Return a function that returns the indexes of the targets which can serve a request.
+    """Return a function from the id of a request to the indexes of the targets that can serve it.
 
-    Its argument is the id of the request. The class and the step of a task that the request belongs
-    to decide. Return None if each target can serve all requests.
+    Which targets these are depends on the step of a task that the request belongs to. Return None
+    if each target can serve all requests.
     """
     indexes_by_step = settings.step_targets
     if not indexes_by_step:
@@ -294,7 +294,10 @@ def _name_errors(
 
 
 def _missing_unnamed_errors(steps: Sequence[_WorkloadStep]) -> Iterator[UserError]:
-    """Yield an error if a step has no target, for which no endpoint without a name exists."""
+    """Yield an error if a step names no target. Call this if every endpoint has a name.
+
+    Such a step needs an endpoint without a name.
+    """
     steps_without_target = [step.name for step in steps if step.target is None]
     if steps_without_target:
         yield UserError(

@@ -44,11 +44,13 @@ def decode_json(
         description: What the file should contain, for errors, such as "the manifest of a run".
         hint: What the user can do about a damaged file.
         schema: The newest version of the schema that can be read. None if the file has no version.
-        verbatim: Keep texts as they are, instead of making them harmless.
+        verbatim: Keep texts as they are. By default, control characters become visible text, so
+            that a text cannot control the terminal on which it is printed.
 
     Raises UserError if the content is of another type, or is newer than `schema`.
     """
-    data = data if verbatim else format.harmless(data)
+    if not verbatim:
+        data = format.harmless(data)
     if schema is not None:
         _check_version(data, schema, where, description, hint)
     try:

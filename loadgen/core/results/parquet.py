@@ -439,18 +439,22 @@ class Frame:
         return spans
 
     def _split_by_stage(self, group: int) -> list[_GroupPart]:
-        """Return the rows of a row group by stage, or all in one part if they are not ordered."""
+        """Return the rows of a row group, in one part for each stage.
+
+        If the frame has the order of the files, all rows are one part, whose stage is not used.
+        """
         row_count = self._group_metadata(group).row_count
         if not self._by_stage:
             return [_GroupPart(0, group, row_count, slice(None))]
         only_stage = self._constant_value("stage", group)
         if only_stage is not None:
             return [_GroupPart(only_stage, group, row_count, slice(None))]
-        stages = self._read_group("stage", group)
-        return [
-            _GroupPart(stage, group, int(np.count_nonzero(stages == stage)), stages == stage)
-            for stage in np.unique(stages).tolist()
-        ]
+        stage_of_row = self._read_group("stage", group)
+        parts = []
+        for stage in np.unique(stage_of_row).tolist():
+            is_of_stage = stage_of_row == stage
+            parts.append(_GroupPart(stage, group, int(np.count_nonzero(is_of_stage)), is_of_stage))
+        return parts
 
     def _cached_column(self, name: str) -> _CachedColumn:
         """Return the cached values of a column, with an empty cache if it has none yet.

@@ -542,9 +542,13 @@ class Tail:
 
 
 def _read_complete(file: BinaryIO, row_size: int | None) -> bytes:
-    """Return the unread rows of this size, or the lines if it is None, that are complete.
+    """Read the complete rows or lines that follow in a file to which another process appends.
 
-    An incomplete row or line at the end stays unread.
+    An incomplete row or line at the end stays unread, because its writer is about to complete it.
+
+    Args:
+        file: The file, at the position up to which it was read.
+        row_size: The size of a row in bytes, or None for a file of lines.
     """
     data = file.read()
     if row_size is None:

@@ -364,15 +364,21 @@ def remove_on_failure(folder: Path) -> Iterator[None]:
         raise
 
 
-def delete_record_log(folder: Path) -> None:
-    """Delete the record log after a clean end.
-
-    The samples of the workers are moved to `seconds.jsonl`. The rows are in Parquet already.
-    """
+def _store_worker_samples(folder: Path) -> None:
+    """Write the samples of all workers to one file, in the order of their times."""
     samples = _read_worker_samples(folder)
     samples.sort(key=lambda sample: (sample.t_s, sample.worker))
     lines = b"".join(msgspec.json.encode(sample) + b"\n" for sample in samples)
     replace(folder / "seconds.jsonl", lines)
+
+
+def delete_record_log(folder: Path) -> None:
+    """Delete the record log of a run that has ended without a failure.
+
+    Its records are in Parquet files already. Its other content, the samples that workers took of
+    themselves each second, is first moved to `seconds.jsonl`.
+    """
+    _store_worker_samples(folder)
     for file in (folder / "spool").iterdir():
         file.unlink()
     (folder / "spool").rmdir()

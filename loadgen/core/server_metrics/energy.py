@@ -506,19 +506,20 @@ def _interpolate(curve: Sequence[Point], t_s: float) -> _InterpolatedValue | Non
 def _energy_of_power(power: Readings, window: _Window) -> _Energy | None:
     """Return the integral of the power of a device over a window, by the trapezoidal rule.
 
-    The power between two readings is not known. It is assumed to change in one step, at a uniformly
-    distributed time. The energy of the interval then is uniformly distributed, too, over a range of
-    `step_w * length_s`, and the variance of a uniform distribution is the square of its range
-    divided by 12. The uncertainty of the result is two standard deviations.
-
-    Return None if the readings do not cover the window, or if two are more than LONGEST_GAP_S
-    apart.
+    Its uncertainty is two standard deviations; see `_trapezoid_variance`.
 
     Args:
         power: The readings of the power in W.
-        window: The window.
+        window: The time of the run that is measured.
+
+    Returns:
+        The energy. None if the readings do not cover the window, or if two successive ones that are
+        needed are more than LONGEST_GAP_S apart.
     """
-    if not power or power[0].t_s > window.start_s or power[-1].t_s < window.end_s:
+    if not power:
+        return None
+    covers_window = power[0].t_s <= window.start_s and power[-1].t_s >= window.end_s
+    if not covers_window:
         return None
     joules = 0.0
     variance = 0.0
@@ -532,10 +533,21 @@ def _energy_of_power(power: Readings, window: _Window) -> _Energy | None:
         if after.t_s - before.t_s > LONGEST_GAP_S:
             return None
         mean_w = (_power_at(start_s, before, after) + _power_at(end_s, before, after)) / 2
-        step_w = after.value - before.value
         joules += mean_w * length_s
-        variance += (step_w * length_s) ** 2 / 12
+        variance += _trapezoid_variance(after.value - before.value, length_s)
     return _Energy(joules, error_j=2 * math.sqrt(variance))
+
+
+def _trapezoid_variance(step_w: float, length_s: float) -> float:
+    """Return the variance in J² of the energy between two readings of the power.
+
+    The power between the readings is not known. It is assumed to change by `step_w` at once, at a
+    uniformly distributed time. Then the energy is uniformly distributed, too, over a range of
+    `step_w * length_s`. The variance of a uniform distribution is range² / 12. For a part of an
+    interval, the complete step is used, because the step may be in this part.
+    """
+    range_j: float = step_w * length_s
+    return range_j**2 / 12
 
 
 def _power_at(t_s: float, before: Point, after: Point) -> float:
@@ -584,16 +596,20 @@ def _sums_over_devices(readings_by_device: Sequence[Readings], window: _Window) 
 def _throttled_fractions(
     readings_by_device: Sequence[Readings], window: _Window
 ) -> dict[str, float]:
-    """Return for each reason the fraction of reads at which it throttled at least one device.
+    """Return how often devices were throttled in a window, by the reason of the throttling.
 
-    The values of the series are bit masks of NVML. The result is empty without readings.
+    The values of the series are bit masks of NVML, with a bit for each reason.
+
+    Returns:
+        For each reason, the fraction of reads at which at least one device had its bit set. Empty
+        without readings.
     """
     masks = []
-    for values in _values_by_read(readings_by_device, window):
-        mask_of_all_devices = 0
-        for value in values:
-            mask_of_all_devices |= int(value)
-        masks.append(mask_of_all_devices)
+    for mask_by_device in _values_by_read(readings_by_device, window):
+        reasons_of_any_device = 0
+        for mask in mask_by_device:
+            reasons_of_any_device |= int(mask)
+        masks.append(reasons_of_any_device)
     if not masks:
         return {}
     fractions = {}
@@ -615,16 +631,17 @@ def without_hardware_pages(samples: Sequence[MetricSample]) -> list[MetricSample
 def throttled_fractions(
     samples: Sequence[MetricSample], start_s: float, end_s: float
 ) -> dict[str, float]:
-    """Return for each reason the fraction of reads at which it slowed down at least one GPU.
+    """Return how often GPUs were slowed down: for each reason, the fraction of reads with it.
 
-    A reason is a key of THROTTLE_REASONS, such as "thermal". Several programs may report it, such
-    as the DCGM exporter and nvidia-smi. The first of them (in the order of SOURCES) that was read
-    in this time is used. If none was, the result is empty.
+    A read counts if the reason applied to at least one GPU. A reason is a key of THROTTLE_REASONS,
+    such as "thermal". Several programs may report it, such as the DCGM exporter and nvidia-smi. The
+    first of them (in the order of SOURCES) that was read in this time is used. If none was, the
+    result is empty.
 
     Args:
         samples: The samples of all metrics pages of a run.
-        start_s: The start of the time, from the start of the run.
-        end_s: Its end.
+        start_s: When the measured time begins, from the start of the run.
+        end_s: When it ends.
     """
     readings = _group_readings(samples)
     window = _Window(start_s, end_s)

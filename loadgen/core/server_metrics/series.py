@@ -535,14 +535,14 @@ def _fraction(count: int | None, total: int | None) -> float | None:
 def find_cache_dispute(
     totals: ServerTotals, requested_share: float | None, reported_share: float | None
 ) -> dict[str, Any] | None:
-    """Compare the fraction of cached prompt tokens that the servers counted with the expected one.
+    """Compare the fraction of cached prompt tokens on the servers' pages with the expected one.
 
-    Expected is the fraction that the responses report, or if they do not, the one that the workload
-    was made for.
+    The expected fraction is the one that the responses report. If they do not report it, it is the
+    one for which the workload was designed.
 
     Args:
         totals: What the servers counted.
-        requested_share: The fraction that the workload was made for, or None if for none.
+        requested_share: The fraction for which the workload was designed, or None if it has none.
         reported_share: The fraction that the responses report, or None if they do not.
 
     Returns:

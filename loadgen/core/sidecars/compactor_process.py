@@ -100,15 +100,16 @@ class Compactor:
         A process that uses no CPU time for `stuck_after_s` is stuck, for example on a dead disk,
         and is killed.
         """
-        cpu_s: float | None = None
+        previous_cpu_s: float | None = None
         while True:
             try:
                 return process.wait(self._stuck_after_s)
             except subprocess.TimeoutExpired:
-                previous_cpu_s = cpu_s
-                cpu_s = child_process.read_cpu_seconds(process.pid)
-                if cpu_s == previous_cpu_s:
-                    process.kill()
+                used_cpu_s = child_process.read_cpu_seconds(process.pid)
+                is_stuck = used_cpu_s == previous_cpu_s
+                previous_cpu_s = used_cpu_s
+                if is_stuck:
+                    process.kill()  # The next `wait` then returns its exit code.
                     self.failure = f"did not respond for {self._stuck_after_s:g} s and was killed"
 
 

@@ -171,8 +171,9 @@ def _metrics_addresses(
 ) -> tuple[PageAddress, ...]:
     """Return the metrics pages that the user names, or else those of the targets.
 
-    With the value `off` of `--server-metrics`, there are none. With `drain`, a server that has
-    statistics which each read empties is read there, because the user allows it.
+    `--server-metrics off` means that no page is read. Some servers have statistics that each read
+    removes from the server. Other readers would miss them, so they are read only with
+    `--server-metrics drain`.
     """
     if "off" in options.pages:
         return ()

@@ -293,8 +293,8 @@ class SmiReader:
     def _read_lines(self) -> str:
         """Return the complete lines that nvidia-smi has printed since the last call.
 
-        Of much output, only the last MAX_PAGE_BYTES are read, because only the latest values count.
-        A line that is cut there is no row of values, so the parser skips it.
+        If there is very much output, only its last MAX_PAGE_BYTES are kept, because only the latest
+        values matter. The first line is then incomplete, and the parser skips it.
         """
         assert self._process is not None and self._process.stdout is not None
         new_output = self._process.stdout.read() or b""

@@ -69,11 +69,13 @@ def _breakdown_columns(
     breakdowns: Sequence[TimingBreakdown],
     row_of_breakdown: NDArray[np.int64],
 ) -> dict[str, NDArray[np.int64]]:
-    """Return the columns of the records that come from breakdowns.
+    """Return the columns of the records that come from timing breakdowns.
+
+    A record without a breakdown has UNKNOWN in all of them.
 
     Args:
         records_file: The file of the records.
-        breakdowns: The breakdowns.
+        breakdowns: How long each request waited and was processed, as the servers published it.
         row_of_breakdown: The index of the record of each breakdown, or -1 if it has none.
     """
     row_count = len(parquet.Frame([records_file], []))

@@ -111,11 +111,11 @@ def check_is_ready(line: bytes) -> None:
 
 
 def handle_result_line(line: bytes, stop_others: Callable[[], None]) -> WorkerResult | None:
-    """Handle a line of a worker's output after its first one, and return its result if it has it.
+    """Handle a line that a worker prints after its first one. Return its result if it contains it.
 
-    The last line has the result. A line before it, STOPPING, says that the worker has found that a
-    target is down and that the load ends for this reason. The result says so, too, in case the
-    earlier line is missing.
+    The last line has the result. It may follow the line STOPPING, by which the worker reports that
+    it has ended its load because a target is down. The result has the same information in
+    `stopped`, in case the line STOPPING is missing.
 
     Args:
         line: The line.
@@ -146,7 +146,7 @@ def _parse_result(line: bytes) -> WorkerResult:
     fields["down_since_s"] = {
         int(target): down_since_s for target, down_since_s in fields["down_since_s"].items()
     }
-    # A worker has no notes. Those of a run are about the machines on which its workers run.
+    # JSON has no tuples. Only a run on several machines has notes, so those of a worker are empty.
     fields["notes"] = ()
     return WorkerResult(**fields)
 
