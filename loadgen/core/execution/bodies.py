@@ -14,7 +14,7 @@ import os
 import tempfile
 from array import array
 from bisect import bisect_left
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from time import process_time
 from typing import Any
 
@@ -318,26 +318,34 @@ class Bodies:
         bodies = [self._encode_body(request_id, request) for request_id, request in requests]
         self.digest.add(requests)
         self.body_digest.add_sum(len(bodies), sum_of_hashes(zip(request_ids, bodies, strict=True)))
-        for (request_id, request), body in zip(requests, bodies, strict=True):
-            self._add_to_index(stage, request_id, facts_of_request(request), len(body))
+        self._add_to_index(stage, requests, bodies)
         return b"".join(bodies)
 
     def _add_to_index(
-        self, stage: int, request_id: int, facts: RequestFacts, body_length: int
+        self, stage: int, requests: Sequence[tuple[int, Request]], bodies: Sequence[bytes]
     ) -> None:
-        """Add the next body of the file to the index of a stage, with the facts of its request."""
-        stored_body = _StoredBody(
-            request_id=request_id,
-            offset=self._file_end,
-            length=body_length,
-            input_tokens=facts.tokens,
-            output_tokens=facts.requested_output,
-        )
-        self._index_by_stage[stage].append(stored_body)
-        self._file_end += body_length
-        # The source of the input token count is stored once, because all requests have the same.
-        if facts.source:
-            self._input_source = facts.source
+        """Add the next bodies of the file to the index of a stage.
+
+        Args:
+            stage: The index of the stage.
+            requests: The id and the request of each body.
+            bodies: The bodies, in the order in which they are appended to the file.
+        """
+        index = self._index_by_stage[stage]
+        for (request_id, request), body in zip(requests, bodies, strict=True):
+            facts = facts_of_request(request)
+            stored_body = _StoredBody(
+                request_id=request_id,
+                offset=self._file_end,
+                length=len(body),
+                input_tokens=facts.tokens,
+                output_tokens=facts.requested_output,
+            )
+            index.append(stored_body)
+            self._file_end += len(body)
+            # The source of the input token count is stored once, as all requests have the same.
+            if facts.source:
+                self._input_source = facts.source
 
     def _read(self, offset: int, length: int) -> bytes | memoryview:
         """Return the `length` bytes of the body that begins at `offset` in the file.
