@@ -75,8 +75,10 @@ def build_timestamp_uncertainties(results: VirtualRecords) -> list[Histogram]:
 def write_run(run_dir: Path, contents: RunContents) -> None:
     """Write the files of a run in its directory, as they are after a clean end.
 
-    `results/store.py` describes the files. The file of gaps exists with `--keep gaps` only, and the
-    file of server metrics only if the number of replicas changes.
+    These are the manifest, the resource use of the simulation (`seconds.jsonl`), the gaps and the
+    timeline of output events (`flows/`), and the records of the requests (`requests/`). The gaps of
+    each request are written only with `--keep gaps`, and the server metrics only if the number of
+    replicas changes. `results/store.py` describes all files.
     """
     results = contents.results
     store.replace(run_dir / "run.json", encode_manifest(contents.run_manifest))
@@ -105,7 +107,10 @@ def _write_event_timelines(directory: Path, results: VirtualRecords) -> None:
 
 
 def _write_records(directory: Path, results: VirtualRecords) -> None:
-    """Write the records to a Parquet file, in one row group at least, which may be empty."""
+    """Write the records to a Parquet file, one row group after the other, to limit the memory.
+
+    Without records there is one row group, which is empty.
+    """
     directory.mkdir(exist_ok=True)
     records = results.records
     starts = range(0, max(len(records), 1), RECORDS_PER_GROUP)

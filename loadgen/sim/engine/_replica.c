@@ -44,6 +44,14 @@
 #define NOT_FOUND (-1)
 #define SEARCH_FAILED (-2) /* with an exception */
 
+/* Results of a comparison of two hashes of blocks. */
+#define DIFFERENT 0
+#define EQUAL 1
+#define COMPARISON_FAILED (-1) /* with an exception */
+
+#define GOLDEN_RATIO_MULTIPLIER 0x9E3779B97F4A7C15u /* 2^64 divided by the golden ratio */
+#define HASH_SHIFT 29
+
 #define NO_BLOCK (-1) /* the end of a list of blocks */
 #define EMPTY_SLOT 0  /* an entry of the slots of a block table */
 
@@ -407,6 +415,14 @@ static int set_block_hashes(Request *self, PyObject *blocks)
     return 0;
 }
 
+/* Return a new request whose fields are 0, or NULL with a MemoryError. The limited API has no
+ * direct access to the allocator of a type, so it is read from the type's slot. */
+static Request *allocate_request(void)
+{
+    allocfunc allocate = (allocfunc)PyType_GetSlot(request_type, Py_tp_alloc);
+    return (Request *)allocate(request_type, 0);
+}
+
 /* Set the fields of a new request that waits. The allocator has set all others to 0. */
 static void init_request(Request *self, PyObject *key, int64_t due_ns, int64_t input_tokens,
                          int64_t output_tokens)
@@ -436,7 +452,10 @@ static void init_request(Request *self, PyObject *key, int64_t due_ns, int64_t i
 }
 
 /* SimRequest(key, due_ns, input_tokens, output_tokens, blocks=()): create a request that waits.
- * Return a new reference, or NULL with an exception if an argument has the wrong type. */
+ * Return a new reference, or NULL with an exception if an argument has the wrong type.
+ *
+ * The class cannot be subclassed, so `type` is always `request_type`. Keyword arguments are
+ * ignored. */
 static PyObject *request_new(PyTypeObject *type, PyObject *args, PyObject *keywords)
 {
     PyObject *key, *due_object, *input_object, *output_object, *blocks = NULL;
@@ -447,8 +466,7 @@ static PyObject *request_new(PyTypeObject *type, PyObject *args, PyObject *keywo
     if (convert_int64(due_object, &due_ns) < 0 || convert_int64(input_object, &input_tokens) < 0 ||
         convert_int64(output_object, &output_tokens) < 0)
         return NULL;
-    allocfunc allocate = (allocfunc)PyType_GetSlot(request_type, Py_tp_alloc);
-    Request *self = (Request *)allocate(request_type, 0);
+    Request *self = allocate_request();
     if (self == NULL)
         return NULL;
     init_request(self, key, due_ns, input_tokens, output_tokens);
@@ -553,7 +571,7 @@ static int write_request_rows(PyObject *requests, Py_buffer *buffer)
  * an exception.
  *
  * One call for many requests is much faster than reading each field in Python. */
-static PyObject *request_pack(PyObject *none, PyObject *args)
+static PyObject *request_pack(PyObject *unused, PyObject *args)
 {
     PyObject *requests, *rows;
     Py_buffer buffer;
@@ -614,12 +632,14 @@ static PyType_Spec request_spec = {
  *
  * This is multiplicative (Fibonacci) hashing: neighboring numbers get distant slots. The factor is
  * 2^64 divided by the golden ratio (Knuth, The Art of Computer Programming, volume 3, section 6.4).
- * Only the upper bits of the product depend on all bits of the number, so they are mixed into the
- * lower ones. */
+ * A slot is chosen by the lower bits of the result, but a lower bit of the product depends only on
+ * the lower bits of the number. So the upper bits are mixed into them. Any shift near half of the
+ * 64 bits would do. */
 static uint32_t mix_hash(int64_t value)
 {
-    uint64_t product = (uint64_t)value * 0x9E3779B97F4A7C15u;
-    return (uint32_t)(product ^ (product >> 29));
+    uint64_t product = (uint64_t)value * GOLDEN_RATIO_MULTIPLIER;
+    uint64_t upper_bits = product >> HASH_SHIFT;
+    return (uint32_t)(product ^ upper_bits);
 }
 
 /* Return the entry of a slot for a block: the mixed hash of the block in the upper 32 bits, and its
@@ -655,41 +675,45 @@ static void prefetch_slot(const BlockTable *table, const Request *request, Py_ss
     __builtin_prefetch(&table->slots[hash & table->slots_mask]);
 }
 
-/* Return 1 if two hashes are equal, 0 if not, and -1 with an exception if their objects cannot
- * be compared. A hash without an object is a number, which equals no object. */
-static int is_same_hash(const BlockHash *first, const BlockHash *second)
+/* Return EQUAL or DIFFERENT for two hashes, or COMPARISON_FAILED with an exception if their objects
+ * cannot be compared.
+ *
+ * A hash is either a number, without an object, or an object with its Python hash. A number and an
+ * object are always different. */
+static int compare_hashes(const BlockHash *first, const BlockHash *second)
 {
     if (first->value != second->value)
-        return 0;
-    if (first->object == second->object)
-        return 1;
+        return DIFFERENT;
+    int is_same_object = first->object == second->object; /* also if both are numbers */
+    if (is_same_object)
+        return EQUAL;
     if (first->object == NULL || second->object == NULL)
-        return 0;
+        return DIFFERENT;
     return PyObject_RichCompareBool(first->object, second->object, Py_EQ);
 }
 
 /* Return the index of the shared block with this hash. Return NOT_FOUND if there is none, or
  * SEARCH_FAILED with an exception if hashes cannot be compared.
  *
- * The search begins at the slot of the hash and ends at the first empty slot (linear probing).
- * An entry has the mixed hash of its block, so that other blocks are rarely read. */
+ * The search begins at the slot of the hash and ends at the first empty slot (linear probing). The
+ * entry of a slot has a part of the hash of its block (the mixed hash). If this differs, the block
+ * itself, which is elsewhere in memory, need not be read. */
 static int64_t find_block(const BlockTable *table, const BlockHash *block_hash)
 {
     if (table->slots == NULL)
         return NOT_FOUND;
-    uint32_t hash = mix_hash(block_hash->value);
-    int64_t slot = hash & table->slots_mask; /* the hash modulo the number of slots */
-    while (table->slots[slot] != EMPTY_SLOT) {
+    uint32_t mixed_hash = mix_hash(block_hash->value);
+    int64_t slot = mixed_hash & table->slots_mask; /* modulo the number of slots */
+    for (; table->slots[slot] != EMPTY_SLOT; slot = (slot + 1) & table->slots_mask) {
         uint64_t entry = table->slots[slot];
-        if (get_slot_hash(entry) == hash) {
-            int64_t index = get_slot_block(entry);
-            int is_same = is_same_hash(&table->blocks[index].hash, block_hash);
-            if (is_same < 0)
-                return SEARCH_FAILED;
-            if (is_same)
-                return index;
-        }
-        slot = (slot + 1) & table->slots_mask;
+        if (get_slot_hash(entry) != mixed_hash)
+            continue;
+        int64_t index = get_slot_block(entry);
+        int result = compare_hashes(&table->blocks[index].hash, block_hash);
+        if (result == COMPARISON_FAILED)
+            return SEARCH_FAILED;
+        if (result == EQUAL)
+            return index;
     }
     return NOT_FOUND;
 }
@@ -733,29 +757,36 @@ static int64_t find_slot(const BlockTable *table, int64_t block_index)
     return slot;
 }
 
-/* Remove the entry of a block from the slots by backward-shift deletion, the standard way for
- * linear probing without markers of deleted entries.
+/* Return whether an entry has to move to an empty slot (the hole) before it.
  *
- * A search begins at the home of an entry, the slot of its hash, and ends at the first empty slot.
- * So the slot that becomes empty (the hole) must not separate a later entry from its home. For
- * example, slots 3, 4 and 5 hold A, B and C with the homes 3, 3 and 5. When A is removed, B moves
- * from slot 4 to the hole at 3, because its home is not after the hole. The hole is at 4 then, and
- * C stays, because its home is after the hole.
+ * A search for the entry begins at its home, the slot of its hash, and ends at the first empty
+ * slot. So it would not find the entry if the hole were its home, or between the home and the slot
+ * of the entry. Slot 0 follows the last slot, so distances are taken modulo the number of slots. */
+static int is_cut_off_by_hole(const BlockTable *table, int64_t slot, int64_t hole)
+{
+    int64_t home = (int64_t)get_slot_hash(table->slots[slot]) & table->slots_mask;
+    int64_t home_to_slot = (slot - home) & table->slots_mask;
+    int64_t hole_to_slot = (slot - hole) & table->slots_mask;
+    return hole_to_slot <= home_to_slot;
+}
+
+/* Remove the entry of a block from the slots.
  *
- * Slot 0 follows the last slot, so distances are taken modulo the number of slots. */
+ * This is backward-shift deletion, the standard way for linear probing without markers of deleted
+ * entries: each later entry that the hole would cut off is moved into it, which leaves a new hole.
+ * For example, slots 3, 4 and 5 hold A, B and C with the homes 3, 3 and 5. When A is removed, B
+ * moves from slot 4 to slot 3. Now slot 4 is the hole. C stays, because its home is after it. */
 static void remove_slot(BlockTable *table, int64_t block_index)
 {
     int64_t mask = table->slots_mask;
     int64_t hole = find_slot(table, block_index);
-    for (int64_t slot = (hole + 1) & mask; table->slots[slot]; slot = (slot + 1) & mask) {
-        int64_t home = (int64_t)get_slot_hash(table->slots[slot]) & mask;
-        int64_t distance_from_home = (slot - home) & mask;
-        int64_t distance_from_hole = (slot - hole) & mask;
-        int is_home_after_hole = distance_from_home < distance_from_hole;
-        if (!is_home_after_hole) {
+    int64_t slot = (hole + 1) & mask;
+    while (table->slots[slot] != EMPTY_SLOT) {
+        if (is_cut_off_by_hole(table, slot, hole)) {
             table->slots[hole] = table->slots[slot];
             hole = slot;
         }
+        slot = (slot + 1) & mask;
     }
     table->slots[hole] = EMPTY_SLOT;
 }
@@ -957,11 +988,12 @@ static int64_t count_unused_blocks(const Replica *self, const Request *request)
     return unused_count;
 }
 
-/* Count the blocks of an admitted request that were in the cache, and those that were not. Only
- * the first admission counts, not the admission after a pause. */
-static void count_cache_hits(Replica *self, Request *request)
+/* Record how many blocks of an admitted request were in the cache, and how many were not. Only the
+ * first admission counts, not the admission after a pause. */
+static void record_cache_hits(Replica *self, Request *request)
 {
-    if (request->cached_tokens >= 0)
+    int is_first_admission = request->cached_tokens < 0;
+    if (!is_first_admission)
         return;
     request->cached_tokens = request->shared_count * self->tokens_per_block;
     if (self->block_reuse) {
@@ -970,75 +1002,95 @@ static void count_cache_hits(Replica *self, Request *request)
     }
 }
 
-/* Allocate cache blocks to a waiting request. Return 1, or 0 if too few blocks are free, or -1 with
- * an exception.
- *
- * The blocks of its prompt prefix that are in the cache are shared with other requests. The rest
- * are private. With `reserves_output_blocks`, they include blocks for the whole output. */
-static int allocate_blocks(Replica *self, Request *request)
+/* Return how many cache blocks a waiting request has to have for its admission: those of all tokens
+ * to be prefilled and, with `reserves_output_blocks`, those of the output. */
+static int64_t count_blocks_to_admit(const Replica *self, const Request *request)
 {
     int64_t tokens = request->prefill_tokens;
     if (self->reserves_output_blocks)
         tokens += request->remaining_output_tokens;
+    return ceil_divide(tokens, self->tokens_per_block);
+}
+
+/* Allocate cache blocks to a waiting request. Return 1, or 0 if too few blocks are free, or -1 with
+ * an exception.
+ *
+ * The blocks of its prompt prefix that are in the cache are shared with other requests. The rest
+ * are private. Cached blocks that no request uses count as free, and are evicted when private
+ * blocks need their memory. */
+static int allocate_blocks(Replica *self, Request *request)
+{
     if (match_cached_prefix(self, request) < 0)
         return -1;
-    int64_t private_blocks = ceil_divide(tokens, self->tokens_per_block) - request->shared_count;
+    int64_t private_count = count_blocks_to_admit(self, request) - request->shared_count;
     /* Shared blocks without users are free now, but not once this request uses them. */
-    int64_t needed_blocks = private_blocks + count_unused_blocks(self, request);
-    if (needed_blocks > count_free_blocks(self)) {
-        request->shared_count = 0;
+    int64_t needed_count = private_count + count_unused_blocks(self, request);
+    if (needed_count > count_free_blocks(self)) {
+        request->shared_count = 0; /* a later attempt searches the cache again */
         return 0;
     }
-    /* The shared blocks are marked as used first, so that they are not evicted. */
+    /* The shared blocks are used first, so that they are not evicted. Then both kinds of blocks
+     * count as used, and what is still free is the room for unused blocks. */
     for (Py_ssize_t i = 0; i < request->shared_count; i++)
         use_block(&self->block_table, request->shared_blocks[i]);
-    self->private_block_count += private_blocks;
+    self->private_block_count += private_count;
     evict_blocks(&self->block_table, count_free_blocks(self));
 
     int64_t cached_tokens = request->shared_count * self->tokens_per_block;
-    request->private_block_count = private_blocks;
+    request->private_block_count = private_count;
     request->prefill_tokens_left = request->prefill_tokens - cached_tokens;
-    count_cache_hits(self, request);
+    record_cache_hits(self, request);
+    return 1;
+}
+
+/* Share one private block of a request. Return 1, or 0 if another request has shared this block in
+ * the meantime, or -1 with an exception. */
+static int share_block(Replica *self, Request *request, const BlockHash *block_hash)
+{
+    int64_t existing_block = find_block(&self->block_table, block_hash);
+    if (existing_block == SEARCH_FAILED)
+        return -1;
+    if (existing_block != NOT_FOUND)
+        return 0;
+    int64_t new_block = add_block(&self->block_table, block_hash);
+    if (new_block == NO_BLOCK || append_shared_block(request, new_block) < 0)
+        return -1;
+    request->private_block_count--;
+    self->private_block_count--;
     return 1;
 }
 
 /* Share the full blocks of a computed prompt, so that later requests can reuse them. Return 0, or
  * -1 with an exception.
  *
- * Each shared block is no longer private. This stops at the first block that another request has
- * shared in the meantime: that block exists twice, and the copy of this request stays private. */
+ * The request has used some shared blocks since its admission. Those after them were private until
+ * now. If another request has shared one of them in the meantime, this block and those after it
+ * stay private, and exist twice. */
 static int share_prompt_blocks(Replica *self, Request *request)
 {
-    int64_t full_blocks = request->input_tokens / self->tokens_per_block;
-    int64_t end = minimum(full_blocks, request->block_count);
-    int64_t begin = request->shared_count; /* those before are shared since the admission */
-    for (int64_t i = begin; i < end; i++) {
-        const BlockHash *block_hash = &request->block_hashes[i];
+    int64_t full_block_count = request->input_tokens / self->tokens_per_block;
+    int64_t end = minimum(full_block_count, request->block_count);
+    for (int64_t i = request->shared_count; i < end; i++) {
         prefetch_slot(&self->block_table, request, i + PREFETCH_DISTANCE);
-        int64_t existing_block = find_block(&self->block_table, block_hash);
-        if (existing_block == SEARCH_FAILED)
+        int is_shared = share_block(self, request, &request->block_hashes[i]);
+        if (is_shared < 0)
             return -1;
-        if (existing_block != NOT_FOUND)
-            return 0;
-        int64_t new_block = add_block(&self->block_table, block_hash);
-        if (new_block == NO_BLOCK || append_shared_block(request, new_block) < 0)
-            return -1;
-        request->private_block_count--;
-        self->private_block_count--;
+        if (!is_shared)
+            break;
     }
     return 0;
 }
 
 /* Free all private blocks of a request, and stop using its shared ones.
  *
- * `private_blocks` is how many private blocks it has now. That can be more than its field
- * `private_block_count`, the number at admission, because decoding takes more blocks.
+ * `current_private_count` is how many private blocks the request has now. This can be more than
+ * its field `private_block_count`, the number at admission, because decoding takes more blocks.
  *
  * The block that becomes unused first is evicted first. So the last blocks of the prefix are
  * released first: fewer prompts share them, and they are useless without the blocks before them. */
-static void release_blocks(Replica *self, Request *request, int64_t private_blocks)
+static void release_blocks(Replica *self, Request *request, int64_t current_private_count)
 {
-    self->private_block_count -= private_blocks;
+    self->private_block_count -= current_private_count;
     request->private_block_count = 0;
     for (Py_ssize_t i = request->shared_count - 1; i >= 0; i--)
         stop_using_block(&self->block_table, request->shared_blocks[i]);
@@ -1047,16 +1099,19 @@ static void release_blocks(Replica *self, Request *request, int64_t private_bloc
 
 /* Return in which iterations, modulo tokens_per_block, a decoding request needs a new block.
  *
- * Each iteration fills one position of the sequence, and every tokens_per_block-th position begins
- * a block, position 0 included. Position `prefill_tokens` is filled in iteration
- * `resumed_iteration + 1`. Counted back at the same pace, position 0 would have been filled in the
- * iteration that is computed here. For example, with 32 tokens per block, 40 prompt tokens and the
- * first output token in iteration 100, position 40 is filled in iteration 101, and position 64 in
- * iteration 125. The phase is (101 - 40) % 32 = 29, which is also 125 % 32. */
+ * The positions of a sequence are filled one per iteration. The prefill has filled the first
+ * `prefill_tokens` positions, so position `prefill_tokens` is filled in the iteration after the
+ * first output token (`resumed_iteration`). Position p is filled in iteration p + offset, for the
+ * same offset. A new block is needed for each position that is a multiple of tokens_per_block, so
+ * the remainder of the iteration is that of the offset.
+ *
+ * For example, with 32 tokens per block, 40 prompt tokens and the first output token in iteration
+ * 100, position 40 is filled in iteration 101. The offset is 61. Position 64 begins a block and is
+ * filled in iteration 125. The phase is 61 % 32 = 125 % 32 = 29. */
 static int64_t find_block_phase(const Replica *self, const Request *request)
 {
-    int64_t iteration_of_position_0 = request->resumed_iteration + 1 - request->prefill_tokens;
-    return floor_modulo(iteration_of_position_0, self->tokens_per_block);
+    int64_t offset = request->resumed_iteration + 1 - request->prefill_tokens;
+    return floor_modulo(offset, self->tokens_per_block);
 }
 
 /* Return how many new blocks the decoding requests need in an iteration.
@@ -1085,72 +1140,86 @@ static int64_t find_newest_token_iteration(const Replica *self, const Request *r
 /* Return how many tokens of a decoding or done request are in the key-value cache.
  *
  * These are the prefilled tokens and all output tokens since then but the newest. The key and the
- * value of a token enter the cache only when the token after it is computed. */
+ * value of a token enter the cache only when the token after it is computed. The request got its
+ * first output token in `resumed_iteration` and one in each iteration since then, so the number of
+ * output tokens but one is a difference of iterations. */
 static int64_t count_cached_tokens(const Replica *self, const Request *request)
 {
     int64_t newest_iteration = find_newest_token_iteration(self, request);
-    int64_t output_tokens = newest_iteration - request->resumed_iteration + 1;
-    return request->prefill_tokens + output_tokens - 1;
+    int64_t output_tokens_but_newest = newest_iteration - request->resumed_iteration;
+    return request->prefill_tokens + output_tokens_but_newest;
 }
 
-/* Return how many private blocks a decoding request has now, where `cached_tokens` of its tokens
- * are in the cache.
+/* Return how many private blocks a decoding request has now. `cached_tokens` is how many of its
+ * tokens are in the cache.
  *
- * With `reserves_output_blocks`, all were taken at admission. Otherwise they are taken as needed,
- * and the current iteration may have taken one for a token that is not in the cache yet. */
+ * With `reserves_output_blocks`, all were taken at admission. Otherwise one is taken at the
+ * beginning of each iteration whose token does not fit into the last block. During such an
+ * iteration, the request has this block in addition to those of its cached tokens. */
 static int64_t count_private_blocks(const Replica *self, const Request *request,
                                     int64_t cached_tokens)
 {
     if (self->reserves_output_blocks)
         return request->private_block_count;
     int64_t block_count = ceil_divide(cached_tokens, self->tokens_per_block);
-    if (self->is_computing && needs_block_now(self, request))
+    int has_taken_block_now = self->is_computing && needs_block_now(self, request);
+    if (has_taken_block_now)
         block_count++;
     return block_count - request->shared_count;
 }
 
-/* Remove a decoding request that is done, paused or cancelled from the batch, and free its blocks.
- * The caller takes over the reference, and removes the request from its bucket. */
+/* Remove a decoding request from the batch, because it is done, paused or cancelled, and free its
+ * blocks.
+ *
+ * The reference that the batch (`decoding_queue`) owned passes to the caller. The caller also has
+ * to remove the request from its bucket. */
 static void remove_from_batch(Replica *self, Request *request)
 {
     int64_t cached_tokens = count_cached_tokens(self, request);
-    int64_t private_blocks = count_private_blocks(self, request, cached_tokens);
+    int64_t private_count = count_private_blocks(self, request, cached_tokens);
     if (!self->reserves_output_blocks)
         self->block_demand_by_phase[find_block_phase(self, request)]--;
     unlink_request(&self->decoding_queue, request);
     self->kv_tokens -= cached_tokens;
     self->decoding_count--;
     self->active_count--;
-    release_blocks(self, request, private_blocks);
+    release_blocks(self, request, private_count);
 }
 
-/* Remove a decoding request from the batch before it gets its last token. The caller takes over the
- * reference. */
-static void cancel_decoding(Replica *self, Request *request)
+/* Remove a decoding request from the batch before it gets its last token. The reference that the
+ * batch owned passes to the caller. */
+static void remove_unfinished(Replica *self, Request *request)
 {
     remove_from_bucket(self, request);
     remove_from_batch(self, request);
 }
 
+/* Return whether a request has got a token since its last admission to the batch.
+ *
+ * A request that is done was either decoding until then, or was cancelled before. The last
+ * iteration is planned when a prefill ends, so it is not known if the request never got so far. */
+static int has_decoded(const Request *request)
+{
+    if (request->state == DONE)
+        return request->last_iteration != NO_ITERATION;
+    return request->state == DECODING;
+}
+
 /* Return how many tokens a request has by the end of the last finished iteration.
  *
- * Tokens are not counted one by one, but follow from the iterations: since its last admission, a
- * request gets one token in each iteration from `resumed_iteration` to `last_iteration`. A pause
- * sets `remaining_output_tokens` to the tokens that are missing then, so all other tokens of the
- * output were generated before the pause. */
+ * Tokens are not counted one by one. When a request was last admitted to the batch, all but
+ * `remaining_output_tokens` of its tokens had been generated, before a pause. Since then it gets
+ * one token per iteration, beginning with the iteration `resumed_iteration`. */
 static int64_t count_generated_tokens(const Replica *self, const Request *request)
 {
-    int64_t tokens_before_pause = request->output_tokens - request->remaining_output_tokens;
-    /* The last iteration is planned when the prefill ends, and is not known before. */
-    int is_done_after_prefill = request->state == DONE && request->last_iteration != NO_ITERATION;
-    int has_decoded = request->state == DECODING || is_done_after_prefill;
-    if (!has_decoded)
-        return tokens_before_pause;
+    int64_t tokens_before_admission = request->output_tokens - request->remaining_output_tokens;
+    if (!has_decoded(request))
+        return tokens_before_admission;
     int64_t newest_iteration = find_newest_token_iteration(self, request);
     int64_t tokens_since_admission = newest_iteration - request->resumed_iteration + 1;
     if (tokens_since_admission < 0)
-        return tokens_before_pause;
-    return tokens_before_pause + tokens_since_admission;
+        return tokens_before_admission;
+    return tokens_before_admission + tokens_since_admission;
 }
 
 /* Append (request, first iteration, last iteration) to the list of recent pauses, which Python
@@ -1168,30 +1237,35 @@ static int record_pause(Replica *self, Request *request, int64_t first_iteration
     return result;
 }
 
-/* Remove the partly prefilled request from the batch, because it is paused. Return 0, or -1 with
- * an exception. The caller takes over the reference. */
-static int interrupt_prefill(Replica *self, Request *request)
+/* Remove the partly prefilled request from the batch, because it is paused. Return 0, or -1 with an
+ * exception. The reference that the batch owned passes to the caller in both cases. */
+static int pause_prefill(Replica *self, Request *request)
 {
     self->partly_prefilled = NULL;
     release_blocks(self, request, request->private_block_count);
     self->active_count--;
     /* It has no token yet. The range of iterations from 0 to -1 is empty. */
-    return record_pause(self, request, 0, -1);
+    int64_t first_iteration = 0;
+    int64_t last_iteration = -1;
+    return record_pause(self, request, first_iteration, last_iteration);
 }
 
 /* Remove a decoding request from the batch, because it is paused. Return 0, or -1 with an
- * exception. The caller takes over the reference. */
-static int interrupt_decoding(Replica *self, Request *request)
+ * exception. The reference that the batch owned passes to the caller in both cases.
+ *
+ * The tokens generated so far have to be prefilled again, after the prompt. */
+static int pause_decoding(Replica *self, Request *request)
 {
     int64_t generated_tokens = count_generated_tokens(self, request);
-    cancel_decoding(self, request);
+    remove_unfinished(self, request);
     request->prefill_tokens = request->input_tokens + generated_tokens;
     request->remaining_output_tokens = request->output_tokens - generated_tokens;
-    return record_pause(self, request, request->resumed_iteration, self->iteration - 1);
+    int64_t last_finished_iteration = self->iteration - 1;
+    return record_pause(self, request, request->resumed_iteration, last_finished_iteration);
 }
 
 /* Pause (preempt) the request admitted last, which frees its blocks. Return 0, or -1 with an
- * exception.
+ * exception if the pause cannot be recorded. The request is paused in both cases.
  *
  * It returns to the front of the queue. When it is admitted again, its prompt and the tokens
  * generated so far are prefilled again, because their keys and values are lost. */
@@ -1202,14 +1276,14 @@ static int pause_newest_request(Replica *self)
     Request *request = self->partly_prefilled;
     int result;
     if (request != NULL) {
-        result = interrupt_prefill(self, request);
+        result = pause_prefill(self, request);
     } else {
         request = self->decoding_queue.tail;
-        result = interrupt_decoding(self, request);
+        result = pause_decoding(self, request);
     }
     request->prefill_tokens_left = request->prefill_tokens;
     request->state = WAITING;
-    push_front(&self->waiting_queue, request);
+    push_front(&self->waiting_queue, request); /* it takes over the reference of the batch */
     self->pause_count++;
     return result;
 }
@@ -1239,17 +1313,21 @@ static int take_decoding_blocks(Replica *self)
 {
     if (self->reserves_output_blocks)
         return 0; /* all blocks are taken at admission */
-    int64_t needed_blocks = count_demanded_blocks(self, self->iteration);
-    if (needed_blocks > count_free_blocks(self)) {
-        while (needed_blocks > count_free_blocks(self)) {
-            if (pause_newest_request(self) < 0)
-                return -1;
-            needed_blocks = count_demanded_blocks(self, self->iteration);
-        }
-        /* Unused cached blocks count as free, and make room for the blocks that are taken. */
-        evict_blocks(&self->block_table, count_free_blocks(self) - needed_blocks);
+    int has_paused = 0;
+    int64_t needed_count = count_demanded_blocks(self, self->iteration);
+    while (needed_count > count_free_blocks(self)) {
+        if (pause_newest_request(self) < 0)
+            return -1;
+        has_paused = 1;
+        needed_count = count_demanded_blocks(self, self->iteration);
     }
-    self->private_block_count += needed_blocks;
+    if (has_paused) {
+        /* Blocks in the cache that no request uses count as free. What is free after the new blocks
+         * are taken is the room for them. */
+        int64_t free_count_afterwards = count_free_blocks(self) - needed_count;
+        evict_blocks(&self->block_table, free_count_afterwards);
+    }
+    self->private_block_count += needed_count;
     return 0;
 }
 
@@ -1267,9 +1345,11 @@ static int can_admit_first_waiting(const Replica *self, int64_t budget, int64_t 
     return self->chunked_prefill || request->prefill_tokens_left <= budget;
 }
 
-/* Admit the first waiting request to the batch, and set `admitted` to it. Set it to NULL if the
- * request cannot be admitted now or too few blocks are free. Then no later request overtakes it.
- * Return 0 in both cases, or -1 with an exception. `admitted` gets the reference of the queue. */
+/* Admit the first waiting request to the batch, unless it cannot be admitted now or too few blocks
+ * are free. Return 0, or -1 with an exception.
+ *
+ * `admitted` is set to the admitted request, and gets the reference of the queue. It is set to NULL
+ * if none is admitted. The first request then stays the first, and no later one overtakes it. */
 static int admit_first_waiting(Replica *self, int64_t budget, int64_t now_ns, Request **admitted)
 {
     *admitted = NULL;
@@ -1290,16 +1370,38 @@ static int admit_first_waiting(Replica *self, int64_t budget, int64_t now_ns, Re
     return 0;
 }
 
-/* Add the computation of `tokens` tokens of a prompt, after its first `start` tokens.
+/* Add a part of a prompt to what an iteration computes. The part has `tokens` tokens, and the
+ * `tokens_before` tokens of the prompt before it are in the cache.
  *
- * With causal attention, each token attends to all tokens before it. These are the first `start`
- * tokens and, on average over the chunk, half of the chunk. */
-static void add_prompt_chunk(IterationWork *work, int64_t start, int64_t tokens)
+ * With causal attention, each token attends to all tokens before it. These are the tokens before
+ * the chunk and, on average over the chunk, half of the chunk. */
+static void add_prompt_chunk(IterationWork *work, int64_t tokens_before, int64_t tokens)
 {
-    work->tokens_read += start + tokens;
-    work->attended_tokens += (double)tokens * ((double)start + 0.5 * (double)tokens);
+    work->tokens_read += tokens_before + tokens;
+    work->attended_tokens += (double)tokens * ((double)tokens_before + 0.5 * (double)tokens);
     work->context_tokens += tokens;
     work->context_requests++;
+}
+
+/* Add the prefill of the next part of a prompt to the work of an iteration. Return the number of
+ * tokens of this part, which is from 1 to `budget`, or -1 with an exception.
+ *
+ * The replica takes over the caller's reference to the request: it stays the partly prefilled
+ * request, or joins those whose prefill ends with the iteration. */
+static int64_t prefill_chunk(Replica *self, Request *request, IterationWork *work, int64_t budget)
+{
+    int64_t computed_tokens = request->prefill_tokens - request->prefill_tokens_left;
+    int64_t chunk_tokens = minimum(request->prefill_tokens_left, budget);
+    add_prompt_chunk(work, computed_tokens, chunk_tokens);
+    request->prefill_tokens_left -= chunk_tokens;
+    if (request->prefill_tokens_left > 0) {
+        self->partly_prefilled = request;
+        return chunk_tokens;
+    }
+    self->partly_prefilled = NULL;
+    if (append_request(&self->finishing_prefill, request) < 0)
+        return -1;
+    return chunk_tokens;
 }
 
 /* Add the prefill of at most `budget` prompt tokens to the work of an iteration. Return 0, or -1
@@ -1311,24 +1413,14 @@ static int schedule_prefill(Replica *self, IterationWork *work, int64_t budget, 
 {
     while (budget > 0) {
         Request *request = self->partly_prefilled;
-        if (request == NULL) {
-            if (admit_first_waiting(self, budget, now_ns, &request) < 0)
-                return -1;
-            if (request == NULL)
-                return 0;
-        }
-        int64_t computed_tokens = request->prefill_tokens - request->prefill_tokens_left;
-        int64_t chunk = minimum(request->prefill_tokens_left, budget);
-        add_prompt_chunk(work, computed_tokens, chunk);
-        budget -= chunk;
-        request->prefill_tokens_left -= chunk;
-        if (request->prefill_tokens_left > 0) {
-            self->partly_prefilled = request;
-        } else {
-            self->partly_prefilled = NULL;
-            if (append_request(&self->finishing_prefill, request) < 0)
-                return -1;
-        }
+        if (request == NULL && admit_first_waiting(self, budget, now_ns, &request) < 0)
+            return -1;
+        if (request == NULL)
+            return 0;
+        int64_t chunk_tokens = prefill_chunk(self, request, work, budget);
+        if (chunk_tokens < 0)
+            return -1;
+        budget -= chunk_tokens;
     }
     return 0;
 }
@@ -1351,24 +1443,26 @@ static int64_t iteration_duration_ns(const Replica *self, const IterationWork *w
 }
 
 /* Set `work` to what the next iteration computes: one token of each decoding request, and prompts.
- * Return 0, or -1 with an exception. */
+ * Return 0, or -1 with an exception.
+ *
+ * If requests were paused just now, because memory is short, no prompts are computed. A paused
+ * request is the first one in the queue. If it were admitted in this iteration, it would take back
+ * the memory that its pause has freed. */
 static int schedule_work(Replica *self, int64_t now_ns, IterationWork *work)
 {
     *work = (IterationWork){.decoding_count = self->decoding_count};
     /* Decoding requests read their whole cache, and the token that is computed now. */
     work->tokens_read = self->kv_tokens + self->decoding_count;
     work->attended_tokens = (double)work->tokens_read;
-    /* A request that was just paused is at the front of the queue. Nothing is admitted in this
-     * iteration, so that it does not take back the memory at once. */
-    int has_paused_request = PyList_Size(self->recent_pauses) > 0;
-    if (has_paused_request)
+    int has_paused = PyList_Size(self->recent_pauses) > 0;
+    if (has_paused)
         return 0;
     int64_t prompt_budget = self->max_num_tokens - self->decoding_count;
     return schedule_prefill(self, work, prompt_budget, now_ns);
 }
 
 /* Begin an iteration, which ends at `end_ns`. Return 1, or 0 if there is nothing to do, or -1 with
- * an exception.
+ * an exception. After an exception the replica must not be used any more.
  *
  * The iteration computes one token of each decoding request. The rest of `max_num_tokens` is used
  * to prefill prompts. If cache blocks are missing, some requests are paused first. The replica
@@ -1423,8 +1517,9 @@ static int remove_finished(Replica *self, int64_t iteration, PyObject *done)
     return 0;
 }
 
-/* Add a request to the decoding ones. It is in the batch already since its admission. The queue
- * of decoding requests takes over the caller's reference. */
+/* Add a request to the decoding ones. It has been in the batch since its admission. The queue of
+ * decoding requests takes over the caller's reference. The bucket of its last iteration, which owns
+ * no requests, has it, too. */
 static void start_decoding(Replica *self, Request *request)
 {
     request->state = DECODING;
@@ -1437,18 +1532,22 @@ static void start_decoding(Replica *self, Request *request)
 }
 
 /* Give a request its first token, because its prefill has ended with this iteration. Return 0, or
- * -1 with an exception.
+ * -1 with an exception. The caller's reference to the request is taken over in both cases.
  *
  * The request begins to decode. If it needs no other token, it is done and appended to the Python
- * list `done`. Both take over the caller's reference. */
+ * list `done`. */
 static int end_prefill(Replica *self, Request *request, int64_t iteration, PyObject *done)
 {
-    if (request->first_iteration == NO_ITERATION)
+    int has_had_tokens = request->first_iteration != NO_ITERATION; /* before a pause */
+    if (!has_had_tokens)
         request->first_iteration = iteration;
     request->resumed_iteration = iteration;
-    if (self->block_reuse && share_prompt_blocks(self, request) < 0)
+    if (self->block_reuse && share_prompt_blocks(self, request) < 0) {
+        Py_DECREF(OBJECT(request));
         return -1;
-    /* A decoding request gets one token per iteration, so its end is known now. */
+    }
+    /* A decoding request gets one token per iteration, so the iteration of its last token is known
+     * now. With one token, it is this iteration. */
     request->last_iteration = iteration + request->remaining_output_tokens - 1;
     if (request->remaining_output_tokens > 1) {
         start_decoding(self, request);
@@ -1460,9 +1559,29 @@ static int end_prefill(Replica *self, Request *request, int64_t iteration, PyObj
     return move_to_done(request, done);
 }
 
+/* Give the first token to the requests whose prefill ends with an iteration. Return 0, or -1 with
+ * an exception. Requests that need no other token are appended to the Python list `done`.
+ *
+ * The array `first_token_requests` becomes the owner of these requests. Each also is decoding or in
+ * `done` then, which is a second reference. */
+static int end_prefills(Replica *self, int64_t iteration, PyObject *done)
+{
+    clear_requests(&self->first_token_requests);
+    RequestArray empty_array = self->first_token_requests;
+    self->first_token_requests = self->finishing_prefill;
+    self->finishing_prefill = empty_array;
+    for (Py_ssize_t i = 0; i < self->first_token_requests.count; i++) {
+        Request *request = self->first_token_requests.items[i];
+        Py_INCREF(OBJECT(request)); /* the reference that `end_prefill` takes over */
+        if (end_prefill(self, request, iteration, done) < 0)
+            return -1;
+    }
+    return 0;
+}
+
 /* End the current iteration, and append the requests that are done with it to the Python list
- * `done`. It may be NULL if `is_uneventful` has returned 1, because then no request is done. Return
- * 0, or -1 with an exception.
+ * `done`. Return 0, or -1 with an exception. In an uneventful iteration (see `is_uneventful`), no
+ * request is done, and `done` may be NULL.
  *
  * Every decoding request gets one token, and so does every request whose prefill ends with this
  * iteration. The latter begin to decode. */
@@ -1471,24 +1590,13 @@ static int end_iteration(Replica *self, PyObject *done)
     int64_t finished_iteration = self->iteration;
     self->iteration++;
     self->is_computing = 0;
-    /* All requests of the batch got a token, also those that are done now. `remove_from_batch`
-     * subtracts their tokens in the cache again. */
+    /* Each decoding request has got a token, whose predecessor is in the cache now. This includes
+     * the requests that are done, which are removed next with all of their tokens. */
     self->kv_tokens += self->decoding_count;
     self->decoded_tokens += self->decoding_count;
     if (remove_finished(self, finished_iteration, done) < 0)
         return -1;
-    clear_requests(&self->first_token_requests);
-    for (Py_ssize_t i = 0; i < self->finishing_prefill.count; i++) {
-        Request *request = self->finishing_prefill.items[i];
-        /* Both arrays own the request here. `end_prefill` takes over the first reference. */
-        Py_INCREF(OBJECT(request));
-        if (append_request(&self->first_token_requests, request) < 0)
-            return -1;
-        if (end_prefill(self, request, finished_iteration, done) < 0)
-            return -1;
-    }
-    self->finishing_prefill.count = 0;
-    return 0;
+    return end_prefills(self, finished_iteration, done);
 }
 
 /* Return 1 if the current iteration may end without notice to the owner of the replica, else 0.
@@ -1510,13 +1618,13 @@ static int is_uneventful(Replica *self)
 
 /* -- cancellation ------------------------------------------------------------------------------ */
 
-/* Remove a waiting request from the queue. The caller takes over the reference. Return 0, or -1
- * with a ValueError for a request that was never submitted.
- *
- * Such a request has no predecessor, and is not the first one of the queue. */
+/* Remove a waiting request from the queue, whose reference passes to the caller. Return 0, or -1
+ * with a ValueError for a request that was never submitted. */
 static int remove_waiting_request(Replica *self, Request *request)
 {
-    if (request->previous == NULL && request != self->waiting_queue.head) {
+    int is_first = request == self->waiting_queue.head;
+    int is_in_queue = is_first || request->previous != NULL;
+    if (!is_in_queue) {
         PyErr_SetString(PyExc_ValueError, "a request that was not submitted");
         return -1;
     }
@@ -1552,9 +1660,11 @@ static int remove_prefilling_request(Replica *self, Request *request)
     return 0;
 }
 
-/* Stop a request unless it is done. It leaves the place that its state names: the queue, the
- * prefill or the batch of decoding requests. Return 0, or -1 with a ValueError for a request of
- * another replica. The replica gives up its reference. */
+/* Stop a request unless it is done. Return 0, or -1 with a ValueError for a request of another
+ * replica.
+ *
+ * The state of a request says which part of the replica owns it: the queue, the prefill or the
+ * batch of decoding requests. The request is removed from there, and that reference is released. */
 static int cancel_request(Replica *self, Request *request)
 {
     int result = 0;
@@ -1568,7 +1678,7 @@ static int cancel_request(Replica *self, Request *request)
         result = remove_prefilling_request(self, request);
         break;
     case DECODING:
-        cancel_decoding(self, request);
+        remove_unfinished(self, request);
         break;
     }
     if (result < 0)
@@ -1626,8 +1736,10 @@ static int read_costs(Replica *self, PyObject *costs)
 }
 
 /* Copy the limits of the server from a ServerLimits object (replica.py) to the replica. Return 0,
- * or -1 with an exception: a ValueError for limits with which the arrays of a replica could not be
- * created. */
+ * or -1 with an exception.
+ *
+ * `tokens_per_block` and `max_seq_len` are the lengths of arrays. A ValueError is raised if one of
+ * them is not positive, or if `max_seq_len` is larger than MAX_SEQ_LEN. */
 static int read_limits(Replica *self, PyObject *limits)
 {
     if (read_int(limits, "max_batch_size", &self->max_batch_size) < 0 ||
@@ -1649,19 +1761,34 @@ static int read_limits(Replica *self, PyObject *limits)
 /* Create the buckets. A bucket is the list of the requests that get their last token in the same
  * iteration. Return 0, or -1 without an exception if there is no memory.
  *
- * Iteration i has bucket i modulo the number of buckets, so that buckets are used again for later
- * iterations. Two requests in one bucket must end together. They do if there are more buckets than
- * iterations from the current one to the last token of any request, at most `max_seq_len`. The
- * number is a power of two, so that a bit mask replaces the division. */
+ * There are n buckets for any number of iterations: iteration i has bucket i modulo n. So the
+ * requests in a bucket end together only if no request ends n or more iterations after another one.
+ * A request has at most `max_seq_len` tokens, one per iteration, so n has to be larger. Two more
+ * are enough for the current iteration and the next one. n is a power of two, so that a bit mask
+ * replaces the division. */
 static int create_buckets(Replica *self)
 {
-    int64_t min_bucket_count = self->max_seq_len + 2; /* a margin for both ends of the range */
+    int64_t min_bucket_count = self->max_seq_len + 2;
     int64_t bucket_count = 1;
     while (bucket_count < min_bucket_count)
         bucket_count *= 2;
     self->bucket_mask = bucket_count - 1;
     self->buckets = PyMem_Calloc(bucket_count, sizeof(RequestQueue));
     return self->buckets == NULL ? -1 : 0;
+}
+
+/* Create the arrays and the list of an idle replica. Return 0, or -1 with a MemoryError. What was
+ * created before the error is freed with the replica. */
+static int create_arrays(Replica *self)
+{
+    self->block_demand_by_phase = PyMem_Calloc(self->tokens_per_block, sizeof(int64_t));
+    self->recent_pauses = PyList_New(0);
+    int has_buckets = create_buckets(self) == 0;
+    if (!has_buckets || self->block_demand_by_phase == NULL || self->recent_pauses == NULL) {
+        PyErr_NoMemory();
+        return -1;
+    }
+    return 0;
 }
 
 /* Replica(costs, limits): create an idle replica. The allocator has set all fields to 0. Return 0,
@@ -1672,7 +1799,8 @@ static int replica_init(Replica *self, PyObject *args, PyObject *keywords)
     PyObject *costs, *limits;
     if (!PyArg_ParseTupleAndKeywords(args, keywords, "OO", names, &costs, &limits))
         return -1;
-    if (self->recent_pauses != NULL) {
+    int is_second_call = self->recent_pauses != NULL;
+    if (is_second_call) {
         PyErr_SetString(PyExc_TypeError, "a replica is made once");
         return -1;
     }
@@ -1682,14 +1810,7 @@ static int replica_init(Replica *self, PyObject *args, PyObject *keywords)
     self->block_table.oldest = NO_BLOCK;
     self->block_table.newest = NO_BLOCK;
     self->end_ns = NEVER;
-    self->block_demand_by_phase = PyMem_Calloc(self->tokens_per_block, sizeof(int64_t));
-    self->recent_pauses = PyList_New(0);
-    if (create_buckets(self) < 0 || self->block_demand_by_phase == NULL ||
-        self->recent_pauses == NULL) {
-        PyErr_NoMemory();
-        return -1;
-    }
-    return 0;
+    return create_arrays(self);
 }
 
 /* Visit the requests of a queue, for the garbage collector. */
@@ -1800,7 +1921,7 @@ static PyObject *replica_begin_iteration(Replica *self, PyObject *now)
 
 /* Replica.end_iteration() -> list: end the current iteration, and return a new list of the requests
  * that are done with it, or NULL with an exception. */
-static PyObject *replica_end_iteration(Replica *self, PyObject *none)
+static PyObject *replica_end_iteration(Replica *self, PyObject *unused)
 {
     PyObject *done = PyList_New(0);
     if (done != NULL && end_iteration(self, done) < 0)
@@ -1863,19 +1984,21 @@ static Py_ssize_t skip_uneventful_iterations(Replica **replicas, Py_ssize_t coun
 }
 
 /* Replica.advance_to_next_event(replicas, before_ns) -> (end_ns, index): advance the replicas to
- * the next iteration that the caller has to handle. Most iterations are uneventful and are skipped
- * without a call from Python. Return a new tuple with the end of that iteration and the index of
- * its replica, or NULL with an exception. */
-static PyObject *replica_advance_to_next_event(PyObject *none, PyObject *args)
+ * the next iteration that the caller has to handle.
+ *
+ * Most iterations are uneventful and are skipped without a call from Python. Return a new tuple
+ * with the end of the next other iteration and the index of its replica, or NULL with an exception.
+ * `unused` is NULL, because the method is static. */
+static PyObject *replica_advance_to_next_event(PyObject *unused, PyObject *args)
 {
-    PyObject *list, *before;
+    PyObject *replica_list, *before;
     int64_t before_ns;
-    if (!PyArg_UnpackTuple(args, "advance_to_next_event", 2, 2, &list, &before))
+    if (!PyArg_UnpackTuple(args, "advance_to_next_event", 2, 2, &replica_list, &before))
         return NULL;
     if (convert_int64(before, &before_ns) < 0)
         return NULL;
     Py_ssize_t count;
-    Replica **replicas = get_replicas(list, &count);
+    Replica **replicas = get_replicas(replica_list, &count);
     if (replicas == NULL)
         return NULL;
     PyObject *result = NULL;
@@ -1907,7 +2030,7 @@ static PyObject *replica_count_generated_tokens(Replica *self, PyObject *object)
 }
 
 /* Replica.reset_cache(): remove all blocks without users. */
-static PyObject *replica_reset_cache(Replica *self, PyObject *none)
+static PyObject *replica_reset_cache(Replica *self, PyObject *unused)
 {
     evict_blocks(&self->block_table, 0);
     Py_RETURN_NONE;
@@ -1915,7 +2038,7 @@ static PyObject *replica_reset_cache(Replica *self, PyObject *none)
 
 /* Replica.discard_iteration_ends(): discard the end times of all iterations but the last, to
  * limit the memory of a server. */
-static PyObject *replica_discard_iteration_ends(Replica *self, PyObject *none)
+static PyObject *replica_discard_iteration_ends(Replica *self, PyObject *unused)
 {
     TimeArray *end_times = &self->end_times;
     if (end_times->count > 1) {
@@ -1941,14 +2064,14 @@ static PyObject *replica_iteration_end_ns(Replica *self, PyObject *object)
 
 /* Replica.first_token_requests: a new list of the requests that got a first token in the iteration
  * that ended last. */
-static PyObject *replica_first_token_requests(Replica *self, void *none)
+static PyObject *replica_first_token_requests(Replica *self, void *unused)
 {
     return list_of_requests(&self->first_token_requests);
 }
 
 /* Replica.iteration_ends_ns: a copy of the end times as an `array.array("q")`, the type for
  * int64. In the format of the call, "s" is the type code, and "y#" the bytes with their length. */
-static PyObject *replica_iteration_ends_ns(Replica *self, void *none)
+static PyObject *replica_iteration_ends_ns(Replica *self, void *unused)
 {
     PyObject *module = PyImport_ImportModule("array");
     if (module == NULL)
@@ -1961,20 +2084,20 @@ static PyObject *replica_iteration_ends_ns(Replica *self, void *none)
 }
 
 /* Replica.queued_count: the number of requests that wait for admission. */
-static PyObject *replica_queued_count(Replica *self, void *none)
+static PyObject *replica_queued_count(Replica *self, void *unused)
 {
     return PyLong_FromSsize_t(self->waiting_queue.count);
 }
 
 /* Replica.next_due_ns: the due time of the first request that waits, or NEVER if none waits. */
-static PyObject *replica_next_due_ns(Replica *self, void *none)
+static PyObject *replica_next_due_ns(Replica *self, void *unused)
 {
     Request *first = self->waiting_queue.head;
     return PyLong_FromLongLong(first == NULL ? NEVER : first->due_ns);
 }
 
 /* Replica.used_block_count: the number of blocks that cannot be used for another request now. */
-static PyObject *replica_used_block_count(Replica *self, void *none)
+static PyObject *replica_used_block_count(Replica *self, void *unused)
 {
     return PyLong_FromLongLong(self->private_block_count + self->block_table.used_count);
 }

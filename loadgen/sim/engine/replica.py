@@ -548,7 +548,7 @@ class Replica:
         if request.state == WAITING:
             self._waiting.remove(request)
         elif request.state == DECODING:
-            self._cancel_decoding(request)
+            self._remove_unfinished(request)
         elif request.state == PREFILLING:
             if request is self._partly_prefilled:
                 self._partly_prefilled = None
@@ -818,16 +818,16 @@ class Replica:
         # decoding ones.
         if self._partly_prefilled is not None:
             request = self._partly_prefilled
-            self._interrupt_prefill(request)
+            self._pause_prefill(request)
         else:
             request = next(reversed(self._decoding_requests))
-            self._interrupt_decoding(request)
+            self._pause_decoding(request)
         request.prefill_tokens_left = request.prefill_tokens
         request.state = WAITING
         self._waiting.appendleft(request)
         self.pause_count += 1
 
-    def _interrupt_prefill(self, request: SimRequest) -> None:
+    def _pause_prefill(self, request: SimRequest) -> None:
         """Remove the partly prefilled request from the batch, because it is paused."""
         self._partly_prefilled = None
         self._release_blocks(request, request.private_block_count)
@@ -835,7 +835,7 @@ class Replica:
         # It has no token yet. The range of iterations from 0 to -1 is empty.
         self._record_pause(request, first_iteration=0, last_iteration=-1)
 
-    def _interrupt_decoding(self, request: SimRequest) -> None:
+    def _pause_decoding(self, request: SimRequest) -> None:
         """Remove a decoding request from the batch, because it is paused."""
         generated_tokens = self.count_generated_tokens(request)
         self._record_pause(
@@ -843,7 +843,7 @@ class Replica:
             first_iteration=request.resumed_iteration,
             last_iteration=self.iteration - 1,
         )
-        self._cancel_decoding(request)
+        self._remove_unfinished(request)
         request.prefill_tokens = request.input_tokens + generated_tokens
         request.remaining_output_tokens = request.output_tokens - generated_tokens
 
@@ -851,7 +851,7 @@ class Replica:
         """Add a pause to `recent_pauses`, with the iterations in which the request got tokens."""
         self.recent_pauses.append((request, first_iteration, last_iteration))
 
-    def _cancel_decoding(self, request: SimRequest) -> None:
+    def _remove_unfinished(self, request: SimRequest) -> None:
         """Remove a decoding request from the batch before it gets its last token."""
         ending_together = self._requests_by_last_iteration[request.last_iteration]
         ending_together.remove(request)
@@ -884,11 +884,13 @@ class Replica:
         """Return how many tokens of a decoding or done request are in the key-value cache.
 
         These are the prefilled tokens and all output tokens since then but the newest. The key and
-        the value of a token enter the cache only when the token after it is computed.
+        the value of a token enter the cache only when the token after it is computed. The request
+        got its first output token in `resumed_iteration` and one in each iteration since then, so
+        the number of output tokens but one is a difference of iterations.
         """
         newest_iteration = self._find_newest_token_iteration(request)
-        output_tokens = newest_iteration - request.resumed_iteration + 1
-        return request.prefill_tokens + output_tokens - 1
+        output_tokens_but_newest = newest_iteration - request.resumed_iteration
+        return request.prefill_tokens + output_tokens_but_newest
 
     def _count_private_blocks(self, request: SimRequest, cached_tokens: int) -> int:
         """Return how many private blocks a decoding request has: those it does not share.
