@@ -11,49 +11,65 @@ from __future__ import annotations
 
 import tempfile
 from pathlib import Path
+from typing import NamedTuple
 
 import rig
 import start
 import tree
 
-GROWTH, LONG_MB = 1.2, 250.0
+MAX_GROWTH, MAX_LONG_STREAMS_MB = 1.2, 250.0
 MB = 1e6
 
 
-def measure_peaks(requests: int, tokens: int, concurrency: int, **options: str) -> dict[str, float]:
-    """Return the peak memory in MB by process, and the seconds that the run took."""
+class Case(NamedTuple):
+    """A load whose peak memory is measured, and the options of its endpoint."""
+
+    requests: int
+    tokens: int
+    concurrency: int
+    server_options: dict[str, str]
+
+    @property
+    def description(self) -> str:
+        """The case in a few words."""
+        return f"{self.requests:,} requests of {self.tokens} tokens, {self.concurrency} in flight"
+
+
+class PeakMemory(NamedTuple):
+    """The peak resident size in MB of a run's processes, and the seconds that the run took."""
+
+    command_mb: float
+    recorder_mb: float  # of the process that writes the Parquet files; 0 for a short run
+    wall_s: float
+
+    @property
+    def total_mb(self) -> float:
+        """Return the sum of both processes."""
+        return self.command_mb + self.recorder_mb
+
+
+def measure_peaks(case: Case) -> PeakMemory:
+    """Run `loadgen run` as a user does, and return its peak memory."""
     with (
         tempfile.TemporaryDirectory(prefix="loadgen-memory-") as scratch,
-        rig.serve_endpoint(**options) as server,
+        rig.serve_endpoint(**case.server_options) as server,
     ):
         folder = Path(scratch)
         (folder / "memory.yaml").write_text(
-            f"name: memory\nrequests: {{input_tokens: 150, output_tokens: {tokens}}}\n"
+            f"name: memory\nrequests: {{input_tokens: 150, output_tokens: {case.tokens}}}\n"
         )
-        flags = [
-            "--concurrency",
-            str(concurrency),
-            "--num-requests",
-            str(requests),
-            "--out",
-            "results",
-            "--set",
-        ]
-        command = [
-            *start.find_loadgen(),
-            "run",
-            "memory.yaml",
-            "--url",
-            server.url,
-            *flags,
-            "limit=cpu_share:100%",
-        ]
-        command_result = tree.watch_command(command, folder)
-    if command_result.code not in (0, 3):
-        raise SystemExit(f"exit code {command_result.code}:\n{command_result.output[-2000:]}")
-    return {name: peak / MB for name, peak in command_result.peaks.items()} | {
-        "s": (command_result.ended_ns - command_result.begun_ns) / 1e9
-    }
+        load = ["--concurrency", str(case.concurrency), "--num-requests", str(case.requests)]
+        # A busy host must not make the run INVALID.
+        results = ["--out", "results", "--set", "limit=cpu_share:100%"]
+        program = [*start.find_loadgen(), "run", "memory.yaml", "--url", server.url]
+        watched = tree.watch_command([*program, *load, *results], folder)
+    if watched.code not in (0, 3):
+        raise SystemExit(f"exit code {watched.code}:\n{watched.output[-2000:]}")
+    return PeakMemory(
+        command_mb=watched.peaks["run"] / MB,
+        recorder_mb=watched.peaks.get("recorder", 0) / MB,
+        wall_s=(watched.ended_ns - watched.begun_ns) / 1e9,
+    )
 
 
 def main() -> None:
@@ -62,46 +78,46 @@ def main() -> None:
     parser.add_argument("--requests", type=int, default=2_000)
     parser.add_argument("--tokens", type=int, default=500, help="of the long streams")
     args = rig.parse_arguments(parser, requests=50, tokens=50)
-    request_count = args.requests
     fast = {"ttft": "5ms", "itl": "1ms", "idle_close": "60s"}
     slow = {"ttft": "normal:50ms,10ms", "itl": "10ms", "idle_close": "60s"}
-    cases = [
-        (request_count, 10, 128, fast),
-        (10 * request_count, 10, 128, fast),
-        (request_count, args.tokens, 256, slow),
-    ]
+    few_case = Case(args.requests, tokens=10, concurrency=128, server_options=fast)
+    many_case = few_case._replace(requests=10 * args.requests)
+    long_case = Case(args.requests, args.tokens, concurrency=256, server_options=slow)
     print("Peak resident size, MB.\n")
-    results = [
-        measure_peaks(requests, tokens, concurrency, **options)
-        for requests, tokens, concurrency, options in cases
-    ]
+    few_requests = measure_peaks(few_case)
+    many_requests = measure_peaks(many_case)
+    long_streams = measure_peaks(long_case)
     rows = [
-        [
-            f"{requests:,} requests of {tokens} tokens, {concurrency} in flight",
-            f"{result['run']:.1f}",
-            f"{result.get('recorder', 0):.1f}",
-            f"{result['s']:.1f}",
-        ]
-        for (requests, tokens, concurrency, _), result in zip(cases, results, strict=True)
+        format_row(few_case, few_requests),
+        format_row(many_case, many_requests),
+        format_row(long_case, long_streams),
     ]
     print(rig.format_table(["load", "command", "recorder", "took, s"], rows))
-    growth = results[1]["run"] / results[0]["run"]
-    growth_with_recorder = (results[1]["run"] + results[1].get("recorder", 0)) / (
-        results[0]["run"] + results[0].get("recorder", 0)
-    )
     print()
+    command_growth = many_requests.command_mb / few_requests.command_mb
+    total_growth = many_requests.total_mb / few_requests.total_mb
     print(
-        f"- ten times the requests: {growth:.2f}x the command's peak: "
-        f"{rig.describe_limit(growth, GROWTH, most=True)}"
+        f"- ten times the requests: {command_growth:.2f}x the command's peak: "
+        f"{rig.describe_limit(command_growth, MAX_GROWTH, most=True)}"
     )
     print(
-        f"- ten times the requests: {growth_with_recorder:.2f}x with the recorder: "
-        f"{rig.describe_limit(growth_with_recorder, GROWTH, most=True)}"
+        f"- ten times the requests: {total_growth:.2f}x with the recorder: "
+        f"{rig.describe_limit(total_growth, MAX_GROWTH, most=True)}"
     )
     print(
-        f"- {request_count:,} x {args.tokens} tokens: {results[2]['run']:.0f} MB: "
-        f"{rig.describe_limit(results[2]['run'], LONG_MB, most=True)}"
+        f"- {args.requests:,} x {args.tokens} tokens: {long_streams.command_mb:.0f} MB: "
+        f"{rig.describe_limit(long_streams.command_mb, MAX_LONG_STREAMS_MB, most=True)}"
     )
+
+
+def format_row(case: Case, peak: PeakMemory) -> list[str]:
+    """Return the row of a case."""
+    return [
+        case.description,
+        f"{peak.command_mb:.1f}",
+        f"{peak.recorder_mb:.1f}",
+        f"{peak.wall_s:.1f}",
+    ]
 
 
 if __name__ == "__main__":

@@ -11,47 +11,101 @@ the limits.
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import rig
 
-REQUESTS_PER_CPU_S, EVENTS_PER_CPU_S = 10_000, 500_000
-KEEP = {"idle_close": "60s"}
-CASES: dict[
-    str, tuple[dict[str, Any], int, int, int]
-] = {  # options of the server, lanes, tokens, requests
-    "short, paced (4 tokens 2 ms apart)": (
-        {"ttft": "normal:50ms,10ms", "itl": "2ms"},
-        256,
-        4,
-        20_000,
+# An idle connection stays open, so that no run pays for new ones.
+KEEP_CONNECTIONS = {"idle_close": "60s"}
+
+
+class Case(NamedTuple):
+    """A closed loop: options of the endpoint, virtual users, tokens per response and requests."""
+
+    server_options: dict[str, Any]
+    concurrency: int
+    tokens: int
+    requests: int
+
+    @property
+    def counted_unit(self) -> str:
+        """What is limited per CPU-second: events of a flood, else requests."""
+        return "events" if self.server_options.get("flood") else "requests"
+
+
+CASES = {
+    "short, paced (4 tokens 2 ms apart)": Case(
+        {"ttft": "normal:50ms,10ms", "itl": "2ms"}, concurrency=256, tokens=4, requests=20_000
     ),
-    "short, at full speed": ({"ttft": "1ms", "itl": "0.1ms"}, 256, 4, 30_000),
-    "flood (some 50 events per write)": ({"ttft": "1ms", "flood": True}, 64, 500, 6_000),
+    "short, at full speed": Case(
+        {"ttft": "1ms", "itl": "0.1ms"}, concurrency=256, tokens=4, requests=30_000
+    ),
+    "flood (some 50 events per write)": Case(
+        {"ttft": "1ms", "flood": True}, concurrency=64, tokens=500, requests=6_000
+    ),
 }
 
 
-def measure_once(
-    options: dict[str, Any], concurrency: int, tokens: int, requests: int
-) -> dict[str, Any]:
-    """Run our client once against an endpoint with these options."""
-    with rig.serve_endpoint(**options, **KEEP) as server:
-        shape = {"input_tokens": 20, "output_tokens": tokens}
+MIN_PER_CPU_S = {"requests": 10_000, "events": 500_000}
+
+
+def measure_once(case: Case) -> dict[str, Any]:
+    """Run our client once, in a process of its own, and return what the load cost.
+
+    `ours.py` is the script of that process. Raises SystemExit if a request failed or an event is
+    missing.
+    """
+    with rig.serve_endpoint(**case.server_options, **KEEP_CONNECTIONS) as server:
         arguments = {
             "url": server.url,
-            "requests": shape,
-            "concurrency": concurrency,
-            "num_requests": requests,
+            "requests": {"input_tokens": 20, "output_tokens": case.tokens},
+            "concurrency": case.concurrency,
+            "num_requests": case.requests,
         }
         result = rig.measure_with_server(
             server.url, lambda: rig.run_contender("ours.py", "drive", arguments)
         )
-    if result["ok"] != requests or result["events"] != requests * tokens:
+    expected_events = case.requests * case.tokens
+    if result["ok"] != case.requests or result["events"] != expected_events:
         raise SystemExit(
-            f"{result['ok']} of {requests} requests ok, {result['events']} of {requests * tokens} "
-            f"events"
+            f"{result['ok']} of {case.requests} requests ok, {result['events']} of "
+            f"{expected_events} events"
         )
     return result
+
+
+def median_of(runs: list[dict[str, Any]], read: Callable[[dict[str, Any]], float]) -> float:
+    """Return the median over all runs of what `read` computes of a run."""
+    return rig.median([read(run) for run in runs])
+
+
+def format_row(name: str, case: Case, runs: list[dict[str, Any]]) -> list[str]:
+    """Return the row of a case; CPU-seconds with the recorder include our Parquet process."""
+    is_short = case.tokens == 4  # few tokens come one at a time, many of them together
+    caveats = {rig.describe_caveats(run, one_event_per_read=is_short) for run in runs}
+    with_recorder = median_of(
+        runs, lambda run: run["requests"] / (run["cpu_s"] + run["recorder_cpu_s"])
+    )
+    return [
+        name,
+        f"{median_of(runs, lambda run: run['requests'] / run['wall_s']):,.0f}",
+        f"{median_of(runs, lambda run: run['requests'] / run['cpu_s']):,.0f}",
+        f"{with_recorder:,.0f}",
+        f"{median_of(runs, lambda run: run['events'] / run['cpu_s']):,.0f}",
+        f"{median_of(runs, lambda run: run['reads_per_event']):.3f}",
+        f"{median_of(runs, lambda run: run['cpu_s'] / run['wall_s']):.0%}",
+        f"{median_of(runs, lambda run: run['server_share']):.0%}",
+        "; ".join(sorted(caveats - {""})),
+    ]
+
+
+def judge_case(name: str, case: Case, runs: list[dict[str, Any]]) -> str:
+    """Return the line that says whether a case keeps its limit per CPU-second."""
+    unit = case.counted_unit
+    per_cpu_s = median_of(runs, lambda run: run[unit] / run["cpu_s"])
+    verdict = rig.describe_limit(per_cpu_s, MIN_PER_CPU_S[unit], most=False)
+    return f"- {name}: {per_cpu_s:,.0f} {unit}: {verdict}"
 
 
 def main() -> None:
@@ -66,48 +120,15 @@ def main() -> None:
         f"process,"
     )
     print("`recorder`: with our Parquet process added.\n")
-    rows, conclusions = [], []
-    for name, (options, concurrency, tokens, requests) in CASES.items():
+    rows = []
+    conclusions = []
+    for name, full_case in CASES.items():
         if args.only not in name:
             continue
-        runs = [
-            measure_once(options, concurrency, tokens, round(requests * args.share))
-            for _ in range(args.rounds)
-        ]
-        per_cpu = {
-            unit: rig.median([run[unit] / run["cpu_s"] for run in runs])
-            for unit in ("requests", "events")
-        }
-        requests_per_cpu_s_with_recorder = rig.median(
-            [run["requests"] / (run["cpu_s"] + run["recorder_cpu_s"]) for run in runs]
-        )
-        rows.append(
-            [
-                name,
-                f"{rig.median([run['requests'] / run['wall_s'] for run in runs]):,.0f}",
-                f"{per_cpu['requests']:,.0f}",
-                f"{requests_per_cpu_s_with_recorder:,.0f}",
-                f"{per_cpu['events']:,.0f}",
-                f"{rig.median([run['reads_per_event'] for run in runs]):.3f}",
-                f"{rig.median([run['cpu_s'] / run['wall_s'] for run in runs]):.0%}",
-                f"{rig.median([run['server_share'] for run in runs]):.0%}",
-                "; ".join(
-                    sorted(
-                        {rig.describe_caveats(run, one_event_per_read=tokens == 4) for run in runs}
-                        - {""}
-                    )
-                ),
-            ]
-        )
-        unit, limit = (
-            ("events", EVENTS_PER_CPU_S)
-            if options.get("flood")
-            else ("requests", REQUESTS_PER_CPU_S)
-        )
-        conclusions.append(
-            f"- {name}: {per_cpu[unit]:,.0f} {unit}: "
-            f"{rig.describe_limit(per_cpu[unit], limit, most=False)}"
-        )
+        case = full_case._replace(requests=round(full_case.requests * args.share))
+        runs = [measure_once(case) for _ in range(args.rounds)]
+        rows.append(format_row(name, case, runs))
+        conclusions.append(judge_case(name, case, runs))
     columns = [
         "load",
         "requests/s",
@@ -116,8 +137,10 @@ def main() -> None:
         "events/CPU-s",
         "reads/event",
         "client CPU",
+        "server CPU",
+        "remarks",
     ]
-    print(rig.format_table([*columns, "server CPU", "remarks"], rows))
+    print(rig.format_table(columns, rows))
     print()
     print("\n".join(conclusions))
 

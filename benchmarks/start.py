@@ -10,9 +10,11 @@ cost of prompts is the slope between two lengths. It takes about a minute.
 
 from __future__ import annotations
 
+import argparse
 import sys
 import tempfile
 from pathlib import Path
+from typing import NamedTuple
 
 import rig
 import tree
@@ -23,18 +25,67 @@ WALL_S, CPU_S, PER_1000_TOKENS_MS, EXIT_S = 1.0, 0.6, 0.2, 0.5
 FEW, SHORT = 100, 150  # requests, and prompt tokens of the first length
 
 
+def print_limits(
+    short_prompts: StartTimes,
+    long_prompts: StartTimes,
+    many_requests: StartTimes,
+    args: argparse.Namespace,
+) -> None:
+    """Print the medians that have a limit.
+
+    The cost of prompts is the difference of two runs whose prompts differ in length.
+    """
+    more_prompt_tokens = FEW * (args.long - SHORT)
+    prompt_cpu_ms = (long_prompts.cpu_s - short_prompts.cpu_s) * 1e3
+    ms_per_1000_tokens = prompt_cpu_ms / (more_prompt_tokens / 1000)
+    limits = (
+        (f"start to first request, {FEW} requests", short_prompts.wall_s, "s", WALL_S),
+        ("CPU till then", short_prompts.cpu_s, "s", CPU_S),
+        ("CPU per 1,000 prompt tokens", ms_per_1000_tokens, "ms", PER_1000_TOKENS_MS),
+        (f"last token to exit, {args.many:,} requests", many_requests.exit_s, "s", EXIT_S),
+    )
+    for description, value, unit, limit in limits:
+        verdict = rig.describe_limit(value, limit, most=True)
+        print(f"- {description}: {value:.3f} {unit}: {verdict}")
+
+
 def find_loadgen() -> list[str]:
     """Return the `loadgen` command of this interpreter's environment."""
     installed_command = Path(sys.executable).with_name("loadgen")
-    return (
-        [str(installed_command)]
-        if installed_command.exists()
-        else [sys.executable, "-m", "loadgen"]
-    )
+    if installed_command.exists():
+        return [str(installed_command)]
+    return [sys.executable, "-m", "loadgen"]
 
 
-def measure_run(requests: int, input_tokens: int, concurrency: int) -> dict[str, float]:
-    """Return seconds and CPU-seconds to the first request, and seconds from last token to exit."""
+class Case(NamedTuple):
+    """A load whose start and end are timed."""
+
+    requests: int
+    input_tokens: int
+    concurrency: int
+
+    @property
+    def description(self) -> str:
+        """The case in a few words."""
+        return (
+            f"{self.requests:,} requests of {self.input_tokens:,} prompt tokens, "
+            f"{self.concurrency} in flight"
+        )
+
+
+class StartTimes(NamedTuple):
+    """What a run took: seconds and CPU-seconds to its first request, seconds from the last token.
+
+    The seconds begin with the start of the command; `exit_s` ends with its exit.
+    """
+
+    wall_s: float
+    cpu_s: float
+    exit_s: float
+
+
+def measure_run(case: Case) -> StartTimes:
+    """Run `loadgen run` as a user does, and time its start and its end by the endpoint's log."""
     options = {"ttft": "5ms", "itl": "1ms", "log_events": "ends", "idle_close": "60s"}
     with (
         tempfile.TemporaryDirectory(prefix="loadgen-start-") as scratch,
@@ -42,40 +93,47 @@ def measure_run(requests: int, input_tokens: int, concurrency: int) -> dict[str,
     ):
         folder = Path(scratch)
         (folder / "start.yaml").write_text(
-            f"name: start\nrequests: {{input_tokens: {input_tokens}, output_tokens: 4}}\n"
+            f"name: start\nrequests: {{input_tokens: {case.input_tokens}, output_tokens: 4}}\n"
         )
-        flags = [
-            "--concurrency",
-            str(concurrency),
-            "--num-requests",
-            str(requests),
-            "--out",
-            "results",
-            "--set",
-        ]
-        command = [
-            *find_loadgen(),
-            "run",
-            "start.yaml",
-            "--url",
-            server.url,
-            *flags,
-            "limit=cpu_share:100%",
-        ]
-        command_result = tree.watch_command(command, folder)
+        load = ["--concurrency", str(case.concurrency), "--num-requests", str(case.requests)]
+        # A busy host must not make the run INVALID.
+        results = ["--out", "results", "--set", "limit=cpu_share:100%"]
+        command = [*find_loadgen(), "run", "start.yaml", "--url", server.url, *load, *results]
+        watched = tree.watch_command(command, folder)
         log = parse_log(rig.read_url(server.url + "/_log"))
+    # Requests of the load are named after the folder of the results, unlike the first request that
+    # only looks at the endpoint.
     load_requests = [request for request in log.requests if request.id.startswith("results-")]
-    if len(load_requests) != requests or command_result.code not in (0, 3):
+    if len(load_requests) != case.requests or watched.code not in (0, 3):
         raise SystemExit(
-            f"{len(load_requests)} of {requests} requests came, exit code "
-            f"{command_result.code}:\n{command_result.output[-2000:]}"
+            f"{len(load_requests)} of {case.requests} requests came, exit code "
+            f"{watched.code}:\n{watched.output[-2000:]}"
         )
     first_arrival_ns = min(request.arrival_ns for request in load_requests)
-    return {
-        "wall_s": (first_arrival_ns - command_result.begun_ns) / 1e9,
-        "cpu_s": command_result.cpu_s_at(first_arrival_ns),
-        "exit_s": (command_result.ended_ns - int(log.sent_ns.max())) / 1e9,
-    }
+    last_send_ns = int(log.sent_ns.max())
+    return StartTimes(
+        wall_s=(first_arrival_ns - watched.begun_ns) / 1e9,
+        cpu_s=watched.cpu_s_at(first_arrival_ns),
+        exit_s=(watched.ended_ns - last_send_ns) / 1e9,
+    )
+
+
+class MeasuredCase(NamedTuple):
+    """A case with the times of its runs."""
+
+    case: Case
+    runs: list[StartTimes]
+
+    def median(self) -> StartTimes:
+        """Return the median of each time."""
+        return StartTimes(*(rig.median(times) for times in zip(*self.runs, strict=True)))
+
+    def format_row(self) -> list[str]:
+        """Return the row of the table: the median and the smallest value of each time."""
+        cells = [
+            f"{rig.median(times):.3f} ({min(times):.3f})" for times in zip(*self.runs, strict=True)
+        ]
+        return [self.case.description, *cells]
 
 
 def main() -> None:
@@ -91,42 +149,20 @@ def main() -> None:
     args = rig.parse_arguments(parser, rounds=1, many=300, long=1_000)
     print("The command and all its processes on one core, the endpoint on the other;")
     print(f"median of {args.rounds} rounds (best in brackets).\n")
-    measure_run(10, SHORT, 4)
-    cases = ((FEW, SHORT, 8), (FEW, args.long, 8), (args.many, 20, 256))
-    runs_by_case = [[measure_run(*case) for _ in range(args.rounds)] for case in cases]
-    rows = []
-    medians = [
-        {key: rig.median([run[key] for run in runs]) for key in runs[0]} for runs in runs_by_case
-    ]
-    for (requests, tokens, concurrency), runs, median in zip(
-        cases, runs_by_case, medians, strict=True
-    ):
-        cells = [
-            f"{median[key]:.3f} ({min(run[key] for run in runs):.3f})"
-            for key in ("wall_s", "cpu_s", "exit_s")
-        ]
-        rows.append(
-            [f"{requests:,} requests of {tokens:,} prompt tokens, {concurrency} in flight", *cells]
-        )
-    print(
-        rig.format_table(
-            ["load", "to first request, s", "CPU-s till then", "last token to exit, s"], rows
+    measure_run(Case(requests=10, input_tokens=SHORT, concurrency=4))  # warms the caches
+    short_prompts, long_prompts, many_requests = (
+        MeasuredCase(case, [measure_run(case) for _ in range(args.rounds)])
+        for case in (
+            Case(FEW, SHORT, concurrency=8),
+            Case(FEW, args.long, concurrency=8),
+            Case(args.many, input_tokens=20, concurrency=256),
         )
     )
-    slope = (medians[1]["cpu_s"] - medians[0]["cpu_s"]) * 1e3 / (FEW * (args.long - SHORT) / 1000)
+    rows = [case.format_row() for case in (short_prompts, long_prompts, many_requests)]
+    columns = ["load", "to first request, s", "CPU-s till then", "last token to exit, s"]
+    print(rig.format_table(columns, rows))
     print()
-    limits = (
-        (f"start to first request, {FEW} requests", medians[0]["wall_s"], "s", WALL_S),
-        ("CPU till then", medians[0]["cpu_s"], "s", CPU_S),
-        ("CPU per 1,000 prompt tokens", slope, "ms", PER_1000_TOKENS_MS),
-        (f"last token to exit, {args.many:,} requests", medians[2]["exit_s"], "s", EXIT_S),
-    )
-    print(
-        "\n".join(
-            f"- {description}: {value:.3f} {unit}: {rig.describe_limit(value, limit, most=True)}"
-            for description, value, unit, limit in limits
-        )
-    )
+    print_limits(short_prompts.median(), long_prompts.median(), many_requests.median(), args)
 
 
 if __name__ == "__main__":

@@ -5,6 +5,8 @@ Sampling costs CPU of the watching process only. Linux only.
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import os
 import subprocess
 import time
@@ -19,42 +21,95 @@ FINE_SAMPLING_S = 3.0  # finely at first, where the start is; every tenth sample
 
 
 class WatchedCommand(NamedTuple):
-    """What was seen of a command. Instants are monotonic ns.
+    """What was seen of a command. Times are monotonic ns.
 
-    `peaks` holds the largest resident size in bytes of the processes "run", "recorder" and
-    "worker".
+    `samples` has the time of each sample and the CPU ns of the whole process tree so far. `peaks`
+    holds the largest resident size in bytes of the processes "run", "recorder" and "worker".
     """
 
     code: int
     begun_ns: int
     ended_ns: int
-    samples: list[tuple[int, int]]  # instant, CPU ns of the whole tree so far
+    samples: list[tuple[int, int]]
     peaks: dict[str, int]
     output: str
 
-    def cpu_s_at(self, instant_ns: int) -> float:
-        """Return the CPU-seconds of the process tree up to the first sample after an instant."""
-        return (
-            next(
-                (cpu_ns for sampled_ns, cpu_ns in self.samples if sampled_ns >= instant_ns),
-                self.samples[-1][1],
-            )
-            / 1e9
+    def cpu_s_at(self, time_ns: int) -> float:
+        """Return the CPU-seconds of the process tree up to the first sample after a time.
+
+        If there is no later sample, it is the CPU time of the last one.
+        """
+        for sampled_ns, cpu_ns in self.samples:
+            if sampled_ns >= time_ns:
+                return cpu_ns / 1e9
+        _, last_cpu_ns = self.samples[-1]
+        return last_cpu_ns / 1e9
+
+
+class ProcessTreeSampler:
+    """Samples CPU time and memory of a process and its descendants.
+
+    `samples` and `peaks` are those of `WatchedCommand`. A process that has ended keeps the CPU time
+    that was seen last.
+    """
+
+    def __init__(self, pid: int) -> None:
+        self._pid = pid
+        self._cpu_ns_by_pid: dict[int, int] = {}
+        self.samples: list[tuple[int, int]] = []
+        self.peaks: dict[str, int] = {}
+
+    def sample(self, now_ns: int, *, with_memory: bool) -> None:
+        """Read the CPU time of all processes and, `with_memory`, their peak resident sizes."""
+        for pid in _process_tree(self._pid):
+            # A process may end while it is read.
+            with contextlib.suppress(OSError, IndexError, ValueError):
+                self._sample_cpu(pid)
+                if with_memory:
+                    self._sample_memory(pid)
+        self.samples.append((now_ns, sum(self._cpu_ns_by_pid.values())))
+
+    def _sample_cpu(self, pid: int) -> None:
+        """Update the CPU time of a process: the sum over its threads, which may have ended."""
+        threads = os.listdir(f"/proc/{pid}/task")
+        # /proc/.../schedstat: ns on a core, ns waiting for one, number of time slices
+        cpu_ns = sum(
+            int(Path(f"/proc/{pid}/task/{thread}/schedstat").read_text().split()[0])
+            for thread in threads
         )
+        self._cpu_ns_by_pid[pid] = max(self._cpu_ns_by_pid.get(pid, 0), cpu_ns)
+
+    def _sample_memory(self, pid: int) -> None:
+        """Update the peak resident size of the processes with the name of this one."""
+        arguments = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+        names = [name for module, name in PROCESS_NAMES.items() if module in arguments]
+        name = names[0] if names else "run"
+        self.peaks[name] = max(self.peaks.get(name, 0), _read_peak_bytes(pid))
 
 
-def watch_command(command: Sequence[str], folder: Path, *, core: bool = True) -> WatchedCommand:
+def _read_peak_bytes(pid: int) -> int:
+    """Return the peak resident size of a process, 0 if it is a zombie and has none."""
+    for line in Path(f"/proc/{pid}/status").read_text().splitlines():
+        if line.startswith("VmHWM"):
+            kib = int(line.split()[1])
+            return kib * 1024
+    return 0
+
+
+SPARSE_STEP = 10  # every tenth sample reads the memory, and is the only one after the start
+
+
+def watch_command(
+    command: Sequence[str], folder: Path, *, is_pinned: bool = True
+) -> WatchedCommand:
     """Run a command in `folder` until it ends, and sample its process tree.
 
-    `core` pins it to the client's core.
+    The samples are SAMPLE_INTERVAL_S apart at first, so that the start is seen in detail, and ten
+    times as far after FINE_SAMPLING_S. With `is_pinned`, the command runs on the client's core.
     """
     output = folder / "output.txt"
-    cpu_ns_by_pid: dict[
-        int, int
-    ] = {}  # CPU ns by process; of those that are gone, the last that was seen
-    peaks: dict[str, int] = {}
-    samples: list[tuple[int, int]] = []
-    cores = rig.client_and_server_cores()[0] if core else os.sched_getaffinity(0)
+    client_cores, _ = rig.client_and_server_cores()
+    cores = client_cores if is_pinned else os.sched_getaffinity(0)
     with output.open("w") as file:
         begun_ns = time.monotonic_ns()
         process = subprocess.Popen(
@@ -64,68 +119,46 @@ def watch_command(command: Sequence[str], folder: Path, *, core: bool = True) ->
             stderr=subprocess.STDOUT,
             preexec_fn=lambda: os.sched_setaffinity(0, cores),  # noqa: PLW1509
         )
-        sample_count = 0
-        while True:
-            ended = process.poll() is not None
+        sampler = ProcessTreeSampler(process.pid)
+        for step in itertools.count():
+            has_ended = process.poll() is not None
             now_ns = time.monotonic_ns()
-            if ended:
+            if has_ended:
                 break
-            if now_ns - begun_ns < FINE_SAMPLING_S * 1e9 or not sample_count % 10:
-                for pid in _process_tree(process.pid):
-                    _sample_process(
-                        pid, cpu_ns_by_pid, peaks, memory=not sample_count % 10
-                    )  # with the first look
-                samples.append((now_ns, sum(cpu_ns_by_pid.values())))
-            sample_count += 1
+            is_start = now_ns - begun_ns < FINE_SAMPLING_S * 1e9
+            is_sparse_step = step % SPARSE_STEP == 0
+            if is_start or is_sparse_step:
+                sampler.sample(now_ns, with_memory=is_sparse_step)
             time.sleep(SAMPLE_INTERVAL_S)
-    return WatchedCommand(process.returncode, begun_ns, now_ns, samples, peaks, output.read_text())
+    return WatchedCommand(
+        process.returncode, begun_ns, now_ns, sampler.samples, sampler.peaks, output.read_text()
+    )
 
 
-def _process_tree(pid: int) -> list[int]:
+def _process_tree(root_pid: int) -> list[int]:
     """Return a process and all its descendants."""
-    pids = [pid]
-    for parent in pids:
-        try:
-            for task in os.listdir(f"/proc/{parent}/task"):
-                pids += map(int, Path(f"/proc/{parent}/task/{task}/children").read_text().split())
-        except OSError:
-            continue
+    pids = []
+    to_visit = [root_pid]
+    while to_visit:
+        pid = to_visit.pop()
+        pids.append(pid)
+        to_visit += _child_processes(pid)
     return pids
+
+
+def _child_processes(pid: int) -> list[int]:
+    """Return the children of a process, which each of its threads may have started."""
+    children = []
+    try:
+        for thread in os.listdir(f"/proc/{pid}/task"):
+            text = Path(f"/proc/{pid}/task/{thread}/children").read_text()
+            children += [int(child) for child in text.split()]
+    except OSError:  # the process has just ended
+        return children
+    return children
 
 
 PROCESS_NAMES = {
     b"loadgen.core.sidecars.compactor_process": "recorder",
     b"loadgen.core.execution.backends.worker": "worker",
 }
-
-
-def _sample_process(
-    pid: int, cpu_ns_by_pid: dict[int, int], peaks: dict[str, int], *, memory: bool
-) -> None:
-    """Update the CPU time of a process and, with `memory`, its peak resident size."""
-    try:
-        tasks = os.listdir(f"/proc/{pid}/task")
-        cpu_ns = sum(
-            int(Path(f"/proc/{pid}/task/{task}/schedstat").read_text().split()[0]) for task in tasks
-        )
-        cpu_ns_by_pid[pid] = max(cpu_ns_by_pid.get(pid, 0), cpu_ns)
-        if memory:
-            status = Path(f"/proc/{pid}/status").read_text()
-            peak = (
-                next(
-                    (
-                        int(line.split()[1])
-                        for line in status.splitlines()
-                        if line.startswith("VmHWM")
-                    ),
-                    0,
-                )
-                * 1024
-            )
-            arguments = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
-            name = next(
-                (name for module, name in PROCESS_NAMES.items() if module in arguments), "run"
-            )
-            peaks[name] = max(peaks.get(name, 0), peak)
-    except (OSError, IndexError, ValueError):
-        return  # it has just ended

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 import statistics
 import subprocess
 import sys
@@ -21,19 +22,6 @@ from typing import Any, NamedTuple
 
 import rig
 
-RUNS = {
-    "gb300-rack, 3,500 questions/s": ["qa", "--url", "sim:gb300-rack", "--request-rate", "3500"],
-    "gb300-vm, 12.6 agents/s": [
-        "agentic",
-        "--url",
-        "sim:gb300-vm",
-        "--request-rate",
-        "12.6",
-        "--warmup",
-        "0",
-    ],
-}
-DURATION_FRACTIONS = (1.0, 0.5)  # of --seconds, in the order of RUNS
 VARYING_KEYS = {
     "started",
     "ended",
@@ -66,41 +54,66 @@ def without_varying_keys(value: Any) -> Any:
     return [without_varying_keys(item) for item in value] if isinstance(value, list) else value
 
 
+class SimulatedLoad(NamedTuple):
+    """A run in virtual time: options of `loadgen run`, and its length as a part of `--seconds`."""
+
+    name: str
+    arguments: list[str]
+    duration_fraction: float
+
+
+LOADS = (
+    SimulatedLoad(
+        "gb300-rack, 3,500 questions/s",
+        ["qa", "--url", "sim:gb300-rack", "--request-rate", "3500"],
+        1.0,
+    ),
+    SimulatedLoad(
+        "gb300-vm, 12.6 agents/s",
+        ["agentic", "--url", "sim:gb300-vm", "--request-rate", "12.6", "--warmup", "0"],
+        0.5,
+    ),
+)
+
+
 def measure_run(checkout: Path | None, arguments: list[str], seconds: float) -> Cost:
-    """Run one simulated load with the code of a checkout, or with the installed package."""
+    """Run one simulated load in a process of its own and return what it cost.
+
+    `checkout` is the root of another tree whose code runs; with None it is the installed package.
+    """
+    environment = dict(os.environ)
+    if checkout is not None:
+        environment["PYTHONPATH"] = os.pathsep.join([str(checkout), str(checkout / "sdk")])
+    length = ["--duration", f"{seconds:g}s", "--seed", "1", "--out", "results"]
+    command = [sys.executable, "-m", "loadgen", "run", *arguments, *length]
     with tempfile.TemporaryDirectory(prefix="loadgen-virtual-") as scratch:
-        environment = (
-            {}
-            if checkout is None
-            else {"PYTHONPATH": os.pathsep.join([str(checkout), str(checkout / "sdk")])}
-        )
-        command = [
-            sys.executable,
-            "-m",
-            "loadgen",
-            "run",
-            *arguments,
-            "--duration",
-            f"{seconds:g}s",
-            "--seed",
-            "1",
-        ]
-        with open(Path(scratch) / "output.txt", "w+") as output:
-            process = subprocess.Popen(
-                [*command, "--out", "results"],
-                cwd=scratch,
-                stdout=output,
-                stderr=subprocess.STDOUT,
-                env={**os.environ, **environment},
-            )
-            _, status, usage = os.wait4(process.pid, 0)
-            process.returncode = os.waitstatus_to_exitcode(status)
-            if process.returncode not in (0, 1, 3):
-                output.seek(0)
-                raise SystemExit(f"exit code {process.returncode}:\n{output.read()[-2000:]}")
+        usage = run_and_wait(command, Path(scratch), environment)
         summary = json.loads((Path(scratch) / "results" / "summary.json").read_bytes())
-    cpu_s, peak_mb = usage.ru_utime + usage.ru_stime, usage.ru_maxrss * 1024 / 1e6
-    return Cost(summary["requests"]["scheduled"], cpu_s, peak_mb, without_varying_keys(summary))
+    return Cost(
+        requests=summary["requests"]["scheduled"],
+        cpu_s=usage.ru_utime + usage.ru_stime,
+        peak_mb=usage.ru_maxrss * 1024 / 1e6,  # the kernel counts in KiB
+        summary=without_varying_keys(summary),
+    )
+
+
+def run_and_wait(
+    command: list[str], folder: Path, environment: dict[str, str]
+) -> resource.struct_rusage:
+    """Run a command in a folder and return the resources that it used.
+
+    Raises SystemExit if the exit code says that there is no result.
+    """
+    with open(folder / "output.txt", "w+") as output:
+        process = subprocess.Popen(
+            command, cwd=folder, stdout=output, stderr=subprocess.STDOUT, env=environment
+        )
+        _, status, usage = os.wait4(process.pid, 0)
+        process.returncode = os.waitstatus_to_exitcode(status)
+        if process.returncode not in (0, 1, 3):
+            output.seek(0)
+            raise SystemExit(f"exit code {process.returncode}:\n{output.read()[-2000:]}")
+    return usage
 
 
 def main() -> None:
@@ -112,36 +125,53 @@ def main() -> None:
     )
     parser.add_argument("--beside", type=Path, help="a checkout of another tree")
     args = rig.parse_arguments(parser, rounds=1, seconds=2)
-    checkouts: list[Path | None] = [None] if args.beside is None else [args.beside.resolve(), None]
-    costs_by_run: dict[tuple[str, Path | None], list[Cost]] = {
-        (name, checkout): [] for name in RUNS for checkout in checkouts
-    }
+    checkouts: list[Path | None] = [None]
+    if args.beside is not None:
+        checkouts = [args.beside.resolve(), None]
+    measured_loads = [
+        MeasuredLoad(load.name, {checkout: [] for checkout in checkouts}) for load in LOADS
+    ]
     for _ in range(args.rounds):
-        for (name, arguments), fraction in zip(RUNS.items(), DURATION_FRACTIONS, strict=True):
+        for load, measured in zip(LOADS, measured_loads, strict=True):
+            seconds = args.seconds * load.duration_fraction
             for checkout in checkouts:
-                costs_by_run[name, checkout].append(
-                    measure_run(checkout, arguments, args.seconds * fraction)
-                )
-    rows = []
-    for (name, checkout), costs in costs_by_run.items():
-        cpu = sorted(cost.cpu_s for cost in costs)
-        rows.append(
-            [
-                name,
-                rig.describe_commit() if checkout is None else rig.describe_commit(checkout),
-                f"{costs[0].requests:,}",
-                f"{statistics.median(cpu):.1f} ({cpu[0]:.1f} to {cpu[-1]:.1f})",
-                f"{max(cost.peak_mb for cost in costs):,.0f}",
-            ]
-        )
+                cost = measure_run(checkout, load.arguments, seconds)
+                measured.costs_by_checkout[checkout].append(cost)
+    rows = [row for measured in measured_loads for row in measured.format_rows()]
     print(rig.format_table(["simulated run", "tree", "requests", "CPU-s", "peak MB"], rows))
-    for name in RUNS if len(checkouts) > 1 else ():
-        is_equal = all(
-            cost.summary == costs_by_run[name, None][0].summary
-            for checkout in checkouts
-            for cost in costs_by_run[name, checkout]
-        )
-        print(f"\n- {name}: the summaries are {'equal' if is_equal else 'NOT equal'}")
+    if args.beside is not None:
+        for measured in measured_loads:
+            equal = "equal" if measured.has_equal_summaries() else "NOT equal"
+            print(f"\n- {measured.name}: the summaries are {equal}")
+
+
+class MeasuredLoad(NamedTuple):
+    """A load and what its runs cost, by the checkout that ran it (None: the installed package)."""
+
+    name: str
+    costs_by_checkout: dict[Path | None, list[Cost]]
+
+    def has_equal_summaries(self) -> bool:
+        """Return whether all runs of all checkouts have the same summary."""
+        all_costs = [cost for costs in self.costs_by_checkout.values() for cost in costs]
+        return all(cost.summary == all_costs[0].summary for cost in all_costs)
+
+    def format_rows(self) -> list[list[str]]:
+        """Return a row of the table for each checkout."""
+        rows = []
+        for checkout, costs in self.costs_by_checkout.items():
+            cpu_s = sorted(cost.cpu_s for cost in costs)
+            tree = rig.describe_commit() if checkout is None else rig.describe_commit(checkout)
+            rows.append(
+                [
+                    self.name,
+                    tree,
+                    f"{costs[0].requests:,}",
+                    f"{statistics.median(cpu_s):.1f} ({cpu_s[0]:.1f} to {cpu_s[-1]:.1f})",
+                    f"{max(cost.peak_mb for cost in costs):,.0f}",
+                ]
+            )
+        return rows
 
 
 if __name__ == "__main__":

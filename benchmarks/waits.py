@@ -212,25 +212,21 @@ FLOORS: dict[str, Callable[..., None]] = {"engine": run_engine_only, "rows": rea
 def measure_command(
     command: Sequence[str], folder: Path, checkout: Path | None = None
 ) -> Cost | None:
-    """Return what a command costs, or None if it was stopped after TIMEOUT_S.
+    """Run a command in a folder; return what it costs, or None if it was stopped after TIMEOUT_S.
 
+    `checkout` is the root of another tree whose code runs; with None it is the installed package.
     Raises SystemExit if the command fails.
     """
-    environment = (
-        {}
-        if checkout is None
-        else {"PYTHONPATH": os.pathsep.join([str(checkout), str(checkout / "sdk")])}
-    )
+    environment = dict(os.environ)
+    if checkout is not None:
+        environment["PYTHONPATH"] = os.pathsep.join([str(checkout), str(checkout / "sdk")])
     with open(folder / "output.txt", "w+") as output:
         started_s = time.monotonic()
         process = subprocess.Popen(
-            command,
-            cwd=folder,
-            stdout=output,
-            stderr=subprocess.STDOUT,
-            env=os.environ | environment,
+            command, cwd=folder, stdout=output, stderr=subprocess.STDOUT, env=environment
         )
         with _terminate_after(process, TIMEOUT_S):
+            # wait4, unlike Popen.wait, also returns the resources that the process used.
             _, status, usage = os.wait4(process.pid, 0)
         wall_s = time.monotonic() - started_s
         process.returncode = os.waitstatus_to_exitcode(status)
@@ -241,7 +237,8 @@ def measure_command(
             raise SystemExit(
                 f"{' '.join(command)}: exit code {process.returncode}:\n{output.read()[-2000:]}"
             )
-    return Cost(usage.ru_utime + usage.ru_stime, usage.ru_maxrss * 1024 / 1e6, wall_s)
+    peak_bytes = usage.ru_maxrss * 1024  # the kernel counts in KiB
+    return Cost(cpu_s=usage.ru_utime + usage.ru_stime, peak_mb=peak_bytes / 1e6, wall_s=wall_s)
 
 
 @contextlib.contextmanager
@@ -309,27 +306,31 @@ def measure_wait(row: Wait, url: str, args: argparse.Namespace) -> list[list[str
 def _format_line(
     row: Wait, name: str, side_costs: list[Cost | None], all_sides: dict[str, list[Cost | None]]
 ) -> list[str]:
-    """Return the cells of one side."""
+    """Return the cells of one side: its costs, and the ratio of its CPU time to the first side."""
     finished = [cost for cost in side_costs if cost is not None]
     if len(finished) < len(side_costs):
         return [row.description, name, f"stopped after {TIMEOUT_S:g} s", "", "", "", ""]
-    cpu_s = sorted(cost.cpu_s for cost in finished)
-    peak_mb = max(cost.peak_mb for cost in finished)
-    first, *_ = all_sides.values()
-    first_cpu_s = [cost.cpu_s for cost in first if cost is not None]
-    ratio_text = (
-        ""
-        if first is side_costs or len(first_cpu_s) < len(cpu_s)
-        else f"{rig.median_ratio([cost.cpu_s for cost in finished], first_cpu_s):.2f}"
-    )
-    wanted = (
-        f"{row.cpu_s:g}" + (f", {row.peak_mb:,.0f} MB" if row.peak_mb else "")
-        if row.description
-        else ""
-    )
-    wall = rig.median([cost.wall_s for cost in finished])
-    cpu_text = f"{rig.median(cpu_s):.3g} ({cpu_s[0]:.3g} to {cpu_s[-1]:.3g})"
-    return [row.description, name, cpu_text, ratio_text, f"{peak_mb:,.0f}", f"{wall:.3g}", wanted]
+    cpu_s = [cost.cpu_s for cost in finished]
+    first_side = next(iter(all_sides.values()))
+    first_cpu_s = [cost.cpu_s for cost in first_side if cost is not None]
+    ratio_text = ""
+    if first_side is not side_costs and len(first_cpu_s) == len(cpu_s):
+        ratio_text = f"{rig.median_ratio(cpu_s, first_cpu_s):.2f}"
+    return [
+        row.description,
+        name,
+        f"{rig.median(cpu_s):.3g} ({min(cpu_s):.3g} to {max(cpu_s):.3g})",
+        ratio_text,
+        f"{max(cost.peak_mb for cost in finished):,.0f}",
+        f"{rig.median([cost.wall_s for cost in finished]):.3g}",
+        _format_limits(row) if row.description else "",
+    ]
+
+
+def _format_limits(row: Wait) -> str:
+    """Return the CPU time and the memory that a command should not exceed."""
+    memory = f", {row.peak_mb:,.0f} MB" if row.peak_mb else ""
+    return f"{row.cpu_s:g}{memory}"
 
 
 def main() -> None:

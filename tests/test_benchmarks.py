@@ -94,7 +94,7 @@ def test_a_run_that_is_over_before_the_first_look_gives_no_figure(
         "requests": dict.fromkeys(("ok", "scheduled", "unfinished", "cancelled"), 0),
         "verdict": {},
     }
-    assert soak.judge_growth([(0.0, {}, 0)], nothing, "")
+    assert soak.judge_growth([soak.Sample(0.0, {}, 0)], nothing, "")
 
 
 @pytest.mark.processes  # git, for the tree that the page names
