@@ -20,7 +20,7 @@ import subprocess
 import sys
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import rig
 from beside_programs import PROGRAMS
@@ -100,48 +100,73 @@ def compare_counts(
     }
 
 
-def run_and_compare(name: str, python: str) -> tuple[bool, tuple[str, ...]]:
-    """Run a program and return whether all counts are equal, and its row of the table."""
+COLUMNS = ("package", "version", "calls", "left early", "failed", "tokens", "raised", "counts")
+
+
+class ProgramResult(NamedTuple):
+    """The row of a program in the table, and whether all its counts are equal."""
+
+    row: tuple[str, ...]
+    is_equal: bool
+
+
+def result_without_counts(name: str, remark: str, *, is_equal: bool) -> ProgramResult:
+    """Return the row of a program that gave no counts: its name, empty cells and a remark."""
+    empty_cells = [""] * (len(COLUMNS) - 2)
+    return ProgramResult((name, *empty_cells, remark), is_equal)
+
+
+def run_program(
+    name: str, python: str, url: str, refusing_url: str
+) -> subprocess.CompletedProcess[str]:
+    """Run a program of beside_programs.py with this interpreter, against two endpoints."""
+    script = str(rig.BENCHMARKS_DIR / "beside_programs.py")
+    return subprocess.run(
+        [python, script, name, f"{url}/v1", f"{refusing_url}/v1"],
+        env={**os.environ, "PYTHONPATH": str(SDK)},
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=False,
+    )
+
+
+def run_and_compare(name: str, python: str) -> ProgramResult:
+    """Run a program, and compare what the SDK measured with the log of the endpoints.
+
+    One endpoint answers the program's calls, the other refuses them.
+    """
     with (
         rig.serve_endpoint(ttft="3ms", itl="1ms", log_events="ends") as server,
         rig.serve_endpoint(faults="http_429@1s", log_events="ends") as refusing,
     ):
-        command = [
-            python,
-            str(rig.BENCHMARKS_DIR / "beside_programs.py"),
-            name,
-            f"{server.url}/v1",
-            f"{refusing.url}/v1",
-        ]
-        environment = {**os.environ, "PYTHONPATH": str(SDK)}
-        completed = subprocess.run(
-            command, env=environment, capture_output=True, text=True, timeout=240, check=False
-        )
+        completed = run_program(name, python, server.url, refusing.url)
         if completed.returncode != 0:
             print(f"{name}: {completed.stderr[-3000:]}")
-            return False, (name, "", "", "", "", "", "", "the program failed")
+            return result_without_counts(name, "the program failed", is_equal=False)
         output = json.loads(completed.stdout.splitlines()[-1])
         comparison = compare_counts(
             output["told"], read_served_requests(server.url), read_served_requests(refusing.url)
         )
-    wrong = (
-        comparison["wrong"]
-        if output["raised"]
-        else [*comparison["wrong"], "a refusal did not reach the application"]
-    )
-    counts = (str(comparison[key]) for key in ("calls", "early", "failed", "tokens"))
+    differences = comparison["wrong"]
+    if not output["raised"]:
+        differences = [*differences, "a refusal did not reach the application"]
+    package_version, *_ = output["versions"].values()
     row = (
         name,
-        next(iter(output["versions"].values())),
-        *counts,
+        package_version,
+        str(comparison["calls"]),
+        str(comparison["early"]),
+        str(comparison["failed"]),
+        str(comparison["tokens"]),
         ", ".join(output["raised"]),
-        "; ".join(wrong) or "equal",
+        "; ".join(differences) or "equal",
     )
-    return not wrong, row
+    return ProgramResult(row, not differences)
 
 
-def main() -> None:
-    """Run the programs and exit with 1 if counts of one differ."""
+def main() -> int:
+    """Run the programs and return 1 if a count of any of them differs from the endpoint's log."""
     parser = rig.create_parser(__doc__)
     parser.add_argument(
         "--venvs", type=Path, metavar="FOLDER", help="a virtual environment for each, by its name"
@@ -149,21 +174,18 @@ def main() -> None:
     parser.add_argument("--install", action="store_true", help="make those that are not there")
     parser.add_argument("--only", choices=sorted(PROGRAMS), help="one program")
     args = rig.parse_arguments(parser, only="openai")
-    all_equal, rows = True, list[tuple[str, ...]]()
+    results = []
     for name in [args.only] if args.only else PROGRAMS:
         python = find_python(name, args.venvs, args.install)
-        is_equal, row = (
-            (True, (name, *[""] * 6, "not installed"))
-            if python is None
-            else run_and_compare(name, python)
-        )
-        all_equal &= is_equal
-        rows.append(row)
-        print("  ".join(row), flush=True)
-    columns = "package", "version", "calls", "left early", "failed", "tokens", "raised", "counts"
-    print("\n" + rig.format_table(columns, rows))
-    sys.exit(not all_equal)
+        if python is None:
+            result = result_without_counts(name, "not installed", is_equal=True)
+        else:
+            result = run_and_compare(name, python)
+        results.append(result)
+        print("  ".join(result.row), flush=True)
+    print("\n" + rig.format_table(COLUMNS, [result.row for result in results]))
+    return 0 if all(result.is_equal for result in results) else 1
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -24,6 +24,7 @@ from typing import Any
 PROMPT = "Say something"
 MESSAGES = [{"role": "user", "content": PROMPT}]
 MODEL = "sim"
+MAX_TOKENS = 8
 GREENLETS = 20
 KEY = "unused"
 
@@ -37,7 +38,7 @@ def record_exceptions(names: list[str]) -> Iterator[None]:
         names.append(type(error).__name__)
 
 
-def create_chat(client: Any, max_tokens: int = 8, **options: Any) -> Any:
+def create_chat(client: Any, max_tokens: int = MAX_TOKENS, **options: Any) -> Any:
     """Send a chat completion."""
     return client.chat.completions.create(
         model=MODEL, messages=MESSAGES, max_tokens=max_tokens, **options
@@ -45,15 +46,20 @@ def create_chat(client: Any, max_tokens: int = 8, **options: Any) -> Any:
 
 
 def make_four_calls(client: Any, refused_client: Any) -> list[str]:
-    """Make the four kinds of calls with blocking clients of the openai package."""
-    names: list[str] = []
-    assert create_chat(client).choices[0].message.content
-    assert sum(1 for _ in create_chat(client, stream=True)) > 8
+    """Make the four kinds of calls with blocking clients of the openai package.
+
+    A response is read whole, streamed to its end, and streamed and left after its first event; and
+    a call is refused. Returns the class names of the exceptions that reached the application.
+    """
+    exception_names: list[str] = []
+    assert create_chat(client, MAX_TOKENS).choices[0].message.content
+    event_count = sum(1 for _ in create_chat(client, MAX_TOKENS, stream=True))
+    assert event_count > MAX_TOKENS  # an event for each token, and the one with the token counts
     with create_chat(client, stream=True) as stream:
         next(iter(stream))
-    with record_exceptions(names):
+    with record_exceptions(exception_names):
         create_chat(refused_client)
-    return names
+    return exception_names
 
 
 def create_clients(url: str, refusing: str) -> tuple[Any, Any]:
@@ -66,7 +72,11 @@ def create_clients(url: str, refusing: str) -> tuple[Any, Any]:
 
 
 def run_openai(observer: Callable[[Any], None], url: str, refusing_url: str) -> list[str]:
-    """Run the openai package."""
+    """Make four kinds of calls with the openai package.
+
+    Like all programs here, it reports each call to `observer`, and returns the class names of the
+    exceptions that reached it.
+    """
     from loadgen_sdk import instrument
 
     client, refused_client = (
@@ -77,30 +87,32 @@ def run_openai(observer: Callable[[Any], None], url: str, refusing_url: str) -> 
 
 
 def run_anthropic(observer: Callable[[Any], None], url: str, refusing_url: str) -> list[str]:
-    """Run the anthropic package, with its own streaming helper."""
-    import anthropic as package
+    """Make four kinds of calls with the anthropic package, with its own streaming helper.
+
+    Returns the class names of the exceptions that reached the application.
+    """
+    import anthropic
     from loadgen_sdk import instrument
 
-    request: dict[str, Any] = {"model": MODEL, "messages": MESSAGES, "max_tokens": 8}
-    names: list[str] = []
-    client, refused_client = (
-        instrument(
-            package.Anthropic(base_url=base_url.removesuffix("/v1"), api_key=KEY, max_retries=0),
-            observer,
-            ask_usage=True,
-        )
-        for base_url in (url, refusing_url)
-    )
+    def create_client(openai_url: str) -> Any:
+        """Return an instrumented client; its package adds /v1 to the address."""
+        base_url = openai_url.removesuffix("/v1")
+        client = anthropic.Anthropic(base_url=base_url, api_key=KEY, max_retries=0)
+        return instrument(client, observer, ask_usage=True)
+
+    client = create_client(url)
+    refused_client = create_client(refusing_url)
+    request: dict[str, Any] = {"model": MODEL, "messages": MESSAGES, "max_tokens": MAX_TOKENS}
     assert client.messages.create(**request).content
     with client.messages.stream(**request) as stream:
         assert "".join(stream.text_stream)
     with client.messages.create(**request, stream=True) as events:
-        for event in events:
-            if event.type == "content_block_delta":
-                break
-    with record_exceptions(names):
+        # Leave the stream early, after its first piece of text.
+        next(event for event in events if event.type == "content_block_delta")
+    exception_names: list[str] = []
+    with record_exceptions(exception_names):
         refused_client.messages.create(**request)
-    return names
+    return exception_names
 
 
 def run_gevent(observer: Callable[[Any], None], url: str, refusing_url: str) -> list[str]:
@@ -163,45 +175,16 @@ def run_langfuse(observer: Callable[[Any], None], url: str, refusing_url: str) -
 
 
 def run_openai_agents(observer: Callable[[Any], None], url: str, refusing_url: str) -> list[str]:
-    """Run an agent of openai-agents over both APIs."""
-    import openai as package
-    from agents import (
-        Agent,
-        OpenAIChatCompletionsModel,
-        OpenAIResponsesModel,
-        Runner,
-        set_tracing_disabled,
-    )
-    from loadgen_sdk import instrument
+    """Run an agent of openai-agents over the chat completions API and over the responses API.
+
+    Returns the class names of the exceptions that reached the application.
+    """
+    from agents import set_tracing_disabled
 
     set_tracing_disabled(True)
-    names: list[str] = []
-
-    async def run() -> None:
-        async with (
-            package.AsyncOpenAI(base_url=url, api_key=KEY, max_retries=0) as plain_client,
-            package.AsyncOpenAI(base_url=refusing_url, api_key=KEY, max_retries=0) as plain_refused,
-        ):
-            client = instrument(plain_client, observer, ask_usage=True)
-            refused_client = instrument(plain_refused, observer, ask_usage=True)
-            for model_class in (OpenAIChatCompletionsModel, OpenAIResponsesModel):
-                agent = Agent(
-                    name="a",
-                    instructions="Be brief.",
-                    model=model_class(model=MODEL, openai_client=client),
-                )
-                assert (await Runner.run(agent, PROMPT)).final_output
-                async for _ in Runner.run_streamed(agent, PROMPT).stream_events():
-                    pass
-                agent.model = model_class(model=MODEL, openai_client=refused_client)
-                with record_exceptions(names):
-                    await Runner.run(agent, PROMPT)
-            stream = await create_chat(client, stream=True)
-            await anext(stream)
-            await stream.close()
-
-    asyncio.run(run())
-    return names
+    exception_names: list[str] = []
+    asyncio.run(_run_agents(observer, url, refusing_url, exception_names))
+    return exception_names
 
 
 def run_pydantic_ai(observer: Callable[[Any], None], url: str, refusing_url: str) -> list[str]:
@@ -238,29 +221,75 @@ def run_pydantic_ai(observer: Callable[[Any], None], url: str, refusing_url: str
     return names
 
 
-def run_instructor(observer: Callable[[Any], None], url: str, refusing_url: str) -> list[str]:
-    """Run instructor, which retries because the endpoint's text is not JSON.
+async def _run_agents(
+    observer: Callable[[Any], None], url: str, refusing_url: str, exception_names: list[str]
+) -> None:
+    """Make the four kinds of calls: three by agents, and a stream that is left early by hand.
 
-    It then raises an error of its own.
+    An agent reads a stream to its end, so the last kind needs the openai client itself.
     """
-    import instructor as package
+    import openai
+    from agents import OpenAIChatCompletionsModel, OpenAIResponsesModel
+    from loadgen_sdk import instrument
+
+    async with (
+        openai.AsyncOpenAI(base_url=url, api_key=KEY, max_retries=0) as plain_client,
+        openai.AsyncOpenAI(base_url=refusing_url, api_key=KEY, max_retries=0) as plain_refused,
+    ):
+        client = instrument(plain_client, observer, ask_usage=True)
+        refused_client = instrument(plain_refused, observer, ask_usage=True)
+        for model_class in (OpenAIChatCompletionsModel, OpenAIResponsesModel):
+            model = model_class(model=MODEL, openai_client=client)
+            refused_model = model_class(model=MODEL, openai_client=refused_client)
+            await _run_agent(model, refused_model, exception_names)
+        stream = await create_chat(client, stream=True)
+        await anext(stream)
+        await stream.close()
+
+
+async def _run_agent(model: Any, refused_model: Any, exception_names: list[str]) -> None:
+    """Run an agent whole and streamed, and once with a model that the server refuses."""
+    from agents import Agent, Runner
+
+    agent = Agent(name="a", instructions="Be brief.", model=model)
+    assert (await Runner.run(agent, PROMPT)).final_output
+    async for _ in Runner.run_streamed(agent, PROMPT).stream_events():
+        pass
+    agent.model = refused_model
+    with record_exceptions(exception_names):
+        await Runner.run(agent, PROMPT)
+
+
+def run_instructor(observer: Callable[[Any], None], url: str, refusing_url: str) -> list[str]:
+    """Make four kinds of calls, then call through instructor, which parses responses as JSON.
+
+    The endpoint's text is not JSON. So instructor retries, and then raises its own exception.
+    Returns the class names of the exceptions that reached the application.
+    """
+    import instructor
     from loadgen_sdk import instrument
     from pydantic import BaseModel
 
     class Person(BaseModel):
         name: str
 
+    def extract_person(openai_client: Any, attempts: int) -> None:
+        """Let instructor parse a response, in so many attempts."""
+        json_client = instructor.from_openai(openai_client, mode=instructor.Mode.JSON)
+        json_client.chat.completions.create(
+            model=MODEL, messages=MESSAGES, response_model=Person, max_retries=attempts
+        )
+
     client, refused_client = (
-        instrument(retried_client, observer, ask_usage=True)
-        for retried_client in create_clients(url, refusing_url)
+        instrument(plain_client, observer, ask_usage=True)
+        for plain_client in create_clients(url, refusing_url)
     )
-    names = make_four_calls(client, refused_client)
-    for retried_client, attempts in ((client, 2), (refused_client, 1)):
-        with record_exceptions(names):
-            package.from_openai(retried_client, mode=package.Mode.JSON).chat.completions.create(
-                model=MODEL, messages=MESSAGES, response_model=Person, max_retries=attempts
-            )
-    return names
+    exception_names = make_four_calls(client, refused_client)
+    with record_exceptions(exception_names):
+        extract_person(client, attempts=2)
+    with record_exceptions(exception_names):
+        extract_person(refused_client, attempts=1)
+    return exception_names
 
 
 def run_litellm(observer: Callable[[Any], None], url: str, refusing_url: str) -> list[str]:
@@ -396,17 +425,14 @@ ENVIRONMENT = {
 
 def run_program(name: str, url: str, refusing_url: str) -> None:
     """Run one program and print its versions, exceptions and measurements as JSON."""
-    os.environ.update(ENVIRONMENT, LANGFUSE_HOST=refusing_url.removesuffix("/v1"))
-    if name == "gevent":
-        from gevent import monkey
-
-        monkey.patch_all()
+    prepare_process(name, refusing_url)
     from loadgen_sdk.app.background import flush
 
     program, packages = PROGRAMS[name]
     measurements: list[Any] = []
-    raised = program(measurements.append, url, refusing_url)
-    gc.collect()  # a stream that nobody holds any more ends with it
+    exception_names = program(measurements.append, url, refusing_url)
+    # A stream that was left early is measured when it is deleted, if the program did not close it.
+    gc.collect()
     flush()
     rows = [
         (
@@ -419,7 +445,19 @@ def run_program(name: str, url: str, refusing_url: str) -> None:
         for measurement in measurements
     ]
     versions = {package: version(package.partition("[")[0]) for package in packages}
-    print(json.dumps({"versions": versions, "raised": raised, "told": rows}))
+    print(json.dumps({"versions": versions, "raised": exception_names, "told": rows}))
+
+
+def prepare_process(name: str, refusing_url: str) -> None:
+    """Set the environment of the packages, and for gevent replace blocking functions.
+
+    This comes before the imports of the SDK and of the packages, because they read both.
+    """
+    os.environ.update(ENVIRONMENT, LANGFUSE_HOST=refusing_url.removesuffix("/v1"))
+    if name == "gevent":
+        from gevent import monkey
+
+        monkey.patch_all()
 
 
 if __name__ == "__main__":

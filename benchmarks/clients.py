@@ -26,6 +26,7 @@ import argparse
 import compileall
 import json
 import os
+import resource
 import shutil
 import subprocess
 import sys
@@ -99,206 +100,146 @@ PROMPT = "w1 w2 w3 w4"
 OTHER_CHECKOUT = "beside"
 
 
+class TtftQuantiles(NamedTuple):
+    """The p50 and the p99 of TTFT in ms."""
+
+    p50_ms: float
+    p99_ms: float
+
+
+class PreparedClient(NamedTuple):
+    """A client that can be started.
+
+    `read_ttft` returns the TTFT that the client has reported after it ended. It is None if the
+    client reports no TTFT.
+    """
+
+    command: list[str]
+    read_ttft: Callable[[], TtftQuantiles] | None = None
+
+
 class ClientUsage(NamedTuple):
-    """What one client process used, and its TTFT p50 and p99 in ms (None if not reported)."""
+    """What one client process used, and the TTFT that it reported (None if it does not)."""
 
     cpu_s: float
     wall_s: float
-    ttft_ms: tuple[float, float] | None
+    ttft: TtftQuantiles | None
 
 
-PrepareClient = Callable[
-    [str, Case, Path], tuple[list[str], Callable[[], tuple[float, float] | None]]
-]
+PrepareClient = Callable[[str, Case, Path], PreparedClient]
 
 
-def prepare_floor(
-    url: str, case: Case, _scratch: Path
-) -> tuple[list[str], Callable[[], tuple[float, float] | None]]:
+def prepare_floor(url: str, case: Case, _scratch: Path) -> PreparedClient:
     """Prepare the C reader, which only counts bytes."""
+    port = url.rpartition(":")[2]
     body = json.dumps(contenders.request_body(case.tokens))
-    return [
-        str(compile_floor()),
-        url.rpartition(":")[2],
-        str(case.concurrency),
-        str(case.requests),
-        body,
-    ], lambda: None
+    binary = str(compile_floor())
+    return PreparedClient([binary, port, str(case.concurrency), str(case.requests), body])
 
 
-def prepare_loadgen(
-    url: str, case: Case, scratch: Path
-) -> tuple[list[str], Callable[[], tuple[float, float] | None]]:
+def prepare_loadgen(url: str, case: Case, scratch: Path) -> PreparedClient:
     """Prepare `loadgen run` with everything that it does by default."""
-    workload, run_dir = scratch / "bench.yaml", scratch / "ours"
+    workload = scratch / "bench.yaml"
+    run_dir = scratch / "ours"
     workload.write_text(
         f"name: bench\nrequests: {{input_tokens: 4, output_tokens: {case.tokens}}}\n"
     )
-    load = ["-c", str(case.concurrency), "-n", str(case.requests), "--seed", "1", "--warmup", "0"]
 
-    def read_ttft_ms() -> tuple[float, float]:
-        """Return TTFT p50 and p99 in ms of the run."""
+    def read_ttft() -> TtftQuantiles:
+        """Return the TTFT in the summary of the run."""
         ttft = json.loads((run_dir / "summary.json").read_text())["ttft_ms"]
-        return ttft["p50"], ttft["p99"]
+        return TtftQuantiles(ttft["p50"], ttft["p99"])
 
-    command = [
-        sys.executable,
-        "-P",  # Without it, the checkout in the current directory would hide the one of PYTHONPATH.
-        "-m",
-        "loadgen",
-        "run",
-        str(workload),
-        "--url",
-        url,
-        *load,
-        "--out",
-        str(run_dir),
-    ]
-    return command, read_ttft_ms
+    # Without -P, the checkout in the current directory would hide the one of PYTHONPATH.
+    program = [sys.executable, "-P", "-m", "loadgen", "run", str(workload), "--url", url]
+    load = ["-c", str(case.concurrency), "-n", str(case.requests), "--seed", "1", "--warmup", "0"]
+    return PreparedClient([*program, *load, "--out", str(run_dir)], read_ttft)
 
 
-def prepare_vllm(
-    url: str, case: Case, scratch: Path
-) -> tuple[list[str], Callable[[], tuple[float, float] | None]]:
+def prepare_vllm(url: str, case: Case, scratch: Path) -> PreparedClient:
     """Prepare `vllm bench serve`, which is the program vllm-rs."""
     dataset_path = scratch / "rows.jsonl"
     dataset_path.write_text((json.dumps({"prompt": PROMPT}) + "\n") * case.requests)
-    load = [
-        "--num-prompts",
-        str(case.requests),
-        "--max-concurrency",
-        str(case.concurrency),
-        "--ignore-eos",
-        "--disable-tqdm",
-    ]
-    dataset = [
-        "--dataset-name",
-        "custom",
-        "--dataset-path",
-        str(dataset_path),
-        "--custom-output-len",
-        str(case.tokens),
-    ]
-    output_options = [
-        "--save-result",
-        "--result-dir",
-        str(scratch),
-        "--result-filename",
-        "vllm.json",
-    ]
-    output_options += ["--percentile-metrics", "ttft", "--metric-percentiles", "50,99"]
-    command = [
-        FLAGS.vllm_rs,
-        "bench",
-        "serve",
-        "--backend",
-        "openai-chat",
-        "--base-url",
-        url,
-        "--model",
-        "sim",
-    ]
+    result_path = scratch / "vllm.json"
+    options = {
+        "--backend": "openai-chat",
+        "--base-url": url,
+        "--model": "sim",
+        "--tokenizer": str(write_tokenizer(scratch)),
+        "--dataset-name": "custom",
+        "--dataset-path": str(dataset_path),
+        "--custom-output-len": str(case.tokens),
+        "--num-prompts": str(case.requests),
+        "--max-concurrency": str(case.concurrency),
+        "--result-dir": str(result_path.parent),
+        "--result-filename": result_path.name,
+        "--percentile-metrics": "ttft",
+        "--metric-percentiles": "50,99",
+    }
 
-    def read_ttft_ms() -> tuple[float, float]:
-        """Return TTFT p50 and p99 in ms that it reports."""
-        result = json.loads((scratch / "vllm.json").read_text())
+    def read_ttft() -> TtftQuantiles:
+        """Return the TTFT in its result file."""
+        result = json.loads(result_path.read_text())
         assert result["completed"] == case.requests, (
             f"vllm-rs: {result['completed']} of {case.requests}"
         )
-        return result["p50_ttft_ms"], result["p99_ttft_ms"]
+        return TtftQuantiles(result["p50_ttft_ms"], result["p99_ttft_ms"])
 
-    return [
-        *command,
-        "--tokenizer",
-        str(write_tokenizer(scratch)),
-        *dataset,
-        *load,
-        *output_options,
-    ], read_ttft_ms
+    command = [FLAGS.vllm_rs, "bench", "serve", *list_options(options)]
+    return PreparedClient([*command, "--ignore-eos", "--disable-tqdm", "--save-result"], read_ttft)
 
 
-def prepare_sglang(
-    url: str, case: Case, scratch: Path
-) -> tuple[list[str], Callable[[], tuple[float, float] | None]]:
+def list_options(options: dict[str, str]) -> list[str]:
+    """Return options with their values as arguments of a command."""
+    return [word for option in options.items() for word in option]
+
+
+def prepare_sglang(url: str, case: Case, scratch: Path) -> PreparedClient:
     """Prepare SGLang's `bench_serving --rust`, which is its module `_bench`."""
     output_path = scratch / "sglang.jsonl"
     code = (
         f"import sys; sys.path.insert(0, {FLAGS.sglang_bench!r}); import _bench; "
         f"_bench.run_argv(['b', *sys.argv[1:]])"
     )
-    load = [
-        "--num-prompts",
-        str(case.requests),
-        "--max-concurrency",
-        str(case.concurrency),
-        "--disable-tqdm",
-    ]
-    dataset = [
-        "--dataset-name",
-        "random-ids",
-        "--random-input-len",
-        "4",
-        "--random-output-len",
-        str(case.tokens),
-    ]
-    dataset += [
-        "--random-range-ratio",
-        "1",
-        "--worker-threads",
-        "1",
-        "--warmup-requests",
-        "0",
-        "--disable-retokenize",
-    ]
-    command = [
-        sys.executable,
-        "-c",
-        code,
-        "--backend",
-        "vllm-chat",
-        "--base-url",
-        url,
-        "--model",
-        "sim",
-    ]
+    options = {
+        "--backend": "vllm-chat",
+        "--base-url": url,
+        "--model": "sim",
+        "--tokenizer": str(write_tokenizer(scratch)),
+        "--dataset-name": "random-ids",
+        "--random-input-len": "4",
+        "--random-output-len": str(case.tokens),
+        "--random-range-ratio": "1",
+        "--worker-threads": "1",
+        "--warmup-requests": "0",
+        "--num-prompts": str(case.requests),
+        "--max-concurrency": str(case.concurrency),
+        "--output-file": str(output_path),
+    }
 
-    def read_ttft_ms() -> tuple[float, float]:
-        """Return TTFT p50 and p99 in ms that it reports."""
+    def read_ttft() -> TtftQuantiles:
+        """Return the TTFT in the last line of its result file."""
         result = json.loads(output_path.read_text().splitlines()[-1])
         assert result["completed"] == case.requests, (
             f"SGLang: {result['completed']} of {case.requests}"
         )
-        return result["median_ttft_ms"], result["p99_ttft_ms"]
+        return TtftQuantiles(result["median_ttft_ms"], result["p99_ttft_ms"])
 
-    return [
-        *command,
-        "--tokenizer",
-        str(write_tokenizer(scratch)),
-        *dataset,
-        *load,
-        "--output-file",
-        str(output_path),
-    ], read_ttft_ms
+    command = [sys.executable, "-c", code, *list_options(options)]
+    return PreparedClient([*command, "--disable-retokenize", "--disable-tqdm"], read_ttft)
 
 
-def prepare_aiohttp(
-    url: str, case: Case, _scratch: Path
-) -> tuple[list[str], Callable[[], tuple[float, float] | None]]:
+def prepare_aiohttp(url: str, case: Case, _scratch: Path) -> PreparedClient:
     """Prepare an aiohttp client that reads line by line, as home-made generators do."""
-    arguments = json.dumps(
-        {
-            "url": url,
-            "concurrency": case.concurrency,
-            "tokens": case.tokens,
-            "requests": case.requests,
-        }
-    )
-    return [
-        sys.executable,
-        str(rig.BENCHMARKS_DIR / "contenders.py"),
-        "closed",
-        arguments,
-    ], lambda: None
+    arguments = {
+        "url": url,
+        "concurrency": case.concurrency,
+        "tokens": case.tokens,
+        "requests": case.requests,
+    }
+    script = str(rig.BENCHMARKS_DIR / "contenders.py")
+    command = [sys.executable, script, "closed", json.dumps(arguments)]
+    return PreparedClient(command)
 
 
 CLIENTS: dict[str, PrepareClient] = {
@@ -344,111 +285,111 @@ def write_tokenizer(scratch: Path) -> Path:
     return folder
 
 
-def run_client_once(
-    name: str, case: Case
-) -> tuple[ClientUsage, dict[str, float], tuple[float, float]]:
-    """Run one client process; return its usage, what the server did and the true TTFT.
+class ClientRun(NamedTuple):
+    """A run of a client: what it used, the CPU-seconds of the server, and the true TTFT."""
 
-    The true TTFT is p50 and p99 in ms.
-    """
+    usage: ClientUsage
+    server_cpu_s: float
+    true_ttft: TtftQuantiles
+
+
+def run_client_once(name: str, case: Case) -> ClientRun:
+    """Run one client process against an endpoint of its own."""
     with tempfile.TemporaryDirectory(prefix="loadgen-clients-") as folder:
         scratch = Path(folder)
-        log = scratch / "sends"
+        log_path = scratch / "sends"
         with rig.serve_endpoint(
-            **case.options, idle_close="60s", log_events="ends", log=str(log)
+            **case.options, idle_close="60s", log_events="ends", log=str(log_path)
         ) as server:
-            command, read_ttft_ms = CLIENTS[name](server.url, case, scratch)
-            core = ",".join(map(str, rig.client_and_server_cores()[0]))
-            counters_before, started_s = rig.read_counters(server.url), time.monotonic()
-            with (scratch / "out").open("w+b") as output:
-                env = {**os.environ, "TOKIO_WORKER_THREADS": "1"}
-                if name == OTHER_CHECKOUT:
-                    env["PYTHONPATH"] = os.pathsep.join(
-                        (str(FLAGS.beside), str(FLAGS.beside / "sdk"))
-                    )
-                process = subprocess.Popen(
-                    ["taskset", "-c", core, *command], stdout=output, stderr=output, env=env
-                )
-                _, status, resources = os.wait4(process.pid, 0)
-                process.returncode = os.waitstatus_to_exitcode(status)
-                output.seek(0)
-                if process.returncode not in (
-                    0,
-                    3,
-                ):  # 3: ours, when the host was too busy for its latencies
-                    raise SystemExit(
-                        f"{name} ended with {process.returncode}: {output.read()[-1000:].decode()}"
-                    )
-            wall_s, counters_after = time.monotonic() - started_s, rig.read_counters(server.url)
-            ttft_ms = read_ttft_ms()
-        send_log = parse_log(log.read_bytes())
-        first_sent_ns: dict[int, int] = {}
-        for number, sent_ns in zip(
-            send_log.request.tolist(), send_log.sent_ns.tolist(), strict=True
-        ):
-            first_sent_ns.setdefault(number, sent_ns)
-        true_ttft_ms = [
-            (first_sent_ns[request.number] - request.arrival_ns) / 1e6
-            for request in send_log.requests
-            if request.number in first_sent_ns
-        ]
-    server_did = {
-        counter: counters_after[counter] - counters_before[counter]
-        for counter in ("events", "requests", "cpu_s")
-    }
-    if server_did["requests"] < case.requests:
-        raise SystemExit(f"{name} sent {server_did['requests']} of {case.requests} requests")
-    usage = ClientUsage(resources.ru_utime + resources.ru_stime, wall_s, ttft_ms)
-    return (
-        usage,
-        server_did,
-        (float(np.quantile(true_ttft_ms, 0.5)), float(np.quantile(true_ttft_ms, 0.99))),
-    )
+            client = CLIENTS[name](server.url, case, scratch)
+            before = rig.read_counters(server.url)
+            started_s = time.monotonic()
+            resources = run_on_client_core(name, client.command, scratch)
+            wall_s = time.monotonic() - started_s
+            after = rig.read_counters(server.url)
+            ttft = client.read_ttft() if client.read_ttft else None
+        true_ttft = read_true_ttft(log_path)
+    served_requests = after["requests"] - before["requests"]
+    if served_requests < case.requests:
+        raise SystemExit(f"{name} sent {served_requests} of {case.requests} requests")
+    usage = ClientUsage(resources.ru_utime + resources.ru_stime, wall_s, ttft)
+    return ClientRun(usage, after["cpu_s"] - before["cpu_s"], true_ttft)
+
+
+SUCCESS_EXIT_CODES = (0, 3)  # 3: loadgen, when the host was too busy for its latencies
+
+
+def run_on_client_core(name: str, command: list[str], scratch: Path) -> resource.struct_rusage:
+    """Run a client on the client's core, and return the resources that it used.
+
+    Raises SystemExit if it fails.
+    """
+    client_cores, _ = rig.client_and_server_cores()
+    pinned_command = ["taskset", "-c", ",".join(map(str, client_cores)), *command]
+    environment = {**os.environ, "TOKIO_WORKER_THREADS": "1"}  # for the Rust clients
+    if name == OTHER_CHECKOUT:
+        packages = (str(FLAGS.beside), str(FLAGS.beside / "sdk"))
+        environment["PYTHONPATH"] = os.pathsep.join(packages)
+    with (scratch / "out").open("w+b") as output:
+        process = subprocess.Popen(pinned_command, stdout=output, stderr=output, env=environment)
+        _, status, resources = os.wait4(process.pid, 0)
+        process.returncode = os.waitstatus_to_exitcode(status)
+        output.seek(0)
+        if process.returncode not in SUCCESS_EXIT_CODES:
+            raise SystemExit(
+                f"{name} ended with {process.returncode}: {output.read()[-1000:].decode()}"
+            )
+    return resources
+
+
+def read_true_ttft(log_path: Path) -> TtftQuantiles:
+    """Return the TTFT by the endpoint's log: first byte sent minus request arrived."""
+    log = parse_log(log_path.read_bytes())
+    first_sent_ns: dict[int, int] = {}
+    for number, sent_ns in zip(log.request.tolist(), log.sent_ns.tolist(), strict=True):
+        first_sent_ns.setdefault(number, sent_ns)
+    ttft_ms = [
+        (first_sent_ns[request.number] - request.arrival_ns) / 1e6
+        for request in log.requests
+        if request.number in first_sent_ns
+    ]
+    return TtftQuantiles(float(np.quantile(ttft_ms, 0.5)), float(np.quantile(ttft_ms, 0.99)))
+
+
+class ClientResults(NamedTuple):
+    """All runs of one client: units per CPU-second, cores of both sides, and errors of TTFT."""
+
+    rates_per_cpu_s: list[float]
+    core_usage: list[str]
+    p50_errors_ms: list[float]
+    p99_errors_ms: list[float]
+
+
+def summarize_runs(runs: list[ClientRun], unit_count: int) -> ClientResults:
+    """Compute the results of a client whose runs have so many events or requests each."""
+    results = ClientResults([], [], [], [])
+    for usage, server_cpu_s, true_ttft in runs:
+        results.rates_per_cpu_s.append(unit_count / usage.cpu_s)
+        client_fraction = usage.cpu_s / usage.wall_s
+        server_fraction = server_cpu_s / usage.wall_s
+        results.core_usage.append(f"{client_fraction:.0%} / {server_fraction:.0%}")
+        # loadgen withholds quantiles (None) if the host was too busy.
+        if usage.ttft is not None and None not in usage.ttft:
+            results.p50_errors_ms.append(usage.ttft.p50_ms - true_ttft.p50_ms)
+            results.p99_errors_ms.append(usage.ttft.p99_ms - true_ttft.p99_ms)
+    return results
+
+
+REFERENCE_CLIENTS = ("floor", "lines", "ours")  # to which the others are compared
 
 
 def measure_case(case: Case, names: list[str], rounds: int) -> str:
     """Return the table of one load."""
-    rates_per_cpu_s: dict[str, list[float]] = {name: [] for name in names}
-    core_usage: dict[str, list[str]] = {name: [] for name in names}
-    ttft_errors_ms: dict[str, list[tuple[float, float]]] = {name: [] for name in names}
-    count = case.requests * (case.tokens if case.counted_unit == "events" else 1)
-    for name, runs in rig.interleave_rounds(
+    unit_count = case.requests * (case.tokens if case.counted_unit == "events" else 1)
+    runs_by_client = rig.interleave_rounds(
         rounds, {name: partial(run_client_once, name, case) for name in names}
-    ).items():
-        for usage, server_did, true_ttft_ms in runs:
-            rates_per_cpu_s[name].append(count / usage.cpu_s)
-            core_usage[name].append(
-                f"{usage.cpu_s / usage.wall_s:.0%} / {server_did['cpu_s'] / usage.wall_s:.0%}"
-            )
-            if usage.ttft_ms is not None and None not in usage.ttft_ms:
-                ttft_errors_ms[name].append(
-                    (usage.ttft_ms[0] - true_ttft_ms[0], usage.ttft_ms[1] - true_ttft_ms[1])
-                )
-    rows = []
-    for name in names:
-        ratios = [
-            f"{rig.median_ratio(rates_per_cpu_s[name], rates_per_cpu_s[other]):.2f}"
-            if other in names and other != name
-            else ""
-            for other in ("floor", "lines", "ours")
-        ]
-        errors = [
-            f"{rig.median([error[index] for error in ttft_errors_ms[name]]):+.2f}"
-            if ttft_errors_ms[name]
-            else ""
-            for index in (0, 1)
-        ]
-        spread = f"{min(rates_per_cpu_s[name]):,.0f} to {max(rates_per_cpu_s[name]):,.0f}"
-        rows.append(
-            [
-                NAMES[name],
-                f"{rig.median(rates_per_cpu_s[name]):,.0f}",
-                spread,
-                *ratios,
-                *errors,
-                core_usage[name][0],
-            ]
-        )
+    )
+    results = {name: summarize_runs(runs, unit_count) for name, runs in runs_by_client.items()}
     columns = [
         "client",
         f"{case.counted_unit}/CPU-s",
@@ -456,8 +397,11 @@ def measure_case(case: Case, names: list[str], rounds: int) -> str:
         "of the floor",
         "of aiohttp",
         "of ours",
+        "TTFT p50 off, ms",
+        "p99 off, ms",
+        "CPU client / server",
     ]
-    columns += ["TTFT p50 off, ms", "p99 off, ms", "CPU client / server"]
+    rows = [format_client(name, results) for name in names]
     return (
         f"{case.description}; {case.requests:,} requests of {case.tokens} tokens, median of "
         f"{rounds}\n\n" + rig.format_table(columns, rows)
@@ -470,8 +414,70 @@ def compile_sources() -> None:
         compileall.compile_dir(Path(package.__path__[0]), quiet=2)
 
 
+def format_client(name: str, results: dict[str, ClientResults]) -> list[str]:
+    """Return the row of a client, with its ratios to the reference clients."""
+    own_results = results[name]
+    rates = own_results.rates_per_cpu_s
+    ratios = []
+    for reference in REFERENCE_CLIENTS:
+        is_comparable = reference in results and reference != name
+        ratios.append(
+            f"{rig.median_ratio(rates, results[reference].rates_per_cpu_s):.2f}"
+            if is_comparable
+            else ""
+        )
+    return [
+        NAMES[name],
+        f"{rig.median(rates):,.0f}",
+        f"{min(rates):,.0f} to {max(rates):,.0f}",
+        *ratios,
+        format_median_error(own_results.p50_errors_ms),
+        format_median_error(own_results.p99_errors_ms),
+        own_results.core_usage[0],
+    ]
+
+
+def format_median_error(errors_ms: list[float]) -> str:
+    """Return the median of errors in ms with its sign, "" if there are none."""
+    return f"{rig.median(errors_ms):+.2f}" if errors_ms else ""
+
+
+def find_missing_clients() -> dict[str, str]:
+    """Return the clients that cannot run here, with the reason."""
+    missing = {}
+    if shutil.which("cc") is None:
+        missing["floor"] = "no C compiler"
+    if not FLAGS.vllm_rs:
+        missing["vllm"] = "no --vllm-rs"
+    if not FLAGS.sglang_bench:
+        missing["sglang"] = "no --sglang-bench"
+    if FLAGS.beside is None:
+        missing[OTHER_CHECKOUT] = "no --beside"
+    return missing
+
+
+def select_clients(only: str) -> list[str]:
+    """Return the selected clients that can run, and print those that are left out."""
+    selected = [name for name in CLIENTS if name in only.split(",")]
+    missing = find_missing_clients()
+    for name, reason in missing.items():
+        if name in selected:
+            print(f"left out: {NAMES[name]} ({reason})")
+    return [name for name in selected if name not in missing]
+
+
+def prepare_other_checkout() -> None:
+    """Name the other checkout of `--beside` by its commit, and compile its bytecode."""
+    FLAGS.beside = FLAGS.beside.resolve()
+    NAMES[OTHER_CHECKOUT] = f"`loadgen run`, {rig.describe_commit(FLAGS.beside)}"
+    compileall.compile_dir(FLAGS.beside, quiet=2)
+
+
 def main() -> None:
-    """Print the table of each load."""
+    """Print the table of each load: CPU time of all clients, and the errors of their TTFT.
+
+    The options are kept in FLAGS, because the functions that prepare a client need them.
+    """
     parser = rig.create_parser(__doc__)
     parser.add_argument("--share", type=float, default=1.0, help="of the requests of each case")
     parser.add_argument("--rounds", type=int, default=3)
@@ -480,27 +486,18 @@ def main() -> None:
     parser.add_argument("--vllm-rs", default="", metavar="FILE")
     parser.add_argument("--sglang-bench", default="", metavar="FOLDER")
     parser.add_argument("--beside", type=Path, metavar="CHECKOUT")
-    vars(FLAGS).update(vars(rig.parse_arguments(parser, share=0.02, rounds=1, cases="short")))
-    if FLAGS.beside is not None:
-        FLAGS.beside = FLAGS.beside.resolve()
-        NAMES[OTHER_CHECKOUT] = f"`loadgen run`, {rig.describe_commit(FLAGS.beside)}"
-        compileall.compile_dir(FLAGS.beside, quiet=2)
+    args = rig.parse_arguments(parser, share=0.02, rounds=1, cases="short")
+    vars(FLAGS).update(vars(args))
+    if args.beside is not None:
+        prepare_other_checkout()
     compile_sources()
-    names = [name for name in CLIENTS if name in FLAGS.only.split(",")]
-    for name, is_missing, reason in (
-        ("floor", shutil.which("cc") is None, "no C compiler"),
-        ("vllm", not FLAGS.vllm_rs, "no --vllm-rs"),
-        ("sglang", not FLAGS.sglang_bench, "no --sglang-bench"),
-        (OTHER_CHECKOUT, FLAGS.beside is None, "no --beside"),
-    ):
-        if is_missing and name in names:
-            names.remove(name)
-            print(f"left out: {NAMES[name]} ({reason})")
+    names = select_clients(args.only)
     print("Whole processes, one core for the client and another for the server.\n", flush=True)
-    for name in FLAGS.cases.split(","):
-        case = CASES[name]
-        case = case._replace(requests=max(case.concurrency, round(case.requests * FLAGS.share)))
-        print(measure_case(case, names, FLAGS.rounds) + "\n", flush=True)
+    for case_name in args.cases.split(","):
+        case = CASES[case_name]
+        requests = max(case.concurrency, round(case.requests * args.share))
+        case = case._replace(requests=requests)
+        print(measure_case(case, names, args.rounds) + "\n", flush=True)
 
 
 if __name__ == "__main__":

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import Callable, Coroutine, Iterator
 from time import monotonic
 from typing import Any
 from urllib.parse import urlsplit
@@ -55,28 +56,45 @@ async def run_baseline(url: str, streams: int, tokens: int, window: rig.Measurem
     address = urlsplit(url)
     assert address.hostname is not None and address.port is not None
     host, port = address.hostname, address.port
-    payload = json.dumps(request_body(tokens)).encode()
-    request = (
-        f"POST /v1/chat/completions HTTP/1.1\r\nHost: {address.netloc}\r\nContent-Type: "
-        f"application/json\r\n"
-        f"Connection: close\r\nContent-Length: {len(payload)}\r\n\r\n"
-    ).encode() + payload
     connections = [
         await loop.create_connection(lambda: ByteCounter(loop.create_future()), host, port)
         for _ in range(streams)
     ]
+    request = encode_request(address.netloc, tokens)
     window.begin()
     for transport, _ in connections:
         transport.write(request)
     await asyncio.gather(*(protocol.closed for _, protocol in connections))
     window.end()
-    assert all(protocol.length > tokens * 100 for _, protocol in connections), "an answer was cut"
+    min_length = tokens * MIN_EVENT_BYTES
+    assert all(protocol.length > min_length for _, protocol in connections), "an answer was cut"
     return streams * tokens
 
 
+MIN_EVENT_BYTES = 100  # of a chat completion chunk, which is longer
+
+
+def encode_request(host: str, tokens: int) -> bytes:
+    """Return the bytes of a chat request over HTTP/1.1, after which the server closes."""
+    body = json.dumps(request_body(tokens)).encode()
+    head_lines = [
+        "POST /v1/chat/completions HTTP/1.1",
+        f"Host: {host}",
+        "Content-Type: application/json",
+        "Connection: close",
+        f"Content-Length: {len(body)}",
+    ]
+    head = "\r\n".join(head_lines) + "\r\n\r\n"
+    return head.encode() + body
+
+
 async def _read_line_by_line(session: Any, url: str, tokens: int) -> int:
-    """Read one response line by line and return how many events had text."""
-    times = []
+    """Read one response line by line and return how many events had text.
+
+    Raises AssertionError if the server did not send `tokens` tokens.
+    """
+    # As in home-made load generators, each event gets a timestamp. That is part of the cost.
+    event_times_s = []
     usage = None
     async with session.post(f"{url}/v1/chat/completions", json=request_body(tokens)) as response:
         response.raise_for_status()
@@ -89,9 +107,9 @@ async def _read_line_by_line(session: Any, url: str, tokens: int) -> int:
             event = json.loads(payload)
             usage = event.get("usage") or usage
             if event["choices"] and event["choices"][0]["delta"].get("content"):
-                times.append(monotonic())
-    assert usage is not None and usage["completion_tokens"] == tokens
-    return len(times)
+                event_times_s.append(monotonic())
+    assert usage is not None and usage["completion_tokens"] == tokens, "a response was cut"
+    return len(event_times_s)
 
 
 async def run_aiohttp_lines(
@@ -117,18 +135,28 @@ async def run_aiohttp_lines(
 
 
 def run_closed_loop(url: str, concurrency: int, tokens: int, requests: int) -> dict[str, Any]:
-    """Run the same reader in a closed loop of `concurrency` virtual users, for clients.py."""
+    """Send requests with aiohttp from `concurrency` virtual users, and return the events received.
+
+    Each virtual user sends its next request when it has read the response line by line. Together
+    they send `requests` requests. It is a contender of clients.py.
+    """
     import aiohttp
     import uvloop
 
+    async def run_virtual_user(session: aiohttp.ClientSession, remaining: Iterator[int]) -> int:
+        """Send requests while some remain, and return the events received."""
+        events = 0
+        for _ in remaining:  # all virtual users take from the same iterator
+            events += await _read_line_by_line(session, url, tokens)
+        return events
+
     async def run_all() -> int:
+        """Run all virtual users, and return the events of all of them."""
         remaining = iter(range(requests))
-
-        async def run_virtual_user() -> int:
-            return sum([await _read_line_by_line(session, url, tokens) for _ in remaining])
-
-        async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as session:
-            return sum(await asyncio.gather(*(run_virtual_user() for _ in range(concurrency))))
+        connector = aiohttp.TCPConnector(limit=0)
+        async with aiohttp.ClientSession(connector=connector) as session:
+            users = (run_virtual_user(session, remaining) for _ in range(concurrency))
+            return sum(await asyncio.gather(*users))
 
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         return {"events": runner.run(run_all())}
@@ -167,20 +195,28 @@ async def run_openai(url: str, streams: int, tokens: int, window: rig.Measuremen
     return sum(counts)
 
 
-def _as_contender(reader: Any) -> Any:
-    """Return a contender that measures a reader in its own uvloop event loop."""
+# Reads `streams` streams of `tokens` tokens at a URL inside a window, and returns the events
+ReadStreams = Callable[[str, int, int, rig.MeasurementWindow], Coroutine[Any, Any, int]]
+
+
+def _as_contender(read_streams: ReadStreams) -> Callable[[str, int, int], dict[str, Any]]:
+    """Return a contender for `rig.run_as_contender` that measures how streams are read.
+
+    The contender runs `read_streams` in a uvloop event loop, and returns the number of events and
+    reads, and what the window measured.
+    """
 
     def measure(url: str, streams: int, tokens: int) -> dict[str, Any]:
+        """Read the streams once and return what that cost."""
         import uvloop
 
         window = rig.MeasurementWindow()
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            events = runner.run(reader(url, streams, tokens, window))
-        reads = window.result["syscalls_read"]
+            events = runner.run(read_streams(url, streams, tokens, window))
         return {
             "events": events,
             "expected": streams * tokens,
-            "reads_per_event": reads / events,
+            "reads_per_event": window.result["syscalls_read"] / events,
             **window.result,
         }
 

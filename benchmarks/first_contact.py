@@ -18,6 +18,7 @@ with the environment that uvx has kept.
 
 from __future__ import annotations
 
+import argparse
 import os
 import re
 import shutil
@@ -117,12 +118,27 @@ def find_error_line(text: str) -> str:
     return next(iter([*errors[-1:], *lines[-1:]]), "nothing")
 
 
+class FirstLoad(NamedTuple):
+    """One load by a tool: how long it took, and its TTFT p50 next to the true one, as text.
+
+    Without a result, `ttft` is "" and `error` says what went wrong.
+    """
+
+    seconds: float
+    ttft: str = ""
+    error: str = ""
+
+
+OUTPUT_FILE = "said.txt"
+
+
 def run_first_load(
     tool: rivals.Tool, program: str, tokenizer: str, output_dir: Path, args: Any
-) -> tuple[float, str, str]:
-    """Run one load; return its seconds, TTFT p50 with the truth, and what went wrong.
+) -> FirstLoad:
+    """Run one load by a tool against an endpoint whose log is the truth.
 
-    With an empty `tokenizer` no package or model can be fetched.
+    With an empty `tokenizer`, the tool runs as on a network without the Hub: no package or model
+    can be fetched.
     """
     output_dir.mkdir(parents=True)
     with rig.serve_endpoint(**rivals.OPTIONS) as server:
@@ -130,28 +146,22 @@ def run_first_load(
             tool, program, server.url, tokenizer or "none", output_dir, args
         )
         if not tokenizer:
-            command = re.sub(
-                r" --tokenizer \S+", INSTALLATIONS[tool.name].options_without_tokenizer, command
-            )
-            command = f"env NO_PROXY=127.0.0.1 HTTPS_PROXY={CLOSED_PORT_URL} {command}"
+            command = isolate_from_network(command, tool)
         started_s = time.monotonic()
         rivals.run_tool(
-            command, output_dir / "said.txt", starved=False, timeout_s=args.minutes * 60
+            command, output_dir / OUTPUT_FILE, is_starved=False, timeout_s=args.minutes * 60
         )
         seconds = time.monotonic() - started_s
         endpoint_log = rig.read_url(server.url + "/_log")
     if not (output_dir / tool.result).exists():
-        return (
-            seconds,
-            "",
-            find_error_line((output_dir / "said.txt").read_text("utf-8", errors="replace")),
-        )
-    (reported, own_verdict), truth = (
-        rivals.read_tool_result(tool, output_dir),
-        rivals.read_truth(endpoint_log),
-    )
-    verdict = own_verdict.partition(":")[0] if tool.name == "loadgen" else ""
-    return seconds, f"{reported.ttft or 0:.1f} / {truth.ttft or 0:.1f} {verdict}".strip(), ""
+        output = (output_dir / OUTPUT_FILE).read_text("utf-8", errors="replace")
+        return FirstLoad(seconds, error=find_error_line(output))
+    reported, own_verdict = rivals.read_tool_result(tool, output_dir)
+    truth = rivals.read_truth(endpoint_log)
+    ttft = f"{reported.ttft or 0:.1f} / {truth.ttft or 0:.1f}"
+    if tool.name == "loadgen":
+        ttft = f"{ttft} {own_verdict.partition(':')[0]}".strip()
+    return FirstLoad(seconds, ttft)
 
 
 def measure_uvx(uvx: str, wheels: list[Path], scratch: Path) -> list[list[str]]:
@@ -204,6 +214,80 @@ def measure_uv_archive(cache: Path) -> tuple[float, int]:
     return sum(sizes.values()) / 1e6, len(packages)
 
 
+def isolate_from_network(command: str, tool: rivals.Tool) -> str:
+    """Return the command without a tokenizer, and with a proxy that refuses every connection."""
+    other_options = INSTALLATIONS[tool.name].options_without_tokenizer
+    command = re.sub(r" --tokenizer \S+", other_options, command)
+    return f"env NO_PROXY=127.0.0.1 HTTPS_PROXY={CLOSED_PORT_URL} {command}"
+
+
+def measure_tool(tool: rivals.Tool, tokenizer: str, scratch: Path, args: Any) -> list[str] | None:
+    """Return the row of a tool, or None if it is not installed.
+
+    The tool is installed first if `--install` is passed. It runs its first load, the same load
+    again, and once without a tokenizer and the Hub.
+    """
+    if args.install:
+        installed: InstalledTool | None = install_tool(tool, args.install / tool.name)
+    else:
+        installed = find_installed(tool)
+    if installed is None:
+        return None
+    first, second, isolated = (
+        run_first_load(tool, installed.program, folder, scratch / f"{tool.name}-{index}", args)
+        for index, folder in enumerate([tokenizer, tokenizer, ""])
+    )
+    if isolated.ttft:
+        isolated_cell = f"{isolated.seconds:.1f} s"
+    else:
+        isolated_cell = f"no: {isolated.error[:110]}"
+    return [
+        tool.name,
+        INSTALLATIONS[tool.name].steps,
+        rivals.format_number(installed.seconds, 0),
+        rivals.format_number(installed.megabytes, 0),
+        str(installed.packages or ""),
+        f"{first.seconds:.1f}",
+        f"{second.seconds:.1f}",
+        first.ttft or first.error,
+        isolated_cell,
+    ]
+
+
+def print_uvx(args: Any) -> None:
+    """Print what one command of uvx costs, from an empty cache to a full one."""
+    wheels = [wheel.absolute() for wheel in args.wheel]
+    with tempfile.TemporaryDirectory() as scratch:
+        rows = measure_uvx(args.uvx, wheels, Path(scratch))
+    print(rig.format_table(["uvx with", "s", "MB", "packages", "result"], rows))
+
+
+def print_tools(args: Any, parser: argparse.ArgumentParser) -> None:
+    """Print install time, size and first load of each tool."""
+    rows = []
+    with tempfile.TemporaryDirectory() as scratch:
+        tokenizer = rivals.find_tokenizer(args, parser, scratch)
+        for tool in rivals.TOOLS:
+            if tool.name not in INSTALLATIONS or (args.only and tool.name not in args.only):
+                continue
+            row = measure_tool(tool, tokenizer, Path(scratch), args)
+            if row is None:
+                print(f"{tool.name}: not installed")
+            else:
+                rows.append(row)
+    columns = [
+        "who",
+        "steps",
+        "install, s",
+        "MB",
+        "packages",
+        "first load, s",
+        "again, s",
+        "TTFT p50 / true, ms",
+    ]
+    print(rig.format_table([*columns, "without tokenizer and Hub"], rows))
+
+
 def main() -> None:
     """Print install time, size and first load of each tool, or of the wheel with uvx."""
     parser = rig.create_parser(__doc__)
@@ -221,59 +305,9 @@ def main() -> None:
     parser.add_argument("--uvx", default="uvx", help="the program uvx")
     args = rig.parse_arguments(parser, requests=4, lanes=2, only=["loadgen"])
     if args.wheel:
-        with tempfile.TemporaryDirectory() as scratch:
-            wheels = [wheel.absolute() for wheel in args.wheel]
-            wheel_rows = measure_uvx(args.uvx, wheels, Path(scratch))
-        columns = ["uvx with", "s", "MB", "packages", "result"]
-        print(rig.format_table(columns, wheel_rows))
-        return
-    rows = []
-    with tempfile.TemporaryDirectory() as scratch:
-        folder = rivals.find_tokenizer(args, parser, scratch)
-        for tool in rivals.TOOLS:
-            if tool.name not in INSTALLATIONS or (args.only and tool.name not in args.only):
-                continue
-            installed = (
-                install_tool(tool, args.install / tool.name)
-                if args.install
-                else find_installed(tool)
-            )
-            if installed is None:
-                print(f"{tool.name}: not installed")
-                continue
-            runs = [
-                run_first_load(
-                    tool, installed.program, tokenizer, Path(scratch) / f"{tool.name}-{index}", args
-                )
-                for index, tokenizer in enumerate([folder, folder, ""])
-            ]
-            (first_s, ttft, error), (second_s, *_), (isolated_s, isolated_ttft, isolated_error) = (
-                runs
-            )
-            rows.append(
-                [
-                    tool.name,
-                    INSTALLATIONS[tool.name].steps,
-                    rivals.format_number(installed.seconds, 0),
-                    rivals.format_number(installed.megabytes, 0),
-                    str(installed.packages or ""),
-                    f"{first_s:.1f}",
-                    f"{second_s:.1f}",
-                    ttft or error,
-                    f"{isolated_s:.1f} s" if isolated_ttft else f"no: {isolated_error[:110]}",
-                ]
-            )
-    columns = [
-        "who",
-        "steps",
-        "install, s",
-        "MB",
-        "packages",
-        "first load, s",
-        "again, s",
-        "TTFT p50 / true, ms",
-    ]
-    print(rig.format_table([*columns, "without tokenizer and Hub"], rows))
+        print_uvx(args)
+    else:
+        print_tools(args, parser)
 
 
 if __name__ == "__main__":

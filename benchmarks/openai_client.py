@@ -200,97 +200,136 @@ class OpenAIClient:
             self._tasks[exchange].cancel()
 
     async def _run(self, exchange: Exchange, headers: dict[str, str]) -> None:
-        """Run a request, with one retry if the server had closed the idle connection."""
-        deadline = (
-            asyncio.get_running_loop().time()
-            + (exchange.due_at + self._timeout_ns - monotonic_ns()) / 1e9
-        )
-        failure: Failure | None
+        """Run a request to its end, and store its outcome in `exchange`. It raises nothing."""
+        failure = await self._send_until_done(exchange, headers)
+        was_sent = exchange.sent_at >= 0
+        exchange.done_at = monotonic_ns()
+        exchange.failure = failure
+        exchange.ready_at = exchange.sent_at
+        exchange.is_connection_reused = exchange.is_connection_reused and was_sent
+        exchange.bytes_sent = len(exchange.body) if was_sent else 0
+
+    async def _send_until_done(self, exchange: Exchange, headers: dict[str, str]) -> Failure | None:
+        """Send a request within its time limits and return its failure, or None."""
+        left_s = (exchange.due_at + self._timeout_ns - monotonic_ns()) / 1e9
+        deadline_s = asyncio.get_running_loop().time() + left_s
+        limit = asyncio.timeout_at(deadline_s)
         try:
-            async with asyncio.timeout_at(deadline) as limit:
-                _current.set(exchange)
-                try:
-                    await self._attempt(exchange, headers, limit, deadline)
-                except Exception as error:
-                    unanswered = (
-                        exchange.is_connection_reused
-                        and exchange.sent_at >= 0
-                        and exchange.head_received_at < 0
-                    )
-                    if not (unanswered and classify_library_error(error).kind == "reset"):
-                        raise
-                    exchange.resend_count = (
-                        1  # the server had closed the idle connection: metrics.md allows one resend
-                    )
-                    await self._attempt(exchange, headers, limit, deadline)
-            failure = exchange.reader.find_failure(True, False, self._streaming)
+            async with limit:
+                await self._send_with_retry(exchange, headers, limit, deadline_s)
         except TimeoutError:
-            if limit.when() == deadline:
-                failure = Failure(
-                    "timeout_total",
-                    f"not finished {self._timeout_ns / 1e9:g} s after its scheduled time",
-                )
-            else:
-                failure = Failure("timeout_stall", f"no event for {self._stall_ns / 1e9:g} s")
+            return self._timeout_failure(is_total=limit.when() == deadline_s)
         except asyncio.CancelledError:
-            failure = exchange.failure or _CANCELLED
-        except (
-            Exception
-        ) as error:  # an exception of the package is a failed request; it must not end the run
-            failure = self._failure_of(error, exchange)
-        exchange.done_at, exchange.failure, exchange.ready_at = (
-            monotonic_ns(),
-            failure,
-            exchange.sent_at,
-        )
-        exchange.is_connection_reused = exchange.is_connection_reused and exchange.sent_at >= 0
-        exchange.bytes_sent = len(exchange.body) if exchange.sent_at >= 0 else 0
+            return exchange.failure or _CANCELLED
+        except Exception as error:
+            # An exception of the package is a failed request. It must not end the run.
+            self._store_error_status(error, exchange)
+            return self._describe_error(error, exchange)
+        return exchange.reader.find_failure(True, False, self._streaming)
+
+    def _timeout_failure(self, *, is_total: bool) -> Failure:
+        """Return the failure of a request that exceeded its total time, or that of an event."""
+        if is_total:
+            text = f"not finished {self._timeout_ns / 1e9:g} s after its scheduled time"
+            return Failure("timeout_total", text)
+        return Failure("timeout_stall", f"no event for {self._stall_ns / 1e9:g} s")
+
+    async def _send_with_retry(
+        self,
+        exchange: Exchange,
+        headers: dict[str, str],
+        limit: asyncio.Timeout,
+        deadline_s: float,
+    ) -> None:
+        """Send a request, and once more if the server had closed the idle connection.
+
+        The definition of the metrics allows this one resend: the server did not see the request.
+        """
+        _current.set(exchange)
+        try:
+            await self._attempt(exchange, headers, limit, deadline_s)
+        except Exception as error:
+            was_sent_on_idle_connection = exchange.is_connection_reused and exchange.sent_at >= 0
+            has_response = exchange.head_received_at >= 0
+            is_reset = classify_library_error(error).kind == "reset"
+            if has_response or not (was_sent_on_idle_connection and is_reset):
+                raise
+            exchange.resend_count = 1
+            await self._attempt(exchange, headers, limit, deadline_s)
 
     async def _attempt(
-        self, exchange: Exchange, headers: dict[str, str], limit: asyncio.Timeout, deadline: float
+        self,
+        exchange: Exchange,
+        headers: dict[str, str],
+        limit: asyncio.Timeout,
+        deadline_s: float,
     ) -> None:
-        """Call the package once.
+        """Call the openai package once, and feed its response to the reader of the exchange.
 
-        Fields that are its required parameters are passed by name, the rest of our body as
-        `extra_body`.
+        The connection counts as reused until the trace of the HTTP library reports a new one.
         """
-        loop, stall_s, reader = asyncio.get_running_loop(), self._stall_ns / 1e9, exchange.reader
         exchange.is_connection_reused = True
-        fields: dict[str, Any] = msgspec.json.decode(exchange.body)
+        response = await self._call_package(exchange.body, headers)
+        if self._streaming:
+            await self._read_events(exchange, response, limit, deadline_s)
+        else:
+            _read_complete_response(exchange, response)
+
+    async def _call_package(self, body: bytes | memoryview, headers: dict[str, str]) -> Any:
+        """Call the package with our request body, and return its response object.
+
+        Fields that are its required parameters are passed by name, the rest as `extra_body`.
+        """
+        fields: dict[str, Any] = msgspec.json.decode(body)
         named_fields = {field: fields.pop(field) for field in _NAMED_FIELDS if field in fields}
         api = self._api.chat.completions if self.target.api == "chat" else self._api.completions
-        response = await api.create(
-            **named_fields, extra_body=fields, extra_headers=headers or None
-        )
-        if not self._streaming:
-            received_ns = monotonic_ns()
-            exchange.response.status = 200
-            reader.feed([_json(response)], received_ns)
-            reader.first_event_tokens = reader.usage().output or 0  # the whole answer came at once
-            return
-        exchange.response.status = response.response.status_code
-        try:
-            async for event in response:
-                received_ns, is_first = monotonic_ns(), reader.first_token < 0
-                reader.feed([_json(event)], received_ns)
-                if is_first and reader.first_token >= 0 and exchange.on_first_output is not None:
-                    exchange.on_first_output(received_ns)
-                limit.reschedule(min(deadline, loop.time() + stall_s) if stall_s else deadline)
-        finally:
-            exchange.bytes_received = getattr(response.response, "num_bytes_downloaded", 0)
+        return await api.create(**named_fields, extra_body=fields, extra_headers=headers or None)
 
-    def _failure_of(self, error: Exception, exchange: Exchange) -> Failure:
-        """Return the Failure for an exception of the package.
+    async def _read_events(
+        self, exchange: Exchange, stream: Any, limit: asyncio.Timeout, deadline_s: float
+    ) -> None:
+        """Read a stream to its end. Each event moves the time limit for the next one."""
+        loop = asyncio.get_running_loop()
+        reader = exchange.reader
+        stall_s = self._stall_ns / 1e9
+        exchange.response.status = stream.response.status_code
+        try:
+            async for event in stream:
+                received_ns = monotonic_ns()
+                had_token = reader.first_token >= 0
+                reader.feed([_json(event)], received_ns)
+                is_first_token = not had_token and reader.first_token >= 0
+                if is_first_token and exchange.on_first_output is not None:
+                    exchange.on_first_output(received_ns)
+                limit.reschedule(min(deadline_s, loop.time() + stall_s) if stall_s else deadline_s)
+        finally:
+            exchange.bytes_received = getattr(stream.response, "num_bytes_downloaded", 0)
+
+    def _store_error_status(self, error: Exception, exchange: Exchange) -> None:
+        """Store the HTTP status of an exception of the package, if it has one."""
+        status = classify_library_error(error).http_status
+        exchange.response.status = status or exchange.response.status
+
+    def _describe_error(self, error: Exception, exchange: Exchange) -> Failure:
+        """Return the failure for an exception of the package, without secrets in its text.
 
         Its kind is one of loadgen_sdk.errors.KINDS.
         """
         failure = classify_library_error(error)
-        kind, text = failure.kind, failure.text
-        exchange.response.status = failure.http_status or exchange.response.status
-        if kind in ("reset", "truncated") and exchange.head_received_at >= 0:
+        text = failure.text
+        if failure.kind in ("reset", "truncated") and exchange.head_received_at >= 0:
             text = f"{text}, after {exchange.reader.output_events} output events"
         text = self.target.redact(text, self._api_key, *header_secrets(self._headers))
-        return Failure(kind, text[:ERROR_TEXT_CHARS], exchange.response.status)
+        return Failure(failure.kind, text[:ERROR_TEXT_CHARS], exchange.response.status)
+
+
+def _read_complete_response(exchange: Exchange, response: Any) -> None:
+    """Feed a response that was not streamed to the reader; all of its tokens came at once."""
+    received_ns = monotonic_ns()
+    reader = exchange.reader
+    exchange.response.status = 200
+    reader.feed([_json(response)], received_ns)
+    reader.first_event_tokens = reader.usage().output or 0
 
 
 def _json(event: Any) -> bytes:

@@ -31,7 +31,7 @@ import rig
 from loadgen.interop.reader import read_result
 from loadgen.sim.server.send_log import parse_log
 
-PAUSE_S, PAUSE_INTERVAL_S = 0.05, 0.2
+PAUSE_S, RUNNING_S = 0.05, 0.15  # of a starved client, in turns
 INPUT, OUTPUT = 100, 50  # tokens
 OPTIONS: dict[str, Any] = {"ttft": "normal:100ms,10ms", "itl": "10ms", "log_events": "all"}
 SITUATIONS: dict[str, dict[str, Any]] = {
@@ -142,23 +142,28 @@ TOOLS = (
 )
 
 
+OUTPUT_FILE = "said.txt"  # what a tool prints
+
+
+# Besides those of the endpoint, so that a tool uses the tokenizer of the folder
+TOOL_ENVIRONMENT = {"HF_HUB_OFFLINE": "1"}
+
+
 def find_program(tool: Tool) -> str:
-    """Return the program of a tool, or "" if it is not installed."""
+    """Return the program of a tool, or "" if it is not installed.
+
+    It is looked for in the tool's own environment below LOADGEN_SERVERS, then on the PATH. A tool
+    that is a module of Python needs its own environment.
+    """
     if not tool.environment:
         return tool.program
-    installed = (
-        Path(os.environ.get("LOADGEN_SERVERS", "/nonexistent"))
-        / tool.environment
-        / "bin"
-        / tool.program
-    )
-    return (
-        str(installed)
-        if installed.exists()
-        else (shutil.which(tool.program) or "")
-        if tool.program != "python"
-        else ""
-    )
+    environments = Path(os.environ.get("LOADGEN_SERVERS", "/nonexistent"))
+    installed = environments / tool.environment / "bin" / tool.program
+    if installed.exists():
+        return str(installed)
+    if tool.program == "python":
+        return ""
+    return shutil.which(tool.program) or ""
 
 
 class LoadResult(NamedTuple):
@@ -172,80 +177,104 @@ class LoadResult(NamedTuple):
     failed: float | None
 
 
+class ReadStream(NamedTuple):
+    """A response that the endpoint sent: when its request arrived, and each send, in ns."""
+
+    arrival_ns: int
+    sends_ns: list[int]
+
+    @property
+    def tpot_ns(self) -> float:
+        """Return the mean time between two tokens."""
+        return (self.sends_ns[-1] - self.sends_ns[0]) / (len(self.sends_ns) - 1)
+
+
 def read_truth(log: bytes) -> LoadResult:
-    """Return the result according to the endpoint's own log."""
+    """Return the result of a load according to the endpoint's own log.
+
+    Requests that a tool sends to look at the endpoint do not count: they have other lengths than
+    the load. A failed request counts whatever its length, because its failure was injected.
+    """
     sent = parse_log(log)
-    instants: dict[int, list[int]] = {}
+    sends_by_request: dict[int, list[int]] = {}
     for number, sent_ns in zip(sent.request.tolist(), sent.sent_ns.tolist(), strict=True):
-        instants.setdefault(number, []).append(sent_ns)
-    chats = (request for request in sent.requests if request.path.endswith("/completions"))
+        sends_by_request.setdefault(number, []).append(sent_ns)
     load_requests = [
-        request for request in chats if request.fault or request.output_tokens == OUTPUT
-    ]  # not a tool's first look
-    complete_streams = [
-        (request.arrival_ns, instants[request.number])
-        for request in load_requests
-        if len(instants.get(request.number, ())) > 1
+        request
+        for request in sent.requests
+        if request.path.endswith("/completions")
+        and (request.fault or request.output_tokens == OUTPUT)
     ]
-    if not complete_streams:
-        return LoadResult(None, None, None, None, 0, len(load_requests))
-    gaps = np.concatenate([np.diff(sends) for _, sends in complete_streams])
-    seconds = (
-        max(sends[-1] for _, sends in complete_streams)
-        - min(arrival for arrival, _ in complete_streams)
-    ) / 1e9
+    streams = []
+    for request in load_requests:
+        sends_ns = sends_by_request.get(request.number, [])
+        if len(sends_ns) > 1:
+            streams.append(ReadStream(request.arrival_ns, sends_ns))
+    if not streams:
+        return LoadResult(None, None, None, None, ok=0, failed=len(load_requests))
+    ttft_ns = [stream.sends_ns[0] - stream.arrival_ns for stream in streams]
+    gaps_ns = np.concatenate([np.diff(stream.sends_ns) for stream in streams])
+    first_arrival_ns = min(stream.arrival_ns for stream in streams)
+    last_send_ns = max(stream.sends_ns[-1] for stream in streams)
+    duration_s = (last_send_ns - first_arrival_ns) / 1e9
     return LoadResult(
-        float(np.median([sends[0] - arrival for arrival, sends in complete_streams])) / 1e6,
-        float(np.median(gaps)) / 1e6,
-        float(
-            np.median([(sends[-1] - sends[0]) / (len(sends) - 1) for _, sends in complete_streams])
-        )
-        / 1e6,
-        sum(len(sends) for _, sends in complete_streams) / seconds,
-        len(complete_streams),
-        len(load_requests) - len(complete_streams),
+        ttft=float(np.median(ttft_ns)) / 1e6,
+        itl=float(np.median(gaps_ns)) / 1e6,
+        tpot=float(np.median([stream.tpot_ns for stream in streams])) / 1e6,
+        output_per_s=sum(len(stream.sends_ns) for stream in streams) / duration_s,
+        ok=len(streams),
+        failed=len(load_requests) - len(streams),
     )
 
 
 def read_tool_result(tool: Tool, out: Path) -> tuple[LoadResult, str]:
     """Return what a tool's result file says, and its own verdict or warnings."""
-    result_path = out / tool.result
-    if tool.name != "loadgen":
-        metrics = read_result(result_path).metrics
-        names = (
-            "ttft_ms.p50",
-            "inter_chunk_ms.p50",
-            "tpot_ms.p50",
-            "tokens.output_per_s",
-            "requests.ok",
-            "requests.failed",
-        )
-        warned = [
-            line.strip(" ⚠")
-            for line in (out / "said.txt").read_text("utf-8").splitlines()
-            if "⚠" in line
-        ]
-        return LoadResult(*(metrics.get(name) for name in names)), "; ".join(warned)
-    summary = json.loads(result_path.read_bytes())
-    ttft, itl, tpot = (
-        (summary[name] or {}).get("p50") for name in ("ttft_ms", "itl_ms", "tpot_ms")
+    if tool.name == "loadgen":
+        return read_loadgen_result(out / tool.result)
+    metrics = read_result(out / tool.result).metrics
+    output = (out / OUTPUT_FILE).read_text("utf-8")
+    warnings = [line.strip(" ⚠") for line in output.splitlines() if "⚠" in line]
+    result = LoadResult(
+        ttft=metrics.get("ttft_ms.p50"),
+        itl=metrics.get("inter_chunk_ms.p50"),
+        tpot=metrics.get("tpot_ms.p50"),
+        output_per_s=metrics.get("tokens.output_per_s"),
+        ok=metrics.get("requests.ok"),
+        failed=metrics.get("requests.failed"),
     )
-    verdict = (
-        "VALID"
-        if summary["verdict"]["valid"]
-        else "INVALID: " + "; ".join(summary["verdict"]["reasons"])
-    )
-    unsound_metrics = [*summary["unsound"], *summary["withheld"]]
-    withheld = f"; withheld: {', '.join(unsound_metrics)}" if unsound_metrics else ""
-    counts = summary["requests"]
-    output, ok, failed = summary["tokens"]["output_per_s"], counts["ok"], counts["failed"]
-    return LoadResult(ttft, itl, tpot, output, ok, failed), verdict + withheld
+    return result, "; ".join(warnings)
 
 
-def run_tool(command: str, output_path: Path, starved: bool, timeout_s: float) -> int | None:
+def read_loadgen_result(summary_path: Path) -> tuple[LoadResult, str]:
+    """Return the result of a run of loadgen, and its verdict with the metrics that are withheld."""
+    summary = json.loads(summary_path.read_bytes())
+
+    def read_p50(metric: str) -> float | None:
+        p50: float | None = (summary[metric] or {}).get("p50")
+        return p50
+
+    result = LoadResult(
+        ttft=read_p50("ttft_ms"),
+        itl=read_p50("itl_ms"),
+        tpot=read_p50("tpot_ms"),
+        output_per_s=summary["tokens"]["output_per_s"],
+        ok=summary["requests"]["ok"],
+        failed=summary["requests"]["failed"],
+    )
+    verdict = "VALID"
+    if not summary["verdict"]["valid"]:
+        verdict = "INVALID: " + "; ".join(summary["verdict"]["reasons"])
+    withheld_metrics = [*summary["unsound"], *summary["withheld"]]
+    if withheld_metrics:
+        verdict += f"; withheld: {', '.join(withheld_metrics)}"
+    return result, verdict
+
+
+def run_tool(command: str, output_path: Path, *, is_starved: bool, timeout_s: float) -> int | None:
     """Run a tool; return its exit code, or None if it did not end in time.
 
-    With `starved`, the tool is stopped and continued all the time.
+    With `is_starved`, the tool is stopped for PAUSE_S, then runs for RUNNING_S, and so on. This
+    simulates a host that is too busy.
     """
     with output_path.open("wb") as output:
         process = subprocess.Popen(
@@ -254,16 +283,16 @@ def run_tool(command: str, output_path: Path, starved: bool, timeout_s: float) -
             stdout=output,
             stderr=output,
             start_new_session=True,
-            env=os.environ | {"HF_HUB_OFFLINE": "1"},
+            env=os.environ | TOOL_ENVIRONMENT,
         )
         deadline_s = time.monotonic() + timeout_s
         try:
             while process.poll() is None and time.monotonic() < deadline_s:
-                if starved:
+                if is_starved:
                     os.killpg(process.pid, signal.SIGSTOP)
                     time.sleep(PAUSE_S)
                     os.killpg(process.pid, signal.SIGCONT)
-                time.sleep(PAUSE_INTERVAL_S - PAUSE_S)
+                time.sleep(RUNNING_S)
             return process.poll()
         finally:
             if process.poll() is None:
@@ -295,22 +324,68 @@ def build_command(
 
 
 def find_tokenizer(args: Any, parser: argparse.ArgumentParser, scratch: str) -> str:
-    """Return the folder that `--tokenizer` names; with `--smoke`, create one."""
+    """Return the folder of the tokenizer that `--tokenizer` names, as an absolute path.
+
+    With `--smoke`, a tokenizer is created in `scratch`. Without either, the script ends with an
+    error.
+    """
+    folder: str | None = args.tokenizer
     if args.smoke:
-        args.tokenizer = str(Path(scratch) / "model")
-        subprocess.run(
-            [
-                sys.executable,
-                rig.BENCHMARKS_DIR / "gpu/weights.py",
-                args.tokenizer,
-                "--form",
-                "config",
-            ],
-            check=True,
+        folder = str(Path(scratch) / "model")
+        script = rig.BENCHMARKS_DIR / "gpu/weights.py"
+        subprocess.run([sys.executable, script, folder, "--form", "config"], check=True)
+    if not folder:
+        parser.error("--tokenizer is missing: a folder with tokenizer.json")
+    return str(Path(folder).absolute())
+
+
+def read_version(tool: Tool, program: str) -> str:
+    """Return the first words of what a tool prints as its version."""
+    completed = subprocess.run(
+        shlex.split(tool.version.format(bin=program)),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    return " ".join(completed.stdout.split()[:6])
+
+
+def measure_situation(
+    tool: Tool, program: str, situation: str, tokenizer: str, output_dir: Path, args: Any
+) -> list[list[str]]:
+    """Run a tool in a situation; return the row of its result and the row of the truth."""
+    output_dir.mkdir(parents=True)
+    with rig.serve_endpoint(**OPTIONS, **SITUATIONS[situation]) as server:
+        command = build_command(tool, program, server.url, tokenizer, output_dir, args)
+        code = run_tool(
+            command,
+            output_dir / OUTPUT_FILE,
+            is_starved=situation == "starved",
+            timeout_s=args.minutes * 60,
         )
-    if not args.tokenizer:
-        parser.error("--tokenizer: which?")
-    return str(Path(args.tokenizer).absolute())
+        log = rig.read_url(server.url + "/_log")
+    if code is None or not (output_dir / tool.result).exists():
+        return [[situation, tool.name, *[""] * 6, f"no result, exit code {code}"]]
+    reported, own_verdict = read_tool_result(tool, output_dir)
+    return [
+        format_result(situation, tool.name, reported, own_verdict),
+        format_result(situation, "  its truth", read_truth(log), ""),
+    ]
+
+
+def format_result(situation: str, source: str, result: LoadResult, remark: str) -> list[str]:
+    """Return a row of the table."""
+    return [
+        situation,
+        source,
+        format_number(result.ttft, 2),
+        format_number(result.itl, 2),
+        format_number(result.tpot, 2),
+        format_number(result.output_per_s, 0),
+        format_number(result.ok, 0),
+        format_number(result.failed, 0),
+        remark,
+    ]
 
 
 def main() -> None:
@@ -328,55 +403,22 @@ def main() -> None:
     parser.add_argument("--minutes", type=float, default=5.0, help="that a tool may take")
     parser.add_argument("--out", type=Path, help="raw files, a folder a tool and situation")
     args = rig.parse_arguments(parser, requests=4, lanes=2, situation=["quiet"], only=["loadgen"])
-    rows, versions = [], []
+    rows = []
+    versions = []
     with tempfile.TemporaryDirectory() as scratch:
         tokenizer = find_tokenizer(args, parser, scratch)
+        result_dir = (args.out or Path(scratch)).absolute()
         for tool in TOOLS:
             if args.only and tool.name not in args.only:
                 continue
-            if not (program_path := find_program(tool)):
+            program = find_program(tool)
+            if not program:
                 print(f"{tool.name}: not installed")
                 continue
-            version = subprocess.run(
-                shlex.split(tool.version.format(bin=program_path)),
-                capture_output=True,
-                text=True,
-                check=False,
-            )
-            versions.append(" ".join(version.stdout.split()[:6]))
+            versions.append(read_version(tool, program))
             for situation in args.situation or SITUATIONS:
-                output_dir = (args.out or Path(scratch)).absolute() / f"{tool.name}-{situation}"
-                output_dir.mkdir(parents=True)
-                with rig.serve_endpoint(**OPTIONS, **SITUATIONS[situation]) as server:
-                    command_line = build_command(
-                        tool, program_path, server.url, tokenizer, output_dir, args
-                    )
-                    code = run_tool(
-                        command_line,
-                        output_dir / "said.txt",
-                        situation == "starved",
-                        args.minutes * 60,
-                    )
-                    log = rig.read_url(server.url + "/_log")
-                if code is None or not (output_dir / tool.result).exists():
-                    rows.append([situation, tool.name, *[""] * 6, f"no result, exit code {code}"])
-                    continue
-                reported, own_verdict = read_tool_result(tool, output_dir)
-                for source, result, remark in (
-                    (tool.name, reported, own_verdict),
-                    ("truth", read_truth(log), ""),
-                ):
-                    times = [format_number(value, 2) for value in result[:3]]
-                    counts = [format_number(value, 0) for value in result[3:]]
-                    rows.append(
-                        [
-                            situation,
-                            source if source != "truth" else "  its truth",
-                            *times,
-                            *counts,
-                            remark,
-                        ]
-                    )
+                output_dir = result_dir / f"{tool.name}-{situation}"
+                rows += measure_situation(tool, program, situation, tokenizer, output_dir, args)
     columns = [
         "situation",
         "who",
