@@ -11,7 +11,9 @@ detected. For each metric it prints the smallest change that nine of ten compari
 
 from __future__ import annotations
 
-import msgspec
+from collections import defaultdict
+from dataclasses import dataclass, field
+
 import numpy as np
 import rig
 from msgspec.structs import replace
@@ -30,7 +32,7 @@ from loadgen.sim.request_lengths import RequestSize
 from loadgen.sim.virtual_backend import simulate
 
 BATCH = 64  # sequences at once: small, so that 2,000 requests are several minutes of load
-INSTANTS = (
+TIMESTAMPS = (
     "first_byte_ns",
     "first_event_ns",
     "first_token_ns",
@@ -42,7 +44,10 @@ INSTANTS = (
 
 
 def simulate_rows(rate: str, seed: int, request_count: int) -> NDArray[np.void]:
-    """Simulate one run of `n` requests and return its rows."""
+    """Simulate one run of so many requests with mixed lengths, and return its records.
+
+    `rate` is an option of `loadgen run`: requests per second, or "inf" for all at once.
+    """
     loaded_preset = preset("h100x8", "benchmark")
     rng = np.random.default_rng(seed)
     prompts = np.clip(rng.lognormal(np.log(200), 0.6, request_count), 1, 2000).astype(int).tolist()
@@ -63,32 +68,55 @@ def simulate_rows(rate: str, seed: int, request_count: int) -> NDArray[np.void]:
 
 
 def scale_latencies(rows: NDArray[np.void], factor: float) -> NDArray[np.void]:
-    """Return rows whose latencies are multiplied by `by`, with the same scheduled times."""
+    """Return records whose latencies are multiplied by `factor`, with the same scheduled times."""
     scaled = rows.copy()
-    for field in INSTANTS:
-        has_value = rows[field] >= 0
-        scaled[field][has_value] = rows["due_ns"][has_value] + (
-            (rows[field] - rows["due_ns"])[has_value] * factor
-        ).astype(np.int64)
+    for timestamp in TIMESTAMPS:
+        has_value = rows[timestamp] >= 0
+        due_ns = rows["due_ns"][has_value]
+        latency_ns = rows[timestamp][has_value] - due_ns
+        scaled[timestamp][has_value] = due_ns + (latency_ns * factor).astype(np.int64)
     return scaled
 
 
 def create_side(name: str, rows: NDArray[np.void]) -> Side:
-    """Return a side of a comparison that consists of one run."""
+    """Return a side of a comparison that consists of one run with these records.
+
+    The run counts as VALID, because a comparison never judges invalid runs. Here it may be INVALID
+    for having few requests.
+    """
     manifest = RunManifest(
         run=name,
         state="finished",
         targets=(TargetFacts(simulated=True),),
         stages=(StagePlan(name="load", arrival="poisson", slots=len(rows)),),
+        # The fingerprint of the workload, which is the same for both sides
         fingerprints=Fingerprints(recipe="1"),
     )
     summary = summarize(manifest, rows)
-    summary = msgspec.structs.replace(
-        summary, verdict=msgspec.structs.replace(summary.verdict, valid=True)
-    )
-    return Side(
-        name=name, runs=(ComparedRun(name=name, summary=summary, manifest=manifest, rows=rows),)
-    )
+    valid_verdict = replace(summary.verdict, valid=True)
+    valid_summary = replace(summary, verdict=valid_verdict)
+    recorded_run = ComparedRun(name=name, summary=valid_summary, manifest=manifest, rows=rows)
+    return Side(name=name, runs=(recorded_run,))
+
+
+@dataclass
+class MetricCounts:
+    """What comparisons of pairs say of one metric.
+
+    `false_alarms` are differences between equal sides, `hits` those between a side and one that is
+    10 % slower. `detectable_changes` has the smallest change that each comparison would detect.
+    """
+
+    false_alarms: int = 0
+    hits: int = 0
+    detectable_changes: list[float] = field(default_factory=list)
+
+    def format_row(self, metric: str) -> list[str]:
+        """Return the row of the metric."""
+        smallest = "-"
+        if self.detectable_changes:
+            smallest = f"{np.median(self.detectable_changes) * 100:.1f} %"
+        return [metric, str(self.false_alarms), str(self.hits), smallest]
 
 
 def main() -> None:
@@ -99,49 +127,37 @@ def main() -> None:
     parser.add_argument("--load", type=float, default=0.7)
     args = rig.parse_arguments(parser, pairs=1, requests=200)
     request_count = args.requests
-    capacity = request_count / (float(simulate_rows("inf", 0, request_count)["end_ns"].max()) / 1e9)
+    full_load_s = float(simulate_rows("inf", 0, request_count)["end_ns"].max()) / 1e9
+    capacity = request_count / full_load_s
     rate = f"{args.load * capacity:.3f}"
     print(
         f"{args.pairs} pairs of {request_count:,} requests at {rate}/s, {args.load:.0%} of "
         f"{capacity:.2f}/s"
     )
     pairs_without_difference = 0
-    hits: dict[str, int] = {}
-    false_alarms: dict[str, int] = {}
-    detectable_changes: dict[str, list[float]] = {}
+    counts: dict[str, MetricCounts] = defaultdict(MetricCounts)
     for pair in range(args.pairs):
-        before_rows, after_rows = (
-            simulate_rows(rate, 2 * pair + 1, request_count),
-            simulate_rows(rate, 2 * pair + 2, request_count),
-        )
+        before_rows = simulate_rows(rate, 2 * pair + 1, request_count)
+        after_rows = simulate_rows(rate, 2 * pair + 2, request_count)
         before = create_side("A", before_rows)
-        equal_comparison = comparison.compare([before, create_side("B", after_rows)])
+        equal = comparison.compare([before, create_side("B", after_rows)])
         shifted = comparison.compare([before, create_side("B", scale_latencies(after_rows, 1.1))])
-        pairs_without_difference += all(
-            difference.detailed_outcome != DIFFER for difference in equal_comparison.differences
-        )
-        for difference in equal_comparison.differences:
-            false_alarms[difference.metric] = false_alarms.get(difference.metric, 0) + (
-                difference.detailed_outcome == DIFFER
-            )
+        for difference in equal.differences:
+            metric = counts[difference.metric]
+            metric.false_alarms += difference.detailed_outcome == DIFFER
             if difference.detectable is not None:
-                detectable_changes.setdefault(difference.metric, []).append(difference.detectable)
+                metric.detectable_changes.append(difference.detectable)
         for difference in shifted.differences:
-            hits[difference.metric] = hits.get(difference.metric, 0) + (
-                difference.detailed_outcome == DIFFER
-            )
+            counts[difference.metric].hits += difference.detailed_outcome == DIFFER
+        pairs_without_difference += all(
+            difference.detailed_outcome != DIFFER for difference in equal.differences
+        )
     print(
         f"two of the same: no difference in {pairs_without_difference} of {args.pairs} pairs, "
         f"over all metrics shown\n"
     )
-    smallest = {
-        name: f"{np.median(changes) * 100:.1f} %" for name, changes in detectable_changes.items()
-    }
-    table = [
-        [name, str(false_alarms[name]), str(hits), smallest.get(name, "-")]
-        for name, hits in hits.items()
-    ]
-    print(rig.format_table(["metric", "wrong", "10 % found", "would be found from"], table))
+    rows = [metric_counts.format_row(metric) for metric, metric_counts in counts.items()]
+    print(rig.format_table(["metric", "wrong", "10 % found", "would be found from"], rows))
 
 
 if __name__ == "__main__":

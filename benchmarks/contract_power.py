@@ -20,14 +20,14 @@ from __future__ import annotations
 
 import sys
 import tempfile
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import rig
-from numpy.typing import NDArray
 from queueing import rows, run
 
 from loadgen.contracts.judge import judge_levels
@@ -85,66 +85,119 @@ def simulate_engine(rate: float, minutes: float, seed: int, warmup: str = "0") -
 
 
 def find_true_quantiles(simulate: Callable[[int], Columns]) -> dict[Key, float]:
-    """Return the quantiles of all long runs together, in ns."""
-    values: dict[str, list[NDArray[np.float64]]] = {}
-    for seed in LONG_SEEDS:
-        columns = simulate(seed)
-        for metric in dict(TERMS):
-            values.setdefault(metric, []).append(collect_values(columns, metric))
-    ordered = {metric: np.sort(np.concatenate(arrays)) for metric, arrays in values.items()}
-    return {
-        (metric, percentile): float(
-            ordered[metric][quantile_index(len(ordered[metric]), percentile / 100)]
-        )
-        for metric, percentile in TERMS
+    """Return the true quantile of each term in ns, over all long runs together.
+
+    `simulate` returns the long run of a seed. The keys are metric and percentile.
+    """
+    long_runs = [simulate(seed) for seed in LONG_SEEDS]
+    metrics = {metric for metric, _ in TERMS}
+    sorted_values = {
+        metric: np.sort(np.concatenate([collect_values(columns, metric) for columns in long_runs]))
+        for metric in metrics
     }
+    quantiles = {}
+    for metric, percentile in TERMS:
+        values = sorted_values[metric]
+        quantiles[metric, percentile] = float(values[quantile_index(len(values), percentile / 100)])
+    return quantiles
+
+
+def format_contract(truth: dict[Key, float]) -> str:
+    """Return a contract with a level for each limit factor, named at-FACTOR.
+
+    The terms of a level limit each true quantile to that factor of its value.
+    """
+    lines = ["name: power", "horizon: 20s", "levels:"]
+    for factor in LIMIT_FACTORS:
+        lines += [f"  - name: {level_name(factor)}", "    workload: qa", "    must:"]
+        for (metric, percentile), value_ns in truth.items():
+            limit = f"{round(value_ns * factor)}ns"
+            lines.append(f"      - {metric}: {{limit: {limit}, at: p{percentile}}}")
+    return "\n".join(lines) + "\n"
+
+
+def level_name(factor: float) -> str:
+    """Return the name of the contract's level with this limit factor."""
+    return f"at-{factor}"
 
 
 def count_verdicts(
     truth: dict[Key, float], seeds: range, simulate: Callable[[int], RecordedRun]
 ) -> dict[tuple[Key, float], Counter[str]]:
-    """Count the verdicts of each term, by its limit relative to the truth."""
-    text = "name: power\nhorizon: 20s\nlevels:\n"
-    for factor in LIMIT_FACTORS:
-        text += f"  - name: at-{factor}\n    workload: qa\n    must:\n"
-        for (metric, percentile), value in truth.items():
-            text += f"      - {metric}: {{limit: {round(value * factor)}ns, at: p{percentile}}}\n"
-    contract = parse_contract(text, "power", {})
-    counts: dict[tuple[Key, float], Counter[str]] = {}
+    """Judge the run of each seed, and count the verdicts of each term at each limit factor.
+
+    The levels of the contract differ only in their limits, so they are judged on the same run.
+    """
+    contract = parse_contract(format_contract(truth), "power", {})
+    counts: dict[tuple[Key, float], Counter[str]] = defaultdict(Counter)
     for seed in seeds:
         measured = MeasuredLevel(runs=(simulate(seed),))
-        for factor, level in zip(
-            LIMIT_FACTORS,
-            judge_levels(contract, {simulate.name: measured for simulate in contract.levels}),
-            strict=True,
-        ):
+        measured_levels = {level_name(factor): measured for factor in LIMIT_FACTORS}
+        levels = judge_levels(contract, measured_levels)
+        for factor, level in zip(LIMIT_FACTORS, levels, strict=True):
             assert not level.failure_reason, level.failure_reason
             for key, term in zip(truth, level.terms, strict=True):
-                counts.setdefault((key, factor), Counter())[term.verdict] += 1
+                counts[key, factor][term.verdict] += 1
     return counts
+
+
+class TermTotals(NamedTuple):
+    """All wrong PASSes of a case, and the most wrong FAILs of one of its terms."""
+
+    wrong_passes: int
+    max_wrong_fails: int
 
 
 def print_table(
     title: str, truth: dict[Key, float], counts: dict[tuple[Key, float], Counter[str]]
-) -> tuple[int, int]:
-    """Print the verdicts; return all wrong PASSes and the most wrong FAILs of one term."""
+) -> TermTotals:
+    """Print the verdicts of each term, and return how many of them are wrong.
+
+    A PASS is wrong if the limit is below the truth, and a FAIL if it is above.
+    """
+    lowest_factor, *_, highest_factor = LIMIT_FACTORS
     print(f"{title:<34}  10 % less              the truth itself       10 % more", flush=True)
-    for key, value in truth.items():
-        cells = [
-            "{:>4} /{:>4} /{:>4}".format(*(counts[key, factor][verdict] for verdict in VERDICTS))
-            for factor in LIMIT_FACTORS
-        ]
-        print(
-            f"  {key[0]} p{key[1]:<5} {value / 1e6:>14.2f} ms        " + "       ".join(cells),
-            flush=True,
+    for key, value_ns in truth.items():
+        metric, percentile = key
+        cells = "       ".join(
+            format_verdict_counts(counts[key, factor]) for factor in LIMIT_FACTORS
         )
-    return sum(counts[key, LIMIT_FACTORS[0]]["PASS"] for key in truth), max(
-        counts[key, LIMIT_FACTORS[2]]["FAIL"] for key in truth
+        print(f"  {metric} p{percentile:<5} {value_ns / 1e6:>14.2f} ms        {cells}", flush=True)
+    return TermTotals(
+        wrong_passes=sum(counts[key, lowest_factor]["PASS"] for key in truth),
+        max_wrong_fails=max(counts[key, highest_factor]["FAIL"] for key in truth),
     )
 
 
 QUEUE = ((8.0, 2_000), (10.0, 2_000), (11.0, 2_000), (11.0, 8_000))  # requests per second, requests
 ENGINE = ((111.0, 10.0), (150.0, 10.0), (150.0, 60.0))  # requests per second, minutes
+
+
+def format_verdict_counts(counts: Counter[str]) -> str:
+    """Return the counts of PASS, FAIL and INCONCLUSIVE."""
+    return " /".join(f"{counts[verdict]:>4}" for verdict in VERDICTS)
+
+
+class PowerCase(NamedTuple):
+    """A server at a load: a long run for the truth, and a run that is judged, each by its seed."""
+
+    title: str
+    simulate_long: Callable[[int], Columns]
+    simulate: Callable[[int], RecordedRun]
+
+
+def list_cases(long_requests: int) -> list[PowerCase]:
+    """Return all cases; a long run of the queue has `long_requests` requests."""
+    cases = []
+    for rate, requests in QUEUE:
+        title = f"queue, {rate:g}/s, {requests:,} requests"
+        simulate_long = partial(simulate_long_queue, long_requests, rate)
+        cases.append(PowerCase(title, simulate_long, partial(simulate_queue, requests, rate)))
+    for rate, minutes in ENGINE:
+        title = f"{PRESET}, {rate:g}/s, {minutes:g} minutes"
+        simulate = partial(simulate_engine, rate, minutes)
+        cases.append(PowerCase(title, partial(simulate_long_engine, rate), simulate))
+    return cases
 
 
 def main() -> int:
@@ -161,29 +214,17 @@ def main() -> int:
     args = rig.parse_arguments(parser, seeds=1, only="queue, 8/s", long=20_000)
     seeds = range(args.first, args.first + args.seeds)
     print(f"seeds {seeds[0]} to {seeds[-1]}, 95 % intervals; counts of PASS / FAIL / INCONCLUSIVE")
-    cases: list[tuple[str, Callable[[int], Columns], Callable[[int], RecordedRun]]] = []
-    for rate, requests in QUEUE:
-        title = f"queue, {rate:g}/s, {requests:,} requests"
-        cases.append(
-            (
-                title,
-                partial(simulate_long_queue, args.long, rate),
-                partial(simulate_queue, requests, rate),
-            )
-        )
-    for rate, minutes in ENGINE:
-        title = f"{PRESET}, {rate:g}/s, {minutes:g} minutes"
-        cases.append(
-            (title, partial(simulate_long_engine, rate), partial(simulate_engine, rate, minutes))
-        )
     totals = []
-    for title, simulate_long, simulate in cases:
-        if args.only in title:
-            truth = find_true_quantiles(simulate_long)
-            totals.append(print_table(title, truth, count_verdicts(truth, seeds, simulate)))
-    wrong_pass, wrong_fail = sum(passes for passes, _ in totals), max(fails for _, fails in totals)
-    print(f"wrong PASS in all: {wrong_pass}; most wrong FAILs of a term: {wrong_fail}")
-    return 0 if args.smoke or (wrong_pass == 0 and wrong_fail <= args.seeds // 10) else 1
+    for case in list_cases(args.long):
+        if args.only in case.title:
+            truth = find_true_quantiles(case.simulate_long)
+            counts = count_verdicts(truth, seeds, case.simulate)
+            totals.append(print_table(case.title, truth, counts))
+    wrong_passes = sum(total.wrong_passes for total in totals)
+    max_wrong_fails = max(total.max_wrong_fails for total in totals)
+    print(f"wrong PASS in all: {wrong_passes}; most wrong FAILs of a term: {max_wrong_fails}")
+    is_good = wrong_passes == 0 and max_wrong_fails <= args.seeds // 10
+    return 0 if args.smoke or is_good else 1
 
 
 if __name__ == "__main__":

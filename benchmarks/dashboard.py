@@ -20,7 +20,7 @@ import tempfile
 import time
 import urllib.parse
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -64,6 +64,53 @@ def free_port() -> int:
     return port
 
 
+@contextlib.contextmanager
+def run_in_background(command: Sequence[str]) -> Iterator[None]:
+    """Run a command during the `with` block, and terminate it at its end."""
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL) as process:
+        try:
+            yield
+        finally:
+            process.terminate()
+
+
+def prometheus_command(program: str, folder: Path, port: int, metrics_port: int) -> list[str]:
+    """Write the configuration of Prometheus; return the command that scrapes the metrics port."""
+    config_path = folder / "prometheus.yml"
+    config_path.write_text(CONFIG.format(port=metrics_port))
+    return [
+        program,
+        f"--config.file={config_path}",
+        f"--storage.tsdb.path={folder / 'data'}",
+        f"--web.listen-address=127.0.0.1:{port}",
+        "--log.level=error",
+    ]
+
+
+def load_command(folder: Path, url: str, metrics_port: int, seconds: float) -> list[str]:
+    """Write the workload; return the command that runs it and reports to the metrics port."""
+    workload_path = folder / "load.yaml"
+    workload_path.write_text(WORKLOAD)
+    target = ["--url", url, "--set", "limit=failure_share:50%"]
+    reports = ["--prometheus", f":{metrics_port}", "--out", str(folder / "run")]
+    options = ["--progress", "off", "--duration", f"{seconds}s"]
+    program = [sys.executable, "-m", "loadgen", "run", str(workload_path)]
+    return [*program, *target, *reports, *options]
+
+
+QUERY_AFTER = 0.8  # of the load, when all metrics have values and the load still runs
+
+
+def query_dashboard(port: int) -> dict[tuple[str, str], list[float]]:
+    """Return the values of each query of the dashboard, by the title of its panel and the query."""
+    values_by_query = {}
+    for title, query in list_queries(json.loads(DASHBOARD.read_text())["panels"]):
+        # A sample is [time, value as text].
+        values = [float(sample["value"][1]) for sample in query_prometheus(port, query)]
+        values_by_query[title, query] = [value for value in values if not math.isnan(value)]
+    return values_by_query
+
+
 def main() -> int:
     """Print the values of each query; return 1 if one has none."""
     parser = rig.create_parser(__doc__)
@@ -73,52 +120,21 @@ def main() -> int:
     if program is None:
         rig.skip_script("no prometheus on this machine (Debian: apt-get install prometheus)")
     port, metrics_port = free_port(), free_port()
-    with contextlib.ExitStack() as stack:
-        scratch_dir = Path(stack.enter_context(tempfile.TemporaryDirectory()))
-        url = stack.enter_context(
-            rig.serve_endpoint(ttft="40ms", itl="5ms", faults="http_500:0.1")
-        ).url
-        (scratch_dir / "prometheus.yml").write_text(CONFIG.format(port=metrics_port))
-        (scratch_dir / "load.yaml").write_text(WORKLOAD)
-        for command in (
-            [
-                program,
-                f"--config.file={scratch_dir / 'prometheus.yml'}",
-                f"--storage.tsdb.path={scratch_dir / 'data'}",
-                f"--web.listen-address=127.0.0.1:{port}",
-                "--log.level=error",
-            ],
-            [
-                sys.executable,
-                "-m",
-                "loadgen",
-                "run",
-                str(scratch_dir / "load.yaml"),
-                "--url",
-                url,
-                "--set",
-                "limit=failure_share:50%",
-                "--prometheus",
-                f":{metrics_port}",
-                "--out",
-                str(scratch_dir / "run"),
-                "--progress",
-                "off",
-                "--duration",
-                f"{args.seconds}s",
-            ],
-        ):
-            process = stack.enter_context(subprocess.Popen(command, stdout=subprocess.DEVNULL))
-            stack.callback(process.terminate)
-        time.sleep(args.seconds * 0.8)
-        rows, empty_queries = [], 0
-        for title, query in list_queries(json.loads(DASHBOARD.read_text())["panels"]):
-            values = [float(sample["value"][1]) for sample in query_prometheus(port, query)]
-            numbers = [value for value in values if not math.isnan(value)]
-            empty_queries += not numbers
-            rows.append(
-                [title, ", ".join(f"{value:.4g}" for value in numbers) or "NOTHING", f"`{query}`"]
-            )
+    with (
+        tempfile.TemporaryDirectory() as scratch,
+        rig.serve_endpoint(ttft="40ms", itl="5ms", faults="http_500:0.1") as server,
+    ):
+        folder = Path(scratch)
+        prometheus = prometheus_command(program, folder, port, metrics_port)
+        load = load_command(folder, server.url, metrics_port, args.seconds)
+        with run_in_background(prometheus), run_in_background(load):
+            time.sleep(args.seconds * QUERY_AFTER)
+            values_by_query = query_dashboard(port)
+    rows = [
+        [title, ", ".join(f"{value:.4g}" for value in values) or "NOTHING", f"`{query}`"]
+        for (title, query), values in values_by_query.items()
+    ]
+    empty_queries = sum(not values for values in values_by_query.values())
     print(rig.format_table(["panel", "values", "query"], rows))
     print(f"\n{empty_queries} queries without a value")
     return 1 if empty_queries and not args.smoke else 0

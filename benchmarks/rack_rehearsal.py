@@ -28,6 +28,7 @@ from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import rig
 
@@ -75,7 +76,7 @@ def is_listening(number: int) -> bool:
 def wait_until(
     condition: Callable[[], bool], message: str, timeout_s: float = START_TIMEOUT_S
 ) -> None:
-    """Wait until a condition holds; raise TimeoutError with `what` if it takes too long."""
+    """Wait until a condition holds; raise TimeoutError with `message` if it takes too long."""
     deadline_s = time.monotonic() + timeout_s
     while not condition():
         if time.monotonic() > deadline_s:
@@ -85,7 +86,11 @@ def wait_until(
 
 @contextlib.contextmanager
 def start_rack(endpoints: int) -> Iterator[dict[int, subprocess.Popen[bytes]]]:
-    """Run the endpoints inside the `with` block; the value maps numbers to processes."""
+    """Run so many endpoints inside the `with` block, numbered from 1.
+
+    Yields:
+        The process of each endpoint by its number. The caller may replace one that it has ended.
+    """
     processes: dict[int, subprocess.Popen[bytes]] = {}
     try:
         for number in range(1, endpoints + 1):
@@ -99,56 +104,81 @@ def start_rack(endpoints: int) -> Iterator[dict[int, subprocess.Popen[bytes]]]:
         for process in processes.values():
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(10)
-            process.kill()
+            process.kill()  # does nothing if the process has ended
 
 
 @contextlib.contextmanager
 def start_load_machines(count: int) -> Iterator[Any]:
     """Run a Ray cluster of a head without CPUs and `count` nodes of one CPU each.
 
-    Each node has an address of its own.
+    Each node has an address of its own. Ray and its nodes read their settings from the environment
+    of this process.
     """
-    os.environ |= {"RAY_USAGE_STATS_ENABLED": "0", "RAY_worker_niceness": "0"}
-    from ray.cluster_utils import Cluster
-
-    scratch = tempfile.mkdtemp(prefix="lg", dir="/tmp")  # short: sockets lie in it
-    os.environ["TMPDIR"] = scratch
+    # The paths of Ray's sockets must not be longer than about 100 characters.
+    scratch = tempfile.mkdtemp(prefix="lg", dir="/tmp")
     (Path(scratch) / "ray").mkdir()
-    node_options: dict[str, Any] = {"include_dashboard": False, "object_store_memory": 80_000_000}
-    head = {
-        "num_cpus": 0,
-        "temp_dir": f"{scratch}/ray",
-        "no_monitor": True,
-    }  # nothing grows or shrinks by itself
-    cluster = Cluster(initialize_head=True, head_node_args=node_options | head)
-    try:
-        for number in range(1, count + 1):
-            cluster.add_node(num_cpus=1, node_ip_address=f"127.0.3.{number}", **node_options)
-        yield cluster
-    finally:
-        cluster.shutdown()
-        shutil.rmtree(scratch, ignore_errors=True)
+    settings = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_worker_niceness": "0", "TMPDIR": scratch}
+    with mock.patch.dict(os.environ, settings):
+        from ray.cluster_utils import Cluster
+
+        node_options: dict[str, Any] = {
+            "include_dashboard": False,
+            "object_store_memory": 80_000_000,
+        }
+        head_options = {
+            "num_cpus": 0,
+            "temp_dir": f"{scratch}/ray",
+            "no_monitor": True,  # no process that adds or removes nodes
+        }
+        cluster = Cluster(initialize_head=True, head_node_args=node_options | head_options)
+        try:
+            for number in range(1, count + 1):
+                cluster.add_node(num_cpus=1, node_ip_address=f"127.0.3.{number}", **node_options)
+            yield cluster
+        finally:
+            cluster.shutdown()
+            shutil.rmtree(scratch, ignore_errors=True)
 
 
 class CommandRunner:
     """Runs commands in a folder, prints the lines that matter and counts unexpected results."""
 
     def __init__(self, folder: Path, failure_delay_s: float) -> None:
-        self.folder, self.failure_delay_s, self.surprises = folder, failure_delay_s, 0
+        self.folder = folder
+        self.failure_delay_s = failure_delay_s
+        self.unexpected_results = 0
 
     def run_command(
         self,
         arguments: Sequence[str],
-        expected: Sequence[int],
+        expected_codes: Sequence[int],
         markers: Sequence[str],
         inject_failure: Callable[[], object] | None = None,
     ) -> None:
-        """Run `loadgen` with some arguments and check its exit code.
+        """Run a command of loadgen, print it with a part of its output, and check how it ended.
 
-        Lines that contain one of `shown` are printed. `fault` is called while the command sends its
-        load.
+        Args:
+            arguments: The arguments of `loadgen`.
+            expected_codes: The exit codes that are no surprise.
+            markers: Lines of the output that contain one of these texts are printed.
+            inject_failure: Is called while the command sends its load.
         """
         print(f"$ loadgen {' '.join(arguments)}", flush=True)
+        code, output = self._run(arguments, inject_failure)
+        for line in output.splitlines():
+            if any(marker in line for marker in markers):
+                print(f"  {line.strip()[:230]}")
+        has_crash = "Traceback" in output or "(raylet)" in output
+        if code in expected_codes and not has_crash:
+            print(f"  exit {code}", flush=True)
+        else:
+            print(f"  exit {code}, EXPECTED {expected_codes}:\n{output}", flush=True)
+            self.unexpected_results += 1
+
+    def _run(
+        self, arguments: Sequence[str], inject_failure: Callable[[], object] | None
+    ) -> tuple[int, str]:
+        """Run a command; return its exit code and its output."""
         process = subprocess.Popen(
             [*LOADGEN, *arguments],
             stdout=subprocess.PIPE,
@@ -164,34 +194,42 @@ class CommandRunner:
         finally:
             if process.poll() is None:
                 process.send_signal(signal.SIGKILL)
-        lines = output.splitlines()
-        for line in lines:
-            if any(marker in line for marker in markers):
-                print(f"  {line.strip()[:230]}")
-        is_expected = (
-            process.returncode in expected
-            and "Traceback" not in output
-            and "(raylet)" not in output
-        )
-        print(
-            f"  exit {process.returncode}"
-            + ("" if is_expected else f", EXPECTED {expected}:\n{output}"),
-            flush=True,
-        )
-        self.surprises += not is_expected
+        return process.returncode, output
 
     def _wait_for_load(self, process: subprocess.Popen[str], arguments: Sequence[str]) -> None:
         """Wait until a command has written its first records, then for `failure_delay_s`."""
         run_dir = self.folder / arguments[arguments.index("--out") + 1]
 
         def has_started() -> bool:
-            return (
-                any(path.stat().st_size for path in run_dir.rglob("w0.rows"))
-                or process.poll() is not None
-            )
+            has_ended = process.poll() is not None
+            return has_ended or any(path.stat().st_size for path in run_dir.rglob("w0.rows"))
 
         wait_until(has_started, f"{arguments[0]} sends nothing")
         time.sleep(self.failure_delay_s)
+
+
+RUN_MARKERS = (
+    "cluster:",
+    "note:",
+    "INVALID",
+    "VALID",
+    "stands out",
+    "lost",
+    "stopped answering",
+    "warning",
+    "error",
+)
+
+
+def write_inputs(folder: Path, endpoints: int) -> None:
+    """Write rack.yaml, which lists the endpoints as targets, and data.jsonl with 100 prompts."""
+    target_lines = [
+        f"- {{name: n{number:02}, url: 'http://{endpoint_address(number)}:{PORT}', gpus: 4}}\n"
+        for number in range(1, endpoints + 1)
+    ]
+    (folder / "rack.yaml").write_text("".join(target_lines))
+    prompt_lines = [json.dumps({"prompt": f"{number} " * 40}) + "\n" for number in range(100)]
+    (folder / "data.jsonl").write_text("".join(prompt_lines))
 
 
 def rehearse(
@@ -199,71 +237,45 @@ def rehearse(
 ) -> int:
     """Run the rehearsal in a folder and return the number of unexpected results.
 
-    `smoke` leaves out the load without a failure.
+    Args:
+        folder: Where inputs and results go.
+        endpoints: Number of endpoints of the rack.
+        machines: Number of nodes that send the load.
+        seconds: Minimum duration of each load.
+        rate: Queries per second.
+        smoke: Leave out the load without a failure.
     """
-    target_lines = [
-        f"- {{name: n{number:02}, url: 'http://{endpoint_address(number)}:{PORT}', gpus: 4}}"
-        for number in range(1, endpoints + 1)
-    ]
-    (folder / "rack.yaml").write_text("\n".join(target_lines) + "\n")
-    (folder / "data.jsonl").write_text(
-        "".join(json.dumps({"prompt": f"{number} " * 40}) + "\n" for number in range(100))
-    )
-    typist = CommandRunner(folder, failure_delay_s=seconds / 4)
-    with start_rack(endpoints) as endpoints_by_number, start_load_machines(machines) as cluster:
+    write_inputs(folder, endpoints)
+    runner = CommandRunner(folder, failure_delay_s=seconds / 4)
+    with start_rack(endpoints) as processes, start_load_machines(machines) as cluster:
+        target = ["-b", "llama2-70b", "--targets", "rack.yaml", "--dataset", "data.jsonl"]
+        rate_options = ["--target-qps", f"{rate:g}", "--min-duration", str(seconds)]
         ray = ["--ray", cluster.address, "--workers", str(machines)]
-        load = [
-            "mlperf",
-            "server",
-            "-b",
-            "llama2-70b",
-            "--targets",
-            "rack.yaml",
-            "--dataset",
-            "data.jsonl",
-            "--target-qps",
-            f"{rate:g}",
-            "--min-duration",
-            str(seconds),
-            *ray,
-        ]
-        run_markers = (
-            "cluster:",
-            "note:",
-            "INVALID",
-            "VALID",
-            "stands out",
-            "lost",
-            "stopped answering",
-            "warning",
-            "error",
-        )
-        doctor_command = ("doctor", "--url", f"http://{endpoint_address(KILLED_ENDPOINT)}:{PORT}")
-        typist.run_command(doctor_command, (0, 1, 3), ("fail", "warn", "not "))
-        if not smoke:
-            typist.run_command([*load, "--out", "whole"], (0, 1, 3), run_markers)
+        load = ["mlperf", "server", *target, *rate_options, *ray]
+        doctor = ["doctor", "--url", f"http://{endpoint_address(KILLED_ENDPOINT)}:{PORT}"]
 
         def kill_endpoint() -> None:
             """Kill one endpoint."""
-            endpoints_by_number[KILLED_ENDPOINT].kill()
-            endpoints_by_number[KILLED_ENDPOINT].wait()
-
-        typist.run_command([*load, "--out", "endpoint"], (3,), run_markers, kill_endpoint)
-        typist.run_command(doctor_command, (2, 3), ("fail", "error", "not "))
-        endpoints_by_number[KILLED_ENDPOINT] = start_endpoint(KILLED_ENDPOINT)
-        wait_until(lambda: is_listening(KILLED_ENDPOINT), "the endpoint does not come back")
+            processes[KILLED_ENDPOINT].kill()
+            processes[KILLED_ENDPOINT].wait()
 
         def kill_node() -> None:
             """Remove the last node of the cluster."""
             cluster.remove_node(list(cluster.worker_nodes)[-1], allow_graceful=False)
 
-        typist.run_command([*load, "--out", "node"], (3,), run_markers, kill_node)
-        typist.run_command(
-            [*load, "--out", "again", "--workers", str(machines - 1)], (0, 1, 3), run_markers
-        )
-        typist.run_command(["bundle", "again", "-o", "rack.zip"], (0,), ("rack.zip",))
-        typist.run_command(["verify", "rack.zip"], (0,), ("",))
-    return typist.surprises
+        runner.run_command(doctor, (0, 1, 3), ("fail", "warn", "not "))
+        if not smoke:
+            runner.run_command([*load, "--out", "whole"], (0, 1, 3), RUN_MARKERS)
+        runner.run_command([*load, "--out", "endpoint"], (3,), RUN_MARKERS, kill_endpoint)
+        runner.run_command(doctor, (2, 3), ("fail", "error", "not "))
+        processes[KILLED_ENDPOINT] = start_endpoint(KILLED_ENDPOINT)
+        wait_until(lambda: is_listening(KILLED_ENDPOINT), "the endpoint does not come back")
+        runner.run_command([*load, "--out", "node"], (3,), RUN_MARKERS, kill_node)
+        fewer_workers = ["--workers", str(machines - 1)]
+        runner.run_command([*load, "--out", "again", *fewer_workers], (0, 1, 3), RUN_MARKERS)
+        runner.run_command(["bundle", "again", "-o", "rack.zip"], (0,), ("rack.zip",))
+        runner.run_command(["verify", "rack.zip"], (0,), ("",))
+    return runner.unexpected_results
 
 
 def main() -> int:

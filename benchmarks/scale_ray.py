@@ -45,22 +45,37 @@ def start_cluster(nodes: int) -> Iterator[Any]:
 
 
 def read_ray_cpu_s() -> dict[str, float]:
-    """Return the CPU-seconds so far of Ray's processes on this machine, by kind."""
+    """Return the CPU-seconds so far of Ray's processes on this machine, by kind.
+
+    The kinds are "actors" and "daemons" (raylets, GCS, agents).
+    """
     cpu_s_by_kind: dict[str, float] = {"actors": 0.0, "daemons": 0.0}
     for process_dir in Path("/proc").glob("[0-9]*"):
-        with contextlib.suppress(OSError):
-            command_line = (process_dir / "cmdline").read_bytes()
-            kind = (
-                "actors"
-                if command_line.startswith(b"ray::")
-                else "daemons"
-                if b"/ray/" in command_line
-                else ""
-            )
+        with contextlib.suppress(OSError):  # the process may end meanwhile
+            kind = find_ray_kind((process_dir / "cmdline").read_bytes())
             if kind:
-                fields = (process_dir / "stat").read_text().rpartition(")")[2].split()
-                cpu_s_by_kind[kind] += (int(fields[11]) + int(fields[12])) * TICK_S
+                cpu_s_by_kind[kind] += read_cpu_s(process_dir)
     return cpu_s_by_kind
+
+
+def find_ray_kind(command_line: bytes) -> str:
+    """Return the kind of a process of Ray by its command line, or "" for another process."""
+    if command_line.startswith(b"ray::"):
+        return "actors"
+    if b"/ray/" in command_line:
+        return "daemons"
+    return ""
+
+
+# Fields of /proc/PID/stat that follow the name of the process; see proc(5)
+USER_TICKS_FIELD, SYSTEM_TICKS_FIELD = 11, 12
+
+
+def read_cpu_s(process_dir: Path) -> float:
+    """Return the CPU-seconds of a process so far, from its folder in /proc."""
+    # The name is in parentheses and may contain spaces.
+    fields = (process_dir / "stat").read_text().rpartition(")")[2].split()
+    return (int(fields[USER_TICKS_FIELD]) + int(fields[SYSTEM_TICKS_FIELD])) * TICK_S
 
 
 class RayCpuMeter:

@@ -44,104 +44,150 @@ RESPONSE = events(
 )  # as llama-server's, with --smoke
 
 
-def read_server_times(event: dict[str, Any]) -> tuple[float, float] | None:
-    """Return TTFT and E2E in ms as an event of the server reports them, or None."""
-    timings: dict[str, Any] = event.get("timings") or {}
-    if timings:
-        ms_per_token = timings["predicted_ms"] / max(timings["predicted_n"], 1)
-        return timings["prompt_ms"] + ms_per_token, timings["prompt_ms"] + timings["predicted_ms"]
-    timing: dict[str, Any] = (event.get("nvext") or {}).get("timing") or {}
-    if "ttft_ms" in timing:
-        return timing["ttft_ms"], timing["total_time_ms"]
-    return None
-
-
-class Difference(NamedTuple):
-    """TTFT and E2E in ms since the send, minus what the server reports for the same request."""
+class Latencies(NamedTuple):
+    """TTFT and E2E of one request in ms."""
 
     ttft: float
     e2e: float
 
-
-def measure_bare_socket(host: str, port: int, path: str, body: bytes) -> Difference:
-    """Send the same request over a blocking socket and decode nothing until the response ends."""
-    head = (
-        f"POST {path} HTTP/1.1\r\nhost: {host}\r\ncontent-type: "
-        f"application/json\r\nconnection: close\r\n"
-    )
-    pieces: list[tuple[int, bytes]] = []
-    with socket.create_connection((host, port)) as sock:
-        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        sent = time.monotonic_ns()
-        sock.sendall(f"{head}content-length: {len(body)}\r\n\r\n".encode() + body)
-        while piece := sock.recv(1 << 16):
-            pieces.append((time.monotonic_ns(), piece))
-    with_text = [received_ns for received_ns, piece in pieces if WITH_TEXT.search(piece)]
-    events = [
-        line[6:]
-        for line in b"".join(piece for _, piece in pieces).splitlines()
-        if line.startswith(b"data: {")
-    ]
-    server_times = next(
-        times for event in reversed(events) if (times := read_server_times(json.loads(event)))
-    )
-    return Difference(
-        (with_text[0] - sent) / 1e6 - server_times[0],
-        (with_text[-1] - sent) / 1e6 - server_times[1],
-    )
+    def minus(self, other: Latencies) -> Latencies:
+        """Return the differences to other latencies."""
+        return Latencies(self.ttft - other.ttft, self.e2e - other.e2e)
 
 
-async def measure(
-    url: str, server: str, model: str | None, count: int
-) -> tuple[list[tuple[float, float]], list[Difference], list[Difference]]:
-    """Return the server's times, and the differences of our client and of the bare socket.
+def read_server_times(event: dict[str, Any]) -> Latencies | None:
+    """Return TTFT and E2E as an event of the server reports them, or None.
 
-    Each list has one row per request; times are in ms.
+    llama-server reports the milliseconds of the prompt and of all tokens, so that TTFT is that of
+    the prompt and of one token. Dynamo reports both latencies.
     """
+    llama_times: dict[str, Any] = event.get("timings") or {}
+    if llama_times:
+        prompt_ms = llama_times["prompt_ms"]
+        decode_ms = llama_times["predicted_ms"]
+        ms_per_token = decode_ms / max(llama_times["predicted_n"], 1)
+        return Latencies(prompt_ms + ms_per_token, prompt_ms + decode_ms)
+    dynamo_times: dict[str, Any] = (event.get("nvext") or {}).get("timing") or {}
+    if "ttft_ms" in dynamo_times:
+        return Latencies(dynamo_times["ttft_ms"], dynamo_times["total_time_ms"])
+    return None
+
+
+class ReceivedPiece(NamedTuple):
+    """What one `recv` returned, and when, in monotonic ns."""
+
+    received_ns: int
+    data: bytes
+
+
+def measure_bare_socket(host: str, port: int, path: str, body: bytes) -> Latencies:
+    """Send a request over a blocking socket; return how much later its text came than reported.
+
+    The result is the latencies since the send, minus those that the server reports for the request.
+    Nothing is decoded until the response ends, so that the clock is read right after each `recv`.
+    """
+    sent_ns, pieces = exchange_over_socket(host, port, path, body)
+    text_times_ns = [piece.received_ns for piece in pieces if WITH_TEXT.search(piece.data)]
+    measured = Latencies(
+        ttft=(text_times_ns[0] - sent_ns) / 1e6, e2e=(text_times_ns[-1] - sent_ns) / 1e6
+    )
+    response = b"".join(piece.data for piece in pieces)
+    return measured.minus(find_server_times(response))
+
+
+def exchange_over_socket(
+    host: str, port: int, path: str, body: bytes
+) -> tuple[int, list[ReceivedPiece]]:
+    """Send a POST request, and return when it was sent and all pieces of the response."""
+    head_lines = [
+        f"POST {path} HTTP/1.1",
+        f"host: {host}",
+        "content-type: application/json",
+        "connection: close",
+        f"content-length: {len(body)}",
+    ]
+    request = ("\r\n".join(head_lines) + "\r\n\r\n").encode() + body
+    pieces = []
+    with socket.create_connection((host, port)) as connection:
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        sent_ns = time.monotonic_ns()
+        connection.sendall(request)
+        while data := connection.recv(1 << 16):
+            pieces.append(ReceivedPiece(time.monotonic_ns(), data))
+    return sent_ns, pieces
+
+
+def find_server_times(response: bytes) -> Latencies:
+    """Return the latencies that the last event of a response with such a report has."""
+    lines = [line for line in response.splitlines() if line.startswith(b"data: {")]
+    for line in reversed(lines):
+        times = read_server_times(json.loads(line.removeprefix(b"data: ")))
+        if times is not None:
+            return times
+    raise SystemExit("the server tells no timing of its own")
+
+
+class MeasuredRequests(NamedTuple):
+    """The latencies of all requests: those that the server reports, and two differences to them.
+
+    `client` is how much more our client measures for the same request, `bare_socket` how much more
+    a bare socket measures for the next one.
+    """
+
+    server: list[Latencies]
+    client: list[Latencies]
+    bare_socket: list[Latencies]
+
+
+async def measure(url: str, server: str, model: str | None, count: int) -> MeasuredRequests:
+    """Send `count` requests by our client and as many over a bare socket, in turns."""
     probed_target = await probe_url(Settings(url=url, server=server, model=model), TIMEOUT_S)
+    target = probed_target.target
     workload = load("qa", read_flags(num_requests=str(2 * count), output_tokens="100"))
     requests = build_prompts(workload, seeds.fresh(), seeds.fresh(), tokenizer.load_tokenizer(None))
+    # Dynamo reports its times only on request.
     extra = {"nvext": {"extra_fields": ["timing"]}} if probed_target.server == "dynamo" else None
-    server_rows, client_rows, socket_rows = [], [], []
-    target = probed_target.target
+    body_format = BodyFormat(
+        probed_target.server_profile, "chat", probed_target.model, True, extra_body=extra
+    )
+    measured = MeasuredRequests([], [], [])
     async with Client(
-        probed_target.target,
+        target,
         model=probed_target.model,
         server_profile=probed_target.server_profile,
         extra_body=extra,
     ) as client:
         for number in range(count):
             request: Request = requests[2 * number]
-            completion = await client.complete(request)
-            server_times = read_server_times(completion.server_timing or {})
-            if completion.failure is not None or server_times is None:
-                raise SystemExit(
-                    f"request {number}: "
-                    f"{completion.failure or 'the server tells no timing of its own'}"
-                )
-            server_rows.append(server_times)
-            client_rows.append(
-                Difference(
-                    (completion.first_token - completion.sent) / 1e6 - server_times[0],
-                    (completion.end - completion.sent) / 1e6 - server_times[1],
-                )
-            )
-            witness_body = encode_body(
-                requests[2 * number + 1],
-                BodyFormat(
-                    probed_target.server_profile,
-                    "chat",
-                    probed_target.model,
-                    True,
-                    extra_body=extra,
-                ),
-            )
-            socket_rows.append(
+            reported, by_client = await measure_client(client, request, number)
+            measured.server.append(reported)
+            measured.client.append(by_client.minus(reported))
+            next_body = encode_body(requests[2 * number + 1], body_format)
+            measured.bare_socket.append(
                 measure_bare_socket(
-                    target.host, target.port, f"{target.base}/chat/completions", witness_body
+                    target.host, target.port, f"{target.base}/chat/completions", next_body
                 )
             )
-    return server_rows, client_rows, socket_rows
+    return measured
+
+
+async def measure_client(
+    client: Client, request: Request, number: int
+) -> tuple[Latencies, Latencies]:
+    """Send a request by our client; return the latencies by the server and by the client.
+
+    Raises SystemExit if it fails or if the server reports no times.
+    """
+    completion = await client.complete(request)
+    reported = read_server_times(completion.server_timing or {})
+    if completion.failure is not None or reported is None:
+        reason = completion.failure or "the server tells no timing of its own"
+        raise SystemExit(f"request {number}: {reason}")
+    by_client = Latencies(
+        ttft=(completion.first_token - completion.sent) / 1e6,
+        e2e=(completion.end - completion.sent) / 1e6,
+    )
+    return reported, by_client
 
 
 def main() -> None:
@@ -153,11 +199,13 @@ def main() -> None:
     parser.add_argument("--requests", type=int, default=100)
     args = rig.parse_arguments(parser, server="llamacpp", model="m-1", requests=3)
     with contextlib.ExitStack() as stack:
-        url = args.url or (stack.enter_context(serving(RESPONSE)).url if args.smoke else "")
+        url = args.url
+        if not url and args.smoke:
+            url = stack.enter_context(serving(RESPONSE)).url
         if not url:
-            parser.error("--url: which server?")
+            parser.error("--url is missing: which server?")
         runner = stack.enter_context(asyncio.Runner(loop_factory=uvloop.new_event_loop))
-        sides = runner.run(measure(url, args.server, args.model, args.requests))
+        measured = runner.run(measure(url, args.server, args.model, args.requests))
     print(f"{args.requests} requests each, one at a time, from the send; ms, p50 (p95)\n")
     columns = [
         "metric",
@@ -165,11 +213,9 @@ def main() -> None:
         "this client, more than that",
         "a bare socket, more than that",
     ]
-    rows = [
-        [name, *(_format_median_and_p95([row[i] for row in side]) for side in sides)]
-        for i, name in enumerate(("TTFT", "E2E"))
-    ]
-    print(rig.format_table(columns, rows))
+    ttft_cells = [_format_median_and_p95([row.ttft for row in rows]) for rows in measured]
+    e2e_cells = [_format_median_and_p95([row.e2e for row in rows]) for rows in measured]
+    print(rig.format_table(columns, [["TTFT", *ttft_cells], ["E2E", *e2e_cells]]))
 
 
 def _format_median_and_p95(values: list[float]) -> str:

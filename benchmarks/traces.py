@@ -13,15 +13,17 @@ from __future__ import annotations
 
 import gzip
 import json
+import math
 import shutil
 import subprocess
 import sys
 import tempfile
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import rig
+from numpy.typing import NDArray
 
 READ = """
 import re, sys, time
@@ -51,68 +53,126 @@ def measure_read(script: str, path: Path) -> tuple[int, float, float]:
     return int(rows), float(cpu_s), float(mb)
 
 
-def write_traces(folder: Path, rows: int) -> list[Path]:
-    """Write the trace in four formats and return their paths."""
+JSONL_PART = 10  # the JSONL files have the first tenth of the rows
+
+
+HASH_BLOCK_TOKENS = 512  # tokens of a prompt that one hash identifies, as in Mooncake's traces
+
+
+class TraceRows(NamedTuple):
+    """The rows of a trace: arrival times in seconds, and lengths in tokens."""
+
+    arrival_s: NDArray[np.float64]
+    input_lengths: NDArray[np.int32]
+    output_lengths: NDArray[np.int32]
+
+
+def draw_rows(count: int) -> TraceRows:
+    """Draw Poisson arrivals, 100 per second, and lognormal lengths."""
+    rng = np.random.default_rng(1)
+    return TraceRows(
+        arrival_s=np.cumsum(rng.exponential(0.01, count)),
+        input_lengths=np.clip(rng.lognormal(6.5, 1, count), 1, 100_000).astype(np.int32),
+        output_lengths=np.clip(rng.lognormal(5, 0.8, count), 1, 8_000).astype(np.int32),
+    )
+
+
+def write_traces(folder: Path, count: int) -> list[Path]:
+    """Write a trace of `count` rows in four formats and return their paths.
+
+    All rows are in the Parquet file. JSONL files are slower to read, so they have the first tenth:
+    one file without and one with the hashes of the prompts, and the former packed with gzip.
+    """
+    rows = draw_rows(count)
+    parquet_path = folder / "rows.parquet"
+    jsonl_path = folder / "rows.jsonl"
+    hashes_path = folder / "hashes.jsonl"
+    packed_path = folder / "rows.jsonl.gz"
+    write_parquet(parquet_path, rows)
+    write_jsonl(jsonl_path, hashes_path, rows, count // JSONL_PART)
+    with jsonl_path.open("rb") as plain, gzip.open(packed_path, "wb", compresslevel=1) as packed:
+        shutil.copyfileobj(plain, packed)
+    return [parquet_path, jsonl_path, hashes_path, packed_path]
+
+
+def write_parquet(path: Path, rows: TraceRows) -> None:
+    """Write all rows as a Parquet file."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    rng = np.random.default_rng(1)
-    arrival_s = np.cumsum(rng.exponential(0.01, rows))
-    input_lengths = np.clip(rng.lognormal(6.5, 1, rows), 1, 100_000).astype(np.int32)
-    output_lengths = np.clip(rng.lognormal(5, 0.8, rows), 1, 8_000).astype(np.int32)
-    paths = [
-        folder / name for name in ("rows.parquet", "rows.jsonl", "hashes.jsonl", "rows.jsonl.gz")
-    ]
-    pq.write_table(
-        pa.table(
-            {"timestamp": arrival_s, "input_length": input_lengths, "output_length": output_lengths}
-        ),
-        paths[0],
+    table = pa.table(
+        {
+            "timestamp": rows.arrival_s,
+            "input_length": rows.input_lengths,
+            "output_length": rows.output_lengths,
+        }
     )
-    with paths[1].open("w") as plain, paths[2].open("w") as hashed:
-        for index in range(rows // 10):
+    pq.write_table(table, path)
+
+
+def write_jsonl(plain_path: Path, hashes_path: Path, rows: TraceRows, count: int) -> None:
+    """Write the first rows in the JSONL format of Mooncake, without and with `hash_ids`.
+
+    A timestamp is in ms. Each block of a prompt has a hash; adjacent rows share some of them.
+    """
+    with plain_path.open("w") as plain, hashes_path.open("w") as hashed:
+        for index in range(count):
+            input_length = int(rows.input_lengths[index])
             row: dict[str, Any] = {
-                "timestamp": int(arrival_s[index] * 1000),
-                "input_length": int(input_lengths[index]),
-                "output_length": int(output_lengths[index]),
+                "timestamp": int(rows.arrival_s[index] * 1000),
+                "input_length": input_length,
+                "output_length": int(rows.output_lengths[index]),
             }
             plain.write(json.dumps(row) + "\n")
-            row["hash_ids"] = list(
-                range(index * 7, index * 7 + -(-int(input_lengths[index]) // 512))
-            )
+            block_count = math.ceil(input_length / HASH_BLOCK_TOKENS)
+            first_hash = index * 7
+            row["hash_ids"] = list(range(first_hash, first_hash + block_count))
             hashed.write(json.dumps(row) + "\n")
-    with paths[1].open("rb") as plain_bytes, gzip.open(paths[3], "wb", 1) as packed:
-        shutil.copyfileobj(plain_bytes, packed)
-    return paths
+
+
+REPLAYED_PER_S = 100
+
+
+BURSTINESS_SHAPE = 0.5  # of gamma distributed gaps: 1 is Poisson, less is bursty
 
 
 def replay_trace(folder: Path, seconds: int) -> None:
     """Replay a bursty trace in real time and print how late its requests were sent."""
+    trace_path = folder / "replayed.csv"
+    write_bursty_trace(trace_path, seconds)
+    late_ms = measure_replay(trace_path, folder / "run")
+    print(
+        f"replayed {len(late_ms):,} requests of {seconds} s: after their instant "
+        f"{np.percentile(late_ms, 50):.3f} ms at\n"
+        f"the median, {np.percentile(late_ms, 99):.3f} ms at p99, {late_ms.max():.3f} ms at most"
+    )
+
+
+def write_bursty_trace(path: Path, seconds: int) -> None:
+    """Write a trace whose gaps are gamma distributed, with on average 100 requests per second."""
+    rng = np.random.default_rng(2)
+    mean_gap_s = 1 / REPLAYED_PER_S
+    scale_s = mean_gap_s / BURSTINESS_SHAPE  # the mean of a gamma distribution is shape * scale
+    gaps_s = rng.gamma(BURSTINESS_SHAPE, scale_s, REPLAYED_PER_S * seconds)
+    lines = [f"{arrival_s:.6f},200,10\n" for arrival_s in np.cumsum(gaps_s)]
+    path.write_text("timestamp,input_length,output_length\n" + "".join(lines))
+
+
+def measure_replay(trace_path: Path, run_dir: Path) -> NDArray[np.float64]:
+    """Replay a trace against the embedded endpoint; return how late requests were sent, in ms."""
     import pyarrow.parquet as pq
 
     from loadgen.core.workload.traces import read_trace
 
-    rng = np.random.default_rng(2)
-    arrival_ms = np.cumsum(rng.gamma(0.5, 2 / 100, 100 * seconds)) * 1000
-    trace_path = folder / "replayed.csv"
-    trace_path.write_text(
-        "timestamp,input_length,output_length\n"
-        + "".join(f"{ms / 1000:.6f},200,10\n" for ms in arrival_ms)
-    )
-    out = folder / "run"
     with rig.serve_endpoint() as server:
         command = [sys.executable, "-m", "loadgen", "run", "--trace", str(trace_path)]
-        command += ["--url", server.url, "--seed", "1", "--progress", "off", "-o", str(out)]
+        command += ["--url", server.url, "--seed", "1", "--progress", "off", "-o", str(run_dir)]
         subprocess.run(command, check=False, capture_output=True, preexec_fn=rig.raise_priority)
-    [parquet] = (out / "requests").glob("*.parquet")
-    sent_ns = np.sort(pq.read_table(parquet, columns=["sent_ns"])["sent_ns"].to_numpy())
+    [parquet_path] = (run_dir / "requests").glob("*.parquet")
+    sent_ns = np.sort(pq.read_table(parquet_path, columns=["sent_ns"])["sent_ns"].to_numpy())
     due_ns = read_trace(trace_path).due_ns[: len(sent_ns)]
-    late_ms = (sent_ns - due_ns) / 1e6
-    print(
-        f"replayed {len(sent_ns):,} requests of {seconds} s: after their instant "
-        f"{np.percentile(late_ms, 50):.3f} ms at"
-    )
-    print(f"the median, {np.percentile(late_ms, 99):.3f} ms at p99, {late_ms.max():.3f} ms at most")
+    late_ms: NDArray[np.float64] = (sent_ns - due_ns) / 1e6
+    return late_ms
 
 
 def main() -> None:

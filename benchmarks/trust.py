@@ -682,7 +682,7 @@ def create_side(
             state="finished",
             targets=(TargetFacts(simulated=True),),
             stages=(StagePlan(name="load", arrival="poisson", slots=len(rows), rate=RATE),),
-            # Only runs with the same recipe are compared.
+            # The fingerprint of the workload, which is the same for both sides
             fingerprints=Fingerprints(recipe="1"),
         )
         summary = summarize(manifest, rows)

@@ -18,7 +18,7 @@ def test_a_search_of_a_random_server_confirms_no_load_that_is_not_sustained(
     seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.syspath_prepend(str(BENCHMARKS))
-    judged = import_module("search_drawn").judge(seed, bounds=True)
+    judged = import_module("search_drawn").check_search(seed, checks_lower_bound=True)
     assert judged.state == "sustained"
     assert not judged.is_too_high
     assert not judged.is_too_low
