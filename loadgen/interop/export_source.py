@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,7 +16,6 @@ from loadgen.formats import definitions_of
 from loadgen.interop import benchmark_windows
 from loadgen.interop.sample_statistics import DerivedSample, PooledGaps
 from loadgen.interop.tool_samples import ToolSamples, compute_tool_samples, select_successful
-from loadgen.runs.request_gaps import StoredWithGaps
 
 Document = dict[str, Any]
 """A JSON object. Its values may also be numpy arrays, which are written as lists."""
@@ -43,6 +42,15 @@ class RunRows(Protocol):
         """For each stage, the times between output events."""
 
 
+@runtime_checkable
+class RunRowsWithGaps(RunRows, Protocol):
+    """The records of a run with the times between output events of each request."""
+
+    @property
+    def gaps_ns_by_slot(self) -> Mapping[int, NDArray[np.int64]] | None:
+        """The times, by the number of the request in the schedule. None if they were not kept."""
+
+
 class ExportSource:
     """A run with its samples by the definitions of the tool whose format is written.
 
@@ -63,7 +71,7 @@ class ExportSource:
 
         Args:
             summary: The summary of the run.
-            stored: Its manifest and records. A `StoredWithGaps` also has the times between output
+            stored: Its manifest and records. A `RunRowsWithGaps` also has the times between output
                 events of each request, if the run kept them.
             tool: The name of the tool in `loadgen.formats`.
         """
@@ -77,7 +85,7 @@ class ExportSource:
         self.is_successful = requests.is_successful
         self.samples: ToolSamples | None = samples_by_tool.get(tool)
         self.gaps_by_slot: Mapping[int, NDArray[np.int64]] | None = None
-        if isinstance(stored, StoredWithGaps):
+        if isinstance(stored, RunRowsWithGaps):
             self.gaps_by_slot = stored.gaps_ns_by_slot
         self.stage = measured_stages[0] if measured_stages else None
         self.sent_span = benchmark_windows.span_of_sent_requests(self.columns)
