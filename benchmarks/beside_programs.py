@@ -324,79 +324,102 @@ def run_litellm(observer: Callable[[Any], None], url: str, refusing_url: str) ->
 
 
 def run_fastapi(observer: Callable[[Any], None], url: str, refusing_url: str) -> list[str]:
-    """Run an application that forwards a stream, and let one of its users leave in the middle."""
-    import fastapi as package
-    import openai as clients
+    """Run an application that forwards streams, and let one of its users leave in the middle.
+
+    Returns the class names of the exceptions that reached the application.
+    """
     import uvicorn
-    from fastapi.responses import JSONResponse, StreamingResponse
-    from loadgen_sdk import instrument, labelled
 
-    app = package.FastAPI()
-    client, refused_client = (
-        instrument(
-            clients.AsyncOpenAI(base_url=base_url, api_key=KEY, max_retries=0),
-            observer,
-            ask_usage=True,
-        )
-        for base_url in (url, refusing_url)
-    )
-    names: list[str] = []
-
-    async def pieces(tokens: int) -> AsyncIterator[str]:
-        async with await create_chat(client, tokens, stream=True) as stream:
-            async for event in stream:
-                yield event.choices[0].delta.content or " " if event.choices else " "
-
-    async def answer_whole() -> Any:
-        with labelled(feature="whole"):
-            return {"text": (await create_chat(client)).choices[0].message.content}
-
-    async def answer_streamed() -> Any:
-        return StreamingResponse(pieces(8))
-
-    async def answer_long() -> Any:
-        return StreamingResponse(pieces(5000))
-
-    async def answer_refused() -> Any:
-        with record_exceptions(names):
-            await create_chat(refused_client)
-        return JSONResponse({"error": names[-1]}, 503)
-
-    for path, handler in (
-        ("/whole", answer_whole),
-        ("/stream", answer_streamed),
-        ("/refused", answer_refused),
-        ("/long", answer_long),
-    ):
-        app.add_api_route(path, handler)
+    exception_names: list[str] = []
+    app = create_forwarding_app(observer, url, refusing_url, exception_names)
     listener = socket.create_server(("127.0.0.1", 0))
     server = uvicorn.Server(uvicorn.Config(app, log_level="error"))
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
     thread.start()
     try:
-        for path, reads_to_end in (
-            ("/whole", True),
-            ("/stream", True),
-            ("/refused", True),
-            ("/long", False),
-        ):
-            with socket.create_connection(listener.getsockname()) as connection:
-                connection.sendall(
-                    f"GET {path} HTTP/1.1\r\nhost: a\r\nconnection: close\r\n\r\n".encode()
-                )
-                received = connection.recv(65536)
-                while (reads_to_end or received.endswith(b"\r\n\r\n")) and (
-                    chunk := connection.recv(65536)
-                ):
-                    # Who leaves has seen a piece: the head alone comes before the call is sent
-                    received += chunk
-                assert received.startswith(
-                    b"HTTP/1.1 503" if path == "/refused" else b"HTTP/1.1 200"
-                ), received
+        address = listener.getsockname()
+        read_response(address, "/whole", expected_status=200)
+        read_response(address, "/stream", expected_status=200)
+        read_response(address, "/refused", expected_status=503)
+        read_response(address, "/long", expected_status=200, leaves_early=True)
     finally:
         server.should_exit = True
         thread.join()
-    return names
+    return exception_names
+
+
+def create_forwarding_app(
+    observer: Callable[[Any], None], url: str, refusing_url: str, exception_names: list[str]
+) -> Any:
+    """Return an application that answers each request with a call of a model.
+
+    It appends the class names of the exceptions of these calls to `exception_names`.
+    """
+    import fastapi
+    import openai
+    from fastapi.responses import JSONResponse, StreamingResponse
+    from loadgen_sdk import instrument, labelled
+
+    client, refused_client = (
+        instrument(
+            openai.AsyncOpenAI(base_url=base_url, api_key=KEY, max_retries=0),
+            observer,
+            ask_usage=True,
+        )
+        for base_url in (url, refusing_url)
+    )
+
+    async def forward_pieces(tokens: int) -> AsyncIterator[str]:
+        async with await create_chat(client, tokens, stream=True) as stream:
+            async for event in stream:
+                content = event.choices[0].delta.content if event.choices else None
+                yield content or " "
+
+    async def respond_whole() -> Any:
+        with labelled(feature="whole"):
+            completion = await create_chat(client)
+        return {"text": completion.choices[0].message.content}
+
+    async def respond_streamed() -> Any:
+        return StreamingResponse(forward_pieces(MAX_TOKENS))
+
+    async def respond_long() -> Any:
+        return StreamingResponse(forward_pieces(5000))
+
+    async def respond_refused() -> Any:
+        with record_exceptions(exception_names):
+            await create_chat(refused_client)
+        return JSONResponse({"error": exception_names[-1]}, 503)
+
+    app = fastapi.FastAPI()
+    app.add_api_route("/whole", respond_whole)
+    app.add_api_route("/stream", respond_streamed)
+    app.add_api_route("/refused", respond_refused)
+    app.add_api_route("/long", respond_long)
+    return app
+
+
+def read_response(
+    address: tuple[str, int], path: str, *, expected_status: int, leaves_early: bool = False
+) -> None:
+    """Send a GET request to the application and read its response, then close the connection.
+
+    With `leaves_early`, only the head and the first piece of the body are read: the head alone may
+    come before the application has called the model.
+    """
+    request = f"GET {path} HTTP/1.1\r\nhost: a\r\nconnection: close\r\n\r\n"
+    with socket.create_connection(address) as connection:
+        connection.sendall(request.encode())
+        received = connection.recv(65536)
+        while True:
+            has_only_head = received.endswith(b"\r\n\r\n")
+            if leaves_early and not has_only_head:
+                break
+            chunk = connection.recv(65536)
+            if not chunk:
+                break
+            received += chunk
+    assert received.startswith(f"HTTP/1.1 {expected_status}".encode()), received
 
 
 PROGRAMS: dict[str, tuple[Callable[..., list[str]], tuple[str, ...]]] = {

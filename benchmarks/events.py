@@ -12,8 +12,9 @@ minutes and prints a table and the limits.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import rig
 
@@ -52,6 +53,125 @@ def run_once(name: str, streams: int, rate: float, seconds: float) -> dict[str, 
     return result
 
 
+class ContenderRuns:
+    """The runs of one contender, one per round, and what they cost.
+
+    An event is bundled if the contender read it together with others. Bundled events are cheaper
+    than they should be.
+    """
+
+    def __init__(self, name: str, runs: list[dict[str, Any]]) -> None:
+        self.name = name
+        self.runs = runs
+        self.cpu_s_per_event = [run["cpu_s"] / run["events"] for run in runs]
+        self.is_unbundled = [run["reads_per_event"] >= rig.MIN_READS_PER_EVENT for run in runs]
+
+    def median_of(self, read: Callable[[dict[str, Any]], float]) -> float:
+        """Return the median over all runs of what `read` computes of a run."""
+        return rig.median([read(run) for run in self.runs])
+
+    def ratios_to(self, other: ContenderRuns) -> list[float]:
+        """Return the ratios of CPU per event of the rounds in which neither side bundled events."""
+        rounds = zip(
+            self.cpu_s_per_event,
+            other.cpu_s_per_event,
+            self.is_unbundled,
+            other.is_unbundled,
+            strict=True,
+        )
+        return [
+            own_cost / other_cost
+            for own_cost, other_cost, own_is_unbundled, other_is_unbundled in rounds
+            if own_is_unbundled and other_is_unbundled
+        ]
+
+
+def measure_contenders(
+    names: list[str], streams: int, rounds: int, rate: float, seconds: float
+) -> dict[str, ContenderRuns]:
+    """Run all contenders in turns, each once per round."""
+    runs_by_name = rig.interleave_rounds(
+        rounds, {name: partial(run_once, name, streams, rate, seconds) for name in names}
+    )
+    return {name: ContenderRuns(name, runs) for name, runs in runs_by_name.items()}
+
+
+def format_row(contender: ContenderRuns, baseline: ContenderRuns | None, streams: int) -> list[str]:
+    """Return the row of a contender, with its ratio to the baseline if that was measured."""
+    cost_s = rig.median(contender.cpu_s_per_event)
+    smallest_us = min(contender.cpu_s_per_event) * 1e6
+    largest_us = max(contender.cpu_s_per_event) * 1e6
+    with_recorder = ""
+    if contender.name == "ours":
+        cost_with_recorder_s = contender.median_of(
+            lambda run: (run["cpu_s"] + run.get("recorder_cpu_s", 0)) / run["events"]
+        )
+        with_recorder = f"{1 / cost_with_recorder_s:,.0f}"
+    ratios = contender.ratios_to(baseline) if baseline else []
+    caveats = {rig.describe_caveats(run) for run in contender.runs}
+    return [
+        f"{NAMES[contender.name]}, {streams} streams",
+        f"{contender.median_of(lambda run: run['events'] / run['wall_s']):,.0f}",
+        f"{cost_s * 1e6:.2f}",
+        f"{smallest_us:.1f} to {largest_us:.1f}",
+        f"{1 / cost_s:,.0f}",
+        with_recorder,
+        f"{rig.median(ratios):.2f}" if ratios else "",
+        f"{contender.median_of(lambda run: run['reads_per_event']):.2f}",
+        f"{contender.median_of(lambda run: run['cpu_s'] / run['wall_s']):.0%}",
+        f"{contender.median_of(lambda run: run['server_share']):.0%}",
+        "; ".join(sorted(caveats - {""})),
+    ]
+
+
+class RatioLimit(NamedTuple):
+    """A limit on the ratio of CPU per event between this client and another contender.
+
+    If it is an upper bound, the ratio is ours to theirs, and theirs to ours otherwise.
+    """
+
+    contender: str
+    limit: float
+    is_upper_bound: bool
+
+
+RATIO_LIMITS = (
+    RatioLimit("baseline", MOST_OF_BASELINE, is_upper_bound=True),
+    RatioLimit("lines", LEAST_OF_LINES, is_upper_bound=False),
+    RatioLimit("openai", LEAST_OF_OPENAI, is_upper_bound=False),
+)
+
+
+def judge_ratio(
+    ratio_limit: RatioLimit, ours: ContenderRuns, other: ContenderRuns, rounds: int
+) -> str:
+    """Return the sentence that says whether a ratio keeps its limit."""
+    name = NAMES[other.name]
+    if ratio_limit.is_upper_bound:
+        ratios = ours.ratios_to(other)
+        comparison = "the CPU per event of"
+    else:
+        ratios = other.ratios_to(ours)
+        comparison = "fewer CPU-seconds per event than"
+    if not ratios:
+        return f"not judged beside {name}: events were bundled"
+    ratio = rig.median(ratios)
+    verdict = rig.describe_limit(ratio, ratio_limit.limit, most=ratio_limit.is_upper_bound)
+    return f"{ratio:.2f}x {comparison} {name}: {verdict} ({len(ratios)} of {rounds} rounds)"
+
+
+def judge_limits(contenders: dict[str, ContenderRuns], rounds: int) -> list[str]:
+    """Return a sentence for each limit whose contenders were measured."""
+    ours = contenders.get("ours")
+    if ours is None:
+        return []
+    return [
+        judge_ratio(ratio_limit, ours, contenders[ratio_limit.contender], rounds)
+        for ratio_limit in RATIO_LIMITS
+        if ratio_limit.contender in contenders
+    ]
+
+
 def main() -> None:
     """Print the CPU per event of each contender and the ratios between them."""
     parser = rig.create_parser(__doc__, alone=True)
@@ -61,106 +181,23 @@ def main() -> None:
     parser.add_argument("--rate", type=float, default=EVENTS_PER_S, help="events/s")
     parser.add_argument("--seconds", type=float, default=6.0, help="of each contender in a round")
     args = rig.parse_arguments(parser, streams="16", rounds=1, rate=2_000.0, seconds=0.5)
-    rounds, seconds, rate = args.rounds, args.seconds, args.rate
     names = [name for name in CONTENDERS if name in args.only.split(",")]
     print(
-        f"One core each for client and server; median of {rounds} interleaved rounds of "
-        f"{seconds:g} s;"
+        f"One core each for client and server; median of {args.rounds} interleaved rounds of "
+        f"{args.seconds:g} s;"
     )
     print(
         "CPU-seconds of the client process; ratios within a round. `recorder`: with our Parquet "
         "process added.\n"
     )
-    rows, conclusions = [], []
+    rows = []
+    conclusions = []
     for streams in map(int, args.streams.split(",")):
-        results = rig.interleave_rounds(
-            rounds, {name: partial(run_once, name, streams, rate, seconds) for name in names}
-        )
-        cpu_s_per_event = {
-            name: [run["cpu_s"] / run["events"] for run in runs] for name, runs in results.items()
-        }
-
-        is_unbundled = {
-            name: [run["reads_per_event"] >= rig.MIN_READS_PER_EVENT for run in runs]
-            for name, runs in results.items()
-        }
-
-        def ratios(
-            over: str,
-            under: str,
-            cpu_s_per_event: Any = cpu_s_per_event,
-            is_unbundled: Any = is_unbundled,
-        ) -> list[float]:
-            """Return the ratios of the rounds in which both sides read one event at a time.
-
-            Events that are read in bundles are cheaper than they should be.
-            """
-            pairs = zip(
-                cpu_s_per_event[over],
-                cpu_s_per_event[under],
-                is_unbundled[over],
-                is_unbundled[under],
-                strict=True,
-            )
-            return [
-                a / b
-                for a, b, first_is_unbundled, second_is_unbundled in pairs
-                if first_is_unbundled and second_is_unbundled
-            ]
-
-        for name in names:
-            runs = results[name]
-            with_recorder = rig.median(
-                [(run["cpu_s"] + run.get("recorder_cpu_s", 0)) / run["events"] for run in runs]
-            )
-            baseline_ratios = ratios(name, "baseline") if "baseline" in names else []
-            spread = (
-                f"{min(cpu_s_per_event[name]) * 1e6:.1f} to {max(cpu_s_per_event[name]) * 1e6:.1f}"
-            )
-            rows.append(
-                [
-                    f"{NAMES[name]}, {streams} streams",
-                    f"{rig.median([run['events'] / run['wall_s'] for run in runs]):,.0f}",
-                    f"{rig.median(cpu_s_per_event[name]) * 1e6:.2f}",
-                    spread,
-                    f"{1 / rig.median(cpu_s_per_event[name]):,.0f}",
-                    f"{1 / with_recorder:,.0f}" if name == "ours" else "",
-                    f"{rig.median(baseline_ratios):.2f}" if baseline_ratios else "",
-                    f"{rig.median([run['reads_per_event'] for run in runs]):.2f}",
-                    f"{rig.median([run['cpu_s'] / run['wall_s'] for run in runs]):.0%}",
-                    f"{rig.median([run['server_share'] for run in runs]):.0%}",
-                    "; ".join(sorted({rig.describe_caveats(run) for run in runs} - {""})),
-                ]
-            )
-        if "ours" in names:
-            limits = (
-                ("baseline", MOST_OF_BASELINE, True),
-                ("lines", LEAST_OF_LINES, False),
-                ("openai", LEAST_OF_OPENAI, False),
-            )
-            for second_is_unbundled, limit, most in limits:
-                if second_is_unbundled in names:
-                    values = (
-                        ratios("ours", second_is_unbundled)
-                        if most
-                        else ratios(second_is_unbundled, "ours")
-                    )
-                    if not values:
-                        conclusions.append(
-                            f"- {streams} streams: not judged beside "
-                            f"{NAMES[second_is_unbundled]}: events were bundled"
-                        )
-                        continue
-                    value = rig.median(values)
-                    comparison = (
-                        "the CPU per event of" if most else "fewer CPU-seconds per event than"
-                    )
-                    line = (
-                        f"{value:.2f}x {comparison} {NAMES[second_is_unbundled]}: "
-                        f"{rig.describe_limit(value, limit, most=most)}"
-                    )
-                    line += f" ({len(values)} of {rounds} rounds)"
-                    conclusions.append(f"- {streams} streams: {line}")
+        contenders = measure_contenders(names, streams, args.rounds, args.rate, args.seconds)
+        baseline = contenders.get("baseline")
+        rows += [format_row(contender, baseline, streams) for contender in contenders.values()]
+        sentences = judge_limits(contenders, args.rounds)
+        conclusions += [f"- {streams} streams: {sentence}" for sentence in sentences]
     columns = [
         "contender",
         "events/s",
@@ -170,8 +207,11 @@ def main() -> None:
         "recorder",
         "vs baseline",
         "reads/event",
+        "client CPU",
+        "server CPU",
+        "remarks",
     ]
-    print(rig.format_table([*columns, "client CPU", "server CPU", "remarks"], rows))
+    print(rig.format_table(columns, rows))
     print()
     print("\n".join(conclusions))
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import sys
 import tempfile
-from functools import partial
+from collections.abc import Callable
 from pathlib import Path
 
 import rig
@@ -45,6 +45,63 @@ RECORD = (
 )
 
 
+def create_simulated_page() -> str:
+    """Return the metrics page of the simulated server."""
+    latencies = LatencyOptions(
+        ttft=parse_distribution("5ms", ""), itl=parse_distribution("1ms", "")
+    )
+    return ServerMetrics().prometheus_text(LatencyModel(latencies), "sim")
+
+
+def create_dcgm_page(gpus: int) -> str:
+    """Return the page of a DCGM exporter with so many GPUs."""
+    names = [name for name, _ in energy.SOURCES["dcgm"].values()]
+    return "".join(
+        f'{name}{{gpu="{gpu}",UUID="GPU-{gpu}"}} 612.5\n' for name in names for gpu in range(gpus)
+    )
+
+
+def create_long_page(series_count: int) -> str:
+    """Return a page with so many series of one metric."""
+    return "".join(f'a_name_of_a_series{{label="{i}"}} {i}\n' for i in range(series_count))
+
+
+def measure_reads(times: int) -> dict[str, float]:
+    """Return the CPU-seconds of one read of each kind of page, in the mean of `times` reads."""
+    simulated_page = create_simulated_page()
+    dcgm_page = create_dcgm_page(gpus=8)
+    energy_page = b'{"total_energy_j": 12.5, "query_time": 3.0}'
+    breakdowns = b"[" + b",".join([RECORD] * 100) + b"]"
+    reads: dict[str, Callable[[], object]] = {
+        "metrics page of the simulated server": lambda: series.parse_page(simulated_page),
+        "DCGM page of 8 GPUs": lambda: energy.select_hardware_values(series.parse_page(dcgm_page)),
+        "/energy_metrics": lambda: energy.parse_energy_metrics(energy_page),
+        "/perf_metrics with 100 requests": lambda: request_accounts.parse_breakdowns(breakdowns, 0),
+    }
+    return {name: rig.measure_cpu_s(read, times=times) for name, read in reads.items()}
+
+
+def measure_long_read(times: int) -> float:
+    """Return the CPU-seconds of one read of a page with LONG_PAGE_SERIES series."""
+    long_page = create_long_page(LONG_PAGE_SERIES)
+    return rig.measure_cpu_s(lambda: series.parse_page(long_page), times=max(1, times // 10))
+
+
+def measure_request(seconds: float) -> float:
+    """Return the CPU-seconds of the worker per request of 100 events; 0 if it is unknown."""
+    with tempfile.TemporaryDirectory() as scratch:
+        run = loadgen.run(
+            WORKLOAD,
+            request_rate=100,
+            duration=seconds,
+            embedded={"ttft": "5ms", "itl": "1ms"},
+            warmup=0,
+            out=Path(scratch) / "r",
+        )
+    cpu_s: float = run.summary.client.cpu_s or 0.0
+    return cpu_s / max(run.summary.requests.ok, 1)
+
+
 def main() -> int:
     """Print the cost of each read; return 1 if one is above its limit."""
     parser = rig.create_parser(__doc__)
@@ -55,54 +112,18 @@ def main() -> int:
         "--seconds", type=float, default=8.0, help="of the load that a request's cost is taken from"
     )
     args = rig.parse_arguments(parser, times=3, seconds=1.0)
-    measure_cpu_s = partial(rig.measure_cpu_s, times=args.times)
-    simulated = ServerMetrics().prometheus_text(
-        LatencyModel(
-            LatencyOptions(ttft=parse_distribution("5ms", ""), itl=parse_distribution("1ms", ""))
-        ),
-        "sim",
-    )
-    names = [name for name, _ in energy.SOURCES["dcgm"].values()]
-    dcgm = "".join(
-        f'{name}{{gpu="{gpu}",UUID="GPU-{gpu}"}} 612.5\n' for name in names for gpu in range(8)
-    )
-    long_page = "".join(f'a_name_of_a_series{{label="{i}"}} {i}\n' for i in range(LONG_PAGE_SERIES))
-    records = b"[" + b",".join([RECORD] * 100) + b"]"
-    reads = {
-        "metrics page of the simulated server": measure_cpu_s(lambda: series.parse_page(simulated)),
-        "DCGM page of 8 GPUs": measure_cpu_s(
-            lambda: energy.select_hardware_values(series.parse_page(dcgm))
-        ),
-        "/energy_metrics": measure_cpu_s(
-            lambda: energy.parse_energy_metrics(b'{"total_energy_j": 12.5, "query_time": 3.0}')
-        ),
-        "/perf_metrics with 100 requests": measure_cpu_s(
-            lambda: request_accounts.parse_breakdowns(records, 0)
-        ),
-    }
-    long_read_s = measure_cpu_s(
-        lambda: series.parse_page(long_page), times=max(1, args.times // 10)
-    )
-    all_reads = {**reads, f"page of {LONG_PAGE_SERIES:,} series": long_read_s}
+    read_s_by_page = measure_reads(args.times)
+    long_read_s = measure_long_read(args.times)
+    all_reads = {**read_s_by_page, f"page of {LONG_PAGE_SERIES:,} series": long_read_s}
     rows = [[name, f"{read_s * 1e3:.2f}", f"{read_s:.2%}"] for name, read_s in all_reads.items()]
     print(rig.format_table(["a read of", "ms CPU", "of a core at one read a second"], rows) + "\n")
-    with tempfile.TemporaryDirectory() as scratch:
-        run = loadgen.run(
-            WORKLOAD,
-            request_rate=100,
-            duration=args.seconds,
-            embedded={"ttft": "5ms", "itl": "1ms"},
-            warmup=0,
-            out=Path(scratch) / "r",
-        )
-    client = run.summary.client
-    per_request = client.cpu_s / max(run.summary.requests.ok, 1) if client.cpu_s else 0.0
-    timing_s = measure_cpu_s(lambda: parse_server_timing(TIMING))
-    timing_fraction = timing_s / per_request if per_request else 0.0
-    print(f"a request of 100 events: {per_request * 1e6:,.0f} µs CPU of the worker")
+    request_s = measure_request(args.seconds)
+    timing_s = rig.measure_cpu_s(lambda: parse_server_timing(TIMING), times=args.times)
+    timing_fraction = timing_s / request_s if request_s else 0.0
+    print(f"a request of 100 events: {request_s * 1e6:,.0f} µs CPU of the worker")
     print(f"its account: {timing_s * 1e6:.1f} µs, {timing_fraction:.2%} of that")
     is_within_limits = (
-        max(reads.values()) <= LIMIT_PER_READ
+        max(read_s_by_page.values()) <= LIMIT_PER_READ
         and long_read_s <= LIMIT_PER_LONG_READ
         and timing_fraction <= LIMIT_PER_ACCOUNT
     )

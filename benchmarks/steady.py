@@ -14,8 +14,10 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import numpy as np
 import rig
 from msgspec.structs import replace
+from numpy.typing import NDArray
 
 from loadgen.core.results.manifest import RunManifest, StagePlan
 from loadgen.core.run_summary import summarize
@@ -31,14 +33,15 @@ from loadgen.sim.request_lengths import RequestSize
 BENCHMARK = "llama2-70b"
 
 
-def run_from_empty(
-    preset_name: str, scenario: Any, rate: float, length_s: float, round_name: str | None = None
-) -> dict[str, Any]:
-    """Return the metrics of one full-length run that starts with an empty server."""
-    test = rules.create_test(BENCHMARK, scenario, round_name, min_duration_s=length_s)
+def simulate_records(preset_name: str, test: rules.Test, rate: float) -> NDArray[np.void]:
+    """Simulate a run of a test that begins with an empty server, and return its request records.
+
+    The lengths are those of the synthetic data set, again and again.
+    """
     dataset = mlperf_run.synthetic_data(test)
     requests: Any = dataset.requests
-    inputs, outputs = requests.input_tokens.values, requests.output_tokens.values
+    inputs = requests.input_tokens.values
+    outputs = requests.output_tokens.values
     workload = mlperf_run.build_workload(replace(test, samples=1), dataset, qps=rate)
     preset = load_preset(preset_name)
     result, _ = virtual.simulate(
@@ -48,7 +51,19 @@ def run_from_empty(
             costs=preset.costs, limits=preset.limits, speeds=preset.speeds, routing=preset.routing
         ),
     )
-    rows = result.records[:]
+    return result.records[:]
+
+
+def run_from_empty(
+    preset_name: str, scenario: Any, rate: float, length_s: float, round_name: str | None = None
+) -> dict[str, Any]:
+    """Simulate a run that begins with an empty server; return its result as a JSON object.
+
+    `valid` is the result by the rules of the MLPerf round, `sustainable` that of the test for
+    growth. `p99_ms` and the token rates are those of the test.
+    """
+    test = rules.create_test(BENCHMARK, scenario, round_name, min_duration_s=length_s)
+    rows = simulate_records(preset_name, test, rate)
     manifest = RunManifest(
         state="finished", stages=(StagePlan(arrival=f"poisson {rate:g}/s", rate=rate),)
     )
