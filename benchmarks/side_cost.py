@@ -99,7 +99,8 @@ def measure_request(seconds: float) -> float:
             out=Path(scratch) / "r",
         )
     cpu_s: float = run.summary.client.cpu_s or 0.0
-    return cpu_s / max(run.summary.requests.ok, 1)
+    ok_requests: int = run.summary.requests.ok
+    return cpu_s / max(ok_requests, 1)
 
 
 def main() -> int:
