@@ -265,7 +265,7 @@ def find_last_digit(printed: str) -> float:
 
 def read_run_statements(case: Case, name: str) -> Iterator[Statement]:
     """Yield what each place prints of a run; the JSON of the run comes first, as the reference."""
-    text = run_command(case, "report", name, "--html", f"{name}.html")
+    text = run_command(case, "report", name, "--full", "--html", f"{name}.html")
     summary = json.loads(run_command(case, "report", name, "--json"))
     page = page_text((case.folder / f"{name}.html").read_text("utf-8"))
     junit = (case.folder / f"{name}.xml").read_text("utf-8")
@@ -283,16 +283,16 @@ def read_rates_of_run(
     for metric in ("tokens/s", "goodput", "completed"):
         yield Statement(metric, f"{name}: JSON", METRICS[metric](summary))
     text_patterns = {
-        "tokens/s": rf"{NUMBER_PATTERN}/s output",
-        "goodput": rf"within\s+every\s+limit[\w\s]*\(\S+\s%\),\s+goodput\s+{NUMBER_PATTERN}/s",
+        "tokens/s": rf"^Throughput\s+{NUMBER_PATTERN}\s+output\s+tok/s",
+        "goodput": rf"goodput\s+{NUMBER_PATTERN}\s+req/s",
         "completed": rf"completed\s+{NUMBER_PATTERN}/s",
     }
     for metric, pattern in text_patterns.items():
         yield find_in_text(metric, f"{name}: text", pattern, text)
     page_patterns = {
-        "tokens/s": rf"^Output tokens\n{NUMBER_PATTERN}",
-        "goodput": rf"goodput {NUMBER_PATTERN}/s",
-        "completed": rf"^Completed\n{NUMBER_PATTERN}",
+        "tokens/s": rf"^Output throughput\n{NUMBER_PATTERN}\ntok/s",
+        "goodput": rf"goodput {NUMBER_PATTERN} req/s",
+        "completed": rf"^Request throughput\n{NUMBER_PATTERN}\nreq/s",
     }
     for metric, pattern in page_patterns.items():
         yield find_in_text(metric, f"{name}: page", pattern, page)
@@ -343,7 +343,7 @@ def read_cost_of_run(case: Case, name: str) -> Iterator[Statement]:
     yield Statement("completed", f"{name}: cost", float(rates["request"]))
 
 
-RATE_UNIT_PATTERN = r"(?: requests| conversations| tasks| starts)?/s"
+RATE_UNIT_PATTERN = r"(?: req| requests| conversations| tasks| starts)?/s"
 
 
 def read_search_statements(
@@ -386,12 +386,12 @@ def read_search_text_and_page(case: Case, name: str) -> Iterator[Statement]:
     """Yield what the text and the HTML page of `report` print of a search."""
     text = run_command(case, "report", name, "--html", f"{name}.html")
     page = page_text((case.folder / f"{name}.html").read_text("utf-8"))
-    text_row = rf"^Capacity +{NUMBER_PATTERN}{RATE_UNIT_PATTERN}"
-    page_sentence = rf"by search: {NUMBER_PATTERN}{RATE_UNIT_PATTERN}"
+    text_row = rf"^ *Capacity +{NUMBER_PATTERN}{RATE_UNIT_PATTERN}"
+    page_sentence = rf"^Maximum load meeting the SLO[^:]*: {NUMBER_PATTERN}{RATE_UNIT_PATTERN}"
     yield find_in_text("capacity", "search: text", text_row, text)
     yield find_in_text("capacity", "search: page", rf"^Capacity\n{NUMBER_PATTERN}\n", page)
     yield find_in_text("capacity", "search: page, its sentence", page_sentence, page)
-    yield find_in_text("tokens/s", "search: page", rf"^Output tokens\n{NUMBER_PATTERN}\n", page)
+    yield find_in_text("tokens/s", "search: page", rf"^Throughput\n{NUMBER_PATTERN}\noutput", page)
 
 
 def read_search_row_of_ui(row: dict[str, str]) -> Iterator[Statement]:
@@ -474,7 +474,7 @@ def read_capacity_of_cost(
     capacity = float(rates[price_unit(case)]) / requests_of_start
     yield Statement("capacity", "search: cost", capacity)
     yield Statement("tokens/s", "search: cost", float(rates["million_output_tokens"]) * 1e6)
-    text = run_command(case, "cost", name, "--prices", "prices.yaml")
+    text = run_command(case, "cost", name, "--prices", "prices.yaml", "--full")
     pattern = rf"capacity by search: {NUMBER_PATTERN} "
     yield find_in_text("capacity", "search: cost, text", pattern, text)
 
@@ -484,7 +484,7 @@ def read_machines(size: dict[str, Any], size_text: str, rate: float) -> Iterator
     needed = math.ceil(size["demand_per_s"] / rate) + 1
     yield Statement("machines", "size: from the capacity", needed)
     yield Statement("machines", "size: JSON", size["machines"])
-    headline = rf"need\s+{NUMBER_PATTERN}\s+machines"
+    headline = rf": {NUMBER_PATTERN} machines \("
     yield find_in_text("machines", "size: headline", headline, size_text)
 
 
@@ -493,7 +493,7 @@ def read_monthly_price(size: dict[str, Any], size_text: str) -> Iterator[Stateme
     month = PRICE_PER_HOUR * HOURS_PER_MONTH * size["machines"]
     yield Statement("USD a month", "size: of its machines", month)
     yield Statement("USD a month", "size: JSON", float(size["per_month"]["mid"]))
-    headline = rf"USD\s+{NUMBER_PATTERN}(?:\s+\[[^\]]*\])?\s+a\s+month"
+    headline = rf"USD\s+{NUMBER_PATTERN}(?:\s+\[[^\]]*\])?\s+per\s+month"
     yield find_in_text("USD a month", "size: headline", headline, size_text)
 
 
@@ -1000,7 +1000,7 @@ def main() -> int:
         for outcome in ("equal", "within", "marked", "DISAGREES")
     )
     print(f"\n{sum(outcome_counts.values())} pairs: {counts}")
-    return 0 if args.smoke or not outcome_counts["DISAGREES"] else 1
+    return 1 if outcome_counts["DISAGREES"] else 0
 
 
 def create_case(
