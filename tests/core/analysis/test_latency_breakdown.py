@@ -196,7 +196,7 @@ def test_the_breakdown_of_a_simulated_run_is_exact(tmp_path: Path) -> None:
         )
     text = render(run.summary)
     assert "TTFT breakdown (ms)" in text and "slowest by TTFT" in text
-    why = run_page.render(run.summary).split('id="why"')[1].split("<h2")[0]
+    why = run_page.render(run.summary).split('id="slow-requests"')[1].split("<h2")[0]
     assert "TTFT breakdown (ms)" in why and "slowest by E2E" in why
     assert (
         why.count('title="prefill ') == 10 and why.count('title="decode ') == 10
