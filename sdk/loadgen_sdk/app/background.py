@@ -53,8 +53,8 @@ def run_in_background(function: Callable[[], object]) -> None:
     if _State.is_started:
         return
     _State.is_started = True
-    # `threading.Thread.start` would take locks.
     try:
+        # `threading.Thread.start` would take locks.
         _thread.start_new_thread(_run_functions, (_State.queue,))
     except RuntimeError:
         # The interpreter is shutting down and starts no more threads.

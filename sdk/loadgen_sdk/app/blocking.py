@@ -118,20 +118,21 @@ class BlockingClient:
             self._end_relay(relay, future)
 
     def _end_relay(self, relay: _EventRelay, future: Future[None]) -> None:
-        """End the reading of a stream in the client's thread, if it has not ended by itself.
+        """Stop reading a stream in the client's thread, if its end was not reached.
+
+        This is called in the thread of the caller, when the caller leaves its loop over the events.
 
         Args:
-            relay: Reads the stream.
-            future: The end of the reading.
+            relay: Reads the stream in a task of the client's thread.
+            future: Is done when the relay has stopped reading.
         """
-        task = relay.task
-        is_reading = task is not None and not future.done() and not self._loop.is_closed()
-        if task is not None and is_reading:
-            # The caller has left the loop. The message makes its call count as abandoned.
-            self._loop.call_soon_threadsafe(task.cancel, LOOP_LEFT)
-        else:
-            # The reading has not begun, or has ended. A future that is done stays as it is.
+        is_ended = future.done() or self._loop.is_closed()
+        if relay.task is None or is_ended:
+            # If the task has not started, it must not start. If it has ended, this has no effect.
             future.cancel()
+            return
+        # The message LOOP_LEFT makes the call count as abandoned, and not as cancelled.
+        self._loop.call_soon_threadsafe(relay.task.cancel, LOOP_LEFT)
 
     def close(self) -> None:
         """Close every connection and end the thread. May be called more than once."""

@@ -255,16 +255,16 @@ class Call:
         }
 
     def estimated_cost(self) -> float | None:
-        """Return what the call may cost, or None if its model has no price.
+        """Return an upper estimate of what the call may cost, or None if its model has no price.
 
-        The estimate is the higher one of two: nothing is cached, or all of the prompt is written
-        to a cache.
+        Providers have another price for prompt tokens that they write to a cache. Whether they will
+        do so is not known before the call, so that the higher cost of both cases is returned.
         """
         price = find_price(self.policy.prices, self.model)
         if price is None:
             return None
-        tokens, output_tokens = self._estimated_tokens()
-        prompt_tokens = tokens - output_tokens
+        total_tokens, output_tokens = self._estimated_tokens()
+        prompt_tokens = total_tokens - output_tokens
         uncached_cost = price.cost(prompt_tokens, output_tokens)
         written_cost = price.cost(prompt_tokens, output_tokens, written=prompt_tokens)
         return max(uncached_cost, written_cost)
@@ -304,16 +304,26 @@ class Call:
         self.record_headers(headers, is_refused=is_refused)
         wait_s = self._retry_wait_s(failure, headers, can_retry=can_retry)
         will_retry = wait_s is not None
-        # `report` returns the permit of a call that has ended. It is returned earlier if a retry
-        # gets a permit of its own, and if the server has not processed the request.
+        self._return_permit_after_failure(failure, will_retry=will_retry)
+        if will_retry:
+            # The retry books its own estimated cost.
+            self._settle_budget(None, failure)
+        self._end_attempt(ended_at, self._public_failure(failure, error_code), wait_s or 0.0)
+        return wait_s
+
+    def _return_permit_after_failure(self, failure: Failure, *, will_retry: bool) -> None:
+        """Return the permit of a failed attempt to the throttle, unless `report` will return it.
+
+        - The server has refused the request (429 or 503), and has therefore used no tokens.
+        - The call will be retried, and the retry gets a permit of its own. The server may have used
+          tokens, so that the estimate stays.
+        - The budget has refused the call after the throttle had given it a permit.
+        """
+        is_refused = failure.http_status in REFUSED_STATUSES
         if is_refused:
             self._return_permit(tokens=0)
         elif will_retry or failure.kind == "over_budget":
             self._return_permit(tokens=None)
-        if will_retry:
-            self._settle_budget(None, failure)
-        self._end_attempt(ended_at, self._public_failure(failure, error_code), wait_s or 0.0)
-        return wait_s
 
     def discard(self) -> None:
         """End a call without a report, because nothing was sent or it could not be measured.
@@ -378,10 +388,10 @@ class Call:
         return Failure(failure.kind, text, failure.http_status)
 
     def _end_attempt(self, ended_at: int, failure: Failure | None, wait_s: float = 0.0) -> None:
-        """Add the current attempt to those that have ended.
+        """Add the current attempt to those that have ended, unless it is among them already.
 
-        Nothing is added for a call that was not sent. A failed attempt ends twice, when it fails
-        and when the call is reported, and is added the first time.
+        A failed attempt is added when it fails. If there is no retry, the report of the call comes
+        here again with the same attempt. Nothing is added for a call that was not sent.
 
         Args:
             ended_at: When the attempt ended.
@@ -390,8 +400,8 @@ class Call:
         """
         started = self.attempt_started
         was_sent = started != NEVER
-        is_added = bool(self.attempts) and self.attempts[-1].started == started
-        if was_sent and not is_added:
+        is_added_already = bool(self.attempts) and self.attempts[-1].started == started
+        if was_sent and not is_added_already:
             attempt = Attempt(
                 started=started, ended=ended_at, failure=failure, waited_ms=wait_s * 1e3
             )
@@ -569,10 +579,12 @@ def context_of_spans(spans: Sequence[Any]) -> AbstractContextManager[object]:
     """Return a context manager that makes the spans of a call the current ones of OpenTelemetry.
 
     Each attempt is sent inside it, so that spans of the HTTP library become children of the call.
+    With several spans, they are made current here already, and the caller has to enter the returned
+    context manager at once.
 
     Args:
-        spans: What each observer returned when the call started: an object with a method
-            `current`, which returns such a context manager, or None.
+        spans: What each observer has returned at the start of the call: a span, whose method
+            `current` returns such a context manager, or None from an observer without spans.
     """
     spans_of_call = [span for span in spans if span is not None]
     if len(spans_of_call) == 1:

@@ -118,7 +118,15 @@ def _is_messages(prompt: object) -> bool:
 
 
 class ClientOptions(SendingOptions, total=False):
-    """The options of a `Client`, with those of a `Pool`."""
+    """The options of a `Client`, with those of a `Pool`.
+
+    - `on_measurement`, `prices`, `throttle`, `retry`, `record`, `keep_content`, `labels`, `budget`
+      and `fallback` are those of `instrument`. The Client in a `fallback` is closed by its owner.
+    - `timeout_s` limits a call, and `stall_timeout_s` the time between two of its events.
+      `timeout_ns` and `stall_timeout_ns` are the same in ns.
+    - `proxy` is "http://HOST:PORT", "" for none, or None for that of HTTP_PROXY, HTTPS_PROXY and
+      NO_PROXY.
+    """
 
     model: str | None
     server_profile: ServerProfile | None
@@ -183,47 +191,47 @@ class Client:
     """
 
     def __init__(self, target: Target | str, **options: Unpack[ClientOptions]) -> None:
-        """Create a client. It is not connected yet.
+        """Create a client. It is not connected yet: its first call opens it.
 
         Args:
             target: A URL, or a parsed Target. With a URL, texts and headers are kept by default.
-            options: See `ClientOptions`. `on_measurement`, `prices`, `throttle`, `retry`,
-                `record`, `keep_content`, `labels`, `budget` and `fallback` are those of
-                `instrument`. The Client in a `fallback` is closed by its owner. `timeout_s` and
-                `stall_timeout_s` limit a call and the time between two of its events, and
-                `timeout_ns` and `stall_timeout_ns` are the same in ns. `proxy` is
-                "http://HOST:PORT", "" for none, or None for that of HTTP_PROXY, HTTPS_PROXY and
-                NO_PROXY. All others are those of `Pool`.
+            options: What `ClientOptions` describes.
 
         Raises:
             WrongUse: An option is not valid.
             TargetUnusable: The URL is not valid.
         """
         refuse_unknown(options, ClientOptions, "Client()")
-        values: dict[str, Any] = {**_DEFAULTS, **options}
-        values["timeout_ns"] = _timeout_ns(values, "timeout")
-        values["stall_timeout_ns"] = _timeout_ns(values, "stall_timeout")
-        is_url = isinstance(target, str)
-        self.target = _parse_target(target, values) if isinstance(target, str) else target
-        self.policy = make_policy(**{name: values[name] for name in _POLICY_OPTIONS})
-        self.model = values["model"] or ""
-        server_profile = _select_profile(values["server_profile"], values["server"])
-        self.server_profile = server_profile or SERVER_PROFILES["generic"]
-        self.timeout_s = values["timeout_ns"] / 1e9
+        all_options = _with_defaults(options)
+        self.target = _parse_target(target, all_options) if isinstance(target, str) else target
+        self.policy = make_policy(**{name: all_options[name] for name in _POLICY_OPTIONS})
+        self.model = all_options["model"] or ""
+        self._set_server_profile(all_options)
+        self.timeout_s = all_options["timeout_ns"] / 1e9
         self.is_simulated = False
-        self._streams = values["stream"]
-        self._tls = values["tls"]
-        self._settings = self._call_settings(api_key=values["api_key"] or "")
-        self._probe_options: dict[str, Any] | None = None
-        if server_profile is None or not self.model:
-            self._probe_options = {name: values[name] for name in _PROBE_OPTIONS}
-        self._proxy = proxy_for(self.target, values["proxy"])
-        self._opening = asyncio.Lock()
-        self._make_pool = self._pool_factory(values, is_url=is_url)
+        self._streams = all_options["stream"]
+        self._tls = all_options["tls"]
+        self._settings = self._call_settings(api_key=all_options["api_key"] or "")
+        self._opening_lock = asyncio.Lock()
+        self._proxy = proxy_for(self.target, all_options["proxy"])
+        self._make_pool = self._pool_factory(all_options, is_url=isinstance(target, str))
         self._pool = self._make_pool(model=self.model, server_profile=self.server_profile)
         self._exchanges: set[Exchange] = set()
         self._closed = False
-        self._fallback = validate_fallback(values["fallback"], type, self)
+        self._fallback = validate_fallback(all_options["fallback"], type, self)
+
+    def _set_server_profile(self, options: dict[str, Any]) -> None:
+        """Set the server profile by the options, and decide whether the client needs a probe.
+
+        A probe finds out the model and the kind of server when the client opens. It is needed if
+        the options do not specify both. Its options are then kept in `_probe_options`.
+        """
+        specified_profile = _select_profile(options["server_profile"], options["server"])
+        self.server_profile = specified_profile or SERVER_PROFILES["generic"]
+        self._probe_options: dict[str, Any] | None = None
+        needs_probe = specified_profile is None or not self.model
+        if needs_probe:
+            self._probe_options = {name: options[name] for name in _PROBE_OPTIONS}
 
     def _call_settings(self, api_key: str) -> CallSettings:
         """Return what all calls of this client have in common."""
@@ -236,20 +244,22 @@ class Client:
             url_secrets=self.target.secrets,
         )
 
-    def _pool_factory(self, values: dict[str, Any], *, is_url: bool) -> Callable[..., Pool]:
+    def _pool_factory(self, options: dict[str, Any], *, is_url: bool) -> Callable[..., Pool]:
         """Return a function that creates the pool of connections for a model and server profile.
 
         Args:
-            values: All options of the client, with their defaults.
-            is_url: The target was passed as a URL, so that texts and headers are kept by default.
+            options: All options of the client, with their defaults.
+            is_url: The target was passed as a URL. An application passes a URL and gets texts and
+                headers by default. The load generator passes a Target and does not need them.
         """
-        keep_text = values["keep_text"]
+        keep_text = options["keep_text"]
         if keep_text is None:
-            keep_text = is_url or values["keep_content"]
-        keep_headers = values["keep_headers"]
+            keep_text = is_url or options["keep_content"]
+        keep_headers = options["keep_headers"]
         if keep_headers is None:
             keep_headers = is_url
-        sending_options = {name: values[name] for name in SendingOptions.__annotations__}
+        # A Client passes all options on that the TypedDict of the Pool declares.
+        sending_options = {name: options[name] for name in SendingOptions.__annotations__}
         return partial(
             Pool,
             self.target,
@@ -277,7 +287,13 @@ class Client:
         self._pool.close()
 
     async def open(self, connections: int = 0) -> None:
-        """Probe the server if necessary, resolve the host, and open a number of connections.
+        """Probe the server if necessary, resolve the host, and open connections in advance.
+
+        A client that is open already is not probed again. Two tasks cannot open it at the same
+        time.
+
+        Args:
+            connections: How many connections to open now. Requests open any others they need.
 
         Raises:
             TargetUnusable: No connection can be opened, or the probe shows that no request can
@@ -285,7 +301,7 @@ class Client:
             ClientError: The client is closed.
         """
         self._check_usable()
-        async with self._opening:
+        async with self._opening_lock:
             if self._probe_options is not None:
                 await self._probe(self._probe_options)
                 self._probe_options = None
@@ -363,7 +379,7 @@ class Client:
         return completion
 
     async def _probe(self, options: dict[str, Any]) -> None:
-        """Find out the model and the kind of server by a few requests.
+        """Send a few requests to the server to find out its model and what kind of server it is.
 
         The pool of connections is replaced by one that sends requests in the form that this server
         understands.
@@ -395,8 +411,9 @@ class Client:
     ) -> AsyncGenerator[Event, None]:
         """Yield the output events of this endpoint, or of the second one if this one fails.
 
-        The second endpoint is used if the circuit of this one is open, or if this one fails before
-        its first event.
+        The second endpoint is used if the circuit of this one is open (it has failed too often
+        recently), or if this one fails before its first event. After an event, the failure is
+        raised, because the second endpoint would repeat output that the caller already has.
         """
         if fallback.circuit.allows_call(monotonic_ns()):
             has_output = False
@@ -406,9 +423,10 @@ class Client:
                         has_output = True
                         yield event
             except BaseException as error:
-                if not fallback.handle_error(
+                uses_second_endpoint = fallback.handle_error(
                     error, failure_from_client_error, has_output=has_output
-                ):
+                )
+                if not uses_second_endpoint:
                     raise
             else:
                 fallback.circuit.record_success()
@@ -446,10 +464,11 @@ class Client:
     async def _run_call(
         self, request: Request, labels: Labels | None, *, with_events: bool
     ) -> AsyncGenerator[Event | Completion, None]:
-        """Send a request, with its retries, and report its measurement once.
+        """Send a request until an attempt succeeds or may not be retried, and report the call once.
 
-        Yield the output events as they arrive, if `with_events`, and at the end the Completion of
-        the last attempt, which may be a failure. There is no retry after an event was yielded.
+        Yield the output events of an attempt as they arrive, if `with_events`. The last item is the
+        Completion of the last attempt, which may be a failure. There is no retry after an event was
+        yielded, because the caller would get the same output twice.
         """
         self._check_usable()
         call = self._begin_call(request, labels)
@@ -500,13 +519,18 @@ class Client:
         )
 
     def _begin_attempt(self, call: Call, request: Request, *, with_events: bool) -> _Attempt:
-        """Send the request over the pool, whose callbacks put events into the attempt's queue."""
+        """Send the request over the pool, and return the attempt from which its events are read.
+
+        The pool calls `put_event` for each output event, and `put_completion` at the end of the
+        request. Both put their item into the queue of the attempt.
+        """
         queue: asyncio.Queue[Event | Completion] = asyncio.Queue()
         timeline = EventTimeline()
 
         def put_event(text: str, reasoning: str, at_ns: int) -> None:
             queue.put_nowait(Event(text, reasoning, at_ns))
 
+        put_completion = queue.put_nowait
         call.instants = ()  # without the timestamps of an earlier attempt
         call.attempt_started = monotonic_ns()
         body = self._pool.prepare(request)
@@ -515,7 +539,7 @@ class Client:
             request,
             body,
             due_ns,
-            queue.put_nowait,
+            put_completion,
             timeline,
             on_output=put_event if with_events else None,
         )
@@ -547,7 +571,8 @@ class Client:
                 await asyncio.sleep(backoff_s)
             if not self._pool.is_open:
                 await self.open()
-            call.model = self.model  # A probe may have found it only now.
+            # A probe may have found the name of the model when the client was opened just now.
+            call.model = self.model
             if self.policy.throttle is not None:
                 arguments = call.throttle_arguments(self.timeout_s)
                 call.permit = await self.policy.throttle.acquire(**arguments)
@@ -598,7 +623,13 @@ class Client:
     def _end_attempt(self, call: Call, completion: Completion, *, has_output: bool) -> float | None:
         """End an attempt. Return the seconds to wait before a retry, or None if there is none.
 
-        `has_output` says that output has reached the caller, so that a retry would repeat it.
+        There is none after a success, whose call is reported by `_report`, and after a failure that
+        the retry policy does not allow to retry.
+
+        Args:
+            call: The call of the attempt.
+            completion: What the server has sent, or the failure of the attempt.
+            has_output: Output has reached the caller, so that a retry would repeat it.
         """
         headers = completion.headers or {}
         if completion.failure is None:
@@ -714,20 +745,34 @@ def _is_cancellation(error: BaseException) -> bool:
     return LOOP_LEFT not in error.args
 
 
-def _timeout_ns(options: dict[str, Any], name: str) -> int:
-    """Return a timeout in ns from the options of a Client.
+def _with_defaults(options: ClientOptions) -> dict[str, Any]:
+    """Return all options of a Client, with the defaults of those that are not specified.
 
-    It is the option `NAME_s` in seconds, or else the option `NAME_ns`.
+    The timeouts in seconds, if they are specified, replace those in ns.
 
     Raises:
-        WrongUse: `NAME_s` is not a positive number.
+        WrongUse: A timeout is not a positive number.
     """
-    seconds = options[f"{name}_s"]
-    if seconds is None:
-        timeout_ns: int = options[f"{name}_ns"]
-        return timeout_ns
+    all_options: dict[str, Any] = {**_DEFAULTS, **options}
+    if all_options["timeout_s"] is not None:
+        all_options["timeout_ns"] = _timeout_ns("timeout_s", all_options["timeout_s"])
+    if all_options["stall_timeout_s"] is not None:
+        all_options["stall_timeout_ns"] = _timeout_ns(
+            "stall_timeout_s", all_options["stall_timeout_s"]
+        )
+    return all_options
+
+
+def _timeout_ns(option_name: str, seconds: object) -> int:
+    """Convert the value of a timeout option from seconds to ns.
+
+    Raises:
+        WrongUse: The value is not a positive number, or far too large.
+    """
     if not isinstance(seconds, int | float) or not 0 < seconds < _MAX_TIMEOUT_S:
-        raise WrongUse("out_of_range", f"{name}_s={seconds!r}", "give a number of seconds above 0")
+        raise WrongUse(
+            "out_of_range", f"{option_name}={seconds!r}", "give a number of seconds above 0"
+        )
     return int(seconds * 1e9)
 
 

@@ -108,29 +108,39 @@ def _create_asyncio_wakeup() -> Wakeup:
 def _create_trio_wakeup(trio: Any) -> Wakeup:
     """Return a Wakeup for the running trio loop.
 
-    `wake` schedules the event in the loop, because `trio.Event` is not thread-safe.
-
     Args:
         trio: The module trio. It is not imported here, because the application may not have it.
     """
-    token = trio.lowlevel.current_trio_token()
-    # An event of trio cannot be cleared, so that a new one replaces it after each wake-up.
-    event = trio.Event()
+    trio_wakeup = _TrioWakeup(trio)
+    return Wakeup(trio_wakeup.wake, trio_wakeup.wait)
 
-    def set_event() -> None:
-        # A function and not `event.set`, because `event` may be another one when this runs.
-        event.set()
 
-    def wake() -> None:
-        with suppress(trio.RunFinishedError):
-            token.run_sync_soon(set_event)
+class _TrioWakeup:
+    """Lets a task of trio wait until another thread or task wakes it.
 
-    async def wait(seconds: float | None) -> None:
-        nonlocal event
+    An event of trio cannot be cleared, so that a new one replaces it after each wake-up.
+    """
+
+    def __init__(self, trio: Any) -> None:
+        """Create a wakeup for the running loop. `trio` is the module."""
+        self._trio = trio
+        self._token = trio.lowlevel.current_trio_token()
+        self._event = trio.Event()
+
+    def wake(self) -> None:
+        """End the wait. This may be called in any thread, also after the loop has ended."""
+        with suppress(self._trio.RunFinishedError):
+            # `trio.Event` is not thread-safe, so that it is set inside the loop.
+            self._token.run_sync_soon(self._set_event)
+
+    async def wait(self, seconds: float | None) -> None:
+        """Wait until `wake` is called, or for a number of seconds at most."""
         timeout_s = float("inf") if seconds is None else seconds
-        with trio.move_on_after(timeout_s):
-            await event.wait()
-        if event.is_set():
-            event = trio.Event()
+        with self._trio.move_on_after(timeout_s):
+            await self._event.wait()
+        if self._event.is_set():
+            self._event = self._trio.Event()
 
-    return Wakeup(wake, wait)
+    def _set_event(self) -> None:
+        """Set the event that is the current one when the loop runs this."""
+        self._event.set()

@@ -237,8 +237,11 @@ class _MethodWithFallback:
     def call(self, *args: Any, **kwargs: Any) -> Steps[Any]:
         """Send a request to the first endpoint, or to the second one if the first one fails.
 
-        The first one is skipped while its circuit is open. This is a generator of `Steps`: each
-        function that it yields is called, and awaited in an async client.
+        The first one is skipped while its circuit is open, because it has failed too often.
+
+        The same code serves blocking and async clients. It is a generator (see `Steps`): each
+        function that it yields is called, in an async client the result is awaited, and the result
+        is the value of the `yield`.
         """
         replace_iterators(kwargs)
         circuit = self.fallback.circuit
@@ -246,14 +249,16 @@ class _MethodWithFallback:
             try:
                 response = yield partial(self.first_method, *args, **kwargs)
             except BaseException as error:
-                if not self.fallback.handle_error(error, self.failure_from_error):
+                uses_second_endpoint = self.fallback.handle_error(error, self.failure_from_error)
+                if not uses_second_endpoint:
                     raise
             else:
                 circuit.record_success()
                 return response
         if "model" in kwargs:
             kwargs["model"] = self.fallback.model_for(kwargs["model"])
-        return (yield partial(self._second_method(), *args, **kwargs))
+        second_response = yield partial(self._second_method(), *args, **kwargs)
+        return second_response
 
     def _second_method(self) -> Callable[..., Any]:
         """Return the method of the second client, such as `client.chat.completions.create`."""

@@ -138,9 +138,11 @@ class _MeasuredLiteLlm(ModuleType):
         self._loadgen_sdk_router_options = options
 
     def __getattr__(self, name: str) -> Any:
-        """Return an attribute that was not set on this module: that of LiteLLM.
+        """Return an attribute of LiteLLM. Python calls this for a name that this module lacks.
 
-        The Router is measured when it is first used, because LiteLLM imports it only then.
+        The measured functions are set on this module and do not come here. The Router is measured
+        when it is first used, because LiteLLM imports it only then. It is then set on this module,
+        so that every access returns the same class.
         """
         if name != "Router":
             return getattr(self._loadgen_sdk_litellm, name)

@@ -74,9 +74,12 @@ def measure_router(router_class: type, options: InstrumentOptions) -> type:
 
     A Router distributes calls to several deployments of a model. A call counts once, however many
     deployments the Router tries.
+
+    LiteLLM forbids subclasses of its Router. The replacement is therefore a class without a base
+    class and with a metaclass. When the application calls it, as in `Router(...)`, the metaclass
+    creates a Router of the original class and replaces its methods by measured ones.
     """
     attributes = {"__doc__": router_class.__doc__, "__qualname__": router_class.__qualname__}
-    # Its `__call__`, which runs for `Router(...)`, measures the methods of the new Router.
     measured_class = _MeasuredRouterType(router_class.__name__, (), attributes)
     measured_class._loadgen_sdk_router_class = router_class
     measured_class._loadgen_sdk_settings = _call_settings(options)
@@ -173,14 +176,16 @@ def _with_recorded_headers(
 ) -> Callable[..., Any]:
     """Wrap a function of LiteLLM so that the headers of its response reach the measurement.
 
-    LiteLLM attaches the headers to the response as `_response_headers`.
+    LiteLLM attaches the headers to the response as `_response_headers`. The wrapper is a coroutine
+    function unless `is_blocking`.
     """
 
-    def steps(**kwargs: Any) -> Steps[Any]:
+    def call_and_record_headers(**kwargs: Any) -> Steps[Any]:
+        # `as_function` calls, and in async code awaits, what is yielded. It sends the result back.
         response = yield partial(function, **kwargs)
         headers = getattr(response, "_response_headers", None)
         if isinstance(headers, Mapping):
             record_response_headers(headers)
         return response
 
-    return functools.wraps(function)(as_function(steps, is_blocking=is_blocking))
+    return functools.wraps(function)(as_function(call_and_record_headers, is_blocking=is_blocking))

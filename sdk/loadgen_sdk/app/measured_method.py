@@ -54,7 +54,7 @@ def measure_method(
         method, api, settings, is_blocking=is_blocking, find_request_fields=find_request_fields
     )
     if is_blocking:
-        return functools.wraps(method)(measured_method.create_function())
+        return functools.wraps(method)(measured_method.create_blocking_function())
     return functools.wraps(method)(measured_method.create_async_function())
 
 
@@ -70,9 +70,11 @@ class _MeasuredMethod:
         is_blocking: bool,
         find_request_fields: FindRequestFields | None,
     ) -> None:
-        """Select once what is the same in all calls: how to throttle, and how to book the cost.
+        """Prepare what all calls have in common. The arguments are those of `measure_method`.
 
-        The arguments are those of `measure_method`.
+        `_acquire_permit` waits for a permit of the throttle, and `_book_cost` books the estimated
+        cost of a call in the budget. Each of them is a blocking or an async function, as the method
+        is, and None without a throttle or a budget.
         """
         policy = settings.policy
         self._method = method
@@ -90,17 +92,18 @@ class _MeasuredMethod:
         has_limits = policy.throttle is not None or policy.budget is not None
         # Without limits and retries, a call is a single attempt that waits for nothing.
         self._is_single_attempt = not has_limits and policy.retry is None
-        # A second reader would find an iterator among the arguments used up.
+        # An iterator among the arguments can be read only once. It must become a list if the
+        # estimate of the tokens, a second attempt or the recorder also reads the arguments.
         self._needs_reusable_arguments = (
             not self._is_single_attempt or policy.record is not None or policy.keep_content
         )
 
-    def create_function(self) -> Callable[..., Any]:
+    def create_blocking_function(self) -> Callable[..., Any]:
         """Return the function that the application calls instead of a blocking method.
 
-        It begins a measurement, sends the request, and observes the response. A call without
-        throttle, budget and retry is sent directly. `_run_attempts` would do the same, but takes as
-        long as all the rest of the measurement.
+        It begins a measurement, sends the request, and observes the response. `_run_attempts` can
+        do that for every call. A call without throttle, budget and retry does not use it, because
+        it would double the time that a measurement takes.
         """
         method = self._method
 
@@ -117,6 +120,7 @@ class _MeasuredMethod:
             except BaseException as error:
                 observed.end_failed_attempt(error)
                 raise
+            # No raw response was requested, so that the response is the parsed one.
             return observed.observe_response(response, response, is_blocking=True)
 
         return call
@@ -124,9 +128,9 @@ class _MeasuredMethod:
     def create_async_function(self) -> Callable[..., Any]:
         """Return the coroutine function that the application calls instead of an async method.
 
-        It begins a measurement, sends the request, and observes the response. A call without
-        throttle, budget and retry is sent directly. `_run_attempts` would do the same, but takes as
-        long as all the rest of the measurement.
+        It begins a measurement, sends the request, and observes the response. `_run_attempts` can
+        do that for every call. A call without throttle, budget and retry does not use it, because
+        it would double the time that a measurement takes.
         """
         method = self._method
 
@@ -145,6 +149,7 @@ class _MeasuredMethod:
             except BaseException as error:
                 observed.end_failed_attempt(error)
                 raise
+            # No raw response was requested, so that the response is the parsed one.
             return observed.observe_response(response, response, is_blocking=False)
 
         return call
@@ -195,8 +200,9 @@ class _MeasuredMethod:
     def _run_attempts(self, observed: ObservedCall, send: partial[Any]) -> Steps[Any]:
         """Send a request with its retries, and observe the response. Return what the caller gets.
 
-        This is a generator of `Steps`: each function that it yields is called, and awaited in an
-        async client.
+        The same code serves blocking and async clients. It is a generator (see `Steps`): the code
+        that runs it calls each function that is yielded, awaits the result in an async client, and
+        sends the result back as the value of the `yield`.
 
         Args:
             observed: The call.
@@ -224,25 +230,35 @@ class _MeasuredMethod:
             try:
                 return (yield from self._send_once(observed, send, backoff_s))
             except BaseException as error:
-                next_backoff_s = observed.end_failed_attempt(error)
-                if next_backoff_s is not None:
-                    backoff_s = next_backoff_s
-                    continue
-                if isinstance(error, ThrottleTimeout):
-                    package = sys.modules[self._settings.package]
-                    raise _timeout_error_of_package(package, error) from error
-                raise
+                retry_wait_s = observed.end_failed_attempt(error)
+                if retry_wait_s is None and isinstance(error, ThrottleTimeout):
+                    client_package = sys.modules[self._settings.package]
+                    raise _timeout_error_of_package(client_package, error) from error
+                if retry_wait_s is None:
+                    raise
+                backoff_s = retry_wait_s
 
     def _send_once(
         self, observed: ObservedCall, send: partial[Any], backoff_s: float
     ) -> Steps[Any]:
-        """Wait for the back-off, the throttle and the budget, and send the request once."""
+        """Wait until an attempt is allowed, send the request, and return the response.
+
+        Each function that is yielded is called, and awaited in an async client. The value of the
+        `yield` is its result.
+
+        Args:
+            observed: The call. It is the current call while the request is sent.
+            send: The method of the client with its arguments.
+            backoff_s: The wait after a failed attempt, or 0.
+        """
         if backoff_s:
             sleep = time.sleep if self._is_blocking else event_loop.sleep
             yield partial(sleep, backoff_s)
-        yield from self._acquire_permission(observed, send.keywords.get("timeout", NOT_GIVEN))
+        timeout = send.keywords.get("timeout", NOT_GIVEN)
+        yield from self._acquire_permission(observed, timeout)
         with observed:
-            return (yield send)
+            response = yield send
+        return response
 
     def _acquire_permission(self, observed: ObservedCall, timeout: Any) -> Steps[None]:
         """Wait for a permit of the throttle, and book the estimated cost of the call in the budget.
@@ -279,8 +295,8 @@ def record_response_headers(
     Args:
         headers: The headers.
         hidden_retries: The retries that the package of the client has made so far.
-        http_response: The response of the HTTP library. It is kept until it is parsed: if that
-            fails, its token counts are read nevertheless.
+        http_response: The response of the HTTP library. The call keeps it until the package has
+            parsed it. If the package cannot parse it, the call reads the token counts from it.
     """
     observed = current_call.get()
     if observed is not None:

@@ -12,7 +12,7 @@ import functools
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextvars import Context, ContextVar
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import msgspec
 
@@ -433,15 +433,19 @@ def attach_measurement(result: object, measurement: Measurement) -> None:
 def _attach_to_pydantic_1_model(model: object, measurement: Measurement) -> None:
     """Attach a measurement to an object of pydantic 1 so that it is not serialised.
 
-    pydantic 1 serialises all attributes of an object, but not `__fields_set__`, the set with the
-    names of the fields that were passed. The measurement is therefore kept inside that set, which
-    is replaced by an equal one of a subclass. The class of the object gets a property
-    `measurement` that reads it from there.
+    pydantic 1 serialises every attribute of an object except `__fields_set__`, the set of the names
+    of the fields that were passed. That set is therefore replaced by an equal set which has the
+    measurement as an attribute. A property `measurement` of the model's class reads it from there.
     """
     field_names = _FieldNamesWithMeasurement(getattr(model, "__fields_set__", ()))
     field_names.measurement = measurement
+    # pydantic overrides `__setattr__` and would reject the assignment.
     object.__setattr__(model, "__fields_set__", field_names)
-    model_class: Any = type(model)
+    _add_measurement_property(type(model))
+
+
+def _add_measurement_property(model_class: Any) -> None:
+    """Give a class of pydantic 1 the property `measurement`, unless it has it already."""
     has_property = isinstance(vars(model_class).get("measurement"), property)
     if not has_property:
         model_class.measurement = property(_read_measurement_of_pydantic_1_model)
@@ -475,35 +479,57 @@ def set_latest_measurement(measurement: Measurement) -> None:
     """Make a measurement the latest one of this context and of the tasks that wait for it.
 
     In Python 3.11, `asyncio.wait_for` runs its awaitable in a new task with a copy of the context.
-    The caller of `wait_for` would not see a context variable that is set there.
+    The code that called `wait_for` would not see a context variable that is set in the copy. The
+    variable is therefore also set in the contexts of the tasks that wait for the current one.
     """
     _latest.set(measurement)
-    if _WAIT_FOR_COPIES_CONTEXT and asyncio._get_running_loop() is not None:
+    if not _WAIT_FOR_COPIES_CONTEXT:
+        return
+    is_in_event_loop = asyncio._get_running_loop() is not None
+    if is_in_event_loop:
         for context in _waiting_contexts(asyncio.current_task(), _MAX_NESTED_WAITS):
             context.run(_latest.set, measurement)
 
 
+class _WaitingCaller(NamedTuple):
+    """Code that waits in `asyncio.wait_for`.
+
+    Attributes:
+        context: The context that it runs in.
+        task: The task that it runs in, or None if it is not a task of asyncio.
+    """
+
+    context: Context
+    task: asyncio.Task[Any] | None
+
+
 def _waiting_contexts(task: asyncio.Task[Any] | None, max_depth: int) -> Iterator[Context]:
-    """Yield the contexts of the tasks that wait for a task in `asyncio.wait_for` of Python 3.11.
+    """Yield the contexts of the code that waits for a task in `asyncio.wait_for` of Python 3.11.
 
-    asyncio has no public link from the inner task of `wait_for` to the task that called it. The
-    callbacks of the inner task lead there in two steps:
-
-        inner task -> future that is resolved when the inner task ends -> calling task
-
-    Args:
-        task: The inner task. None, outside of any task, yields nothing.
-        max_depth: How many nested `wait_for` are followed.
+    The caller of `wait_for` may itself run inside another `wait_for`, whose caller waits, too. Up
+    to `max_depth` such calls are followed outwards. Nothing is yielded if `task` is None.
     """
     if task is None or max_depth == 0:
         return
-    for future in _futures_resolved_by(task):
+    for caller in _callers_that_wait_for(task):
+        yield caller.context
+        yield from _waiting_contexts(caller.task, max_depth - 1)
+
+
+def _callers_that_wait_for(inner_task: asyncio.Task[Any]) -> Iterator[_WaitingCaller]:
+    """Yield the callers of `asyncio.wait_for` for which Python 3.11 has created an inner task.
+
+    asyncio has no public link from the inner task to the caller. The callbacks lead there:
+
+        inner task -> future that is resolved when the inner task ends -> calling task
+
+    The callback of the future is the method of the calling task that wakes it up.
+    """
+    for future in _futures_resolved_by(inner_task):
         for wake_up_caller, context in _callbacks_of(future):
-            yield context
-            # The callback is a method of the calling task, which another `wait_for` may contain.
             calling_task = getattr(wake_up_caller, "__self__", None)
-            if isinstance(calling_task, asyncio.Task):
-                yield from _waiting_contexts(calling_task, max_depth - 1)
+            is_task = isinstance(calling_task, asyncio.Task)
+            yield _WaitingCaller(context, calling_task if is_task else None)
 
 
 def _futures_resolved_by(task: asyncio.Task[Any]) -> Iterator[asyncio.Future[Any]]:

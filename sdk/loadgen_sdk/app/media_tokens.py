@@ -130,23 +130,33 @@ class Patches(NamedTuple):
     def _scale(self, size: ImageSize, limits: PatchLimits) -> float:
         """Return the factor, at most 1, by which an image is shrunk to meet the limits.
 
-        An image with too many patches is shrunk to the area of the allowed patches, and then a
-        little further, so that one side is a whole number of patches.
+        The limits are the longest side and the number of patches, which are squares of _PATCH_PX.
         """
-        scale = min(1.0, limits.max_side_px / max(size))
-        patch_columns = math.ceil(size.width * scale / _PATCH_PX)
-        patch_rows = math.ceil(size.height * scale / _PATCH_PX)
+        side_scale = min(1.0, limits.max_side_px / max(size))
+        patch_columns = math.ceil(size.width * side_scale / _PATCH_PX)
+        patch_rows = math.ceil(size.height * side_scale / _PATCH_PX)
         if patch_columns * patch_rows <= limits.max_patches:
-            return scale
+            return side_scale
+        return _scale_to_patches(size, limits.max_patches)
 
-        max_area_px = _PATCH_PX * _PATCH_PX * limits.max_patches
-        scale = math.sqrt(max_area_px / (size.width * size.height))
-        width_patches = size.width * scale / _PATCH_PX  # may have a fraction
-        height_patches = size.height * scale / _PATCH_PX
-        # Example: of 50.5 x 49.5 patches, 49 / 49.5 is the smaller factor.
-        width_factor = math.floor(width_patches) / width_patches
-        height_factor = math.floor(height_patches) / height_patches
-        return scale * min(width_factor, height_factor)
+
+def _scale_to_patches(size: ImageSize, max_patches: int) -> float:
+    """Return the factor by which an image with too many patches is shrunk to the allowed number.
+
+    The image is shrunk to the area of the allowed patches, and then a little further, so that one
+    side is a whole number of patches.
+
+    Example: 2500 patches are allowed, and an image of this area has 50.5 x 49.5 patches. It is
+    shrunk by another 49 / 49.5, which makes its height 49 patches. (50 / 50.5 would make its width
+    50 patches, but shrink it less.)
+    """
+    max_area_px = _PATCH_PX * _PATCH_PX * max_patches
+    area_scale = math.sqrt(max_area_px / (size.width * size.height))
+    width_patches = size.width * area_scale / _PATCH_PX  # may have a fraction
+    height_patches = size.height * area_scale / _PATCH_PX
+    width_factor = math.floor(width_patches) / width_patches
+    height_factor = math.floor(height_patches) / height_patches
+    return area_scale * min(width_factor, height_factor)
 
 
 _SQUARE_PX = 28
@@ -172,8 +182,8 @@ class Squares(NamedTuple):
             size: The size of the image.
             detail: Not used, because Anthropic has one way to count. The other rules use it.
         """
-        # The size within the limits is found by bisection: `fitting_px` fits, `too_long_px` does
-        # not. The number of squares grows with the longer side.
+        # The largest fitting size is found by bisection, because the number of squares never
+        # decreases with the length of the longer side. `fitting_px` fits, `too_long_px` does not.
         longer_px = max(size)
         if self._fits(size, longer_px):
             return _count_squares(_resize(size, longer_px))

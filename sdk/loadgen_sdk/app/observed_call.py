@@ -107,8 +107,9 @@ class ObservedCall:
     def __enter__(self) -> None:
         """Begin an attempt, so that this is the `current_call` while its request is sent.
 
-        The spans of the call become the current ones of OpenTelemetry. The start time is taken
-        last, so that it leaves out the preparations.
+        Hooks of the client's package find the call by `current_call`, for example to record the
+        headers of its response. The spans of the call become the current ones of OpenTelemetry, so
+        that spans of the HTTP library are their children. `__exit__` undoes both.
         """
         call = self.call
         self._outer_call = current_call.get()
@@ -117,7 +118,10 @@ class ObservedCall:
             self._current_span = context_of_spans(call.spans)
             self._current_span.__enter__()
         if self.is_streamed and call.api == "responses":
+            # The openai package builds its types at their first use, which takes half a second.
+            # That would count as time to the first token.
             build_response_event_types()
+        # The start time is taken last, so that the duration leaves out the preparations.
         call.attempt_started = monotonic_ns()
 
     def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
@@ -156,7 +160,7 @@ class ObservedCall:
             run_in_background(partial(self.end_failed_attempt, error))
             return None
         try:
-            return self._record_failed_attempt(error)
+            return self._retry_or_report(error)
         except Exception:
             # The application gets its own error, and not one of this package.
             self._log_not_measured()
@@ -180,10 +184,12 @@ class ObservedCall:
     def observe_response(self, response: Any, parsed_response: Any, *, is_blocking: bool) -> Any:
         """Observe the response that a method has returned. Return what the application gets.
 
-        There are three forms. A plain call returns a parsed response or a stream. A call of
-        `with_raw_response` returns a raw response, which contains the parsed one. A call of
-        `with_streaming_response` returns a raw response that the application reads by itself
-        later. A complete response is reported now, and any other when it has ended.
+        A complete response is reported now, and any other when it has ended. What the method
+        returns depends on how the application has called it:
+
+        - A plain call returns a parsed response or a stream.
+        - `with_raw_response` returns a raw response, which contains the parsed one.
+        - `with_streaming_response` returns a raw response that the application reads later.
 
         Args:
             response: What the method has returned.
@@ -195,18 +201,17 @@ class ObservedCall:
         try:
             if not self.call.has_headers:
                 self.call.settings.warn_missing_headers()
+            if not (self.is_raw_requested or self.is_read_by_application):
+                return self.observe_parsed_response(response)
+            self.raw_response = response
             if self.is_read_by_application:
-                self.raw_response = response
                 observe_unread_response(response, self, is_blocking=is_blocking)
-                return response
-            if self.is_raw_requested:
-                self.raw_response = response
+            else:
                 self.observe_parsed_response(parsed_response)
-                return response
-            return self.observe_parsed_response(response)
         except Exception:
+            # A defect of this package must not become an error of the application.
             self._log_not_measured()
-            return response
+        return response
 
     def report_unparsable(self, raw_response: Any, error: Exception) -> Any:
         """Report a raw response that cannot be parsed as failed, and return it.
@@ -293,14 +298,13 @@ class ObservedCall:
             kwargs["stream_options"] = {**options, "include_usage": True}
             self.hides_usage = True
 
-    def _record_failed_attempt(self, error: BaseException) -> float | None:
-        """Pass a failed attempt to the retry policy, and report the call if there is no retry.
+    def _retry_or_report(self, error: BaseException) -> float | None:
+        """Ask the retry policy about a failed attempt, and report the call if there is no retry.
 
-        Return the seconds to wait before the retry, or None if there is none.
+        Return the seconds to wait before the retry, or None if there is none. A call that the
+        throttle or the budget of this process has refused is not retried.
         """
-        # The openai and anthropic packages count their own retries in this header of the request.
-        retry_count = _headers_of(error, "request").get("x-stainless-retry-count", "")
-        self.hidden_retries = int(retry_count) if retry_count.isdecimal() else 0
+        self.hidden_retries = _hidden_retries(error)
         failure = failure_from_error(error)
         error_code = _error_code(error)
         is_refused_here = isinstance(error, ThrottleTimeout | BudgetExceeded)
@@ -317,20 +321,16 @@ class ObservedCall:
         return wait_s
 
     def _report_left_loop(self) -> None:
-        """Report a stream whose loop was left early as abandoned, unless a helper has left it.
+        """Report a stream whose `for` loop was left before its end as abandoned.
 
-        A helper is an object of the package that reads the stream for the application, such as the
-        result of `chat.completions.stream`. If it stops, for example because it cannot parse the
-        output, it closes the response next. `observed_stream` then reports the call with the error
-        of the helper.
+        It is not reported here if a helper has left the loop. A helper is an object of the client's
+        package that reads the stream for the application, such as the result of
+        `chat.completions.stream`. It leaves the loop if it cannot parse the output, and closes the
+        response next. The new `close` of the response then reports the call, with the error.
         """
-        try:
-            self.is_left_by_helper = not is_collecting_garbage() and is_called_by_helper(
-                self.get_stream()
-            )
-        except Exception:
-            # The variables of some frames cannot be read.
-            log.debug("the callers of a stream are not known", exc_info=True)
+        # The garbage collector ends a loop that nobody continues, in the middle of any other code.
+        is_left_by_reader = not is_collecting_garbage()
+        self.is_left_by_helper = is_left_by_reader and is_called_by_helper(self.get_stream())
         if not self.is_left_by_helper:
             self.report_abandoned()
 
@@ -432,6 +432,15 @@ class ObservedCall:
         """Log a defect of this package, which must not become an error of the application."""
         log.exception("a call could not be measured")
         self.call.discard()
+
+
+def _hidden_retries(error: BaseException) -> int:
+    """Return how often the package of the client had retried the request by itself.
+
+    The openai and anthropic packages state it in a header of the request. Return 0 without it.
+    """
+    retry_count = _headers_of(error, "request").get("x-stainless-retry-count", "")
+    return int(retry_count) if retry_count.isdecimal() else 0
 
 
 def failure_from_error(error: BaseException) -> Failure:

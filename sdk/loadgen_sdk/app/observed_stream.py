@@ -8,6 +8,7 @@ objects here refer to the call and to the events, and not to the stream.
 from __future__ import annotations
 
 import copy
+import logging
 import sys
 import weakref
 from collections.abc import AsyncIterator, Callable, Iterator
@@ -22,6 +23,8 @@ from .steps import Steps, as_function
 
 if TYPE_CHECKING:
     from .observed_call import ObservedCall
+
+log = logging.getLogger("loadgen_sdk")
 
 _MAX_INSPECTED_CALLERS = 9
 """How many callers are inspected to find a helper: functions of this package that report a stream,
@@ -124,8 +127,9 @@ def _observe(
     Args:
         events: The events of the stream.
         observed: The call.
-        keep_alive: An object that must exist as long as this generator. Its destructor would end
-            the call, and a `for` loop has no reference to anything but the generator.
+        keep_alive: The object that created this generator. The destructor of that object ends the
+            call, so that the generator refers to it: a `for` loop has a reference only to the
+            generator, and the object would be destroyed at the start of the loop.
     """
     # This runs for each event: local names save lookups.
     observe = observed.tracker.event_observer
@@ -157,8 +161,9 @@ async def _observe_async(
     Args:
         events: The events of the stream.
         observed: The call.
-        keep_alive: An object that must exist as long as this generator. Its destructor would end
-            the call, and a loop has no reference to anything but the generator.
+        keep_alive: The object that created this generator. The destructor of that object ends the
+            call, so that the generator refers to it: an `async for` loop has a reference only to
+            the generator, and the object would be destroyed at the start of the loop.
     """
     # This runs for each event: local names save lookups.
     observe = observed.tracker.event_observer
@@ -196,22 +201,33 @@ def observe_stream(returned_stream: Any, observed: ObservedCall) -> Any:
 
 
 def _observe_in_place(stream: Any, observed: ObservedCall) -> None:
-    """Replace parts of a stream of openai or anthropic, so that it passes its events to a call.
+    """Change a stream of openai or anthropic, so that the call sees its events and its end.
 
-    The new iterator observes each event. The new `close` of the stream, and that of its HTTP
-    response, also end the call.
+    Three parts of the stream are replaced: its iterator, which now passes each event to the call,
+    its method `close`, and the method that closes its HTTP response. Both methods also end the
+    call.
 
-    Nothing that the stream refers to may refer back to the stream. Such a cycle would keep an
-    abandoned stream, and the permit of its call, until the garbage collector runs. The call
-    therefore has a weak reference, and the new parts use a shallow copy of the stream.
+    The new parts refer to a copy of the stream, and the call has a weak reference to it. A part
+    that refers to the stream itself would be a reference cycle. Python would then free a stream
+    that the application has dropped only when the garbage collector runs, and the throttle would
+    count the call as in flight until then.
     """
     observed.get_stream = weakref.ref(stream)
-    stream_copy = copy.copy(stream)
-    stream_copy._iterator = None  # The iterator would refer back to the stream.
+    stream_copy = _copy_without_iterator(stream)
     events = _create_event_iterator(stream, stream_copy)
     stream._iterator = ObservedEvents(events, observed)
     stream.close = partial(_end_call_and_close, observed, stream_copy)
     _observe_closing(getattr(stream, "response", None), events, observed)
+
+
+def _copy_without_iterator(stream: Any) -> Any:
+    """Return a copy of a stream with the same HTTP response.
+
+    The copy has no iterator, because the iterator refers to the stream.
+    """
+    stream_copy = copy.copy(stream)
+    stream_copy._iterator = None
+    return stream_copy
 
 
 def observe_unread_response(response: Any, observed: ObservedCall, *, is_blocking: bool) -> None:
@@ -248,14 +264,15 @@ class _UnreadResponse:
     def close(self) -> Steps[None]:
         """End the call and close the response.
 
-        If the application has read the whole body without parsing it, the body is parsed here, for
-        its token counts.
+        The application may have read the whole body as bytes or text, without `parse`. The body is
+        then parsed here, for its token counts.
         """
         observed = self._observed
         http_response = self._response.http_response
         is_consumed = bool(getattr(http_response, "is_stream_consumed", False))
-        is_unparsed = not observed.is_streamed and not observed.is_reported
-        if is_consumed and is_unparsed:
+        # A body that was parsed is a stream, which is observed, or was reported by `parse`.
+        was_parsed = observed.is_streamed or observed.is_reported
+        if is_consumed and not was_parsed:
             try:
                 yield from self.parse()
             except Exception:
@@ -275,19 +292,24 @@ def unwrapped(stream: Any) -> Any:
 
 
 def is_called_by_helper(stream: Any) -> bool:
-    """Return True if the callers of this function include a helper that reads a stream.
+    """Return True if a helper that reads this stream is among the callers of this function.
 
     A helper is an object of the openai or anthropic package that reads the stream for the
-    application, such as the result of `chat.completions.stream`. If one is among the callers while
-    the loop over the stream is left, the helper has left it, and not the application.
+    application, such as the result of `chat.completions.stream`. The packages do not say who leaves
+    the loop over a stream, so that the frames on the stack of calls are searched. Return False if
+    they cannot be read.
     """
-    frame: FrameType | None = sys._getframe(1)
-    for _ in range(_MAX_INSPECTED_CALLERS):
-        if frame is None:
-            return False
-        if _is_frame_of_helper(frame, stream):
-            return True
-        frame = frame.f_back
+    try:
+        frame: FrameType | None = sys._getframe(1)
+        for _ in range(_MAX_INSPECTED_CALLERS):
+            if frame is None:
+                return False
+            if _is_frame_of_helper(frame, stream):
+                return True
+            frame = frame.f_back
+    except Exception:
+        # The variables of some frames cannot be read.
+        log.debug("the callers of a stream are not known", exc_info=True)
     return False
 
 
@@ -308,15 +330,16 @@ def _end_call_and_close(observed: ObservedCall, stream_copy: Any) -> Any:
 
 
 def _observe_closing(response: Any, events: Any, observed: ObservedCall) -> None:
-    """Replace the method that closes the HTTP response of a stream, so that it also ends the call.
+    """Replace the method that closes the HTTP response of a stream by one that also ends the call.
 
-    The helpers of `chat.completions.stream` and similar methods close the response, and not the
-    stream.
+    To observe the `close` of the stream is not enough: what `chat.completions.stream` and similar
+    methods return closes the response, and not the stream.
 
     Args:
         response: The HTTP response, or None.
-        events: The iterator over the events of the stream. It refers to the response, so that the
-            new method has only a weak reference to it.
+        events: The iterator over the events of the stream. The new method has only a weak reference
+            to it, because the iterator refers to the response: a reference cycle would delay the
+            end of an abandoned stream.
         observed: The call.
     """
     is_async = hasattr(events, "__anext__")
@@ -332,7 +355,8 @@ def _report_and_close_response(
 ) -> Any:
     """Report the call of a stream whose HTTP response is closed, and close the response.
 
-    This replaces the method `close` or `aclose` of the response. There are three cases:
+    This replaces the method `close` or `aclose` of the response. Like the original, it returns None
+    for a blocking response, and an awaitable for an async one. There are three cases:
 
     - The stream has ended, and its generator closes the response. The call is reported elsewhere.
     - A helper that reads the stream for the application has failed, for example because the output
@@ -347,7 +371,8 @@ def _report_and_close_response(
     events = get_events()
     if events is None or _is_running_or_ended(events):
         return close()
-    helper_error = _find_helper_error(observed)
+    handled_error = sys.exc_info()[1]  # the error, if any, during which the response is closed
+    helper_error = _find_helper_error(observed, handled_error)
     if helper_error is None:
         observed.report_abandoned()
         return close()
@@ -370,9 +395,11 @@ async def _report_helper_error_async(
 
 
 def _read_last_events(observed: ObservedCall, events: Iterator[Any]) -> None:
-    """Read the events with the token counts, which follow a complete output.
+    """Read the rest of a stream whose output is complete, because it contains the token counts.
 
-    An error is ignored: the application gets the error of the helper that has stopped reading.
+    A helper of the client's package has stopped reading there, for example because it could not
+    parse the output. A further error is ignored, because the application gets that of the helper.
+    Nothing is read if the output is not complete, because the rest may be long.
     """
     if not observed.tracker.is_near_its_end:
         return
@@ -383,9 +410,10 @@ def _read_last_events(observed: ObservedCall, events: Iterator[Any]) -> None:
 
 
 async def _read_last_events_async(observed: ObservedCall, events: AsyncIterator[Any]) -> None:
-    """Read the events with the token counts, which follow a complete output, of an async stream.
+    """Read the rest of an async stream whose output is complete. See `_read_last_events`.
 
-    An error is ignored: the application gets the error of the helper that has stopped reading.
+    The rest contains the token counts. A helper of the client's package has stopped reading before
+    them. A further error is ignored, because the application gets that of the helper.
     """
     if not observed.tracker.is_near_its_end:
         return
@@ -395,21 +423,25 @@ async def _read_last_events_async(observed: ObservedCall, events: AsyncIterator[
             observe(event, monotonic_ns())
 
 
-def _find_helper_error(observed: ObservedCall) -> BaseException | None:
-    """Return the error because of which a helper has stopped reading the stream, or None.
+def _find_helper_error(
+    observed: ObservedCall, handled_error: BaseException | None
+) -> BaseException | None:
+    """Return the error with which a helper has stopped reading the stream, or None without one.
 
-    A helper is an object of the package that reads the stream for the application. It closes the
-    HTTP response while its error is being handled, so that `sys.exc_info` has the error. If the
-    error was handled before, it is lost, and a ValueError is returned instead: helpers fail when
-    the output does not have the requested type.
+    A helper is an object of the client's package that reads the stream for the application, such as
+    the result of `chat.completions.stream`.
+
+    Args:
+        observed: The call. It knows whether a helper has left the loop over the stream.
+        handled_error: The exception that is being handled while the response is closed. None if it
+            was handled before. The error of a helper is then lost, and a ValueError stands for it,
+            because helpers fail when the output does not have the requested type.
     """
-    current_error = sys.exc_info()[1]
-    if current_error is None:
-        if observed.is_left_by_helper:
-            return ValueError("the response does not have the expected type")
-        return None
-    if _was_raised_by_helper(current_error, observed.get_stream()):
-        return current_error
+    if handled_error is not None:
+        is_of_helper = _was_raised_by_helper(handled_error, observed.get_stream())
+        return handled_error if is_of_helper else None
+    if observed.is_left_by_helper:
+        return ValueError("the response does not have the expected type")
     return None
 
 

@@ -297,8 +297,9 @@ class OpenTelemetry:
     def _process_backlog_before_reading(self, meter: Any) -> None:
         """Make readers of metrics process the backlog of calls before they read.
 
-        A reader calls the callbacks of observable instruments first. This instrument exists only
-        for its callback, and never has a value.
+        OpenTelemetry has no hook for that. But a reader calls the callbacks of observable
+        instruments before it collects the others. This counter exists only for its callback, and
+        never has a value.
         """
 
         def process_backlog(_options: object) -> Sequence[Any]:

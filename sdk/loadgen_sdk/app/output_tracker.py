@@ -131,8 +131,9 @@ class OutputTracker:
         """Observe one event of a stream of chat or completions.
 
         It may contain output, finish reasons, token counts, and the id and model of the response.
-        An event of an unexpected form is read as far as possible.
         """
+        # A server may send events of any form. One that cannot be read must not fail the call of
+        # the application, so that the rest of its fields is skipped.
         with suppress(Exception):
             choices = chunk.choices
             has_output = self._observe_choices(choices, arrived_at)
@@ -150,7 +151,11 @@ class OutputTracker:
                 self._needs_only_timestamps = self._has_all_but_timestamps()
 
     def _count_unknown_output(self, choices: Iterable[Any]) -> None:
-        """Count an event before the first known output that has a text in an unknown field."""
+        """Count an event if a choice has a text in a field that this package does not know.
+
+        This is called for events before the first known output. Such a text may have been output,
+        so that the time of the first token is not certain.
+        """
         if any(_has_unknown_text(choice) for choice in choices):
             self._unknown_outputs += 1
 
@@ -249,7 +254,12 @@ class OutputTracker:
                 self.finish_reason = "completed"
 
     def _observe_message_event(self, event: Any, arrived_at: int) -> None:
-        """Observe one event of Anthropic's messages, whose output comes in content blocks."""
+        """Observe one event of a message of Anthropic, whose output comes in content blocks.
+
+        When a block has ended (`content_block_stop`), the text may be complete, and only the event
+        with the final token counts may be to come.
+        """
+        # An event that cannot be read must not fail the call of the application.
         with suppress(Exception):
             event_type = event.type
             if event_type == "content_block_delta":
@@ -311,8 +321,8 @@ class OutputTracker:
     def _read_responses_object(self, response: Any) -> None:
         """Read a `Response` object of the Responses API.
 
-        A response that is not streamed is one. A stream has one at its start, without token counts
-        and without a final status, and one at its end.
+        A call that is not streamed returns such an object. A stream contains one in its first
+        event, still without token counts and a final status, and a complete one in its last event.
         """
         if response.usage:
             self._usage = response.usage

@@ -97,14 +97,16 @@ def _read_messages_usage(usage: Any) -> Usage:
 def _cached_tokens(prompt_details: Mapping[str, Any], counts: Mapping[str, Any]) -> Any:
     """Return the count of prompt tokens that came from a cache, or None.
 
-    OpenAI has it in the details of the prompt. Other servers have it outside, under one of the
-    names below.
+    OpenAI has it in the details of the prompt. Other servers have it next to the other counts,
+    under one of the names below. The first count that exists is returned.
     """
     cached_tokens = prompt_details.get("cached_tokens")
+    if cached_tokens is not None:
+        return cached_tokens
     for name in ("cache_read_input_tokens", "prompt_cache_hit_tokens", "cached_tokens"):
-        if cached_tokens is None:
-            cached_tokens = counts.get(name)
-    return cached_tokens
+        if counts.get(name) is not None:
+            return counts[name]
+    return None
 
 
 def _cache_written_tokens(prompt_details: Mapping[str, Any], counts: Mapping[str, Any]) -> Any:

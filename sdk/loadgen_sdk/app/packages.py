@@ -168,6 +168,8 @@ def measure_resources(client: Any, original_client: Any, options: InstrumentOpti
         # The client must not retry as well, because the attempts would multiply.
         client.max_retries = 0
     _record_headers(client)
+    # The client gets resources of its own before their methods are replaced, so that those of the
+    # original client stay as they are.
     _replace_resources(client, original_client, package)
     wrapper = _ResourceWrapper(
         _call_settings(original_client, package, options),
@@ -178,6 +180,7 @@ def measure_resources(client: Any, original_client: Any, options: InstrumentOpti
         resource = _get_by_path(client, path)
         if resource is not None:
             wrapper.wrap(resource, path, api)
+    # These are created from the measured resources, and therefore after them.
     _replace_response_variants(client, original_client)
     _instrument_copies(client, options)
 
@@ -284,11 +287,21 @@ class _ResourceWrapper:
     def _wrap_method(
         self, resource: Any, name: str, method: Callable[..., Any], path: str, api: Api
     ) -> Callable[..., Any]:
-        """Return a measured method, which uses the second endpoint if there is one.
+        """Return the function that replaces a method of a resource.
 
-        Batches have no fallback, because a batch exists only at the endpoint that created it.
+        Its calls are measured. If there is a fallback and the endpoint of the client fails, they
+        are sent to the endpoint of the fallback. Batches have no fallback, because a batch exists
+        only at the endpoint that created it.
+
+        Args:
+            resource: The resource, such as `client.chat.completions`.
+            name: The name of the method, such as "create".
+            method: The method.
+            path: The path of the resource, such as "chat.completions".
+            api: The API that the method calls.
         """
-        measured_method = self._measure(_look_up_at_call_time(resource, name, method), api)
+        original_method = _look_up_at_call_time(resource, name, method)
+        measured_method = self._measure(original_method, api)
         if self._fallback is None or api == "batches":
             return measured_method
         return self._fallback.wrap_method(

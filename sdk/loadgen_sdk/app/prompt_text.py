@@ -359,7 +359,9 @@ def _read_audio(part: Mapping[str, Any]) -> PromptPart:
 
 
 def _read_file(part: Mapping[str, Any], model: str) -> Iterator[PromptPart]:
-    """Yield what is in a content part with a file of one of three APIs.
+    """Yield the texts and files in a content part that contains a file.
+
+    The APIs have different forms:
 
     - chat: `{"type": "file", "file": {"file_data": BASE64}}`, or with a `file_id`
     - Responses: `{"type": "input_file", "file_data": BASE64}`, or with a `file_id` or `file_url`
@@ -367,7 +369,8 @@ def _read_file(part: Mapping[str, Any], model: str) -> Iterator[PromptPart]:
       A source of the type "text" has a text as `data`, and one of the type "content" has content
       parts as `content`.
 
-    The number of pages of a file that is not in the request is not known.
+    A file that the request only refers to has an unknown number of pages, and is estimated as an
+    empty file.
     """
     fields = _fields_of_file(part)
     data = fields.get("file_data") or fields.get("data")

@@ -77,7 +77,8 @@ def read_useful_headers(headers: Any) -> dict[str, str]:
     items = headers.items() if raw_headers is None else raw_headers
     useful_headers: dict[str, str] = {}
     for raw_name, value in items:
-        # The cache decodes a name that it has not seen. The result is "" for any other header.
+        # The cache is a dict that adds a missing name by itself (`__missing__`). It has "" for a
+        # header that this package does not need.
         name = _useful_name_cache[raw_name]
         if name:
             text = value if isinstance(value, str) else value.decode("latin-1")
@@ -134,34 +135,28 @@ def retry_after_s(headers: Mapping[str, str]) -> float | None:
     date (RFC 9110). Some servers send the date as seconds since 1970. A value that cannot be read
     is ignored.
     """
-    try:
-        duration_or_date_s = _read_retry_after(headers)
-    except (ValueError, TypeError, OverflowError):
-        return None
-    if duration_or_date_s is None or not math.isfinite(duration_or_date_s):
-        return None
-    return _seconds_from_now(duration_or_date_s)
-
-
-def _read_retry_after(headers: Mapping[str, str]) -> float | None:
-    """Return the value of `retry-after-ms` or `Retry-After` in seconds, or None without either.
-
-    The value is a duration, or a date in seconds since 1970, which `_seconds_from_now` can tell
-    apart.
-
-    Raises:
-        ValueError: The value is neither a number nor a date. `parsedate_to_datetime` may also raise
-            a TypeError or an OverflowError.
-    """
     milliseconds = headers.get("retry-after-ms")
     if milliseconds:
-        return float(milliseconds) / _MS_PER_S
-    value = headers.get("retry-after")
-    if not value:
+        has_number = _is_finite_number(milliseconds)
+        return _seconds_from_now(float(milliseconds) / _MS_PER_S) if has_number else None
+    seconds_or_date = headers.get("retry-after")
+    if not seconds_or_date:
         return None
-    if _is_finite_number(value):
-        return float(value)
-    return parsedate_to_datetime(value).timestamp()
+    if _is_finite_number(seconds_or_date):
+        return _seconds_from_now(float(seconds_or_date))
+    date_s = _parse_http_date_s(seconds_or_date)
+    return None if date_s is None else _seconds_from_now(date_s)
+
+
+def _parse_http_date_s(text: str) -> float | None:
+    """Return a date such as "Wed, 21 Oct 2026 07:28:00 GMT" in seconds since 1970.
+
+    Return None for any other text.
+    """
+    try:
+        return parsedate_to_datetime(text).timestamp()
+    except (ValueError, TypeError, OverflowError):
+        return None
 
 
 def should_retry(headers: Mapping[str, str]) -> bool | None:
@@ -188,7 +183,7 @@ def read_server_limit(headers: Mapping[str, str], unit: str) -> ServerLimit | No
 
 
 def parse_reset_ns(text: str) -> int:
-    """Return in how many ns a limit is reset, or 0 if the text cannot be parsed.
+    """Parse the time until a limit is reset, in ns. Return 0 if the text cannot be parsed.
 
     Servers write it as a duration (`6m0s`, `20ms`, `1.5s`), as a number of seconds, or as a date:
     seconds or milliseconds since 1970, or ISO 8601.
@@ -197,7 +192,8 @@ def parse_reset_ns(text: str) -> int:
     duration_ns = _parse_duration_ns(text)
     if duration_ns is not None:
         return duration_ns
-    return round(_seconds_from_now(_parse_seconds_or_date(text)) * 1e9)
+    duration_or_date_s = _parse_seconds_or_date(text)
+    return round(_seconds_from_now(duration_or_date_s) * 1e9)
 
 
 def _parse_duration_ns(text: str) -> int | None:

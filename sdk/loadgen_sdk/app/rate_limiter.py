@@ -378,37 +378,40 @@ class _SlidingWindow:
         self._amounts: list[float] = []
         self._first = 0  # the index of the first entry that has not expired
         self._sum = 0.0  # of the amounts that have not expired
-        self._used_until = 0.0  # the virtual clock: until when the bookings use up the rate
+        # The virtual clock: the time until which the bookings take if they are spaced at the rate.
+        self._used_until = 0.0
 
     def allowed_at(self, now: int, amount: float) -> int:
         """Return when an amount can be booked, which is `now` or later.
 
-        Both rules have to allow it: the limit within a period, and the limit of bursts.
+        Two rules have to allow it. The amounts of one period may not exceed the limit. If bursts
+        are limited, evenly spaced bookings of the same amounts may not reach further into the
+        future than the burst size.
         """
         self._drop_expired(now)
-        allowed_at = max(now, self._has_room_at(now, amount))
+        allowed_at = max(now, self._room_available_at(now, amount))
         if self._burst_ns is not None:
-            # The bookings may run ahead of an even spacing by the burst size.
-            allowed_at = max(allowed_at, math.ceil(self._used_until) - self._burst_ns)
+            # At the rate, the amounts booked so far take until `_used_until`.
+            burst_allowed_at = math.ceil(self._used_until) - self._burst_ns
+            allowed_at = max(allowed_at, burst_allowed_at)
         return allowed_at
 
-    def _has_room_at(self, now: int, amount: float) -> int:
+    def _room_available_at(self, now: int, amount: float) -> int:
         """Return when enough old entries have left the window to book an amount.
 
         An amount above the limit itself waits until the window is empty.
         """
-        has_room_now = amount <= self._rate.limit - self._sum
-        is_empty = self._first == len(self._times)
-        if has_room_now or is_empty:
-            return now
         available = self._rate.limit - self._sum
-        leaves_at = now
+        if amount <= available:
+            return now
+        available_at = now
         for index in range(self._first, len(self._times)):
-            leaves_at = self._times[index] + self._rate.period_ns
+            # The amount of this entry becomes available when the entry leaves the window.
             available += self._amounts[index]
+            available_at = self._times[index] + self._rate.period_ns
             if amount <= available:
                 break
-        return leaves_at
+        return available_at
 
     def book(self, now: int, amount: float) -> int:
         """Add an amount to the window. Return the time of its entry, to pass to `correct`.
@@ -427,7 +430,7 @@ class _SlidingWindow:
             # The entry gets the later time, so that nothing leaves the window too early.
             self._times[-1] = entry_time
             self._amounts[-1] += amount
-        # Unused time before now is lost: bookings run ahead of an even spacing from now on.
+        # Time that was not used before now cannot be used later.
         self._used_until = max(self._used_until, float(now))
         self._add_to_totals(amount)
         return entry_time
@@ -513,10 +516,11 @@ class _ServerBucket:
     """
 
     def __init__(self, server_limit: ServerLimit, now: int, max_pause_ns: int) -> None:
-        """Create the bucket by the headers of a response.
+        """Create a bucket with the contents that the headers of a response state.
 
         Args:
-            server_limit: What the headers state. Its limit is 0 or above what remains.
+            server_limit: What the headers state. Its limit is more than what remains, or 0 if the
+                server does not state it.
             now: When the response arrived.
             max_pause_ns: How long calls are held back at most, whatever the server states.
         """

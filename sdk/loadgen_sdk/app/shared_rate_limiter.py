@@ -55,25 +55,30 @@ class SharedRateLimiter:
         self._unfetched_grants: dict[str, Grant] = {}
 
     def enter(self, now: int, entry_id: str, tokens: float, output_tokens: float) -> Grant | int:
-        """Request a grant for the first waiting call of a process, which enters the queue.
+        """Put a process with a waiting call into the queue, and grant the call if it is allowed.
 
-        Return the grant if it is the turn of the process and the limits allow the call. Otherwise
-        return the time at which that will probably be the case. The process then stays in the queue
-        and has to ask again at that time. It may ask for another call meanwhile, with other tokens.
+        A call is allowed if no other process is before it in the queue and the limits have room.
+        Any process that asks also grants the calls of other processes that are allowed by now. Such
+        a grant is stored until its process asks again.
 
         Args:
             now: The current time.
             entry_id: Identifies the process in the queue.
             tokens: The estimated input and output tokens of the call.
             output_tokens: The output tokens among them.
+
+        Returns:
+            The grant. Or, as an int, the time at which the process should ask again, because the
+            call will probably be allowed then. The process stays in the queue until then.
         """
-        if entry_id not in self._unfetched_grants:
+        has_stored_grant = entry_id in self._unfetched_grants
+        if not has_stored_grant:
             self._put_into_queue(_QueueEntry(entry_id, tokens, output_tokens))
         self._grant_allowed_calls(now)
         grant = self._unfetched_grants.pop(entry_id, None)
         if grant is None:
             return self._expected_turn(now, entry_id)
-        # It may have been granted to an earlier call of the process, which had other tokens.
+        # The process may have asked for another call before, for which other tokens were counted.
         self.correct(grant, tokens, output_tokens)
         return Grant(grant.at, tokens, output_tokens)
 

@@ -299,9 +299,16 @@ class _CallQueue:
     def acquire(self, tokens: _CallTokens, wait_method: _WaitMethod) -> Steps[Permit]:
         """Wait in the queue until a call is allowed, and return its permit.
 
-        This is a generator of `Steps`: each function that it yields is called, and awaited in an
-        event loop. The call tries to get a permit again whenever it is woken, and whenever the time
-        has passed that the limits have told it to wait.
+        The call tries to get a permit. If it gets none, it waits, and tries again after the time
+        that `_try_acquire` returns, or earlier if the end of another call wakes it.
+
+        The same code serves threads and event loops. It is a generator (see `Steps`) and yields
+        each function that may wait. `run_steps` calls the function, `run_steps_async` awaits its
+        result, and both send the result back into the generator.
+
+        Args:
+            tokens: The estimated tokens of the call.
+            wait_method: How the caller waits, and until when at most.
 
         Raises:
             ThrottleTimeout: The deadline has passed.
@@ -343,7 +350,9 @@ class _CallQueue:
         tokens: float | None,
         output_tokens: float | None,
     ) -> None:
-        """Take back the permit of a call that has ended, and wake the first waiter.
+        """Correct the counts for a call that has ended, which may let the first waiter start.
+
+        This returns at once where it could block: another thread then does the work.
 
         Args:
             booking: What was counted for the call in this process.
@@ -437,7 +446,8 @@ class _CallQueue:
     def _grant_permit(self, waiter: _Waiter, permit: Permit) -> None:
         """Give a permit to the first waiter, which leaves the queue, and wake the next one.
 
-        A waiter that was cancelled meanwhile will not use the permit, which is then returned.
+        The waiter may have been cancelled, or have timed out, while a thread got the permit for it.
+        It will not use the permit, which is then returned here.
         """
         with self._waiters_lock:
             was_cancelled = waiter.has_left
@@ -453,22 +463,30 @@ class _CallQueue:
 
         If a limit does not allow the call now, nothing is counted. Return how many ns to wait
         before the next try instead, or FOREVER to wait for the end of another call.
+
+        If processes share the rates, a store decides about the rates. This process decides about
+        the rest: its own calls in flight, and the limits that the server states. If the store
+        fails, this process decides about the rates, too.
         """
         now = monotonic_ns()
-        shared_grant: Grant | None = None
         if self._shared_limits is not None:
-            # Each process counts its own calls in flight, and obeys the limits of the server.
             retry_at = self.limiter.retry_at_without_rates(now, *tokens)
             if retry_at == ALLOWED_NOW:
-                result = self._request_shared_grant(self._shared_limits, tokens)
-                if isinstance(result, int):
-                    return min(result, _MAX_SHARED_WAIT_NS)
-                shared_grant = result
-        if shared_grant is None:
-            # There is no store, or it has failed, or the limits of this process deny the call.
-            retry_at = self.limiter.retry_at(now, *tokens)
-            if retry_at != ALLOWED_NOW:
-                return FOREVER if retry_at == FOREVER else retry_at - now
+                shared_result = self._request_shared_grant(self._shared_limits, tokens)
+                if isinstance(shared_result, int):
+                    return min(shared_result, _MAX_SHARED_WAIT_NS)
+                if shared_result is not None:
+                    return self._book(now, tokens, shared_result)
+        retry_at = self.limiter.retry_at(now, *tokens)
+        if retry_at == ALLOWED_NOW:
+            return self._book(now, tokens, shared_grant=None)
+        return FOREVER if retry_at == FOREVER else retry_at - now
+
+    def _book(self, now: int, tokens: _CallTokens, shared_grant: Grant | None) -> Permit:
+        """Count a call that is allowed against the limits of this process. Return its permit.
+
+        `shared_grant` is what was counted for it in the store that processes share, or None.
+        """
         booking = self.limiter.book(now, *tokens)
         return Permit(self, booking, shared_grant, obeys_headers=self._obeys_headers)
 
@@ -477,29 +495,37 @@ class _CallQueue:
     ) -> Grant | int | None:
         """Ask the store that processes share whether the rates allow a call.
 
-        Return what was counted for the call, or how many ns to wait before asking again. This
-        process is then in the queue of processes. Return None if the store fails.
+        Returns:
+            A Grant, which is what the store has counted for the call. Or how many ns to wait before
+            asking again; the store has then put this process into its queue of processes. Or None
+            if the store fails.
         """
-        result = shared_limits.enter(self._name, self._entry_id, *tokens)
-        self._is_in_shared_queue = isinstance(result, int)
-        return result
+        grant_or_wait_ns = shared_limits.enter(self._name, self._entry_id, *tokens)
+        self._is_in_shared_queue = isinstance(grant_or_wait_ns, int)
+        return grant_or_wait_ns
 
     def _remove_waiter(self, waiter: _Waiter) -> None:
         """Remove a caller that was cancelled or has timed out from the queue.
 
-        If no other caller of this process waits, its entry in the queue of processes is removed
-        too, because it would hold up the other processes.
+        Another thread does this if the garbage collector is running. It closes a coroutine that
+        nobody awaits any more, and the code that it has interrupted may hold the lock.
         """
         if is_collecting_garbage():
-            # The garbage collector closes a coroutine that nobody awaits any more. The code that
-            # it has interrupted may hold the lock.
-            run_in_background(partial(self._remove_waiter, waiter))
-            return
+            run_in_background(partial(self._remove_waiter_now, waiter))
+        else:
+            self._remove_waiter_now(waiter)
+
+    def _remove_waiter_now(self, waiter: _Waiter) -> None:
+        """Remove a caller that does not wait any more, and wake the next one.
+
+        If it was the last one of this process, the process leaves the queue that the store has for
+        processes, because it would hold up the others.
+        """
         with self._waiters_lock:
             waiter.has_left = True
             is_queue_empty = self._first_waiter() is None
         if waiter.permit is not None:
-            # It was cancelled after a thread had got the permit for it.
+            # The caller was cancelled after a thread had got the permit for it.
             waiter.permit.done(tokens=0)
         if is_queue_empty and self._is_in_shared_queue:
             self._run_without_blocking(self._leave_shared_queue)
@@ -663,9 +689,11 @@ class Throttle:
             wait=wakeup.wait,
             timeout_s=timeout_s,
             deadline_ns=deadline_ns,
+            # The store that processes share is a file or Redis, which would block the event loop.
             run_in_thread=event_loop.run_in_thread if queue.is_shared else None,
         )
-        return await run_steps_async(queue.acquire(_CallTokens(tokens, output_tokens), wait_method))
+        call_tokens = _CallTokens(tokens, output_tokens)
+        return await run_steps_async(queue.acquire(call_tokens, wait_method))
 
     def acquire_blocking(
         self,
@@ -680,7 +708,7 @@ class Throttle:
 
         Raises:
             ThrottleTimeout: The longest wait has passed.
-            WrongUse: Requests are limited by a Throttler of asyncio.
+            WrongUse: Requests are limited by a Throttler of the package asyncio-throttle.
         """
         if self._create_throttler is not None:
             raise WrongUse(
@@ -691,6 +719,7 @@ class Throttle:
         timeout_s = self._timeout_s(max_wait_s)
         wait_method = _thread_wait_method(timeout_s)
         queue = self._get_call_queue(key, model)
+        # The queue yields the functions that wait, and `run_steps` calls them in this thread.
         return run_steps(queue.acquire(_CallTokens(tokens, output_tokens), wait_method))
 
     async def _wait_for_throttler(
@@ -737,21 +766,29 @@ class Throttle:
     def _create_call_queue(self, queue_id: tuple[str, ...], model: str) -> _CallQueue:
         """Return a new queue for calls that are counted together.
 
+        Its name, for logs and the store, is that of the model if each model has its own queue. The
+        store derives a name from the id if the queue is shared with other processes.
+
         Args:
-            queue_id: Identifies the queue: the key, the model, both or neither, by the option
-                `each`. It may contain the key, so that it is never logged or stored.
+            queue_id: What the calls of the queue have in common. By the option `each`, it consists
+                of the API key and the model, of one of them, or of neither. It is neither logged
+                nor stored, because an API key is secret.
             model: The model of the first call.
         """
-        model_name = model if "model" in self._separated_by else ""
+        has_queue_per_model = "model" in self._separated_by
+        model_name = model if has_queue_per_model else ""
         queue_name = model_name
         if self._shared_limits is not None:
             queue_name = self._shared_limits.state_name(queue_id, model_name)
+        throttler: Throttler | None = None
+        if self._create_throttler is not None:
+            throttler = self._create_throttler()
         return _CallQueue(
             RateLimiter(self._limits),
             name=queue_name,
             obeys_headers=self._obeys_headers,
             shared_limits=self._shared_limits,
-            throttler=None if self._create_throttler is None else self._create_throttler(),
+            throttler=throttler,
         )
 
     def _timeout_s(self, max_wait_s: float | None) -> float | None:

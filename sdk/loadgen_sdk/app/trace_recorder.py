@@ -488,19 +488,23 @@ def _open_for_append(path: Path) -> int:
 def _conversation_fields(arguments: Mapping[str, Any]) -> _ConversationFields | None:
     """Return the fields of a request that say to which conversation it belongs.
 
-    - A list of messages, as `messages` or `input`, repeats those of the previous turn.
-    - A request with `previous_response_id` continues the turn with that response.
-    - A string as `input` may begin a conversation that a later request continues by the id of the
-      response.
+    A request continues a conversation in one of two ways. It repeats the messages of the previous
+    turn, in a list `messages` or `input`. Or it names the response of the previous turn as
+    `previous_response_id`. A request whose `input` is a string may be the first turn of a
+    conversation of the second kind.
 
     Return None for a request without a conversation, such as one with a plain `prompt`.
     """
     previous_id = str(arguments.get("previous_response_id") or "")
-    name = "input" if arguments.get("messages") is None else "messages"
-    messages = arguments.get(name)
-    if isinstance(messages, list | tuple):
-        return _ConversationFields(messages_argument=name, previous_response_id=previous_id)
-    if isinstance(messages, str) or previous_id:
+    argument_name = "input" if arguments.get("messages") is None else "messages"
+    messages = arguments.get(argument_name)
+    has_message_list = isinstance(messages, list | tuple)
+    if has_message_list:
+        return _ConversationFields(
+            messages_argument=argument_name, previous_response_id=previous_id
+        )
+    has_input_text = isinstance(messages, str)
+    if has_input_text or previous_id:
         return _ConversationFields(messages_argument="", previous_response_id=previous_id)
     return None
 

@@ -299,20 +299,22 @@ class Generator:
             self.profile, client.target.api, model, client.stream, client.extra_body
         )
         response = await client.post(encode_body(request, body_format))
-        if response.status < 300:
+        is_success = response.status < 300
+        if is_success:
             return self._read_generation(response, output_limit)
         self._raise_if_correctable(response, model, output_limit)
         if _is_limit_reached_in_reasoning(response):
-            # The target works, so that this is a generation without output.
-            empty_reader = ResponseReader(EventTimeline())
-            return Generation(empty_reader, output_limit, response.duration_ns)
-        raise self._client.explainer.create_error(response, model, self._models)
+            # The target works: the model has only not begun its answer within the limit. This
+            # counts as a generation without output.
+            reader_without_events = ResponseReader(EventTimeline())
+            return Generation(reader_without_events, output_limit, response.duration_ns)
+        raise client.explainer.create_error(response, model, self._models)
 
     def _read_generation(self, response: HttpResponse, output_limit: int) -> Generation:
-        """Return what a successful response contains.
+        """Return what a response with a successful status contains.
 
         Raises:
-            TransientFailure: The response is one that a load counts as failed.
+            TransientFailure: The response contains an error, or its end is missing.
             TargetUnusable: The response cannot be read.
         """
         self._check_encoding(response)
@@ -323,12 +325,15 @@ class Generator:
         )
         if failure is not None:
             raise self._generation_error(failure, output_limit)
-        timing = {HEADER: response.headers.get(HEADER), **(reader.server_timing or {})}
+        # A server may state its own timing in the header Server-Timing, in the body, or in both.
+        body_timing = reader.server_timing or {}
+        timing = {HEADER: response.headers.get(HEADER), **body_timing}
+        was_stream_refused = reader.remark == NOT_STREAMED
         return Generation(
             reader,
             output_limit,
             response.duration_ns,
-            ignores_stream=reader.remark == NOT_STREAMED,
+            ignores_stream=was_stream_refused,
             reports_server_timing=parse_server_timing(timing).has_durations,
         )
 
@@ -340,9 +345,10 @@ class Generator:
         return TransientFailure("invalid_answer", message, "see the server's log")
 
     def _raise_if_correctable(self, response: HttpResponse, model: str, output_limit: int) -> None:
-        """Raise the exception by which `run` corrects the output limit after a refusal.
+        """Raise an exception if a request with another output limit may work after a refusal.
 
-        Return normally if no other output limit may help.
+        `run` catches it, changes the name or the value of the output limit, and sends the request
+        again. Return normally if no other output limit may help.
 
         Args:
             response: The refusal, which is any response with a status of 300 or more.
@@ -369,28 +375,26 @@ class Generator:
     ) -> int | None:
         """Return a higher output limit to try after a refusal, or None if none may help.
 
-        The limit is the minimum that the server states. A server may also refuse a limit as too low
-        without saying so. After a refusal without an obvious other reason, the shortest output of
-        the load is therefore tried. No output is longer than those that the load requests.
+        It is the minimum that the server states in its refusal. Some servers refuse a low limit
+        without giving the reason. If no other reason is obvious either, the shortest output of the
+        load is tried.
 
         Args:
             response: The refusal.
             model: The model that was requested.
             refused_limit: The output limit that was requested, in tokens.
         """
-        shortest, longest = self._output_lengths
-        candidate = minimum_output_tokens(response)
-        if candidate is None:
-            is_about_prompt = is_prompt_too_long(response)
-            has_other_reason = is_about_prompt or is_about_model(
-                response, refusal_text(response), model
-            )
-            if has_other_reason:
+        shortest_of_load, longest_of_load = self._output_lengths
+        higher_limit = minimum_output_tokens(response)
+        if higher_limit is None:
+            if _has_other_reason(response, model):
                 return None
-            candidate = shortest
-        is_higher = candidate > refused_limit
-        is_requested_by_load = longest is None or candidate <= longest
-        return candidate if is_higher and is_requested_by_load else None
+            higher_limit = shortest_of_load
+        if higher_limit <= refused_limit:
+            return None
+        # A limit that the load never requests says nothing about the load.
+        is_above_load = longest_of_load is not None and higher_limit > longest_of_load
+        return None if is_above_load else higher_limit
 
     def _check_encoding(self, response: HttpResponse) -> None:
         """Raise TargetUnusable if the response is compressed. A load does not decompress."""
@@ -426,6 +430,13 @@ class Generator:
             hint = "check that this is the URL of the API"
             raise TargetUnusable("invalid_answer", message, hint) from None
         return reader
+
+
+def _has_other_reason(refusal: HttpResponse, model: str) -> bool:
+    """Return True if a refusal is about the length of the prompt or about the model."""
+    if is_prompt_too_long(refusal):
+        return True
+    return is_about_model(refusal, refusal_text(refusal), model)
 
 
 def _is_limit_reached_in_reasoning(response: HttpResponse) -> bool:

@@ -29,20 +29,26 @@ class ModelList:
     """
 
     def __init__(self, response: HttpResponse) -> None:
-        """Read the list from the response to a request for it. The list may be empty."""
+        """Read the response of the server to `GET /models`. The list may be empty.
+
+        Models whose names have control characters are left out, because such a name can neither be
+        printed nor passed on a command line.
+        """
         entries = _read_entries(response)
-        self.status = response.status
-        # A name with control characters could not be printed or passed on a command line.
         printable_entries = [entry for entry in entries if entry["id"].isprintable()]
+        self.status = response.status
         self.unprintable_count = len(entries) - len(printable_entries)
         self._entries: dict[str, dict[str, Any]] = {
             entry["id"]: entry for entry in printable_entries
         }
         self.ids: tuple[str, ...] = tuple(self._entries)
-        # The entry of a LoRA adapter names the model that it adapts as its parent.
         self.base_ids: tuple[str, ...] = tuple(
-            model for model, entry in self._entries.items() if entry.get("parent") not in self.ids
+            model for model in self.ids if not self._is_adapter(model)
         )
+
+    def _is_adapter(self, model: str) -> bool:
+        """Return True for a LoRA adapter, whose entry names another listed model as its parent."""
+        return self._entries[model].get("parent") in self.ids
 
     def __contains__(self, model: str) -> bool:
         """Return True if the server lists this model."""
@@ -99,10 +105,9 @@ class ModelList:
         raise self._empty_list_error(rejects_unknown_models=rejects_unknown_models)
 
     def _empty_list_error(self, *, rejects_unknown_models: bool) -> TargetUnusable:
-        """Return the error for a list without models, or for a response that is not a list.
+        """Return the error for a user who has specified no model, if the server lists none either.
 
-        For example "the server returns HTTP 404 for the list of models, and no model was
-        specified", with the hint "check the path of the URL, or set the model with --model".
+        The hint depends on the HTTP status of the list.
         """
         if self.status >= 500:
             return TargetUnusable(
@@ -113,15 +118,18 @@ class ModelList:
                     "proxy. With --model NAME the list is not needed"
                 ),
             )
-        reason = f"returns HTTP {self.status} for the list of models"
+        message = (
+            f"the server returns HTTP {self.status} for the list of models, "
+            "and no model was specified"
+        )
         hint = "set the model with --model"
         if self.status == 200:
-            reason = "lists no models"
+            message = "the server lists no models, and no model was specified"
         elif self.status == 404:
             hint = "check the path of the URL, or set the model with --model"
         if not rejects_unknown_models:
             hint += "; this server accepts any name"
-        return TargetUnusable("no_model", f"the server {reason}, and no model was specified", hint)
+        return TargetUnusable("no_model", message, hint)
 
 
 def _read_entries(response: HttpResponse) -> list[dict[str, Any]]:

@@ -82,15 +82,15 @@ class ProbeClient:
     """
 
     def __init__(self, target: Target, send_request: SendRequest, options: ProbeOptions) -> None:
-        """Prepare the headers of all requests: those of the user, and the API key.
+        """Prepare the headers of all requests: those that the user specifies, and the API key.
 
-        A header of the user with a credential is sent instead of the key
-        (`replaced_key_header`).
+        If the user specifies a header with a credential, such as Authorization, it is sent instead
+        of the key. `replaced_key_header` then has its name.
 
         Args:
-            target: The target.
-            send_request: Sends a request.
-            options: What the requests have in common with those of the load.
+            target: The server and the path of its API.
+            send_request: Sends one request to the target and returns its response.
+            options: The options of the user that also hold for the requests of the load.
         """
         api_key = options.api_key
         self.target = target
