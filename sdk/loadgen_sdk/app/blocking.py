@@ -192,7 +192,8 @@ class BlockingClient:
     def _wait_for(self, coroutine: Coroutine[Any, Any, ResultT]) -> ResultT:
         """Run a coroutine in the client's thread and return its result.
 
-        The measurement of its call becomes the latest one of the caller (`latest_measurement`).
+        The coroutine runs in a copy of the caller's context. The measurement of its call is copied
+        back from there, so that `latest_measurement()` returns it to the caller.
         """
         context = copy_context()
         future = self._submit(coroutine, context)
@@ -200,7 +201,8 @@ class BlockingClient:
             return future.result()
         finally:
             copy_latest_measurement(context)
-            # Ctrl-C during the wait must end the call, too. A finished future cannot be cancelled.
+            # If Ctrl-C has ended the wait, this ends the call, too. Otherwise the future is done,
+            # and this has no effect.
             future.cancel()
 
 

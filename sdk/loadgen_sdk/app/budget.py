@@ -143,7 +143,7 @@ class FileBudgetStore:
 def _read_budget_file(content: bytes) -> MemoryBudgetStore:
     """Return a store with the period and the sum in the content of a budget file.
 
-    An empty file has no sum yet, and returns an empty store.
+    The file is empty when it was just created, and the returned store is then empty, too.
 
     Raises:
         OSError: The file has other content, which must not be overwritten. A file that cannot be

@@ -341,11 +341,13 @@ class Call:
         if retry is None:
             return None
         useful_headers = read_useful_headers(headers)
+        attempts_made = len(self.attempts) + 1  # the current one is added later
         return retry.wait_s(
-            len(self.attempts) + 1,
+            attempts_made,
             failure,
             server_wait_s=retry_after_s(useful_headers),
             server_says_retry=should_retry(useful_headers),
+            # The policy never retries a call whose output was delivered.
             delivered=not can_retry,
         )
 

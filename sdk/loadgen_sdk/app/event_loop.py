@@ -86,13 +86,13 @@ def _trio() -> Any:
 def _create_asyncio_wakeup() -> Wakeup:
     """Return a Wakeup for the running asyncio loop.
 
-    `wake` schedules the event in the loop, because `asyncio.Event` is not thread-safe. A loop that
-    is closed has no call left that waits.
+    `wake` schedules the event in the loop, because `asyncio.Event` is not thread-safe.
     """
     loop = asyncio.get_running_loop()
     event = asyncio.Event()
 
     def wake() -> None:
+        # In a closed loop nothing waits any more, and nothing can be scheduled.
         if not loop.is_closed():
             loop.call_soon_threadsafe(event.set)
 

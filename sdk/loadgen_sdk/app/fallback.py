@@ -98,8 +98,9 @@ class Fallback:
             client: A client of the same kind as the first one. If it was instrumented, it keeps its
                 own throttle, retry, budget and fallback. Otherwise it gets the prices, observers
                 and budget of the first client, but no throttle.
-            model: The model to request, as a name or as a mapping of names. None requests the same
-                model. A `Client` has its own.
+            model: The model to request from the second endpoint, as a name, or as a mapping from
+                the models of the first endpoint. None requests the same model. It has no effect if
+                `client` is a `Client`, which has a model of its own.
             failures: The number of failed calls in a row that opens the circuit, so that the first
                 endpoint gets no calls.
             rest_s: How many seconds the circuit stays open.
@@ -154,13 +155,13 @@ class Fallback:
         """
         if not self.circuit.allows_call(monotonic_ns()):
             return await send_to_second()
-        completion: Completion | None = None
         try:
             completion = await send_to_first()
         except BaseException as error:
-            if not self.handle_error(error, failure_from_client_error):
+            should_try_second = self.handle_error(error, failure_from_client_error)
+            if not should_try_second:
                 raise
-        if completion is not None:
+        else:
             should_try_second = self._handle_completion(completion)
             if not should_try_second:
                 return completion
@@ -284,8 +285,8 @@ def validate_fallback(
 
     Args:
         fallback: The option.
-        get_client_kind: Returns what the two clients must have in common: for clients of a package,
-            the package and whether they block.
+        get_client_kind: Returns what must be equal for both clients. For example, for a client of
+            openai it is the package together with whether the client blocks.
         client: The first client.
 
     Raises:

@@ -172,14 +172,14 @@ def _merge_options(existing: InstrumentOptions | None, new: InstrumentOptions) -
 
     Observers and labels are added to the existing ones. Prices and `ask_usage` replace the existing
     ones if they are set, and `keep_content` stays on. Of the options in _SINGLE_OPTIONS, a client
-    can have only one. The caller sets the new fallback.
+    can have only one. The fallback stays the existing one, and the caller replaces it afterwards.
 
     Args:
         existing: The options of the client, or None if it is not instrumented.
         new: The options of this call of `instrument`, without its fallback.
 
     Raises:
-        WrongUse: Both have another throttle, retry policy, recorder or budget.
+        WrongUse: The throttle, retry policy, recorder or budget is set in both and differs.
     """
     if existing is None:
         return new

@@ -66,7 +66,7 @@ def validate_labels(labels: Labels | None) -> dict[str, str]:
 
 
 def keep_valid_labels(labels: Any) -> dict[str, str]:
-    """Return the valid labels among those that a call was made with.
+    """Return the valid ones of the labels that the application has passed to a call.
 
     An invalid label is logged and left out, because a label must not fail the call.
     """
@@ -74,6 +74,7 @@ def keep_valid_labels(labels: Any) -> dict[str, str]:
         return validate_labels(labels)
     except WrongUse as error:
         _log_once(str(error))
+    # At least one label is invalid. The others are kept.
     if not isinstance(labels, Mapping):
         return {}
     return {

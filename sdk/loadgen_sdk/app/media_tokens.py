@@ -256,8 +256,8 @@ IMAGE_RULES: dict[str, Tiles | Patches | Squares] = {
 def estimate_image_tokens(model: str, size: ImageSize, detail: str) -> int:
     """Return the tokens of an image in a prompt.
 
-    The rule is that of the longest name in IMAGE_RULES with which the name of the model begins. For
-    an unknown model that is _ANY_OTHER_MODEL, the empty name.
+    The rule is that of the longest name in IMAGE_RULES with which the name of the model begins. The
+    table also has an empty name (_ANY_OTHER_MODEL), with which every name begins.
 
     Args:
         model: The name of the model, with or without the prefix of a router or of Bedrock, such as
@@ -266,7 +266,7 @@ def estimate_image_tokens(model: str, size: ImageSize, detail: str) -> int:
         detail: The requested detail, such as "low" or "high". With "" and "auto", the model uses
             its default detail.
     """
-    name_without_router = model.rpartition("/")[2]
+    name_without_router = model.rpartition("/")[2]  # "openai/gpt-4o" becomes "gpt-4o"
     name = name_without_router.rpartition("anthropic.")[2]
     matching_prefixes = [prefix for prefix in IMAGE_RULES if name.startswith(prefix)]
     longest_prefix = max(matching_prefixes, key=len)
@@ -280,6 +280,7 @@ def read_image_size(data_base64: str) -> ImageSize | None:
     """
     data = _decode_base64(data_base64[:_MAX_HEAD_CHARS])
     size: ImageSize | None = None
+    # PNG and GIF have width and height at fixed places of their headers.
     if data.startswith(b"\x89PNG\r\n\x1a\n"):
         size = ImageSize(width=_big_endian(data[16:20]), height=_big_endian(data[20:24]))
     elif data.startswith((b"GIF87a", b"GIF89a")):

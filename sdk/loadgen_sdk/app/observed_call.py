@@ -148,7 +148,8 @@ class ObservedCall:
         """End an attempt that failed before any output reached the caller.
 
         Return the seconds to wait before the next attempt, or None if there is none and the call
-        has ended. It is then reported, unless wrong arguments (TypeError) prevented the request.
+        has ended. It is then reported, unless the arguments of the application were wrong: the
+        method of the client has then raised a TypeError before it sent a request.
         """
         has_wrong_arguments = isinstance(error, TypeError) and not self.call.has_headers
         if has_wrong_arguments:
@@ -272,10 +273,11 @@ class ObservedCall:
             self._report("abandoned", _ABANDONED)
 
     def _find_requested_form(self, extra_headers: Mapping[str, Any]) -> None:
-        """Find out whether the application requests a raw response, and who reads its body.
+        """Find out which kind of response the application requests, by the headers of the request.
 
-        The packages pass this on in a header: "true" or "raw" stands for `with_raw_response`, and
-        "stream" for `with_streaming_response`.
+        Without RAW_HEADER it is a parsed response. The packages of openai and anthropic set the
+        header to "true" or "raw" for `with_raw_response`, and to "stream" for
+        `with_streaming_response`, whose body the application reads by itself.
         """
         raw_format = extra_headers.get(RAW_HEADER)
         if raw_format:
@@ -444,10 +446,10 @@ def _hidden_retries(error: BaseException) -> int:
 
 
 def failure_from_error(error: BaseException) -> Failure:
-    """Return the failure that an exception of a call means.
+    """Return the kind of failure that an exception stands for.
 
     The exception comes from this package, from openai or anthropic, or from an HTTP library. One
-    that is not an Exception, such as CancelledError, interrupts the call.
+    that is not a subclass of Exception, such as CancelledError, has interrupted the call.
     """
     if not isinstance(error, Exception):
         return Failure("interrupted", type(error).__name__)

@@ -183,8 +183,8 @@ class OpenTelemetry:
             spans: Whether each call gets a span.
             chunks: Whether each gap between output events is recorded, of which a call may have
                 thousands. That happens in a background thread, and `flush` waits for it.
-            metric_labels: The names of labels of calls that metrics have, too. Only those with few
-                values are suitable. Spans have all labels as `loadgen.label.NAME`.
+            metric_labels: The names of the labels that become attributes of the metrics. Each of
+                them should have few values. Spans have all labels as `loadgen.label.NAME`.
 
         Raises:
             WrongUse: opentelemetry-api is not installed, or the names of labels are not valid.
@@ -248,11 +248,14 @@ class OpenTelemetry:
         return self._operations.record(TOOL, name, attributes)
 
     def begin_call(self, call: Call) -> CallSpan | None:
-        """Start the span of a call.
+        """Start the span of a call, and return it.
 
         The policy of the client calls this when a call starts, and passes the returned value to
-        `__call__` when it ends. It is an empty CallSpan if another instrumentation reports the
-        call, and None if calls have no spans.
+        `__call__` when it ends.
+
+        Returns:
+            The span. An empty CallSpan if another instrumentation reports the call, so that
+            `__call__` does nothing. None if calls have metrics but no spans.
         """
         other_instrumentation = _active_instrumentation(call.settings.package)
         if other_instrumentation:
@@ -260,6 +263,17 @@ class OpenTelemetry:
             return CallSpan()
         if self._tracer is None:
             return None
+        span_name = f"{_OPERATIONS[call.api]} {call.model}".rstrip()
+        span = self._tracer.start_span(
+            span_name,
+            kind=self._trace.SpanKind.CLIENT,
+            attributes=self._span_attributes(call),
+            start_time=call.started_unix_ns,
+        )
+        return CallSpan(span, self._trace, self._context)
+
+    def _span_attributes(self, call: Call) -> dict[str, Any]:
+        """Return the attributes of the span of a call, with its request parameters and labels."""
         attributes = self._call_attributes(call)
         if call.is_streamed:
             attributes["gen_ai.request.stream"] = True
@@ -267,13 +281,7 @@ class OpenTelemetry:
             attributes[_PARAMETERS[name]] = value
         for name, label in call.labels.items():
             attributes[f"loadgen.label.{name}"] = label
-        span = self._tracer.start_span(
-            f"{_OPERATIONS[call.api]} {call.model}".rstrip(),
-            kind=self._trace.SpanKind.CLIENT,
-            attributes=attributes,
-            start_time=call.started_unix_ns,
-        )
-        return CallSpan(span, self._trace, self._context)
+        return attributes
 
     def __call__(self, measurement: Measurement, call_span: CallSpan | None = None) -> None:
         """Report a call that has ended: its span ends now, and metrics follow in the background.
@@ -479,7 +487,9 @@ def _active_instrumentation(package: str) -> str:
     Such an instrumentation (`_OTHER_INSTRUMENTATIONS`) already reports the calls of the package.
     """
     for module_name, class_name in _OTHER_INSTRUMENTATIONS.get(package, ()):
-        instrumentor = getattr(sys.modules.get(module_name), class_name, None)
+        module = sys.modules.get(module_name)  # None if the application has not imported it
+        instrumentor = getattr(module, class_name, None)
+        # Instrumentors of OpenTelemetry are singletons with these two attributes.
         instance = getattr(instrumentor, "_instance", None)
         if getattr(instance, "_is_instrumented_by_opentelemetry", False):
             return module_name

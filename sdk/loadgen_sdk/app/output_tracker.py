@@ -199,9 +199,10 @@ class OutputTracker:
     def _read_chunk_usage(self, usage: Any, *, has_output: bool) -> None:
         """Keep the token counts of an event of chat or completions.
 
-        A server may send running counts with every event. Those of the first output event state
-        how many tokens that event contains. If the event also finishes the completion, they are
-        the counts of the whole response instead.
+        A server may send the counts so far with every event. Those of the first output event then
+        state how many tokens that event contains, unless it also finishes the completion: they are
+        then the counts of the whole response. The caller has added the timestamp of the event to
+        `instants` before.
 
         Args:
             usage: The token counts, or None if the event has none.
@@ -220,6 +221,7 @@ class OutputTracker:
         Reasoning comes in events such as `response.reasoning_text.delta`. Any other output belongs
         to the answer.
         """
+        # An event that cannot be read must not fail the call of the application.
         with suppress(Exception):
             event_type = event.type
             if not event_type.endswith(".delta"):

@@ -214,7 +214,8 @@ def _instrument_copies(client: Any, options: InstrumentOptions) -> None:
 
     def copy_instrumented(*args: Any, **changes: Any) -> Any:
         new_client = copy_method(client, *args, **changes)
-        # The new client has resources of its own, so that it is its own original.
+        # The copy method gives the new client resources that no other client uses. They can be
+        # changed in place, so that the new client counts as the original one.
         measure_resources(new_client, original_client=new_client, options=options)
         return new_client
 

@@ -328,6 +328,15 @@ def _image_part(data: str, model: str, detail: str) -> PromptPart:
     return PromptPart(text, estimate_image_tokens(model, size, detail))
 
 
+def _fields_of_image(part: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the fields of an image in a content part: `url`, `data`, `file_id` or `detail`.
+
+    The part may have a URL or a file id in place of the fields. It is then returned as `url`.
+    """
+    source = part.get("image_url") or part.get("source") or part.get("file_id") or ""
+    return source if isinstance(source, Mapping) else {"url": source}
+
+
 def _read_image(part: Mapping[str, Any], model: str) -> PromptPart:
     """Return the image in a content part of one of three APIs.
 
@@ -338,8 +347,7 @@ def _read_image(part: Mapping[str, Any], model: str) -> PromptPart:
     A URL may be a data URL, which contains the image. The size of an image behind any other URL, or
     behind a file id, is not known.
     """
-    source = part.get("image_url") or part.get("source") or part.get("file_id") or ""
-    fields: Mapping[str, Any] = source if isinstance(source, Mapping) else {"url": source}
+    fields = _fields_of_image(part)
     detail = str(fields.get("detail") or part.get("detail") or "")
     data = fields.get("data")
     if isinstance(data, str):

@@ -121,10 +121,12 @@ class Pause(NamedTuple):
 def parse_rate(text: str | int | float, name: str) -> Rate:
     """Parse a rate such as `10/s` or `600/min`. A bare number is per minute, as providers write it.
 
+    A request cannot be divided. A rate of requests such as `0.5/s` is therefore returned as one
+    request in a longer period, here of 2 s.
+
     Args:
         text: The rate.
-        name: The option that it comes from, for error messages. A rate of "requests" below 1 per
-            period becomes 1 per longer period, because a request cannot be divided.
+        name: The option that it comes from: "requests", or the name of a kind of tokens.
 
     Raises:
         WrongUse: The text is not a rate, or it allows nothing.
@@ -140,7 +142,8 @@ def parse_rate(text: str | int | float, name: str) -> Rate:
         raise WrongUse("out_of_range", message, f"{hint}, or leave it out")
     if math.isinf(limit):
         raise WrongUse("out_of_range", f"{name}=inf limits nothing", f"{hint}, or leave it out")
-    if limit < 1 and name == "requests":
+    is_part_of_request = name == "requests" and limit < 1
+    if is_part_of_request:
         return Rate(1.0, round(period_ns / limit))
     return Rate(limit, period_ns)
 
@@ -193,10 +196,11 @@ class RateLimiter:
     """
 
     def __init__(self, limits: Limits) -> None:
-        """Create a limiter with a sliding window without bookings for each configured rate.
+        """Create a limiter that has counted no calls yet.
 
-        If `limits.entries_per_period` is set, bookings that are closer in time than the period
-        divided by that number are merged into one entry of the window.
+        Each configured rate gets a sliding window. If `limits.entries_per_period` is set, a window
+        has about that many entries at most: bookings within the same fraction of the period are
+        merged into one entry.
         """
         self.in_flight = 0
         self._limits = limits
@@ -436,7 +440,11 @@ class _SlidingWindow:
         return entry_time
 
     def correct(self, booked_at: int, difference: float) -> None:
-        """Add a difference to the entry of a booking, unless that has left the window.
+        """Correct the amount of an earlier booking by a difference.
+
+        A booking that is older than the period of the rate has left the window, and is not
+        corrected. Several bookings may have been merged into one entry (`_belongs_to_entry`). The
+        entry that contains the booking is the first one that is not earlier.
 
         Args:
             booked_at: The result of `book`.

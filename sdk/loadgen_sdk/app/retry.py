@@ -78,10 +78,10 @@ class Retry:
 
         Args:
             attempts: The most attempts per call, the first one included.
-            first_wait_s: The longest first wait.
-            max_wait_s: The longest wait.
-            budget: How many retries each call adds to the balance.
-            reserve: The largest balance. The policy starts with it.
+            first_wait_s: The upper limit of the first random wait, which doubles with each attempt.
+            max_wait_s: The upper limit of all waits.
+            budget: How many retries each call adds to the balance. With 0.1, ten calls add one.
+            reserve: The largest balance of retries. The policy starts with it.
             retry_if: A function that gets the Failure of an attempt. It returns True to try again,
                 False not to, and None to leave the decision to the server's `x-should-retry` and
                 the rules of this class. There is no retry in any case if all attempts are used up,
@@ -197,8 +197,12 @@ def is_curable(failure: Failure) -> bool:
     """
     if failure.kind == "http_4xx":
         return failure.http_status in RETRIED_STATUS
-    if failure.kind == "http_429":
-        text = failure.text.lower()
-        if any(word in text for word in FINAL_WORDS):
-            return False
+    if failure.kind == "http_429" and _is_quota_exhausted(failure.text):
+        return False
     return failure.kind in RETRIED and failure.http_status not in FINAL_STATUS
+
+
+def _is_quota_exhausted(text: str) -> bool:
+    """Return True if the text of a 429 response says that waiting does not help."""
+    lower_text = text.lower()
+    return any(word in lower_text for word in FINAL_WORDS)

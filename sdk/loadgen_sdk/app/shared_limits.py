@@ -262,9 +262,9 @@ def connect_to_redis(url: str, subject: str) -> RedisConnection:
     """Return a client of Redis. It connects when it is first used.
 
     Args:
-        url: The URL `redis://HOST:6379/0#NAME`. NAME tells apart what different applications share
-            through the same Redis.
-        subject: What is shared, for the error message, such as "limits".
+        url: The URL `redis://HOST:6379/0#NAME`. Only processes with the same NAME share something,
+            so that several applications can use the same Redis.
+        subject: What the processes share, such as "limits". It is the subject of an error message.
 
     Raises:
         WrongUse: The package redis is missing, or the URL is not valid.

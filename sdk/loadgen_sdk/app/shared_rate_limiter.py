@@ -119,7 +119,7 @@ class SharedRateLimiter:
 
         Args:
             state: The decoded result of `state`. "line" is the queue, and "ready" has the unfetched
-                grants by the ids of their processes. Both contain plain lists of fields.
+                grants by the ids of their processes. JSON has turned the tuples into lists.
             now: The current time.
         """
         self._limiter.restore(state, now)
@@ -129,6 +129,7 @@ class SharedRateLimiter:
         ]
         self._unfetched_grants = {}
         for entry_id, (booked_at, tokens, output_tokens) in state.get("ready", {}).items():
+            # Each unit has a booking time. The latest one is the time of the grant.
             granted_at = max(booked_at.values(), default=0)
             has_expired = granted_at <= now - UNFETCHED_GRANT_NS
             if not has_expired:

@@ -98,9 +98,12 @@ async def run_steps_async(steps: Steps[T]) -> T:
 
 
 def as_function(make_steps: Callable[P, Steps[T]], *, is_blocking: bool) -> Callable[P, Any]:
-    """Return a function that runs the steps of a generator function, which has the same arguments.
+    """Turn a generator function into a function that an application can call.
 
-    For a blocking client it is a plain function, else a coroutine function.
+    The generator yields functions that may wait, such as one that sends a request (see `Steps`).
+    The returned function takes the same arguments, runs the generator to its end, and returns what
+    the generator returns. It is a plain function for a blocking client, and a coroutine function
+    for an async one.
     """
     if is_blocking:
 

@@ -393,9 +393,11 @@ class _CallQueue:
         self._wake_first_waiter()
 
     def _pause_calls(self, headers: Mapping[str, str], is_refused: bool) -> None:
-        """Pause the calls of all processes as the headers of a response request, and log it.
+        """Pause all calls for as long as the headers of a response demand, and log a long pause.
 
-        This may block, because the store that processes share is a file or Redis.
+        A server may demand a longer pause than the throttle accepts. The accepted pause
+        (`obeyed_ns`) also holds for the other processes if the limits are shared. This may block,
+        because the store of shared limits is a file or Redis.
         """
         with self._limiter_lock:
             pause = self.limiter.apply_headers(monotonic_ns(), headers, is_refused)
@@ -430,8 +432,9 @@ class _CallQueue:
     def _try_acquire(self, waiter: _Waiter, tokens: _CallTokens) -> Permit | int:
         """Return a permit for a waiter, or how many ns it has to wait before the next try.
 
-        Only the first waiter can get a permit. All others have to wait until they are woken
-        (FOREVER). This may run in another thread, so that the waiter can be cancelled meanwhile.
+        Only the first waiter can get a permit. For the others the number is FOREVER: they wait
+        until they are woken. If limits are shared, this runs in a thread besides the event loop of
+        the waiter, which may be cancelled in the meantime.
         """
         with self._waiters_lock:
             is_first = self._first_waiter() is waiter

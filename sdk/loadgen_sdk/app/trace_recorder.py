@@ -141,9 +141,13 @@ class ShapeRecorder:
         atexit.register(self.close)
 
     def _reset(self) -> None:
-        """Start without conversations and rows. A forked child does this, too."""
-        self.lost = 0
-        self.written = 0
+        """Forget all conversations and rows.
+
+        This runs at the creation of the recorder, and in a forked child, whose parent writes the
+        rows that were there before. Times are in monotonic ns.
+        """
+        self.lost = 0  # rows
+        self.written = 0  # rows
         # Session ids have to be unique among the processes that append to the file.
         self._session_prefix = secrets.token_hex(3)
         self._session_count = 0
@@ -151,9 +155,9 @@ class ShapeRecorder:
         # hash of the id of its response.
         self._turns: OrderedDict[bytes, _Turn] = OrderedDict()
         self._rows: deque[bytes] = deque()  # not written yet; the first one may be partly written
-        self._flushed_at = 0
-        self._retry_at = 0
-        self._scheduled_at = 0
+        self._flushed_at = 0  # the last write
+        self._retry_at = 0  # the earliest next write after one that has failed
+        self._scheduled_at = 0  # the last time that the background thread was woken
         self._has_warned = False
         self._lock = threading.RLock()
 
@@ -172,8 +176,8 @@ class ShapeRecorder:
     def end(self, shape: CallShape, measurement: Measurement) -> None:
         """Queue the row of a call that has ended. It is written in the background.
 
-        To wake the background thread takes longer than everything else here, so that it is woken
-        only once in _FLUSH_INTERVAL_NS.
+        Waking the background thread takes longer than everything else here. It is therefore woken
+        at most once in _FLUSH_INTERVAL_NS.
         """
         self._backlog.add(partial(self._add_row, shape, measurement))
         if measurement.done >= self._scheduled_at + _FLUSH_INTERVAL_NS:
@@ -228,7 +232,8 @@ class ShapeRecorder:
         """Complete the shape of a call that has begun: hash its prompt, and find its turn.
 
         This runs once for each call in the background. Calls are completed in the order in which
-        they began, and before `_add_row` adds their rows. The prompt is dropped afterwards.
+        they began, so that the previous turn of a conversation is known, and before `_add_row` adds
+        their rows. The prompt is dropped afterwards, because it may be large.
         """
         assert shape.prompt is not None
         texts_by_argument = shape.prompt.joined_texts
@@ -252,14 +257,22 @@ class ShapeRecorder:
         with self._lock:
             if shape.turn is not None:
                 self._end_turn(shape.turn, measurement)
-            # The newest row is dropped, because the oldest one may be partly written.
-            if len(self._rows) >= MAX_WAITING_ROWS:
-                self.lost += 1
-            else:
-                self._rows.append(row)
+            self._queue_row(row)
             now = monotonic_ns()
-            if now >= max(self._retry_at, self._flushed_at + _FLUSH_INTERVAL_NS):
+            # `_retry_at` is later than the usual time if the last write has failed.
+            next_write_at = max(self._retry_at, self._flushed_at + _FLUSH_INTERVAL_NS)
+            if now >= next_write_at:
                 self._write(now)
+
+    def _queue_row(self, row: bytes) -> None:
+        """Add a row to those that wait to be written, or drop it if there are too many.
+
+        The newest row is dropped, because the oldest one may be partly written.
+        """
+        if len(self._rows) >= MAX_WAITING_ROWS:
+            self.lost += 1
+        else:
+            self._rows.append(row)
 
     def _end_turn(self, turn: _Turn, measurement: Measurement) -> None:
         """Record the end of a turn, and the id of its response, by which the next turn is found."""
@@ -271,7 +284,8 @@ class ShapeRecorder:
         """Return the row of a call in the format of `loadgen run --trace`. Times are in ms.
 
         The input tokens are counted by the server, or else estimated; `input_source` says which.
-        `block_size` is the mean number of tokens for which a hash of `hash_ids` stands.
+        Each hash in `hash_ids` stands for a block of the prompt, and `block_size` is the mean
+        number of tokens in a block.
         """
         if measurement.input_tokens is None:
             input_tokens = max(1, shape.prompt_tokens)

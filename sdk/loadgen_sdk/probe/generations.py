@@ -119,28 +119,30 @@ class GenerationPair(NamedTuple):
 
     @property
     def per_token_ms(self) -> float | None:
-        """The time of each further token, or None if the responses do not show it.
+        """The time that the server takes for each token after the first, or None if not known.
 
-        It is the difference of the durations divided by the difference of the output tokens, so
-        that the time of the prompt and of the network cancels out. A duration of 0 was not
-        measured. A longer generation that took less time by chance gives 0.
+        It is the difference of the two durations divided by the difference of the output tokens, so
+        that the time for the prompt and the network cancels out. If the longer generation took less
+        time by chance, it is 0.
         """
         short_ns = self.short.duration_ns
         long_ns = self.long.duration_ns
-        output_tokens = self.long.usage.output
-        if output_tokens is None:
-            output_tokens = self.long.requested_tokens
-        further_tokens = output_tokens - self.short.requested_tokens
-        if not short_ns or not long_ns or further_tokens < 1:
+        are_durations_known = short_ns > 0 and long_ns > 0
+        long_output_tokens = self.long.usage.output
+        if long_output_tokens is None:
+            long_output_tokens = self.long.requested_tokens
+        additional_tokens = long_output_tokens - self.short.requested_tokens
+        if not are_durations_known or additional_tokens < 1:
             return None
-        further_ns = max(0, long_ns - short_ns)
-        return further_ns / further_tokens / _NS_PER_MS
+        additional_ns = max(0, long_ns - short_ns)
+        return additional_ns / additional_tokens / _NS_PER_MS
 
     @property
     def one_token_response_ms(self) -> float | None:
-        """The time of a response of one token, or None if it is not known.
+        """How long a response with a single token takes, or None if no duration is known.
 
         It is the duration of the short generation without the time of its tokens after the first.
+        If the time per token is not known, nothing is subtracted.
         """
         if not self.short.duration_ns:
             return None
@@ -180,9 +182,10 @@ class Generator:
         models: ModelList,
         output_lengths: OutputLengths | None,
     ) -> None:
-        """Choose the output limits of the first try.
+        """Choose the output limits of the first requests, in tokens.
 
-        Most servers accept the usual minimum. A load with shorter outputs is probed with those.
+        The short generation has a limit of USUAL_MINIMUM_TOKENS, which most servers accept, or less
+        if the load (the requests of the run that follows) contains shorter outputs.
 
         Args:
             client: The client that sends the requests.

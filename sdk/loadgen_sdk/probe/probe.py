@@ -191,7 +191,7 @@ async def probe(
         target: The target to examine.
         send_request: Sends a request.
         connect: Opens a connection and returns how long that took.
-        options: What the requests have in common with those of the load.
+        options: The options of the user that also hold for the requests of the load.
 
     Raises:
         TargetUnusable: Each request of the load would fail. The text has no key and no password.
@@ -226,13 +226,17 @@ async def probe(
 
 
 async def _fetch_first_pages(client: ProbeClient, *, is_list_required: bool) -> _FirstPages:
-    """Fetch the list of models and, unless the host is that of a hosted service, the version.
+    """Fetch the list of models and the version of the server at the same time.
+
+    The version is not requested from a hosted service, such as that of OpenAI.
 
     Raises:
-        TargetUnusable: The list is required and cannot be fetched, or shows that no load can work.
+        TargetUnusable: The list is required and cannot be fetched, or it shows that the server
+            would refuse every request.
     """
     target = client.target
     hosted_service = "azure" if target.azure else server_of_host(target.host)
+    # Nothing is fetched for an empty path.
     version_path = "" if hosted_service else target.server_path(VERSION_PATH)
     model_list, version = await asyncio.gather(
         client.get_model_list(is_required=is_list_required), client.get_optional(version_path)

@@ -260,9 +260,10 @@ def retry_after_s(response: HttpResponse) -> float:
 
 
 def _code_of_status(status: int) -> Code:
-    """Return the error code for programs of a status that has no code of its own.
+    """Return the code that an error message has, for programs that read it, by an HTTP status.
 
-    A status below 300 means that the server sends something else than the API.
+    It is used for responses that have no more specific code. A status below 300 is an error, too,
+    if the body is not that of the API.
     """
     if status in (401, 403, 407):
         return "unauthorized"
