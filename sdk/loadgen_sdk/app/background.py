@@ -94,7 +94,9 @@ def create_fork_safe_lock(owner: Any) -> threading.Lock:
 
 
 def _run_functions(queue: SimpleQueue[Callable[[], object]]) -> None:
-    """Call the functions of the queue, for ever. This is the body of the background thread.
+    """Call the functions of the queue one after the other, without an end.
+
+    This is what the background thread does. It ends with the process.
 
     A function that raises is logged, so that one defect does not stop the thread.
     """

@@ -43,19 +43,22 @@ def measure_method(
     The client has to call `record_response_headers` when the headers of a response arrive.
 
     Args:
-        method: The method.
+        method: The method of the client, such as `client.chat.completions.create`.
         api: The API that it calls.
         settings: What all calls of the client have in common.
         is_blocking: The method is not a coroutine function.
-        find_request_fields: Finds the fields of the request in the arguments of the method. None if
-            the arguments are the fields.
+        find_request_fields: Finds the fields of the request (model, messages, ...) in the keyword
+            arguments of the method. None if each keyword argument is such a field.
     """
     measured_method = _MeasuredMethod(
         method, api, settings, is_blocking=is_blocking, find_request_fields=find_request_fields
     )
     if is_blocking:
-        return functools.wraps(method)(measured_method.create_blocking_function())
-    return functools.wraps(method)(measured_method.create_async_function())
+        function = measured_method.create_blocking_function()
+    else:
+        function = measured_method.create_async_function()
+    # The function gets the name and the documentation of the method.
+    return functools.wraps(method)(function)
 
 
 class _MeasuredMethod:

@@ -288,7 +288,8 @@ class OpenTelemetry:
 
         Args:
             measurement: The measurement of the call.
-            call_span: What `begin_call` has returned.
+            call_span: What `begin_call` has returned: None if calls have no spans, and a CallSpan
+                without a span if another instrumentation reports the call.
         """
         is_reported_elsewhere = call_span is not None and call_span.span is None
         if is_reported_elsewhere:

@@ -100,6 +100,7 @@ class OutputTracker:
     def read_response(self, response: Any, arrived_at: int) -> None:
         """Read a response that is not streamed. Its output counts as one event at its arrival."""
         self.finished = arrived_at
+        # A response of an unexpected form must not fail the call of the application.
         with suppress(Exception):
             if self._api in WRITING_APIS:
                 self.instants.append(arrived_at)
@@ -378,6 +379,7 @@ def _has_only_text(chunk: Any) -> bool:
             return False
         return bool(choice_fields["delta"].content)
     except Exception:
+        # The event has several choices, or lacks one of the fields.
         return False
 
 

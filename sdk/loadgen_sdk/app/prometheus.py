@@ -118,7 +118,7 @@ class Prometheus:
 
     def _record(self, measurement: Measurement) -> None:
         """Add one call that has ended to the metrics. Only token counts of the server are added."""
-        # The order of the values is that of the label names in `_create_metrics`.
+        # The order of the values is that of the label names in `_add_counter`.
         call_labels = [measurement.labels.get(name, "") for name in self._label_names]
         labels = (measurement.api, measurement.model, *call_labels)
         error_type = error_type_of(measurement)

@@ -158,7 +158,11 @@ class _Message(NamedTuple):
 
 
 def _read_message(message: Any, model: str) -> _Message:
-    """Return the texts of a message, and what is counted of it. `model` decides about images."""
+    """Return the texts of a message, and what is needed to estimate its tokens.
+
+    Texts are counted in characters, and images, audio and files in tokens. The number of tokens of
+    an image depends on the model.
+    """
     plain_texts = _plain_texts(message)
     if plain_texts is not None:
         return _Message(plain_texts, sum(map(len, plain_texts)), media_tokens=0)
@@ -225,6 +229,7 @@ def _find_parts(value: Any, model: str) -> Iterator[PromptPart]:
         yield _data_url_part(value, model) if is_data_url else PromptPart(value)
     elif isinstance(value, list | tuple):
         if _are_token_ids(value):
+            # Recorded traces contain a hash of the text, which the ids have to determine.
             yield PromptPart(" ".join(map(str, value)), len(value))
         else:
             for item in value:

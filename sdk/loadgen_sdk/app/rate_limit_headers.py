@@ -177,7 +177,8 @@ def read_server_limit(headers: Mapping[str, str], unit: str) -> ServerLimit | No
         return None
     remaining = float(remaining_text)
     limit = parse_number(headers.get(f"x-ratelimit-limit-{unit}", ""), 0.0)
-    if limit <= remaining:
+    is_refill_known = limit > remaining
+    if not is_refill_known:
         limit = 0.0
     return ServerLimit(limit=limit, remaining=max(0.0, remaining), reset_ns=parse_reset_ns(reset))
 

@@ -548,11 +548,12 @@ class _ServerBucket:
         An amount above the limit is available when the bucket is full. If the limit is not known,
         everything that is missing is available at the reset.
         """
-        needed = min(amount, self._limit) if self._limit else amount
+        is_limit_known = self._limit > 0
+        needed = min(amount, self._limit) if is_limit_known else amount
         missing = needed - self._remaining
         if missing <= 0:
             return 0
-        if not self._limit:
+        if not is_limit_known:
             return self._full_at
         return self._updated_at + math.ceil(missing * self._refill_ns_per_unit)
 

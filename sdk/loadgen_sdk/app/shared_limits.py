@@ -154,13 +154,14 @@ def locked_file(path: str) -> Iterator[FileIO]:
     Raises:
         OSError: The file cannot be opened, or another process keeps it locked.
     """
-    with open(os.open(path, os.O_RDWR | os.O_CREAT, 0o600), "r+b", buffering=0) as file:
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+    with open(descriptor, "r+b", buffering=0) as file:
         _lock(file)
         try:
             yield file
         finally:
-            # To close the file is not enough, because a process that was forked meanwhile has it
-            # open as well.
+            # Closing the file would not release the lock if the process was forked meanwhile,
+            # because the child has the file open as well.
             fcntl.flock(file.fileno(), fcntl.LOCK_UN)
 
 

@@ -381,13 +381,18 @@ class _CallQueue:
     ) -> None:
         """Replace the estimated tokens of a call that has ended by those that it used.
 
-        The arguments are those of `end_call`. This may block, because the store that processes
-        share is a file or Redis. The first waiter is woken, because the limits may now allow its
-        call.
+        This may block, because the store that processes share is a file or Redis. The first waiter
+        is woken, because the limits may now allow its call.
+
+        Args:
+            booking: What was counted for the call in this process.
+            shared_grant: What was counted for it in the store that processes share, or None.
+            tokens: The input and output tokens that the call used. None keeps the estimate.
+            output_tokens: The output tokens among them, or None if their number is not known.
         """
         with self._limiter_lock:
             self.limiter.end_call(booking, tokens, output_tokens)
-            # The store has an entry to correct if it has granted the call.
+            # The store has an entry to correct only if it has granted the call.
             if self._shared_limits is not None and shared_grant is not None and tokens is not None:
                 self._shared_limits.correct(self._name, shared_grant, tokens, output_tokens)
         self._wake_first_waiter()
@@ -720,7 +725,7 @@ class Throttle:
                 'give requests="10/s" instead',
             )
         timeout_s = self._timeout_s(max_wait_s)
-        wait_method = _thread_wait_method(timeout_s)
+        wait_method = _create_thread_wait_method(timeout_s)
         queue = self._get_call_queue(key, model)
         # The queue yields the functions that wait, and `run_steps` calls them in this thread.
         return run_steps(queue.acquire(_CallTokens(tokens, output_tokens), wait_method))
@@ -815,8 +820,11 @@ def _parse_rates(**options: str | int | float | None) -> dict[str, Rate]:
     return {name: parse_rate(text, name) for name, text in options.items() if text is not None}
 
 
-def _thread_wait_method(timeout_s: float | None) -> _WaitMethod:
-    """Return how a thread waits: for a `threading.Event`, which other threads set to wake it."""
+def _create_thread_wait_method(timeout_s: float | None) -> _WaitMethod:
+    """Return a wait method for the current thread, which waits for `timeout_s` at most.
+
+    It waits for a `threading.Event`, which other threads set to wake it.
+    """
     event = threading.Event()
 
     def wait(seconds: float | None) -> None:

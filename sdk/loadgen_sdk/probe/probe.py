@@ -313,7 +313,17 @@ def _collect_warnings(
     observations: _Observations,
     has_exact_length: bool | None,
 ) -> tuple[str, ...]:
-    """Return what the user should know about the model, the server and the responses."""
+    """Return the warnings of the probe, as texts for the user.
+
+    They are about the model, the kind of server, the responses of the two generations, and the
+    requests. They do not prevent a load.
+
+    Args:
+        client: The client that has sent the requests of the probe.
+        options: The options of the user.
+        observations: What the probe has found out.
+        has_exact_length: Whether outputs have the requested length. None if that is not known.
+    """
     profile = observations.generator.profile
     return (
         *_model_warnings(observations.model, observations.models, profile),
@@ -558,8 +568,8 @@ def _length_warnings(
     Args:
         profile: The server profile. It may have no fields that force the length.
         generation: A generation whose length was forced.
-        has_exact_length: Whether its output has the forced length. None, if that is not known,
-            gives no warning.
+        has_exact_length: Whether its output has the forced length. None if that is not known. There
+            is then no warning.
     """
     if not profile.length_fields:
         return [f"{profile.title} cannot force the output length, so responses may end early"]
