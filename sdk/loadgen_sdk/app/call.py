@@ -364,8 +364,9 @@ class Call:
         """Replace the estimated cost that was booked in the budget by the cost of the call.
 
         Args:
-            cost: The cost, or None if it is not known. It is then 0 for a request that the server
-                refused or never got. Otherwise the server may bill it, and the estimate stays.
+            cost: The cost, or None if it is not known. If the server has refused the request or has
+                never got it, 0 is used then. Otherwise the estimate stays, because the server may
+                bill the request.
             failure: Why the call or its attempt failed, or None.
         """
         if self.budget_hold is None:

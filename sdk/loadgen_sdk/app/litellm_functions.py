@@ -103,7 +103,8 @@ class _MeasuredRouterType(type):
     def __call__(cls, *args: Any, **kwargs: Any) -> Any:
         """Create a Router of the original class, and replace its methods by measured ones.
 
-        This runs when the application calls the replacement: `Router(...)`.
+        Python calls this method of the metaclass when the application calls the class, as in
+        `Router(...)`. Usually it would create an object of that class.
         """
         router = cls._loadgen_sdk_router_class(*args, **kwargs)
         for spec in _FUNCTIONS:
@@ -147,7 +148,7 @@ def _measure(
     argument_names: tuple[str, str],
     settings: CallSettings,
 ) -> Callable[..., Any]:
-    """Return a function that calls a function of LiteLLM, or a method of a Router, measured.
+    """Wrap a function of LiteLLM, or a method of a Router, so that its calls are measured.
 
     Args:
         function: The function of LiteLLM or the method of a Router.

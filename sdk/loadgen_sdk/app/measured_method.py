@@ -266,8 +266,9 @@ class _MeasuredMethod:
     def _acquire_permission(self, observed: ObservedCall, timeout: Any) -> Steps[None]:
         """Wait for a permit of the throttle, and book the estimated cost of the call in the budget.
 
-        Both are yielded as functions to call, which may wait. The permit and the booking are
-        stored in the call, which returns them at its end.
+        Both functions may wait, so that they are yielded to the code that runs these `Steps`. It
+        calls them, in an async client awaits the result, and sends the result back. The permit and
+        the booking are stored in the call, which returns them at its end.
 
         Args:
             observed: The call.
@@ -329,9 +330,10 @@ def _timeout_class_of_package(package: ModuleType) -> type[BaseException]:
 
 
 def _init_timeout_error(self: Any, error: ThrottleTimeout) -> None:
-    """Set the attributes that an APITimeoutError has, without a request.
+    """Initialise an error of the class that `_timeout_class_of_package` creates.
 
-    This is the `__init__` of the class that `_timeout_class_of_package` creates.
+    An APITimeoutError has attributes with the request and parts of the response. They are None
+    here, because the throttle has not let the request be sent.
     """
     Exception.__init__(self, str(error))
     self.message = str(error)

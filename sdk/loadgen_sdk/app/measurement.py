@@ -389,7 +389,7 @@ def measurement_of(answer: object) -> Measurement | None:
     stream that has not ended, and for any other object. The attribute `measurement` of the object
     has the same value, but type checkers do not know it.
     """
-    # A stream manager has its stream in an attribute, and so may the stream itself.
+    # A stream manager contains a stream, and that stream may contain another one.
     for _ in range(_MAX_WRAPPERS):
         measurement = getattr(answer, "measurement", None)
         if isinstance(measurement, Measurement):

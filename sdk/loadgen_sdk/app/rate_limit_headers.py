@@ -167,9 +167,9 @@ def should_retry(headers: Mapping[str, str]) -> bool | None:
 def read_server_limit(headers: Mapping[str, str], unit: str) -> ServerLimit | None:
     """Return the server's limit of a unit ("requests" or "tokens"), or None if it states none.
 
-    It is read from the headers `x-ratelimit-remaining-UNIT`, `-reset-UNIT` and `-limit-UNIT`. A
-    limit that is not above what remains counts as not stated (0), because it contradicts the other
-    headers or nothing was used of it.
+    It is read from the headers `x-ratelimit-remaining-UNIT`, `-reset-UNIT` and `-limit-UNIT`. The
+    limit is only used to know how fast the used part (limit minus remaining) comes back. If nothing
+    was used, or if more remains than the limit allows, it is returned as 0 (not stated).
     """
     remaining_text = headers.get(f"x-ratelimit-remaining-{unit}", "")
     reset = headers.get(f"x-ratelimit-reset-{unit}")
