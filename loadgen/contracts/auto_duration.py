@@ -147,8 +147,28 @@ def _compute_run_duration_s(
 ) -> float:
     """Return how long each run of a level has to last for a term, in seconds.
 
-    The runs of a level are judged together, so each run only needs its part of the load that the
-    term needs. An exception are windows of time, of which each run needs two.
+    A level is repeated in several runs, and a term is judged on all of them together. So each run
+    only needs its share of the load. But a term that compares windows of time, such as the first
+    hour of a run with its last hour, needs `MIN_WINDOWS` windows in each run.
+
+    Args:
+        term: The term.
+        plan: The plan of the level.
+        contract: The contract, for its confidence and its horizon.
+        max_residence_s: How long a request may take, or None if the terms do not limit it.
+    """
+    total_load_s = _compute_total_load_s(term, plan, contract, max_residence_s)
+    share_of_run_s = total_load_s / plan.level.repeats
+    required_windows_s = MIN_WINDOWS * term.window_ns / NS_PER_S
+    return STARTUP_AND_END_ALLOWANCE * max(share_of_run_s, required_windows_s)
+
+
+def _compute_total_load_s(
+    term: ContractTerm, plan: LevelPlan, contract: Contract, max_residence_s: float | None
+) -> float:
+    """Return how much load a term needs in all runs of a level together, in seconds.
+
+    Up to three requirements apply, depending on the term, and the largest decides.
 
     Args:
         term: The term.
@@ -157,20 +177,17 @@ def _compute_run_duration_s(
         max_residence_s: How long a request may take, or None if the terms do not limit it.
     """
     confidence = contract.confidence
-    load_of_all_runs_s = 0.0
+    required_loads_s = [0.0]
     if term.is_sensitive_to_slowdowns:
         # The load must meet slowdowns of the server that recur within the horizon.
         horizon_s = contract.horizon_ns / NS_PER_S
-        load_of_all_runs_s = intervals.length_to_meet_s(horizon_s, confidence)
+        required_loads_s.append(intervals.length_to_meet_s(horizon_s, confidence))
     if term.is_latency:
-        queue_load_s = _compute_queue_duration_s(term, plan, confidence, max_residence_s)
-        load_of_all_runs_s = max(load_of_all_runs_s, queue_load_s)
-    windows_of_run_s = MIN_WINDOWS * term.window_ns / NS_PER_S
-    if not term.window_ns:
-        requests_load_s = _compute_requests_duration_s(term, plan, confidence)
-        load_of_all_runs_s = max(load_of_all_runs_s, requests_load_s)
-    run_duration_s = max(load_of_all_runs_s / plan.level.repeats, windows_of_run_s)
-    return STARTUP_AND_END_ALLOWANCE * run_duration_s
+        required_loads_s.append(_compute_queue_duration_s(term, plan, confidence, max_residence_s))
+    has_windows = term.window_ns > 0
+    if not has_windows:
+        required_loads_s.append(_compute_requests_duration_s(term, plan, confidence))
+    return max(required_loads_s)
 
 
 def _compute_requests_duration_s(term: ContractTerm, plan: LevelPlan, confidence: float) -> float:
@@ -206,26 +223,34 @@ def _compute_queue_duration_s(
     """
     if plan.is_closed_loop():
         return 0.0
-    residence_s = _get_residence_limit_s(term, max_residence_s)
+    residence_s = _get_max_duration_s(term, max_residence_s)
     if residence_s is None:
         return 0.0
     required_samples = intervals.observations_to_see(term.quantile, confidence)
     return required_samples * residence_s / QUEUE_SAMPLES_PER_RESIDENCE
 
 
-def _get_residence_limit_s(term: ContractTerm, max_residence_s: float | None) -> float | None:
-    """Return how long what a term is about may take: a task, or a request that may queue.
+def _get_max_duration_s(term: ContractTerm, max_residence_s: float | None) -> float | None:
+    """Return the longest time that a request or task may take under a term, in seconds.
 
-    Return None if the term does not depend on a queue, or if there is no limit.
+    A task is a sequence of requests. Its longest time is the limit of the term itself, if that is
+    a limit on the time of the whole task. Return None if there is no such limit, or if the metric
+    of the term does not include time in the queue of the server.
 
     Args:
         term: The term about a latency.
         max_residence_s: How long a request may take, or None if the terms do not limit it.
     """
     if term.is_about_tasks:
-        is_about_task_time = term.metric == "e2e"
-        return term.limit / NS_PER_S if is_about_task_time else None
-    return max_residence_s if term.kind in QUEUEING_METRICS else None
+        has_limit_on_task_time = term.metric == "e2e"
+        if not has_limit_on_task_time:
+            return None
+        max_task_time_ns: int = term.limit
+        return max_task_time_ns / NS_PER_S
+    includes_queueing_time = term.kind in QUEUEING_METRICS
+    if not includes_queueing_time:
+        return None
+    return max_residence_s
 
 
 def _estimate_max_residence_s(plan: LevelPlan, terms: Sequence[ContractTerm]) -> float | None:
@@ -256,10 +281,11 @@ def _find_lowest_limit_ns(terms: Sequence[ContractTerm], metric: str) -> int | N
 def _estimate_mean_output_tokens(workload: Workload) -> float:
     """Return the mean number of output tokens of the requests of a workload.
 
-    The prompts are built from a fixed seed and salt, so that the result is the same for each run.
+    The prompts are built as for a run, but from a fixed seed, so that the result is the same for
+    each run. The salt, a number that makes the prompts of a run unique, follows from the seed.
     """
     fixed_seed = 0
-    tokenizer = load_tokenizer(PACKAGED_NAME)
+    tokenizer = load_tokenizer(PACKAGED_NAME)  # the tokenizer that comes with loadgen
     salt = seeds.salt_number(seeds.salt_of(fixed_seed, None))
     prompts = build_prompts(workload, fixed_seed, salt, tokenizer)
     _, mean_output_tokens = mean_tokens(prompts)

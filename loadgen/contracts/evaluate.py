@@ -20,7 +20,7 @@ from loadgen.contracts.latency_estimates import (
     compute_run_quantiles,
     divide_latencies,
     estimate_latency,
-    estimate_selected_quantile,
+    estimate_quantile_of_selection,
     widen_ratio_by_runs,
 )
 from loadgen.contracts.load_checks import (
@@ -324,7 +324,7 @@ class TermEvaluator:
         """
         query = self._create_query(term.of, term.quantile, term.percentile_label)
         query = query._replace(confidence=confidence)
-        quantile = estimate_selected_quantile(self.runs, values, query, load_s)
+        quantile = estimate_quantile_of_selection(self.runs, values, query, load_s)
         return PartialLatency(
             interval=quantile.interval,
             load_check=quantile.load_check,

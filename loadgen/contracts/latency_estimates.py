@@ -75,7 +75,7 @@ def estimate_latency(
 
     The load can be too short in two respects. If the server or its queue changed too little during
     it, the values give only the lower end of the interval. If the slowest requests came in a few
-    clusters, the upper end is found in another way or is infinite.
+    clusters, such as one bad minute, the upper end is found in another way or is infinite.
 
     Args:
         loaded_runs: The runs of the level.
@@ -98,9 +98,9 @@ def estimate_latency(
     has_queueing = depends_on_queueing(runs, query.metric)
     quantile = _estimate_bounded_quantile(sample.values, query, load_s, has_queueing=has_queueing)
     if sample.load_check.is_short:
-        estimate = _estimate_lower_end(sample, query)
+        estimate = _estimate_from_short_load(sample, query)
     else:
-        estimate = _estimate_both_ends(sample, quantile, query)
+        estimate = _estimate_from_sufficient_load(sample, quantile, query)
     # A longer load has to pass both checks, whichever of them failed.
     sufficient_load_s = max(
         sample.load_check.sufficient_load_s, quantile.load_check.sufficient_load_s
@@ -108,22 +108,23 @@ def estimate_latency(
     return estimate.with_sufficient_load(sufficient_load_s)
 
 
-def _estimate_both_ends(
+def _estimate_from_sufficient_load(
     sample: SteadySample, quantile: BoundedQuantile, query: QuantileQuery
 ) -> LatencyEstimate:
-    """Return the estimate of a latency from a load that was long enough for the server.
+    """Return a latency quantile if the load showed enough of how the server changes over time.
 
     Args:
         sample: The steady-state values.
-        quantile: Their quantile, with the check whether the slowest requests were spread out.
-        query: The quantile that is estimated.
+        quantile: The quantile of these values, with the check whether the slowest requests came at
+            enough different times.
+        query: Which quantile of which metric is estimated.
     """
-    sample = sample._replace(
+    described_sample = sample._replace(
         load_description=_describe_load_and_method(sample, quantile),
         load_check=quantile.load_check,
     )
     interval = _widen_by_runs(quantile.interval, sample.values, query.p)
-    return LatencyEstimate(interval, sample)
+    return LatencyEstimate(interval, described_sample)
 
 
 def _describe_load_and_method(sample: SteadySample, quantile: BoundedQuantile) -> str:
@@ -141,25 +142,27 @@ def _describe_load_and_method(sample: SteadySample, quantile: BoundedQuantile) -
     return ", ".join(descriptions)
 
 
-def _estimate_lower_end(sample: SteadySample, query: QuantileQuery) -> LatencyEstimate:
-    """Return a quantile of a sample whose load was too short for an upper end.
+def _estimate_from_short_load(sample: SteadySample, query: QuantileQuery) -> LatencyEstimate:
+    """Return a latency quantile if the load was too short to show how slow the server can become.
 
-    The upper end is at least the upper bound of the sample: the quantile in the slowest interval of
-    the load, or infinity.
+    Such a load may have missed the slowest times, so only the low end of the confidence interval
+    comes from its values. The high end is at least `sample.upper_bound`, which is the quantile in
+    the slowest interval of time or, if even that is no bound, infinity.
     """
-    interval = quantile_interval.estimate_quantile(sample.values, query.p, query.confidence)
-    interval = _widen_by_runs(interval, sample.values, query.p)
-    interval = replace(interval, high=max(interval.high, sample.upper_bound))
+    ranked = quantile_interval.estimate_quantile(sample.values, query.p, query.confidence)
+    widened = _widen_by_runs(ranked, sample.values, query.p)
+    interval = replace(widened, high=max(widened.high, sample.upper_bound))
     return LatencyEstimate(interval, sample)
 
 
-def estimate_selected_quantile(
+def estimate_quantile_of_selection(
     runs: Sequence[RecordedRun], values: RunSeries, query: QuantileQuery, load_s: float
 ) -> BoundedQuantile:
-    """Return a quantile of some requests of a load: those in one window of time or at one node.
+    """Return a quantile of selected requests of a load: those in a window of time or at one node.
 
-    Terms that compare windows or nodes use this. Unlike `estimate_latency` it uses all
-    of these requests, without a search for the steady state.
+    Terms that compare windows or nodes use this. Unlike `estimate_latency` it uses all of these
+    requests, without a search for the steady state. The high end of the interval is infinite if
+    the selected part of the load is too short to contain enough different queues.
 
     Args:
         runs: The runs of a level.
@@ -209,50 +212,68 @@ def _check_queue_of_selection(
 def _estimate_bounded_quantile(
     values: RunSeries, query: QuantileQuery, load_s: float, *, has_queueing: bool
 ) -> BoundedQuantile:
-    """Return a quantile whose interval has an upper end, if the sample allows one.
+    """Return a quantile with its confidence interval, with a finite high end where possible.
 
-    - The upper end is a value of the sample if enough values lie above the quantile.
-    - Otherwise it is an upper tolerance limit, computed from the variation between intervals of
-      time. A metric with queueing time gets none and stays unbounded: waits are near zero or long,
-      so their variation so far does not say how long they may become.
-    - It is at least the quantile of an interval of time that is far slower than all others, because
-      that may be the first of several.
+    The high end is a value of the sample if enough values lie above the quantile. Otherwise it is
+    found from the variation over time: see `_find_high_end_from_variation`. In both cases it is at
+    least the quantile of an interval of time that is far slower than all others (an outlier),
+    because that may be the first of several.
 
     Args:
         values: The values of each run, in order of time.
-        query: The quantile.
+        query: Which quantile of which metric is estimated.
         load_s: The length of the load that has these values.
         has_queueing: Whether the metric includes queueing time.
     """
     ranked = quantile_interval.estimate_quantile(values, query.p, query.confidence)
-    load_check = load_checks.check_tail_clusters(values, query.p, query.confidence, load_s)
-    upper_end = ranked.high
-    needs_tolerance_limit = math.isinf(ranked.high) and not has_queueing
-    if needs_tolerance_limit and _has_finite_quantile(values, query, load_check):
-        limit = quantile_interval.compute_tolerance_limit(values, query.p, query.confidence)
-        upper_end = max(ranked.value, limit)
-    slowest_outlier = quantile_interval.find_outlier_quantile(values, query.p)
-    if slowest_outlier is not None:
-        upper_end = max(upper_end, slowest_outlier)
-    return BoundedQuantile(replace(ranked, high=upper_end), load_check)
+    tail_check = load_checks.check_tail_clusters(values, query.p, query.confidence, load_s)
+    high = ranked.high
+    if math.isinf(high) and not has_queueing:
+        high = _find_high_end_from_variation(ranked, values, query, tail_check)
+    outlier_quantile = quantile_interval.find_outlier_quantile(values, query.p)
+    if outlier_quantile is not None:
+        high = max(high, outlier_quantile)
+    return BoundedQuantile(replace(ranked, high=high), tail_check)
 
 
-def _has_finite_quantile(values: RunSeries, query: QuantileQuery, load_check: LoadCheck) -> bool:
-    """Return whether an unbounded quantile may be finite, so that a tolerance limit makes sense.
+def _find_high_end_from_variation(
+    ranked: Interval, values: RunSeries, query: QuantileQuery, tail_check: LoadCheck
+) -> float:
+    """Return the high end of an interval from how its quantile varies over time, or infinity.
 
-    The rank interval of a quantile has no upper end for one of two reasons. Either there are too
-    few independent slow requests, and a tolerance limit can bound it. Or so many requests failed,
-    which counts as an infinite latency, that the true quantile may be infinite. The second reason
-    applies if the sample is large and its slow requests were spread over the load.
+    The high end is an upper tolerance limit. Do not use it for a metric with queueing time: waits
+    are near zero or long, so their variation so far does not say how long they may become.
+
+    Args:
+        ranked: The quantile with its interval, which has no finite high end.
+        values: The values of each run, in order of time.
+        query: Which quantile of which metric is estimated.
+        tail_check: The check whether the slow requests came at enough different times.
+    """
+    if not _is_unbounded_by_few_samples(values, query, tail_check):
+        return math.inf
+    limit = quantile_interval.compute_tolerance_limit(values, query.p, query.confidence)
+    return max(ranked.value, limit)
+
+
+def _is_unbounded_by_few_samples(
+    values: RunSeries, query: QuantileQuery, tail_check: LoadCheck
+) -> bool:
+    """Return whether the interval of a quantile has no finite high end because of too few samples.
+
+    The other possible reason is failed requests, whose latency counts as infinite: if many failed,
+    the true quantile may be infinite, and a finite high end would be wrong. That is the reason if
+    the sample is large and its slow requests came at enough different times.
 
     Args:
         values: The values of each run, in order of time.
-        query: The quantile.
-        load_check: The check whether the slow requests were spread over the load.
+        query: Which quantile of which metric is estimated.
+        tail_check: The check whether the slow requests came at enough different times.
     """
     sample_size = quantile_interval.estimate_quantile_sample_size(values, query.p, query.confidence)
     is_small_sample = sample_size < quantile_interval.MIN_EFFECTIVE_SIZE
-    return is_small_sample or load_check.is_short
+    has_few_slow_times = tail_check.is_short
+    return is_small_sample or has_few_slow_times
 
 
 def compute_run_quantiles(values: RunSeries, p: float) -> list[float]:

@@ -45,7 +45,7 @@ RunSeries = Sequence[NDArray[np.float64]]
 
 
 def estimate_effective_sample_size(marks: RunSeries, confidence: float = intervals.LEVEL) -> float:
-    """Return how many independent marks would estimate the mean of these marks as precisely.
+    """Return how many independent values would estimate a fraction as precisely as these marks.
 
     A mark is 1 or 0 for each request and says, for example, whether it was slow. Slow requests come
     in clusters, such as one bad minute. All requests of a cluster count as one observation, so the
@@ -59,26 +59,43 @@ def estimate_effective_sample_size(marks: RunSeries, confidence: float = interva
         A number between 0 and the number of marks. It is 0 if a run is too short to show clusters.
     """
     mark_count = sum(len(run_marks) for run_marks in marks)
-    mean = float(np.concatenate(marks).mean())
-    has_equal_marks = mean in (0.0, 1.0)
+    fraction_of_ones = float(np.concatenate(marks).mean())
+    has_equal_marks = fraction_of_ones in (0.0, 1.0)
     if has_equal_marks:
         return float(mark_count)  # there are no clusters
-    runs = [run_marks for run_marks in marks if len(run_marks) > 0]
-    has_single_mark = any(len(run_marks) == 1 for run_marks in runs)
+    runs_with_marks = [run_marks for run_marks in marks if len(run_marks) > 0]
+    has_single_mark = any(len(run_marks) == 1 for run_marks in runs_with_marks)
     if has_single_mark:
         return 0.0  # a run of one mark does not show how large clusters are
-    run_intervals = [intervals.batch_means(run_marks, level=confidence) for run_marks in runs]
-    cluster_size = _estimate_cluster_size(runs, run_intervals, mean)
-    uncertainty_factor = _compute_few_clusters_factor(runs, mean) * _compute_few_batches_factor(
-        run_intervals, confidence
+    return mark_count / _estimate_cautious_cluster_size(
+        runs_with_marks, fraction_of_ones, confidence
     )
+
+
+def _estimate_cautious_cluster_size(
+    marks: RunSeries, fraction_of_ones: float, confidence: float
+) -> float:
+    """Return the mean number of marks in a cluster, enlarged if the estimate is uncertain.
+
+    A cluster is a group of neighbouring equal marks, such as all slow requests of a bad minute. The
+    size is uncertain if the load has few clusters, or few batches of time to compare.
+
+    Args:
+        marks: The marks (0 or 1) of each run, at least two per run.
+        fraction_of_ones: The fraction of 1 among all marks, between 0 and 1 (exclusive).
+        confidence: The confidence of the interval in which the result is used.
+    """
+    run_intervals = [intervals.batch_means(run_marks, level=confidence) for run_marks in marks]
+    cluster_size = _estimate_cluster_size(marks, run_intervals, fraction_of_ones)
+    few_clusters_factor = _compute_few_clusters_factor(marks, fraction_of_ones)
+    few_batches_factor = _compute_few_batches_factor(run_intervals, confidence)
     # Independent marks are clusters of size 1. Only the size beyond that is uncertain.
-    cautious_cluster_size = 1 + (cluster_size - 1) * uncertainty_factor
-    return mark_count / cautious_cluster_size
+    size_beyond_one = cluster_size - 1
+    return 1 + size_beyond_one * (few_clusters_factor * few_batches_factor)
 
 
 def _estimate_cluster_size(
-    runs: RunSeries, run_intervals: Sequence[Interval], mean: float
+    marks: RunSeries, run_intervals: Sequence[Interval], fraction_of_ones: float
 ) -> float:
     """Return the mean number of marks in a cluster, at least 1.
 
@@ -86,54 +103,59 @@ def _estimate_cluster_size(
     all marks, divided by the variance that it would have if the marks were independent.
 
     Args:
-        runs: The marks (0 or 1) of each run that has any.
+        marks: The marks (0 or 1) of each run that has any.
         run_intervals: The interval of the mean mark of each run, from batches of time.
-        mean: The mean of all marks, between 0 and 1 (exclusive).
+        fraction_of_ones: The mean of all marks, between 0 and 1 (exclusive).
     """
-    mark_count = sum(len(run_marks) for run_marks in runs)
+    mark_count = sum(len(run_marks) for run_marks in marks)
     # The mean of all marks is the mean of the runs, weighted by their numbers of marks.
     weighted_errors = [
         len(run_marks) / mark_count * run_interval.standard_error
-        for run_marks, run_interval in zip(runs, run_intervals, strict=True)
+        for run_marks, run_interval in zip(marks, run_intervals, strict=True)
     ]
     # The runs are independent, so the squares of their standard errors add up.
     measured_variance = math.fsum(error**2 for error in weighted_errors)
     # A Bernoulli variable with mean m has the variance m (1 - m). A mean of n has 1/n of it.
-    independent_variance = mean * (1 - mean) / mark_count
+    independent_variance = fraction_of_ones * (1 - fraction_of_ones) / mark_count
     return max(1.0, measured_variance / independent_variance)
 
 
-def _compute_few_clusters_factor(runs: RunSeries, mean: float) -> float:
-    """Return by how much to increase a cluster size that is estimated from few clusters.
+def _compute_few_clusters_factor(marks: RunSeries, fraction_of_ones: float) -> float:
+    """Return the factor that corrects a mean cluster size for a small number of clusters.
 
-    One bad minute does not show how long bad minutes are. If the sizes of k clusters are
-    exponentially distributed, the estimate is on average k / (k + 1) of the true size, so the
-    factor is (k + 1) / k. Clusters consist of the rarer mark. Each batch of time that contains it
-    counts as one cluster.
+    A mark is 1 or 0 for each request, for example 1 if it was slow. Slow requests come in clusters,
+    such as one bad minute, and one bad minute does not show how long bad minutes are. If the sizes
+    of k clusters are exponentially distributed, their estimate is on average k / (k + 1) of the
+    true size, so the factor is (k + 1) / k.
+
+    The run is cut into batches of time. A batch with at least one mark of the rarer value (the slow
+    requests, if fewer than half are slow) counts as one cluster.
 
     Args:
-        runs: The marks (0 or 1) of each run that has any.
-        mean: The mean of all marks, which says whether 0 or 1 is rarer.
+        marks: The marks of each run that has any.
+        fraction_of_ones: The fraction of 1 among all marks, which says whether 0 or 1 is rarer.
     """
-    rarer_mark = 1.0 if mean <= 0.5 else 0.0
-    cluster_count = sum(_count_batches_with(run_marks, rarer_mark) for run_marks in runs)
+    rarer_mark = 1.0 if fraction_of_ones <= 0.5 else 0.0
+    cluster_count = sum(_count_batches_with(run_marks, rarer_mark) for run_marks in marks)
     return 1 + 1 / max(cluster_count, 1)
 
 
 def _compute_few_batches_factor(run_intervals: Sequence[Interval], confidence: float) -> float:
-    """Return by how much to increase a cluster size whose variance comes from few batches of time.
+    """Return the factor that corrects a mean cluster size for a small number of batches of time.
 
-    With few batches, Student's t has to take the place of the normal quantile z. A confidence
-    interval is then wider by t / z. A cluster size is proportional to a variance, which is the
-    square of a width, so the factor is (t / z) squared.
+    A cluster size is computed from a variance between batches of time. If it comes from few
+    batches, Student's t has to take the place of the normal quantile z, which makes a confidence
+    interval wider by t / z. A variance is the square of a width, so the factor is (t / z) squared.
 
     Args:
-        run_intervals: The interval of the mean mark of each run, from batches of time.
+        run_intervals: The mean of each run with its interval, from batches of time.
         confidence: The confidence of the interval in which the cluster size is used.
     """
     degrees_of_freedom = sum(run_interval.count - 1 for run_interval in run_intervals)
-    t = students_t.t_quantile(0.5 + confidence / 2, degrees_of_freedom)
-    z = students_t.z_quantile(confidence)
+    # A two-sided interval of 95 % ends at the 97.5 % quantile of the distribution.
+    one_sided_probability = 0.5 + confidence / 2
+    t = students_t.t_quantile(one_sided_probability, degrees_of_freedom)
+    z = students_t.z_quantile(confidence)  # takes the two-sided confidence
     return (t / z) ** 2
 
 
@@ -223,20 +245,20 @@ def _compute_order_statistics_interval(
 
 
 def compute_tolerance_limit(values: RunSeries, p: float, confidence: float) -> float:
-    """Return an upper bound of a quantile, from how it varies between batches of time.
+    """Return an upper bound of a latency quantile, from how it varies between batches of time.
 
     It is used if the slow requests came in so few clusters that their ranks give no upper bound.
-    The load is cut into batches of time, and the p quantile of each batch is computed. The result
-    is an upper tolerance limit: with this confidence, it is above the quantiles of the fraction p
-    of all batches that the server would ever have, if their logarithms are normally distributed.
+    The load is cut into batches of time, and the p quantile of each batch is computed. The bound is
+    an upper tolerance limit of these quantiles. For p = 0.99, it means: with this confidence, the
+    server would exceed the bound in at most 1 % of further batches.
 
-    That assumption is wrong for a server that switches between a fast and a slow state, so the
-    result is at least the quantile of the slowest batch. Do not use it for time in a queue, which
-    is near zero or long and does not fit the assumption at all.
+    The method assumes that the logarithms of the quantiles are normally distributed. That is wrong
+    for a server that switches between a fast and a slow state, so the result is at least the
+    quantile of the slowest batch. It is unsuitable for time in a queue, which is near zero or long.
 
     Args:
-        values: The values of each run, in order of time.
-        p: The quantile.
+        values: The latencies of each run in ns, in order of time.
+        p: The quantile, such as 0.99. The bound also has to hold for this fraction of batches.
         confidence: The confidence of the limit.
     """
     batch_quantiles = _compute_batch_quantiles(values, p)

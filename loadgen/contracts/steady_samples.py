@@ -171,17 +171,21 @@ def collect_timed_values(
     missing_package = why_missing(metric)
     if missing_package:
         raise EstimateError(missing_package)
-    # Whether an unfinished request counts is decided by an SLO, so the limit becomes one.
-    slo = None if limit_ns is None else Slo(terms=(Term(metric=metric, limit_ns=limit_ns),))
+    slo = None if limit_ns is None else _create_slo(metric, limit_ns)
     is_counted = find_counted_requests(columns, slo)
     values = columns.measure(metric)
     is_ok = columns.where(OK)
-    has_no_value = is_ok & (values == metrics.UNDEFINED)
-    is_selected = is_counted & ~has_no_value
+    is_undefined = is_ok & (values == metrics.UNDEFINED)
+    is_selected = is_counted & ~is_undefined
     if mask is not None:
         is_selected &= mask
     values_or_infinity = np.where(is_ok, values, np.inf)
     return order_by_due_time(columns, is_selected, values_or_infinity)
+
+
+def _create_slo(metric: str, limit_ns: int) -> Slo:
+    """Return an SLO that limits one metric, for `find_counted_requests`."""
+    return Slo(terms=(Term(metric=metric, limit_ns=limit_ns),))
 
 
 def collect_values(
@@ -300,12 +304,12 @@ def select_steady_sample(
         query: The quantile that is estimated from the sample.
     """
     steady_runs = [
-        SteadyRun(run, values, steady_state.find_steady_range(values, run.mean_residence_ns))
-        for run, values in zip(runs, timed_samples, strict=True)
+        SteadyRun(run, samples, steady_state.find_steady_range(samples, run.mean_residence_ns))
+        for run, samples in zip(runs, timed_samples, strict=True)
     ]
-    steady_values = [steady_run.steady_values for steady_run in steady_runs]
+    steady_samples = [steady_run.steady_values for steady_run in steady_runs]
     load_s = compute_load_length_s(timed_samples)
-    effective_size = sum_server_sample_sizes(runs, steady_values)
+    effective_size = sum_server_sample_sizes(runs, steady_samples)
     if all(steady_run.steady_range.has_steady_state for steady_run in steady_runs):
         checked_load = _check_steady_load(steady_runs, load_s, effective_size, query)
         load_description = _format_steady_start(steady_runs)
@@ -314,7 +318,7 @@ def select_steady_sample(
         checked_load = CheckedLoad(load_checks.create_failed_startup_check(longest_run_s))
         load_description = ""
     return SteadySample(
-        values=[values.values for values in steady_values],
+        values=[samples.values for samples in steady_samples],
         request_count=sum(len(samples.values) for samples in timed_samples),
         load_check=checked_load.load_check,
         upper_bound=checked_load.upper_bound,
@@ -334,7 +338,8 @@ def _check_steady_load(
 
     Two groups of checks are made: whether the load is long enough for rare slowdowns and for slow
     changes of the server, and whether the queue changed often enough during it. If only the queue
-    did not, the quantile in the slowest interval of the load is still an upper bound.
+    changed too rarely, but often enough to show one of the longest queues, the quantile in the
+    slowest interval of the load is still an upper bound.
 
     Args:
         steady_runs: The runs of a level with their steady state.
@@ -394,8 +399,8 @@ def _check_queue(
     - A confidence interval from batches of time (batch means) needs so many that neighbouring
       batches do not show the same queue.
 
-    A metric that does not depend on the queue has neither requirement. The same is true of a closed
-    loop, whose queue is limited by its concurrency.
+    Both are met without a check if the metric does not depend on the queue, and in a closed loop,
+    whose queue is limited by its concurrency.
 
     Args:
         steady_runs: The runs of a level with their steady state.
@@ -406,74 +411,90 @@ def _check_queue(
     open_loop_length = measure_load_length(runs)
     if open_loop_length is None or not depends_on_queueing(runs, query.metric):
         return QueueChecks([], has_worst_interval_bound=False)
+    tail_check = _check_queue_for_tail(runs, open_loop_length, query)
     queue_series = [
         QueueSeries(steady_run.steady_values, steady_run.run.mean_residence_ns)
         for steady_run in steady_runs
     ]
-    # A metric of another package has no requirement of its own and gets that of TTFT.
-    required_samples = REQUIRED_QUEUE_SAMPLES.get(
-        query.metric, REQUIRED_QUEUE_SAMPLES[QUEUE_METRIC]
-    )
-    tail_check = _check_tail_in_ttft(runs, open_loop_length, query)
+    required_samples = _get_required_queue_samples(query.metric)
     batch_check = load_checks.check_queue_samples(queue_series, required_samples, load_s)
     is_short_for_batches_only = batch_check.is_short and not tail_check.is_short
-    if not is_short_for_batches_only:
-        return QueueChecks([tail_check, batch_check], has_worst_interval_bound=False)
-    samples_for_bound = _compute_samples_for_worst_interval(runs, required_samples, query)
-    sample_size = sum(series.estimate_sample_size() for series in queue_series)
-    return QueueChecks(
-        [tail_check, batch_check], has_worst_interval_bound=sample_size >= samples_for_bound
-    )
+    has_bound = is_short_for_batches_only and _has_worst_interval_bound(runs, queue_series, query)
+    return QueueChecks([tail_check, batch_check], has_worst_interval_bound=has_bound)
 
 
-def _compute_samples_for_worst_interval(
-    runs: Sequence[RecordedRun], batch_means_samples: int, query: QuantileQuery
-) -> float:
-    """Return how many observations of the queue make its worst interval an upper bound.
+def _get_required_queue_samples(metric: str) -> int:
+    """Return how many independent observations of the queue an interval from batch means needs.
 
-    A load that is too short for a confidence interval can still give an upper bound of a quantile:
-    the quantile of the requests in the slowest interval of the load. The load must then be so long
-    that it probably includes one of the longest queues. The unit is independent observations of the
-    queue, because requests close together in time wait in the same queue.
+    A metric of a plug-in has no requirement of its own and gets that of TTFT.
+    """
+    return REQUIRED_QUEUE_SAMPLES.get(metric, REQUIRED_QUEUE_SAMPLES[QUEUE_METRIC])
+
+
+def _has_worst_interval_bound(
+    runs: Sequence[RecordedRun], queue_series: Sequence[QueueSeries], query: QuantileQuery
+) -> bool:
+    """Return whether the quantile in the slowest interval of a load is an upper bound.
+
+    This matters for a load that is too short for a confidence interval. The slowest interval of
+    time gives a bound if the load is long enough to probably include one of the longest queues.
 
     Args:
         runs: The runs of a level.
-        batch_means_samples: How many observations a confidence interval needs, which is more.
+        queue_series: The steady-state values of each run, from which the number of independent
+            observations of the queue is estimated.
+        query: The quantile that is estimated.
+    """
+    sample_size = sum(series.estimate_sample_size() for series in queue_series)
+    return sample_size >= _compute_samples_for_worst_interval(runs, query)
+
+
+def _compute_samples_for_worst_interval(runs: Sequence[RecordedRun], query: QuantileQuery) -> float:
+    """Return the effective sample size from which the slowest interval is an upper bound.
+
+    The effective sample size is the number of independent observations of the queue. All requests
+    that are sent close together wait in the same queue and count as one observation.
+
+    Args:
+        runs: The runs of a level.
         query: The quantile that is estimated.
     """
     # With this many observations, at least one is expected to be beyond the quantile.
     samples_for_tail = float(intervals.observations_to_see(query.p, query.confidence))
     if has_negligible_queueing(runs):
         return samples_for_tail  # intervals of time then differ only by chance
-    samples_with_queueing = batch_means_samples * WORST_INTERVAL_SAMPLE_FRACTION
+    # With queueing, a fixed fraction of what a confidence interval would need is required too.
+    samples_for_interval = _get_required_queue_samples(query.metric)
+    samples_with_queueing = samples_for_interval * WORST_INTERVAL_SAMPLE_FRACTION
     return max(samples_for_tail, samples_with_queueing)
 
 
-def _check_tail_in_ttft(
+def _check_queue_for_tail(
     runs: Sequence[RecordedRun], load: LoadLength, query: QuantileQuery
 ) -> LoadCheck:
-    """Check whether the queue changed often enough for a tail quantile such as p99.
+    """Check whether a load contains enough different queues for a tail quantile such as p99.
 
-    A p99 depends on the longest queues, so the load has to contain enough different ones. Whatever
-    the metric of the query is, they are counted in TTFT, which consists mostly of the time in the
-    queue. Requests within one residence time (from scheduled start to end) wait in the same queue,
-    so the count is at most the number of residence times.
+    A p99 depends on the longest queues, which are rare. The number of different queues is the
+    effective sample size of TTFT, also for a query about another metric, because TTFT consists
+    mostly of the time in the queue. Requests within one residence time (from scheduled start to
+    end) wait in the same queue, so there are at most as many queues as residence times.
 
     Args:
         runs: The runs of a level.
         load: The length of the load of all runs.
         query: The quantile that is estimated.
     """
-    sample_sizes = [
-        steady_state.estimate_queue_sample_size(
-            collect_timed_values(run.columns(), QUEUE_METRIC),
-            run.mean_residence_ns,
-            is_cautious=False,
-        )
-        for run in runs
-    ]
-    sample_size = min(sum(sample_sizes), load.residence_times)
+    queue_count = sum(_estimate_queue_count(run) for run in runs)
+    sample_size = min(queue_count, load.residence_times)
     return load_checks.check_queue_tail(sample_size, load, query.p, query.confidence, query.label)
+
+
+def _estimate_queue_count(run: RecordedRun) -> float:
+    """Return how many independent queues a run shows: the effective sample size of its TTFT."""
+    ttft_values = collect_timed_values(run.columns(), QUEUE_METRIC)
+    return steady_state.estimate_queue_sample_size(
+        ttft_values, run.mean_residence_ns, is_cautious=False
+    )
 
 
 def _compute_worst_interval_quantile(steady_runs: Sequence[SteadyRun], p: float) -> float:

@@ -192,12 +192,14 @@ def estimate_queue_sample_size(
 
 
 def estimate_server_sample_size(samples: TimedValues, residence_ns: float) -> float:
-    """Return how many independent observations of the server's speed a run is worth.
+    """Return how many independent observations of the server's speed a run contains.
 
-    If the speed changes over minutes, two neighbouring seconds look almost independent although all
-    requests of a minute are similarly fast. So the effective sample size is estimated from
-    intervals of one, two, four, ... residence times, and the smallest result is returned. The
-    longest interval is the one that still fits `intervals.BATCHES` times into the load.
+    This is the effective sample size: requests at the same time are similarly fast, so they count
+    as one observation. To find out how long the speed stays the same, the run is cut into intervals
+    of one residence time, and their correlation is estimated. If the speed changes slowly, over
+    minutes, only longer intervals show it. So the estimate is repeated with intervals of 2, 4, 8,
+    ... residence times, as long as `intervals.BATCHES` of them fit into the run. The smallest
+    result is the cautious one and is returned.
 
     Args:
         samples: The values of one run.
@@ -255,7 +257,7 @@ def _find_required_interval_count(sample_size: float, correlation: float) -> int
     enough = MAX_PLANNED_INTERVALS
     while enough - too_few > 1:
         middle = (too_few + enough) // 2
-        if _compute_cautious_size(middle, correlation) >= sample_size:
+        if _compute_cautious_effective_size(middle, correlation) >= sample_size:
             enough = middle
         else:
             too_few = middle
@@ -281,10 +283,11 @@ def _estimate_sample_size(
     *,
     is_cautious: bool,
 ) -> float:
-    """Return how many independent observations a run is worth if it is cut into intervals of time.
+    """Return the effective sample size of a run that is cut into intervals of time.
 
-    Intervals that are next to each other are correlated, so they count as fewer independent values.
-    Return 0 if there are too few intervals to estimate the correlation.
+    This is a number of independent observations. It is smaller than the number of intervals,
+    because the values of neighbouring intervals are correlated. Return 0 if there are too few
+    intervals to estimate the correlation.
 
     Args:
         due_ns: The scheduled time of each request, in ascending order.
@@ -292,12 +295,12 @@ def _estimate_sample_size(
         interval_ns: The length of an interval.
         is_cautious: Whether to assume the largest correlation that the values allow.
     """
-    neighbours = _estimate_correlation(due_ns, ranks, interval_ns)
-    if neighbours.correlation is None:
+    series = _estimate_correlation(due_ns, ranks, interval_ns)
+    if series.correlation is None:
         return 0.0
     if is_cautious:
-        return _compute_cautious_size(neighbours.interval_count, neighbours.correlation)
-    return _compute_effective_size(neighbours.interval_count, neighbours.correlation)
+        return _compute_cautious_effective_size(series.interval_count, series.correlation)
+    return _compute_effective_size(series.interval_count, series.correlation)
 
 
 def _estimate_correlation(
@@ -331,9 +334,10 @@ def _compute_effective_size(count: int, correlation: float) -> float:
     return count * (1 - correlation) / (1 + correlation)
 
 
-def _compute_cautious_size(count: int, correlation: float) -> float:
-    """Return the effective sample size for the upper end of the correlation's 95 % interval.
+def _compute_cautious_effective_size(count: int, correlation: float) -> float:
+    """Return the effective sample size if the correlation is as large as the sample allows.
 
+    The correlation is only an estimate, so the upper end of its 95 % confidence interval is used.
     The interval is Fisher's: z = atanh(r) is normally distributed with a standard error of
     1 / sqrt(n - 3). `count` is at least `MIN_INTERVALS`, so that this is defined.
     """

@@ -49,9 +49,9 @@ Type checkers have no type for such a value.
 def _create_term_model(keyword: str, kind: TermKind, comparable_metrics: TypeForm) -> type[Tagged]:
     """Return the pydantic model that reads a term with this keyword from a contract file.
 
-    A term is written as `{keyword: {key: value, ...}}`, such as `goodput: {share: 99%}`. Which keys
-    it may have depends on its keyword, so the model is created at run time with pydantic's
-    `create_model`. It has the fields that this function would declare if it were a class.
+    A term is written as `{keyword: {key: value, ...}}`, such as `goodput: {share: 99%}`. Each
+    keyword allows other keys, so its model is created at run time with pydantic's `create_model`
+    instead of being written as a class.
 
     Args:
         keyword: The keyword of the term, such as "goodput".
@@ -59,32 +59,34 @@ def _create_term_model(keyword: str, kind: TermKind, comparable_metrics: TypeFor
         comparable_metrics: The type of the parameter `of`, which names the metric that a term
             compares, as in `drift: {of: ttft, ...}`.
     """
-    fields = _define_fields(kind, comparable_metrics)
+    possible_fields = _define_possible_fields(kind, comparable_metrics)
+    fields = {name: possible_fields[name] for name in _list_field_names(keyword, kind)}
     model = create_model(
         keyword,
         __base__=Tagged,
         __doc__=f"The term `{keyword}` of a contract.",
-        **{name: fields[name] for name in _list_field_names(keyword, kind)},
+        **fields,
     )
-    model.tag = keyword
-    model.short = kind.short_key  # `{keyword: value}` gives the value of this key
+    model.tag = keyword  # the key that selects this model in a file
+    model.short = kind.short_key  # the short form `{keyword: value}` sets only this key
     return model
 
 
-def _define_fields(kind: TermKind, comparable_metrics: TypeForm) -> dict[str, Any]:
-    """Return the pydantic definition of each field that a term may have, by its name.
+def _define_possible_fields(kind: TermKind, comparable_metrics: TypeForm) -> dict[str, Any]:
+    """Return the pydantic definitions of all fields that some term may have, by their names.
 
-    A definition is the type and the default, or `...` for a required field. The names are those of
-    the fields of `ContractTerm`. The key in the file is the alias of a field, or its name if it has
-    none: the limit of `goodput`, for example, is written as `share: 99%`.
+    Each term uses some of them: see `_list_field_names`. A definition is what `create_model`
+    expects: a pair of the type and the default, where `...` is pydantic's mark of a required field.
+    A key of the file may have another name (an alias): `share: 99%` sets the `limit` of `goodput`.
 
     Args:
         kind: The kind of the term, which determines its limit and its default quantile.
         comparable_metrics: The type of the parameter `of`.
     """
+    required = ...
     return {
-        "of": (comparable_metrics, ...),
-        "level": (str, ...),
+        "of": (comparable_metrics, required),
+        "level": (str, required),
         "window_ns": (PositiveTime, Field(validation_alias="window")),
         "quantile": (Quantile, Field(kind.default_quantile, validation_alias="at")),
         "limit": (kind.limit.type, Field(validation_alias=kind.limit.key)),
@@ -95,9 +97,9 @@ def _define_fields(kind: TermKind, comparable_metrics: TypeForm) -> dict[str, An
 def _list_field_names(keyword: str, kind: TermKind) -> list[str]:
     """Return the names of the fields that a term with this keyword has.
 
-    An error message about a wrong key lists the keys of the term in this order, which is that of
-    the documentation: `ttft: {limit: 2s, at: p99}`, but `drift: {window: 1h, of: ttft, at: p50,
-    limit: 10%}`.
+    Error messages list the keys of a term in this order, which is that of the documentation. A term
+    without parameters begins with its limit: `ttft: {limit: 2s, at: p99}`. Otherwise the parameters
+    come first and the limit last: `drift: {window: 1h, of: ttft, at: p50, limit: 10%}`.
     """
     quantile = [] if kind.default_quantile is None else ["quantile"]
     if kind.parameters:
@@ -110,8 +112,9 @@ def _list_field_names(keyword: str, kind: TermKind) -> list[str]:
 
 
 def _create_term(model: Tagged) -> ContractTerm:
-    """Return the term of a contract from the pydantic model that read it.
+    """Convert a term that pydantic has read from a file to a `ContractTerm`.
 
+    The model has the fields of the term. Its `tag` is the keyword of the term, such as "ttft".
     Two kinds of limits are pairs of a number and a text, which become two fields of the term: a
     cost such as `0.45 USD` has a currency, and an energy such as `0.5 J/token` names the unit of
     work that it is for.
@@ -120,22 +123,23 @@ def _create_term(model: Tagged) -> ContractTerm:
     limit_kind = get_term_kind(model.tag).limit
     if limit_kind is MAX_COST:
         amount, currency = fields["limit"]
-        fields |= {"limit": amount, "currency": currency}
+        fields["limit"] = amount
+        fields["currency"] = currency
     elif limit_kind is MAX_ENERGY:
         joules, unit_of_work = fields["limit"]
-        fields |= {"limit": joules, "of": unit_of_work}
+        fields["limit"] = joules
+        fields["of"] = unit_of_work
     return ContractTerm(kind=model.tag, **fields)
 
 
 def _create_term_type(
     noun: str, kinds: Mapping[str, TermKind], comparable_metrics: TypeForm
 ) -> TypeForm:
-    """Return the type with which pydantic reads a term that may have any of several keywords.
+    """Return a type annotation that makes pydantic read a term with any of several keywords.
 
-    It equals this annotation, written for the keywords of `kinds`:
-    `Annotated[TtftModel | TpotModel | ..., TaggedUnion(noun), AfterValidator(_create_term)]`.
-    The keyword, which is the only key of a term in the file, selects the model that reads the
-    value. Then `_create_term` converts the model to a `ContractTerm`.
+    A term in a file has one key, its keyword, which selects the model that reads the value. For the
+    keywords `ttft` and `tpot`, the annotation would be written like this:
+    `Annotated[TtftModel | TpotModel, TaggedUnion(noun), AfterValidator(_create_term)]`.
 
     Args:
         noun: The word for a term in error messages.
@@ -146,25 +150,30 @@ def _create_term_type(
         _create_term_model(keyword, kind, comparable_metrics) for keyword, kind in kinds.items()
     )
     # The models are only known at run time, so the union cannot be written with `|`.
-    return Annotated[Union[models], TaggedUnion(noun), AfterValidator(_create_term)]  # noqa: UP007
+    any_model: TypeForm = Union[models]  # noqa: UP007
+    select_by_keyword = TaggedUnion(noun)
+    convert_to_contract_term = AfterValidator(_create_term)
+    return Annotated[any_model, select_by_keyword, convert_to_contract_term]
 
 
 @cache
 def _create_load_term_type(metrics: tuple[str, ...]) -> TypeForm:
-    """Return the type with which pydantic reads a term about a load.
+    """Return a type annotation that makes pydantic read a term about a load.
 
-    Its keyword is the name of a latency metric, as in `ttft: 2s`, or another keyword, as in
-    `drift: {of: ttft, ...}`.
+    Such a term limits a latency metric, as in `ttft: 2s`, or something else, as in `errors: 1%` or
+    `drift: {of: ttft, ...}`. The metrics depend on the installed plug-ins, so the annotation is
+    created at run time. It is cached, because that takes milliseconds.
 
     Args:
         metrics: The names of the latency metrics.
     """
-    # A term that compares a metric needs its value for each request. Pooled metrics, such as the
-    # times between the tokens of all responses, have no such value.
+    # A term such as `drift` needs the metric of each request. Pooled metrics, such as the times
+    # between the tokens of all responses, are only known for all requests together.
     metrics_per_request = tuple(name for name in metrics if name not in pooled_metrics())
     comparable_metrics: TypeForm = Literal[metrics_per_request]
-    kinds = dict.fromkeys(metrics, LATENCY_TERM) | TERM_KINDS
-    return _create_term_type("term", kinds, comparable_metrics)
+    kinds_by_keyword = dict.fromkeys(metrics, LATENCY_TERM)
+    kinds_by_keyword.update(TERM_KINDS)
+    return _create_term_type("term", kinds_by_keyword, comparable_metrics)
 
 
 @cache
@@ -183,15 +192,15 @@ def _create_answer_term_adapter() -> TypeAdapter[ContractTerm]:
 
 
 def validate_term(value: object, info: ValidationInfo) -> ContractTerm:
-    """Return the term about a load that a value of a contract file describes.
+    """Read a term about a load from its value in a contract file (a pydantic validator).
 
-    The latency metrics that may be its keyword are those of this package and of installed plug-ins.
-    They are looked up at each call, because plug-ins may not be loaded yet when this module is
-    imported. A stored contract may also use metrics of plug-ins that are not installed now: these
-    are named in the context of the validation.
+    A term may limit any latency metric of this package and of installed plug-ins. They are looked
+    up at each call, because plug-ins may not be loaded yet when this module is imported. A stored
+    contract may also use metrics of plug-ins that are not installed now. These are the
+    `extra_metrics` of the pydantic context.
 
     Args:
-        value: The value of the YAML document, such as `{"ttft": "2s"}`.
+        value: The value in the YAML document, such as `{"ttft": "2s"}`.
         info: The pydantic context, with the file that is read.
     """
     metrics = list(list_latency_metrics())
