@@ -100,18 +100,21 @@ def read_scored_answers(output_dir: Path, failure_reason: str, confidence: float
     Raises:
         UserError: The files cannot be read.
     """
-    if failure_reason or not (output_dir / answer_files.FILE).is_file():
-        no_scores = AnswerTermEvaluator(groups=())
-        return ScoredAnswers(no_scores.estimate, failure_reason=failure_reason or NOT_SENT)
+    has_scores = (output_dir / answer_files.FILE).is_file()
+    if failure_reason or not has_scores:
+        evaluator_without_scores = AnswerTermEvaluator(groups=())
+        return ScoredAnswers(
+            evaluate=evaluator_without_scores.estimate, failure_reason=failure_reason or NOT_SENT
+        )
     result = answer_files.read_result(output_dir)
     prompt_scores = answer_files.read_scores(output_dir)
     evaluator = AnswerTermEvaluator(summarize_scores(prompt_scores, level=confidence))
-    load = "each prompt sent once, with temperature 0"
+    load_description = "each prompt sent once, with temperature 0"
     if result.other_url:
-        load += f"; compared with {result.other_model} at {result.other_url}"
+        load_description += f"; compared with {result.other_model} at {result.other_url}"
     return ScoredAnswers(
         evaluate=evaluator.estimate,
-        load=load,
+        load=load_description,
         prompts=result.prompts,
         answered=result.prompts - result.failed,
         notes=tuple(_list_notes(result)),

@@ -21,7 +21,7 @@ from loadgen.cli.output import print_result, print_status
 from loadgen.cli.resume import arguments_to_type_again, resume_arguments
 from loadgen.cli.run_options import LOAD_OPTIONS
 from loadgen.core import format, units
-from loadgen.core.errors import OK, CombinedError, LoadgenError, UserError, collecting
+from loadgen.core.errors import OK, CombinedError, LoadgenError, UserError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -200,7 +200,7 @@ def validate(
     added_run_ns = _read_or_collect_errors(partial(_parse_length, add, "--add"), errors)
     _check_bundle(bundle, errors)
     other = OtherEndpointOptions(against, against_model, against_key_file)
-    request = _read_request(
+    request = _read_validate_request(
         invocation, contract, duration, has_other_endpoint=against is not None, errors=errors
     )
     other_settings = _create_other_endpoint_settings(request, other, dry_run=dry_run)
@@ -244,13 +244,17 @@ def _create_missing_contract_error() -> UserError:
 def _read_or_collect_errors(
     read: Callable[[], ValueT], errors: list[LoadgenError]
 ) -> ValueT | None:
-    """Return what a function reads, or None after an error, which is added to `errors`.
+    """Return what a function reads. If it raises an error, add it to `errors` and return None.
 
     All parts of a command line are read in this way, so that all errors are reported at once.
     """
-    with collecting(errors):
+    try:
         return read()
-    return None  # an error was collected
+    except CombinedError as combined:
+        errors += combined.errors
+    except LoadgenError as error:
+        errors.append(error)
+    return None
 
 
 def _check_added_length(add: str | None, extend: Path | None, errors: list[LoadgenError]) -> None:
@@ -267,7 +271,7 @@ def _check_bundle(bundle: Path | None, errors: list[LoadgenError]) -> None:
         errors.append(UserError("file_exists", "the file exists", where, "give another name"))
 
 
-def _read_request(
+def _read_validate_request(
     invocation: Invocation,
     contract: Path,
     duration: str | None,
@@ -275,14 +279,18 @@ def _read_request(
     has_other_endpoint: bool,
     errors: list[LoadgenError],
 ) -> ValidateRequest:
-    """Read the contract and the options, and check them together.
+    """Read the contract and the options of a validation, and check them together.
+
+    Errors are collected until everything is read and raised together, so that the user can correct
+    them at once. Only the check whether the contract fits the API needs both to be valid, so it is
+    made last and raises its own errors.
 
     Args:
         invocation: The command line.
         contract: The contract file.
         duration: The value of `--duration`.
         has_other_endpoint: Whether there is an endpoint to compare responses with.
-        errors: The errors that were already found. All errors are raised together.
+        errors: The errors that were already found. New ones are added.
 
     Raises:
         CombinedError: All errors that were found.
@@ -348,11 +356,14 @@ def _check_latency_terms(checked_contract: CheckedContract, settings: Settings) 
 def _create_other_endpoint_settings(
     request: ValidateRequest, other: OtherEndpointOptions, *, dry_run: bool
 ) -> Settings | None:
-    """Return the settings of the endpoint that responses are compared with, or None without one.
+    """Return the settings of a second endpoint, or None if there is none.
+
+    The responses of the target may be compared with those of a second endpoint, for example the
+    same model on another server. Its URL is given by the option `--against` or by the contract.
 
     Args:
-        request: The contract, which may name such an endpoint, and the settings of the target.
-        other: The options about such an endpoint.
+        request: The contract and the settings of the target.
+        other: The options about the second endpoint.
         dry_run: Whether no request is sent.
 
     Raises:
@@ -360,25 +371,35 @@ def _create_other_endpoint_settings(
     """
     check = request.checked_contract.contract.answers
     if check is None:
-        if other.url is not None:
-            text = "--against has no effect: the contract has no terms about responses"
-            hint = "add answers: {dataset: FILE, must: [...]}"
-            raise UserError("no_effect", text, "--against", hint)
+        _reject_useless_url(other)
         return None
-    sends_prompts = not dry_run
-    if request.settings.virtual and sends_prompts:
+    if not dry_run:
+        _require_scorable_target(request.settings)
+    url = other.url or check.against
+    model = other.model or check.against_model
+    is_named_by_user = other.url is not None
+    # A contract may be written by somebody else, so its endpoint must not get the user's API key.
+    settings = request.settings if is_named_by_user else _without_credentials(request.settings)
+    return other_endpoint(settings, url, model, other.key_file)
+
+
+def _reject_useless_url(other: OtherEndpointOptions) -> None:
+    """Raise UserError for `--against` with a contract that has no terms about responses."""
+    if other.url is not None:
+        text = "--against has no effect: the contract has no terms about responses"
+        hint = "add answers: {dataset: FILE, must: [...]}"
+        raise UserError("no_effect", text, "--against", hint)
+
+
+def _require_scorable_target(settings: Settings) -> None:
+    """Raise UserError for a simulation in virtual time, whose responses have no text to score."""
+    if settings.virtual:
         raise UserError(
             "unsupported",
             "a simulation in virtual time has no responses to score",
             "--url",
             "start a simulated server with loadgen sim and use its URL",
         )
-    url = other.url or check.against
-    model = other.model or check.against_model
-    shared_settings = request.settings
-    if other.url is None:
-        shared_settings = _without_credentials(shared_settings)
-    return other_endpoint(shared_settings, url, model, other.key_file)
 
 
 def _without_credentials(settings: Settings) -> Settings:
@@ -570,9 +591,9 @@ class Validator:
     def _find_added_run_length_s(self, validation: Validation) -> float:
         """Return how long each run of an automatic extension has to be, in seconds.
 
-        The load that the undecided terms lack is divided among the added runs. Return 0 if no
-        extension is made: if the validation is decided, if an undecided level has a fixed length,
-        or if it is not known how much load would decide it.
+        Return 0 if no extension is made: if the validation is decided, if it is not known how much
+        load would decide it, or if the user chose the length of an undecided level. A level may
+        only be extended if its length was found automatically and not limited by the user.
         """
         from loadgen.contracts.verdict import compute_additional_load_per_run_s
 
@@ -583,7 +604,10 @@ class Validator:
             for plan in self.request.checked_contract.levels
             if plan.is_auto and not plan.is_shortened
         }
-        if any(level.name not in extendable_levels for level in validation.undecided_levels):
+        can_extend_all = all(
+            level.name in extendable_levels for level in validation.undecided_levels
+        )
+        if not can_extend_all:
             return 0.0
         return compute_additional_load_per_run_s(validation, self.request.runs_per_level())
 

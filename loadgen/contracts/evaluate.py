@@ -169,7 +169,7 @@ class TermEvaluator:
         is_about_some_records = bool(term.class_name or term.is_about_tasks or term.window_ns)
         if not is_about_some_records:
             return self._evaluate_with_all_runs(term)
-        selected_runs = _select_runs(self.runs, term)
+        selected_runs = _select_records_for_term(self.runs, term)
         return self._with_runs(selected_runs)._evaluate_with_all_runs(term)
 
     def _with_runs(self, runs: tuple[RecordedRun, ...]) -> TermEvaluator:
@@ -252,9 +252,9 @@ class TermEvaluator:
         """Return a quantile of the times between tokens, or between events, of all responses.
 
         These times are stored as one histogram per run, so it is not known how strongly they are
-        correlated. Each run therefore counts as one independent value (a replication), and the
-        interval comes from the differences between runs. It has no upper end if the load is too
-        short to show the slowdowns that the contract covers.
+        correlated. The interval therefore comes from the differences between the quantiles of the
+        runs, which are independent of each other. Its high end is infinite if the load is too short
+        to contain the slowdowns of the server that the contract covers.
 
         Raises:
             EstimateError: A run has no such times.
@@ -263,7 +263,7 @@ class TermEvaluator:
             _require_gaps(run, term.kind)
         run_quantiles_ns = [run.gaps.quantile(term.quantile) for run in self.runs]
         interval = intervals.replications(run_quantiles_ns, self.confidence)
-        # The length of the load is the same for all metrics, so any of them shows it.
+        # The length of the load is computed from E2E latency, which all counted requests have.
         load_s = steady_samples.compute_load_length_s(self._collect_e2e_latencies())
         metric_label = f"{term.kind} {term.percentile_label}"
         load_check = check_horizon(load_s, self.confidence, self.horizon_s, metric_label)
@@ -309,16 +309,19 @@ class TermEvaluator:
             for loaded_run, span in zip(self.loaded_runs, spans, strict=True)
         ]
         load_s = len(self.runs) * term.window_ns / NS_PER_S
-        return self._estimate_partial_latency(term, values, load_s, self.confidence)
+        return self._estimate_latency_of_part(term, values, load_s, self.confidence)
 
-    def _estimate_partial_latency(
+    def _estimate_latency_of_part(
         self, term: ContractTerm, values: RunSeries, load_s: float, confidence: float
     ) -> PartialLatency:
-        """Return the latency that a term compares, for a part of the requests.
+        """Return a latency quantile of the requests in one window of time or at one node.
+
+        Terms such as `drift: {of: ttft, at: p50, ...}` compare two parts of the load, and call this
+        for each. The latency metric is `term.of`.
 
         Args:
-            term: The term, with the metric and the quantile.
-            values: The values of these requests in each run.
+            term: The term, which names the metric and the quantile.
+            values: The values of the metric for these requests, one array per run.
             load_s: The length of the load in which they were scheduled, of all runs together.
             confidence: The confidence of the interval.
         """
@@ -409,7 +412,7 @@ class TermEvaluator:
             for loaded_run in self.loaded_runs
         ]
         load_s = sum(run.summary.window.steady.duration_s or 0.0 for run in self.runs)
-        return self._estimate_partial_latency(term, values, load_s, confidence)
+        return self._estimate_latency_of_part(term, values, load_s, confidence)
 
     def estimate_ratio_to_other_level(self, term: ContractTerm) -> TermEstimate:
         """Return a latency as a multiple of the same latency at another level of the contract.
@@ -474,13 +477,17 @@ class TermEvaluator:
         for the same quantile of TTFT: for a goodput of 99 %, for TTFT p99. If it is too short, it
         may have missed a time with more violations, so the interval of the fraction begins at 0.
         """
+        required_fraction = term.limit
         ttft_query = self._create_query(
-            QUEUE_METRIC, term.limit, label=f"an attainment of {format.percent(term.limit)}"
+            QUEUE_METRIC,
+            required_fraction,
+            label=f"an attainment of {format.percent(required_fraction)}",
         )
+        # A violation is marked with 1 and a good request with 0.
         violations = [_find_slo_violations(loaded_run) for loaded_run in self.loaded_runs]
         steady_violations = steady_samples.select_steady_sample(self.runs, violations, ttft_query)
-        is_good_by_run = [1 - is_violated for is_violated in steady_violations.values]
-        fraction = _estimate_fraction(is_good_by_run, self.confidence)
+        good_marks = [1 - violation_marks for violation_marks in steady_violations.values]
+        fraction = _estimate_fraction(good_marks, self.confidence)
         interval = fraction.interval
         if steady_violations.load_check.is_short:
             interval = replace(interval, low=0.0)
@@ -572,25 +579,25 @@ class TermEvaluator:
     def estimate_energy_per_unit(self, term: ContractTerm) -> TermEstimate:
         """Return the energy per unit of work (output token or ok request), in joules.
 
-        The value is the mean over the runs of the measured energy per unit. Its uncertainty comes
-        from power divided by the rate of units: the power has the error of the power readings, and
-        the rate varies over time.
+        Each run reports its energy divided by its units of work. The value is the mean of the runs.
+        A single number per run does not show how uncertain it is, so the interval is that of the
+        same quantity computed in another way: power divided by the rate of units. The power has
+        the error of its readings, and the rate varies over time.
 
         Raises:
             EstimateError: The energy of a run was not measured.
         """
         metric = ENERGY_METRICS[term.of]
-        run_energies = [_get_measured_energy(run) for run in self.runs]
-        joules_of_runs = [_get_energy_per_unit(energy, metric) for energy in run_energies]
-        mean_joules = math.fsum(joules_of_runs) / len(joules_of_runs)
+        energy_by_run = [_get_measured_energy(run) for run in self.runs]
+        joules_per_unit_by_run = [_get_energy_per_unit(energy, metric) for energy in energy_by_run]
+        mean_joules_per_unit = math.fsum(joules_per_unit_by_run) / len(joules_per_unit_by_run)
         rate = estimate_rate(self.loaded_runs, metric.counter, self.confidence)
-        mean_power = _compute_mean_power(run_energies, self.confidence)
+        mean_power = _compute_mean_power(energy_by_run, self.confidence)
         power_per_rate = intervals.divide_intervals(mean_power, rate.interval)
-        # The rate excludes the start-up, so the ratio differs slightly from what the runs report.
-        # The value is that of the runs.
-        interval = replace(power_per_rate, value=mean_joules)
-        interval = intervals.widen_by_runs(interval, joules_of_runs)
-        return TermEstimate(interval, self._count_ok_requests(), rate.caveat)
+        # The rate excludes the start-up, so the value of this ratio differs slightly from the mean.
+        interval = replace(power_per_rate, value=mean_joules_per_unit)
+        widened_interval = intervals.widen_by_runs(interval, joules_per_unit_by_run)
+        return TermEstimate(widened_interval, self._count_ok_requests(), rate.caveat)
 
     def estimate_cost_per_thousand(self, term: ContractTerm) -> TermEstimate:
         """Return the cost of a thousand good requests or tasks, in the currency of the term.
@@ -659,11 +666,14 @@ ESTIMATORS: dict[str, Callable[[TermEvaluator, ContractTerm], TermEstimate]] = {
 """Keyword -> how its metric is estimated. Keywords that are not here are latencies."""
 
 
-def _select_runs(runs: tuple[RecordedRun, ...], term: ContractTerm) -> tuple[RecordedRun, ...]:
+def _select_records_for_term(
+    runs: tuple[RecordedRun, ...], term: ContractTerm
+) -> tuple[RecordedRun, ...]:
     """Return the runs, reduced to the requests or tasks that a term is about.
 
     A term about a class of requests gets the requests of this class, and a term about tasks gets
-    one record per task.
+    one record per task. A term that compares two windows of time gets only the runs that are long
+    enough for them, if there are any.
 
     Raises:
         EstimateError: The runs have no such class, or no tasks.
@@ -731,8 +741,9 @@ def _list_slo_metrics(slo: Slo | None) -> list[str]:
 def _find_omission_reason(summary: Summary, metric: str, p: float) -> str:
     """Return why a summary does not report a quantile of a metric, or "" if it does.
 
-    A summary knows the reason for a few quantiles only, such as p50, p90 and p99. For another
-    quantile, the next higher one of these decides, and for a term without a quantile the mean.
+    A summary reports the mean and a few quantiles, such as p50, p90 and p99. A term about another
+    quantile has the reason of the next higher one of them, for example that of p99 for p95. A term
+    without a quantile has the reason of the mean.
 
     Args:
         summary: The summary of a run.
@@ -932,10 +943,15 @@ def _compute_cost(
     try:
         return cost_function(run, good_rate)
     except LoadgenError as error:
-        reason = error.message
+        raise _create_unknown_cost_error([error]) from error
     except CombinedError as combined:
-        reason = "; ".join(error.message for error in combined.errors)
-    raise EstimateError(f"the cost is not known: {reason}")
+        raise _create_unknown_cost_error(combined.errors) from combined
+
+
+def _create_unknown_cost_error(errors: Sequence[LoadgenError]) -> EstimateError:
+    """Return the error for a cost that could not be computed, with the messages of the reasons."""
+    reasons = "; ".join(error.message for error in errors)
+    return EstimateError(f"the cost is not known: {reasons}")
 
 
 def _divide_by_count(rate: Interval, count: int) -> Interval:

@@ -203,7 +203,9 @@ def _judge_level(
 ) -> LevelVerdict:
     """Return the verdict on one level, with the load and the warnings of its runs.
 
-    If the runs cannot be used at all, for example because one is INVALID, no term is judged.
+    If the runs cannot be used at all, for example because one is INVALID, no term is judged. If the
+    client dropped requests, because too many were in flight, the terms are evaluated without these
+    requests, and verdicts that may be wrong because of them become INCONCLUSIVE.
 
     Args:
         contract: The contract.
@@ -295,9 +297,10 @@ def _discount_misleading_runs(
     """Return the verdict on a term, or INCONCLUSIVE if its runs are misleading about the server.
 
     - Dropped requests, shorter responses and responses without TPOT make the server look better
-      than it is. So a PASS does not count, and a FAIL does.
-    - If the client dropped requests, the server got less work. So a rate below its minimum does not
-      count as a FAIL.
+      than it is, so a PASS is not trusted. A FAIL is, because the server failed although its task
+      was easier.
+    - If the client dropped requests, the server got less work. A rate below its minimum may then be
+      the fault of the client, so such a FAIL is not trusted.
 
     Args:
         verdict: The verdict on the metric.
@@ -310,8 +313,9 @@ def _discount_misleading_runs(
         return verdict
     is_pass = verdict.verdict == PASS
     is_below_minimum = verdict.verdict == FAIL and not term.is_upper_bound
-    is_fail_of_client = is_below_minimum and dropped_reason != ""
-    if not is_pass and not is_fail_of_client:
+    may_be_caused_by_client = is_below_minimum and dropped_reason != ""
+    is_trusted = not (is_pass or may_be_caused_by_client)
+    if is_trusted:
         return verdict
     return replace(
         verdict,
@@ -397,29 +401,29 @@ class TermJudge(NamedTuple):
                 additional_load_s=error.additional_load_s or None,  # 0 means that it is not known
             )
         decision = compare_with_limit(term, estimate, self.confidence)
-        return self._add_metric(not_judged, term, estimate, decision)
+        return self._add_decision(not_judged, term, estimate, decision)
 
-    def _add_metric(
+    def _add_decision(
         self,
-        verdict: TermVerdict,
+        not_judged: TermVerdict,
         term: ContractTerm,
         estimate: TermEstimate,
         decision: TermDecision,
     ) -> TermVerdict:
-        """Return a verdict with the decision on a term and the metric that it is based on.
+        """Return the verdict on a term, with the metric that it is based on.
 
         Numbers are rounded, so that `verdict.json` is the same whenever it is computed again from
         the same records.
 
         Args:
-            verdict: The verdict without a metric.
+            not_judged: The verdict without a decision, which names the term and the level.
             term: The term.
-            estimate: The metric.
+            estimate: The metric with its confidence interval.
             decision: The result of the comparison of the metric with the limit.
         """
         effective_size = estimate.effective_size
         return replace(
-            verdict,
+            not_judged,
             verdict=decision.verdict,
             code=decision.code,
             reason=decision.reason,
@@ -599,10 +603,11 @@ def _get_sample_noun(term: ContractTerm, estimate: TermEstimate) -> str:
 def _compute_required_growth(interval: Interval, limit: float, confidence: float) -> float | None:
     """Return how many times larger a sample must be to decide a term at the next interim analysis.
 
-    The limit is inside the interval of the metric. To decide the term, the half width of the
-    interval (on the side of the limit) must shrink to the distance from the metric to the limit. A
-    half width is proportional to z / sqrt(n) for the sample size n and the normal quantile z of the
-    confidence. The next analysis has a higher confidence, and so a larger z.
+    A term is undecided while its limit is inside the confidence interval of its metric. To decide
+    it, the half width of the interval (on the side of the limit) must shrink to the distance from
+    the metric to the limit. A half width is proportional to z / sqrt(n) for the sample size n and
+    the normal quantile z of the confidence. The next analysis of the extended sample has a higher
+    confidence, and so a larger z.
 
     Args:
         interval: The interval of the metric, which contains the limit.
@@ -613,16 +618,23 @@ def _compute_required_growth(interval: Interval, limit: float, confidence: float
         The factor, infinity if the limit is too close to the metric, or None if the interval has no
         end on the side of the limit.
     """
-    is_limit_below = limit < interval.value
-    half_width = interval.value - interval.low if is_limit_below else interval.high - interval.value
-    distance = abs(limit - interval.value)
+    half_width = _get_half_width_towards(interval, limit)
     if not math.isfinite(half_width):
         return None
+    distance = abs(limit - interval.value)
     if distance == 0 or half_width / distance > MAX_WIDTH_RATIO:
         return math.inf
     z = students_t.z_quantile(confidence)
     next_z = students_t.z_quantile(intervals.next_interim_level(confidence))
-    # The half width that the current sample would have at the next confidence, per distance.
-    required_shrinkage = half_width / distance * (next_z / z)
-    # To halve a half width takes four times the sample.
+    widening_at_next_analysis = next_z / z
+    required_shrinkage = half_width / distance * widening_at_next_analysis
+    # A half width shrinks with the square root of the sample. The margin allows for chance.
     return required_shrinkage**2 * PLANNING_MARGIN
+
+
+def _get_half_width_towards(interval: Interval, limit: float) -> float:
+    """Return the distance from the value of an interval to its end on the side of a limit."""
+    is_limit_below = limit < interval.value
+    if is_limit_below:
+        return interval.value - interval.low
+    return interval.high - interval.value

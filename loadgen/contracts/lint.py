@@ -554,34 +554,51 @@ def _find_slo_problem(
 ) -> Problem | None:
     """Return the problem of a term about good requests or tasks if no SLO says which are good.
 
-    A request is good if it meets its SLO. A term about good tasks needs an SLO for tasks. A term
-    about all requests is ambiguous if the classes of requests have different SLOs. Return None if
-    there is no such problem.
+    A request or task is good if it meets its SLO. Return None if there is no such problem.
 
     Args:
         term: The term.
         plan: The plan of the level.
         classes: The request classes of the workload, by name.
     """
+    return _find_missing_task_slo(term, plan) or _find_ambiguous_slo(term, classes)
+
+
+def _find_missing_task_slo(term: ContractTerm, plan: LevelPlan) -> Problem | None:
+    """Return the problem if a term about good tasks has no SLO for tasks, or None."""
     has_task_slo = any(
         class_plan.slo and class_plan.slo.task for class_plan in plan.classes_of(term)
     )
-    if term.requires("task_slo") and not has_task_slo:
-        return Problem(
-            "no_slo",
-            "it needs an SLO for tasks",
-            "slo: {task: {within: 90s, wait: 2s}}",
-        )
-    has_no_class = not term.class_name
+    if not term.requires("task_slo") or has_task_slo:
+        return None
+    return Problem(
+        "no_slo",
+        "it needs an SLO for tasks",
+        "slo: {task: {within: 90s, wait: 2s}}",
+    )
+
+
+def _find_ambiguous_slo(term: ContractTerm, classes: Mapping[str, RequestClass]) -> Problem | None:
+    """Return the problem if a term about the whole load has several SLOs to choose from, or None.
+
+    Request classes, such as "chat" and "summarize", may have SLOs of their own. A term that counts
+    good requests must then name the class that it is about.
+
+    Args:
+        term: The term.
+        classes: The request classes of the workload, by name.
+    """
+    is_about_whole_load = not term.class_name
+    needs_one_slo = term.kind in WHOLE_LOAD_GOODPUT_TERMS and is_about_whole_load
     has_class_slos = any(request_class.slo for request_class in classes.values())
-    if term.kind in WHOLE_LOAD_GOODPUT_TERMS and has_no_class and has_class_slos:
-        first_class = next(iter(classes))
-        return Problem(
-            "ambiguous",
-            "the request classes have different SLOs",
-            f"name the class: goodput: {{share: 99%, class: {first_class}}}",
-        )
-    return None
+    if not needs_one_slo or not has_class_slos:
+        return None
+    first_class = next(iter(classes))
+    return Problem(
+        "ambiguous",
+        "the request classes have different SLOs",
+        f"name the class: goodput: {{share: 99%, class: {first_class}}}",
+    )
 
 
 def _check_contract_inputs(

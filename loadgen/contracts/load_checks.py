@@ -330,18 +330,19 @@ def check_tail_clusters(values: RunSeries, p: float, confidence: float, load_s: 
 def _compute_load_for_next_analysis_s(
     load_s: float, p: float, confidence: float, measured_samples: float
 ) -> float:
-    """Return the length of load that is sufficient for a quantile if it is judged once more.
+    """Return how long a load must be in all, in seconds, to decide a quantile after an extension.
 
-    If a validation is extended, all its runs are judged again (an interim analysis). So that the
-    chance of a wrong verdict does not add up, each analysis has a higher confidence than the one
-    before, and needs a larger sample. The sample grows in proportion to the load.
+    If a validation is extended by more runs, all its runs are judged again (an interim analysis).
+    Each analysis could be wrong by chance. To limit the chance of any wrong verdict, each one has a
+    higher confidence than the one before, and needs a larger sample.
 
     Args:
         load_s: The length of the load so far.
-        p: The quantile.
+        p: The quantile, such as 0.99.
         confidence: The confidence of the current analysis.
-        measured_samples: The effective sample size of the load so far.
+        measured_samples: The number of independent observations in the load so far.
     """
     next_confidence = intervals.next_interim_level(confidence)
     required_samples = intervals.observations_to_see(p, next_confidence)
+    # The sample is assumed to grow in proportion to the load.
     return scale_load_s(load_s, required_samples, measured_samples)

@@ -167,10 +167,14 @@ class ContractSource:
     def _parse_level_draft(self, index: int, level_mapping: Map) -> LevelDraft:
         """Return a level as far as it is valid: its load, and each term that is valid by itself.
 
+        Further checks can then report their errors too. An invalid load becomes None. Its errors
+        are not raised here, because the validation of the whole document reports them.
+
         Args:
             index: The index of the level in the contract.
             level_mapping: The level in the YAML document.
         """
+        # The keys of a level are those of its load, and `must` and `should` with its terms.
         load_keys = set(ContractLevel.yaml_keys()) - set(REQUIREMENTS)
         load_values = {key: value for key, value in level_mapping.items() if key in load_keys}
         level: ContractLevel | None

@@ -196,7 +196,10 @@ def _build_usage_bars(
 
 
 def _build_usage_bar(term: TermVerdict, prefix: str, *, is_upper_bound: bool) -> Bar | None:
-    """Return the bar of a term, whose length is the use of the limit and its whisker the interval.
+    """Return the bar of a term in the chart that shows how much of their limits the terms use.
+
+    The bar is as long as the metric in percent of the limit. Its whisker (error bar) spans the
+    confidence interval of the metric.
 
     Args:
         term: The verdict on the term.
@@ -206,9 +209,32 @@ def _build_usage_bar(term: TermVerdict, prefix: str, *, is_upper_bound: bool) ->
     Returns:
         The bar, or None if the metric is not known or the use of the limit is not defined.
     """
+    usages = _compute_usages_percent(term, is_upper_bound=is_upper_bound)
+    if usages is None:
+        return None
+    usage_of_metric = usages[0]
+    suffix = " (should)" if term.requirement == "should" else ""
+    bar_start = 0.0
+    return Bar(
+        name=f"{prefix}{term.term}{suffix}",
+        text=f"{_format_value_of_limit(term)}: {term.verdict}",
+        segments=[(bar_start, usage_of_metric, VERDICT_COLORS[term.verdict], term.reason)],
+        whisker=(min(usages), max(usages)),
+    )
+
+
+def _compute_usages_percent(term: TermVerdict, *, is_upper_bound: bool) -> list[float] | None:
+    """Return a metric and the two ends of its interval in percent of the limit of its term.
+
+    Each percentage is at most `MAX_SHOWN_USAGE`, so that it fits the chart. An end that is not
+    known is replaced by the metric itself. Return None if a percentage is not defined.
+
+    Args:
+        term: The verdict on the term.
+        is_upper_bound: Whether the metric must be at most the limit.
+    """
     if term.value is None or term.limit is None:
         return None
-    # An end of the interval that is not known is drawn at the metric itself.
     low = term.value if term.low is None else term.low
     high = term.value if term.high is None else term.high
     usages = []
@@ -219,15 +245,7 @@ def _build_usage_bar(term: TermVerdict, prefix: str, *, is_upper_bound: bool) ->
         if usage is None:
             return None
         usages.append(min(usage, MAX_SHOWN_USAGE))
-    usage_of_metric = usages[0]
-    suffix = " (should)" if term.requirement == "should" else ""
-    start = 0.0
-    return Bar(
-        name=f"{prefix}{term.term}{suffix}",
-        text=f"{_format_value_of_limit(term)}: {term.verdict}",
-        segments=[(start, usage_of_metric, VERDICT_COLORS[term.verdict], term.reason)],
-        whisker=(min(usages), max(usages)),
-    )
+    return usages
 
 
 def _format_value_of_limit(term: TermVerdict) -> str:

@@ -208,7 +208,7 @@ class OrderedRun(NamedTuple):
         record_count = int((self.session_start_ns < end_ns).sum())
         rows = _as_record_array(self.rows.slice_records(slice(record_count)))
         manifest = replace(self.run.manifest, stages=self._shorten_stages(rows, end_ns))
-        summary = summarize(manifest, rows, self._list_gaps_by_stage(), explained=False)
+        summary = summarize(manifest, rows, self._list_event_gaps(), explained=False)
         return replace(self.run, manifest=manifest, rows=rows, summary=summary)
 
     def _compute_end_ns(self, length_s: float) -> int:
@@ -230,19 +230,22 @@ class OrderedRun(NamedTuple):
             stages.append(replace(stage, slots=request_count, end_ns=stage_end_ns))
         return tuple(stages)
 
-    def _list_gaps_by_stage(self) -> list[Histogram]:
-        """Return one histogram per stage, with the times between events of streamed responses.
+    def _list_event_gaps(self) -> list[Histogram]:
+        """Return the times between events of streamed responses, as one histogram per stage.
 
-        `summarize` expects one histogram per stage and adds up those of the measured stages. The
-        run has only their total, so the first measured stage gets the total and the others nothing.
-        The times are not recorded per request, so a shorter run has the histogram of the full run.
+        A stage is a part of the run, such as the warm-up. `summarize` adds up the histograms of all
+        measured stages. Only this total is known, so it takes the place of the first measured
+        stage, and all other histograms are empty. The times are not recorded per request, so a
+        shorter run keeps the histogram of the full run.
         """
-        stages = self.run.manifest.stages
-        histograms = [Histogram() for _ in stages]
-        measured_numbers = [number for number, stage in enumerate(stages) if stage.measured]
-        if measured_numbers:
-            first_measured = measured_numbers[0]
-            histograms[first_measured] = self.run.gaps
+        histograms = []
+        has_total = False
+        for stage in self.run.manifest.stages:
+            if stage.measured and not has_total:
+                histograms.append(self.run.gaps)
+                has_total = True
+            else:
+                histograms.append(Histogram())
         return histograms
 
 
@@ -486,8 +489,8 @@ class LevelForecaster:
     ) -> list[float | None]:
         """Return how long each run has to be for each term of the level to be decided, in seconds.
 
-        The lengths are tried from the longest to the shortest, as long as the term is decided. The
-        last length at which it was decided is the one that it needs.
+        The lengths are tried from the longest to the shortest. A term that is undecided at some
+        length is not judged at shorter ones. It needs the last length at which it was decided.
 
         Args:
             lengths_s: The lengths of a run to try, in ascending order.
@@ -499,22 +502,38 @@ class LevelForecaster:
         """
         term_count = len(known_verdicts[self.planned_s])
         needed_lengths_s: list[float | None] = [None] * term_count
-        decided_indexes = list(range(term_count))
+        decided_terms = list(range(term_count))  # the indexes of terms decided at all lengths yet
         for length_s in reversed(lengths_s):
-            if not decided_indexes:
-                break
-            if length_s in known_verdicts:
-                verdicts = [known_verdicts[length_s][index] for index in decided_indexes]
-            else:
-                verdicts = list(self.judge_after(length_s, decided_indexes))
-            decided_indexes = [
-                index
-                for index, verdict in zip(decided_indexes, verdicts, strict=True)
-                if verdict.is_decided
-            ]
-            for index in decided_indexes:
+            decided_terms = self._find_decided_terms(length_s, decided_terms, known_verdicts)
+            for index in decided_terms:
                 needed_lengths_s[index] = length_s
         return needed_lengths_s
+
+    def _find_decided_terms(
+        self,
+        length_s: float,
+        term_indexes: Sequence[int],
+        known_verdicts: Mapping[float, tuple[TermVerdict, ...]],
+    ) -> list[int]:
+        """Return which of some terms are decided after runs of this length.
+
+        Args:
+            length_s: The length of each run.
+            term_indexes: The indexes of the terms, in ascending order.
+            known_verdicts: Length -> the verdicts on all terms, for lengths that were judged
+                before. Judging takes long, so they are not judged again.
+        """
+        if not term_indexes:
+            return []
+        if length_s in known_verdicts:
+            all_verdicts = known_verdicts[length_s]
+            return [index for index in term_indexes if all_verdicts[index].is_decided]
+        verdicts = self.judge_after(length_s, term_indexes)
+        return [
+            index
+            for index, verdict in zip(term_indexes, verdicts, strict=True)
+            if verdict.is_decided
+        ]
 
     def judge_after(
         self, length_s: float, term_indexes: Collection[int] | None = None
@@ -529,11 +548,11 @@ class LevelForecaster:
         if term_indexes is not None:
             level = _with_terms(level, term_indexes)
         contract_of_level = self.contract.model_copy(update={"levels": (level,)})
-        measured_levels = self._cut_levels_of(level, length_s / self.planned_s)
+        measured_levels = self._shorten_runs(level, length_s / self.planned_s)
         (level_verdict,) = judge_levels(contract_of_level, measured_levels, self.cost_function)
         return level_verdict.terms
 
-    def _cut_levels_of(
+    def _shorten_runs(
         self, level: ContractLevel, length_fraction: float
     ) -> dict[str, MeasuredLevel]:
         """Return the shortened runs of a level and of the levels that its terms compare it with.
@@ -542,9 +561,13 @@ class LevelForecaster:
             level: The level.
             length_fraction: The length of the runs as a fraction of the planned length of their
                 level.
+
+        Returns:
+            Name of a level -> its runs.
         """
         level_names = {level.name}
-        level_names.update(term.level for _, term in level.terms_by_requirement())
+        for _, term in level.terms_by_requirement():
+            level_names.add(term.level)  # "" for a term that compares no levels
         return {
             name: MeasuredLevel(runs=self.simulated_levels.cut_runs_to(name, length_fraction))
             for name in self.simulated_levels.runs
@@ -569,14 +592,20 @@ def _with_terms(level: ContractLevel, term_indexes: Collection[int]) -> Contract
 
 
 def compute_candidate_lengths_s(planned_s: float, simulated_s: float) -> list[float]:
-    """Return the lengths of a run that are judged besides its planned length, in seconds.
+    """Return the lengths of a run that are tried in a forecast, other than its planned length.
 
-    They are the planned length times `LENGTH_RATIO` to the power of -2, -1, 1, 2 and so on, from
-    `MIN_LENGTH_FRACTION` of the planned length up to the length that was simulated.
+    They form a geometric series around the planned length: with a `LENGTH_RATIO` of 2 and a planned
+    length of 60 s, they would be ..., 15, 30, 120, 240, ... seconds. The series begins at
+    `MIN_LENGTH_FRACTION` of the planned length and ends at the simulated length.
+
+    Args:
+        planned_s: The planned length of a run.
+        simulated_s: The length of the simulated run.
     """
-    rounding_tolerance = 1e-9  # the simulated length may be a power of the ratio
+    # A planned length times the ratio to the power of n is in the range for these n.
     min_power = math.ceil(math.log(MIN_LENGTH_FRACTION, LENGTH_RATIO))
+    # The simulated length may be such a length, and must then not be lost by rounding.
+    rounding_tolerance = 1e-9
     max_power = math.floor(math.log(simulated_s / planned_s, LENGTH_RATIO) + rounding_tolerance)
-    return [
-        planned_s * LENGTH_RATIO**power for power in range(min_power, max_power + 1) if power != 0
-    ]
+    powers = [power for power in range(min_power, max_power + 1) if power != 0]
+    return [planned_s * LENGTH_RATIO**power for power in powers]

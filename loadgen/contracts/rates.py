@@ -277,17 +277,24 @@ def compute_mean_of_runs(batch_rates: Sequence[float], run_count: int) -> list[f
 def _describe_unfinished_startup(
     steady_spans: Sequence[Span], trimmed_spans: Sequence[Span | None]
 ) -> str:
-    """Return that the start-up of a run did not end, or "" if that of every run did.
+    """Return a sentence if the start-up of a run, in which the server fills, did not end.
+
+    Return "" if the start-up of every run ended. The sentence is about the last run in which it did
+    not, and says how long that run was.
 
     Args:
         steady_spans: The time of each run in which the full load was offered.
         trimmed_spans: The same without the start-up, or None where the start-up did not end.
     """
-    text = ""
-    for steady_span, trimmed_span in zip(steady_spans, trimmed_spans, strict=True):
-        if trimmed_span is None:
-            text = create_failed_startup_check(steady_span.duration_s or 0.0).sentence()
-    return text
+    run_lengths_s = [
+        steady_span.duration_s or 0.0
+        for steady_span, trimmed_span in zip(steady_spans, trimmed_spans, strict=True)
+        if trimmed_span is None
+    ]
+    if not run_lengths_s:
+        return ""
+    startup_check = create_failed_startup_check(run_lengths_s[-1])
+    return startup_check.sentence()
 
 
 def _remove_startup(

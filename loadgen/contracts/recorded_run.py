@@ -88,10 +88,11 @@ class RecordedRun(msgspec.Struct, frozen=True, kw_only=True):
         """
         if mask.all():
             return self
-        selected_records = Columns(self.rows, mask)
-        # Records are only read by column, as in `rows["status"]`, which a view supports as an
-        # array does.
-        return replace(self, rows=cast("NDArray[np.void]", selected_records))
+        column_view = Columns(self.rows, mask)
+        # The type of `rows` is an array of records. A view may take its place, because all code
+        # reads single columns, as in `rows["status"]`, which works for both.
+        rows = cast("NDArray[np.void]", column_view)
+        return replace(self, rows=rows)
 
     def has_class(self, class_name: str) -> bool:
         """Return whether the run has a class of requests with this name."""

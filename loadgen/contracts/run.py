@@ -210,7 +210,7 @@ class NewValidation:
             self._run_level(plan, target_failure)
         contract = self.checked_contract.contract
         if contract.answers is not None:
-            self._score_answers(contract.answers, other_endpoint, target_failure)
+            self._score_responses(contract.answers, other_endpoint, target_failure)
         facts = self._collect_facts(started, findings)
         return write_outputs(self.directory, contract, facts)
 
@@ -282,12 +282,13 @@ class NewValidation:
             progress = f"{len(runs.summaries)} of {repetition.description} runs"
             self.failures[name] = Failure(f"interrupted by the user after {progress}")
 
-    def _score_answers(
+    def _score_responses(
         self, check: AnswerCheck, other_endpoint: Settings | None, target_failure: Failure | None
     ) -> None:
         """Send the prompts of the contract and score the responses.
 
-        An error only fails the terms about responses, so that the verdicts on the levels are kept.
+        No error is raised: it is recorded as the reason why the terms about responses fail. The
+        levels, whose runs are already done, can still be judged.
 
         Args:
             check: The data set of the contract and the terms about responses.
@@ -337,15 +338,15 @@ def run_level(
     """
     level = plan.level
     repetition = options.repetition_of(level)
-    total = repetition.description
+    total_text = repetition.description
     if earlier_runs:
-        total = f"{earlier_runs} + {total}"
+        total_text = f"{earlier_runs} + {total_text}"
     summaries: list[Summary] = []
     while not repetition.is_complete(summaries):
         number = earlier_runs + len(summaries) + 1
         if number > 1 and not _pause_before_run(level, number, settings, options):
             return LevelRuns(summaries, is_interrupted=True)
-        options.show_status(f"Level {level.name}: run {number} of {total}")
+        options.show_status(f"Level {level.name}: run {number} of {total_text}")
         workload = prepare_workload_of_run(
             plan.workload, level.name, number, options.seed, options.salt
         )
@@ -438,7 +439,7 @@ def check_target(
         if len(settings.endpoints) > 1:
             # The host of the client is the same for all endpoints, so it is reported once.
             is_first_endpoint = endpoint_index == 0
-            findings = _name_endpoint(findings, endpoint.display_name, keep_host=is_first_endpoint)
+            findings = _label_findings(findings, endpoint.display_name, keep_host=is_first_endpoint)
         all_findings += findings
         _show_problems(title, findings, show_status)
     (directory / DOCTOR_FILE).write_bytes(format.document(reports))
@@ -462,13 +463,17 @@ def _show_problems(
         show_status(as_text.render(build_report(title, problems)).rstrip())
 
 
-def _name_endpoint(findings: Sequence[Finding], endpoint: str, *, keep_host: bool) -> list[Finding]:
-    """Return the findings about one of several endpoints, each with the name of the endpoint.
+def _label_findings(
+    findings: Sequence[Finding], endpoint: str, *, keep_host: bool
+) -> list[Finding]:
+    """Return the findings about one of several endpoints, labelled with the name of the endpoint.
+
+    Findings about the client's host are not labelled, because they are the same for all endpoints.
 
     Args:
         findings: The findings about the endpoint and about the client's host.
         endpoint: The name of the endpoint.
-        keep_host: Whether to return the findings about the host too. They come last.
+        keep_host: Whether to return the findings about the host too, after the others.
     """
     from loadgen.doctor import host_checks
 

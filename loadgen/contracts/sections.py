@@ -381,14 +381,16 @@ def _build_conditions(validation: Validation, inputs: PageInputs | None) -> Fact
     They say which target was measured, when, from which host and with which versions. Values that
     are not known are left out of the list.
     """
-    # All runs of a validation have the same target and host.
-    first_summary = None if inputs is None else next(iter(inputs.summaries.values()), None)
-    contract_gpus = None if inputs is None else inputs.contract.gpus
-    return named_facts(
-        **_describe_target(validation, first_summary, contract_gpus),
-        **format.metadata_by_heading(validation.metadata),
-        **_describe_measurement(validation, first_summary),
-    )
+    any_summary: Summary | None = None
+    contract_gpus: int | None = None
+    if inputs is not None:
+        # All runs of a validation have the same target and host.
+        any_summary = next(iter(inputs.summaries.values()), None)
+        contract_gpus = inputs.contract.gpus
+    target_facts = _describe_target(validation, any_summary, contract_gpus)
+    metadata_facts = format.metadata_by_heading(validation.metadata)
+    measurement_facts = _describe_measurement(validation, any_summary)
+    return named_facts(**target_facts, **metadata_facts, **measurement_facts)
 
 
 def _describe_target(
