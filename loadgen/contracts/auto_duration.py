@@ -109,11 +109,12 @@ def _limit_by_time_only(workload: Workload, duration_ns: int) -> Workload:
 def _get_workload_duration_s(plan: LevelPlan) -> float:
     """Return how long the load lasts according to the workload file, in seconds.
 
-    Return 0 if the length is not known, or if the level replaces the load of the file by a rate or
-    a concurrency of its own. The length in the plan is provisional then.
+    Return 0 if the file does not determine the length, so that any length is allowed. This is so if
+    the level replaces the load of the file by a rate or a concurrency of its own, or if the load
+    ends after a number of requests that take an unknown time.
     """
-    has_own_load = plan.level.rate is not None or plan.level.concurrency is not None
-    if has_own_load or plan.duration_ns is None:
+    replaces_load_of_file = plan.level.rate is not None or plan.level.concurrency is not None
+    if replaces_load_of_file or plan.duration_ns is None:
         return 0.0
     return plan.duration_ns / NS_PER_S
 

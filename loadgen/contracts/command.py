@@ -88,15 +88,18 @@ class ValidateRequest(NamedTuple):
         }
 
     def planned_runs(self) -> list[PlannedRun]:
-        """Return the workload and the settings of each run that is made at least."""
+        """Return the workload and the settings of each run that will certainly be made.
+
+        More runs may follow, if the runs of a level are repeated until they agree.
+        """
         from loadgen.runs.planned_runs import PlannedRun
 
-        runs = self.runs_per_level()
-        return [
-            PlannedRun(plan.workload, self.settings)
-            for plan in self.checked_contract.levels
-            for _ in range(runs[plan.level.name])
-        ]
+        run_counts = self.runs_per_level()
+        planned_runs = []
+        for plan in self.checked_contract.levels:
+            planned_run = PlannedRun(plan.workload, self.settings)
+            planned_runs += [planned_run] * run_counts[plan.level.name]
+        return planned_runs
 
 
 @add_options(
@@ -503,11 +506,22 @@ class Validator:
         """Start the progress bar of all runs, and show the plans of levels that are shortened.
 
         Args:
-            is_extension: Whether runs are added to a stored validation. Then only the undecided
-                levels are run, so there may be fewer runs than planned.
+            is_extension: Whether runs are added to a stored validation.
         """
         from loadgen.contracts.level_plan import format_plan
 
+        self._begin_progress_bar(is_extension=is_extension)
+        for plan in self.request.checked_contract.levels:
+            if plan.is_shortened:
+                print_status(format_plan(plan))
+
+    def _begin_progress_bar(self, *, is_extension: bool) -> None:
+        """Start the progress bar with one step per planned run.
+
+        Args:
+            is_extension: Whether runs are added to a stored validation. Then only the undecided
+                levels are run, so there may be fewer runs than planned.
+        """
         run_weights = self._estimate_run_weights()
         # Without a count, runs are repeated until they agree, and there may be fewer than planned.
         repetition = self.request.repetition
@@ -515,9 +529,6 @@ class Validator:
         self.display.begin_steps(
             len(run_weights), at_most=is_extension or is_open_ended, weights=run_weights
         )
-        for plan in self.request.checked_contract.levels:
-            if plan.is_shortened:
-                print_status(format_plan(plan))
 
     def _estimate_run_weights(self) -> list[float]:
         """Return how much of the progress bar each planned run takes, relative to the others."""

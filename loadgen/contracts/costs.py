@@ -12,7 +12,7 @@ from loadgen.core.errors import UserError
 from loadgen.core.stats.intervals import Interval
 from loadgen.pricing.cost_basis import CostBasis, compute_cost_basis
 from loadgen.pricing.evidence import Evidence
-from loadgen.pricing.prices import Prices, find_prices
+from loadgen.pricing.prices import Price, Prices, find_prices
 from loadgen.pricing.unit_cost import compute_unit_cost
 from loadgen.pricing.units import GOOD
 
@@ -43,24 +43,33 @@ def compute_cost_per_thousand(
         UserError: No price fits the target, or its number of GPUs is not known.
     """
     basis = _build_cost_basis(run, good_rate)
-    target = run.summary.target
-    unit_costs = [
-        compute_unit_cost(basis, price, target.gpus, GOOD) for price in find_prices(prices, target)
-    ]
-    costs = []
-    for cost in unit_costs:
-        if cost is None or cost.low is None or cost.high is None:
-            text = "the number of GPUs is not known"
-            raise UserError("missing_option", text, run.folder, "--gpus 8")
-        costs.append(
-            Interval(
-                value=float(cost.total * REQUESTS_PER_COST),
-                low=float(cost.low * REQUESTS_PER_COST),
-                high=float(cost.high * REQUESTS_PER_COST),
-            )
-        )
+    fitting_prices = find_prices(prices, run.summary.target)
+    costs = [_compute_cost_at_price(basis, price, run) for price in fitting_prices]
     highest_cost = max(costs, key=lambda interval: (interval.value, interval.low, interval.high))
     return CostEstimate(highest_cost, prices.currency)
+
+
+def _compute_cost_at_price(basis: CostBasis, price: Price, run: RecordedRun) -> Interval:
+    """Return the cost of a thousand good requests at one price, with its interval.
+
+    Args:
+        basis: The measured quantities from which the cost is computed.
+        price: A price that fits the target of the run.
+        run: The run.
+
+    Raises:
+        UserError: The number of GPUs of the target is not known.
+    """
+    unit_cost = compute_unit_cost(basis, price, run.summary.target.gpus, GOOD)
+    # The rate of good requests is known, so only the number of GPUs can be missing.
+    if unit_cost is None or unit_cost.low is None or unit_cost.high is None:
+        text = "the number of GPUs is not known"
+        raise UserError("missing_option", text, run.folder, "--gpus 8")
+    return Interval(
+        value=float(unit_cost.total * REQUESTS_PER_COST),
+        low=float(unit_cost.low * REQUESTS_PER_COST),
+        high=float(unit_cost.high * REQUESTS_PER_COST),
+    )
 
 
 def _build_cost_basis(run: RecordedRun, good_rate: Interval) -> CostBasis:

@@ -355,20 +355,14 @@ class TermEvaluator:
             f"node {node_index + 1}": self._estimate_node_latency(term, node_index, pair_confidence)
             for node_index in range(node_count)
         }
-        failed_nodes = [
-            node for node, latency in latency_by_node.items() if math.isinf(latency.interval.value)
-        ]
-        if failed_nodes:
-            raise EstimateError(
-                f"too many requests failed at {', '.join(failed_nodes)}: "
-                f"no {term.percentile} to compare"
-            )
+        _require_finite_latencies(latency_by_node, term.percentile)
         latencies = list(latency_by_node.values())
+        largest_ratio = self._find_largest_ratio(latencies)
         load_checks = [
             latency.load_check.with_prefix(node) for node, latency in latency_by_node.items()
         ]
         return _create_estimate(
-            self._find_largest_ratio(latencies).map(_to_relative_change),
+            largest_ratio.map(_to_relative_change),
             sample_count=min(latency.sample_count for latency in latencies),
             load_check=combine_load_checks(load_checks),
         )
@@ -400,17 +394,20 @@ class TermEvaluator:
     def _estimate_node_latency(
         self, term: ContractTerm, node_index: int, confidence: float
     ) -> PartialLatency:
-        """Return the latency that a term compares, for the requests to one of several nodes.
+        """Return a latency quantile of the requests to one node of the target.
+
+        A node is one of several servers that share the load, such as a replica.
 
         Args:
-            term: The term that compares the nodes.
+            term: The term that compares the nodes. It names the metric (`of`) and the quantile.
             node_index: The index of the node in the targets of the run.
             confidence: The confidence of the interval.
         """
-        values = [
-            collect_values(loaded_run.columns, term.of, loaded_run.columns["target"] == node_index)
-            for loaded_run in self.loaded_runs
-        ]
+        metric = term.of
+        values = []
+        for loaded_run in self.loaded_runs:
+            is_of_node = loaded_run.columns["target"] == node_index
+            values.append(collect_values(loaded_run.columns, metric, is_of_node))
         load_s = sum(run.summary.window.steady.duration_s or 0.0 for run in self.runs)
         return self._estimate_latency_of_part(term, values, load_s, confidence)
 
@@ -756,6 +753,26 @@ def _find_omission_reason(summary: Summary, metric: str, p: float) -> str:
         if higher_quantiles:
             statistic = higher_quantiles[0]
     return summary.withheld_reason(metric, statistic)
+
+
+def _require_finite_latencies(
+    latency_by_node: Mapping[str, PartialLatency], percentile: str
+) -> None:
+    """Raise EstimateError for nodes whose latency quantile is infinite.
+
+    A failed request counts as an infinite latency, so this means that many of its requests failed.
+
+    Args:
+        latency_by_node: Name of a node -> the latency of its requests.
+        percentile: The percentile as messages name it, such as "p99".
+    """
+    failed_nodes = [
+        node for node, latency in latency_by_node.items() if math.isinf(latency.interval.value)
+    ]
+    if failed_nodes:
+        raise EstimateError(
+            f"too many requests failed at {', '.join(failed_nodes)}: no {percentile} to compare"
+        )
 
 
 def _require_gaps(run: RecordedRun, metric: str) -> None:

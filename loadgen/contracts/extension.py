@@ -64,18 +64,18 @@ def extend_validation(
         raise _create_nothing_to_extend_error(validation, directory)
     plans = [_with_run_length(plan, added_run_ns) for plan in plans]
     settings = with_contract_gpus(settings, contract.gpus)
-    findings = _examine_target(settings, directory, options)
+    findings = _require_usable_target(settings, directory, options)
     run_counts = {level.name: len(level.runs) for level in load_levels}
     added_runs = _add_runs(directory, plans, run_counts, settings, options)
     if added_runs.run_counts != run_counts:
-        facts = _with_analysis(facts, run_counts, added_runs.run_counts, findings)
+        facts = _record_analysis(facts, run_counts, added_runs.run_counts, findings)
     new_validation = write_outputs(directory, contract, facts)
     if added_runs.is_interrupted:
         return replace(new_validation, interrupted=True)
     return new_validation
 
 
-def _with_analysis(
+def _record_analysis(
     facts: ValidationFacts,
     old_counts: dict[str, int],
     new_counts: dict[str, int],
@@ -197,10 +197,13 @@ def _find_undecided_terms(level: ContractLevel, verdict: LevelVerdict) -> list[C
     ]
 
 
-def _examine_target(
+def _require_usable_target(
     settings: Settings, directory: Path, options: ValidationOptions
 ) -> list[Finding]:
     """Make the preflight checks of the target of an extension and return their findings.
+
+    The checks write `doctor.json` to the directory. If they fail, the checksums of the directory
+    are updated too, so that it remains valid although it is not extended.
 
     Raises:
         CombinedError: The target cannot be used.
@@ -208,8 +211,6 @@ def _examine_target(
     findings = check_target(settings, directory, options.show_status)
     failed_checks = [finding for finding in findings if finding.state == FAULT]
     if failed_checks:
-        # The checks have written a new doctor.json. With new checksums, the directory remains
-        # valid although it was not extended.
         checksums.write(directory)
         raise _create_failed_checks_error(failed_checks, settings)
     return findings

@@ -241,15 +241,19 @@ def _find_workload(draft: LevelDraft, directory: Path, errors: ContractErrors) -
             return str(file)
     if name in packaged_files():
         return name
-    yaml_files = [str(path.relative_to(directory)) for path in sorted(directory.glob("*.yaml"))]
-    suggestion = did_you_mean(name, [*packaged_files(), *yaml_files])
     errors.add(
         (*draft.location, "workload"),
         "unknown_name",
         f'unknown workload "{name}"',
-        f"{suggestion}; or give a path relative to the contract",
+        f"{_suggest_workload(name, directory)}; or give a path relative to the contract",
     )
     return None
+
+
+def _suggest_workload(name: str, directory: Path) -> str:
+    """Return a hint that names a similar packaged workload or YAML file of the directory."""
+    yaml_files = [str(path.relative_to(directory)) for path in sorted(directory.glob("*.yaml"))]
+    return did_you_mean(name, [*packaged_files(), *yaml_files])
 
 
 def _add_workload_error(error: LoadgenError, draft: LevelDraft, errors: ContractErrors) -> None:
@@ -430,15 +434,23 @@ def _find_first_implication(
 
 
 def _find_implication_problem(term: ContractTerm, stricter: ContractTerm) -> Problem | None:
-    """Return the problem of a latency term that always passes if a stricter term passes, or None.
+    """Return the problem of a latency term that another term makes superfluous, or None.
 
-    The second term is stricter if it has a lower limit and is either about
+    This is the case if both are about the same class of requests and the other term has a lower
+    limit for a latency that is never smaller, so that the first term passes whenever the other one
+    passes. Such a latency is either
 
     - a higher percentile of the same latency, or
     - the same percentile of a latency that includes the first one: E2E latency includes TTFT, and
       the time of a task includes its waits.
+
+    Args:
+        term: The term that may be superfluous.
+        stricter: The other term.
     """
-    if stricter.limit >= term.limit or stricter.class_name != term.class_name:
+    has_lower_limit = stricter.limit < term.limit
+    is_about_same_class = stricter.class_name == term.class_name
+    if not has_lower_limit or not is_about_same_class:
         return None
     limit = format_time(stricter.limit)
     if stricter.kind == term.kind and stricter.quantile > term.quantile:

@@ -184,20 +184,30 @@ class AnswerTermChecker:
         if score_input is not None:
             usable_prompts = [prompt for prompt in usable_prompts if score_input.is_in(prompt)]
             if not usable_prompts:
-                text = f"no row of {self.check.dataset} has a reference response"
-                hint = f"use rows like {score_input.example}"
-                self._report(placed_term, Problem("missing_key", text, hint))
+                self._report_missing_input(placed_term, score_input)
                 return
         required_count = _compute_required_prompts(term, self.confidence)
         if len(usable_prompts) < required_count:
-            text = (
-                f"{required_count:,} prompts needed to decide the term, the data set has "
-                f"{len(usable_prompts):,}"
-            )
-            hint = "add rows to the data set"
-            if self.check.rows is not None:  # the contract uses only the first rows
-                hint += ", and raise rows:"
-            self._report(placed_term, Problem("too_few", text, hint))
+            self._report_too_few_prompts(placed_term, len(usable_prompts), required_count)
+
+    def _report_missing_input(self, placed_term: PlacedTerm, score_input: ScoreInput) -> None:
+        """Report that no prompt has what the score of a term needs."""
+        text = f"no row of {self.check.dataset} has a reference response"
+        hint = f"use rows like {score_input.example}"
+        self._report(placed_term, Problem("missing_key", text, hint))
+
+    def _report_too_few_prompts(
+        self, placed_term: PlacedTerm, usable_count: int, required_count: int
+    ) -> None:
+        """Report that a term needs more prompts than the data set has for it."""
+        text = (
+            f"{required_count:,} prompts needed to decide the term, the data set has "
+            f"{usable_count:,}"
+        )
+        hint = "add rows to the data set"
+        if self.check.rows is not None:  # the contract uses only the first rows
+            hint += ", and raise rows:"
+        self._report(placed_term, Problem("too_few", text, hint))
 
 
 def _locate(placed_term: PlacedTerm) -> Location:

@@ -124,13 +124,21 @@ def _find_length_problem(term: ContractTerm, plan: LevelPlan, contract: Contract
     )
     # The hint names a length with which the term also has enough requests.
     sufficient_s = max(required_s, _compute_duration_for_count_s(term, plan, contract))
-    sufficient_run_s = math.ceil(sufficient_s / repeats)
     covered_horizon_s = _compute_covered_horizon_s(planned_s, contract.confidence)
-    hint = (
-        f"duration: {sufficient_run_s}s or more, or a shorter horizon "
+    return Problem("too_few", text, _format_length_hint(sufficient_s / repeats, covered_horizon_s))
+
+
+def _format_length_hint(sufficient_run_s: float, covered_horizon_s: float) -> str:
+    """Return the two ways to correct a load that is too short for the horizon of the contract.
+
+    Args:
+        sufficient_run_s: How long each run would have to be.
+        covered_horizon_s: The longest horizon for which the planned load is long enough.
+    """
+    return (
+        f"duration: {math.ceil(sufficient_run_s)}s or more, or a shorter horizon "
         f"(horizon: {covered_horizon_s:g}s)"
     )
-    return Problem("too_few", text, hint)
 
 
 def _compute_covered_horizon_s(load_s: float, confidence: float) -> float:
@@ -163,8 +171,9 @@ def _find_count_problem(term: ContractTerm, plan: LevelPlan, confidence: float) 
     With too few requests a term stays INCONCLUSIVE even if every request meets its limit. A term
     that compares two windows of time needs that many requests in each window.
     """
-    is_counted_in_runs = term.kind in pooled_metrics()
-    if is_counted_in_runs:
+    is_pooled = term.kind in pooled_metrics()
+    if is_pooled:
+        # The times between the tokens of all responses are one value per run, not per request.
         return None
     if _has_too_few_windows(term, plan):
         return _create_windows_problem(term, plan)
@@ -175,6 +184,20 @@ def _find_count_problem(term: ContractTerm, plan: LevelPlan, confidence: float) 
     expected_count = _compute_expected_count(term, plan)
     if expected_count >= required_count:
         return None
+    return _create_count_problem(term, plan, required_count, expected_count)
+
+
+def _create_count_problem(
+    term: ContractTerm, plan: LevelPlan, required_count: int, expected_count: int
+) -> Problem:
+    """Return the problem of a load that has too few requests or tasks for a term.
+
+    Args:
+        term: The term.
+        plan: The plan of the level.
+        required_count: The number of requests or tasks that the term needs.
+        expected_count: The number that the load is expected to have.
+    """
     noun = "tasks" if term.is_about_tasks else "requests"
     counted_load = _describe_counted_load(term, plan)
     text = f"{required_count:,} {noun} needed to decide the term, {counted_load} {expected_count:,}"

@@ -243,8 +243,8 @@ def check_queue_samples(
     sample_size = sum(run.estimate_sample_size() for run in runs)
     if sample_size >= required_samples:
         return LoadCheck()
-    # The run with the most values shows best how strongly they are correlated. The missing samples
-    # are planned as one more run like it.
+    # How much more load is needed depends on how strongly its values are correlated over time,
+    # which the run with the most values shows best.
     largest_run = max(runs, key=_count_values)
     missing_samples = required_samples - sample_size
     additional_ns = steady_state.compute_load_for_sample_size_ns(

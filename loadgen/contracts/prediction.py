@@ -302,21 +302,33 @@ def _simulate_level(
         settings: The simulated target.
         options: How the forecast is made.
     """
-    factor = _compute_length_factor(plan, options.max_length_factor)
+    length_factor = _compute_length_factor(plan, options.max_length_factor)
     workload = plan.workload
     if plan.duration_ns is not None:
-        workload = set_measured_duration(workload, round(plan.duration_ns * factor))
+        workload = set_measured_duration(workload, round(plan.duration_ns * length_factor))
     level = plan.level
     runs = []
     for run_number in range(1, level.repeats + 1):
-        options.report_step(_format_simulation_step(plan, run_number, factor))
-        run_workload = workload
-        if options.seed is not None:
-            run_seed = options.seed + run_number - 1
-            run_workload = workload.model_copy(update={"seed": run_seed})
+        options.report_step(_format_simulation_step(plan, run_number, length_factor))
+        run_workload = _set_seed_of_run(workload, options.seed, run_number)
         run = _simulate_run(run_workload, settings, options)
-        runs.append(OrderedRun.from_run(replace(run, folder=f"{level.name}/r{run_number}")))
+        named_run = replace(run, folder=f"{level.name}/r{run_number}")
+        runs.append(OrderedRun.from_run(named_run))
     return tuple(runs)
+
+
+def _set_seed_of_run(workload: Workload, first_seed: int | None, run_number: int) -> Workload:
+    """Return the workload of one run of a level, so that each run has another seed.
+
+    Args:
+        workload: The workload of the level.
+        first_seed: The seed of the first run. None to keep the seed of the workload file.
+        run_number: The number of the run in the level, from 1.
+    """
+    if first_seed is None:
+        return workload
+    run_seed = first_seed + run_number - 1
+    return workload.model_copy(update={"seed": run_seed})
 
 
 def _format_simulation_step(plan: LevelPlan, run_number: int, length_factor: float) -> str:
@@ -468,6 +480,9 @@ class LevelForecaster:
         needed_length_s: float | None,
     ) -> NeededLoad:
         """Return the load that a term needs, with the verdict that is expected of it.
+
+        The needed load is that of all runs of the level together. A term that even the longest
+        simulated load does not decide has the reason for it.
 
         Args:
             planned_verdict: The verdict on the term after the planned load.

@@ -57,8 +57,9 @@ def find_wrong_cache_state(level: ContractLevel, run: RecordedRun) -> str:
     """Return why the prefix cache was not cold or warm as the level requires, or "" if it was.
 
     The hit rate is the fraction of prompt tokens that the server took from its prefix cache. With a
-    cold cache it is at most `CACHED_SHARE` (almost 0), with a warm one at least
-    `MIN_WARM_HIT_RATE`.
+    cold cache it is almost 0 (at most `CACHED_SHARE`), with a warm one at least
+    `MIN_WARM_HIT_RATE`. A server may not report it. Then only prompts that are all different prove
+    a cold cache, and nothing proves a warm one.
 
     Args:
         level: The level of the contract. Its `cache` is "cold", "warm" or None.

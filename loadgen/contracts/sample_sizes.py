@@ -21,7 +21,8 @@ def compute_required_requests(term: ContractTerm, confidence: float) -> int:
     - A term about a fraction, such as `errors: 1%`, passes if the confidence interval of the
       fraction is below 1 %. The interval is narrowest if no request fails, so this is the number
       of requests that would show it without a failure.
-    - A percentile needs the minimum of MLPerf LoadGen's early stopping rule.
+    - A percentile, such as p99, needs the minimum of MLPerf LoadGen's early stopping rule, which is
+      what `needed_samples` computes.
     - Anything else is a rate, which needs `MIN_REQUESTS_FOR_RATE`.
 
     Args:
@@ -33,7 +34,8 @@ def compute_required_requests(term: ContractTerm, confidence: float) -> int:
     if term.kind in ("goodput", "task_goodput"):
         max_missed_fraction = 1 - term.limit
         return compute_requests_without_miss(max_missed_fraction, confidence)
-    if term.quantile > 0:
+    is_about_percentile = term.quantile > 0
+    if is_about_percentile:
         return needed_samples(term.quantile)
     return MIN_REQUESTS_FOR_RATE
 
@@ -55,7 +57,9 @@ def compute_requests_for_ratio(minimum: float, confidence: float) -> int:
     The two windows are the first and the last hour of a load, for example, and the true ratio is
     assumed to be 1. The count n of Poisson arrivals has a standard deviation of sqrt(n), so the
     ratio of two counts has about sqrt(2 / n). The interval of the ratio then begins at
-    1 - z * sqrt(2 / n), which must be at least the minimum.
+    1 - z * sqrt(2 / n), which must be at least the minimum. Solved for n, that is
+    n >= 2 * (z / (1 - minimum)) ** 2.
     """
     z = students_t.z_quantile(confidence)
-    return math.ceil(2 * (z / (1 - minimum)) ** 2)
+    largest_half_width = 1 - minimum
+    return math.ceil(2 * (z / largest_half_width) ** 2)

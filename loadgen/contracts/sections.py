@@ -224,9 +224,10 @@ def _build_level_section(
 ) -> Section:
     """Return the section of a level: its load, its throughput, its terms and its notes.
 
-    A PASS covers slowdowns of the server that recur within a time, which is mostly the same for all
-    terms. So it is stated once, and in a row of the table only if it differs. The same is true of
-    the reason why no term of the level could be judged.
+    A PASS covers slowdowns of the server that recur within some time, such as 12 minutes. Most
+    terms of a level have the same text about this (the coverage). It is printed once below the
+    table, and only terms with another coverage repeat theirs in their row. The reason why no term
+    of the level could be judged is also printed once.
 
     Args:
         level: The verdict on the level.
@@ -277,11 +278,11 @@ class CommonCoverage(NamedTuple):
 
 
 def _find_most_common_coverage(terms: Sequence[TermVerdict]) -> CommonCoverage:
-    """Return the coverage that most PASS verdicts of a level have.
+    """Return the text about covered slowdowns that most PASS verdicts of a level share.
 
     A PASS covers slowdowns of the server that recur within some time, such as 12 minutes, and has a
-    text that says so (`format_coverage`). The report prints the most common text once, below the
-    table of the terms, and the others in their rows.
+    text that says so. The report prints the most common of these texts once, below the table of the
+    terms, and the others in their rows.
     """
     coverage_texts = [format_coverage(term) for term in terms]
     counts = Counter(text for text in coverage_texts if text)

@@ -161,21 +161,24 @@ def count_startup_values(series: NDArray[np.float64]) -> int | None:
     """
     if len(series) < MIN_SERIES_LENGTH:
         return 0
-    transient_count = intervals.startup_length(series)  # None if no end is in sight
+    transient_count = intervals.startup_length(series)
     if transient_count == 0:
         return 0
     first_count = len(series) // 2 if transient_count is None else transient_count
     begins_lower = series[:first_count].mean() < series[first_count:].mean()
-    return transient_count if begins_lower else 0
+    if not begins_lower:
+        return 0
+    return transient_count  # None if no end of the start-up was found
 
 
 def estimate_queue_sample_size(
     samples: TimedValues, residence_ns: float, *, is_cautious: bool = True
 ) -> float:
-    """Return how many independent observations of the queue the requests of a run are worth.
+    """Return how many independent observations of the server's queue a run contains.
 
-    Requests within one residence time wait in the same queue, so they count as one observation. A
-    long queue also lasts for several residence times, which reduces the number further.
+    This is the effective sample size of a metric with queueing time. Requests within one residence
+    time wait in the same queue, so they count as one observation. A long queue also lasts for
+    several residence times, which reduces the number further.
 
     Args:
         samples: The values of one run.

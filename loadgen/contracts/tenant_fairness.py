@@ -50,8 +50,8 @@ def estimate_jain_index(fractions: Sequence[Interval]) -> Interval | None:
     not defined if all are 0: then return None.
 
     Each fraction may be anywhere in its interval. So the low end of the index is its value for the
-    most uneven fractions in these intervals, and the high end that for the most even ones. Both are
-    the best of several candidates.
+    most uneven fractions in these intervals, and the high end that for the most even ones. There is
+    no formula for them, so a list of candidates is tried for each.
 
     Args:
         fractions: The fraction of good requests of each tenant, with its interval.

@@ -524,9 +524,11 @@ class pays for.
 
 
 def list_latency_metrics(*, include_plugins: bool = True) -> tuple[str, ...]:
-    """Return the names of the metrics of requests that a term may limit.
+    """Return the names of the latencies of requests that a term may limit, such as "ttft".
 
-    Metrics of other packages come after those of this one.
+    Args:
+        include_plugins: Whether to include metrics that installed plug-ins have registered. They
+            come after those of this package.
     """
     return tuple(
         definition.name
