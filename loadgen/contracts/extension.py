@@ -13,6 +13,7 @@ from loadgen.contracts import level_plan, stored_validation
 from loadgen.contracts.level_plan import CheckedContract, LevelPlan
 from loadgen.contracts.outputs import write_outputs
 from loadgen.contracts.run import (
+    LevelRuns,
     ValidationOptions,
     check_target,
     format_now,
@@ -137,12 +138,18 @@ def _add_runs(
         result = run_level(directory, plan, settings, options, earlier_runs=run_counts[level])
         new_counts[level] += result.finished_count
         _delete_runs_after(directory / level, new_counts[level])
-        if result.is_interrupted or result.failure is not None:
-            reason = "interrupted" if result.failure is None else result.failure.reason
-            finished_runs = format.counted(result.finished_count, "added run")
-            options.show_status(f"Level {level}: {reason} ({finished_runs} finished)")
+        has_ended_early = result.is_interrupted or result.failure is not None
+        if has_ended_early:
+            options.show_status(_describe_early_end(level, result))
             return AddedRuns(new_counts, result.is_interrupted)
     return AddedRuns(new_counts, is_interrupted=False)
+
+
+def _describe_early_end(level: str, result: LevelRuns) -> str:
+    """Return why not all runs were added to a level, and how many of them finished."""
+    reason = "interrupted" if result.failure is None else result.failure.reason
+    finished_runs = format.counted(result.finished_count, "added run")
+    return f"Level {level}: {reason} ({finished_runs} finished)"
 
 
 def _create_nothing_to_extend_error(validation: Validation, directory: Path) -> UserError:

@@ -253,9 +253,10 @@ def estimate_rate(
         trimmed_span or steady_span
         for trimmed_span, steady_span in zip(trimmed_spans, steady_spans, strict=True)
     ]
-    rates = compute_batch_rates(loaded_runs, used_spans, count_in_span)
-    interval = intervals.batch_means(rates, batches=len(rates), level=confidence)
-    interval = intervals.widen_by_runs(interval, compute_mean_of_runs(rates, len(loaded_runs)))
+    batch_rates = compute_batch_rates(loaded_runs, used_spans, count_in_span)
+    batch_interval = intervals.batch_means(batch_rates, batches=len(batch_rates), level=confidence)
+    run_rates = compute_mean_of_runs(batch_rates, len(loaded_runs))
+    interval = intervals.widen_by_runs(batch_interval, run_rates)
     caveat = _describe_short_load(loaded_runs, steady_spans)
     if not caveat:
         caveat = _describe_unfinished_startup(steady_spans, trimmed_spans)

@@ -430,18 +430,22 @@ def check_target(
         return []
     from loadgen.doctor import doctor
 
+    has_several_endpoints = len(settings.endpoints) > 1
     all_findings: list[Finding] = []
     reports = []
     for endpoint_index, endpoint in enumerate(settings.endpoints):
         endpoint_settings = settings.for_endpoint(endpoint) if endpoint.url else settings
         title, findings = doctor.examine_target(endpoint_settings)
         reports.append({"title": title, "findings": findings})
-        if len(settings.endpoints) > 1:
+        labelled_findings = findings
+        if has_several_endpoints:
             # The host of the client is the same for all endpoints, so it is reported once.
             is_first_endpoint = endpoint_index == 0
-            findings = _label_findings(findings, endpoint.display_name, keep_host=is_first_endpoint)
-        all_findings += findings
-        _show_problems(title, findings, show_status)
+            labelled_findings = _label_findings(
+                findings, endpoint.display_name, keep_host=is_first_endpoint
+            )
+        all_findings += labelled_findings
+        _show_problems(title, labelled_findings, show_status)
     (directory / DOCTOR_FILE).write_bytes(format.document(reports))
     return all_findings
 

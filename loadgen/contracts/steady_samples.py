@@ -208,8 +208,8 @@ def find_counted_requests(columns: Columns, slo: Slo | None = None) -> NDArray[n
     """Return a mask of the requests that count in a metric.
 
     Cancelled requests do not count. When the load ends, the run waits some time (the drain) for
-    requests in flight. A request that is still unfinished after it counts only if it already
-    exceeds the SLO, because its final latency is not known.
+    requests in flight. The final latency of a request that is still unfinished after it is not
+    known. Such a request counts only if it already exceeds the SLO.
 
     Raises:
         EstimateError: So many requests are unfinished that the metric could be wrong.
