@@ -442,12 +442,9 @@ def _check_names(options: RunOptions) -> None:
 def _check_workload(workload: WorkloadInput, options: RunOptions) -> None:
     """Raise UserError for a value that is no workload, or one that the options cannot change.
 
-    A workload is a file, a packaged name, a mapping or a Workload object. A Workload object is
-    checked already, so options cannot change it. A mapping can be changed by options of the load,
-    but not be combined with a trace or data set.
+    A workload is a file, a packaged name, a mapping or a Workload object.
     """
     from loadgen.core.workload import Workload
-    from loadgen.core.workload.flags import select_load_options
 
     if workload is not None and not isinstance(workload, str | os.PathLike | Mapping | Workload):
         raise UserError(
@@ -456,23 +453,39 @@ def _check_workload(workload: WorkloadInput, options: RunOptions) -> None:
             "loadgen.run",
             "give a file, a packaged name, a mapping or a Workload",
         )
-    sources = [f"a {name}" for name in ("trace", "dataset") if options.get(name) is not None]
-    load_options = [_option_name(name) for name in select_load_options(options)]
-    # If there is a trace or data set, the error is about it, and not about the other options.
-    changes = sources[:1] or load_options
-    if isinstance(workload, Workload) and changes:
+    # A trace or a data set provides the requests of a workload.
+    request_source = next(
+        (f"a {name}" for name in ("trace", "dataset") if options.get(name) is not None), None
+    )
+    if isinstance(workload, Workload):
+        _check_workload_is_unchanged(options, request_source)
+    if isinstance(workload, Mapping) and request_source is not None:
+        raise UserError(
+            "conflict",
+            f"a mapping cannot be combined with {request_source}",
+            "loadgen.run",
+            "give one of them, or a workload's file",
+        )
+
+
+def _check_workload_is_unchanged(options: RunOptions, request_source: str | None) -> None:
+    """Raise UserError if options would change a Workload object, which is complete and checked.
+
+    The error names only the source of requests if there is one, such as "a trace". Otherwise it
+    names all options of the load, such as `--rate`.
+    """
+    from loadgen.core.workload.flags import select_load_options
+
+    if request_source is not None:
+        changes = [request_source]
+    else:
+        changes = [_option_name(name) for name in select_load_options(options)]
+    if changes:
         raise UserError(
             "conflict",
             f"a Workload object cannot be changed by {', '.join(changes)}",
             "loadgen.run",
             "give the file or a mapping, or change the Workload with model_copy",
-        )
-    if isinstance(workload, Mapping) and sources:
-        raise UserError(
-            "conflict",
-            f"a mapping cannot be combined with {sources[0]}",
-            "loadgen.run",
-            "give one of them, or a workload's file",
         )
 
 
@@ -483,8 +496,9 @@ def _option_name(name: str) -> str:
 
 
 def _load_workload(workload: WorkloadInput, options: RunOptions) -> Workload:
-    """Return the checked workload with the options of the load applied.
+    """Return the checked workload, changed by the options of the load such as `rate`.
 
+    A Workload object is returned as it is, because `_check_workload` has refused options for it.
     Raises CombinedError with every error in the workload and the options.
     """
     from loadgen.core.workload import Workload, loading, read_flags
@@ -494,12 +508,10 @@ def _load_workload(workload: WorkloadInput, options: RunOptions) -> Workload:
     overrides = read_flags(**options)
     if isinstance(workload, Mapping):
         return loading.workload_from_mapping(workload, overrides)
-    return loading.load_from_options(
-        _to_text(workload),
-        _to_text(options.get("trace")),
-        overrides,
-        _to_text(options.get("dataset")),
-    )
+    workload_path = _to_text(workload)
+    trace_path = _to_text(options.get("trace"))
+    dataset = _to_text(options.get("dataset"))
+    return loading.load_from_options(workload_path, trace_path, overrides, dataset)
 
 
 def _to_text(path: str | os.PathLike[str] | None) -> str | None:

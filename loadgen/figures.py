@@ -64,7 +64,8 @@ class MetricDefinition(Struct, frozen=True, kw_only=True):
         block: The block of the summary that contains it. If empty, it is a field of the summary.
         places: Where it is shown or may be named, see PLACES.
         under: Its label in a table where it stands below the previous metric.
-        unlike: The name of a metric. A table shows this one only if the two differ.
+        hidden_if_same_as: The name of a similar metric. A table of latencies shows this one only
+            if the two differ.
     """
 
     name: str
@@ -83,7 +84,7 @@ class MetricDefinition(Struct, frozen=True, kw_only=True):
     block: str = "figures"
     places: tuple[Place, ...] = ()
     under: str = ""
-    unlike: str = ""
+    hidden_if_same_as: str = ""
 
     @property
     def field(self) -> str:

@@ -44,8 +44,12 @@ def _read_price_file(path: str) -> str:
     return read_price_file(path)
 
 
+PRICE_FILE = PriceRow("file", _read_price_file)
+"""The source of prices that is built in: a file whose path is the argument."""
+
+
 def _load_rows() -> tuple[PriceRow, ...]:
-    return (PriceRow("file", _read_price_file),)
+    return (PRICE_FILE,)
 
 
 PRICES: OpenTable[PriceRow] = OpenTable("loadgen.prices", PriceRow, _load_rows)
@@ -55,14 +59,16 @@ def parse_price_option(value: str) -> PriceRequest:
     """Return the source that a value of `--prices` names, and the argument for it.
 
     The value is the path of a file, or the name of a source and its argument: "azure:eastus" is the
-    argument "eastus" for the source "azure" of a plug-in. A path may contain a colon too, so a file
-    that exists comes first.
+    argument "eastus" for the source "azure" of a plug-in. A path may contain a colon too, so the
+    value is a path if such a file exists or if no source has the name before the colon.
     """
-    file_source = PRICES.builtin_rows[0]
     if os.path.exists(value):
-        return PriceRequest(file_source, value)
+        return PriceRequest(PRICE_FILE, value)
     match = _NAMED_SOURCE.fullmatch(value)
-    source = None if match is None else PRICES.find(match[1])
-    if match is None or source is None:
-        return PriceRequest(file_source, value)
-    return PriceRequest(source, match[2])
+    if match is None:
+        return PriceRequest(PRICE_FILE, value)
+    source_name, argument = match[1], match[2]
+    source = PRICES.find(source_name)
+    if source is None:
+        return PriceRequest(PRICE_FILE, value)
+    return PriceRequest(source, argument)

@@ -392,11 +392,14 @@ RUN = named("run")
 
 
 def kind_of(path: Path, function_name: FunctionName = "load") -> ResultKind | None:
-    """Return the kind of the result at a path, such as "run" or "sweep", or None if it is none.
+    """Return the kind of the result at a path, such as "run" or "sweep", or None if there is none.
 
-    A path may be a result of several kinds, and a kind may lack some functions. So the caller names
-    the function that it needs, such as "compare_side". The first kind that the path is a result of,
-    and that has this function, is returned.
+    A path may fit several kinds, and not every kind offers every function. So the first kind is
+    returned that fits and that has the function which the caller needs.
+
+    Args:
+        path: The directory or the file of a result.
+        function_name: The function that the kind must have, such as "compare_side".
     """
     for kind in _list_kinds_in_order():
         # This quick check comes first, because importing the functions of a kind takes time.
@@ -562,14 +565,15 @@ def can_write_page_to(kind: ResultKind, folder: Path) -> bool:
 
 
 def marker_patterns() -> Iterator[str]:
-    """Yield glob patterns of files that commands write to the directory of a result.
+    """Yield glob patterns of the files by which a directory is recognized as one of results.
 
-    A directory with a file that matches a pattern, such as `plan.json` or `*/run.json`, has results
-    in it or was begun by a command. A pattern of a subdirectory is for results that consist of
-    several runs, which have a directory each.
+    A command writes some files when it begins, such as `contract.yaml`, and others that mark the
+    kind of the result, such as `plan.json`. A result of several runs has a directory for each run,
+    so `*/plan.json` is a pattern too.
     """
     for kind in KINDS.builtin_rows:
-        yield from kind.begun_with
+        files_at_begin = kind.begun_with
+        yield from files_at_begin
         yield from kind.markers
         if kind.has_runs:
             yield from (f"*/{marker}" for marker in kind.markers)

@@ -146,17 +146,19 @@ class Capacity(
     @property
     def description(self) -> str:
         """The capacity and its state in a few words, for example "29.82 requests/s, sustained"."""
+        rate = f"{self.rate_per_s:.4g} {self.unit}/s"
         if self.state == "none":
             return "no load passed"
-        if self.state == "stopped" and self.rate_per_s == 0:
-            return "stopped before a load passed"
-        rate = f"{self.rate_per_s:.4g} {self.unit}/s"
         if self.state == "stopped":
-            return f"stopped, at least {rate}"
-        bound = "at least " if self.lower_bound else ""
-        state = "" if self.state is None else f", {STATE_LABELS[self.state]}"
-        sustained_period = describe_sustained_period(self.state, self.sustained_s)
-        return f"{bound}{rate}{state}{sustained_period}"
+            has_passed_load = self.rate_per_s != 0
+            return (
+                f"stopped, at least {rate}" if has_passed_load else "stopped before a load passed"
+            )
+        if self.lower_bound:
+            rate = f"at least {rate}"
+        if self.state is not None:
+            rate = f"{rate}, {STATE_LABELS[self.state]}"
+        return rate + describe_sustained_period(self.state, self.sustained_s)
 
     @property
     def is_unfinished(self) -> bool:
@@ -215,12 +217,12 @@ def _list_slos(workload: Workload) -> list[Slo]:
 
 
 def describe_horizon(horizon_s: float) -> str:
-    """Return which slowdowns of a server an interval or a verdict covers, by how often they recur.
+    """Return the slowdowns of a server that a result covers, such as a capacity or its interval.
 
-    `horizon_s` is the recurrence horizon. A server may slow down for a while, for example while it
-    collects garbage. A slowdown that recurs within the horizon most likely occurred during the
-    load, and so is part of the result. If the horizon is shorter than usual, the text adds that
-    rarer slowdowns may have been missed.
+    A server may slow down again and again, for example when it collects garbage. A result covers
+    the slowdowns that happen at least once in `horizon_s` seconds, because they most likely
+    happened during the load. If this time is shorter than by default, the text adds that rarer
+    slowdowns may have been missed.
     """
     covered_slowdowns = f"slowdowns that recur at least every {format.duration(horizon_s)}"
     if horizon_s >= HORIZON_S:
@@ -290,16 +292,21 @@ def _check_confidence(capacity: Capacity, where: str) -> None:
 
 
 def _check_rate(capacity: Capacity, where: str) -> None:
-    """Raise UserError unless the rate is above zero, or zero for an unfinished search."""
+    """Raise UserError unless the rate is above zero and finite, or zero for an unfinished search.
+
+    `where` is the name of the file, for the error message.
+    """
     rate = capacity.rate_per_s
-    is_positive = math.isfinite(rate) and rate > 0
-    if not is_positive and not (rate == 0 and capacity.is_unfinished):
-        raise UserError(
-            "out_of_range",
-            f"the capacity is {rate:g} per second",
-            f"{where} (rate_per_s)",
-            "write a rate above zero",
-        )
+    if math.isfinite(rate) and rate > 0:
+        return
+    if rate == 0 and capacity.is_unfinished:
+        return
+    raise UserError(
+        "out_of_range",
+        f"the capacity is {rate:g} per second",
+        f"{where} (rate_per_s)",
+        "write a rate above zero",
+    )
 
 
 def _check_interval(capacity: Capacity, where: str) -> None:

@@ -214,16 +214,19 @@ def _find_latency_metric(path: str) -> Metric | None:
     definition = definition_by_path.get(distribution_path)
     if definition is None or statistic not in _STATISTICS:
         return None
-    # The values of single requests give a confidence interval of a quantile or a mean, but none of
-    # a minimum or maximum.
-    has_interval = statistic in _QUANTILES or statistic == "mean"
+    # A confidence interval is computed from the values of single requests. It exists for quantiles
+    # and the mean, but not for the minimum and the maximum.
+    can_have_interval = statistic in _QUANTILES or statistic == "mean"
     has_request_values = definition.values is not None
+    request_metric = ""
+    if can_have_interval and has_request_values:
+        request_metric = definition.name
     return Metric(
-        path,
-        f"{definition.label} {_statistic_label(statistic)}",
-        definition.unit,
-        definition.better,
-        request_metric=definition.name if has_interval and has_request_values else "",
+        path=path,
+        name=f"{definition.label} {_statistic_label(statistic)}",
+        unit=definition.unit,
+        better=definition.better,
+        request_metric=request_metric,
         quantile=_QUANTILES.get(statistic),
     )
 

@@ -266,10 +266,10 @@ def _summarize_metric(
 
 
 def _relative_spread(metric: Metric, values: Sequence[float]) -> float | None:
-    """Return the standard deviation between runs as a fraction of the mean; None for one run.
+    """Return the standard deviation between runs as a fraction of the mean, or None for one run.
 
-    That of a share (0 to 1) is returned as it is, because it would say nothing relative to a mean
-    near 0.
+    For a share (0 to 1), it is the standard deviation itself, because a fraction of a mean near 0
+    would be meaninglessly large.
     """
     if len(values) < 2:
         return None
@@ -301,12 +301,18 @@ def _mean_interval(metric: Metric, values: Sequence[float], request_count: int) 
 def _share_interval(shares: Sequence[float], request_count: int) -> _MeanInterval:
     """Return the confidence interval of the mean of shares (0 to 1), such as that of ok requests.
 
-    If the share is 1 in all runs, the t interval has no width, although a few more requests may
-    fail. So the result is at least as wide as the Wilson score interval of a proportion, in which
-    each request of all runs is a trial.
+    It is the wider one of two intervals on each side: the interval of Student's t distribution
+    with each run as one value, and the Wilson score interval (Wilson, 1927) of a proportion with
+    each request as one trial. The Wilson interval matters if all requests of all runs were ok:
+    then the t interval has no width, although a few more requests may fail.
+
+    Args:
+        shares: The share in each run.
+        request_count: The number of requests of all runs together.
     """
     mean_share = float(np.mean(shares))
     low, high = intervals.wilson(mean_share, request_count, LEVEL)
     wilson_interval = intervals.Interval(mean_share, low, high, LEVEL)
+    # `widen_by_runs` computes the t interval and extends the Wilson interval to it.
     interval = intervals.widen_by_runs(wilson_interval, shares)
-    return _MeanInterval(max(interval.low, 0.0), min(interval.high, 1.0))
+    return _MeanInterval(low=max(interval.low, 0.0), high=min(interval.high, 1.0))

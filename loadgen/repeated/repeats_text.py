@@ -90,22 +90,28 @@ def _spread_text(metric: RepeatedMetric) -> str:
 
 
 def describe_interval(repeats: RepeatSummary) -> str:
-    """Return how the intervals are computed and what they cover, as a legend of the table.
+    """Return the legend of a table of repeats, which explains its confidence intervals.
 
-    If the load was repeated until its means were precise enough, it also says whether they are.
+    If the load was repeated until its means were precise enough, the legend also says whether they
+    became so.
     """
     if len(repeats.counted_runs) < 2:
         return "One run shows no run-to-run variation, so there is no confidence interval."
-    text = (
+    legend = (
         "CI: confidence interval of the mean, by Student's t. Spread: standard deviation between "
         "runs. The interval covers restarts and times like those of these runs."
     )
+    precision = _describe_precision(repeats)
+    return f"{legend} {precision}" if precision else legend
+
+
+def _describe_precision(repeats: RepeatSummary) -> str:
+    """Return whether the means are as precise as requested, or "" if no precision was requested."""
     if repeats.is_precise is None or repeats.requested_precision is None:
-        return text
-    precision = f"±{repeats.requested_precision * 100:g} %"
-    metrics = "TTFT, TPOT and E2E p50 and output tokens/s"
+        return ""
     verb = "are" if repeats.is_precise else "are not"
-    return f"{text} {metrics} {verb} known to {precision}."
+    percent = repeats.requested_precision * 100
+    return f"TTFT, TPOT and E2E p50 and output tokens/s {verb} known to ±{percent:g} %."
 
 
 def key_metrics(repeats: RepeatSummary) -> list[RepeatedMetric]:

@@ -119,7 +119,7 @@ def _max_objectives(summary: Summary, result_lines: Sequence[tuple[str, str]]) -
 
 def _count_free_lines(summary: Summary, result_lines: Sequence[tuple[str, str]]) -> int:
     """Return how many of the MAX_LINES are left for objectives. It may be negative."""
-    latency_lines = len(_latency_rows(summary)) + bool(_confidence_note(summary).text)
+    latency_lines = len(_latency_rows(summary)) + _has_unsupported_percentile(summary)
     text_lines = sum(math.ceil(len(text) / TEXT_COLUMNS) for _, text in result_lines)
     return MAX_LINES - FIXED_LINES - latency_lines - text_lines
 
@@ -409,22 +409,23 @@ def _describe_delivered_load(summary: Summary) -> str:
 def _describe_breakdown(summary: Summary) -> str:
     """Return where the time of a typical request was spent, or "" if that is not known.
 
-    It averages the requests near the median of TTFT and of E2E latency. For example: `TTFT p50:
-    queue 12 ms, prefill 80 ms; E2E p50: decode 900 ms`.
+    The times are means over the requests near the median of TTFT and of E2E latency. For example:
+    `TTFT p50: queue 12 ms, prefill 80 ms; E2E p50: decode 900 ms`.
     """
     if not summary.run.stream or not summary.verdict.valid:
         return ""
     for group in summary.splits.groups:
-        if group.by == "all":
-            return _describe_breakdown_of(group)
+        has_all_requests = group.by == "all"  # other groups have, for example, those of a target
+        if has_all_requests:
+            return _describe_median_breakdown(group)
     return ""
 
 
-def _describe_breakdown_of(group: SplitGroup) -> str:
-    """Return the breakdown of the requests near the median, or "" if there are none.
+def _describe_median_breakdown(group: SplitGroup) -> str:
+    """Return where the time of requests near the median was spent, or "" if there are none.
 
-    Queue and prefill are known only if the server reports them. Decode is the time after the first
-    token.
+    TTFT consists of the time in the queue of the server and of prefill, which are known only if the
+    server reports them. Decode is the time after the first token.
     """
     median_ttft = next((split for split in group.ttft if split.at == "p50"), None)
     median_e2e = next((split for split in group.e2e if split.at == "p50"), None)
@@ -434,9 +435,10 @@ def _describe_breakdown_of(group: SplitGroup) -> str:
     decode = f"E2E p50: decode {format.milliseconds(decode_ms)} ms"
     if median_ttft.prefill_ms is None:
         return f"{decode}; the server reports no queue and prefill time"
-    ttft_parts = [f"prefill {format.milliseconds(median_ttft.prefill_ms)} ms"]
+    ttft_parts = []
     if median_ttft.queue_ms is not None:
-        ttft_parts.insert(0, f"queue {format.milliseconds(median_ttft.queue_ms)} ms")
+        ttft_parts.append(f"queue {format.milliseconds(median_ttft.queue_ms)} ms")
+    ttft_parts.append(f"prefill {format.milliseconds(median_ttft.prefill_ms)} ms")
     return f"TTFT p50: {', '.join(ttft_parts)}; {decode}"
 
 
@@ -463,14 +465,21 @@ def _describe_validity(summary: Summary) -> str:
     For example: `valid: no client bottleneck, 2 warnings (--full)`.
     """
     phrases = [_describe_verdict(summary)]
-    has_unsupported_percentile = bool(_confidence_note(summary).text)
-    if summary.verdict.valid and _latency_rows(summary) and not has_unsupported_percentile:
-        phrases.append(f"enough samples for {cells.quantile_label(QUANTILES[-1])}")
-    warnings = summary.verdict.warning_codes
-    warning_count = sum(warning.code not in _WARNINGS_STATED_IN_TITLE for warning in warnings)
+    has_latencies = bool(_latency_rows(summary))
+    if summary.verdict.valid and has_latencies and not _has_unsupported_percentile(summary):
+        highest_percentile = cells.quantile_label(QUANTILES[-1])
+        phrases.append(f"enough samples for {highest_percentile}")
+    warning_count = sum(
+        warning.code not in _WARNINGS_STATED_IN_TITLE for warning in summary.verdict.warning_codes
+    )
     if warning_count:
         phrases.append(f"{format.counted(warning_count, 'warning')} (--full)")
     return ", ".join(phrases)
+
+
+def _has_unsupported_percentile(summary: Summary) -> bool:
+    """Return whether a percentile of a latency has too few samples, so that a note explains it."""
+    return bool(_confidence_note(summary).text)
 
 
 def _describe_verdict(summary: Summary) -> str:

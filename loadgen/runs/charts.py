@@ -151,14 +151,16 @@ def _build_curve_lines(curve_by_metric: Mapping[str, PercentileCurve]) -> Iterat
 def _build_limit_mark(term: TermResult, largest_ms: float) -> Mark:
     """Return the line of a limit of the SLO, in the color of its outcome.
 
-    A limit far above the largest value does not extend the axis (NEAR_FACTOR).
+    The axis is extended to show the limit if it was missed or is near the largest value. A limit
+    far above that was met would compress all values, so it does not extend the axis.
     """
+    is_missed = term.met is False
     is_near = term.limit_ms < NEAR_FACTOR * largest_ms
     return Mark(
         y=term.limit_ms,
         label=f"limit {term.limit_ms:,.10g} ms at p{term.quantile * 100:g}",
         color=outcome_color(term.met),
-        extends_axis=term.met is False or is_near,
+        extends_axis=is_missed or is_near,
     )
 
 
@@ -478,53 +480,89 @@ def _average_groups(values: Sequence[float], group_size: int) -> tuple[float, ..
 def build_length_charts(data: ChartData) -> Iterator[Chart]:
     """Yield latencies by length, requested and received lengths, and the cache hit rate.
 
-    What the workload does not request, or the server does not report, has no chart.
+    A chart is left out if its values are not known, such as a cache hit rate that the server does
+    not report, or if all requests have the same length.
     """
-    scatter = data.scatter
+    lengths = data.scatter
     prompt_axis = Axis(label="prompt tokens", unit="prompt tokens", pad=True)
-    yield from _build_scatter_chart(
-        "TTFT by prompt length", scatter.ttft_by_input, prompt_axis, "ms"
-    )
     output_axis = Axis(label="output tokens", unit="output tokens", pad=True)
-    yield from _build_scatter_chart(
-        "E2E latency by output length", scatter.e2e_by_output, output_axis, "ms"
+    length_charts = [
+        _build_scatter_chart("TTFT by prompt length", lengths.ttft_by_input, prompt_axis, "ms"),
+        _build_scatter_chart(
+            "E2E latency by output length", lengths.e2e_by_output, output_axis, "ms"
+        ),
+        _build_received_length_chart(lengths),
+        _build_cache_hit_rate_chart(data),
+    ]
+    yield from (chart for chart in length_charts if chart is not None)
+
+
+def _build_received_length_chart(lengths: ScatterPlots) -> Chart | None:
+    """Return the received output tokens over the requested ones, or None if none are requested."""
+    if lengths.received_by_requested is None:
+        return None
+    requested_axis = Axis(label="requested tokens", unit="requested", pad=True)
+    return _build_scatter_chart(
+        "Requested and received output length",
+        lengths.received_by_requested,
+        requested_axis,
+        "tokens received",
     )
-    if scatter.received_by_requested is not None:
-        yield from _build_scatter_chart(
-            "Requested and received output length",
-            scatter.received_by_requested,
-            Axis(label="requested tokens", unit="requested", pad=True),
-            "tokens received",
-        )
+
+
+def _build_cache_hit_rate_chart(data: ChartData) -> Chart | None:
+    """Return the fraction of prompt tokens that the server had in its cache, over time.
+
+    Return None if the server does not report it or if it is 0 throughout the run.
+    """
     hit_rate = data.load.cache_hit_rate
-    if hit_rate is not None and any(hit_rate.series["cached"]):
-        axis = _build_percent_axis("% of prompt tokens")
-        line = Series(
-            x=_bin_centers(hit_rate, data.length_s),
-            y=hit_rate.series["cached"],
-            color="c3",
-        )
-        yield _build_line_chart(data, "Prefix cache hit rate", axis, (line,))
+    if hit_rate is None or not any(hit_rate.series["cached"]):
+        return None
+    axis = _build_percent_axis("% of prompt tokens")
+    line = Series(
+        x=_bin_centers(hit_rate, data.length_s),
+        y=hit_rate.series["cached"],
+        color="c3",
+    )
+    return _build_line_chart(data, "Prefix cache hit rate", axis, (line,))
 
 
-def _build_scatter_chart(title: str, plot: ScatterPlot, x: Axis, unit: str) -> Iterator[Chart]:
-    """Yield the chart of a scatter plot, or nothing if it would show nothing new.
+def _build_scatter_chart(title: str, plot: ScatterPlot, x: Axis, unit: str) -> Chart | None:
+    """Return the chart of a scatter plot, or None if it would show nothing new.
 
     A plot without points shows nothing, and one whose points all have the same x shows less than
-    a percentile curve. A plot of many requests is drawn as cells, whose darkness is the number of
-    requests in them. `unit` is the unit of the y axis.
+    a percentile curve.
+
+    Args:
+        title: The title of the chart.
+        plot: The plot: all points, or for many requests the number of points in each cell.
+        x: The x axis.
+        unit: The unit of the y axis.
     """
-    lowest_x, highest_x = plot.x
-    lowest_y, highest_y = plot.y
+    lowest_x, highest_x = plot.x_range
     if plot.count == 0 or lowest_x == highest_x:
-        return
+        return None
     y = Axis(label=f"{unit}, log" if plot.log_y else unit, unit=unit, log=plot.log_y, pad=True)
     if plot.points:
-        x_values, y_values = zip(*plot.points, strict=True)
-        points = Series(x=x_values, y=y_values, color="c1")
-        yield Chart(kind="cloud", title=title, x=x, y=y, series=(points,))
-        return
-    yield Chart(
+        return _build_point_chart(title, plot, x, y)
+    return _build_density_chart(title, plot, x, y)
+
+
+def _build_point_chart(title: str, plot: ScatterPlot, x: Axis, y: Axis) -> Chart:
+    """Return a chart with a dot for each point of a plot."""
+    x_values, y_values = zip(*plot.points, strict=True)
+    points = Series(x=x_values, y=y_values, color="c1")
+    return Chart(kind="cloud", title=title, x=x, y=y, series=(points,))
+
+
+def _build_density_chart(title: str, plot: ScatterPlot, x: Axis, y: Axis) -> Chart:
+    """Return a chart of cells, which are the darker, the more points of the plot are in them.
+
+    The cells fill the range of the values, so the axes end there.
+    """
+    lowest_x, highest_x = plot.x_range
+    lowest_y, highest_y = plot.y_range
+    return Chart(
         kind="cells",
         title=title,
         note=f"{format.counted(plot.count, 'request')}; darker is more frequent (log)",
@@ -564,30 +602,42 @@ def build_slow_request_charts(data: ChartData, summary: Summary) -> Iterator[Cha
         if request.by == "ttft" and request.ttft_ms is not None
     ]
     for plot in _list_slow_request_plots(data.scatter):
-        unit = plot.label if plot.format == "number" else ""
-        x = Axis(label=plot.label, unit=unit, format=plot.format, pad=True)
-        for chart in _build_scatter_chart(plot.title, plot.points, x, "ms"):
-            slowest_points = _mark_slowest_requests(slowest, plot.field)
-            yield msgspec.structs.replace(chart, series=(*chart.series, *slowest_points))
+        x_unit = plot.label if plot.format == "number" else ""
+        x = Axis(label=plot.label, unit=x_unit, format=plot.format, pad=True)
+        chart = _build_scatter_chart(plot.title, plot.points, x, "ms")
+        if chart is None:
+            continue
+        all_series = (*chart.series, *_mark_slowest_requests(slowest, plot.field))
+        yield msgspec.structs.replace(chart, series=all_series)
 
 
 def _list_slow_request_plots(scatter: ScatterPlots) -> tuple[_SlowRequestPlot, ...]:
     """Return the scatter plots of TTFT in the order in which a page shows them."""
     return (
         _SlowRequestPlot(
-            "TTFT by prompt length", scatter.ttft_by_input, "prompt tokens", "input_tokens"
+            title="TTFT by prompt length",
+            points=scatter.ttft_by_input,
+            label="prompt tokens",
+            field="input_tokens",
         ),
         _SlowRequestPlot(
-            "TTFT by concurrency",
-            scatter.ttft_by_in_flight,
-            "other requests in flight",
-            "in_flight",
+            title="TTFT by concurrency",
+            points=scatter.ttft_by_in_flight,
+            label="other requests in flight",
+            field="in_flight",
         ),
         _SlowRequestPlot(
-            "TTFT by queue time", scatter.ttft_by_queue, "ms in the server's queue", "queue_ms"
+            title="TTFT by queue time",
+            points=scatter.ttft_by_queue,
+            label="ms in the server's queue",
+            field="queue_ms",
         ),
         _SlowRequestPlot(
-            "TTFT over time", scatter.ttft_by_time, "since the start of the run", "due_s", "time"
+            title="TTFT over time",
+            points=scatter.ttft_by_time,
+            label="since the start of the run",
+            field="due_s",
+            format="time",
         ),
     )
 
@@ -647,18 +697,34 @@ def build_client_charts(data: ChartData, summary: Summary) -> Iterator[Chart]:
     out.
     """
     bins = data.load.client_overhead
-    centers = _bin_centers(bins, data.length_s)
+    if _has_values(bins.series["cpu"]):
+        yield _build_cpu_chart(data, bins, summary.verdict.limits.cpu_share)
+    if _has_values(bins.series["largest send delay"]):
+        yield _build_send_delay_chart(data, bins)
+
+
+def _has_values(values: Sequence[float | None]) -> bool:
+    return any(value is not None for value in values)
+
+
+def _build_cpu_chart(data: ChartData, bins: Bins, cpu_limit: float) -> Chart:
+    """Return the CPU use of the busiest worker, with the limit above which a run is not valid.
+
+    The limit is a fraction of a core. The axis reaches at least to one core.
+    """
     cpu_shares = bins.series["cpu"]
-    if any(value is not None for value in cpu_shares):
-        highest_share = max(1.0, *(value or 0.0 for value in cpu_shares))
-        limit = Mark(y=summary.verdict.limits.cpu_share, label="validity limit", color="bad")
-        line = Series(x=centers, y=cpu_shares, color="c1")
-        title = "CPU use of the busiest worker"
-        axis = _build_percent_axis("% of a core", highest_share)
-        yield _build_line_chart(data, title, axis, (line,), marks=(limit,))
+    known_shares = [share for share in cpu_shares if share is not None]
+    highest_share = max(1.0, *known_shares)
+    axis = _build_percent_axis("% of a core", highest_share)
+    limit = Mark(y=cpu_limit, label="validity limit", color="bad")
+    line = Series(x=_bin_centers(bins, data.length_s), y=cpu_shares, color="c1")
+    return _build_line_chart(data, "CPU use of the busiest worker", axis, (line,), marks=(limit,))
+
+
+def _build_send_delay_chart(data: ChartData, bins: Bins) -> Chart:
+    """Return the largest delay in each bin from when a request was due to when it was sent."""
     delays_ms = bins.series["largest send delay"]
-    if any(value is not None for value in delays_ms):
-        line = Series(x=centers, y=delays_ms, color="c2")
-        note = f"per {bins.width_s:g} s"
-        axis = _build_latency_axis(delays_ms)
-        yield _build_line_chart(data, "Largest send delay", axis, (line,), note=note)
+    axis = _build_latency_axis(delays_ms)
+    line = Series(x=_bin_centers(bins, data.length_s), y=delays_ms, color="c2")
+    note = f"per {bins.width_s:g} s"
+    return _build_line_chart(data, "Largest send delay", axis, (line,), note=note)

@@ -210,17 +210,33 @@ def _plan_runs(
 def _load_workloads(invocation: Invocation, name: str | None) -> dict[str, Workload]:
     """Return the workload of each run of the command, by the name of the run.
 
-    A command has one run, or with a list such as `--concurrency 1,8` a run for each value, which
-    are named "c1" and "c8". The prompts of each of several runs are unique, so that a server does
-    not have them in its cache from the run before. Raises UserError or CombinedError.
+    A command has one run, named "run". With a list of concurrencies, such as `--concurrency 1,8`,
+    it has one run for each: "c1" and "c8". Raises UserError or CombinedError.
+
+    Args:
+        invocation: The command with its options.
+        name: The file or the name of the workload, if the command line has one.
     """
-    from loadgen.core.workload import parse_concurrency_levels, with_unique_prompts
+    from loadgen.core.workload import parse_concurrency_levels
 
     option = invocation["concurrency"]
     concurrencies = parse_concurrency_levels(option) if option else []
-    if len(concurrencies) <= 1:
-        concurrency = concurrencies[0] if concurrencies else None
-        return {"run": invocation.load_workload(name, concurrency=concurrency)}
+    if len(concurrencies) > 1:
+        return _load_workload_per_concurrency(invocation, name, concurrencies)
+    concurrency = concurrencies[0] if concurrencies else None
+    return {"run": invocation.load_workload(name, concurrency=concurrency)}
+
+
+def _load_workload_per_concurrency(
+    invocation: Invocation, name: str | None, concurrencies: Sequence[int]
+) -> dict[str, Workload]:
+    """Return a workload for each concurrency by the name of its run, such as "c8".
+
+    Each has prompts of its own, so that a server does not have them in its cache from the run
+    before. Raises UserError if `--repeat` was given too.
+    """
+    from loadgen.core.workload import with_unique_prompts
+
     workloads = {
         f"c{concurrency}": invocation.load_workload(name, concurrency=concurrency)
         for concurrency in concurrencies
@@ -332,13 +348,18 @@ class _RunSeries:
 def _open_series(
     invocation: Invocation, plan: RunPlan, display: RunDisplay
 ) -> Iterator[_RunSeries]:
-    """Create the directory of several runs and lock it while they are executed."""
+    """Create and lock a directory for several runs, and yield what executes runs in it.
+
+    The directory is named after the workload and the time. An error message tells the user that
+    `loadgen report` shows the runs that finished before.
+    """
     from loadgen.core.execution.folder_names import new_run_folder
 
-    name = next(iter(plan.workloads.values())).name
+    # All runs have the workload of the command, so any of them has its name.
+    first_workload = next(iter(plan.workloads.values()))
     now = datetime.now().astimezone()
     with (
-        new_run_folder(plan.settings.out, name, now) as output_dir,
+        new_run_folder(plan.settings.out, first_workload.name, now) as output_dir,
         add_resume_hint(output_dir, f"loadgen report {output_dir} shows it"),
     ):
         yield _RunSeries(invocation, plan.settings, display, output_dir)
@@ -386,21 +407,14 @@ def _run_repeatedly(
     """
     from loadgen.repeated.repeat_loop import run_repeats, with_repeat_seed
 
-    (workload,) = plan.workloads.values()
-    has_open_end = repetition.count is None
-    display.begin_steps(repetition.max_runs, at_most=has_open_end)
+    (workload,) = plan.workloads.values()  # `--repeat` is refused for several workloads
+    number_is_open = repetition.count is None
+    display.begin_steps(repetition.max_runs, at_most=number_is_open)
     with _open_series(invocation, plan, display) as series:
-
-        def has_enough_runs() -> bool:
-            return repetition.is_complete([run.summary for run in series.runs])
-
-        def run_number(number: int) -> bool:
-            return series.run(f"r{number}", with_repeat_seed(workload, number))
-
         is_complete = run_repeats(
             repetition,
-            has_enough_runs,
-            run_number,
+            is_complete=lambda: repetition.is_complete([run.summary for run in series.runs]),
+            run_repeat=lambda number: series.run(f"r{number}", with_repeat_seed(workload, number)),
             virtual=plan.settings.virtual,
             print_line=print_status,
         )

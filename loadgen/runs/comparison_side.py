@@ -93,23 +93,28 @@ class Side(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def facts(self) -> SideFacts:
-        """What the side is, as text. If repeats have different values, all of them are named."""
-        if not self.runs:
+        """The texts that identify one side of a comparison: its tool, workload, server, and so on.
+
+        If its runs have different values, such as two models, the text names all of them.
+        """
+        if not self.runs:  # a result of another tool
             return msgspec.structs.replace(self.reported_facts, name=self.name)
         summaries = [run.summary for run in self.runs]
         targets = [target for run in self.runs for target in run.targets]
+        versions = [f"loadgen {summary.run.version}" for summary in summaries]
+        workloads = [summary.run.workload or summary.run.name for summary in summaries]
+        objectives = [", ".join(list_objectives(summary)) for summary in summaries]
+        first_start = min(summary.run.started for summary in summaries)
         return SideFacts(
             name=self.name,
-            tool=_join_unique(f"loadgen {summary.run.version}" for summary in summaries),
-            workload=_join_unique(
-                summary.run.workload or summary.run.name for summary in summaries
-            ),
+            tool=_join_unique(versions),
+            workload=_join_unique(workloads),
             load=_join_unique(summary.load.arrival for summary in summaries),
             model=_join_unique(target.model for target in targets),
             server=_join_unique(_describe_server(target) for target in targets),
             url=_join_unique(target.url or target.name for target in targets),
-            started=_format_time(min(summary.run.started for summary in summaries)),
-            slo=_join_unique(", ".join(list_objectives(summary)) for summary in summaries),
+            started=_format_time(first_start),
+            slo=_join_unique(objectives),
             runs=len(self.runs),
         )
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from functools import cache
 from pathlib import Path
 from typing import NamedTuple
@@ -176,19 +176,18 @@ def load_compared_run(run_dir: Path) -> ComparedRun:
     )
 
 
-def regenerate(run_dir: Path) -> Iterator[RegeneratedFile]:
-    """Yield the derived files of a run, generated again, so that the stored ones can be verified.
+def regenerate(run_dir: Path) -> list[RegeneratedFile]:
+    """Return the derived files of a run, computed again, so that stored files can be verified.
 
-    A run has one such file, summary.json, which is computed from the records. A run that did not
-    finish has no summary. Then the yielded file has no content, and a text that says why.
+    A run has one derived file: summary.json, which is computed from the records. A run that did not
+    finish has none, so the result states why it cannot be compared.
     """
     has_summary = (run_dir / run_folder.SUMMARY).is_file()
-    if has_summary:
-        summary = run_folder.summary(run_dir)
-        yield RegeneratedFile(run_folder.SUMMARY, dump_summary(summary), RECORDS)
-    else:
+    if not has_summary:
         reason = "the run did not finish, so it has none"
-        yield RegeneratedFile(run_folder.SUMMARY, data=None, basis=reason)
+        return [RegeneratedFile(run_folder.SUMMARY, data=None, basis=reason)]
+    summary = run_folder.summary(run_dir)
+    return [RegeneratedFile(run_folder.SUMMARY, dump_summary(summary), basis=RECORDS)]
 
 
 FUNCTIONS = ResultFunctions(

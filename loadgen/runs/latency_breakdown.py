@@ -23,7 +23,14 @@ from loadgen.render.section import (
 from loadgen.runs import charts
 
 if TYPE_CHECKING:
-    from loadgen.core.metrics.sections import E2eSplit, SlowRequest, Splits, TtftSplit
+    from loadgen.core.metrics.sections import (
+        E2eSplit,
+        Near,
+        SlowRequest,
+        SplitGroup,
+        Splits,
+        TtftSplit,
+    )
     from loadgen.core.metrics.summary import Summary
     from loadgen.runs.page import ComputeChartData
 
@@ -52,36 +59,21 @@ _COLORS = {
 """The color of each segment of the waterfall, as `render.page` names colors."""
 
 
-class _Breakdown(NamedTuple):
-    """A table of averages: the metric, the fields of its parts, and the heads of all columns."""
-
-    metric: Literal["ttft", "e2e"]
-    parts: tuple[str, ...]
-    head: tuple[str, ...]
-
-
-_BREAKDOWNS = (
-    _Breakdown(
-        "ttft",
-        ("client", "connect", "queue", "prefill", "transfer", "rest"),
-        (
-            "TTFT breakdown (ms)",
-            "total",
-            "client",
-            "connect",
-            "queue",
-            "prefill",
-            "transfer",
-            "unattributed",
-            "requests",
-        ),
-    ),
-    _Breakdown(
-        "e2e",
-        ("ttft", "decode", "stall"),
-        ("E2E breakdown (ms)", "total", "TTFT", "decode", "stalls", "requests"),
-    ),
+TTFT_BREAKDOWN_HEAD = (
+    "TTFT breakdown (ms)",
+    "total",
+    "client",
+    "connect",
+    "queue",
+    "prefill",
+    "transfer",
+    "unattributed",
+    "requests",
 )
+"""The heads of the table with the parts of TTFT."""
+
+E2E_BREAKDOWN_HEAD = ("E2E breakdown (ms)", "total", "TTFT", "decode", "stalls", "requests")
+"""The heads of the table with the parts of E2E latency."""
 
 SLOW_HEAD = (
     "at",
@@ -103,33 +95,56 @@ def build_slow_request_sections(
 ) -> Iterator[Section | PageSectionFactory]:
     """Yield the causes of slow requests, the breakdowns of latency, and the slowest requests.
 
-    A page has all of them. A report as text has the tables only if the server reports its own
-    timing, because they have no queue and prefill times without it. It has the causes only if there
-    is something to explain. The last section has charts, so it is built when a page is written.
+    A page has all of these sections. A report as text has fewer, and has a table of the slowest
+    requests in place of the last section. That section has charts, whose data takes seconds to
+    compute, so a function is yielded that builds it only when a page is written.
     """
-    splits = summary.splits
-    if not splits.groups:
+    if not summary.splits.groups:
         yield section("Slow requests", summary.causes.text)
         return
-    has_server_timing = splits.accounted > 0
-    needs_explanation = summary.goodput.met is False or bool(summary.causes.text)
-    is_in_text = has_server_timing or needs_explanation
-    explanation = _explanation(summary)
-    yield section("Slow requests", explanation, page_only=not is_in_text, id="slow-requests")
-    yield section(
-        "",
-        *_breakdown_tables(splits),
-        Paragraph(LEGEND, "soft"),
-        Paragraph(_as_sentence(splits.reason), "soft"),
-        page_only=not has_server_timing,
-    )
-    if has_server_timing:
+    yield _causes_section(summary)
+    yield _breakdown_section(summary.splits)
+    if _has_server_timing(summary.splits):
         yield section("", _slow_table(summary.slowest, "ttft"), text_only=True)
 
     def build_slowest_section() -> list[Section]:
         return [_slowest_section(summary, compute_chart_data)]
 
     yield build_slowest_section
+
+
+def _causes_section(summary: Summary) -> Section:
+    """Return the causes of slow requests.
+
+    A report as text omits them if there is nothing to explain: the server reports no timing, the
+    SLO was not missed, and no cause was found.
+    """
+    missed_slo = summary.goodput.met is False
+    has_cause = bool(summary.causes.text)
+    is_in_text = _has_server_timing(summary.splits) or missed_slo or has_cause
+    return section(
+        "Slow requests", _explanation(summary), page_only=not is_in_text, id="slow-requests"
+    )
+
+
+def _breakdown_section(splits: Splits) -> Section:
+    """Return the tables with the parts of TTFT and E2E latency.
+
+    A report as text omits them if the server does not report its own timing, because they have no
+    queue and prefill times then.
+    """
+    return section(
+        "",
+        *_breakdown_tables(splits),
+        Paragraph(LEGEND, "soft"),
+        Paragraph(_as_sentence(splits.reason), "soft"),
+        page_only=not _has_server_timing(splits),
+    )
+
+
+def _has_server_timing(splits: Splits) -> bool:
+    """Return whether the server reported its own queue and prefill times for any request."""
+    return splits.accounted > 0
 
 
 def _as_sentence(text: str) -> str:
@@ -168,41 +183,67 @@ def _describe_missing_cause(summary: Summary) -> str:
 
 
 def _breakdown_tables(splits: Splits) -> list[Table]:
-    """Return the breakdowns of TTFT and E2E latency that have rows."""
-    tables = []
-    for breakdown in _BREAKDOWNS:
-        rows = list(_breakdown_rows(splits, breakdown))
-        if rows:
-            tables.append(Table(breakdown.head, rows))
-    return tables
+    """Return the tables with the parts of TTFT and of E2E latency, without those that are empty.
 
-
-def _breakdown_rows(splits: Splits, breakdown: _Breakdown) -> Iterator[tuple[str, ...]]:
-    """Yield the rows of a breakdown of TTFT or E2E latency into its parts.
-
-    A row has the mean times of the requests near one percentile, and their number. For all requests
-    together there are rows near p50, near p99 and for the slowest ones. Other groups, such as the
-    requests of one target, have only the row near p99, which keeps the table short.
+    A row has the mean times of the requests of a group near one percentile, and their number. A
+    group is all requests together or, for example, the requests of one target.
     """
-    for group in splits.groups:
-        for split in group.ttft if breakdown.metric == "ttft" else group.e2e:
-            label = GROUP_LABELS[split.at]
-            if group.by == "all":
-                yield _breakdown_row(label, split, breakdown)
-            elif split.at == "p99":
-                yield _breakdown_row(f"{group.name}, {label}", split, breakdown)
+    ttft_rows = [
+        _ttft_row(_row_label(group, split.at), split)
+        for group in splits.groups
+        for split in group.ttft
+        if _has_row(group, split.at)
+    ]
+    e2e_rows = [
+        _e2e_row(_row_label(group, split.at), split)
+        for group in splits.groups
+        for split in group.e2e
+        if _has_row(group, split.at)
+    ]
+    tables = [Table(TTFT_BREAKDOWN_HEAD, ttft_rows), Table(E2E_BREAKDOWN_HEAD, e2e_rows)]
+    return [table for table in tables if table.rows]
 
 
-def _breakdown_row(
-    label: str, split: TtftSplit | E2eSplit, breakdown: _Breakdown
-) -> tuple[str, ...]:
-    """Return a row: its label, the latency and its parts in ms, and the number of requests.
+def _has_row(group: SplitGroup, position: Near) -> bool:
+    """Return whether the breakdowns show the requests of a group near a position, such as "p99".
 
-    A split has a field for each of them, such as `ttft_ms` and `queue_ms`.
+    All requests together have a row for each position. Other groups, such as the requests of one
+    target, have only the row near p99, which keeps the table short.
     """
-    columns = (breakdown.metric, *breakdown.parts)
-    times = [format.milliseconds(getattr(split, f"{column}_ms")) for column in columns]
-    return (label, *times, format.count(split.requests))
+    return group.by == "all" or position == "p99"
+
+
+def _row_label(group: SplitGroup, position: Near) -> str:
+    """Return the label of a row, such as "near p50" or, for a target, "gpu-1, near p99"."""
+    position_label = GROUP_LABELS[position]
+    return position_label if group.by == "all" else f"{group.name}, {position_label}"
+
+
+def _ttft_row(label: str, split: TtftSplit) -> tuple[str, ...]:
+    """Return the cells under TTFT_BREAKDOWN_HEAD: the mean TTFT, its parts, and the requests."""
+    return (
+        label,
+        format.milliseconds(split.ttft_ms),
+        format.milliseconds(split.client_ms),
+        format.milliseconds(split.connect_ms),
+        format.milliseconds(split.queue_ms),
+        format.milliseconds(split.prefill_ms),
+        format.milliseconds(split.transfer_ms),
+        format.milliseconds(split.rest_ms),
+        format.count(split.requests),
+    )
+
+
+def _e2e_row(label: str, split: E2eSplit) -> tuple[str, ...]:
+    """Return the cells under E2E_BREAKDOWN_HEAD: the mean latency, its parts, and the requests."""
+    return (
+        label,
+        format.milliseconds(split.e2e_ms),
+        format.milliseconds(split.ttft_ms),
+        format.milliseconds(split.decode_ms),
+        format.milliseconds(split.stall_ms),
+        format.count(split.requests),
+    )
 
 
 # -- the slowest requests --------------------------------------------------------------------------
@@ -217,7 +258,7 @@ def _slow_table(requests: Iterable[SlowRequest], metric: Literal["ttft", "e2e"])
 
 
 def _slow_row(request: SlowRequest) -> tuple[str, ...]:
-    """Return the cells of a slow request under SLOW_HEAD, after its name."""
+    """Return the cells of a slow request: its name, then one cell for each head in SLOW_HEAD."""
     return (
         _request_name(request),
         format.duration(request.due_s),

@@ -41,18 +41,20 @@ def latency_rows(summary: Summary) -> list[MetricRow]:
 def _is_redundant(
     definition: MetricDefinition, distribution_by_name: dict[str, Distribution]
 ) -> bool:
-    """Return whether a metric repeats the numbers of another one.
+    """Return whether the table of latencies omits a metric, because another row has its values.
 
-    The inter-chunk latency has the same values as the ITL, if there is one. The definition of
-    another metric may name, as `unlike`, a metric that it usually differs from: TTFT from the time
-    of sending differs from TTFT only if requests were sent late.
+    The inter-chunk latency has the same values as the ITL, if there is one. For other metrics,
+    `hidden_if_same_as` names the similar one: TTFT from the time of sending equals TTFT unless
+    requests were sent late. They count as the same if their medians are equal, because a
+    difference in only a few requests needs no row.
     """
     if definition.name == "inter_chunk":
         return "itl" in distribution_by_name
-    similar_metric = distribution_by_name.get(definition.unlike)
-    if similar_metric is None:
+    similar_distribution = distribution_by_name.get(definition.hidden_if_same_as)
+    if similar_distribution is None:
         return False
-    return similar_metric.p50 == distribution_by_name[definition.name].p50
+    distribution = distribution_by_name[definition.name]
+    return distribution.p50 == similar_distribution.p50
 
 
 def _rows_of_missing_plugins(summary: Summary) -> Iterator[MetricRow]:

@@ -329,7 +329,7 @@ def _equal_length_sentences(data: ChartData) -> Iterator[str]:
         ("prompts", data.scatter.ttft_by_input),
         ("responses", data.scatter.e2e_by_output),
     ):
-        shortest, longest = plot_by_length.x
+        shortest, longest = plot_by_length.x_range
         if plot_by_length.count > 1 and shortest == longest:
             yield f"All {subject} have {format.counted(round(shortest), 'token')}."
 

@@ -108,6 +108,7 @@ ROUNDING_ERROR = 1e-9
 
 POINT_DIGITS = 4
 CELL_EDGE_DIGITS = 5
+SPAN_DIGITS = 5
 EDGE_DIGITS_OF_HEAT_MAP = 4
 """Significant digits of coordinates, which are finer than a pixel of the chart."""
 
@@ -144,16 +145,16 @@ class ScatterPlot(msgspec.Struct, frozen=True, kw_only=True):
         count: The number of points.
         points: The points, if there are at most MAX_POINTS.
         cells: Their numbers by cell, if there are more.
-        x: The range of x.
-        y: The range of y.
+        x_range: The lowest and the highest x.
+        y_range: The lowest and the highest y.
         log_y: Whether the y axis is logarithmic.
     """
 
     count: int
     points: tuple[tuple[float, float], ...] = ()
     cells: Cells = ()
-    x: Range = (0, 1)
-    y: Range = (0, 1)
+    x_range: Range = (0, 1)
+    y_range: Range = (0, 1)
     log_y: bool = False
 
 
@@ -322,7 +323,12 @@ def _curve_from_sent(
 def _latency_over_time(
     columns: Columns, inter_chunk_snapshots: NDArray[np.void] | None, length_s: float
 ) -> LatencyOverTime:
-    """Return the latencies of ok requests by time. Without snapshots, TTFT and TPOT only."""
+    """Return the latencies of ok requests by time.
+
+    TTFT counts at the scheduled time of a request, from which it is measured. TPOT counts at the
+    time of the last token, when it is known. Without snapshots, which count the inter-chunk
+    latencies of each moment, there are no inter-chunk latencies.
+    """
     is_ok = columns.where(OK)
     ttft = quantiles_over_time(columns["due_ns"], columns.measure("ttft"), is_ok, length_s)
     tpot = quantiles_over_time(columns["last_token_ns"], columns.measure("tpot"), is_ok, length_s)
@@ -543,22 +549,32 @@ def _stage_spans(
 ) -> Iterator[StageSpan]:
     """Yield the span of each stage of a run on the time axis of its charts.
 
-    A stage is a part of a run with its own load, such as a warm-up of 60 s. A stage that ends by a
-    number of requests has no planned end, and the stages after it have no planned start. Then the
-    scheduled times of its requests stand for them.
+    A stage is a part of a run with its own load, such as a warm-up of 60 s. Its span ends at the
+    latest with the run, whose length is `length_s`.
     """
     for index, stage in enumerate(manifest.stages):
         is_in_stage = (rows["stage"] == index) & (rows["due_ns"] >= 0)
         due_ns = rows["due_ns"][is_in_stage]
-        start_s = float(_stage_start_ns(index, stage, due_ns)) / NS_PER_S
-        end_ns = due_ns.max(initial=0) if stage.end_ns is None else stage.end_ns
-        end_s = max(float(end_ns) / NS_PER_S, start_s)
+        start_s = _stage_start_ns(index, stage, due_ns) / NS_PER_S
+        planned_end_s = _stage_end_ns(stage, due_ns) / NS_PER_S
+        end_s = min(max(planned_end_s, start_s), length_s)
         yield StageSpan(
             name=stage.name or f"stage {index + 1}",
-            start_s=round_to(start_s, 5),
-            end_s=round_to(min(end_s, length_s), 5),
+            start_s=round_to(start_s, SPAN_DIGITS),
+            end_s=round_to(end_s, SPAN_DIGITS),
             measured=stage.measured,
         )
+
+
+def _stage_end_ns(stage: StagePlan, due_ns: NDArray[np.int64]) -> int:
+    """Return when a stage ends: as planned, or else with its last request.
+
+    A stage that ends after a number of requests has no planned end. `due_ns` has the scheduled
+    times of the requests of the stage; a stage without requests ends at 0.
+    """
+    if stage.end_ns is not None:
+        return stage.end_ns
+    return int(due_ns.max(initial=0))
 
 
 def _stage_start_ns(index: int, stage: StagePlan, due_ns: NDArray[np.int64]) -> int:
@@ -649,16 +665,29 @@ def _output_rate(
         length_s: The length of the run.
     """
     grid = Grid.for_length(length_s)
-    has_tokens = columns.where(OK) & (columns["output_tokens"] >= 0)
-    events_with_tokens = int(columns["output_events"][has_tokens].sum(dtype=np.int64))
+    tokens_per_bin = _tokens_by_events(columns, event_counts, grid)
+    if tokens_per_bin is None:
+        tokens_per_bin = _tokens_spread_evenly(columns, grid)
+    return grid.round_series({"output": tokens_per_bin / grid.width_s})
+
+
+def _tokens_by_events(
+    columns: Columns, event_counts: Sequence[NDArray[np.int64]], grid: Grid
+) -> NDArray[np.float64] | None:
+    """Return the output tokens in each bin, or None if the run has not counted output events.
+
+    The run counts the events over time but not the tokens of each event. So every event counts as
+    the mean number of tokens per event. For example, with 1,000 tokens in 500 events, a bin with 30
+    events has 60 tokens.
+    """
     events_before_bins = cumulate_event_counts(event_counts)
-    if events_with_tokens == 0 or events_before_bins is None:
-        tokens = _tokens_spread_evenly(columns, grid)
-    else:
-        total_tokens = int(time_output_tokens(columns).amounts.sum(dtype=np.int64))
-        tokens_per_event = total_tokens / events_with_tokens
-        tokens = _events_in_bins(events_before_bins, grid) * tokens_per_event
-    return grid.round_series({"output": tokens / grid.width_s})
+    has_tokens = columns.where(OK) & (columns["output_tokens"] >= 0)
+    total_events = int(columns["output_events"][has_tokens].sum(dtype=np.int64))
+    if events_before_bins is None or total_events == 0:
+        return None
+    total_tokens = int(time_output_tokens(columns).amounts.sum(dtype=np.int64))
+    tokens_per_event = total_tokens / total_events
+    return _events_in_bins(events_before_bins, grid) * tokens_per_event
 
 
 def _events_in_bins(events_before_bins: NDArray[np.int64], grid: Grid) -> NDArray[np.float64]:
@@ -713,8 +742,10 @@ def _slo_attainment(columns: Columns, manifest: RunManifest, length_s: float) ->
     because a fraction of fewer than MIN_REQUESTS_FOR_P90 requests says little.
     """
     slo = manifest.slo
-    has_request_slo = slo is not None and (slo.terms or slo.goodput_share is not None)
-    if slo is None or not has_request_slo:
+    if slo is None:
+        return None
+    has_request_objective = bool(slo.terms) or slo.goodput_share is not None
+    if not has_request_objective:
         return None
     is_counted = outcomes.is_counted(columns, slo)
     is_good = is_counted & outcomes.meets_slo(columns, slo)
@@ -788,7 +819,9 @@ def _largest_send_delays_ms(columns: Columns, grid: Grid) -> list[float | None]:
     was_sent = as_selection(columns["sent_ns"] >= 0)
     sent_ns = columns["sent_ns"][was_sent]
     delays_ns = columns.measure("send_lag")[was_sent]
+    # UNDEFINED is less than any delay, so it remains only in bins without requests.
     largest_ns = np.full(grid.bin_count, UNDEFINED)
+    # The records are read in blocks, so that no temporary array is as long as the run.
     for block in block_slices(len(sent_ns)):
         np.maximum.at(largest_ns, grid.bin_numbers(sent_ns[block]), delays_ns[block])
     return [None if delay == UNDEFINED else float(delay / NS_PER_MS) for delay in largest_ns]
@@ -890,8 +923,8 @@ def _rows_by_time_of_sending(columns: Columns, selected: NDArray[np.bool_]) -> N
 def _count_other_requests(columns: Columns, rows: NDArray[np.int32]) -> NDArray[np.int32]:
     """Return for each request how many others were in flight at its target when it was sent.
 
-    They are all requests that were sent until then, without the request itself and without those
-    that ended until then.
+    A request is in flight from when it is sent until it ends. So their number is that of the
+    requests sent until then, apart from the request itself, minus those that had ended.
 
     Args:
         columns: The records of the run.
@@ -901,6 +934,7 @@ def _count_other_requests(columns: Columns, rows: NDArray[np.int32]) -> NDArray[
     ends_ns = columns["done_ns"][rows]
     sorted_ends_ns = np.sort(ends_ns[ends_ns >= 0])  # negative if the request did not end
     other_counts = np.empty(len(rows), np.int32)
+    # Blocks keep the temporary arrays small in a long run.
     for block in block_slices(len(rows)):
         others_sent = _count_until(sent_ns, sent_ns[block]) - 1
         ended = _count_until(sorted_ends_ns, sent_ns[block])
@@ -942,7 +976,7 @@ def scatter_plot(
         return ScatterPlot(count=0)
     x_range, y_range = pairs.ranges()
     log_y = _needs_log_axis(y_range)
-    plot = ScatterPlot(count=count, x=x_range, y=y_range, log_y=log_y)
+    plot = ScatterPlot(count=count, x_range=x_range, y_range=y_range, log_y=log_y)
     if count <= MAX_POINTS:
         return msgspec.structs.replace(plot, points=pairs.points(row_indices))
     return msgspec.structs.replace(plot, cells=pairs.cells(x_range, y_range, log_y=log_y))

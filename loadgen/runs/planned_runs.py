@@ -112,7 +112,7 @@ def print_plans(runs: Iterable[PlannedRun], budget: Budget | None) -> int:
     if errors:
         raise CombinedError(_without_repeated_texts(errors))
     if budget is not None:
-        _print_total_cost(forecasts, budget)
+        _print_and_check_total_cost(forecasts, budget)
     return OK
 
 
@@ -134,18 +134,16 @@ def _describe_forecast_cost(load: Forecast, settings: Settings, budget: Budget) 
     return f"cost: about {describe_cost(budget, cost, settings)}"
 
 
-def _print_total_cost(runs: Sequence[ForecastRun], budget: Budget) -> None:
-    """Print the cost of all runs together, and check that it is within the limit of the budget.
+def _print_and_check_total_cost(runs: Sequence[ForecastRun], budget: Budget) -> None:
+    """Print the cost of all runs together, and raise UserError if it exceeds the budget's limit.
 
     Nothing is printed or checked if the cost is known only after the runs have started. Runs in
     virtual time cost nothing, so their cost is printed but not checked.
-
-    Raises UserError if the cost exceeds the limit.
     """
     cost = compute_total_cost(budget, runs)
     if cost is None:
         return
-    settings = runs[-1].settings
+    settings = runs[-1].settings  # all runs have the same target, which determines the price
     if len(runs) > 1:
         print(f"cost of all {len(runs)} runs: about {describe_cost(budget, cost, settings)}")
     if not settings.virtual:

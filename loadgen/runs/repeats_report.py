@@ -88,26 +88,27 @@ def repeated_sweep_report(
         repeats_by_point: The summary of the repeats of each load point, by its name.
         curve: All runs as load points, with the workload, the target and the version.
     """
-    sentence = repeats_text.describe_repeated_points(repeats_by_point)
+    repeats_description = repeats_text.describe_repeated_points(repeats_by_point)
     units = Paragraph(repeats_text.LOAD_POINT_UNITS, "soft")
-    table = repeats_text.load_points_table(repeats_by_point)
+    full_table = repeats_text.load_points_table(repeats_by_point)
     brief_table = repeats_text.load_points_table(
         repeats_by_point, repeats_text.BRIEF_LOAD_POINT_PATHS
     )
+    full_sections = [
+        section("", sweep_report.measured_facts(curve)),
+        section("Load points", full_table, units),
+        *_load_point_sections(repeats_by_point),
+    ]
     brief_sections = [
-        section("", f"{curve.workload} on {curve.target}, {sentence}"),
+        section("", f"{curve.workload} on {curve.target}, {repeats_description}"),
         section("", brief_table, units, indented=True),
     ]
     return _report_of_repeats(
         title=f"{format.counted(len(repeats_by_point), 'load point')}, repeated",
-        headline=[Paragraph(sentence, large=True)],
+        headline=[Paragraph(repeats_description, large=True)],
         curve=curve,
         summaries=list(repeats_by_point.values()),
-        sections=[
-            section("", sweep_report.measured_facts(curve)),
-            section("Load points", table, units),
-            *_load_point_sections(repeats_by_point),
-        ],
+        sections=full_sections,
         brief=brief_sections,
     )
 
@@ -256,20 +257,26 @@ def _run_points(metric: RepeatedMetric, run_names: tuple[str, ...]) -> Series:
 
 
 def _run_section(curve: SweepCurve, summaries: Sequence[RepeatSummary]) -> Section:
-    """Return the section with a row for each run, in the order in which they ran.
+    """Return the section with a row for each run and links to the runs.
 
-    Runs that no summary names, such as an interrupted one, come first.
+    The runs that a summary names come in the order in which they ran. Other runs, such as an
+    interrupted one, come before them and have no known seed and no link.
+
+    Args:
+        curve: The results of the runs.
+        summaries: The summaries of the repeats of each load, which name their runs and seeds.
     """
-    seed_by_run: dict[str, int | None] = {}
+    result_by_run = {point.name: point for point in curve.load_points}
+    seed_by_summarized_run: dict[str, int | None] = {}
     for repeats in summaries:
-        seed_by_run.update(zip(repeats.runs, repeats.seeds, strict=True))
-    point_by_run = {point.name: point for point in curve.load_points}
-    other_runs = [name for name in point_by_run if name not in seed_by_run]
-    repeated_runs = [name for name in seed_by_run if name in point_by_run]
+        seed_by_summarized_run.update(zip(repeats.runs, repeats.seeds, strict=True))
+    other_runs = [name for name in result_by_run if name not in seed_by_summarized_run]
+    summarized_runs = [name for name in seed_by_summarized_run if name in result_by_run]
     rows = [
-        _run_row(point_by_run[name], seed_by_run.get(name)) for name in other_runs + repeated_runs
+        _run_row(result_by_run[name], seed_by_summarized_run.get(name))
+        for name in other_runs + summarized_runs
     ]
-    links = [(name, sweep_charts.run_link(name)) for name in seed_by_run]
+    links = [(name, sweep_charts.run_link(name)) for name in seed_by_summarized_run]
     return section(
         "Runs",
         Table(RUN_TABLE_HEADER, rows),

@@ -16,9 +16,6 @@ if TYPE_CHECKING:
 MIN_UNITS_FOR_OUTLIERS = 3
 """Of two replicas, it is not possible to say which one differs from the usual."""
 
-_COMPONENTS = ("between", "time", "own_time", "within")
-"""The fields of the components of variance: between replicas, over time, replica x time, within."""
-
 
 def variance_head(differences: BetweenNodes) -> tuple[str, ...]:
     """Return the heads of `variance_rows`, which name what is compared: replicas or nodes.
@@ -40,18 +37,25 @@ def variance_head(differences: BetweenNodes) -> tuple[str, ...]:
 def variance_rows(differences: BetweenNodes) -> list[tuple[str, ...]]:
     """Return a row for each latency with its mean and the components of its variance.
 
-    The cell of a component has its fraction of the total variance, and its standard deviation in
-    ms in parentheses. `variance_head` has the heads of the columns.
+    The columns are those of `variance_head`. The cell of a component has its fraction of the total
+    variance, and its standard deviation in ms in parentheses.
     """
-    rows = []
-    for variance in differences.variances:
-        row = [metric_label(variance.metric), format.milliseconds(variance.mean_ms)]
-        for component in _COMPONENTS:
-            fraction = format.percent(getattr(variance, f"{component}_share"))
-            standard_deviation = format.milliseconds(getattr(variance, f"{component}_ms"))
-            row.append(f"{fraction} ({standard_deviation})")
-        rows.append(tuple(row))
-    return rows
+    return [
+        (
+            metric_label(variance.metric),
+            format.milliseconds(variance.mean_ms),
+            _component_cell(variance.between_share, variance.between_ms),
+            _component_cell(variance.time_share, variance.time_ms),
+            _component_cell(variance.own_time_share, variance.own_time_ms),
+            _component_cell(variance.within_share, variance.within_ms),
+        )
+        for variance in differences.variances
+    ]
+
+
+def _component_cell(fraction: float, standard_deviation_ms: float) -> str:
+    """Return a component of variance as a cell, such as `25.0 % (1.20)`."""
+    return f"{format.percent(fraction)} ({format.milliseconds(standard_deviation_ms)})"
 
 
 def describe_outliers(differences: BetweenNodes) -> list[str]:

@@ -149,30 +149,42 @@ class RunDisplay:
     # -- before the runs ---------------------------------------------------------------------------
 
     def announce_runs(self, runs: Sequence[PlannedRun], *, always: bool = False) -> None:
-        """Check what several runs will cost together, and print how much they will send.
+        """Print how much several runs will send, and check their cost, before the first one starts.
 
-        This happens before the first of them. Short runs without a price are not printed. Without
-        `always`, a single run and runs in virtual time are neither checked nor printed.
+        A closed loop has a cost only after the first request to its target, so the cost of such
+        runs is checked when each starts.
 
-        Raises UserError if together they exceed the limit of cost. What a closed loop costs is
-        known only once its target was probed, so the cost of such runs is checked when each starts.
+        Args:
+            runs: All runs of the command.
+            always: Whether to announce also a single run, runs in virtual time, and short runs
+                without a price, which are not announced by default.
+
+        Raises:
+            UserError: The runs together exceed the limit of cost.
         """
         if not runs:
             return
         settings = runs[0].settings
-        is_worth_announcing = len(runs) >= 2 and not settings.virtual
-        if not always and not is_worth_announcing:
+        is_single_or_virtual = len(runs) == 1 or settings.virtual
+        if is_single_or_virtual and not always:
             return
         forecasts = _forecast_runs(runs)
-        cost_text = ""
-        if self._budget is not None:
-            cost = compute_total_cost(self._budget, forecasts)
-            self._check_cost(self._budget, cost, settings, describe_run_count(len(runs)))
-            cost_text = _cost_suffix(self._budget, cost, settings)
+        cost_text = self._check_total_cost(forecasts, settings)
         total = combine_forecasts([run.forecast for run in forecasts])
         is_long = total.seconds is None or total.seconds >= LONG_S
         if always or cost_text or is_long:
             print_status(f"Estimated: {format.counted(len(runs), 'run')}, {total.text}{cost_text}")
+
+    def _check_total_cost(self, forecasts: Sequence[ForecastRun], settings: Settings) -> str:
+        """Return the cost of all runs as text that starts with a comma, or "" if it is not known.
+
+        Raises UserError if it exceeds the limit.
+        """
+        if self._budget is None:
+            return ""
+        cost = compute_total_cost(self._budget, forecasts)
+        self._check_cost(self._budget, cost, settings, describe_run_count(len(forecasts)))
+        return _cost_suffix(self._budget, cost, settings)
 
     def _check_cost(
         self, budget: Budget, cost: Decimal | None, settings: Settings, subject: str

@@ -138,26 +138,28 @@ def _describe_request_rates(
     """Yield the offered, sent and completed rates of requests.
 
     Args:
-        summary: The run.
-        load: Its load.
-        arrivals_are_tasks: Whether the rate of the arrival process counts tasks, not requests.
+        summary: The results of the run.
+        load: The measured load of the run, with the rates at which requests were offered and sent.
+        arrivals_are_tasks: Whether the arrival process starts tasks, each of which sends several
+            requests, and not single requests.
     """
     if load.offered_rps is not None and arrivals_are_tasks:
-        yield _describe_offered_task_requests(load, load.offered_rps)
+        yield _describe_request_rate_of_tasks(load, load.offered_rps)
     elif load.offered_rps is not None:
         yield f"offered {format.rate(load.offered_rps)}"
     yield f"sent {format.rate(load.achieved_rps)}"
     rates = select_headline_rates(summary)
-    full_run = format.rate(compute_full_run_rates(summary).requests)
-    yield f"completed {format.rate(rates.requests)} in the {rates.window} ({full_run} full run)"
+    completed = format.rate(rates.requests)
+    completed_in_full_run = format.rate(compute_full_run_rates(summary).requests)
+    yield f"completed {completed} in the {rates.window} ({completed_in_full_run} full run)"
 
 
-def _describe_offered_task_requests(load: Load, offered_rps: float) -> str:
-    """Return the offered rate of the requests of tasks.
+def _describe_request_rate_of_tasks(load: Load, offered_rps: float) -> str:
+    """Return the offered rate of requests for a load that consists of tasks.
 
-    The text says that it counts requests, because the rate of the arrival process counts tasks.
-    Tasks send requests after the last task has started, so the text says that the rate covers the
-    time until the last request.
+    A task sends several requests. The text says "requests", because the arrival process counts the
+    tasks that start. Tasks go on after the last one has started, so a run with a steady state has a
+    rate that covers the time until the last request, which the text says too.
     """
     covers_end_of_tasks = load.steady_completed_rps is not None
     suffix = " until the last request" if covers_end_of_tasks else ""
@@ -180,18 +182,19 @@ def _describe_duration(summary: Summary) -> Iterator[str]:
 def describe_trends(drift: Drift) -> list[str]:
     """Return how the last third of the steady-state window differs from its first third.
 
-    The list is empty for a short run (MIN_TREND_BLOCK_S).
+    For example: `["last vs. first third of steady state: TTFT p50 +3.1 %", "E2E p99 -0.4 %"]`.
+    The list is empty if a third is shorter than MIN_TREND_BLOCK_S, because it has too few requests.
     """
     if drift.block_s is None or drift.block_s < MIN_TREND_BLOCK_S:
         return []
     trends = []
     for label, field in _TREND_LABELS:
-        change = getattr(drift, field)
-        if change is not None:
-            trends.append(f"{label} {change * 100:+.1f} %")
-    if not trends:
-        return []
-    return [f"last vs. first third of steady state: {trends[0]}", *trends[1:]]
+        relative_change = getattr(drift, field)
+        if relative_change is not None:
+            trends.append(f"{label} {relative_change * 100:+.1f} %")
+    if trends:
+        trends[0] = f"last vs. first third of steady state: {trends[0]}"
+    return trends
 
 
 def describe_stability(sustainable: Sustainable) -> str:

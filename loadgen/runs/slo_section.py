@@ -100,13 +100,15 @@ def _describe_met_limits(goodput: Goodput) -> str:
 
 
 def _is_good_count_meaningful(goodput: Goodput) -> bool:
-    """Return True if it is known which requests met the limits of the SLO.
+    """Return whether it is known which requests met the limits of the SLO.
 
-    At least one objective must be decided. If each request class has an SLO of its own, the
-    objectives belong to the classes and `goodput.slo` is empty.
+    Each objective of the SLO limits a latency. At least one of them must be decided, which means
+    that there were enough requests to judge it.
     """
     if goodput.good is None:
         return False
-    has_slo_per_class = not goodput.slo
+    # The goodput of a run with an SLO for each request class has no objectives of its own. The
+    # classes have judged their requests already.
+    is_judged_by_class = not goodput.slo
     has_decided_objective = any(not term.undecided for term in goodput.slo)
-    return has_slo_per_class or has_decided_objective
+    return is_judged_by_class or has_decided_objective

@@ -56,29 +56,24 @@ def lowest_growing(points: Sequence[LoadPointResult]) -> LoadPointResult | None:
 
 
 def best_load_point(points: Sequence[LoadPointResult]) -> LoadPointResult | None:
-    """Return the load point with the highest load within the SLO, or None.
+    """Return the load point with the highest load that the server sustained, or None.
 
-    Only load points below the lowest failure count: a server that fails at a lower load does not
-    have the capacity of a higher one. A load fails if it missed the SLO, or if the queue grew until
-    the end of its run.
+    It met the SLO, and so did every load point with a lower load: a server that fails at one load
+    does not have the capacity of a higher one. A load point also fails if the queue grew until the
+    end of its run.
 
     In an open loop, the highest load is the highest offered rate. In a closed loop, the server
     decides the rate, and the highest load is the one with most completed requests per second.
     """
-    failures = [lowest_missed(points), lowest_growing(points)]
-    lowest_failed_load = min(_load_or_infinity(point) for point in failures)
-    candidates = [
-        point
-        for point in points_within_slo(points)
-        if (point.load_value or 0.0) < lowest_failed_load
-    ]
+    failed_points = (lowest_missed(points), lowest_growing(points))
+    failed_loads = [_load(point) for point in failed_points if point is not None]
+    lowest_failed_load = min(failed_loads, default=math.inf)
+    candidates = [point for point in points_within_slo(points) if _load(point) < lowest_failed_load]
     return max(candidates, key=_sustained_rate, default=None)
 
 
-def _load_or_infinity(point: LoadPointResult | None) -> float:
-    """Return the load of a load point, or infinity if there is none."""
-    if point is None:
-        return math.inf
+def _load(point: LoadPointResult) -> float:
+    """Return the rate or the concurrency of a load point. A load that is not known counts as 0."""
     return point.load_value or 0.0
 
 

@@ -172,10 +172,10 @@ def _result_paragraphs(summary: Summary) -> Iterator[Paragraph]:
 
 
 def _result_kind(summary: Summary) -> Kind:
-    """Return whether the result is shown as good, bad, a warning or neutral (""), by its SLO.
+    """Return the color of the result of a run, by its SLO: "good", "bad", "warn", or "" for none.
 
-    The latencies of an INVALID run are not known, so it is bad. It is only a warning if other
-    programs kept the host busy, because that says nothing of the server.
+    An INVALID run is bad, because its latencies may be wrong. It is only a warning if other
+    programs kept the host of the client busy, because then the server is not to blame.
     """
     verdict = summary.verdict
     if not verdict.valid:

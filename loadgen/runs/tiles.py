@@ -13,52 +13,58 @@ if TYPE_CHECKING:
     from loadgen.core.metrics.summary import Summary
     from loadgen.core.stats.quantiles import Distribution
 
-_QUANTILES = {"p99_9": 0.999, "p99": 0.99, "p95": 0.95, "p90": 0.9, "p50": 0.5}
-"""The percentiles of a distribution, from the highest to the lowest."""
+_FIELD_BY_QUANTILE = {0.999: "p99_9", 0.99: "p99", 0.95: "p95", 0.9: "p90", 0.5: "p50"}
+"""The field of a distribution that has a quantile."""
 
 _PREFERRED = ("p99", "p95", "p90")
 """Without an objective, the highest of these that the samples support is shown."""
 
 
 def headline_tiles(summary: Summary) -> tuple[Tile, ...]:
-    """Return TTFT, TPOT, output tokens, completed requests, and SLO attainment or success."""
+    """Return TTFT, TPOT, output tokens/s, requests/s, and SLO attainment or success."""
     return (
         _latency_tile(summary, "ttft", "TTFT", summary.ttft_ms),
         _latency_tile(summary, "tpot", "TPOT", summary.tpot_ms),
         _output_tile(summary),
-        _completed_tile(summary),
+        _request_rate_tile(summary),
         _success_tile(summary),
     )
 
 
-def shown_quantile(summary: Summary, metric: str, distribution: Distribution) -> str:
-    """Return the percentile to show for a metric, such as `p99`.
+def _select_percentile(summary: Summary, metric: str, distribution: Distribution) -> str:
+    """Return the percentile to show for a metric, as a field of its distribution, such as `p99`.
 
-    It is the highest one that the SLO limits. Without an objective it is the highest of p99, p95
-    and p90 that the samples support, else p50.
+    It is the highest one that the SLO limits. Without a limit it is the highest of p99, p95 and
+    p90 for which there are enough samples, else p50.
     """
-    limited = [term.quantile for term in summary.goodput.slo if term.metric == metric]
-    if limited:
-        for name, quantile in _QUANTILES.items():
-            if quantile == max(limited):
-                return name
-    supported = (name for name in _PREFERRED if name in distribution.supported)
-    return next(supported, "p50")
+    limits = [term for term in summary.goodput.slo if term.metric == metric]
+    if limits:
+        highest_limited = max(term.quantile for term in limits)
+        if highest_limited in _FIELD_BY_QUANTILE:
+            return _FIELD_BY_QUANTILE[highest_limited]
+    for percentile in _PREFERRED:
+        if percentile in distribution.supported:
+            return percentile
+    return "p50"
 
 
 def _latency_tile(summary: Summary, metric: str, label: str, distribution: Distribution) -> Tile:
-    """Return a latency at its most important percentile, with the median below it."""
-    quantile = shown_quantile(summary, metric, distribution)
-    has_value = getattr(distribution, quantile) is not None
-    is_supported = quantile in distribution.supported
-    if quantile == "p50":
+    """Return the tile of a latency at its most important percentile, with the median below it.
+
+    The note below it also says if there are too few samples for this percentile.
+    """
+    percentile = _select_percentile(summary, metric, distribution)
+    percentile_name = quantile_label(percentile)
+    if percentile == "p50":
         note = format.counted(distribution.count, "sample")
     else:
         note = f"p50 {format.milliseconds(distribution.p50)} ms"
-    if has_value and not is_supported:
-        note += f"; too few samples for {quantile_label(quantile)}"
-    value = quantile_ms(distribution, quantile)
-    return Tile(f"{label} {quantile_label(quantile)}", value, "ms", note)
+    has_value = getattr(distribution, percentile) is not None
+    has_enough_samples = percentile in distribution.supported
+    if has_value and not has_enough_samples:
+        note += f"; too few samples for {percentile_name}"
+    value_ms = quantile_ms(distribution, percentile)
+    return Tile(f"{label} {percentile_name}", value_ms, "ms", note)
 
 
 def _output_tile(summary: Summary) -> Tile:
@@ -69,11 +75,11 @@ def _output_tile(summary: Summary) -> Tile:
     return Tile("Output throughput", format.quantity(rates.output), "tok/s", note)
 
 
-def _completed_tile(summary: Summary) -> Tile:
-    """Return the completed requests, with the offered rate and the concurrency.
+def _request_rate_tile(summary: Summary) -> Tile:
+    """Return the tile of completed requests per second, with the offered rate and concurrency.
 
-    Later requests of sessions are scheduled when the earlier ones have ended, so sessions have no
-    offered rate of requests.
+    The offered rate is the rate at which requests were scheduled. It is omitted for sessions, whose
+    later requests are scheduled only when the earlier ones have ended.
     """
     load = summary.load
     notes = []

@@ -46,7 +46,7 @@ def test_pairs_are_counted_like_numpy_histogram2d(steps: int, spread: float, row
     )
     lefts, lows = round_all(x_edges, 5), round_all(10**y_edges if found.log_y else y_edges, 5)
     assert found.count == len(xs) and found.log_y == (ys.max() > 20 * ys.min())
-    assert (found.x, found.y) == ((xs.min(), xs.max()), (ys.min(), ys.max()))
+    assert (found.x_range, found.y_range) == ((xs.min(), xs.max()), (ys.min(), ys.max()))
     assert list(found.cells) == [
         (lefts[i], lefts[i + 1], lows[j], lows[j + 1], counts[i, j])
         for i, j in zip(*np.nonzero(counts), strict=True)

@@ -46,7 +46,7 @@ ROWS = (
         block="",
         places=("slo", "contract", "latency", "requests"),
         under="first answer",
-        unlike="ttft",
+        hidden_if_same_as="ttft",
     ),
     MetricDefinition(
         name="tpot",

@@ -38,7 +38,8 @@ def test_every_metric_resolves_and_is_in_the_summary() -> None:
         assert (row.values is not None) == (row.sample in ("ok", "sent"))
         assert row.block or row.field in Summary.__struct_fields__
         assert set(row.places) <= set(PLACES)
-        assert not row.unlike or METRICS.find(row.unlike, include_plugins=False)
+        similar_metric = row.hidden_if_same_as
+        assert not similar_metric or METRICS.find(similar_metric, include_plugins=False)
 
 
 def test_the_documentation_of_metrics_is_generated_from_their_definitions() -> None:
