@@ -383,7 +383,8 @@ def load(folder: str | os.PathLike[str]) -> Result | Any:
     """
     path = Path(folder)
     kind = result_kinds.kind_of(path) or result_kinds.RUN
-    if result_kinds.runs_of(kind, path) == (path,):
+    is_single_run = result_kinds.runs_of(kind, path) == (path,)
+    if is_single_run:
         return _open_run(path)
     return result_kinds.OpenedResult(path, kind)
 

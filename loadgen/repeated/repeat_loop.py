@@ -96,14 +96,19 @@ def pause_before(
 def write_repeat_summary(
     output_dir: Path, repetition: Repetition, runs: Sequence[NamedSummary]
 ) -> RepeatSummary:
-    """Write the summary of repeats and the checksums into their directory. Return the summary."""
+    """Write the summary of repeats and the checksums into their directory. Return the summary.
+
+    The summary has the requested precision only if the repeats went on until their means were as
+    precise, because a fixed number of repeats has no precision to reach.
+    """
     from loadgen.core.results import checksums, store
     from loadgen.repeated import repeats
 
     is_open_ended = repetition.count is None
-    summary = repeats.summarize_repeats(
-        runs, requested_precision=repetition.precision if is_open_ended else None
-    )
+    requested_precision = repetition.precision if is_open_ended else None
+    summary = repeats.summarize_repeats(runs, requested_precision=requested_precision)
+    # The old checksums are removed first, so that they never contradict the new summary, even if
+    # the command is killed in between.
     checksums.begin(output_dir)
     store.replace(output_dir / repeats.FILE, format.document(summary))
     checksums.write(output_dir)

@@ -144,14 +144,18 @@ class _BriefSlo:
     """The objectives of an SLO that are shown, and the notes below them."""
 
     def __init__(self, summary: Summary, max_objectives: int) -> None:
-        """Choose the objectives to show, missed and undecided ones first if some are left out."""
+        """Choose at most `max_objectives` objectives to show, each of which is a line.
+
+        If there are more, missed and undecided ones come first, and one line less is left for
+        them, because the last line says how many are hidden.
+        """
         self._summary = summary
         rows = list(_objective_rows(summary))
+        shown_count = max_objectives
         if len(rows) > max_objectives:
             rows.sort(key=_outcome_order)
-            # One line less, because a line says how many are left out.
-            max_objectives = max(max_objectives - 1, MIN_OBJECTIVES)
-        self._rows = rows[:max_objectives]
+            shown_count = max(max_objectives - 1, MIN_OBJECTIVES)
+        self._rows = rows[:shown_count]
         self._hidden_count = len(rows) - len(self._rows)
 
     def table(self) -> Table:

@@ -345,8 +345,8 @@ def _part_lengths_ms(request: SlowRequest) -> dict[str, float]:
     """Return how long each part of a request took, in order of time.
 
     Before the first token these are the parts that are known, and the rest as "unattributed". The
-    time after it is "decode". A response without a first token, because it was not streamed, has no
-    "decode".
+    time after it is "decode", which is 0 for a response that was not streamed: it has no time of a
+    first token, so its whole latency counts as the time before it.
     """
     first_token_ms = request.e2e_ms if request.ttft_ms is None else request.ttft_ms
     known_parts_ms = {

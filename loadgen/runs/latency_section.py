@@ -43,7 +43,7 @@ def latency_sections(
     )
     yield within_run_variance.build_interval_section(summary)
     yield from recovery.build_recovery_sections(summary.recovery, compute_chart_data)
-    yield from page.build_percentile_charts(summary, compute_chart_data)
+    yield from page.build_percentile_section(summary, compute_chart_data)
 
 
 def distribution_table(rows: Iterable[MetricRow], summary: Summary) -> Table:

@@ -211,19 +211,33 @@ def render_markdown(runs: Sequence[NamedRun], other_cases: Sequence[JUnitCase] =
 
 
 def _markdown_of_run(name: str, summary: Summary) -> list[str]:
-    """Return the blocks of one run: heading, reasons or caveats, SLO, and the folded report."""
+    """Return the Markdown of one run as blocks, which the caller joins with line ends.
+
+    The blocks are a heading such as `### loadgen: run: VALID, SLO met`, the reasons why the run is
+    INVALID or else its caveats, the SLO, and the whole report, which is folded.
+    """
     verdict = summary.verdict
+    remarks = verdict.reasons or verdict.caveats
+    return [
+        f"### loadgen: {name}: {_describe_run_labels(summary)}\n",
+        *[f"- {remark}" for remark in remarks],
+        "",
+        *render_sections([slo_section(summary)]),
+        _fold_report(text.render(summary)),
+    ]
+
+
+def _describe_run_labels(summary: Summary) -> str:
+    """Return whether a run was simulated, is valid and met its SLO, such as `VALID, SLO met`."""
     labels = []
     if summary.target.simulated:
         labels.append("SIMULATED")
-    labels.append("VALID" if verdict.valid else "INVALID")
+    labels.append("VALID" if summary.verdict.valid else "INVALID")
     if summary.goodput.has_slo:
         labels.append(f"SLO {describe_judged_outcome(summary, summary.goodput.met)}")
-    report = text.render(summary)
-    return [
-        f"### loadgen: {name}: {', '.join(labels)}\n",
-        *(f"- {reason}" for reason in verdict.reasons or verdict.caveats),
-        "",
-        *render_sections([slo_section(summary)]),
-        f"\n<details><summary>Report</summary>\n\n```text\n{report}```\n\n</details>\n",
-    ]
+    return ", ".join(labels)
+
+
+def _fold_report(report_text: str) -> str:
+    """Return a report as a code block that a page of GitHub shows folded."""
+    return f"\n<details><summary>Report</summary>\n\n```text\n{report_text}```\n\n</details>\n"

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 from typing import TYPE_CHECKING
 
 from loadgen.core import format
@@ -134,29 +135,24 @@ def build_headline_charts(
     yield from defer_section(build_latency_section, compute_chart_data)
 
 
-def build_percentile_charts(
+def build_percentile_section(
     summary: Summary, compute_chart_data: ComputeChartData | None
 ) -> Iterator[PageSectionFactory]:
     """Yield a folded section with the value at each percentile of every latency."""
-
-    def build_charts(data: ChartData) -> Iterable[Chart]:
-        return charts.build_percentile_charts(data, summary)
-
     yield from _defer_folded_charts(
-        build_charts, compute_chart_data, heading="Percentile curves", section_id="curves"
+        partial(charts.build_percentile_charts, summary=summary),
+        compute_chart_data,
+        heading="Percentile curves",
+        section_id="curves",
     )
 
 
-def build_client_charts(
+def build_client_section(
     summary: Summary, compute_chart_data: ComputeChartData | None
 ) -> Iterator[PageSectionFactory]:
     """Yield a folded section with CPU use and send delay of the load generator over time."""
-
-    def build_charts(data: ChartData) -> Iterable[Chart]:
-        return charts.build_client_charts(data, summary)
-
     yield from _defer_folded_charts(
-        build_charts,
+        partial(charts.build_client_charts, summary=summary),
         compute_chart_data,
         heading="Client overhead over time",
         section_id="client-time",
@@ -233,8 +229,7 @@ def build_server_sections(
     """
 
     def build_charts(data: ChartData) -> Iterable[Chart]:
-        curves = series.compute_curves(samples)
-        return charts.build_server_charts(data, curves)
+        return charts.build_server_charts(data, series.compute_curves(samples))
 
     yield from _defer_folded_charts(
         build_charts,
@@ -242,10 +237,19 @@ def build_server_sections(
         heading="Server metrics over time",
         section_id="server-time",
     )
+    yield _metrics_pages_section(server_metrics)
+
+
+def _metrics_pages_section(server_metrics: ServerTotals) -> Section:
+    """Return a folded section with how often each metrics page was read."""
     text = f"Read about once per second by a separate process. {series.FILE} has every series."
-    read_counts = Table(READ_COUNT_HEAD, _read_count_rows(server_metrics.pages))
-    legend = Paragraph(text, "soft")
-    yield section("Metrics pages", read_counts, legend, folded=True, page_only=True)
+    return section(
+        "Metrics pages",
+        Table(READ_COUNT_HEAD, _read_count_rows(server_metrics.pages)),
+        Paragraph(text, "soft"),
+        folded=True,
+        page_only=True,
+    )
 
 
 def build_power_readings(energy: EnergyUse) -> Section:
@@ -268,18 +272,15 @@ def build_load_check(
 ) -> Iterator[Section | PageSectionFactory]:
     """Yield a section on whether the load matched the workload, and one on the request lengths.
 
-    Only a page has them, and only if the records of the run were kept. The second one has charts,
-    so it is built when the page is written.
+    The first one has a row for each property of the load that was checked, such as the rate of its
+    arrivals. Only a page has the two sections, and only if the records of the run were kept. The
+    second one has charts, so it is built when the page is written.
     """
     if compute_chart_data is None:
         return
-    table = Table(load_fidelity.HEAD, load_fidelity.rows(summary.stimulus), "prose")
-    yield section("Load check", table, folded=True, page_only=True, id="load-check")
-
-    def build_section(data: ChartData) -> Section:
-        return _build_lengths_section(summary, data)
-
-    yield from defer_section(build_section, compute_chart_data)
+    checks = Table(load_fidelity.HEAD, load_fidelity.rows(summary.stimulus), "prose")
+    yield section("Load check", checks, folded=True, page_only=True, id="load-check")
+    yield from defer_section(partial(_build_lengths_section, summary), compute_chart_data)
 
 
 def _build_lengths_section(summary: Summary, data: ChartData) -> Section:
@@ -416,11 +417,15 @@ def _describe_validity_limits(limits: ValidityLimits) -> str:
     All are fractions. The delay of sending and the uncertainties of timestamps are limited relative
     to the median of the latency that they distort.
     """
-    return (
-        f"send delay {format.percent(limits.send_lag_share)} and timestamp uncertainty "
-        f"{format.percent(limits.stamp_error_share)} of TTFT p50; "
-        f"CPU {format.percent(limits.cpu_share)}; "
-        f"failures {format.percent(limits.failure_share)}; "
-        f"uncertainty of ITL {format.percent(limits.event_error_share)} of its p50; "
-        f"uncertainty of TPOT {format.percent(limits.tpot_error_share)} of its p50"
+    send_delay = format.percent(limits.send_lag_share)
+    timestamp_uncertainty = format.percent(limits.stamp_error_share)
+    itl_uncertainty = format.percent(limits.event_error_share)
+    tpot_uncertainty = format.percent(limits.tpot_error_share)
+    texts = (
+        f"send delay {send_delay} and timestamp uncertainty {timestamp_uncertainty} of TTFT p50",
+        f"CPU {format.percent(limits.cpu_share)}",
+        f"failures {format.percent(limits.failure_share)}",
+        f"uncertainty of ITL {itl_uncertainty} of its p50",
+        f"uncertainty of TPOT {tpot_uncertainty} of its p50",
     )
+    return "; ".join(texts)

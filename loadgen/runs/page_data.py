@@ -404,12 +404,17 @@ class Grid(msgspec.Struct, frozen=True):
     ) -> Grid:
         """Return a grid for a run of `length_s` seconds, with bins that are easy to read.
 
-        The width of the bins is the smallest of BIN_WIDTHS_S that needs at most `max_bins` bins,
-        but at least `min_width_s`. For example, a run of 100 s has 100 bins of 1 s.
+        The bins have the smallest width in BIN_WIDTHS_S with which at most `max_bins` are needed.
+        For example, a run of 100 s has 100 bins of 1 s. A run that is too long for all of these
+        widths has `max_bins` bins. A bin is never narrower than `min_width_s`.
         """
         readable_widths_s = [width for width in BIN_WIDTHS_S if width * max_bins >= length_s]
-        narrowest_s = readable_widths_s[0] if readable_widths_s else length_s / max_bins
+        if readable_widths_s:
+            narrowest_s = readable_widths_s[0]
+        else:
+            narrowest_s = length_s / max_bins
         width_s = max(narrowest_s, min_width_s)
+        # A length of 3 bins may be computed as 3.0000000001, which must not need a fourth one.
         bin_count = int(np.ceil(length_s / width_s - ROUNDING_ERROR))
         return cls(width_s, max(bin_count, 1))
 
@@ -521,9 +526,11 @@ def _sorted_values_by_bin(
     """
     known_rows = as_selection(is_known)
     bin_numbers = grid.bin_numbers(times_ns[known_rows])
-    bin_order = np.argsort(bin_numbers, kind="stable").astype(np.int32)  # half of the memory
-    values_in_bin_order = values_ns[known_rows][bin_order]
-    bin_ends = np.cumsum(np.bincount(bin_numbers, minlength=grid.bin_count))
+    # Indices of 32 bits need half of the memory of the default ones.
+    rows_in_bin_order = np.argsort(bin_numbers, kind="stable").astype(np.int32)
+    values_in_bin_order = values_ns[known_rows][rows_in_bin_order]
+    values_per_bin = np.bincount(bin_numbers, minlength=grid.bin_count)
+    bin_ends = np.cumsum(values_per_bin)
     values_by_bin = np.split(values_in_bin_order, bin_ends[:-1])
     for values in values_by_bin:
         values.sort()
@@ -633,15 +640,17 @@ def _mean_in_flight(columns: Columns, length_s: float) -> Bins:
 
 
 def _time_since_events_ns(grid: Grid, times_ns: NDArray[np.int64]) -> NDArray[np.float64]:
-    """Return for each edge of the grid the sum of the times since each event before it.
+    """Return for each edge of the grid the sum of the times since each event before it, in ns.
 
-    For events at 1 s and at 4 s, the result at an edge at 5 s is (5 - 1) + (5 - 4) = 5 s. It is
-    computed as the number of events times the edge, minus the sum of their times:
-    2 * 5 - (1 + 4) = 5.
+    For events at 1 s and at 4 s, the result at an edge at 5 s is (5 - 1) + (5 - 4) = 5 s. To need
+    no loop over the events, it is computed as the number of events times the edge, minus the sum
+    of their times: 2 * 5 - (1 + 4) = 5.
     """
+    edges_ns = grid.edges_s * NS_PER_S
     event_counts = _totals_before_edges(grid.count(times_ns))
-    sums_of_times_ns = _totals_before_edges(grid.sum(times_ns, times_ns))
-    return event_counts * (grid.edges_s * NS_PER_S) - sums_of_times_ns
+    sum_of_times_per_bin_ns = grid.sum(times_ns, times_ns)
+    sums_of_times_ns = _totals_before_edges(sum_of_times_per_bin_ns)
+    return event_counts * edges_ns - sums_of_times_ns
 
 
 def _totals_before_edges(values: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -724,14 +733,16 @@ def _errors_by_kind(columns: Columns, length_s: float) -> Bins:
     grid = Grid.for_length(length_s, MAX_ERROR_BINS)
     is_error = ~(columns.where(OK) | columns.where(UNFINISHED))
     has_ended = columns["done_ns"] >= 0
-    error_times_ns = np.where(has_ended, columns["done_ns"], columns["due_ns"])[is_error]
+    times_ns = np.where(has_ended, columns["done_ns"], columns["due_ns"])
+    error_times_ns = times_ns[is_error]
     error_kinds = columns["kind"][is_error]
     kinds, frequencies = np.unique(error_kinds, return_counts=True)
-    most_frequent_first = kinds[np.argsort(-frequencies, kind="stable")]
-    series = {
-        KINDS[kind] or "not finished": grid.count(error_times_ns[error_kinds == kind])
-        for kind in most_frequent_first
-    }
+    kinds_by_frequency = kinds[np.argsort(-frequencies, kind="stable")]
+    series = {}
+    for kind in kinds_by_frequency:
+        # The records store no kind, whose name is "", for a request that did not finish.
+        label = KINDS[kind] or "not finished"
+        series[label] = grid.count(error_times_ns[error_kinds == kind])
     return grid.round_series(series)
 
 
@@ -1044,16 +1055,17 @@ class _Pairs:
         return (min(extreme_x), max(extreme_x)), (min(extreme_y), max(extreme_y))
 
     def points(self, row_indices: NDArray[np.int32] | None) -> tuple[tuple[float, float], ...]:
-        """Return all pairs as points, in the order of their rows.
+        """Return all pairs as points, in the order of the rows of the records.
 
-        `row_indices` has the row of each pair, or is None if the pairs are in the order of rows.
+        `row_indices` has the row of each pair. It is None if the pairs are in this order already.
         """
-        all_pairs = slice(None)
-        indices = np.flatnonzero(self._is_known(all_pairs))
+        is_known = self._is_known(slice(None))
+        pair_indices = np.flatnonzero(is_known)
         if row_indices is not None:
-            indices = indices[np.argsort(row_indices[indices])]
-        x = round_all(self._x[indices] / self._x_divisor, POINT_DIGITS)
-        y = round_all(self._y_ns[indices] / self._y_divisor, POINT_DIGITS)
+            rows_of_pairs = row_indices[pair_indices]
+            pair_indices = pair_indices[np.argsort(rows_of_pairs)]
+        x = round_all(self._x[pair_indices] / self._x_divisor, POINT_DIGITS)
+        y = round_all(self._y_ns[pair_indices] / self._y_divisor, POINT_DIGITS)
         return tuple(zip(x, y, strict=True))
 
     def cells(self, x_range: Range, y_range: Range, *, log_y: bool) -> Cells:

@@ -235,10 +235,14 @@ class RunDisplay:
         return self._steps.elapsed_s if self._steps is not None else 0.0
 
     def begin_step(self, name: str, remaining: RemainingSteps | None = None) -> None:
-        """Print which of the runs comes next, and how long the remaining ones may take.
+        """Print which run of the command comes next, and how long the remaining ones may take.
 
-        `remaining` is the caller's own estimate of the remaining runs. Without one, the time is
-        extrapolated from the runs so far.
+        If a run has only one line, `end_step` prints it, so nothing is printed here.
+
+        Args:
+            name: The name of the run.
+            remaining: The caller's own estimate of the remaining runs. Without one, the time is
+                extrapolated from the runs so far.
         """
         if self._steps is None or self._progress == "off":
             return
@@ -246,7 +250,9 @@ class RunDisplay:
         self._step_line = describe_step(name, step)
         if self._progress == "json":
             print_status(json.dumps({"step": {"name": name} | step.as_dict()}))
-        elif not self._has_line_per_step:
+            return
+        is_printed_at_end = self._has_line_per_step
+        if not is_printed_at_end:
             print_status(self._step_line)
 
     def end_step(self, outcome: str) -> None:
@@ -430,8 +436,9 @@ def _finished_as_json(summary: Summary) -> str:
 def _forecast_planned_run(planned: RunPlanned) -> RunForecast:
     """Return the forecast of a run, assuming that the server responds as fast as to the probe.
 
-    The probe is the first request to the target, which is sent before the load. From its response
-    follows how long a response with the mean lengths of the load takes without other requests.
+    The probe is the first request to the target, which is sent before the load. Its response shows
+    how long the server needs per token without other requests. From that follows how long a
+    response takes that has the mean lengths of the load.
     """
     plan = planned.plan
     probe = plan.job.probe_results[0]
@@ -439,8 +446,8 @@ def _forecast_planned_run(planned: RunPlanned) -> RunForecast:
         probe.one_token_response_ms, probe.per_token_ms
     )
     tokens = mean_tokens(plan.requests)
-    concurrency = 1  # the estimate from a probe does not depend on it
-    response_ns = response_time.ns(concurrency, tokens.input_tokens, tokens.output_tokens)
+    # The probe was the only request in flight.
+    response_ns = response_time.ns(1, tokens.input_tokens, tokens.output_tokens)
     return forecast_run(plan.schedule, tokens, response_ns / _NS_PER_S)
 
 
@@ -507,13 +514,17 @@ def _describe_stage(stage: StagePlan, counts: list[str]) -> str:
 
 def _print_cluster(cluster: Cluster) -> None:
     """Print the nodes on which the workers run, and a warning for each lost node."""
-    worker_nodes = dict.fromkeys(f"{worker.node} ({worker.address})" for worker in cluster.workers)
+    worker_nodes = []
+    for worker in cluster.workers:
+        node = f"{worker.node} ({worker.address})"
+        if node not in worker_nodes:
+            worker_nodes.append(node)
     worker_count = format.counted(len(cluster.workers), "worker")
     node_count = format.counted(cluster.nodes, "node")
     print_status(f"Cluster: {worker_count} on {node_count}: {', '.join(worker_nodes)}")
-    for node in cluster.lost:
+    for lost_node in cluster.lost:
         print_status(
-            f"Warning: {node} was lost before the load; its workers are on the other nodes"
+            f"Warning: {lost_node} was lost before the load; its workers are on the other nodes"
         )
 
 

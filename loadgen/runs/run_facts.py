@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from loadgen.core.metrics.load import Load
     from loadgen.core.metrics.summary import Summary
     from loadgen.core.metrics.sustainable import Sustainable
+    from loadgen.core.metrics.token_usage import Tokens
 
 MIN_TREND_BLOCK_S = 2.0
 """Trends are shown if the blocks of a run are at least so long. In a shorter run, the difference
@@ -183,7 +184,8 @@ def describe_trends(drift: Drift) -> list[str]:
     """Return how the last third of the steady-state window differs from its first third.
 
     For example: `["last vs. first third of steady state: TTFT p50 +3.1 %", "E2E p99 -0.4 %"]`.
-    The list is empty if a third is shorter than MIN_TREND_BLOCK_S, because it has too few requests.
+    The list is empty if a third is shorter than MIN_TREND_BLOCK_S, because the differences mostly
+    show how the run starts then.
     """
     if drift.block_s is None or drift.block_s < MIN_TREND_BLOCK_S:
         return []
@@ -210,23 +212,29 @@ def _describe_tokens(summary: Summary) -> Iterator[str]:
     """Yield the numbers of prompt and output tokens, how many were cached, and who counted them.
 
     Prompts may be assembled from chunks of text that several of them share, such as retrieved
-    documents. Then two more texts state which share of the chunks was in an earlier prompt, and
-    which share also followed the same chunks as there, so that a prefix cache can reuse it.
+    documents. Then two more texts state the fraction of chunks that were in an earlier prompt, and
+    the fraction that a prefix cache can reuse, because all chunks before them were the same too.
     """
     tokens = summary.tokens
     cache_details = list(_describe_cached_prompts(summary))
     suffix = f" ({', '.join(cache_details)})" if cache_details else ""
     yield f"{format.count(tokens.input)} prompt{suffix}"
-    output = f"{format.count(tokens.output)} output"
-    if tokens.asked_output is not None and tokens.asked_output != tokens.output:
-        output += f" of {format.count(tokens.asked_output)} requested"
-    yield output
+    yield _describe_output_tokens(tokens)
     if summary.chunks is not None:
         yield f"chunks: {format.percent(summary.chunks.reused_share)} sent before"
         yield f"{format.percent(summary.chunks.leading_share)} after the same chunks"
     counters = [source for source in tokens.sources.output if source not in NOT_COUNTED]
     if counters:
         yield f"output counted by: {' + '.join(counters)}"
+
+
+def _describe_output_tokens(tokens: Tokens) -> str:
+    """Return the number of output tokens, and how many were requested if these are not as many."""
+    output = f"{format.count(tokens.output)} output"
+    requested_tokens = tokens.asked_output
+    if requested_tokens is None or requested_tokens == tokens.output:
+        return output
+    return f"{output} of {format.count(requested_tokens)} requested"
 
 
 def _describe_cached_prompts(summary: Summary) -> Iterator[str]:

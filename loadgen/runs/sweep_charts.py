@@ -88,19 +88,27 @@ def _throughput_marks(curve: SweepCurve, points: Sequence[LoadPointResult]) -> t
 
 
 def _latency_series(
-    points: Sequence[LoadPointResult], metric: str, name: str, color: str, *, dash: str = ""
+    points: Sequence[LoadPointResult], latency_field: str, name: str, color: str, *, dash: str = ""
 ) -> Series:
-    """Return a latency over the throughput, for example `ttft_p50`.
+    """Return the line of a latency over the throughput, in output tokens/s.
 
     A dashed line has no labels, because it has the same points as a solid one.
+
+    Args:
+        points: The load points.
+        latency_field: The field of a load point with the latency, such as `ttft_p50`.
+        name: The name of the line in the legend.
+        color: The color of the line.
+        dash: The pattern of a dashed line, or "" for a solid line.
     """
+    is_dashed = bool(dash)
     return Series(
         name=name,
         x=[point.output_per_s or 0.0 for point in points],
-        y=[getattr(point, metric) for point in points],
+        y=[getattr(point, latency_field) for point in points],
         color=color,
         dots=True,
-        labels=() if dash else tuple(point.name for point in points),
+        labels=() if is_dashed else tuple(point.name for point in points),
         dash=dash,
         links=_links(points),
     )
@@ -136,30 +144,38 @@ def _charts_over_load(points: Sequence[LoadPointResult]) -> Iterator[Chart]:
 
 
 def _pareto_charts(points: Sequence[LoadPointResult]) -> Iterator[Chart]:
-    """Yield the chart of throughput per GPU against throughput per user, if both are known."""
+    """Yield the chart of throughput per GPU against throughput per user, if both are known.
+
+    If the number of GPUs is not known, it shows the throughput of all GPUs together. The points on
+    the Pareto front are those that no other point exceeds in both values.
+    """
     known_points = [point for point in points if point.per_user is not None]
     if not known_points:
         return
     known_points.sort(key=_tokens_per_user)
     has_gpus = all(point.per_gpu is not None for point in known_points)
-    front = [point for point in known_points if point.on_pareto_front]
-    dominated = [point for point in known_points if not point.on_pareto_front]
-    series = []
-    if front:
-        series.append(_pareto_series(front, "Pareto front", FRONT_COLOR, has_gpus=has_gpus))
-    if dominated:
-        dominated_series = _pareto_series(
-            dominated, "dominated", DOMINATED_COLOR, has_gpus=has_gpus, line_width=0
-        )
-        series.append(dominated_series)
     unit = THROUGHPUT_PER_GPU if has_gpus else TOTAL_THROUGHPUT
     yield Chart(
         title=f"{_capitalize(unit)} against tokens/s per user",
         note="" if has_gpus else GPUS_UNKNOWN,
         x=Axis(label="tokens/s per user (1 / TPOT p50)", unit="tokens/s per user", pad=True),
         y=Axis(label=unit, unit=unit, min=0),
-        series=tuple(series),
+        series=tuple(_front_and_dominated_series(known_points, has_gpus=has_gpus)),
     )
+
+
+def _front_and_dominated_series(
+    points: Sequence[LoadPointResult], *, has_gpus: bool
+) -> Iterator[Series]:
+    """Yield the points on the Pareto front as a line, and the others as dots."""
+    front = [point for point in points if point.on_pareto_front]
+    if front:
+        yield _pareto_series(front, "Pareto front", FRONT_COLOR, has_gpus=has_gpus)
+    dominated = [point for point in points if not point.on_pareto_front]
+    if dominated:
+        yield _pareto_series(
+            dominated, "dominated", DOMINATED_COLOR, has_gpus=has_gpus, line_width=0
+        )
 
 
 def _tokens_per_user(point: LoadPointResult) -> float:

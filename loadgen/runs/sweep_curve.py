@@ -262,15 +262,15 @@ def mark_pareto_front(points: Sequence[LoadPointResult]) -> list[LoadPointResult
 def _names_on_front(points: Sequence[LoadPointResult]) -> set[str]:
     """Return the names on the Pareto front of throughput per GPU against throughput per user.
 
-    If the GPUs of a run are not known, the throughput of all GPUs together is compared.
+    Both are in output tokens per second. If the GPUs of a run are not known, the throughput of all
+    GPUs together is compared.
     """
     has_gpus = all(point.per_gpu is not None for point in points)
-    return pareto_front(
-        {
-            point.name: (point.per_gpu if has_gpus else point.output_per_s, point.per_user)
-            for point in points
-        }
-    )
+    throughputs_by_name = {}
+    for point in points:
+        throughput = point.per_gpu if has_gpus else point.output_per_s
+        throughputs_by_name[point.name] = (throughput, point.per_user)
+    return pareto_front(throughputs_by_name)
 
 
 # The best load point as a capacity

@@ -163,22 +163,31 @@ def _without_fraction(time: str) -> str:
 
 
 def _chart_sections(curve: SweepCurve) -> Iterator[Section]:
-    """Yield the charts of a sweep, in a section for each pair of lengths.
+    """Yield the charts of a sweep, in a section for each pair of prompt and output length.
 
     Curves and Pareto fronts assume one kind of request, so load points of different lengths never
-    share a chart.
+    share a chart. Several targets with the same lengths do, for comparison.
     """
+    heading = "Throughput and latency"
     if not curve.groups:
-        yield section("Throughput and latency", Charts(list(sweep_charts(curve))))
+        yield section(heading, Charts(list(sweep_charts(curve))))
         return
+    for lengths, curves in _group_curves_by_lengths(curve).items():
+        charts = sweep_charts(curves[0]) if len(curves) == 1 else target_charts(curves)
+        heading_of_lengths = f"{heading}: {lengths}" if lengths else heading
+        yield section(heading_of_lengths, Charts(list(charts)))
+
+
+def _group_curves_by_lengths(curve: SweepCurve) -> dict[str, list[SweepCurve]]:
+    """Return the curve of each group of load points, by the label of its request lengths.
+
+    For example, `{"ISL 1,000 OSL 200": [curve of target A, curve of target B]}`.
+    """
     curves_by_lengths: dict[str, list[SweepCurve]] = {}
     for group_curve in curve.split():
         lengths = group_curve.load_points[0].group.lengths_label
         curves_by_lengths.setdefault(lengths, []).append(group_curve)
-    for lengths, curves in curves_by_lengths.items():
-        title = ": ".join(filter(None, ("Throughput and latency", lengths)))
-        charts = sweep_charts(curves[0]) if len(curves) == 1 else target_charts(curves)
-        yield section(title, Charts(list(charts)))
+    return curves_by_lengths
 
 
 # The table of load points
@@ -415,8 +424,8 @@ def _is_complete_and_valid(point: LoadPointResult) -> bool:
 def _describe_lowest_failure(curve: SweepCurve) -> str:
     """Return at which load a sweep without a best load point first failed, and what to do.
 
-    A load fails if it missed the SLO, or if the queue kept growing although it met the SLO. The
-    lower of these two loads is the one that the sentence is about.
+    A load fails if it missed the SLO, or if the queue kept growing although it met the SLO. If
+    loads failed in both ways, the text is about the lower one.
     """
     missed = lowest_missed(curve.load_points)
     growing = lowest_growing(curve.load_points)

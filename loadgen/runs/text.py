@@ -72,8 +72,9 @@ def report(
     """Return the report of a run.
 
     Args:
-        summary: The run.
-        manifest: Its manifest. The page has the workload file and the salt only with it.
+        summary: The results of the run.
+        manifest: What the run was to send: the workload file, the salt and so on. Without it, a
+            page does not show them.
         compute_chart_data: Computes the data of charts. Without it a page has no charts.
         server_samples: Samples of the servers' metrics pages.
         additions: What other kinds of results in the directory of the run add to its report.
@@ -159,7 +160,11 @@ def _result_sections(
 
 
 def _result_paragraphs(summary: Summary) -> Iterator[Paragraph]:
-    """Yield the result in a sentence, and for an invalid run what remains of the measurement."""
+    """Yield the result in a sentence, and more sentences if it needs an explanation.
+
+    They state which results of a run on a busy host are correct, and why the server could not
+    sustain the load.
+    """
     yield Paragraph(describe_result(summary), _result_kind(summary), large=True)
     if not summary.verdict.valid and is_host_busy(summary.verdict):
         requests = format.counted(summary.requests.scheduled, "request")
@@ -268,7 +273,7 @@ def _client_sections(
         folded=True,
         id="client",
     )
-    yield from page.build_client_charts(summary, compute_chart_data)
+    yield from page.build_client_section(summary, compute_chart_data)
 
 
 def _machines_table(machines: Sequence[MachineSummary]) -> Table:
