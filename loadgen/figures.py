@@ -121,15 +121,16 @@ class MetricTable(OpenTable[MetricDefinition]):
         return next((row for row in self.available() if row.name == name), None)
 
     def shown_in(self, place: Place) -> tuple[MetricDefinition, ...]:
-        """Return the metrics that are shown or may be named at a place, such as the latency table.
+        """Return the metrics of a place: those that a table shows, or that an input file may name.
 
-        An SLO or a contract cannot limit every metric of a plug-in: see `_can_be_limited`.
+        For example, "latency" is a table of a report, and "slo" is the part of a workload with the
+        limits. Not every metric of a plug-in can have a limit (see `_can_be_limited`).
         """
-        rows = [row for row in self.available() if place in row.places]
-        is_for_limits = place in ("slo", "contract")
-        if is_for_limits:
-            rows = [row for row in rows if self._can_be_limited(row)]
-        return tuple(rows)
+        metrics = [metric for metric in self.available() if place in metric.places]
+        has_limits = place in ("slo", "contract")
+        if has_limits:
+            metrics = [metric for metric in metrics if self._can_be_limited(metric)]
+        return tuple(metrics)
 
     def _can_be_limited(self, row: MetricDefinition) -> bool:
         """Return True for every built-in metric, and for times per request of plug-ins."""

@@ -653,7 +653,11 @@ class OpenedResult(msgspec.Struct, frozen=True, dict=True):
 
     @property
     def markdown(self) -> str:
-        """The report as Markdown, ending in a newline. A kind without a report has a code block."""
+        """The result as Markdown, ending in a newline.
+
+        If its kind has no `Report`, which can be rendered as Markdown, it is the text of the result
+        in a code block.
+        """
         from loadgen.render import markdown
 
         report = self._report()

@@ -447,20 +447,22 @@ def _describe_median_breakdown(group: SplitGroup) -> str:
 
 
 def _short_caveat(caveat: str, code: ReasonCode) -> str:
-    """Return a caveat in at most two lines.
+    """Return a caveat, or a shorter sentence if it is longer than MAX_CAVEAT_LENGTH.
 
-    A caveat about omitted statistics may list dozens of metrics. If it is longer than
-    MAX_CAVEAT_LENGTH, a shorter sentence replaces it, which names only the first metrics.
+    Only a caveat about omitted statistics is shortened, because it may list dozens of metrics. The
+    shorter sentence names only the first ones.
     """
-    # The value "statistics" of such a caveat has the omitted statistics of each metric.
+    # `code.values` has the data of the caveat: here, the omitted statistics of each metric.
     omitted_statistics = code.values.get("statistics")
     if len(caveat) <= MAX_CAVEAT_LENGTH or not omitted_statistics:
         return caveat
     labels = [metric_label(metric) for metric in omitted_statistics]
-    text = ", ".join(labels[:MAX_CAVEAT_METRICS])
-    if len(labels) > MAX_CAVEAT_METRICS:
-        text += f" and {format.counted(len(labels) - MAX_CAVEAT_METRICS, 'more metric')}"
-    return f"{text}: statistics that the client could not measure exactly are omitted (--full)"
+    listed_labels = labels[:MAX_CAVEAT_METRICS]
+    unlisted_count = len(labels) - len(listed_labels)
+    metrics = ", ".join(listed_labels)
+    if unlisted_count:
+        metrics += f" and {format.counted(unlisted_count, 'more metric')}"
+    return f"{metrics}: statistics that the client could not measure exactly are omitted (--full)"
 
 
 def _describe_validity(summary: Summary) -> str:

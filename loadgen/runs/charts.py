@@ -309,18 +309,18 @@ def _build_latency_chart(
     values_ms = [value for series in bins.series.values() for value in series if value is not None]
     if not values_ms:
         return
-    notes = [f"per {bins.width_s:g} s", time_label]
+    highest_near_limit_ms = NEAR_FACTOR * max(values_ms)
     marks = []
+    notes = [f"per {bins.width_s:g} s", time_label]
     for term in terms:
         label = f"limit at p{term.quantile * 100:g}"
-        is_near = term.limit_ms < NEAR_FACTOR * max(values_ms)
-        if is_near:
+        if term.limit_ms < highest_near_limit_ms:
             color = outcome_color(term.met)
             marks.append(Mark(y=term.limit_ms, label=label, color=color, extends_axis=True))
         else:
             notes.append(f"{label} is {term.limit_ms:,.4g} ms")
-    y = _build_latency_axis(values_ms)
-    yield _build_binned_chart(data, title, bins, y, ", ".join(notes), tuple(marks))
+    latency_axis = _build_latency_axis(values_ms)
+    yield _build_binned_chart(data, title, bins, latency_axis, ", ".join(notes), tuple(marks))
 
 
 def build_recovery_charts(data: ChartData, recoveries: Sequence[Recovery]) -> Iterator[Chart]:

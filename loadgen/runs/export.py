@@ -239,22 +239,24 @@ def _write_completely(out: Path, parts: Iterable[bytes]) -> None:
 
 
 def _describe_limitations(stored: StoredWithGaps, format_name: str) -> str:
-    """Return what a reader of an exported file has to know, or "" if there is nothing.
+    """Return what limits the use of an exported file, or "" if nothing does.
 
-    The text is printed after the name of the file. There are two limitations: the server was
-    simulated, and a CSV file also has the requests of stages that were not measured, such as a
-    warm-up.
+    The text is printed directly after the name of the file. There are two limitations: the server
+    was simulated, and a CSV file also has rows for requests that are not measured, such as those of
+    a warm-up.
     """
     manifest = stored.manifest
     is_csv = format_name == "csv"
-    text = ""
+    simulated_text = ""
     if any(target.simulated for target in manifest.targets):
         marked_by = "column `simulated`" if is_csv else "field `loadgen`"
-        text += f" (SIMULATED, no real server was measured: see its {marked_by})"
+        simulated_text = f" (SIMULATED, no real server was measured: see its {marked_by})"
+    unmeasured_text = ""
     unmeasured_stages = [stage.name or "load" for stage in manifest.stages if not stage.measured]
     if is_csv and unmeasured_stages:
-        text += f"; rows of stage {', '.join(unmeasured_stages)} are not part of the metrics"
-    return text
+        stages = ", ".join(unmeasured_stages)
+        unmeasured_text = f"; rows of stage {stages} are not part of the metrics"
+    return simulated_text + unmeasured_text
 
 
 def json_parts(

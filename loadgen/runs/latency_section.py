@@ -91,12 +91,12 @@ def _percentile_cells(
 
     A percentile that was not requested for this latency has an empty cell.
     """
-    percentile_cells = []
+    texts = []
     for name in names:
-        is_supported = distribution.count >= needed_samples(_quantile_of_name(name))
-        mark = "" if is_supported else cells.UNSUPPORTED
-        percentile_cells.append(f"{mark}{format.milliseconds(values_ms.get(name))}")
-    return percentile_cells
+        has_enough_samples = distribution.count >= needed_samples(_quantile_of_name(name))
+        tilde = "" if has_enough_samples else cells.UNSUPPORTED
+        texts.append(f"{tilde}{format.milliseconds(values_ms.get(name))}")
+    return texts
 
 
 def _quantile_of_name(name: str) -> float:

@@ -149,28 +149,34 @@ def load_point_result(name: str, summary: Summary, point: LoadPoint | None) -> L
 
 def _result_with_rates(name: str, summary: Summary) -> LoadPointResult:
     """Return the load, the throughput and the outcome of a run, without its latencies."""
+    requests = summary.requests
+    goodput = summary.goodput
+    gpu_count = summary.target.gpus
     rates = select_headline_rates(summary)
-    gpus = summary.target.gpus
     concurrency = _measured_concurrency(summary.stages)
     is_closed_loop = concurrency is not None
+    load_value = summary.load.offered_rps if concurrency is None else float(concurrency)
     # A closed loop is in steady state while all of its virtual users are active.
     has_steady_state = summary.window.steady.duration_s is not None
     return LoadPointResult(
         name=name,
+        # The load
         load_label=short_arrival(summary.load.arrival),
-        load_value=summary.load.offered_rps if concurrency is None else float(concurrency),
+        load_value=load_value,
         is_closed_loop=is_closed_loop,
         started_at_once=_started_at_once(summary.stages),
         reached_concurrency=has_steady_state or not is_closed_loop,
-        ok=summary.requests.ok,
-        failed=summary.requests.decided - summary.requests.ok,
+        # The throughput
+        ok=requests.ok,
+        failed=requests.decided - requests.ok,
         requests_per_s=rates.requests,
         output_per_s=rates.output,
-        per_gpu=per_gpu(rates.output, gpus),
-        total_per_gpu=per_gpu(rates.total, gpus),
-        slo_attainment=summary.goodput.share,
-        slo_met=summary.goodput.met,
-        slo_undecided=summary.goodput.undecided,
+        per_gpu=per_gpu(rates.output, gpu_count),
+        total_per_gpu=per_gpu(rates.total, gpu_count),
+        # The outcome
+        slo_attainment=goodput.share,
+        slo_met=goodput.met,
+        slo_undecided=goodput.undecided,
         sustained=summary.sustainable.sustained,
         many_errors=fails_by_errors(summary),
         valid=summary.verdict.valid,
@@ -213,13 +219,14 @@ def _latencies_with_few_samples(summary: Summary) -> tuple[str, ...]:
 def _started_at_once(stages: Sequence[StageSummary]) -> bool:
     """Return whether all virtual users of a closed loop started at the same time.
 
-    By default they start one after the other, over the time `ramp_s`. It is 0 only if the user
-    requested that they start together. Virtual users are started by the first stage that has
-    several, and later stages continue with them.
+    By default they start one after the other, over the time `ramp_s`, which is 0 only if the user
+    requested that they start together. The first stage with several virtual users starts them. A
+    stage that goes on with the users of the stage before starts none, so it is not examined.
     """
     for stage in stages:
         has_several_users = stage.concurrency is not None and stage.concurrency > 1
-        if has_several_users and stage.ramp_from != RAMP_OF_PREVIOUS_STAGE:
+        continues_with_users = stage.ramp_from == RAMP_OF_PREVIOUS_STAGE
+        if has_several_users and not continues_with_users:
             return stage.ramp_s == 0
     return False
 

@@ -26,7 +26,11 @@ _STATE_LABELS = {
 
 
 def notices(summary: Summary) -> Iterator[Notice]:
-    """Yield what a reader has to know before any number of a run."""
+    """Yield the notices above a report: that a run is INVALID, simulated, or did not finish.
+
+    An INVALID run is only a warning if other programs kept the host of the client busy, because
+    its counts and errors are correct then.
+    """
     verdict = summary.verdict
     if not verdict.valid:
         kind: Literal["bad", "warn"] = "warn" if is_host_busy(verdict) else "bad"

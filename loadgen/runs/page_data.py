@@ -340,7 +340,8 @@ def _latency_over_time(
 
 def _scatter_plots(columns: Columns, is_counted: NDArray[np.bool_]) -> ScatterPlots:
     """Return the scatter plots of the counted requests, in which each request is a point."""
-    # This plot needs the most memory, so it comes before long columns are read for the others.
+    # This plot needs the most memory while it is computed, so it comes first: the columns of the
+    # other plots, which stay in memory until the end, are not read yet.
     ttft_by_in_flight = _plot_ttft_by_in_flight(columns, is_counted)
     ttft_ns = columns.measure("ttft")
     queue_ns = columns["server_queue_ns"]

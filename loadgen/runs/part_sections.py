@@ -108,8 +108,8 @@ def _classes_section(summary: Summary) -> Section:
 
     A request class is a part of the load with its own prompts, model and SLO. There is a table of
     the metrics of each class, one of each model, and one of what each class requests. The legend
-    says what the percentages of the last one count: requests, or with sessions also conversations
-    and tasks, each of which counts once.
+    explains the percentages of the last table: the share of a class in all requests or, in a load
+    with sessions, in all starts of requests, conversations and tasks, each of which counts once.
     """
     classes = [(request_class.name, request_class) for request_class in summary.classes]
     models = [(f"{model.model} ({', '.join(model.classes)})", model) for model in summary.models]

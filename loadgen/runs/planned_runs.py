@@ -176,22 +176,22 @@ def compute_total_cost(budget: Budget, runs: Sequence[ForecastRun]) -> Decimal |
 
 
 def target_facts(settings: Settings) -> list[TargetFacts]:
-    """Return what is known of the targets before a request is sent, for a forecast of the cost.
+    """Return the properties of the targets that decide what they cost, before a request is sent.
 
-    The number of GPUs of a target is the one that the user specified, or that of the hardware that
-    a simulated target models.
+    These are the model, the region and the hardware. The number of GPUs of a target is the one that
+    the user specified, or that of the hardware which a simulated target models.
     """
     from loadgen.core.execution import backend
     from loadgen.core.results.manifest import TargetFacts
 
-    known_target = backend.known(settings)
-    known_gpus = None if known_target is None else known_target.gpus
+    simulated_target = backend.known(settings)  # None for a real server
+    simulated_gpus = None if simulated_target is None else simulated_target.gpus
     return [
         TargetFacts(
             url=endpoint.url,
             server="",
             model=settings.model or "",
-            gpus=endpoint.gpus or known_gpus,
+            gpus=endpoint.gpus or simulated_gpus,
             shape=endpoint.shape,
             region=endpoint.region,
         )

@@ -77,10 +77,10 @@ class FullRunRates(Struct, frozen=True):
 
 
 def select_headline_rates(summary: SummaryWithRates) -> HeadlineRates:
-    """Return the rates that stand for a run, or for a part of it, wherever only one is shown.
+    """Return the throughput of a run where a report has room for one value of each rate.
 
-    They are the rates in the steady-state window, or those in the measurement window if a run is
-    too short to have a steady state.
+    A run has rates for several windows of time. These are the rates in the steady-state window, or
+    those in the measurement window if the run is too short to have a steady state.
     """
     load = summary.load
     tokens = summary.tokens

@@ -132,8 +132,9 @@ def _report_of_repeats(
     """Return the report of repeats of one or several loads.
 
     Args:
-        title: What was repeated, for the title after the workload and the model.
-        headline: The result.
+        title: What was repeated, such as "3 repeats of one load". The title of the report is the
+            workload, the model and this text.
+        headline: The paragraphs with the result, at the top of the report.
         curve: All runs, from which the section with a row for each run is made.
         summaries: The summary of the repeats of each load, for the verdict and the warnings.
         sections: The other sections of the full report.

@@ -54,19 +54,19 @@ def request_table(
     """Return a pyarrow table with a row per request, for notebooks and CSV.
 
     Args:
-        manifest: The manifest of the run.
-        rows: Its records.
+        manifest: What the run was to send, with the names of its stages.
+        rows: The records of the requests.
         texts: The texts that the records refer to.
         unit: The unit of latencies and times, which is part of the name of a column (`ttft_ms`).
-        gaps_ns_by_slot: The inter-chunk latencies of each request by its slot, for a column of
-            lists. None if they were not kept.
+        gaps_ns_by_slot: The inter-chunk latencies of each request by its slot, which is its number
+            in the schedule, for a column of lists. None if they were not kept.
 
     Returns:
         A table whose first columns are FIRST_COLUMNS. A value that a request does not have is null.
     """
     columns = _stage_column(manifest, rows) | _metric_columns(rows, unit)
     for name, column in _record_columns(rows, texts, unit).items():
-        # The name of a stage and a metric come before a field of the records with the same name.
+        # If a stage column or a metric has the name of a field of the records, it replaces it.
         if name not in columns:
             columns[name] = column
     if gaps_ns_by_slot is not None:

@@ -136,7 +136,9 @@ def compare_side(output_dir: Path) -> Side:
 def repeats_as_side(output_dir: Path, directories: Sequence[Path]) -> Side:
     """Return repeats as one side of a comparison, without those that are INVALID.
 
-    A side of which every repeat is INVALID keeps them all, and `compare` judges none of it.
+    If all repeats are INVALID, the side keeps them all, and `compare` judges none of its metrics.
+    The side has no name yet, because the caller knows it.
+
     Raises UserError for runs that are not repeats of one another.
     """
     repeats = tuple(load_compared_run(run_dir) for run_dir in directories)
@@ -159,13 +161,17 @@ def _describe_invalid_repeats(repeats: Sequence[ComparedRun]) -> str:
 
 
 def check_same_recipe(output_dir: Path, runs: Sequence[NamedSummary]) -> None:
-    """Raise UserError unless all runs requested the same, except for the seed."""
-    run_by_recipe: dict[str, str] = {}
+    """Raise UserError unless all runs are repeats of one run, apart from the seed.
+
+    Repeats have the same config fingerprint, which is a hash of everything that a run requested.
+    """
+    run_by_fingerprint: dict[str, str] = {}
     for run in runs:
-        run_by_recipe.setdefault(run.summary.fingerprints.recipe, run.name)
-    if len(run_by_recipe) <= 1:
+        config_fingerprint = run.summary.fingerprints.recipe
+        run_by_fingerprint.setdefault(config_fingerprint, run.name)
+    if len(run_by_fingerprint) <= 1:
         return
-    names = list(run_by_recipe.values())
+    names = list(run_by_fingerprint.values())
     raise UserError(
         "mismatch",
         f"not repeats of one run: {', '.join(names)} have different config fingerprints",
@@ -223,18 +229,18 @@ def _target_name(summary: Summary) -> str:
 def list_row_of_runs(
     runs: tuple[NamedSummary, ...], output_dir: Path, outcome: str = ""
 ) -> ListRow:
-    """Return the row of runs in the list of results.
+    """Return the row for a directory of runs in the list of results.
 
-    If they have found a capacity, the row states it and shows the run that the capacity is based
-    on. Otherwise it states `outcome`.
+    If the directory has a capacity that a search or sweep measured, the row states it and selects
+    the run that it is based on. Otherwise the row states `outcome`.
     """
-    found_capacity = capacity_in(output_dir)
-    if found_capacity is None:
+    stored_capacity = capacity_in(output_dir)
+    if stored_capacity is None:
         return ListRow(outcome=outcome, runs=runs)
-    interval = _capacity_interval(found_capacity, build_curve(runs)) if runs else None
+    interval = _capacity_interval(stored_capacity, build_curve(runs)) if runs else None
     return ListRow(
-        outcome=found_capacity.description,
-        selected_run=found_capacity.evidence,
+        outcome=stored_capacity.description,
+        selected_run=stored_capacity.evidence,
         runs=runs,
         interval=interval,
     )

@@ -297,7 +297,12 @@ class RunDisplay:
                     print_status(f"stored in {stored_at}")
 
     def _print_plan(self, planned: RunPlanned) -> None:
-        """Print the targets, each stage of the load, and the warnings of the plan."""
+        """Print the targets, each stage of the load, and the warnings of the plan.
+
+        Runs of one command have the same targets and often the same warnings, so these are not
+        repeated for later runs. The line of a simulated target says already that it is simulated,
+        so there is no warning about that.
+        """
         if self._quiet:
             return
         manifest = planned.manifest
@@ -308,8 +313,8 @@ class RunDisplay:
             print_status(_describe_stage(stage, counts))
         for warning_text in manifest.warnings:
             reason = manifest.warning_codes.get(warning_text)
-            is_known_from_target_line = reason is not None and reason.code == _SIMULATION_WARNING
-            if not is_known_from_target_line:
+            is_simulation_warning = reason is not None and reason.code == _SIMULATION_WARNING
+            if not is_simulation_warning:
                 self._print_once(f"Warning: {warning_text}")
 
     def _print_forecast(self, planned: RunPlanned) -> None:
@@ -492,9 +497,9 @@ def _stage_counts(planned: RunPlanned, stage: StagePlan, index: int) -> list[str
 def _describe_stage(stage: StagePlan, counts: list[str]) -> str:
     """Return a stage of the load as text, such as `Load: concurrency 16, 500 requests`.
 
-    A stage is a part of the load with its own rate or concurrency, such as a warm-up. One stage has
-    a fixed name: before a closed loop, each virtual user may send a first request that is not
-    measured.
+    A stage is a part of the load with its own rate or concurrency, such as a warm-up. Before a
+    closed loop there may be a stage in which each virtual user sends one request, which is not
+    measured. It has no rate, so its text only says that.
 
     Args:
         stage: The stage.

@@ -238,11 +238,11 @@ def _describe_output_tokens(tokens: Tokens) -> str:
 
 
 def _describe_cached_prompts(summary: Summary) -> Iterator[str]:
-    """Yield what is known of the prefix cache, of each fact that the run has.
+    """Yield texts about the use of the prefix cache of the server, as far as it is known.
 
-    These are the share of prompt tokens that came from the cache, with the share that the workload
-    requests, the tokens that the server wrote to it, and the share of the tokens of a trace that
-    repeat an earlier prompt.
+    They state the fraction of prompt tokens that came from the cache, and the fraction that the
+    workload aims at. The next one states how many tokens the server wrote to the cache. For a
+    trace, the last one states which fraction of its tokens repeats an earlier prompt.
     """
     tokens = summary.tokens
     if tokens.cached_share is not None:

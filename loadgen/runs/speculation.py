@@ -68,7 +68,11 @@ def _sources_table(speculation: Speculation) -> Table:
 
 
 def _requests_table(summary: Summary) -> Table:
-    """Return the distributions over requests of the accepted fraction and the tokens per step."""
+    """Return how well speculative decoding worked for single requests.
+
+    A row has the distribution over the requests of one metric: the fraction of proposed tokens that
+    the model accepted, or the number of tokens per step of the model.
+    """
     statistics = ("mean", "p50", "p90", "p99")
     rows = []
     for name, label in _METRICS_PER_REQUEST:

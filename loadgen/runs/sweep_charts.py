@@ -228,28 +228,42 @@ TARGET_AXES = (
 def target_charts(curves: Sequence[SweepCurve]) -> Iterator[Chart]:
     """Yield the charts of a sweep of several targets with the same kind of request.
 
-    Each target is a line, so that their throughput can be compared at one latency. There is a chart
-    for each of TARGET_AXES whose metric is known.
+    Each chart has the throughput of the targets on the y axis, a line for each target, and one of
+    the metrics in TARGET_AXES on the x axis. So the throughput of the targets can be compared at
+    one speed per user or at one TTFT. A metric that no target has is left out.
     """
     valid_points = [point for curve in curves for point in curve.load_points if point.valid]
     has_gpus = all(point.per_gpu is not None for point in valid_points)
+    for x_metric in TARGET_AXES:
+        lines = _target_lines(curves, x_metric.metric, has_gpus=has_gpus)
+        has_points = any(line.x for line in lines)
+        if has_points:
+            yield _target_chart(x_metric, lines, has_gpus=has_gpus)
+
+
+def _target_lines(
+    curves: Sequence[SweepCurve], x_metric: str, *, has_gpus: bool
+) -> tuple[Series, ...]:
+    """Return the line of each target, in a color of its own."""
+    return tuple(
+        _target_series(curve, x_metric, COLORS[index % len(COLORS)], has_gpus=has_gpus)
+        for index, curve in enumerate(curves)
+    )
+
+
+def _target_chart(x_metric: _TargetAxis, lines: tuple[Series, ...], *, has_gpus: bool) -> Chart:
+    """Return the chart of throughput against a metric.
+
+    The throughput is that per GPU, or that of all GPUs if their number is not known.
+    """
     unit = THROUGHPUT_PER_GPU if has_gpus else TOTAL_THROUGHPUT
-    for compared_metric in TARGET_AXES:
-        target_lines = [
-            _target_series(
-                curve, compared_metric.metric, COLORS[index % len(COLORS)], has_gpus=has_gpus
-            )
-            for index, curve in enumerate(curves)
-        ]
-        if not any(line.x for line in target_lines):
-            continue
-        yield Chart(
-            title=f"{_capitalize(unit)} against {compared_metric.label}",
-            note="" if has_gpus else GPUS_UNKNOWN,
-            x=Axis(label=compared_metric.label, unit=compared_metric.unit, pad=True),
-            y=Axis(label=f"output {unit}", unit=unit, min=0),
-            series=tuple(target_lines),
-        )
+    return Chart(
+        title=f"{_capitalize(unit)} against {x_metric.label}",
+        note="" if has_gpus else GPUS_UNKNOWN,
+        x=Axis(label=x_metric.label, unit=x_metric.unit, pad=True),
+        y=Axis(label=f"output {unit}", unit=unit, min=0),
+        series=lines,
+    )
 
 
 def _target_series(curve: SweepCurve, metric: str, color: str, *, has_gpus: bool) -> Series:

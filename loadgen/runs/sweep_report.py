@@ -241,8 +241,12 @@ def _load_point_table(
 
 
 def _metric_cells(curve: SweepCurve, point: LoadPointResult) -> tuple[str, ...]:
-    """Return the cells of a load point under TABLE_HEADER, apart from the last one."""
-    total_per_gpu = format.quantity(point.total_per_gpu) if curve.groups else ""
+    """Return the cells of a load point: one for each head in TABLE_HEADER but the last, the remark.
+
+    The throughput of input and output tokens per GPU is shown only if the sweep has several groups,
+    which differ in their request lengths or targets.
+    """
+    has_groups = bool(curve.groups)
     return (
         point.target,
         _token_count(point.isl),
@@ -252,7 +256,7 @@ def _metric_cells(curve: SweepCurve, point: LoadPointResult) -> tuple[str, ...]:
         format.quantity(point.requests_per_s),
         format.quantity(point.output_per_s),
         format.quantity(point.per_gpu),
-        total_per_gpu,
+        format.quantity(point.total_per_gpu) if has_groups else "",
         format.quantity(point.per_user),
         *(latency_cell(point, name) for name in LATENCIES),
         format.percent(point.slo_attainment),
@@ -347,7 +351,11 @@ def _sentences_of_one_curve(curve: SweepCurve) -> Iterator[str]:
 
 
 def _describe_best(curve: SweepCurve, best: LoadPointResult) -> Iterator[str]:
-    """Yield the best load point within the SLO, and why the capacity may lie above it."""
+    """Yield the best load point within the SLO, and why the capacity may lie above it.
+
+    A load point with a higher load may have met the SLO and still not be the best one, for example
+    because a lower load missed it. There is a sentence for each of these.
+    """
     yield (
         f"Best load point within the SLO ({curve.slo}): {best.short_label}, "
         f"{format.quantity(best.requests_per_s)} req/s, {_output_tokens(best)}."
@@ -355,12 +363,13 @@ def _describe_best(curve: SweepCurve, best: LoadPointResult) -> Iterator[str]:
     for point in points_within_slo(curve.points_above_best):
         yield _explain_point_above_best(curve, point)
     reason = lower_bound_reason(curve)
-    if not reason:
-        return
-    advice = "The capacity is at least this load."
-    if best is curve.load_points[-1]:
-        advice = "Test higher loads to find the limit."
-    yield f"This is a lower bound of the capacity: {reason}. {advice}"
+    if reason:
+        is_highest_load = best is curve.load_points[-1]
+        if is_highest_load:
+            advice = "Test higher loads to find the limit."
+        else:
+            advice = "The capacity is at least this load."
+        yield f"This is a lower bound of the capacity: {reason}. {advice}"
 
 
 def _explain_point_above_best(curve: SweepCurve, point: LoadPointResult) -> str:
@@ -497,7 +506,7 @@ def _sentences_of_groups(curve: SweepCurve) -> Iterator[str]:
     if len(best_points) > 1:
         lowest = best_points[-1]
         yield f"Lowest throughput: {lowest.label}, {_output_tokens(lowest)}."
-    for reason, labels in _groups_without_best_by_reason(curves).items():
+    for reason, labels in _list_groups_without_best(curves).items():
         yield f"{reason}: {'; '.join(labels)}."
 
 
@@ -527,10 +536,11 @@ _REASONS_WITHOUT_BEST = (_ALL_MISSED, _NONE_SUSTAINABLE, _ALL_UNDECIDED, _NONE_V
 """Why a group has no best load point, in the order in which they are stated."""
 
 
-def _groups_without_best_by_reason(curves: Sequence[SweepCurve]) -> dict[str, list[str]]:
-    """Return the labels of the groups without a best load point, under the reason for it.
+def _list_groups_without_best(curves: Sequence[SweepCurve]) -> dict[str, list[str]]:
+    """Return the labels of the groups that have no best load point, by the reason for that.
 
-    For example: `{"No valid load point": ["ISL 1,000", "ISL 2,000"]}`.
+    For example: `{"No valid load point": ["ISL 1,000", "ISL 2,000"]}`. The reasons are in the order
+    of _REASONS_WITHOUT_BEST, without those that apply to no group.
     """
     labels_by_reason: dict[str, list[str]] = {reason: [] for reason in _REASONS_WITHOUT_BEST}
     for curve in curves:

@@ -139,9 +139,10 @@ def _result_sections(
     compute_chart_data: ComputeChartData | None,
     additions: Sequence[ExtraSections],
 ) -> Iterator[Section | PageSectionFactory]:
-    """Yield the title or the headline numbers, the SLO, its charts, and warnings.
+    """Yield the sections with the result of a run: headline, SLO, its charts, and warnings.
 
-    Additions may replace the headline numbers, which a page shows as tiles, and add sections.
+    The headline of a text is its title. That of a page is a row of tiles with the most important
+    numbers, which additions may replace. Additions may also add sections.
     """
     tiles: Sequence[Tile] = headline_tiles(summary)
     for addition in additions:
