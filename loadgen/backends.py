@@ -69,11 +69,12 @@ def _load_virtual() -> Backend:
     return VIRTUAL
 
 
-def _load_rows() -> tuple[BackendRow, ...]:
+def _load_builtin_backends() -> tuple[BackendRow, ...]:
     """Return the built-in backends: real servers, from here or from Ray, and two simulations.
 
-    A backend is chosen by an option (`flag`) or by the scheme of the URL of the target. The
-    embedded simulation has no URL, so its scheme is empty.
+    A backend is what sends the load of a run to a target. It is chosen by an option (`flag`) or by
+    the scheme of the URL of the target. The embedded simulation has no URL, so its scheme is empty.
+    It runs in real time, and the other simulation in virtual time.
     """
     return (
         BackendRow(name="ray", load=_load_ray, flag="ray"),
@@ -96,7 +97,7 @@ def _load_rows() -> tuple[BackendRow, ...]:
     )
 
 
-BACKENDS: OpenTable[BackendRow] = OpenTable("loadgen.backends", BackendRow, _load_rows)
+BACKENDS: OpenTable[BackendRow] = OpenTable("loadgen.backends", BackendRow, _load_builtin_backends)
 
 
 def load_backend(row: BackendRow) -> Backend:

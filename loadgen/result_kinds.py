@@ -442,6 +442,10 @@ def _has_marker_if_needed(kind: ResultKind, path: Path) -> bool:
     return any((path / marker).is_file() for marker in kind.markers)
 
 
+MAX_DAMAGE_MESSAGE_LENGTH = 300
+"""A longer message about damaged files is cut, because an exception may quote their content."""
+
+
 @contextmanager
 def reporting_damage(*paths: Path) -> Iterator[None]:
     """Raise UserError for an unexpected exception while results are read, if files were changed.
@@ -454,13 +458,14 @@ def reporting_damage(*paths: Path) -> Iterator[None]:
     except (LoadgenError, CombinedError, OSError, MemoryError):
         raise
     except Exception as error:
-        if all(map(_is_unchanged, paths)):
+        is_bug = all(_is_unchanged(path) for path in paths)
+        if is_bug:
             raise
         message = f"the files are damaged: {type(error).__name__}: {error}"
         raise UserError(
             "damaged_file",
-            message[:300],
-            " ".join(map(str, paths)),
+            message[:MAX_DAMAGE_MESSAGE_LENGTH],
+            " ".join(str(path) for path in paths),
             "if the files are unchanged, please report this as a bug",
         ) from error
 

@@ -201,8 +201,8 @@ def slo_heading(summary: Summary) -> str:
 def _objective_rows(summary: Summary) -> Iterator[_ObjectiveRow]:
     """Yield the objectives of the run and of its request classes.
 
-    For each of them, the limits of percentiles come first, then the required percentage of requests
-    that meet all of these limits, then that of tasks.
+    For each of them, the limits of percentiles come first. Then comes the required percentage of
+    requests that meet all of these limits, and last the required percentage of tasks.
     """
     for prefix, scope in list_slo_scopes(summary):
         goodput = scope.goodput

@@ -386,8 +386,9 @@ def _print_load_points(series: _RunSeries, options: ReportOptions) -> None:
     from loadgen.runs.sweep_report import sweep_report
 
     if options.as_json:
-        documents = [dump_summary(run.summary).strip() for run in series.runs]
-        sys.stdout.buffer.write(b"[" + b",\n".join(documents) + b"]\n")
+        summaries = [dump_summary(run.summary).strip() for run in series.runs]
+        json_array = b"[" + b",\n".join(summaries) + b"]\n"
+        sys.stdout.buffer.write(json_array)
         return
     print_report(sweep_report(build_curve(series.runs)), full=options.full)
     print_status(f"results in {series.output_dir}")

@@ -64,19 +64,22 @@ def headline(run: StoredRun) -> str:
 
 
 def report(run: StoredRun) -> Report:
-    """Return the report of a run. Without records it has no charts."""
+    """Return the report of a stored run. Without records it has no charts.
+
+    The data of the charts is computed from the records at most once, and only for a page.
+    """
     records = run.records
     if records is None:
         return text.report(run.summary, additions=run.additions, run_dir=run.run_dir)
 
     @cache
-    def compute_chart_data() -> ChartData:
+    def compute_chart_data_once() -> ChartData:
         return _compute_chart_data(run.run_dir, records)
 
     return text.report(
         run.summary,
-        records.manifest,
-        compute_chart_data,
+        manifest=records.manifest,
+        compute_chart_data=compute_chart_data_once,
         server_samples=store.read_server_samples(run.run_dir),
         additions=run.additions,
         run_dir=run.run_dir,

@@ -341,8 +341,8 @@ def _equal_length_sentences(data: ChartData) -> Iterator[str]:
 def build_provenance(summary: Summary, manifest: RunManifest | None) -> Iterator[Section]:
     """Yield the definitions of the metrics, and everything that is needed to reproduce the run.
 
-    The second part has the command, the conditions such as the seed, the workload file, and a note
-    on how to compare the fingerprints of two runs.
+    The latter are sections with the command and the conditions such as the seed, with the workload
+    file, and with a note on how to compare the fingerprints of two runs.
     """
     definitions = Table(("metric", "definition"), DEFINITIONS, "prose")
     yield section("Definitions", definitions, folded=True, page_only=True, id="definitions")

@@ -65,7 +65,8 @@ def _steps_section(summary: Summary) -> Section:
 def _replica_section(differences: BetweenNodes) -> Section:
     """Return how much latency varies between replicas or nodes, and which ones are outliers.
 
-    It has no content, and is not shown, if the run could not compare any.
+    If the run had too few replicas or requests to compare them, the section has no content. A
+    report does not show such a section.
     """
     heading = f"Latency variance by {differences.node_kind}"
     sentences = replica_differences.describe_outliers(differences)

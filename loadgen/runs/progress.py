@@ -370,8 +370,9 @@ class StepCounter:
             count: The number of steps.
             at_most: Whether there may be far fewer steps. Then only the caller can estimate the
                 remaining time.
-            weights: How long each step takes relative to the others. If they are not positive
-                numbers, one for each step, all steps count as equally long.
+            weights: How long each step takes relative to the others. They are only used for an
+                estimate, so wrong ones are no error: unless there is a positive weight for each
+                step, all steps count as equally long.
         """
         self._count = count
         self._count_is_limit = at_most

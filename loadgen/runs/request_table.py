@@ -136,7 +136,7 @@ def _record_columns(
         if not name.endswith("_ns"):
             columns[name] = table[name]
             continue
-        # The records have a negative time for a missing one. The table has null there.
+        # A time that is missing is negative in the records and null in the table.
         is_missing = table[name].is_null().to_numpy()
         times = _convert_ns(np.ascontiguousarray(rows[name]), unit)
         name_with_unit = f"{name.removesuffix('_ns')}_{unit}"
@@ -147,18 +147,19 @@ def _record_columns(
 def _gap_column(
     rows: NDArray[np.void], gaps_ns_by_slot: Mapping[int, NDArray[np.int64]], unit: Unit
 ) -> pa.Array:
-    """Return the list of the inter-chunk latencies of each request, null where it has none.
+    """Return a column with a list of inter-chunk latencies per request, null where it has none.
 
-    A request is identified by its slot, its position in the schedule of the run.
+    An inter-chunk latency is the gap between two chunks of a response. A request is identified by
+    its slot, its position in the schedule of the run.
     """
     import pyarrow as pa
 
-    lists = []
+    gaps_by_row = []
     for slot in rows["slot"].tolist():
         gaps_ns = gaps_ns_by_slot.get(slot)
-        lists.append(None if gaps_ns is None else _convert_ns(gaps_ns, unit).tolist())
+        gaps_by_row.append(None if gaps_ns is None else _convert_ns(gaps_ns, unit).tolist())
     value_type = pa.int64() if unit == "ns" else pa.float64()
-    return pa.array(lists, pa.list_(value_type))
+    return pa.array(gaps_by_row, pa.list_(value_type))
 
 
 def _convert_ns(values_ns: NDArray[np.int64], unit: Unit) -> NDArray[Any]:

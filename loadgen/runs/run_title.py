@@ -104,7 +104,9 @@ def describe_arrival(arrival: str, unit: Unit = "requests") -> str:
     """
     closed_loop = _CLOSED_LOOP.match(arrival)
     if closed_loop:
-        return f"concurrency {int(closed_loop[1]):,}"
+        concurrency = int(closed_loop[1])
+        return f"concurrency {concurrency:,}"
+    # For example, "/s" after a digit becomes " req/s". The digit is the group 1 of the pattern.
     text = _RATE.sub(rf"\1 {_RATE_UNITS[unit]}", arrival)
     return f"{text[:1].upper()}{text[1:]}"
 

@@ -15,7 +15,8 @@ if TYPE_CHECKING:
 def describe_energy(energy: EnergyUse) -> list[str]:
     """Return phrases about the energy used during steady load: per token and request, and power.
 
-    If nothing was measured, the only phrase is the reason.
+    The energy comes from the metrics pages of the servers, or from another source that the last
+    phrase names. If nothing was measured, the only phrase is the reason.
     """
     if energy.joules is None or energy.watts is None:
         return [energy.missing_reason or "no page reports the power of the accelerators"]
@@ -28,12 +29,16 @@ def describe_energy(energy: EnergyUse) -> list[str]:
     return [*phrases, f"source: {energy.source}{devices}"]
 
 
-def _energy_per_work(energy: EnergyUse, joules: float) -> Iterator[str]:
-    """Yield the energy per output token and request, and the output per watt, where known."""
-    uncertainty = (energy.error_j or 0.0) / joules if joules else 0.0
+def _energy_per_work(energy: EnergyUse, used_joules: float) -> Iterator[str]:
+    """Yield the energy per output token and request, and the output per watt, where known.
+
+    `used_joules` is the energy that the accelerators used during the measurement. It is known up to
+    `energy.error_j` joules, which are stated as a percentage of it.
+    """
+    relative_error = (energy.error_j or 0.0) / used_joules if used_joules else 0.0
     if energy.joules_per_output_token is not None:
         per_token = format.quantity(energy.joules_per_output_token)
-        yield f"{per_token} J/output token (± {format.percent(uncertainty)})"
+        yield f"{per_token} J/output token (± {format.percent(relative_error)})"
     if energy.joules_per_request is not None:
         yield f"{format.quantity(energy.joules_per_request)} J/request"
     if energy.output_tokens_per_s_per_watt is not None:

@@ -106,14 +106,15 @@ def is_attainment_met(goodput: Goodput) -> bool | None:
 
 
 def have_same_slo(first: Summary, second: Summary) -> bool:
-    """Return True if two runs have the same objectives, for themselves and for each request class.
+    """Return whether two runs have the same objectives.
 
-    A run knows its objective for tasks only if a task ended in it. If one of the two runs does not
-    know it, objectives for tasks are not compared.
+    A scope is the run itself or one of its request classes, which may have objectives of their own.
+    The runs must have the same scopes, and each scope the same objectives. The objective for tasks
+    is known only from the results of tasks, so it is not compared if no task ended in one of the
+    runs.
     """
     first_scopes = dict(list_slo_scopes(first))
     second_scopes = dict(list_slo_scopes(second))
-    # Scopes are the run itself and its request classes, by name.
     if first_scopes.keys() != second_scopes.keys():
         return False
     return all(

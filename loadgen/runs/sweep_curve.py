@@ -201,14 +201,19 @@ def _group_curves(points: Sequence[LoadPointResult]) -> list[GroupCurve]:
 def _load_point_results(
     runs: Sequence[NamedSummary], requested: Mapping[str, LoadPoint]
 ) -> list[LoadPointResult]:
-    """Return the load points of runs, in order of load within each group.
+    """Return the load points of runs by group, in order of load within each group.
 
-    The groups are in the order in which they were requested.
+    The groups are in the order in which they were requested, and groups that were not requested
+    come last. The points on the Pareto front are marked.
+
+    Args:
+        runs: The name and the summary of each run.
+        requested: The load points that a sweep requested, by the names of their runs.
     """
     points = [load_point_result(run.name, run.summary, requested.get(run.name)) for run in runs]
     all_groups = [point.group for point in requested.values()]
     all_groups += [point.group for point in points]
-    ordered_groups = list(dict.fromkeys(all_groups))
+    ordered_groups = list(dict.fromkeys(all_groups))  # without repetitions
 
     def sort_key(point: LoadPointResult) -> tuple[int, float, str]:
         return ordered_groups.index(point.group), point.load_value or 0.0, point.name
