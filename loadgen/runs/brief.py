@@ -391,8 +391,9 @@ def _describe_errors(summary: Summary) -> str:
 def _describe_delivered_load(summary: Summary) -> str:
     """Return the load that arrived, its concurrency, and whether the server was stable under it.
 
-    Properties of the load that differ from the workload are named. With sessions, the offered rate
-    counts sessions and not requests, so it is left out.
+    For example: `12 req/s arrived, 30 concurrent on average, stable`. Properties of the load that
+    differ from the workload are named. With sessions, the offered rate counts sessions and not
+    requests, so it is left out.
     """
     load = summary.load
     phrases = []
@@ -402,8 +403,9 @@ def _describe_delivered_load(summary: Summary) -> str:
     is_sustained = summary.sustainable.sustained
     if is_sustained is not None:
         phrases.append("stable" if is_sustained else "not stable")
-    # `stimulus` has a check for each property of the load, such as the rate of its arrivals.
-    failed_checks = [check for check in summary.stimulus if check.ok is False]
+    # `stimulus` has the checks of the load against the workload, such as that of its rate.
+    load_checks = summary.stimulus
+    failed_checks = [check for check in load_checks if check.ok is False]
     if failed_checks:
         properties = ", ".join(check_label(check.code) for check in failed_checks)
         phrases.append(f"differs from the workload in {properties}")

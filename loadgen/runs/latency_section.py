@@ -28,17 +28,17 @@ def latency_sections(
 ) -> Iterator[Section | PageSectionFactory]:
     """Yield the table of latencies, their confidence intervals, recovery times and curves.
 
-    The heading says if the run is INVALID, because its latencies are not reliable then.
+    The heading says if the run is INVALID, because its latencies are not reliable then. Below the
+    table there are notes, for example on percentiles with too few samples.
     """
     rows = latency_rows(summary)
-    unsupported = cells.describe_unsupported([row.distribution for row in rows], QUANTILES)
-    head = "Latency" if summary.verdict.valid else "Latency (not reliable)"
+    distributions = [row.distribution for row in rows]
+    notes = [cells.describe_unsupported(distributions, QUANTILES), *latency_notes(summary)]
     yield section(
-        head,
+        "Latency" if summary.verdict.valid else "Latency (not reliable)",
         distribution_table(rows, summary),
         _requested_percentiles(summary, rows),
-        Paragraph(unsupported, "soft"),
-        *(Paragraph(note, "soft") for note in latency_notes(summary)),
+        *[Paragraph(note, "soft") for note in notes],
         id="latency",
     )
     yield within_run_variance.build_interval_section(summary)

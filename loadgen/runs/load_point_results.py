@@ -248,31 +248,39 @@ AVERAGED_METRICS = (
 
 
 def average_repeats(repeats: Sequence[LoadPointResult]) -> LoadPointResult:
-    """Return the load point that stands for repeats of one load.
+    """Return one load point for several runs of the same load.
 
-    It has the means of the valid repeats, or of all if none is valid. It met the SLO if every
-    repeat did. Its name states the load and how many runs were averaged. A single repeat stands
-    for itself.
+    It has the means of the valid repeats, or of all if none is valid. Its name states the load and
+    how many runs were averaged. A single repeat is returned as it is.
     """
     averaged = [repeat for repeat in repeats if repeat.valid] or list(repeats)
-    first = averaged[0]
     if len(averaged) == 1:
-        return first
-    # A latency has too few samples if that is so in any of the repeats.
-    unsupported = {latency for repeat in averaged for latency in repeat.unsupported}
-    point = msgspec.structs.replace(
-        first,
-        name=f"{first.short_label}, mean of {len(averaged)} runs",
-        ok=sum(repeat.ok for repeat in averaged),
-        failed=sum(repeat.failed for repeat in averaged),
-        unsupported=tuple(sorted(unsupported)),
-        slo_met=_true_of_all([repeat.slo_met for repeat in averaged]),
-        slo_undecided=any(repeat.slo_undecided for repeat in averaged),
-        sustained=_true_of_all([repeat.sustained for repeat in averaged]),
-        simulated=any(repeat.simulated for repeat in averaged),
-        reached_concurrency=all(repeat.reached_concurrency for repeat in averaged),
+        return averaged[0]
+    point = _combine_outcomes(averaged)
+    name = f"{point.short_label}, mean of {len(averaged)} runs"
+    return msgspec.structs.replace(point, name=name, **_mean_metrics(averaged))
+
+
+def _combine_outcomes(repeats: Sequence[LoadPointResult]) -> LoadPointResult:
+    """Return the first repeat, with the request counts and outcomes of all repeats.
+
+    Requests are added. What is good about a load point, such as that it met the SLO, must be so in
+    every repeat. What limits it, such as too few samples for a latency, counts from a single one.
+    """
+    unsupported_latencies = {latency for repeat in repeats for latency in repeat.unsupported}
+    return msgspec.structs.replace(
+        repeats[0],
+        ok=sum(repeat.ok for repeat in repeats),
+        failed=sum(repeat.failed for repeat in repeats),
+        # In every repeat
+        slo_met=_true_of_all([repeat.slo_met for repeat in repeats]),
+        sustained=_true_of_all([repeat.sustained for repeat in repeats]),
+        reached_concurrency=all(repeat.reached_concurrency for repeat in repeats),
+        # In any repeat
+        unsupported=tuple(sorted(unsupported_latencies)),
+        slo_undecided=any(repeat.slo_undecided for repeat in repeats),
+        simulated=any(repeat.simulated for repeat in repeats),
     )
-    return msgspec.structs.replace(point, **_mean_metrics(averaged))
 
 
 def _mean_metrics(points: Sequence[LoadPointResult]) -> dict[str, float | None]:

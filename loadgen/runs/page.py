@@ -82,20 +82,23 @@ Compiled code is faster, so its timestamps are more exact.
 def defer_section(
     build_section: Callable[[ChartData], Section], compute_chart_data: ComputeChartData | None
 ) -> Iterator[PageSectionFactory]:
-    """Yield a factory for a section with charts, or nothing for a run without charts.
+    """Yield a function that builds a section with charts, or nothing for a run without charts.
 
-    A factory is a function that the page calls when it is written, and that returns a list of
-    sections. A report on a terminal has no charts and calls no factory, so that it never computes
-    their data, which takes seconds for a long run.
+    Only a page calls the function, when it is written. A report on a terminal has no charts, so
+    that it never computes their data, which takes seconds for a long run.
+
+    Args:
+        build_section: Returns the section for the data of its charts.
+        compute_chart_data: Computes this data. None if the run has no charts.
     """
     if compute_chart_data is None:
         return
 
-    def build_sections() -> list[Section]:
+    def compute_data_and_build() -> list[Section]:
         data = compute_chart_data()
         return [build_section(data)]
 
-    yield build_sections
+    yield compute_data_and_build
 
 
 def _defer_folded_charts(
@@ -361,17 +364,19 @@ def build_provenance(summary: Summary, manifest: RunManifest | None) -> Iterator
 def _list_run_conditions(summary: Summary, manifest: RunManifest | None) -> Facts:
     """Return the conditions that a repetition of the run has to share to be comparable.
 
-    The salt is a text in each prompt. Runs with different salts have different prompts, so that a
-    server cannot respond from the prefix cache of an earlier run.
+    A fingerprint is a hash of a part of the run, such as its prompts. The salt is a text in each
+    prompt. Runs with different salts have different prompts, so that a server cannot respond from
+    the prefix cache of an earlier run.
     """
     run = summary.run
     fingerprints = summary.fingerprints
     schedule_seed = "" if run.schedule_seed is None else f"seed {run.schedule_seed}"
+    fingerprint_of_config = fingerprints.recipe
     conditions = (
         ("Seed", "" if run.seed is None else str(run.seed)),
         ("Schedule", schedule_seed),
         ("Salt", "" if manifest is None else manifest.salt),
-        ("Config fingerprint", fingerprints.recipe),
+        ("Config fingerprint", fingerprint_of_config),
         ("Prompts", fingerprints.prompts),
         ("Schedule fingerprint", fingerprints.schedule),
         ("Bodies", fingerprints.bodies),

@@ -299,14 +299,14 @@ def _percentile_curves(
     """Return the percentile curve of each latency that has values, by metric."""
     curves: dict[str, PercentileCurve | None] = {}
     curves["ttft"] = curve_of_values("TTFT", columns.measure("ttft")[is_counted])
-    curves["ttft_from_sent"] = _curve_from_sent(columns, is_counted, curves["ttft"])
+    curves["ttft_from_sent"] = _ttft_from_sent_curve(columns, is_counted, curves["ttft"])
     curves["tpot"] = curve_of_values("TPOT", columns.measure("tpot")[is_counted])
     curves["max_gap"] = curve_of_values("max ITL", columns.measure("max_gap")[is_counted])
     curves["e2e"] = curve_of_values("E2E", columns.measure("e2e")[is_counted])
     return {metric: curve for metric, curve in curves.items() if curve is not None}
 
 
-def _curve_from_sent(
+def _ttft_from_sent_curve(
     columns: Columns, is_counted: NDArray[np.bool_], ttft_curve: PercentileCurve | None
 ) -> PercentileCurve | None:
     """Return the curve of TTFT from the time of sending, and not from the scheduled time.
@@ -602,9 +602,10 @@ def _stage_start_ns(index: int, stage: StagePlan, due_ns: NDArray[np.int64]) -> 
 
 
 def _request_rates(columns: Columns, length_s: float) -> Bins:
-    """Return scheduled, sent and ok requests per second, for each time bin.
+    """Return scheduled, sent and successful requests per second, for each time bin.
 
-    A request counts in the bin of its scheduled time, of its sending and of its end.
+    A scheduled request counts in the bin of its scheduled time, a sent one in that of its sending,
+    and a successful one in that of its end.
     """
     grid = Grid.for_requests(length_s, len(columns), REQUESTS_PER_BIN)
     was_sent = columns["sent_ns"] >= 0
@@ -1034,17 +1035,19 @@ class _Pairs:
         return sum(int(np.count_nonzero(self._is_known(block))) for block in blocks)
 
     def _blocks(self) -> Iterator[tuple[NDArray[np.float64], NDArray[np.float64]]]:
-        """Yield the x and the y of one block of pairs after the other, in the units of the chart.
+        """Yield the x and the y values of the known pairs, block by block.
 
-        Blocks without pairs are left out.
+        They are in the units of the axes of the chart, such as ms. Blocks without pairs are left
+        out.
         """
         for block in block_slices(len(self._x)):
             is_known = self._is_known(block)
-            if is_known.any():
-                known_rows = as_selection(is_known)
-                x = self._x[block][known_rows] / self._x_divisor
-                y = self._y_ns[block][known_rows] / self._y_divisor
-                yield x, y
+            if not is_known.any():
+                continue
+            selection = as_selection(is_known)
+            x_values = self._x[block][selection] / self._x_divisor
+            y_values = self._y_ns[block][selection] / self._y_divisor
+            yield x_values, y_values
 
     def ranges(self) -> tuple[Range, Range]:
         """Return the lowest and the highest value of x, and those of y."""

@@ -66,12 +66,23 @@ class PercentileCurve(msgspec.Struct, frozen=True, kw_only=True):
 def highest_supported_position(count: int) -> float:
     """Return the position on the percentile axis of the highest percentile that samples support.
 
-    A percentile is supported if `count` is at least `needed_samples`. That function has no inverse,
-    so the percentile is found by bisection. The position is rounded down, so that it never
-    claims too much. Return 0 if not even LOWEST_QUANTILE is supported.
+    The position of a quantile q is -log10(1 - q), so that p90 is at 1, p99 at 2 and p99.9 at 3. It
+    is rounded down, so that it never claims too much. Return 0 if not even LOWEST_QUANTILE is
+    supported by `count` samples.
     """
     if count < needed_samples(LOWEST_QUANTILE):
         return 0.0
+    quantile = _highest_supported_quantile(count)
+    position = -float(np.log10(1 - quantile))
+    return int(position * POSITIONS_PER_UNIT) / POSITIONS_PER_UNIT
+
+
+def _highest_supported_quantile(count: int) -> float:
+    """Return the highest quantile for which `count` samples are enough, at least LOWEST_QUANTILE.
+
+    `needed_samples` grows with the quantile and has no inverse, so the quantile is found by
+    bisection: each step halves the interval between one that is supported and one that is not.
+    """
     supported = LOWEST_QUANTILE
     unsupported = HIGHEST_QUANTILE
     for _ in range(BISECTION_STEPS):
@@ -80,8 +91,7 @@ def highest_supported_position(count: int) -> float:
             supported = middle
         else:
             unsupported = middle
-    position = -float(np.log10(1 - supported))
-    return int(position * POSITIONS_PER_UNIT) / POSITIONS_PER_UNIT
+    return supported
 
 
 def curve_of_values(name: str, values_ns: NDArray[np.int64]) -> PercentileCurve | None:

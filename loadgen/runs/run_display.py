@@ -262,14 +262,15 @@ class RunDisplay:
     def print_finished(self, summary: Summary) -> None:
         """Print the result of a run that has finished: the table of all runs so far, or JSON.
 
-        Nothing is printed if the runs are so short that the final report follows at once.
+        The table is not printed in the first MIN_FORECAST_S of the command, because the final
+        report of such short runs follows at once.
         """
         self._finished.append(summary)
         if self._progress == "json":
             print_status(_finished_as_json(summary))
             return
-        runs_take_long = self._steps is not None and self._steps.elapsed_s >= MIN_FORECAST_S
-        if self._progress != "off" and runs_take_long:
+        is_long_command = self.elapsed_s >= MIN_FORECAST_S
+        if self._progress != "off" and is_long_command:
             table_section = run_table(self._finished)
             table = text_renderer.render_sections([table_section], width=text_width(sys.stderr))
             print_status(table.rstrip())
