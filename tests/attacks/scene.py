@@ -17,8 +17,6 @@ from typing import NamedTuple
 import processes
 
 from loadgen.core import run_folder
-from loadgen.core.errors import UNSOUND
-from loadgen.core.metrics.verdict import CLIENT_CODES
 
 WAIT_S = 120.0
 SCENERY = {"said", "address", "was-address", "ca.pem"}
@@ -233,20 +231,11 @@ LEFT: dict[str, Callable[[Scene], None]] = {
 }
 
 
-def _is_invalid_by_the_client(scene: Scene) -> bool:
-    """Return True if a run is INVALID only because other processes kept the client busy."""
-    if not (scene.out / "summary.json").exists():
-        return False
-    reason_codes = run_folder.open_run(scene.out).summary.verdict.codes
-    return bool(reason_codes) and set(reason_codes) <= CLIENT_CODES
-
-
 def check(row: Row, scene: Scene) -> None:
     """Run an attack and compare the outcome with its row."""
     row.do(scene)
     code, output = scene.ended(), scene.said()
-    is_expected_code = code in row.codes or (code == UNSOUND and _is_invalid_by_the_client(scene))
-    assert is_expected_code and row.words in output, f"exit {code}: {output}"
+    assert code in row.codes and row.words in output, f"exit {code}: {output}"
     assert "Traceback" not in output and "bug in loadgen" not in output, output
     last = monotonic() + 15
     while scene.group():
