@@ -32,6 +32,7 @@ from loadgen.core.analysis.causes import explain
 from loadgen.core.metrics.columns import Columns
 from loadgen.core.metrics.sections import Explanation
 from loadgen.core.results.manifest import RunManifest, StagePlan
+from loadgen.core.results.record import RESPONSE_TIME_COLUMNS
 from loadgen.core.schedule.build import build_schedule
 from loadgen.core.server_metrics.series import UP, MetricSample
 from loadgen.core.workload import FixedTokens, Poisson, Stage, Synthetic, Workload
@@ -310,18 +311,7 @@ def _add_client_and_network(
         rows["reused"] = connect_ns == 0
     _delay_timestamps(rows, ("ready_ns",), connect_ns)
     _delay_timestamps(rows, ("sent_ns",), connect_ns + client_ns)
-    _delay_timestamps(rows, RESPONSE_TIMESTAMPS, connect_ns + client_ns + network_ns)
-
-
-RESPONSE_TIMESTAMPS = (
-    "first_byte_ns",
-    "first_event_ns",
-    "first_token_ns",
-    "first_answer_ns",
-    "last_token_ns",
-    "end_ns",
-    "done_ns",
-)
+    _delay_timestamps(rows, RESPONSE_TIME_COLUMNS, connect_ns + client_ns + network_ns)
 
 
 def _delay_timestamps(

@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 from loadgen.compare import comparison
 from loadgen.compare.difference import DIFFER
 from loadgen.core.results.manifest import Fingerprints, RunManifest, StagePlan, TargetFacts
+from loadgen.core.results.record import RESPONSE_TIME_COLUMNS
 from loadgen.core.run_summary import summarize
 from loadgen.core.schedule.build import build_schedule
 from loadgen.core.workload import load, read_flags
@@ -32,15 +33,6 @@ from loadgen.sim.request_lengths import RequestSize
 from loadgen.sim.virtual_backend import simulate
 
 BATCH = 64  # sequences at once: small, so that 2,000 requests are several minutes of load
-TIMESTAMPS = (
-    "first_byte_ns",
-    "first_event_ns",
-    "first_token_ns",
-    "first_answer_ns",
-    "last_token_ns",
-    "end_ns",
-    "done_ns",
-)
 
 
 def simulate_rows(rate: str, seed: int, request_count: int) -> NDArray[np.void]:
@@ -70,7 +62,7 @@ def simulate_rows(rate: str, seed: int, request_count: int) -> NDArray[np.void]:
 def scale_latencies(rows: NDArray[np.void], factor: float) -> NDArray[np.void]:
     """Return records whose latencies are multiplied by `factor`, with the same scheduled times."""
     scaled = rows.copy()
-    for timestamp in TIMESTAMPS:
+    for timestamp in RESPONSE_TIME_COLUMNS:
         has_value = rows[timestamp] >= 0
         due_ns = rows["due_ns"][has_value]
         latency_ns = rows[timestamp][has_value] - due_ns

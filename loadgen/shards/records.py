@@ -12,7 +12,12 @@ from numpy.typing import NDArray
 from loadgen.core.execution.bodies import UNKNOWN
 from loadgen.core.results import parquet, store
 from loadgen.core.results.manifest import ShardPart
-from loadgen.core.results.record import ROW, RecordKey, encode_unsent_record
+from loadgen.core.results.record import (
+    RESPONSE_TIME_COLUMNS,
+    ROW,
+    RecordKey,
+    encode_unsent_record,
+)
 from loadgen.shards.parts import PartPosition, RunPart
 
 if TYPE_CHECKING:
@@ -26,13 +31,7 @@ TIME_COLUMNS = (
     "due_ns",
     "ready_ns",
     "sent_ns",
-    "first_byte_ns",
-    "first_event_ns",
-    "first_token_ns",
-    "first_answer_ns",
-    "last_token_ns",
-    "end_ns",
-    "done_ns",
+    *RESPONSE_TIME_COLUMNS,
 )
 """Columns of a record that count from the start of the run; -1 means never."""
 

@@ -170,6 +170,17 @@ FIELDS: tuple[Column, ...] = (
     ),
     Column("tls_ns", "i8", "TLS handshake of the same connection, 0 without TLS", -1),
 )
+RESPONSE_TIME_COLUMNS = (
+    "first_byte_ns",
+    "first_event_ns",
+    "first_token_ns",
+    "first_answer_ns",
+    "last_token_ns",
+    "end_ns",
+    "done_ns",
+)
+"""The columns with the times of a response, in their order."""
+
 ROW = np.dtype([(column.name, "<" + column.dtype) for column in FIELDS])
 
 STATUS = {name: i for i, name in enumerate(STATUSES)}
