@@ -99,14 +99,14 @@ def test_a_load_is_sent_on_macos(tmp_path: Path, load: tuple[str, ...]) -> None:
     assert summary["stalls"]["requests"] is None
     assert summary["ttft_ms"]["min"] >= 20
     caveat = " ".join(done.stdout.split())
-    assert "Receive delay, stalls not reported: the kernel of this system" in caveat
+    assert "Receive delay, stalls not reported" in caveat
 
 
 @pytest.mark.processes
 def test_doctor_says_on_macos_that_kernel_timestamps_are_missing() -> None:
     with start(SLOW_ENOUGH) as endpoint:
         done = loadgen_on_macos("doctor", "--url", endpoint.url, "--full")
-    assert "loadgen timestamps responses when it reads them" in " ".join(done.stdout.split()), done
+    assert "timestamps responses when" in " ".join(done.stdout.split()), done
 
 
 @pytest.mark.processes

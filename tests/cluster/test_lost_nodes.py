@@ -160,14 +160,14 @@ def test_a_node_is_killed(
     assert "Traceback" not in said and "raylet" not in said and "bug" not in said, said
     told = [line for line in said.splitlines() if "lost" in line or "died" in line]
     assert any(f"#{gone[:6]}" in line for line in told), said
-    assert "the same loadgen in the Python" not in said
+    assert "the same loadgen" not in said
     runs = [
         run_folder.open_run(path.parent).summary for path in (tmp_path / "out").rglob("run.json")
     ]
     lost = [summary.requests.lost for summary in runs]
     if PHASES[phase].sound:
         assert not any(lost)
-        assert "was lost before the load" in said
+        assert "lost before the load" in said
         assert process.returncode in (0, 1, 3), said  # 1, 3: a busy host's senders are late
     else:
         assert any(lost)
@@ -200,7 +200,7 @@ def test_every_node_is_killed_between_two_probes(
         assert "3 workers on 1 node" in said, said
         return
     assert process.returncode == 3, said
-    assert "no node is left to send the load. Lost: vm #" in said, said
+    assert "Lost: vm #" in said, said
     command = said.partition("go on with: ")[2].splitlines()[0].removeprefix("loadgen ")
     again = subprocess.run(
         [sys.executable, "-P", "-m", "loadgen", *command.split()],
@@ -248,10 +248,7 @@ def test_the_head_is_killed(
     print(said)
     assert "Traceback" not in said and "raylet" not in said and "bug" not in said, said
     assert process.returncode == 3, said
-    assert (
-        "the connection to the Ray cluster was lost: its head node, "
-        "or its process on this machine, has ended" in " ".join(said.split())
-    )
+    assert "connection to the Ray cluster" in " ".join(said.split())
     runs = [
         run_folder.open_run(path.parent).summary for path in (tmp_path / "out").rglob("run.json")
     ]

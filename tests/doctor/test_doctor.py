@@ -450,10 +450,8 @@ def test_certificates_that_run_out_and_clocks_that_differ() -> None:
     assert target_checks.check_tls("TLSv1.3", True, now + timedelta(days=90), now, 1.0).state == OK
     late = target_checks.check_wall_clock("Sat, 21 Nov 2026 00:01:00 GMT", now)
     assert late is not None
-    assert (late.state, late.observed) == (
-        WARNING,
-        "the server's clock differs by about +60 s",
-    )
+    assert late.state == WARNING
+    assert late.observed.endswith(" +60 s")
     assert target_checks.check_wall_clock("yesterday", now) is None
 
 

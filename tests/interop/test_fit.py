@@ -226,11 +226,11 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     assert json.loads(capsys.readouterr().out)["fits"]["input_tokens"][0]["law"] == "fixed"
     assert (
         ended(str(path), "--trace-slice", "5s..1s") == 2
-        and "must end after it starts" in capsys.readouterr().err
+        and "end after it starts" in capsys.readouterr().err
     )
     assert (
         ended(str(path), "--trace-slice", "..1s") == 2
-        and "10 requests are too few to fit distributions" in capsys.readouterr().err
+        and "10 requests are too few" in capsys.readouterr().err
     )
     with refused(LoadgenError, "too_few"):
         path.write_text("".join(json.dumps({**row, "timestamp": 0}) + "\n" for row in rows))
@@ -338,7 +338,7 @@ def test_agents_with_sub_agents_are_kept_as_conversations_each(tmp_path: Path) -
     )
     said = " ".join(fit_text.render_fit(fitted))
     assert "15 sub-agent conversations" in said
-    assert "the same cache hit rate" not in said, "a workload of conversations alone asks for none"
+    assert "cache hit rate" not in said, "a workload of conversations alone asks for none"
     assert (
         load(str(trace_rows.written(tmp_path / "w.yaml", render_workload(fitted, "w")))).requests
         is not None

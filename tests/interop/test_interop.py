@@ -99,7 +99,7 @@ def test_irregularities_of_a_file_are_reported() -> None:
     negative = reader.read_result(DATA / "mlcommons_endpoints_result_summary.json").notes
     assert any("negative" in note for note in negative)
     late = reader.read_result(DATA / "inference_perf_summary_lifecycle_metrics.json").notes
-    assert late == ("requests were sent up to 2,611 ms (p99) after their scheduled time",)
+    assert len(late) == 1 and "2,611 ms (p99)" in late[0]
     line = (DATA / "sglang_bench_serving.jsonl").read_bytes()
     told = reader.parse_result(
         line
@@ -107,9 +107,8 @@ def test_irregularities_of_a_file_are_reported() -> None:
     assert told["requests.ok"] and not {"requests.failed", "requests.scheduled", "ok_share"} & set(
         told
     )
-    assert reader.parse_result(line * 3).notes == (
-        "only the last of 3 results in the file is read",
-    )
+    notes = reader.parse_result(line * 3).notes
+    assert len(notes) == 1 and "last of 3 results" in notes[0]
 
 
 @pytest.mark.parametrize(
@@ -464,9 +463,7 @@ def test_csv_says_which_rows_the_report_leaves_out(
     )
     for folder, said in zip(folders, (True, False), strict=True):
         assert exits("export", str(folder), "--as", "csv", "-o", str(tmp_path / "r.csv")) == 0
-        assert (
-            "rows of stage warm-up are not part of the metrics" in capsys.readouterr().err
-        ) is said
+        assert ("rows of stage warm-up" in capsys.readouterr().err) is said
 
 
 def test_the_commands(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

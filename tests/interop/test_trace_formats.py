@@ -263,8 +263,9 @@ def test_sessions_and_ends_of_burstgpt(tmp_path: Path) -> None:
         with pytest.raises(CombinedError) as found:
             traces.read_trace(parquet(tmp_path / "bad.parquet", **unlike))
         assert [
-            (fault.message, fault.where.rpartition(" ")[2]) for fault in found.value.errors
-        ] == [("Elapsed time is not a duration", "2")]
+            (fault.message.partition(" is not ")[0], fault.where.rpartition(" ")[2])
+            for fault in found.value.errors
+        ] == [("Elapsed time", "2")]
 
 
 def test_rows_of_sessions_without_timestamps(tmp_path: Path) -> None:
@@ -331,10 +332,9 @@ def test_rows_send_their_options_and_a_model_that_the_server_lists(
         {},
     ]
     assert [TracePrompts(sorted_by_time, 1, 2, words)[n].extra for n in range(2)] == [{}, without]
-    assert prompts.warnings(3) == [
-        "rows of the trace request guided_json, min_tokens, model, priority, which is sent",
-        "the server does not list other, so rows that request it go to the run's model",
-    ]
+    sent_fields, missing_model = prompts.warnings(3)
+    assert "guided_json, min_tokens, model, priority" in sent_fields
+    assert "does not list other" in missing_model
 
 
 @pytest.mark.parametrize(
@@ -379,7 +379,7 @@ def test_tables_in_parquet(tmp_path: Path) -> None:
     ]
     kept = traces.read_trace(tmp_path / "bad", skip_bad=True)
     assert (kept.due_ns.tolist(), kept.bad_rows) == ([0, 5 * S], 4)
-    assert "row 2: input_length is missing" in kept.first_error
+    assert "input_length is missing" in kept.first_error
     with refused(LoadgenError, "wrong_format"):
         traces.read_trace(parquet(tmp_path / "o", a=[1], b=[2]))
     with refused(LoadgenError, "wrong_type", "timestamp"):

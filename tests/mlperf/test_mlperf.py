@@ -367,10 +367,8 @@ def test_a_detail_log_counts_its_errors_and_has_no_null() -> None:
     assert all(entry["value"] is not None for entry in entries)
     values = {entry["key"]: entry["value"] for entry in entries}
     errors = [entry["value"] for entry in entries if entry["metadata"]["is_error"]]
-    assert errors == [
-        "2 of 1,000 queries did not complete; LoadGen would wait for them",
-        *facts.errors,
-    ]
+    assert errors[0].startswith("2 of 1,000 queries ")
+    assert errors[1:] == list(facts.errors)
     assert values["num_errors"] == len(errors)
     warnings = [entry["value"] for entry in entries if entry["metadata"]["is_warning"]]
     assert warnings == facts.warnings

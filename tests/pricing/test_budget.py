@@ -147,17 +147,13 @@ def test_a_run_over_the_limit_does_not_start(
     assert exits(*paid, "--max-cost", "30") == 2
     told = capsys.readouterr().err
     assert (
-        "expected: about" not in told
-        and "this run would cost about 36.00 USD" in told
-        and not out.exists()
+        "expected: about" not in told and "would cost about 36.00 USD" in told and not out.exists()
     )
     assert exits(*paid, "--dry-run") == 0
     assert "cost: about 36.00 USD" in capsys.readouterr().out
     by_token = (*load, "-m", "m", "--prices", str(prices), "--dry-run")
     assert exits(*by_token) == 0
-    assert (
-        "cost: known after the first request, which identifies the model" in capsys.readouterr().out
-    )
+    assert "cost: known after" in capsys.readouterr().out
     assert exits(*paid[:5], "--request-rate", "2", *paid[7:], "--dry-run") == 0
     assert "cost: about 36.00 USD" in capsys.readouterr().out
     assert exits(*load, "--max-cost", "30") == 2
@@ -219,7 +215,7 @@ def test_a_dry_run_over_the_limit_says_so(prices: Path, capsys: pytest.CaptureFi
     )
     paid = (*load, "--prices", str(prices), "--dry-run", "--max-cost")
     assert exits(*paid, "73") == 0
-    assert "cost of all 2 runs: about 72.00 USD" in capsys.readouterr().out
+    assert "all 2 runs: about 72.00 USD" in capsys.readouterr().out
     assert exits(*paid, "71") == 2
 
 
@@ -281,7 +277,7 @@ def test_a_load_is_stopped_where_the_limit_is_reached(
         await asyncio.sleep(0)
 
     asyncio.run(follow())
-    assert stopped == [1] and "the load has cost 2.00 USD (--max-cost)" in capsys.readouterr().err
+    assert stopped == [1] and "cost 2.00 USD (--max-cost)" in capsys.readouterr().err
 
 
 def test_several_loads_are_one_forecast() -> None:

@@ -98,7 +98,7 @@ def test_unknown_token_counts_are_not_compared() -> None:
 
     count, *_ = describe_server(served)
 
-    assert count == "4,800 output tokens counted by the server, unknown to the client"
+    assert count.startswith("4,800 output tokens counted by the server")
 
 
 def test_correct_token_counts_may_differ_slightly(tmp_path: Path) -> None:

@@ -773,10 +773,8 @@ def test_the_total_time_counts_from_due() -> None:
             return await done
 
     done = run(work())
-    assert (done.failure.kind, done.failure.text) == (
-        "timeout_total",
-        "not finished within 86400 s of its scheduled time",
-    )
+    assert done.failure.kind == "timeout_total"
+    assert "86400 s" in done.failure.text
     assert (done.first_byte, done.http_status) == (-1, 0)
 
 

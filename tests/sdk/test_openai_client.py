@@ -336,10 +336,8 @@ def test_a_reused_connection_that_was_closed_is_no_failure_and_is_counted() -> N
 def test_timeouts() -> None:
     total = completion(None, timeout_ns=20_000_000).failure
     assert total is not None
-    assert (total.kind, total.text) == (
-        "timeout_total",
-        "not finished 0.02 s after its scheduled time",
-    )
+    assert total.kind == "timeout_total"
+    assert "0.02 s" in total.text
     opening = (
         b"HTTP/1.1 200 OK\r\n"
         + EVENTS.encode()

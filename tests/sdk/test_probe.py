@@ -216,7 +216,8 @@ def test_a_named_server_is_believed_and_a_doubt_is_said() -> None:
     endpoint = InMemory(healthy())
     found = endpoint.probe(server="trtllm")
     assert found.server == "trtllm"
-    assert found.warnings == ("--server is trtllm, but it looks like vllm",)
+    assert len(found.warnings) == 1
+    assert "trtllm" in found.warnings[0] and "vllm" in found.warnings[0]
     assert InMemory(healthy()).probe(server="vllm").warnings == ()
     assert len(endpoint.asked) == 5
 
@@ -612,7 +613,7 @@ def test_a_list_of_names_that_cannot_be_shown_is_no_empty_list() -> None:
 def test_a_gateway_without_its_server_is_not_asked_for_a_name() -> None:
     with refused(TargetUnusable, "no_model") as caught:
         InMemory(healthy(models=[502, {}, "Bad Gateway"])).probe()
-    assert "502" in str(caught.value) and "check that the server is running" in caught.value.hint
+    assert "502" in str(caught.value) and "the server is running" in caught.value.hint
 
 
 def test_a_missing_path_is_named_and_another_api_is_no_way_to_rerank() -> None:
@@ -627,7 +628,7 @@ def test_a_usage_that_cannot_be_is_not_called_missing(tokens: str) -> None:
     status, head, text = streamed(LONG_TOKENS, LONG_TOKENS, 43)
     absurd = text.replace(f'"completion_tokens": {LONG_TOKENS}', f'"completion_tokens": {tokens}')
     found = InMemory(healthy(long=[status, head, absurd])).probe()
-    assert any("an impossible number of tokens" in warning for warning in found.warnings)
+    assert any("impossible number of tokens" in warning for warning in found.warnings)
     assert not any("no usage" in warning for warning in found.warnings)
 
 

@@ -201,7 +201,7 @@ def test_no_call_is_reported_twice(
             assert "loadgen_sdk" not in [
                 span.instrumentation_scope.name for span in spans.get_finished_spans()
             ]
-            assert caplog.text.count("already reports the calls of") == 1 and len(told) == 2
+            assert caplog.text.count("already reports") == 1 and len(told) == 2
             other.uninstrument()
             own.chat.completions.create(**ASKED)
     assert [span.instrumentation_scope.name for span in spans.get_finished_spans()].count(

@@ -332,10 +332,7 @@ def test_closing_ends_the_calls_in_flight_and_later_ones_are_refused(how: str) -
             await asyncio.sleep(0)
         client.close()
         failure = await asyncio.wait_for(task, 60)
-        assert (failure.kind, failure.text) == (
-            "interrupted",
-            "the client was closed during the call",
-        )
+        assert failure.kind == "interrupted"
         with pytest.raises(ClientError, match="this client is closed"):
             await client.complete("Hi")
         with pytest.raises(ClientError, match="this client is closed"):

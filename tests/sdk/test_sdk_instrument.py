@@ -678,9 +678,7 @@ def test_a_call_waits_for_its_throttle_no_longer_than_its_timeout(way: str) -> N
         with pytest.raises(openai.APITimeoutError) as found:
             run(way, server, ask(way, "chat", False, timeout=0.02), told=told, throttle=throttle)
         assert not server.heard
-    assert isinstance(
-        found.value, ThrottleTimeout
-    ) and "did not admit the call within 0.02 s" in str(found.value)
+    assert isinstance(found.value, ThrottleTimeout) and "within 0.02 s" in str(found.value)
     measured = told[0]
     assert (
         measured.status == "failed"
@@ -1023,7 +1021,7 @@ def test_labels_that_are_none_do_not_fail_the_call(caplog: pytest.LogCaptureFixt
     assert [one.labels for one in told] == [
         {"user": "u"},
         {},
-    ] and "'cost-center' is not a valid name" in caplog.text
+    ] and "'cost-center' is not" in caplog.text
 
 
 def test_a_fault_in_here_does_not_fail_the_call(caplog: pytest.LogCaptureFixture) -> None:
@@ -1034,8 +1032,7 @@ def test_a_fault_in_here_does_not_fail_the_call(caplog: pytest.LogCaptureFixture
     with serving(SAID["chat", False]) as server:
         made, _ = run("blocking", server, ask("blocking", "chat", False), record=Broken())
     assert (
-        made.choices[0].message.content == "Hello there."
-        and "a call could not be measured" in caplog.text
+        made.choices[0].message.content == "Hello there." and "could not be measured" in caplog.text
     )
 
 

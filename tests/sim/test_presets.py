@@ -164,5 +164,5 @@ def test_an_unknown_name_lists_the_known_ones() -> None:
     with refused(UserError, "unknown_name", "--target") as caught:
         preset.load_preset("gb300-vmm", "--target sim:")
     said = caught.value.hint
-    assert 'did you mean "gb300-vm"' in said
+    assert '"gb300-vm"' in said
     assert all(name in said for name in ALL)

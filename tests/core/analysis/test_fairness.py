@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import re
 
 import numpy as np
 import pytest
@@ -65,8 +66,7 @@ def test_the_tenant_with_the_least_is_named() -> None:
     )
     found = Fairness(tenants=shares, ok_index=1.0, good_index=0.9, worst="x")
     lines = text.render(Report(title="", generated_by="", sections=(fairness_section(found),)))
-    assert (
-        "1.000 for successful requests; 0.900 for requests that met the SLO. Served worst: x."
-        in " ".join(lines.split())
-    )
+    rendered = " ".join(lines.split())
+    assert re.findall(r"\d\.\d{3}", rendered) == ["1.000", "0.900"]
+    assert rendered.endswith("Served worst: x.")
     assert not fairness_section(None).parts

@@ -126,7 +126,7 @@ def test_a_slow_node_of_eighteen_is_named_with_what_it_costs() -> None:
     assert table.time_ms == pytest.approx(0.05 * 10 / 2**0.5, rel=0.15), "a sine of 5 % of 10 ms"
     assert table.between_ms == pytest.approx(0.21, rel=0.4)
     rendered_text = text.render(summary)
-    assert "vm-07 is an outlier: TPOT" in rendered_text and re.search(
+    assert "vm-07 is an outlier" in rendered_text and re.search(
         r"between (.*\n.* )?targets ", rendered_text
     )
     assert "vm-07 is an outlier" in run_page.render(summary)
@@ -164,9 +164,7 @@ def test_compare_says_which_node_of_a_side_stands_out() -> None:
         for name, factor in (("before", {}), ("after", {7: 1.08}))
     ]
     notes = [note for note in compare(sides).notes if "is an outlier" in note]
-    assert len(notes) == 2 and all(
-        note.startswith("after: vm-07 is an outlier, ") for note in notes
-    )
+    assert len(notes) == 2 and all(note.startswith("after: vm-07 is ") for note in notes)
 
 
 @pytest.mark.parametrize("targets", [3, 18])
@@ -183,7 +181,7 @@ def test_of_two_replicas_neither_is_an_outlier() -> None:
         found.node_differences.outliers == ()
         and found.node_differences.variances[1].between_share > 0.5
     )
-    assert "Two targets are too few to find an outlier." in text.render(found)
+    assert "Two targets are too few" in text.render(found)
 
 
 def test_too_few_responses_are_reported_and_not_judged() -> None:
@@ -192,11 +190,7 @@ def test_too_few_responses_are_reported_and_not_judged() -> None:
     found = _summary(rows).node_differences
     assert found.left_out == ("vm-02",) and found.nodes == 3
     few = _summary(_rows(4, {}, per=3)).node_differences
-    assert (
-        few.variances == ()
-        and few.left_out == ()
-        and "fewer than two targets have 10 ok requests" in few.reason
-    )
+    assert few.variances == () and few.left_out == () and "have 10 ok requests" in few.reason
 
 
 def test_targets_of_one_node_are_taken_together(tmp_path: Path) -> None:

@@ -182,9 +182,7 @@ def test_a_file_of_speed_bench_is_read() -> None:
         "multiturn": True,
     }
     found = dataset_rows.parse_row(json.dumps(row).encode())
-    assert (found.prompt, found.conversion_note) == (
-        "Write a loop.",
-        "the first user message of each `turns` is sent",
-    )
+    assert found.prompt == "Write a loop."
+    assert "`turns`" in found.conversion_note
     with pytest.raises(row_errors.BadRowError):
         dataset_rows.parse_row(json.dumps(row | {"turns": []}).encode())

@@ -113,7 +113,7 @@ def test_a_frozen_worker_is_ended_and_named(tmp_path: Path, endpoint: EmbeddedSe
     found = outcomes(store.read_run(out).rows)
     assert found["ok", ""] + found["lost", "worker_died"] == 300
     assert found["lost", "worker_died"] > 20
-    assert "worker 0 did not respond for 3 s" in summary.requests.by_error["worker_died"].first_text
+    assert "worker 0 did not respond" in summary.requests.by_error["worker_died"].first_text
 
 
 @pytest.mark.processes
@@ -154,9 +154,11 @@ def test_a_frozen_compactor_is_ended_and_reported(tmp_path: Path, endpoint: Embe
     )
     summary, _ = run.execute(workload, settings, freeze)
     assert summary.requests.ok == 100
-    assert says(
-        summary.verdict.warning_codes, "store_died", why="did not respond for 0.5 s and was killed"
-    )
+    assert [
+        code.values["why"].partition(" and ")[0]
+        for code in summary.verdict.warning_codes
+        if code.code == "store_died"
+    ] == ["did not respond for 0.5 s"]
 
 
 @pytest.mark.processes

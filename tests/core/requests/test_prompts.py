@@ -378,4 +378,4 @@ def test_lengths_that_cannot_be_met_cause_a_warning():
     assert even.warnings(50) == []
     for number in range(50):
         assert uneven[number].input_tokens == odd.count(uneven[number].prompt) in (40, 42)
-    assert "16 of the first 16 prompts do not have exactly" in uneven.warnings(50)[0]
+    assert "16 of the first 16" in uneven.warnings(50)[0]

@@ -81,7 +81,7 @@ def test_every_results_folder_has_its_hashes(
     if command[0] != "search":
         assert exits("report", str(folder)) == 0  # writes or renews a page
         assert checksums.find_changes(folder) == {}
-        assert "was modified after it was written" not in capsys.readouterr().err
+        assert "was modified" not in capsys.readouterr().err
 
 
 @pytest.mark.processes
@@ -133,7 +133,7 @@ def test_a_folder_without_hashes_is_read_without_a_warning(
     run(tmp_path / "a")
     (tmp_path / "a" / checksums.FILE).unlink()
     assert exits("report", str(tmp_path / "a"), "--no-html") == 0
-    assert "was modified after it was written" not in capsys.readouterr().err
+    assert "was modified" not in capsys.readouterr().err
 
 
 @pytest.mark.processes
@@ -166,7 +166,7 @@ def test_metadata_are_stored_and_shown(tmp_path: Path, capsys: pytest.CaptureFix
         "driver": "580.65"
     }
     exits("compare", str(tmp_path / "a"), str(tmp_path / "b"), "--full")
-    assert "different metadata: driver=580.65, note=two words" in capsys.readouterr().out
+    assert "driver=580.65, note=two words" in capsys.readouterr().out
     exits("sweep", *FLAGS, "-c", "1,2", "-n", "20", *pairs, "-o", str(tmp_path / "s"))
     assert json.loads((tmp_path / "s" / "plan.json").read_bytes())["metadata"] == expected
 
@@ -319,4 +319,4 @@ def test_regions_are_a_dimension_of_one_run_and_of_two(
         run(tmp_path / name, region=region)
     capsys.readouterr()
     exits("compare", str(tmp_path / "e"), str(tmp_path / "w"), "--full")
-    assert "different regions: eastus vs. westus" in capsys.readouterr().out
+    assert "eastus vs. westus" in capsys.readouterr().out

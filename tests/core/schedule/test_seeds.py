@@ -235,4 +235,4 @@ def test_a_dry_run_says_the_salt_that_is_not_of_the_seed() -> None:
         in describe_load(load("qa", overrides=read_flags(seed=3)), Settings()).text
     )
     salted = load("qa", overrides=read_flags(seed=3, salt="blue"))
-    assert "reproduce with --seed 3 --salt blue\n" in describe_load(salted, Settings()).text
+    assert "--seed 3 --salt blue\n" in describe_load(salted, Settings()).text

@@ -386,11 +386,8 @@ def test_a_contract_term_of_a_class_is_judged_by_its_requests_only(tmp_path: Pat
     assert [(each.term, each.verdict) for each in made.levels[1].terms] == [
         ("Jain's index over tenants at least 90.0 %", "PASS")
     ], made.levels[1].terms
-    assert (
-        terms[4].term == "ttft at p50 at most 1.5x that of two for class qa"
-        and terms[4].sample == terms[1].sample
-    )
-    assert terms[0].term == "e2e at p50 within 9.0 s for class summary"
+    assert "1.5x that of two" in terms[4].term and terms[4].sample == terms[1].sample
+    assert terms[0].term.startswith("e2e at p50 within 9.0 s")
     assert terms[0].sample < terms[1].sample / 3
     contract.write_text(contract.read_text().replace("class: rag", "class: rga"))
     with refused(CombinedError, "unknown_name", "levels[0].must[3]") as caught:

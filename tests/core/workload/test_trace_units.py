@@ -102,7 +102,7 @@ def test_a_run_prints_the_unit_that_it_assumed(
 ) -> None:
     file = write_times(tmp_path, SECONDS)
     assert exits("run", "--trace", file, "--url", "sim:gb300-vm", "--dry-run") == 0
-    assert "times are read as seconds" in capsys.readouterr().out
+    assert "read as seconds" in capsys.readouterr().out
 
 
 def test_lengths_with_a_zero_fraction_are_whole_numbers(tmp_path: Path) -> None:
