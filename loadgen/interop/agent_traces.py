@@ -27,8 +27,8 @@ from loadgen.interop.trace_values import (
 
 WEKA_REQUEST_FIELDS = tuple(name for name in REQUEST_FIELDS if name != "stop")
 """`stop` of a Weka row is the reason why the recorded response ended, and no parameter."""
-WEKA_NAME_BITS = 0x7FFFFFFF
-WEKA_ID_BITS = 0xFFFFFFFF
+WEKA_TRACE_MASK = 0x7FFFFFFF
+WEKA_BLOCK_MASK = 0xFFFFFFFF
 """An id of a Weka block is 31 bits of its trace and 32 bits of its id in the trace."""
 
 TRACELAB_BLOCK_TOKENS = 512
@@ -40,12 +40,12 @@ TRACELAB_OUTPUTS = ("text", "reasoning", "tool_call")
 
 
 class _WekaTrace(NamedTuple):
-    """What the requests of one line have in common: the session of an agent.
+    """The facts about a trace that all its requests need. A trace is the session of an agent.
 
     Attributes:
         name: The id of the trace.
         block_tokens: The tokens of a block.
-        id_prefix: The bits that make the ids of its blocks different from those of other traces.
+        id_prefix: 31 bits that make the ids of its blocks different from those of other traces.
     """
 
     name: str
@@ -63,7 +63,7 @@ def parse_weka_trace(line: dict[str, Any]) -> Iterator[TraceRow]:
     Raises:
         InvalidValueError: A field has a wrong value.
     """
-    trace = _parse_weka_header(line)
+    trace = _parse_weka_trace_facts(line)
     for entry in _weka_entries(line):
         is_subagent_marker = entry.get("type") == "subagent"
         if is_subagent_marker:
@@ -81,14 +81,15 @@ def _parse_weka_subagent(trace: _WekaTrace, marker: dict[str, Any]) -> Iterator[
         yield _parse_weka_call(trace, call, at_ns, session)
 
 
-def _parse_weka_header(line: dict[str, Any]) -> _WekaTrace:
-    """Return what the requests of a line have in common.
+def _parse_weka_trace_facts(line: dict[str, Any]) -> _WekaTrace:
+    """Return the name, the block size and the id prefix of the trace in a line.
 
-    Block ids are unique only within a trace ("local"), so each trace gets a prefix for its ids,
-    which is a hash of its name.
+    The prompt of a request is a list of block ids. Weka's ids are unique only within a trace (the
+    scope "local"), so two traces may use the same id for different texts. The prefix, a hash of the
+    name of the trace, makes the ids unique among all traces.
 
     Raises:
-        InvalidValueError: A field has a wrong value.
+        InvalidValueError: A field has a wrong value, or the scope is not "local".
     """
     block_tokens = line.get("block_size")
     if not is_finite_number(block_tokens) or block_tokens <= 0:
@@ -98,16 +99,17 @@ def _parse_weka_header(line: dict[str, Any]) -> _WekaTrace:
             "write a number of tokens above 0",
             "block_size",
         )
-    scope = line.get("hash_id_scope", "local")
-    if scope != "local":
+    id_scope = line.get("hash_id_scope", "local")
+    if id_scope != "local":
         raise InvalidValueError(
             "unsupported",
-            f"hash_id_scope is {shortened(scope)}",
+            f"hash_id_scope is {shortened(id_scope)}",
             "local: each trace has hashes of its own",
             "hash_id_scope",
         )
     name = str(line.get("id"))
-    return _WekaTrace(name, float(block_tokens), id_prefix=hash_to_id(name) & WEKA_NAME_BITS)
+    id_prefix = hash_to_id(name) & WEKA_TRACE_MASK
+    return _WekaTrace(name, float(block_tokens), id_prefix)
 
 
 def _weka_entries(parent: dict[str, Any]) -> Iterator[dict[str, Any]]:
@@ -171,7 +173,7 @@ def _weka_block_id(trace: _WekaTrace, id_in_trace: int) -> int:
 
     The upper 31 bits are those of the trace, and the lower 32 bits those of the block.
     """
-    return (trace.id_prefix << 32) | (id_in_trace & WEKA_ID_BITS)
+    return (trace.id_prefix << 32) | (id_in_trace & WEKA_BLOCK_MASK)
 
 
 class TraceLabParser:
@@ -186,29 +188,35 @@ class TraceLabParser:
         self._next_block = 0
 
     def parse_round(self, row: dict[str, Any]) -> TraceRow:
-        """Return the request of a round: one call of a model, with all that preceded it.
+        """Return the request of a round, which is one call of a model by a coding agent.
+
+        The row has the events of the round, such as the user's message, the results of tools and
+        the text of the model. The request is sent after the last input event, and its response
+        ends with the last output event. Without an output event the duration is unknown.
 
         Raises:
             InvalidValueError: A field of the row is missing or has a wrong value.
         """
         sent_ns = _tracelab_sent_ns(row)
-        end_ns = max(_tracelab_times_ns(row, TRACELAB_OUTPUTS), default=None)
+        output_times_ns = _tracelab_times_ns(row, TRACELAB_OUTPUTS)
+        duration_ns = UNKNOWN_NS
+        if output_times_ns:
+            duration_ns = max(0, max(output_times_ns) - sent_ns)
         prompt_tokens = parse_token_count(
             row.get("input_tokens_total"), "input_tokens_total", minimum=1
         )
         cached_tokens = parse_token_count(row.get("prefix_tokens"), "prefix_tokens", minimum=0)
         session = parse_session(row)
+        # This number includes the tokens of reasoning. A missing number counts as 0.
+        output_tokens = parse_token_count(row.get("output_tokens") or 0, "output_tokens", minimum=0)
         return TraceRow(
             at_ns=sent_ns,
             input_tokens=prompt_tokens,
-            # Tokens of reasoning are part of this number.
-            output_tokens=parse_token_count(
-                row.get("output_tokens") or 0, "output_tokens", minimum=0
-            ),
+            output_tokens=output_tokens,
             hashes=self._assign_blocks(session, prompt_tokens, cached_tokens),
             block_tokens=float(TRACELAB_BLOCK_TOKENS),
             session=session,
-            duration_ns=UNKNOWN_NS if end_ns is None else max(0, end_ns - sent_ns),
+            duration_ns=duration_ns,
         )
 
     def _assign_blocks(self, session: str, prompt_tokens: int, cached_tokens: int) -> list[int]:

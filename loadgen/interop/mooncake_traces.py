@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from loadgen.core.units import MOST_TOKENS, UNIT_NS, TimeUnit
 from loadgen.core.workload.trace_formats import (
     MAX_TIME_NS,
+    UNKNOWN_NS,
     TraceColumns,
     TraceFormat,
     TraceRow,
@@ -60,71 +61,75 @@ class _SessionState(NamedTuple):
     """The conversation of a session after its last row.
 
     Attributes:
+        block_tokens: The tokens of a block.
+        last_time_ns: The time of the last row.
         conversation_tokens: The tokens of all prompts and responses so far.
-        block_tokens: The tokens of a block, 0 before the first row.
         block_ids: The ids of the blocks of the last prompt.
     """
 
+    block_tokens: float
+    last_time_ns: int = 0
     conversation_tokens: int = 0
-    block_tokens: float = 0.0
     block_ids: Sequence[int] = ()
 
 
 class _DeltaSessions:
     """Completes the prompts of AIPerf's sessions, whose rows contain only what a turn adds.
 
-    A prompt consists of the conversation before it and the tokens of its row.
+    A session is a conversation. The model is sent the conversation so far and the tokens of the
+    row, so the full prompt is longer than the row says.
     """
 
     def __init__(self) -> None:
         self._states: dict[str, _SessionState] = {}
-        self._last_timed_ns: dict[str, int] = {}
         self._new_id_count = 0
 
     def last_time_ns(self, session: str) -> int:
-        """Return the last time that a row of a session has, 0 before its first row."""
-        return self._last_timed_ns.get(session, 0)
+        """Return the time of the last row of a session, 0 before its first row."""
+        state = self._states.get(session)
+        return 0 if state is None else state.last_time_ns
 
     def append_turn(self, row: TraceRow) -> TraceRow:
-        """Append a row to its session and return it with the tokens and blocks of its full prompt.
+        """Append a row to its session and return it with the length and blocks of its full prompt.
 
-        A session is a conversation, and each of its rows has only the tokens that the user adds.
-        The model is sent the conversation so far and these tokens. A prompt is divided into blocks
-        of `block_tokens` tokens; blocks with the same text have the same id.
+        The full prompt is divided into blocks of `block_tokens` tokens, and blocks with the same
+        text have the same id. For example, after a prompt of 300 tokens and a response of 100, a
+        row that adds 200 tokens has a full prompt of 600 tokens.
         """
-        state = self._states.get(row.session, _SessionState())
-        block_tokens = state.block_tokens or _infer_block_tokens(row)
+        state = self._states.get(row.session)
+        if state is None:
+            state = _SessionState(block_tokens=_infer_block_tokens(row))
         prompt_tokens = state.conversation_tokens + row.input_tokens
-        block_ids = self._extend_block_ids(state.block_ids, row, prompt_tokens, block_tokens)
-        self._last_timed_ns[row.session] = row.at_ns
-        self._states[row.session] = _SessionState(
+        block_ids = self._join_block_ids(state, row, prompt_tokens)
+        self._states[row.session] = state._replace(
+            last_time_ns=row.at_ns,
             conversation_tokens=prompt_tokens + row.output_tokens,
-            block_tokens=block_tokens,
             block_ids=block_ids,
         )
-        return row._replace(input_tokens=prompt_tokens, hashes=block_ids, block_tokens=block_tokens)
+        return row._replace(
+            input_tokens=prompt_tokens, hashes=block_ids, block_tokens=state.block_tokens
+        )
 
-    def _extend_block_ids(
-        self,
-        last_prompt_ids: Sequence[int],
-        row: TraceRow,
-        prompt_tokens: int,
-        block_tokens: float,
-    ) -> list[int]:
-        """Return the block ids of a prompt: of the last prompt, of its response, and of the row.
+    def _join_block_ids(self, state: _SessionState, row: TraceRow, prompt_tokens: int) -> list[int]:
+        """Return the block ids of a full prompt: last prompt, response to it, and new row.
 
-        The trace has no ids for the response to the last prompt, so its blocks get new ones. For
-        example, a prompt of 600 tokens has 6 blocks of 100. If the last prompt has 3 ids and the
-        row has 2, the response gets the one that is left.
+        The trace has no ids for the blocks of the response, so these get new ids. For example, a
+        prompt of 600 tokens has 6 blocks of 100 tokens. If the last prompt has 3 ids and the row
+        has 2, the response gets 1 new id.
+
+        Args:
+            state: The session before the row, with the ids of the last prompt.
+            row: The row, with the ids of the tokens that it adds.
+            prompt_tokens: The length of the full prompt.
         """
-        full_block_count = int(prompt_tokens // block_tokens)
-        recorded_count = len(last_prompt_ids) + len(row.hashes)
-        response_count = max(full_block_count - recorded_count, 0)
-        response_ids = self._create_ids(row.session, response_count)
-        block_ids = [*last_prompt_ids, *response_ids, *row.hashes]
-        # The last prompt and the row may each end with an incomplete block that has an id. In the
-        # full prompt, their tokens share one block, so the last id is one too many.
-        block_count = math.ceil(prompt_tokens / block_tokens)
+        full_block_count = int(prompt_tokens // state.block_tokens)
+        known_id_count = len(state.block_ids) + len(row.hashes)
+        missing_id_count = max(full_block_count - known_id_count, 0)
+        response_ids = self._create_ids(row.session, missing_id_count)
+        block_ids = [*state.block_ids, *response_ids, *row.hashes]
+        # The last prompt and the row may each end with an incomplete block that has an id. Joined,
+        # their tokens can fill fewer blocks than there are ids, so the ids at the end are dropped.
+        block_count = math.ceil(prompt_tokens / state.block_tokens)
         return block_ids[:block_count]
 
     def _create_ids(self, session: str, count: int) -> list[int]:
@@ -134,72 +139,78 @@ class _DeltaSessions:
         return [hash_to_id(f"{session} {number}") for number in range(first, first + count)]
 
 
-def mooncake_format(*, has_sessions: bool, unit: TimeUnit) -> TraceFormat:
-    """Return Mooncake's format with times in a unit.
+class _MooncakeParser:
+    """Parses the lines of one file in Mooncake's format.
 
     Args:
-        has_sessions: Whether rows have a session. They are not in order of time then.
+        unit_ns: The unit of its timestamps, in ns.
+    """
+
+    def __init__(self, unit_ns: int) -> None:
+        self._unit_ns = unit_ns
+        self._sessions = _DeltaSessions()
+
+    def parse_row(self, row: dict[str, Any]) -> TraceRow:
+        """Return the request of a row. If the row has a session, it is the next turn of it.
+
+        Raises:
+            InvalidValueError: A field has a wrong value.
+        """
+        session = parse_session(row)
+        pause_ns = parse_delay(row)
+        is_untimed_turn = bool(session) and row.get("timestamp") is None
+        if is_untimed_turn:
+            return self._parse_untimed_turn(row, session, pause_ns)
+        sent_ns = parse_time_ns(row.get("timestamp"), float(self._unit_ns))
+        request = parse_request(row, sent_ns)._replace(session=session, pause_ns=pause_ns)
+        return self._sessions.append_turn(request) if session else request
+
+    def _parse_untimed_turn(self, row: dict[str, Any], session: str, pause_ns: int) -> TraceRow:
+        """Return the request of a row that has a session but no timestamp.
+
+        Such a request is sent as soon as the response to the previous request of its session has
+        ended and the pause has passed, so its time is not known before the run. As a placeholder it
+        gets the time of the previous request.
+
+        Args:
+            row: The row, as it is in the file.
+            session: The name of its session.
+            pause_ns: The pause that the row specifies, or UNKNOWN_NS, which means no pause.
+        """
+        previous_time_ns = self._sessions.last_time_ns(session)
+        known_pause_ns = 0 if pause_ns == UNKNOWN_NS else pause_ns
+        request = parse_request(row, previous_time_ns)._replace(
+            session=session, pause_ns=known_pause_ns, has_time=False
+        )
+        return self._sessions.append_turn(request)
+
+    def parse_plain_lines(self, lines: Sequence[str]) -> TraceColumns | None:
+        """Return the requests of many plain lines, which is much faster than one by one.
+
+        Return None if a line is not plain, for example because it has a session.
+        """
+        return _parse_plain_lines(lines, self._unit_ns)
+
+
+def mooncake_format(*, has_sessions: bool, unit: TimeUnit) -> TraceFormat:
+    """Return Mooncake's format for a file whose times have a unit.
+
+    Args:
+        has_sessions: Whether its rows have a session. Such rows need not be in order of time,
+            because a file may list one session after the other.
         unit: The unit of the times.
     """
-    unit_ns = UNIT_NS[unit]
-    sessions = _DeltaSessions()
-
-    def parse_row(row: dict[str, Any]) -> TraceRow:
-        return _parse_row(row, unit_ns, sessions)
-
-    def parse_lines(lines: Sequence[str]) -> TraceColumns | None:
-        return _parse_plain_lines(lines, unit_ns)
 
     def with_other_unit(other_unit: TimeUnit) -> TraceFormat:
         return mooncake_format(has_sessions=has_sessions, unit=other_unit)
 
+    parser = _MooncakeParser(UNIT_NS[unit])
     return TraceFormat(
         "Mooncake",
-        one_request_per_line(parse_row),
+        parse_line=one_request_per_line(parser.parse_row),
+        parse_lines=parser.parse_plain_lines,
         must_be_ordered=not has_sessions,
-        parse_lines=parse_lines,
         with_unit=with_other_unit,
-    )
-
-
-def _parse_row(row: dict[str, Any], unit_ns: int, sessions: _DeltaSessions) -> TraceRow:
-    """Return the request of a row, which may be a turn of a session.
-
-    Args:
-        row: The row, as it is in the file.
-        unit_ns: The unit of its timestamp, in ns.
-        sessions: The sessions so far. The row is appended to its session.
-
-    Raises:
-        InvalidValueError: A field has a wrong value.
-    """
-    session = parse_session(row)
-    pause_ns = parse_delay(row)
-    is_untimed_turn = bool(session) and row.get("timestamp") is None
-    if is_untimed_turn:
-        return _parse_untimed_turn(row, session, pause_ns, sessions)
-    at_ns = parse_time_ns(row.get("timestamp"), float(unit_ns))
-    request = parse_request(row, at_ns)._replace(session=session, pause_ns=pause_ns)
-    return sessions.append_turn(request) if session else request
-
-
-def _parse_untimed_turn(
-    row: dict[str, Any], session: str, pause_ns: int, sessions: _DeltaSessions
-) -> TraceRow:
-    """Return the request of a row of a session that has no timestamp.
-
-    The request is sent when the response to the previous request of the session has ended and the
-    pause has passed. Its time is unknown until the run, so it gets that of the previous request.
-
-    Args:
-        row: The row, as it is in the file.
-        session: The name of its session.
-        pause_ns: The pause that the row specifies, or UNKNOWN_NS, which means no pause.
-        sessions: The sessions so far. The row is appended to its session.
-    """
-    request = parse_request(row, sessions.last_time_ns(session))
-    return sessions.append_turn(
-        request._replace(session=session, pause_ns=max(pause_ns, 0), has_time=False)
     )
 
 

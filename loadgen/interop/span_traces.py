@@ -45,12 +45,34 @@ class _Span(NamedTuple):
     parent_id: str
 
 
-def parse_span_line(line: dict[str, Any]) -> Iterator[TraceRow]:
-    """Yield the requests to models among the spans of a line, each with its session.
+class _SequentialSessions:
+    """Divides calls of models into sessions whose calls follow each other without overlap."""
 
-    A session is a sequence of requests in which each one waits for the response to the one before.
-    Requests are yielded in order of time. The field `group` of each is its conversation or, without
-    one, its trace; it is "" for a request on its own.
+    def __init__(self) -> None:
+        self._last_end_ns: dict[str, int] = {}
+
+    def name_session(self, call: TraceRow, call_index: int) -> str:
+        """Return the name of the session of a call. Calls must come in order of time.
+
+        It is the session that the spans name or, without one, the group of the call. A call that
+        begins before the previous one of this session has ended did not wait for it. It starts a
+        session of its own, whose name ends with the index of the call, such as "trace-7::12".
+        """
+        session = call.session or call.group
+        previous_end_ns = self._last_end_ns.get(session)
+        overlaps_previous_call = previous_end_ns is not None and call.at_ns < previous_end_ns
+        if overlaps_previous_call:
+            session = f"{session}::{call_index}"
+        self._last_end_ns[session] = call.at_ns + max(call.duration_ns, 0)
+        return session
+
+
+def parse_span_line(line: dict[str, Any]) -> Iterator[TraceRow]:
+    """Yield the calls of models among the spans of a line, in order of time.
+
+    The `group` of a call is its conversation or, without one, its trace. Its `session` is a part of
+    the group in which each call waits for the response to the one before. A call that is alone in
+    its group has neither.
 
     Raises:
         InvalidValueError: A field has a wrong value.
@@ -58,20 +80,13 @@ def parse_span_line(line: dict[str, Any]) -> Iterator[TraceRow]:
     spans = [_parse_span(fields) for fields in _spans_in(line)]
     calls = sorted(_find_calls(spans), key=lambda call: call.at_ns)
     calls_per_group = Counter(call.group for call in calls)
-    last_end_ns: dict[str, int] = {}
-    for index, call in enumerate(calls):
-        is_alone_in_group = not call.session and calls_per_group[call.group] == 1
-        if not call.group or is_alone_in_group:
+    sessions = _SequentialSessions()
+    for call_index, call in enumerate(calls):
+        is_only_call_of_group = calls_per_group[call.group] == 1 and not call.session
+        if not call.group or is_only_call_of_group:
             yield call._replace(group="")
-            continue
-        # Without a conversation or an agent, all calls of a trace are one session.
-        session = call.session or call.group
-        overlaps_previous_call = session in last_end_ns and call.at_ns < last_end_ns[session]
-        if overlaps_previous_call:
-            # It did not wait for the previous call, so it gets a session of its own.
-            session = f"{session}::{index}"
-        last_end_ns[session] = call.at_ns + max(call.duration_ns, 0)
-        yield call._replace(session=session)
+        else:
+            yield call._replace(session=sessions.name_session(call, call_index))
 
 
 def _find_calls(spans: Sequence[_Span]) -> Iterator[TraceRow]:
@@ -183,21 +198,30 @@ def _spans_in(line: dict[str, Any]) -> Iterator[dict[str, Any]]:
 
 
 def _parse_span(fields: dict[str, Any]) -> _Span:
-    """Return a span with its ids and attributes, in the spelling of any exporter."""
+    """Return a span with its ids and attributes.
+
+    Exporters spell the ids in different ways: OTLP has `traceId`, and the console exporter of an
+    SDK has `trace_id` in the object `context`.
+    """
     context = fields.get("context")
-    fields_with_ids = {**fields, **(context if isinstance(context, dict) else {})}
-
-    def find_id(*names: str) -> str:
-        ids = [str(fields_with_ids[name]) for name in names if fields_with_ids.get(name)]
-        return ids[0] if ids else ""
-
+    fields_with_ids = dict(fields)
+    if isinstance(context, dict):
+        fields_with_ids.update(context)
     return _Span(
         fields=fields,
         attributes=_parse_attributes(fields.get("attributes")),
-        trace_id=find_id("traceId", "trace_id"),
-        span_id=find_id("spanId", "span_id"),
-        parent_id=find_id("parentSpanId", "parent_span_id", "parent_id"),
+        trace_id=_first_id(fields_with_ids, ("traceId", "trace_id")),
+        span_id=_first_id(fields_with_ids, ("spanId", "span_id")),
+        parent_id=_first_id(fields_with_ids, ("parentSpanId", "parent_span_id", "parent_id")),
     )
+
+
+def _first_id(fields: Mapping[str, Any], names: Sequence[str]) -> str:
+    """Return the first of several fields that is not empty as text, or "" if all are empty."""
+    for name in names:
+        if fields.get(name):
+            return str(fields[name])
+    return ""
 
 
 def _parse_attributes(value: Any) -> dict[str, Any]:

@@ -11,7 +11,7 @@ import json
 import math
 import string
 from collections.abc import Iterator, Sequence
-from typing import Any, TypeGuard
+from typing import Any, NamedTuple, TypeGuard
 
 import msgspec
 
@@ -37,6 +37,7 @@ _UNIX_EPOCH = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
 _DATE_HINT = "write a date like 2023-11-16 18:15:46.6805900"
 _SECONDS_PER_DAY = 86_400
 _FRACTION_DIGITS = 9
+"""The digits of a fraction of a second in ns."""
 
 
 def parse_seconds(text: str) -> int:
@@ -44,31 +45,52 @@ def parse_seconds(text: str) -> int:
     return parse_time_ns(parse_number(text), float(NS_PER_S))
 
 
-def parse_utc_date(text: str) -> int:
-    """Return the ns since 1970 of a date, which is in UTC unless the text has an offset.
+class _SplitDate(NamedTuple):
+    """A date whose fraction of a second was removed.
 
-    `datetime` has no digits after the microseconds, so the fraction of a second is parsed here. An
-    example is `2023-11-16 18:15:46.6805900`.
+    Attributes:
+        whole_seconds: The text without the fraction.
+        fraction_ns: The fraction.
+    """
+
+    whole_seconds: str
+    fraction_ns: int
+
+
+def parse_utc_date(text: str) -> int:
+    """Return a date such as `2023-11-16 18:15:46.6805900` in ns since 1970.
+
+    The date is in UTC unless the text has an offset such as +01:00.
 
     Raises:
         InvalidValueError: The text is no date, or the date is too far from 1970.
     """
-    seconds_text, _, after_point = text.partition(".")
-    offset_text = after_point.lstrip(string.digits)
-    fraction_digits = after_point.removesuffix(offset_text)
+    split_date = _split_fraction(text)
     try:
-        date = datetime.datetime.fromisoformat(seconds_text + offset_text)
+        date = datetime.datetime.fromisoformat(split_date.whole_seconds)
     except ValueError:
         raise _date_error(text) from None
     if date.tzinfo is None:
         date = date.replace(tzinfo=datetime.UTC)
     since_epoch = date - _UNIX_EPOCH
     seconds = since_epoch.days * _SECONDS_PER_DAY + since_epoch.seconds
-    fraction_ns = int(fraction_digits.ljust(_FRACTION_DIGITS, "0")[:_FRACTION_DIGITS])
-    at_ns = seconds * NS_PER_S + fraction_ns
-    if abs(at_ns) > MAX_TIME_NS:
+    time_ns = seconds * NS_PER_S + split_date.fraction_ns
+    if abs(time_ns) > MAX_TIME_NS:
         raise _date_error(text)
-    return at_ns
+    return time_ns
+
+
+def _split_fraction(text: str) -> _SplitDate:
+    """Remove the fraction of a second from the text of a date.
+
+    `datetime` has microseconds only, while traces have up to nanoseconds. For example,
+    "2023-11-16 18:15:46.68059Z" is split into "2023-11-16 18:15:46Z" and 680,590,000 ns.
+    """
+    to_seconds, _, after_point = text.partition(".")
+    offset = after_point.lstrip(string.digits)
+    fraction_digits = after_point.removesuffix(offset)
+    nanosecond_digits = fraction_digits[:_FRACTION_DIGITS].ljust(_FRACTION_DIGITS, "0")
+    return _SplitDate(to_seconds + offset, int(nanosecond_digits))
 
 
 def _date_error(text: str) -> InvalidValueError:

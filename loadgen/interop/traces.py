@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import base64
 import binascii
-import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Literal
 
@@ -35,6 +34,12 @@ from loadgen.interop.trace_values import (
 
 BAILIAN_BLOCK_TOKENS = 16
 """The block size of Alibaba's Bailian traces, which their rows do not contain."""
+INFERRED_BLOCK_TOKENS = 0.0
+"""The block size of a row that does not state it. It is then inferred for the whole file."""
+
+NS_PER_US = UNIT_NS["us"]
+NS_PER_MS = UNIT_NS["ms"]
+USAGE_HINT = "token counts come from `usage` in the response, which captured streams do not contain"
 
 
 def detect_shape_trace(first_row: Mapping[str, Any]) -> TraceFormat | None:
@@ -48,7 +53,8 @@ def detect_bailian(first_row: Mapping[str, Any]) -> TraceFormat | None:
     """Recognise a trace of Alibaba's Bailian, in which each turn names its parent turn."""
     if "chat_id" not in first_row:
         return None
-    return TraceFormat("Bailian", one_request_per_line(functools.partial(_parse_bailian_row, {})))
+    parser = _BailianParser()
+    return TraceFormat("Bailian", one_request_per_line(parser.parse_turn))
 
 
 def detect_mooncake(first_row: Mapping[str, Any]) -> TraceFormat | None:
@@ -109,68 +115,110 @@ def _many_requests_per_line(
 
 
 def _parse_shape_row(row: dict[str, Any]) -> TraceRow:
-    """Return the request of a row of a shape trace.
+    """Convert a row of a shape trace to a request.
 
-    Its label consists of the values of all labels that the application attached to the request.
+    A shape trace is what the SDK records inside an application: when each request was sent and how
+    many tokens it had, but no texts. The application may label a request, for example with
+    {"feature": "search", "tier": "free"}. The label of the request is then "search free".
     """
-    # Times are written in ms with three decimals. Rounding to us removes the error of the float.
-    exact_ns = parse_time_ns(row.get("timestamp"), float(UNIT_NS["ms"]))
-    at_ns = UNIT_NS["us"] * ((exact_ns + UNIT_NS["us"] // 2) // UNIT_NS["us"])
+    exact_sent_ns = parse_time_ns(row.get("timestamp"), float(NS_PER_MS))
     pause_ns = parse_delay(row)
     block_size = row.get("block_size")
-    labels = row.get("labels")
-    label = ""
-    if isinstance(labels, dict):
-        label = " ".join(str(value) for _, value in sorted(labels.items()))
-    return parse_request(row, at_ns)._replace(
-        block_tokens=float(block_size) if is_finite_number(block_size) else 0.0,
+    block_tokens = float(block_size) if is_finite_number(block_size) else INFERRED_BLOCK_TOKENS
+    # Timestamps are written in ms with three decimals, which a float does not represent exactly.
+    sent_ns = _round_to_us(exact_sent_ns)
+    return parse_request(row, sent_ns)._replace(
+        block_tokens=block_tokens,
         session=parse_session(row),
         pause_ns=pause_ns,
-        label=label,
+        label=_join_label_values(row.get("labels")),
     )
 
 
-def _parse_bailian_row(session_of_chat: dict[str, str], row: dict[str, Any]) -> TraceRow:
-    """Return the request of a row, which is one turn of a conversation.
+def _round_to_us(time_ns: int) -> int:
+    """Return a time in ns, rounded to the nearest whole microsecond."""
+    rounded_us = (time_ns + NS_PER_US // 2) // NS_PER_US
+    return rounded_us * NS_PER_US
 
-    A row has the id of its turn, and that of the turn before it. The session of a conversation has
-    the id of its first turn.
 
-    Args:
-        session_of_chat: The session of each turn so far, by the id of the turn. It is updated with
-            the turn of this row.
-        row: The row.
+def _join_label_values(labels: Any) -> str:
+    """Return the values of all labels of a request, in the order of their names.
+
+    Return "" if the request has no labels.
     """
-    chat_id = str(row.get("chat_id"))
-    parent_id = str(row.get("parent_chat_id"))
-    session = session_of_chat.get(parent_id, chat_id)
-    session_of_chat[chat_id] = session
-    at_ns = parse_time_ns(row.get("timestamp"), float(NS_PER_S))
-    return parse_request(row, at_ns)._replace(
-        block_tokens=float(BAILIAN_BLOCK_TOKENS), session=session
-    )
+    if not isinstance(labels, dict):
+        return ""
+    return " ".join(str(value) for _, value in sorted(labels.items()))
+
+
+class _BailianParser:
+    """Parses the rows of one Bailian trace, each of which is one turn of a conversation.
+
+    A row has the id of its turn and the id of the turn before it (its parent). All turns of a
+    conversation form one session, which is named after the id of the first turn.
+    """
+
+    def __init__(self) -> None:
+        self._session_by_turn_id: dict[str, str] = {}
+
+    def parse_turn(self, row: dict[str, Any]) -> TraceRow:
+        """Return the request of a turn, and store its session for the turns that follow it.
+
+        A turn whose parent is not in the trace begins a session of its own.
+
+        Raises:
+            InvalidValueError: A field of the row has a wrong value.
+        """
+        turn_id = str(row.get("chat_id"))
+        parent_turn_id = str(row.get("parent_chat_id"))
+        session = self._session_by_turn_id.get(parent_turn_id, turn_id)
+        self._session_by_turn_id[turn_id] = session
+        sent_ns = parse_time_ns(row.get("timestamp"), float(NS_PER_S))
+        request = parse_request(row, sent_ns)
+        return request._replace(block_tokens=float(BAILIAN_BLOCK_TOKENS), session=session)
 
 
 def _parse_sagemaker_row(row: dict[str, Any]) -> TraceRow:
-    """Return the request of a captured response, whose `usage` has the token counts."""
-    completion = _decode_capture(row["captureData"], "endpointOutput")
+    """Convert a response that SageMaker captured to a request of the trace.
+
+    The token counts are those in the `usage` of the response, and the time is that of the
+    inference.
+
+    Raises:
+        InvalidValueError: The response has no `usage`, or a value is missing or has a wrong form.
+    """
+    usage = _find_usage(_decode_capture(row["captureData"], "endpointOutput"))
+    sent_ns = _parse_inference_time(row.get("eventMetadata"))
+    input_tokens = parse_token_count(usage.get("prompt_tokens"), "usage.prompt_tokens", minimum=1)
+    output_tokens = parse_token_count(
+        usage.get("completion_tokens"), "usage.completion_tokens", minimum=0
+    )
+    return TraceRow(at_ns=sent_ns, input_tokens=input_tokens, output_tokens=output_tokens)
+
+
+def _find_usage(completion: dict[str, Any]) -> dict[str, Any]:
+    """Return the object `usage` of a captured completion, which has its token counts.
+
+    Raises:
+        InvalidValueError: The completion has no such object.
+    """
     usage = completion.get("usage")
     if not isinstance(usage, dict):
-        hint = (
-            "token counts come from `usage` in the response, which captured streams do not contain"
-        )
-        raise InvalidValueError("missing_key", "the captured response has no usage", hint, "usage")
-    metadata = row.get("eventMetadata")
-    inference_time = metadata.get("inferenceTime") if isinstance(metadata, dict) else None
-    return TraceRow(
-        at_ns=parse_utc_date(str(inference_time)),
-        input_tokens=parse_token_count(
-            usage.get("prompt_tokens"), "usage.prompt_tokens", minimum=1
-        ),
-        output_tokens=parse_token_count(
-            usage.get("completion_tokens"), "usage.completion_tokens", minimum=0
-        ),
-    )
+        problem = "the captured response has no usage"
+        raise InvalidValueError("missing_key", problem, USAGE_HINT, "usage")
+    return usage
+
+
+def _parse_inference_time(event_metadata: Any) -> int:
+    """Return when SageMaker served a request, in ns since 1970.
+
+    Raises:
+        InvalidValueError: The time is missing or no date.
+    """
+    if not isinstance(event_metadata, dict):
+        event_metadata = {}
+    # A missing time becomes the text "None", which is reported as an invalid date.
+    return parse_utc_date(str(event_metadata.get("inferenceTime")))
 
 
 def _decode_capture(
