@@ -39,20 +39,23 @@ def headline(result: ForeignResult) -> str:
 
 
 def create_tool_comparison(run: OpenedRun) -> ExtraSections | None:
-    """Return the appendix of the report of a run: its metrics by the definitions of other tools.
+    """Return the appendix of a run's report that shows its metrics as other tools define them.
 
-    The metrics are computed only when a page is rendered, because they need every record. The
-    result is None for a run whose records were not stored.
+    TTFT or TPOT mean different times in different tools, so the appendix lets a user compare the
+    run with their results. The metrics need every record of the run, so they are computed only when
+    a page is rendered. Return None for a run whose records were not stored.
     """
-    stored = run.stored
-    if stored is None:
+    stored_records = run.stored
+    if stored_records is None:
         return None
 
-    def create_appendix() -> tuple[Section, ...]:
-        metrics = compute_tool_metrics(run.summary, stored.manifest, stored.rows, stored.gaps)
+    def render_appendix() -> tuple[Section, ...]:
+        metrics = compute_tool_metrics(
+            run.summary, stored_records.manifest, stored_records.rows, stored_records.gaps
+        )
         return text.comparison_sections(metrics)
 
-    return ExtraSections(appendix=create_appendix)
+    return ExtraSections(appendix=render_appendix)
 
 
 def compare_side(path: Path) -> Side:

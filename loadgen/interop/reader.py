@@ -86,16 +86,21 @@ def _archive_error(where: str) -> UserError:
 
 
 def _unknown_format_error(file: ToolFile, json_problem: str) -> UserError:
-    """Return the error for a file that no known tool has written.
+    """Return the error for a file that is not the result of a tool that loadgen knows.
+
+    Results are JSON. A YAML file is usually an input of loadgen that was passed by mistake, so it
+    gets an error of its own.
 
     Args:
         file: The file.
-        json_problem: Why the file is not JSON, as the end of a sentence. "" if it is JSON.
+        json_problem: Why the file is not JSON, such as ": nested too deeply", or "" if it is JSON.
+            It is appended to the message.
     """
-    if file.where.endswith((".yaml", ".yml")):
+    is_yaml = file.where.endswith((".yaml", ".yml"))
+    if is_yaml:
         return _input_file_error(file.where, file.text)
-    problem = f"the result of no known tool{json_problem}"
-    return UserError("wrong_format", problem, file.where, _known_tools())
+    message = f"the result of no known tool{json_problem}"
+    return UserError("wrong_format", message, file.where, _known_tools())
 
 
 def _find_format(file: ToolFile) -> FormatRow | None:
@@ -112,12 +117,17 @@ class _Document(NamedTuple):
     Attributes:
         value: The value; None if the file is not JSON.
         line_count: How many JSON lines the file has, of which the value is the last; else 0.
-        problem: Why the file is not JSON, as the end of a sentence.
+        problem: Why the file is not JSON, such as ": nested too deeply", to be appended to a
+            message. "" if it is JSON.
     """
 
     value: Any
     line_count: int = 0
     problem: str = ""
+
+
+_TOO_DEEP_DOCUMENT = _Document(None, problem=": nested too deeply")
+"""Stands for a file for which `json.loads` raises RecursionError."""
 
 
 def _parse_json(text: str) -> _Document:
@@ -128,19 +138,22 @@ def _parse_json(text: str) -> _Document:
     try:
         return _Document(json.loads(text))
     except RecursionError:
-        return _Document(None, problem=": nested too deeply")
+        return _TOO_DEEP_DOCUMENT
     except ValueError:
         return _parse_last_json_line(text)
 
 
 def _parse_last_json_line(text: str) -> _Document:
-    """Return the JSON value in the last line of a text that is not empty."""
-    lines = [line for line in text.splitlines() if line.strip()]
-    last_line = lines[-1] if lines else ""
+    """Return the JSON value in the last line of a text that is not blank.
+
+    If this line is no JSON, or if all lines are blank, the result has no value but the problem.
+    """
+    nonblank_lines = [line for line in text.splitlines() if line.strip()]
+    last_line = nonblank_lines[-1] if nonblank_lines else ""
     try:
-        return _Document(json.loads(last_line), len(lines))
+        return _Document(json.loads(last_line), line_count=len(nonblank_lines))
     except RecursionError:
-        return _Document(None, problem=": nested too deeply")
+        return _TOO_DEEP_DOCUMENT
     except ValueError as error:
         return _Document(None, problem=f": not JSON ({error})")
 

@@ -197,8 +197,11 @@ def finite_number(value: Any) -> float | None:
 def latency_metrics(metric: str, statistics: Any, unit_ms: float = 1.0) -> dict[str, float]:
     """Return the statistics of a latency in ms, by paths such as `ttft_ms.p50`.
 
+    For example, {"unit": "s", "avg": 0.2, "percentiles": {"50.0": 0.1}} of the metric "ttft_ms"
+    becomes {"ttft_ms.p50": 100.0, "ttft_ms.mean": 200.0}.
+
     Args:
-        metric: The name of our metric.
+        metric: The name of the metric in loadgen.
         statistics: A JSON object with the statistics by their names in the tool. Percentiles may be
             in an object `percentiles` inside it, and `unit` may name the unit.
         unit_ms: The unit of the statistics in ms, if they do not name one.
@@ -208,20 +211,29 @@ def latency_metrics(metric: str, statistics: Any, unit_ms: float = 1.0) -> dict[
     """
     if not isinstance(statistics, Mapping):
         return {}
+    values_by_tool_name: dict[str, Any] = {}
     percentiles = statistics.get("percentiles")
-    values: dict[str, Any] = {}
     if isinstance(percentiles, Mapping):
-        values.update(percentiles)
-    values.update(statistics)
-    named_unit = str(statistics.get("unit"))
-    factor_to_ms = _UNITS_MS.get(named_unit, unit_ms)
+        values_by_tool_name.update(percentiles)
+    values_by_tool_name.update(statistics)
+    # A missing unit becomes the text "None", which is not in the table.
+    unit_name = str(statistics.get("unit"))
+    factor_to_ms = _UNITS_MS.get(unit_name, unit_ms)
     metrics = {}
-    for our_name, tool_names in _STATISTIC_NAMES.items():
-        numbers = [finite_number(values.get(tool_name)) for tool_name in tool_names]
-        known_numbers = [number for number in numbers if number is not None]
-        if known_numbers:
-            metrics[f"{metric}.{our_name}"] = known_numbers[0] * factor_to_ms
+    for statistic, tool_names in _STATISTIC_NAMES.items():
+        value = _first_number(values_by_tool_name, tool_names)
+        if value is not None:
+            metrics[f"{metric}.{statistic}"] = value * factor_to_ms
     return metrics
+
+
+def _first_number(values: Mapping[str, Any], names: Sequence[str]) -> float | None:
+    """Return the first value with one of the names that is a finite number, or None."""
+    for name in names:
+        number = finite_number(values.get(name))
+        if number is not None:
+            return number
+    return None
 
 
 def request_metrics(ok: object, failed: object) -> dict[str, float]:

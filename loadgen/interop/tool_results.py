@@ -66,19 +66,19 @@ def _read_bench_serving(file: ToolFile, e2e_name: str) -> ForeignResult:
         e2e_name: The tool's name for the end-to-end latency.
     """
     document = file.value
-    has_new_name = "total_token_throughput" in document
+    latencies = {
+        "ttft_ms": LatencyField("ttft", "TTFT"),
+        "tpot_ms": LatencyField("tpot", "TPOT"),
+        "inter_chunk_ms": LatencyField("itl", "ITL"),
+        "e2e_ms": LatencyField(e2e_name, "E2EL"),
+    }
     layout = ResultLayout(
-        latencies={
-            "ttft_ms": LatencyField("ttft", "TTFT"),
-            "tpot_ms": LatencyField("tpot", "TPOT"),
-            "inter_chunk_ms": LatencyField("itl", "ITL"),
-            "e2e_ms": LatencyField(e2e_name, "E2EL"),
-        },
+        latencies=latencies,
         metrics={
             "load.completed_rps": "request_throughput",
             "goodput.rps": "request_goodput",
             "tokens.output_per_s": "output_throughput",
-            "tokens.total_per_s": "total_token_throughput" if has_new_name else "total_throughput",
+            "tokens.total_per_s": _find_total_throughput_key(document),
             "tokens.input": "total_input_tokens",
             "tokens.output": "total_output_tokens",
         },
@@ -90,8 +90,21 @@ def _read_bench_serving(file: ToolFile, e2e_name: str) -> ForeignResult:
         load=_describe_bench_serving_load(document),
         started=document.get("date"),
     )
-    latencies = _group_by_latency(document, ("ttft", "tpot", "itl", e2e_name))
-    return read_by_layout(file, {**document, **latencies}, layout, run)
+    # The layout needs an object for each latency, with all statistics of it.
+    statistics_by_latency = _group_by_latency(
+        document, [latency.path for latency in latencies.values()]
+    )
+    return read_by_layout(file, {**document, **statistics_by_latency}, layout, run)
+
+
+def _find_total_throughput_key(document: Any) -> str:
+    """Return the key of the rate of prompt and response tokens together.
+
+    Versions of the tools differ in the name of this key.
+    """
+    if "total_token_throughput" in document:
+        return "total_token_throughput"
+    return "total_throughput"
 
 
 def _group_by_latency(document: Any, latency_names: Sequence[str]) -> dict[str, dict[str, Any]]:
@@ -124,12 +137,31 @@ def _describe_bench_serving_load(document: Any) -> str:
 
 # -- AIPerf --------------------------------------------------------------------------------------
 
+_PER_CHUNK_METRIC = "inter_chunk_ms"
+"""The metric of which a request has one value for each chunk of its response."""
+
 _AIPERF_LATENCIES = {
     "ttft_ms": LatencyField("time_to_first_token", "Time to First Token"),
     "tpot_ms": LatencyField("inter_token_latency", "Inter Token Latency"),
-    "inter_chunk_ms": LatencyField("inter_chunk_latency", "Inter Chunk Latency"),
+    _PER_CHUNK_METRIC: LatencyField("inter_chunk_latency", "Inter Chunk Latency"),
     "e2e_ms": LatencyField("request_latency", "Request Latency"),
 }
+
+_AIPERF_LAYOUT = ResultLayout(
+    latencies=_AIPERF_LATENCIES,
+    metrics={
+        "load.completed_rps": "request_throughput.avg",
+        "goodput.rps": "goodput.avg",
+        "tokens.output_per_s": "output_token_throughput.avg",
+        "tokens.total_per_s": "total_token_throughput.avg",
+        # A metric with a single value, such as a total, has it in `avg`, too.
+        "tokens.input": "total_isl.avg",
+        "tokens.output": "total_osl.avg",
+    },
+    ok="request_count.avg",
+    failed=("error_request_count.avg",),
+)
+"""Where `profile_export_aiperf.json` has its metrics."""
 
 
 def is_aiperf(file: ToolFile) -> bool:
@@ -142,30 +174,26 @@ def is_aiperf(file: ToolFile) -> bool:
 
 
 def read_aiperf(file: ToolFile) -> ForeignResult:
-    """Read `profile_export_aiperf.json` or the records in `profile_export.jsonl`."""
+    """Read a result of AIPerf, which writes two files.
+
+    `profile_export_aiperf.json` is a summary with the statistics of all metrics.
+    `profile_export.jsonl` has the record of each request, from which statistics are computed here.
+    """
     if _is_aiperf_records(file.text):
         return _read_aiperf_records(file.text, file.where)
+    return _read_aiperf_summary(file)
+
+
+def _read_aiperf_summary(file: ToolFile) -> ForeignResult:
+    """Read `profile_export_aiperf.json`."""
     document = file.value
-    layout = ResultLayout(
-        latencies=_AIPERF_LATENCIES,
-        metrics={
-            "load.completed_rps": "request_throughput.avg",
-            "goodput.rps": "goodput.avg",
-            "tokens.output_per_s": "output_token_throughput.avg",
-            "tokens.total_per_s": "total_token_throughput.avg",
-            "tokens.input": "total_isl.avg",
-            "tokens.output": "total_osl.avg",
-        },
-        ok="request_count.avg",
-        failed=("error_request_count.avg",),
-    )
     run = RunDescription(
         version=document.get("aiperf_version"),
         model=find_value(document, "input_config.models.items.0.name"),
         target=find_value(document, "input_config.endpoint.urls.0"),
         started=document.get("start_time"),
     )
-    return read_by_layout(file, document, layout, run)
+    return read_by_layout(file, document, _AIPERF_LAYOUT, run)
 
 
 def _is_aiperf_records(text: str) -> bool:
@@ -274,17 +302,18 @@ def _parse_aiperf_record(line: str, location: str) -> _AIPerfRecord | None:
 def _parse_aiperf_metrics(metrics: dict[str, Any]) -> _AIPerfRecord:
     """Return the latencies and the output tokens of the object `metrics` of a record.
 
-    For example, `{"request_latency": {"value": 12.5, "unit": "ms"}}` has one latency. The object
-    is unchecked: any exception of _DAMAGED_RECORD_ERRORS means that it has a wrong form.
+    For example, `{"request_latency": {"value": 12.5, "unit": "ms"}}` has one latency. The metric
+    of chunks has a list of values instead of a number.
+
+    Raises:
+        Exception: The object has a wrong form. The types are those of _DAMAGED_RECORD_ERRORS.
     """
     values_ms: dict[str, list[float]] = {}
     for metric, field in _AIPERF_LATENCIES.items():
-        if field.path not in metrics:
-            continue
-        value = metrics[field.path]["value"]
-        # A request has one value of each metric, except for a list with one value per chunk.
-        values = value if metric == "inter_chunk_ms" else [value]
-        values_ms[metric] = [float(number) for number in values]
+        if field.path in metrics:
+            value = metrics[field.path]["value"]
+            request_values = value if metric == _PER_CHUNK_METRIC else [value]
+            values_ms[metric] = [float(number) for number in request_values]
     output_tokens = metrics.get("output_sequence_length", {}).get("value", 0)
     if not isinstance(output_tokens, int | float):
         raise TypeError(f"output_sequence_length is {output_tokens!r}")
@@ -311,36 +340,41 @@ def is_guidellm(file: ToolFile) -> bool:
     return isinstance(benchmarks, list) and len(benchmarks) > 0
 
 
-def read_guidellm(file: ToolFile) -> ForeignResult:
-    """Read the last benchmark of GuideLLM's `benchmarks.json`.
+_GUIDELLM_LAYOUT = ResultLayout(
+    latencies={
+        "ttft_ms": LatencyField("time_to_first_token_ms.successful", "TTFT"),
+        # GuideLLM calls the mean time between tokens ITL, which is our TPOT. Its own TPOT includes
+        # the wait for the first token, so it is a separate metric.
+        "tpot_ms": LatencyField("inter_token_latency_ms.successful", "ITL"),
+        TPOT_WITH_TTFT: LatencyField("time_per_output_token_ms.successful", "TPOT"),
+        "e2e_ms": LatencyField("request_latency.successful", "Request latency", SECONDS_MS),
+    },
+    metrics={
+        "load.completed_rps": "requests_per_second.successful.mean",
+        "tokens.output_per_s": "output_tokens_per_second.successful.mean",
+        "tokens.total_per_s": "tokens_per_second.successful.mean",
+        "tokens.input": "prompt_token_count.successful.total_sum",
+        "tokens.output": "output_token_count.successful.total_sum",
+    },
+    ok="request_totals.successful",
+    failed=("request_totals.errored", "request_totals.incomplete"),
+)
+"""Where a benchmark in `benchmarks.json` has its metrics."""
 
-    GuideLLM calls the mean time between tokens ITL, so it is read as our TPOT. Its own TPOT
-    includes the wait for the first token, and is read as a separate metric.
+
+def read_guidellm(file: ToolFile) -> ForeignResult:
+    """Read the last benchmark of GuideLLM's `benchmarks.json`, and note if there are others.
+
+    The strategy of a benchmark is its load, for example {"type_": "concurrent", "streams": 8}.
     """
     document = file.value
     benchmarks = document["benchmarks"]
-    strategy = find_value(benchmarks[-1], "config.strategy") or {}
+    last_benchmark = benchmarks[-1]
+    strategy = find_value(last_benchmark, "config.strategy") or {}
     concurrency = strategy.get("streams") or strategy.get("max_concurrency")
     notes = []
     if len(benchmarks) > 1:
         notes.append(f"only the last of {len(benchmarks)} benchmarks in the file is read")
-    layout = ResultLayout(
-        latencies={
-            "ttft_ms": LatencyField("time_to_first_token_ms.successful", "TTFT"),
-            "tpot_ms": LatencyField("inter_token_latency_ms.successful", "ITL"),
-            TPOT_WITH_TTFT: LatencyField("time_per_output_token_ms.successful", "TPOT"),
-            "e2e_ms": LatencyField("request_latency.successful", "Request latency", SECONDS_MS),
-        },
-        metrics={
-            "load.completed_rps": "requests_per_second.successful.mean",
-            "tokens.output_per_s": "output_tokens_per_second.successful.mean",
-            "tokens.total_per_s": "tokens_per_second.successful.mean",
-            "tokens.input": "prompt_token_count.successful.total_sum",
-            "tokens.output": "output_token_count.successful.total_sum",
-        },
-        ok="request_totals.successful",
-        failed=("request_totals.errored", "request_totals.incomplete"),
-    )
     run = RunDescription(
         version=find_value(document, "metadata.guidellm_version"),
         model=find_value(document, "config.spec.backend.model"),
@@ -348,7 +382,7 @@ def read_guidellm(file: ToolFile) -> ForeignResult:
         load=_join_known(strategy.get("type_"), concurrency),
         notes=notes,
     )
-    return read_by_layout(file, benchmarks[-1]["metrics"], layout, run)
+    return read_by_layout(file, last_benchmark["metrics"], _GUIDELLM_LAYOUT, run)
 
 
 def is_inference_perf(file: ToolFile) -> bool:
@@ -356,42 +390,49 @@ def is_inference_perf(file: ToolFile) -> bool:
     return "successes" in file.value and "load_summary" in file.value
 
 
+_INFERENCE_PERF_LATENCIES = {
+    "ttft_ms": "time_to_first_token",
+    "tpot_ms": "time_per_output_token",
+    TPOT_WITH_TTFT: "normalized_time_per_output_token",
+    "inter_chunk_ms": "inter_token_latency",
+    "e2e_ms": "request_latency",
+}
+"""inference-perf's names of latencies, by the name of our metric."""
+
+_INFERENCE_PERF_LAYOUT = ResultLayout(
+    latencies={
+        metric: LatencyField(f"successes.latency.{name}", name, SECONDS_MS)
+        for metric, name in _INFERENCE_PERF_LATENCIES.items()
+    },
+    metrics={
+        "load.completed_rps": "successes.throughput.requests_per_sec",
+        "tokens.output_per_s": "successes.throughput.output_tokens_per_sec",
+        "tokens.total_per_s": "successes.throughput.total_tokens_per_sec",
+    },
+    ok="successes.count",
+    failed=("failures.count",),
+)
+"""Where `summary_lifecycle_metrics.json` has its metrics."""
+
+
 def read_inference_perf(file: ToolFile) -> ForeignResult:
     """Read inference-perf's `summary_lifecycle_metrics.json`.
 
-    Its latencies count from the send time. A large send delay is reported as a note.
+    Its latencies count from the time at which a request was really sent. If requests were sent much
+    later than scheduled, a note says so, because the latencies do not include this delay.
     """
     document = file.value
     rate_per_s = find_number(document, "load_summary.requested_rate")
-    send_delay_s = find_number(document, "load_summary.schedule_delay.p99") or 0.0
+    send_delay_s = find_number(document, "load_summary.schedule_delay.p99")
     notes = []
-    if send_delay_s > NOTABLE_SEND_DELAY_S:
+    if send_delay_s is not None and send_delay_s > NOTABLE_SEND_DELAY_S:
         notes.append(
             f"requests were sent up to {send_delay_s * 1000.0:,.0f} ms (p99) after "
             "their scheduled time"
         )
-    tool_names = {
-        "ttft_ms": "time_to_first_token",
-        "tpot_ms": "time_per_output_token",
-        TPOT_WITH_TTFT: "normalized_time_per_output_token",
-        "inter_chunk_ms": "inter_token_latency",
-        "e2e_ms": "request_latency",
-    }
-    layout = ResultLayout(
-        latencies={
-            metric: LatencyField(f"successes.latency.{name}", name, SECONDS_MS)
-            for metric, name in tool_names.items()
-        },
-        metrics={
-            "load.completed_rps": "successes.throughput.requests_per_sec",
-            "tokens.output_per_s": "successes.throughput.output_tokens_per_sec",
-            "tokens.total_per_s": "successes.throughput.total_tokens_per_sec",
-        },
-        ok="successes.count",
-        failed=("failures.count",),
-    )
     load = f"{rate_per_s:g}/s" if rate_per_s else ""
-    return read_by_layout(file, document, layout, RunDescription(load=load, notes=notes))
+    run = RunDescription(load=load, notes=notes)
+    return read_by_layout(file, document, _INFERENCE_PERF_LAYOUT, run)
 
 
 def is_genai_bench(file: ToolFile) -> bool:
@@ -430,34 +471,42 @@ def is_endpoints(file: ToolFile) -> bool:
     return "n_samples_issued" in file.value and "latency" in file.value
 
 
+_ENDPOINTS_LAYOUT = ResultLayout(
+    latencies={
+        "ttft_ms": LatencyField("ttft", "ttft", NANOSECONDS_MS),
+        "tpot_ms": LatencyField("tpot", "tpot", NANOSECONDS_MS),
+        "e2e_ms": LatencyField("latency", "latency", NANOSECONDS_MS),
+    },
+    metrics={
+        "load.completed_rps": "qps",
+        "tokens.output_per_s": "tps",
+        "tokens.input": "input_sequence_lengths.total",
+        "tokens.output": "output_sequence_lengths.total",
+    },
+    # The tool does not write this field: `read_endpoints` adds it to the document.
+    ok="n_samples_succeeded",
+    failed=("n_samples_failed",),
+)
+"""Where `result_summary.json` has its metrics. Its times are in ns."""
+
+
 def read_endpoints(file: ToolFile) -> ForeignResult:
-    """Read the `result_summary.json` of mlcommons/endpoints, whose times are ns."""
+    """Read the `result_summary.json` of mlcommons/endpoints.
+
+    The load pattern has a type, such as "poisson", and either a target rate or a concurrency. The
+    tool counts completed requests, failed ones included, from which the successful ones follow.
+    """
     document = file.value
-    layout = ResultLayout(
-        latencies={
-            "ttft_ms": LatencyField("ttft", "ttft", NANOSECONDS_MS),
-            "tpot_ms": LatencyField("tpot", "tpot", NANOSECONDS_MS),
-            "e2e_ms": LatencyField("latency", "latency", NANOSECONDS_MS),
-        },
-        metrics={
-            "load.completed_rps": "qps",
-            "tokens.output_per_s": "tps",
-            "tokens.input": "input_sequence_lengths.total",
-            "tokens.output": "output_sequence_lengths.total",
-        },
-        ok="n_samples_succeeded",
-        failed=("n_samples_failed",),
-    )
     load_pattern = find_value(document, "run_config.load_pattern") or {}
     target_load = load_pattern.get("target_qps") or load_pattern.get("target_concurrency")
+    target_text = f"{target_load:g}" if target_load else ""
     run = RunDescription(
         version=document.get("version"),
-        load=_join_known(load_pattern.get("type"), f"{target_load:g}" if target_load else ""),
+        load=_join_known(load_pattern.get("type"), target_text),
         notes=_note_endpoints_problems(document),
     )
-    # The file does not have this number, which the layout needs.
-    succeeded = _count_succeeded_samples(document)
-    return read_by_layout(file, {**document, "n_samples_succeeded": succeeded}, layout, run)
+    complete_document = {**document, "n_samples_succeeded": _count_succeeded_samples(document)}
+    return read_by_layout(file, complete_document, _ENDPOINTS_LAYOUT, run)
 
 
 def _note_endpoints_problems(document: Mapping[str, Any]) -> list[str]:
