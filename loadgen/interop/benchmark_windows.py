@@ -55,27 +55,27 @@ def max_concurrency(columns: Columns, is_successful: NDArray[np.bool_]) -> int:
 
 
 def max_requests_per_whole_second(columns: Columns, is_successful: NDArray[np.bool_]) -> int:
-    """Return the most successful requests that were in flight at some time of the same second.
+    """Return the largest number of successful requests that any second of the run has seen.
 
-    vLLM reports this as `max_concurrent_requests`. Seconds are counted from the first request
-    sent. Two requests that follow each other within a second both count, so the number can be
-    larger than the number in flight at once.
-
-    For example, a request from 0.2 s to 1.1 s counts in the seconds 0 and 1, and leaves before
-    second 2.
+    Seconds are counted from the first request sent, and a request counts in each second in which
+    it was in flight at some time. For example, a request from 0.2 s to 1.1 s counts in the seconds
+    0 and 1. vLLM reports this number as `max_concurrent_requests`, although it can be larger than
+    the number in flight at once: two requests of 0.1 s in the same second both count.
     """
     starts_ns = columns["sent_ns"][is_successful]
     ends_ns = columns["end_ns"][is_successful]
     if len(starts_ns) == 0:
         return 0
-    first_ns = starts_ns.min()
-    start_second = (starts_ns - first_ns) // NS_PER_S
-    leave_second = (ends_ns - first_ns) // NS_PER_S + 1
-    second_count = int(leave_second.max()) + 1
-    joining_per_second = np.bincount(start_second, minlength=second_count)
-    leaving_per_second = np.bincount(leave_second, minlength=second_count)
-    # The requests of a second are those of the second before, plus joining, minus leaving ones.
-    requests_per_second = np.cumsum(joining_per_second - leaving_per_second)
+    first_start_ns = starts_ns.min()
+    first_seconds = (starts_ns - first_start_ns) // NS_PER_S
+    last_seconds = (ends_ns - first_start_ns) // NS_PER_S
+    # A request does not count any more in the second after its last one.
+    leaving_seconds = last_seconds + 1
+    second_count = int(leaving_seconds.max()) + 1
+    joining_counts = np.bincount(first_seconds, minlength=second_count)
+    leaving_counts = np.bincount(leaving_seconds, minlength=second_count)
+    # The requests of a second are those that have joined so far minus those that have left.
+    requests_per_second = np.cumsum(joining_counts) - np.cumsum(leaving_counts)
     return int(requests_per_second.max())
 
 

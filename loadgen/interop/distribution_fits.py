@@ -187,21 +187,25 @@ def _test_gap_fit(
 ) -> DistributionFit:
     """Return a distribution of gaps with its Kolmogorov-Smirnov distance from the test half.
 
-    A clock rounds times to whole steps, so the true gap is up to half a step shorter or longer than
-    the recorded one. The distance therefore counts only where the distribution leaves this
-    interval.
+    The candidate describes true gaps, but the recorded gaps of the sample were rounded to whole
+    steps of a clock. A recorded gap is at most g if the true gap is at most g + step / 2, and it is
+    below g if the true gap is below g - step / 2. For example, a clock of whole seconds records
+    1 s for true gaps from 0.5 s to 1.5 s.
     """
 
-    def probability_up_to(gaps: Floats) -> Floats:
+    def probability_recorded_up_to(gaps: Floats) -> Floats:
         return candidate.cdf(gaps + clock_step / 2)
 
-    def probability_below(gaps: Floats) -> Floats:
+    def probability_recorded_below(gaps: Floats) -> Floats:
         return candidate.cdf(np.maximum(gaps - clock_step / 2, 0))
 
+    distance = ks_distance(
+        halves.test, cdf=probability_recorded_up_to, cdf_below=probability_recorded_below
+    )
     return DistributionFit(
         distribution=candidate.distribution,
         parameters=candidate.parameters,
-        ks_distance=ks_distance(halves.test, probability_up_to, probability_below),
+        ks_distance=distance,
         critical_distance=halves.critical_distance,
     )
 
@@ -264,32 +268,38 @@ def _lognormal(lengths: Floats, low: int, high: int) -> _Candidate:
 
 
 def _truncated_normal_cdf(standardize: Cdf, low: int, high: int) -> Cdf:
-    """Return the CDF of a rounded normal variable that is drawn again while outside [low, high].
+    """Return the CDF of a normal variable, rounded to whole numbers and truncated to [low, high].
+
+    A workload draws such a number by repeating the draw until the rounded number is in the range.
+    The CDF is therefore (P(x) - P(low - 1)) / (P(high) - P(low - 1)), where P(x) is the probability
+    that the number is at most x before it is truncated.
 
     Args:
         standardize: Transforms values so that the variable becomes standard normal.
-        low: The smallest value after rounding.
-        high: The largest value after rounding.
+        low: The smallest number.
+        high: The largest number.
     """
-    # A whole number x is drawn if the variable is between x - 0.5 and x + 0.5 before rounding.
-    ends_before_rounding = np.array([low - 0.5, high + 0.5])
-    below_low, up_to_high = normal_cdf(standardize(ends_before_rounding))
-    probability_inside = max(float(up_to_high - below_low), MIN_PROBABILITY)
 
-    def cdf(x: Floats) -> Floats:
-        up_to_x = normal_cdf(standardize(x + 0.5))
-        probability = np.clip((up_to_x - below_low) / probability_inside, 0, 1)
-        return np.where(x < low, 0.0, probability)
+    def untruncated_cdf(x: Floats) -> Floats:
+        # Values below x + 0.5 are rounded to x or less.
+        return normal_cdf(standardize(x + 0.5))
 
-    return cdf
+    probability_below_low, probability_up_to_high = untruncated_cdf(np.array([low - 1.0, high]))
+    probability_inside = max(float(probability_up_to_high - probability_below_low), MIN_PROBABILITY)
+
+    def truncated_cdf(x: Floats) -> Floats:
+        probabilities = (untruncated_cdf(x) - probability_below_low) / probability_inside
+        return np.where(x < low, 0.0, np.clip(probabilities, 0, 1))
+
+    return truncated_cdf
 
 
 def _empirical(ordered_lengths: Floats) -> _Candidate:
-    """Return the distribution of the values of a sample itself, with at most MAX_EMPIRICAL_VALUES.
+    """Return the distribution that lists the values of a sample, each as often as it occurs.
 
-    A workload file lists the values, and their weights: how often each one occurs. If the sample
-    has too many different values, MAX_EMPIRICAL_VALUES evenly spaced quantiles of it take their
-    place. Weights are then left out if no two quantiles are equal, because all would be 1.
+    A workload file has the different values and their counts as weights. To keep the file short, a
+    sample with more than MAX_EMPIRICAL_VALUES different values is represented by so many evenly
+    spaced quantiles. If these all differ, every weight would be 1, so the weights are left out.
 
     Args:
         ordered_lengths: The sample, in ascending order.
@@ -297,11 +307,22 @@ def _empirical(ordered_lengths: Floats) -> _Candidate:
     values, counts = _count_values(ordered_lengths)
     if len(values) <= MAX_EMPIRICAL_VALUES:
         return _empirical_candidate(values, counts, has_weights=True)
-    fractions = (np.arange(MAX_EMPIRICAL_VALUES) + 0.5) / MAX_EMPIRICAL_VALUES
-    quantiles = ordered_lengths[(fractions * len(ordered_lengths)).astype(np.int64)]
+    quantiles = _evenly_spaced_quantiles(ordered_lengths, MAX_EMPIRICAL_VALUES)
     quantile_values, quantile_counts = _count_values(quantiles)
-    has_equal_quantiles = max(quantile_counts) > 1
-    return _empirical_candidate(quantile_values, quantile_counts, has_weights=has_equal_quantiles)
+    some_quantiles_are_equal = max(quantile_counts) > 1
+    return _empirical_candidate(
+        quantile_values, quantile_counts, has_weights=some_quantiles_are_equal
+    )
+
+
+def _evenly_spaced_quantiles(ordered_values: Floats, count: int) -> Floats:
+    """Return quantiles of sorted values, each in the middle of an equal part of the sample.
+
+    For example, 2 quantiles of 8 values are those at 1/4 and 3/4: the values with index 2 and 6.
+    """
+    fractions = (np.arange(count) + 0.5) / count
+    indices = (fractions * len(ordered_values)).astype(np.int64)
+    return ordered_values[indices]
 
 
 def _empirical_candidate(values: list[int], counts: list[int], *, has_weights: bool) -> _Candidate:

@@ -70,27 +70,29 @@ def _lower_series(shape: float, x: Floats) -> Floats:
 def _upper_fraction(shape: float, x: Floats) -> Floats:
     """Return the continued fraction of the upper incomplete gamma function for each `x`.
 
-    With a[n] = -n * (n - shape) and b[n] = x + 1 - shape + 2 * n, the fraction is
-    1 / (b[0] + a[1] / (b[1] + a[2] / (b[2] + ...))). It is evaluated by the modified Lentz method
-    (Numerical Recipes, 5.2): each step multiplies the result so far by C[n] * D[n], where
+    The fraction is 1 / (b[0] + a[1] / (b[1] + a[2] / (b[2] + ...))) with a[n] = -n * (n - shape)
+    and b[n] = x + 1 - shape + 2 * n (Numerical Recipes, 6.2). Cut off after a[n] / b[n], it is a
+    quotient P[n] / Q[n]. The modified Lentz method (Numerical Recipes, 5.2) computes these
+    quotients one after the other, until they do not change any more, by the ratios
 
-        D[n] = 1 / (b[n] + a[n] * D[n - 1])
-        C[n] = b[n] + a[n] / C[n - 1]
+        P[n] / P[n - 1] = b[n] + a[n] / (P[n - 1] / P[n - 2])
+        Q[n] / Q[n - 1] = b[n] + a[n] / (Q[n - 1] / Q[n - 2])
     """
     b = x + 1 - shape
-    d = 1 / b
-    c = np.full(len(b), 1 / TINY)  # C[0] is infinite, so that the first step adds nothing to b[1]
-    fraction = d
+    inverse_q_ratio = 1 / b
+    # The ratio of P before the first step is infinite, because the numerator begins with 0.
+    p_ratio = np.full(len(b), 1 / TINY)
+    quotient = inverse_q_ratio
     for n in range(1, MAX_STEPS):
         a = -n * (n - shape)
         b = b + 2
-        d = 1 / _without_zeros(b + a * d)
-        c = _without_zeros(b + a / c)
-        fraction = fraction * d * c
-        has_converged = (np.abs(d * c - 1) <= PRECISION).all()
-        if has_converged:
+        inverse_q_ratio = 1 / _without_zeros(b + a * inverse_q_ratio)
+        p_ratio = _without_zeros(b + a / p_ratio)
+        quotient = quotient * inverse_q_ratio * p_ratio
+        relative_change = np.abs(inverse_q_ratio * p_ratio - 1)
+        if (relative_change <= PRECISION).all():
             break
-    return fraction
+    return quotient
 
 
 def _without_zeros(values: Floats) -> Floats:

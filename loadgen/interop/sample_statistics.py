@@ -108,26 +108,31 @@ class PooledGaps:
     histogram: Histogram
 
     def statistics(self) -> dict[str, float]:
-        """Return count and, in ms, mean, std, min, max and all PERCENTILES; {} without gaps.
+        """Return the count of gaps and, in ms, their mean, std, min, max and all PERCENTILES.
 
-        Percentiles have the error of the histogram. The standard deviation is that of the middles
-        of its buckets.
+        Return {} without gaps. Mean, minimum and maximum are exact. Percentiles and the standard
+        deviation take the middle of a bucket of the histogram for each gap in it.
         """
-        count = self.histogram.count
-        if count == 0:
+        gap_count = self.histogram.count
+        if gap_count == 0:
             return {}
-        mean = self.histogram.total_ns / count
-        buckets = np.flatnonzero(self.histogram.counts)
-        middles = np.array([self.histogram.bucket_middle(int(bucket)) for bucket in buckets])
-        variance = np.average((middles - mean) ** 2, weights=self.histogram.counts[buckets])
+        mean_ns = self.histogram.total_ns / gap_count
+        percentiles_ns = {name: self.histogram.quantile(p) for name, p in PERCENTILES.items()}
         statistics_ns = {
-            "mean": mean,
-            "std": float(np.sqrt(variance)),
+            "mean": mean_ns,
+            "std": self._standard_deviation_ns(mean_ns),
             "min": self.histogram.smallest_ns,
             "max": self.histogram.largest_ns,
+            **percentiles_ns,
         }
-        statistics_ns |= {name: self.histogram.quantile(p) for name, p in PERCENTILES.items()}
-        return {"count": count} | _in_milliseconds(statistics_ns)
+        return {"count": gap_count} | _in_milliseconds(statistics_ns)
+
+    def _standard_deviation_ns(self, mean_ns: float) -> float:
+        """Return the standard deviation, computed from the middles of the buckets with gaps."""
+        buckets = np.flatnonzero(self.histogram.counts)
+        middles_ns = np.array([self.histogram.bucket_middle(int(bucket)) for bucket in buckets])
+        variance = np.average((middles_ns - mean_ns) ** 2, weights=self.histogram.counts[buckets])
+        return float(np.sqrt(variance))
 
     def percentiles(self, names: Sequence[str]) -> dict[str, float]:
         """Return some of the PERCENTILES in ms by name; {} without gaps."""
@@ -162,20 +167,21 @@ def interpolated_percentiles(
 
 
 def _percentiles_ns(
-    values: NDArray[np.float64], weights: NDArray[np.int64] | None, names: Sequence[str]
+    values_ns: NDArray[np.float64], weights: NDArray[np.int64] | None, names: Sequence[str]
 ) -> dict[str, float]:
-    """Return some of the PERCENTILES of known values by name.
+    """Return percentiles of values in ns, by their names in PERCENTILES, such as "p90".
 
-    Percentiles of values without weights are interpolated. A percentile of weighted values is not:
-    p90 is the smallest value such that it and all smaller values have 90 % of the total weight.
+    Percentiles of values without weights (None) are interpolated, as numpy does it. Percentiles of
+    weighted values are elements of the sample: the p90 is the first value, in ascending order, at
+    which the cumulative weight reaches 90 % of the total weight.
     """
     fractions = [PERCENTILES[name] for name in names]
     if weights is None:
         percents = [100 * fraction for fraction in fractions]
-        percentiles = interpolated_percentiles(np.sort(values), percents).tolist()
+        percentiles_ns = interpolated_percentiles(np.sort(values_ns), percents).tolist()
     else:
-        percentiles = _weighted_percentiles(values, weights, fractions)
-    return dict(zip(names, percentiles, strict=True))
+        percentiles_ns = _weighted_percentiles(values_ns, weights, fractions)
+    return dict(zip(names, percentiles_ns, strict=True))
 
 
 def _weighted_percentiles(

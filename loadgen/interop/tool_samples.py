@@ -7,6 +7,7 @@ usage event after it.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from typing import Literal, NamedTuple
 
@@ -33,6 +34,10 @@ TIMESTAMPS: tuple[Timestamp, ...] = (
     "last_token_ns",
     "end_ns",
 )
+
+
+TokenDivisor = Literal["all_tokens", "tokens_after_first"]
+"""The output tokens of a request that a latency per token is divided by."""
 
 
 class ToolSamples(NamedTuple):
@@ -84,56 +89,73 @@ def compute_tool_samples(
         return {}
     latencies = _Latencies(manifest, requests)
     pooled_gaps = pool_measured_gaps(manifest, gaps)
-    ttft = latencies.between("sent_ns", "first_token_ns")
-    e2e = latencies.between("sent_ns", "end_ns")
-    tpot_to_end = latencies.per_token("first_token_ns", "end_ns")
-    itl = PooledGaps(pooled_gaps)
+    # Most tools have these definitions, or differ from them in one metric.
+    common = ToolSamples(
+        ttft=latencies.between("sent_ns", "first_token_ns"),
+        tpot=latencies.per_token("first_token_ns", "end_ns"),
+        itl=PooledGaps(pooled_gaps),
+        e2e=latencies.between("sent_ns", "end_ns"),
+    )
     return {
-        # It takes the first event for the first token, even if it has only a role and no text.
-        "vllm bench serve": ToolSamples(
-            ttft=latencies.between("sent_ns", "role_event"),
-            tpot=latencies.per_token("role_event", "end_ns"),
-            itl=PooledGaps(_with_role_event_gaps(pooled_gaps, latencies)),
-            e2e=e2e,
+        "vllm bench serve": _vllm_samples(latencies, common, pooled_gaps),
+        "SGLang bench_serving": common,
+        # AIPerf's ITL is one mean per request, which other tools call TPOT.
+        "AIPerf": common._replace(tpot=None, itl=common.tpot),
+        "GuideLLM": _guidellm_samples(latencies, common),
+        # inference-perf's TPOT ends at the last token, not at the end of the response.
+        "inference-perf": common._replace(
+            tpot=latencies.per_token("first_token_ns", "last_token_ns")
         ),
-        "SGLang bench_serving": ToolSamples(ttft=ttft, tpot=tpot_to_end, itl=itl, e2e=e2e),
-        # Its ITL is one mean per request, which other tools call TPOT.
-        "AIPerf": ToolSamples(ttft=ttft, tpot=None, itl=tpot_to_end, e2e=e2e),
-        "GuideLLM": _guidellm_samples(latencies, ttft, e2e),
-        # Its TPOT ends at the last token, not at the end of the response.
-        "inference-perf": ToolSamples(
-            ttft=ttft,
-            tpot=latencies.per_token("first_token_ns", "last_token_ns"),
-            itl=itl,
-            e2e=e2e,
-        ),
-        "genai-bench": ToolSamples(ttft=ttft, tpot=tpot_to_end, itl=None, e2e=e2e),
-        "mlcommons/endpoints": ToolSamples(ttft=ttft, tpot=tpot_to_end, itl=None, e2e=e2e),
+        "genai-bench": common._replace(itl=None),
+        "mlcommons/endpoints": common._replace(itl=None),
     }
 
 
-def _guidellm_samples(
-    latencies: _Latencies, ttft: DerivedSample, e2e: DerivedSample
+def _vllm_samples(
+    latencies: _Latencies, common: ToolSamples, pooled_gaps: Histogram
 ) -> ToolSamples:
-    """Return the samples of GuideLLM, in which each output token counts once, not each request.
+    """Return the samples of `vllm bench serve`.
 
-    Its TPOT includes the time to the first token, so it is divided by all tokens. Its ITL is
-    divided by all tokens but the first.
+    vLLM takes the first event of a response for the first token, even if this event has only a role
+    and no text.
     """
     return ToolSamples(
-        ttft=ttft,
-        tpot=latencies.per_token("sent_ns", "last_token_ns", uncounted_tokens=0, is_weighted=True),
-        itl=latencies.per_token("first_token_ns", "last_token_ns", is_weighted=True),
-        e2e=e2e,
+        ttft=latencies.between("sent_ns", "role_event"),
+        tpot=latencies.per_token("role_event", "end_ns"),
+        itl=PooledGaps(_with_role_event_gaps(pooled_gaps, latencies)),
+        e2e=common.e2e,
     )
 
 
-class _SampleKey(NamedTuple):
-    """The definition of a latency, by which samples are shared. See `_Latencies.per_token`."""
+def _guidellm_samples(latencies: _Latencies, common: ToolSamples) -> ToolSamples:
+    """Return the samples of GuideLLM, in which a request has the weight of its output tokens.
+
+    GuideLLM's TPOT begins when the request is sent, so its divisor includes the first token. Its
+    ITL begins at the first token, so its divisor does not include it.
+    """
+    return ToolSamples(
+        ttft=common.ttft,
+        tpot=latencies.per_token(
+            "sent_ns", "last_token_ns", divisor="all_tokens", is_weighted=True
+        ),
+        itl=latencies.per_token("first_token_ns", "last_token_ns", is_weighted=True),
+        e2e=common.e2e,
+    )
+
+
+class _LatencyDefinition(NamedTuple):
+    """How a latency is computed from a request.
+
+    Attributes:
+        start: The timestamp at which the time begins.
+        end: The timestamp at which it ends.
+        divisor: The tokens that the time is divided by. None if it is not divided.
+        is_weighted: True if a request counts in the sample once for each token of the divisor.
+    """
 
     start: Timestamp
     end: Timestamp
-    uncounted_tokens: int | None = None  # None for a latency that is not divided by tokens
+    divisor: TokenDivisor | None = None
     is_weighted: bool = False
 
 
@@ -149,8 +171,8 @@ class _Latencies:
         self._api = manifest.api
         self._columns = requests.columns
         self._selection = as_selection(requests.is_successful)
-        self._equal_timestamps: dict[Timestamp, Timestamp] = {}
-        self._samples: dict[_SampleKey, DerivedSample] = {}
+        self._canonical_timestamps: dict[Timestamp, Timestamp] = {}
+        self._samples: dict[_LatencyDefinition, DerivedSample] = {}
 
     def timestamps(self, name: Timestamp) -> NDArray[np.int64]:
         """Return a timestamp of every successful request."""
@@ -163,67 +185,78 @@ class _Latencies:
 
     def between(self, start: Timestamp, end: Timestamp) -> DerivedSample:
         """Return a sample of the time between two timestamps of a request, such as the TTFT."""
-        return self._get_or_create_sample(_SampleKey(start, end))
+        return self._get_or_create_sample(_LatencyDefinition(start, end))
 
     def per_token(
         self,
         start: Timestamp,
         end: Timestamp,
         *,
-        uncounted_tokens: int = 1,
+        divisor: TokenDivisor = "tokens_after_first",
         is_weighted: bool = False,
     ) -> DerivedSample:
-        """Return a sample of the time between two timestamps divided by tokens, such as the TPOT.
+        """Return a sample of the time per output token between two timestamps, such as the TPOT.
+
+        For example, a response of 101 tokens that lasts 2 s after its first token has a TPOT of
+        2 s / 100 = 20 ms.
 
         Args:
             start: The timestamp at which the time begins.
             end: The timestamp at which it ends.
-            uncounted_tokens: How many output tokens of a request are not counted in the divisor. It
-                is 1 for a time that begins with the first token.
-            is_weighted: True if a request counts in the sample once for each counted token.
+            divisor: Which output tokens of the request the time is divided by.
+            is_weighted: True if a request counts in the sample once for each of these tokens, and
+                False if it counts once.
         """
-        return self._get_or_create_sample(_SampleKey(start, end, uncounted_tokens, is_weighted))
+        definition = _LatencyDefinition(start, end, divisor, is_weighted)
+        return self._get_or_create_sample(definition)
 
-    def _get_or_create_sample(self, definition: _SampleKey) -> DerivedSample:
-        """Return the sample of a definition, the same object for all equivalent definitions."""
-        key = definition._replace(
-            start=self._find_equal_timestamp(definition.start),
-            end=self._find_equal_timestamp(definition.end),
+    def _get_or_create_sample(self, definition: _LatencyDefinition) -> DerivedSample:
+        """Return the sample of a latency. Equivalent definitions share one sample object.
+
+        Definitions are equivalent if their timestamps are equal in every request, so each timestamp
+        is first replaced by the one that stands for all equal ones.
+        """
+        canonical = definition._replace(
+            start=self._canonical_timestamp(definition.start),
+            end=self._canonical_timestamp(definition.end),
         )
-        if key not in self._samples:
-            # The values are computed only when the statistics of the sample are needed.
-            self._samples[key] = DerivedSample(lambda: self._compute_values(key))
-        return self._samples[key]
+        if canonical not in self._samples:
+            # The sample computes its values when its statistics are needed, to save memory.
+            compute_values = functools.partial(self._compute_values, canonical)
+            self._samples[canonical] = DerivedSample(compute_values)
+        return self._samples[canonical]
 
-    def _compute_values(self, key: _SampleKey) -> WeightedValues:
+    def _compute_values(self, definition: _LatencyDefinition) -> WeightedValues:
         """Return the latency of every successful request in ns, with its weight if it has one."""
-        durations_ns = self._durations_ns(key)
-        if key.uncounted_tokens is None:
+        durations_ns = self._durations_ns(definition)
+        if definition.divisor is None:
             return WeightedValues(durations_ns.astype(np.float64))
-        token_counts = self._select("output_tokens").astype(np.int64) - key.uncounted_tokens
+        token_counts = self._select("output_tokens").astype(np.int64)
+        if definition.divisor == "tokens_after_first":
+            token_counts = token_counts - 1
         values_ns = _divide_by_counts(durations_ns, token_counts)
-        return WeightedValues(values_ns, token_counts if key.is_weighted else None)
+        return WeightedValues(values_ns, token_counts if definition.is_weighted else None)
 
-    def _durations_ns(self, key: _SampleKey) -> NDArray[np.int64]:
+    def _durations_ns(self, definition: _LatencyDefinition) -> NDArray[np.int64]:
         """Return the time from `start` to `end` of every successful request."""
-        return self.timestamps(key.end) - self.timestamps(key.start)
+        return self.timestamps(definition.end) - self.timestamps(definition.start)
 
     def _select(self, field: str) -> NDArray[np.int64]:
         return self._columns[field][self._selection]
 
-    def _find_equal_timestamp(self, name: Timestamp) -> Timestamp:
-        """Return the first of TIMESTAMPS that equals a timestamp in every request.
+    def _canonical_timestamp(self, name: Timestamp) -> Timestamp:
+        """Return the timestamp that stands for a timestamp and all that equal it in every request.
 
-        For example, "role_event" equals "first_token_ns" if no response begins with an event that
-        has only a role. The result is then "first_token_ns" for both names. The comparison reads
-        all requests, so its result is kept.
+        It is the first of them in TIMESTAMPS. For example, without any event that has only a role,
+        "role_event" equals "first_token_ns" in every request. The result is then "first_token_ns"
+        for both. The comparison reads all requests, so its result is cached.
         """
-        if name not in self._equal_timestamps:
-            self._equal_timestamps[name] = self._compare_timestamps(name)
-        return self._equal_timestamps[name]
+        if name not in self._canonical_timestamps:
+            self._canonical_timestamps[name] = self._find_first_equal_timestamp(name)
+        return self._canonical_timestamps[name]
 
-    def _compare_timestamps(self, name: Timestamp) -> Timestamp:
-        """Return the first of TIMESTAMPS whose values are those of a timestamp."""
+    def _find_first_equal_timestamp(self, name: Timestamp) -> Timestamp:
+        """Return the first of TIMESTAMPS that has the values of a timestamp: itself or another."""
         values_ns = self.timestamps(name)
         for candidate in TIMESTAMPS:
             if candidate == name:
