@@ -6,7 +6,7 @@ of later requests, the tokens that each of them adds, and the pause of the user 
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from msgspec import Struct
@@ -66,44 +66,60 @@ class TraceConversations(Struct, frozen=True, kw_only=True):
     subagents: int = 0
 
 
-def find_conversations(trace: Trace) -> TraceConversations:
-    """Return which requests of a trace belong to conversations that distributions can describe.
+class _SuccessiveRequests(NamedTuple):
+    """Pairs of requests that follow each other in a session.
 
-    A conversation is a session with several requests. If distributions cannot describe those of
-    this trace, the result says why, and every request is taken to stand alone.
+    Attributes:
+        previous: The index in the trace of the first request of each pair.
+        later: The index of the second one.
     """
-    previous, later = _find_successive_requests(trace)
-    conversations, later_counts = np.unique(trace.session[later], return_counts=True)
+
+    previous: Indices
+    later: Indices
+
+
+def find_conversations(trace: Trace) -> TraceConversations:
+    """Return which requests of a trace belong to conversations.
+
+    A conversation is a session with several requests. A workload describes conversations by a few
+    distributions, for example of the tokens that each request adds. If this is not possible for
+    the conversations of this trace, the result says why, and every request is taken to stand alone.
+    """
+    pairs = _find_successive_requests(trace)
+    conversations, later_counts = np.unique(trace.session[pairs.later], return_counts=True)
     if len(conversations) == 0:
         return _without_conversations(trace, reason="")
-    reason = _explain_unfit_conversations(trace, later, previous, later_counts)
+    reason = _explain_unfit_conversations(trace, pairs.later, pairs.previous, later_counts)
     if reason:
         return _without_conversations(trace, reason)
-    starts_conversation = np.ones(len(trace), bool)
-    starts_conversation[later] = False
+    is_start = np.ones(len(trace), bool)
+    is_start[pairs.later] = False
     is_member = np.isin(trace.session, conversations)
-    # Each agent is a group: one conversation of its own, and one for each of its sub-agents.
-    agent_count = len(np.unique(trace.group[is_member]))
+    # A group is an agent with its sub-agents. It has one conversation of the agent itself, and all
+    # others are those of sub-agents.
+    group_count = len(np.unique(trace.group[is_member]))
     return TraceConversations(
         is_member=is_member,
-        starts=np.flatnonzero(starts_conversation),
-        later=later,
-        previous=previous,
-        subagents=len(conversations) - agent_count,
+        starts=np.flatnonzero(is_start),
+        later=pairs.later,
+        previous=pairs.previous,
+        subagents=len(conversations) - group_count,
     )
 
 
-def _find_successive_requests(trace: Trace) -> tuple[Indices, Indices]:
+def _find_successive_requests(trace: Trace) -> _SuccessiveRequests:
     """Return the indices of all pairs of requests that follow each other in a session.
 
-    For example, requests 0, 2 and 3 of one session are the pairs (0, 2) and (2, 3), so the result
-    is the arrays [0, 2] and [2, 3].
+    For example, requests 0, 2 and 3 of one session are the pairs (0, 2) and (2, 3), so `previous`
+    is [0, 2] and `later` is [2, 3].
     """
     in_sessions = np.flatnonzero(trace.session >= 0)
     # Rows are in order of time, and a stable sort keeps this order within each session.
     by_session = in_sessions[np.argsort(trace.session[in_sessions], kind="stable")]
     is_same_session = np.diff(trace.session[by_session]) == 0
-    return by_session[:-1][is_same_session], by_session[1:][is_same_session]
+    return _SuccessiveRequests(
+        previous=by_session[:-1][is_same_session], later=by_session[1:][is_same_session]
+    )
 
 
 def fit_conversations(

@@ -206,15 +206,20 @@ def _describe_conversations(conversations: ConversationFit, count: int) -> str:
 
 
 def _describe_losses(fitted: TraceFit) -> Iterator[str]:
-    """Yield a sentence for each property of the trace that the workload does not reproduce."""
+    """Yield a text for each property of the trace that the workload does not reproduce.
+
+    The texts follow the label "Not modelled", so each one begins with the name of the property, for
+    example "The correlation of input and output lengths", and ends with what the workload does.
+    """
     if abs(fitted.length_correlation) >= NOTABLE_RANK_CORRELATION:
         yield (
             f"The correlation of input and output lengths (rank correlation "
             f"{fitted.length_correlation:.2f}). The workload draws them independently."
         )
     if fitted.arrivals.clock_step_ns:
+        clock_step_s = fitted.arrivals.clock_step_ns / NS_PER_S
         yield (
-            f"The spacing of requests within {fitted.arrivals.clock_step_ns / NS_PER_S:g} s. "
+            f"The spacing of requests within {clock_step_s:g} s. "
             "The times of the trace are multiples of this step."
         )
     if fitted.prefixes:
@@ -235,19 +240,14 @@ def _describe_losses(fitted: TraceFit) -> Iterator[str]:
 
 
 def _describe_lost_prefixes(fitted: TraceFit) -> str:
-    """Return the sentence about shared prefixes, and what the workload does instead.
+    """Return a text about the prefixes that prompts of the trace share.
 
-    A workload cannot say which prompts share a prefix. Requests on their own have a cache hit rate
-    instead: a trace without classes has only such requests, and so has a class without
-    conversations. In a conversation, each prompt begins with the one before it.
+    A workload cannot say which prompts share a prefix. For requests on their own it has a cache hit
+    rate instead, which reproduces how many tokens are shared. In a conversation, each prompt begins
+    with the one before it, but conversations share nothing.
     """
     repeated = f"{fitted.reused_share * 100:.0f} % of the prompt tokens repeat an earlier prefix"
-    classes_with_hit_rate = [
-        request_class
-        for request_class in fitted.classes
-        if request_class.prefixes and request_class.conversations is None
-    ]
-    if not fitted.classes or classes_with_hit_rate:
+    if _has_cache_hit_rate(fitted):
         return (
             f"Which prompts share a prefix. In the trace, {repeated}; "
             "the workload requests the same cache hit rate."
@@ -255,4 +255,17 @@ def _describe_lost_prefixes(fitted: TraceFit) -> str:
     return (
         f"Prefixes that are shared between conversations. In the trace, {repeated}; "
         "the workload shares prefixes only within a conversation."
+    )
+
+
+def _has_cache_hit_rate(fitted: TraceFit) -> bool:
+    """Return True if the workload has a cache hit rate, given that the trace shares prefixes.
+
+    Only requests outside conversations have one. A trace without classes has only such requests.
+    """
+    if not fitted.classes:
+        return True
+    return any(
+        request_class.conversations is None and request_class.prefixes > 0
+        for request_class in fitted.classes
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from loadgen.core.units import UNIT_NS
 from loadgen.interop.distribution_fits import DistributionFit, Parameters
@@ -26,10 +26,18 @@ def render_workload(fit: TraceFit, name: str) -> str:
     if len(fit.classes) > 1:
         lines += _render_classes(fit.classes)
     else:
-        requests = fit.classes[0] if fit.classes else fit
-        lines += ["requests:", *_indent(_render_requests(requests), 2)]
+        lines += ["requests:", *_indent(_render_requests(_fit_of_all_requests(fit)), 2)]
     lines += ["stages:", *_indent(_render_stages(fit.arrivals), 2)]
     return "\n".join(lines) + "\n"
+
+
+def _fit_of_all_requests(fit: TraceFit) -> RequestFit:
+    """Return the distributions of all requests of a trace that has at most one class.
+
+    A single class is preferred to the fit of the trace, because only a class can have
+    conversations.
+    """
+    return fit.classes[0] if fit.classes else fit
 
 
 def _render_classes(classes: tuple[ClassFit, ...]) -> list[str]:
@@ -48,15 +56,12 @@ def _render_classes(classes: tuple[ClassFit, ...]) -> list[str]:
 
 
 def _render_requests(fit: RequestFit) -> list[str]:
-    """Return the YAML lines below `requests`: a conversation of steps, or one request's lengths.
-
-    For each quantity, the first of the distributions that were fitted is the one to use.
-    """
+    """Return the YAML lines below `requests`: a conversation of steps, or one request's lengths."""
     if isinstance(fit, ClassFit) and fit.conversations is not None:
-        return _render_steps(fit.conversations, fit.output_tokens[0])
+        return _render_steps(fit.conversations, fit.output_tokens)
     lines = [
-        f"input_tokens: {_render_distribution(fit.input_tokens[0])}",
-        f"output_tokens: {_render_distribution(fit.output_tokens[0])}",
+        f"input_tokens: {_render_best(fit.input_tokens)}",
+        f"output_tokens: {_render_best(fit.output_tokens)}",
     ]
     if fit.prefixes:
         lines += [
@@ -66,28 +71,46 @@ def _render_requests(fit: RequestFit) -> list[str]:
     return lines
 
 
-def _render_steps(conversations: ConversationFit, output_tokens: DistributionFit) -> list[str]:
-    """Return the two steps of a conversation: its first request, and all later ones.
+def _render_steps(
+    conversations: ConversationFit, output_tokens: Sequence[DistributionFit]
+) -> list[str]:
+    """Return the YAML lines of a conversation: a step for its first request, one for all later.
 
-    The first of the distributions that were fitted to a quantity is the one that fits best.
+    The second step is repeated (`turns`). Its `input_tokens` are those that each request adds to
+    the conversation, and its `think_time` is the pause of the user before the request.
+
+    Args:
+        conversations: The distributions of the conversations.
+        output_tokens: The distributions of the response lengths, the best one first.
     """
-    output = _render_distribution(output_tokens)
     first_step = {
-        "input_tokens": _render_distribution(conversations.first_input_tokens[0]),
-        "output_tokens": output,
+        "input_tokens": _render_best(conversations.first_input_tokens),
+        "output_tokens": _render_best(output_tokens),
     }
     later_step = {
         "after": "first",
-        "turns": _render_distribution(conversations.later_requests[0]),
-        "input_tokens": _render_distribution(conversations.added_tokens[0]),
-        "output_tokens": output,
-        "think_time": _render_duration(conversations.think_ms[0]),
+        "turns": _render_best(conversations.later_requests),
+        "input_tokens": _render_best(conversations.added_tokens),
+        "output_tokens": _render_best(output_tokens),
+        "think_time": _render_best_duration(conversations.think_ms),
     }
     return [
         "steps:",
         f"  first: {_flow_mapping(first_step)}",
         f"  later: {_flow_mapping(later_step)}",
     ]
+
+
+def _render_best(fits: Sequence[DistributionFit]) -> str:
+    """Return the distribution of a quantity that the workload uses: the first of its fits."""
+    best_fit = fits[0]
+    return _render_distribution(best_fit)
+
+
+def _render_best_duration(fits_ms: Sequence[DistributionFit]) -> str:
+    """Return the first of several distributions of durations in ms."""
+    best_fit = fits_ms[0]
+    return _render_duration(best_fit)
 
 
 def _render_stages(arrivals: ArrivalFit) -> list[str]:

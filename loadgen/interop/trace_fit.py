@@ -139,7 +139,13 @@ class _PrefixReuse(NamedTuple):
 
 
 class _ClassRows(NamedTuple):
-    """The requests of one class: those with a label, either in conversations or alone."""
+    """The requests of one class of the workload.
+
+    Attributes:
+        label: The index of their label in the labels of the trace, or NO_VALUE without a label.
+        are_conversations: Whether they are all in conversations, or all on their own.
+        mask: For each request of the trace, whether it belongs to the class.
+    """
 
     label: int
     are_conversations: bool
@@ -177,16 +183,26 @@ def fit_trace(trace: Trace) -> TraceFit:
 
 
 def _check_requests(trace: Trace) -> None:
-    """Raise UserError if a trace has too few requests, or no time between them."""
+    """Check that a trace has enough requests to fit distributions to, and not all at one time.
+
+    Raises:
+        UserError: There are too few requests, or no gaps between them.
+    """
     if len(trace) < MIN_REQUESTS:
-        problem = f"{format.counted(len(trace), 'request')} are too few to fit distributions"
-        hint = f"use a trace with {MIN_REQUESTS} requests or more"
-    elif trace.end_ns == 0:
-        problem = "distributions cannot be fitted, because all requests have the same time"
-        hint = "replay the trace instead: --set trace_replay=sessions"
-    else:
-        return
-    raise UserError("too_few", problem, str(trace.path), hint)
+        raise UserError(
+            "too_few",
+            f"{format.counted(len(trace), 'request')} are too few to fit distributions",
+            str(trace.path),
+            f"use a trace with {MIN_REQUESTS} requests or more",
+        )
+    # The first request is at 0, so the times are all equal if the last one is at 0, too.
+    if trace.end_ns == 0:
+        raise UserError(
+            "too_few",
+            "distributions cannot be fitted, because all requests have the same time",
+            str(trace.path),
+            "replay the trace instead: --set trace_replay=sessions",
+        )
 
 
 def _check_arrivals(arrivals: Trace) -> None:
@@ -219,37 +235,60 @@ class _HourlyArrivals(NamedTuple):
         return rates
 
     @property
-    def complete_counts(self) -> list[int]:
+    def full_hour_counts(self) -> list[int]:
         """The counts without that of a last hour that is shorter than the others."""
         has_partial_hour = len(self.counts) > 1 and self.length_ns[-1] < HOUR_NS
         counts: list[int] = self.counts.tolist()
         return counts[:-1] if has_partial_hour else counts
 
 
-def _fit_arrivals(arrivals: Trace) -> ArrivalFit:
-    """Fit an arrival process: with one rate, or with a rate for each hour if the rate varies.
+class _ArrivalRates(NamedTuple):
+    """The rates of arrivals, one after the other, and the gaps that remain to be modelled.
 
-    The distribution of gaps between arrivals is fitted in multiples of the mean gap. Timestamps of
-    many traces are rounded, for example to seconds, which the fit takes into account.
+    Attributes:
+        rates_per_s: The mean rate of the trace, or that of each hour.
+        stage_ns: How long each rate lasts.
+        gaps: The gaps between arrivals in multiples of the mean gap at their rate.
     """
-    hourly = _group_by_hour(arrivals)
-    hourly_gaps = _relative_gaps(arrivals.due_ns, hourly.hours, hourly.rates_per_ns)
-    if _has_varying_rate(hourly, hourly_gaps):
-        hourly_rates_per_s = hourly.rates_per_ns * NS_PER_S
-        rates_per_s = tuple(max(float(rate), MIN_RATE_PER_S) for rate in hourly_rates_per_s)
-        stage_ns = tuple(hourly.length_ns.tolist())
-        gaps = hourly_gaps
-    else:
-        rates_per_s = (arrivals.rate,)
-        stage_ns = (arrivals.end_ns,)
-        gaps = _relative_gaps_at_one_rate(arrivals)
+
+    rates_per_s: tuple[float, ...]
+    stage_ns: tuple[int, ...]
+    gaps: Gaps
+
+
+def _fit_arrivals(arrivals: Trace) -> ArrivalFit:
+    """Fit an arrival process: its rates, and the distribution of the gaps between arrivals.
+
+    Gaps are fitted in multiples of the mean gap. Timestamps of many traces are rounded, for example
+    to seconds, which the fit of the gaps takes into account.
+    """
+    rates = _find_rates(arrivals)
     clock_step_ns = _find_clock_step_ns(arrivals.due_ns)
     mean_gap_ns = NS_PER_S / arrivals.rate
+    gap_fits = fit_interarrival_times(rates.gaps, clock_step=clock_step_ns / mean_gap_ns)
     return ArrivalFit(
-        rates_per_s=rates_per_s,
-        stage_ns=stage_ns,
-        gaps=tuple(fit_interarrival_times(gaps, clock_step_ns / mean_gap_ns)),
+        rates_per_s=rates.rates_per_s,
+        stage_ns=rates.stage_ns,
+        gaps=tuple(gap_fits),
         clock_step_ns=clock_step_ns,
+    )
+
+
+def _find_rates(arrivals: Trace) -> _ArrivalRates:
+    """Return the rate of each hour if the rate of a trace varies, and otherwise its mean rate."""
+    hourly = _group_by_hour(arrivals)
+    hourly_gaps = _relative_gaps(arrivals.due_ns, hourly.hours, hourly.rates_per_ns)
+    if not _has_varying_rate(hourly, hourly_gaps):
+        return _ArrivalRates(
+            rates_per_s=(arrivals.rate,),
+            stage_ns=(arrivals.end_ns,),
+            gaps=_relative_gaps_at_mean_rate(arrivals),
+        )
+    hourly_rates_per_s = hourly.rates_per_ns * NS_PER_S
+    return _ArrivalRates(
+        rates_per_s=tuple(max(float(rate), MIN_RATE_PER_S) for rate in hourly_rates_per_s),
+        stage_ns=tuple(hourly.length_ns.tolist()),
+        gaps=hourly_gaps,
     )
 
 
@@ -262,16 +301,22 @@ def _group_by_hour(arrivals: Trace) -> _HourlyArrivals:
     return _HourlyArrivals(hours, counts, length_ns)
 
 
-def _has_varying_rate(hourly: _HourlyArrivals, gaps: Gaps) -> bool:
-    """Return True if the rates of hours differ by more than the burstiness within hours explains.
+def _has_varying_rate(hourly: _HourlyArrivals, relative_gaps: Gaps) -> bool:
+    """Return True if the rate of a trace differs from hour to hour by more than chance explains.
 
-    For a renewal process, the dispersion of counts is the squared coefficient of variation of its
-    gaps.
+    Bursts make the numbers of arrivals in equal hours differ even at a constant rate. How much they
+    differ then, follows from the gaps between arrivals: for independent gaps (a renewal process),
+    the variance of a count divided by its mean is the squared coefficient of variation of the gaps.
+
+    Args:
+        hourly: The arrivals by hour.
+        relative_gaps: The gaps within hours, in multiples of the mean gap of their hour.
     """
     if len(hourly.counts) < 2:
         return False
-    dispersion = float(gaps.var()) / max(float(gaps.mean()), MIN_MEAN_GAP) ** 2
-    return is_overdispersed(hourly.complete_counts, dispersion)
+    mean_gap = max(float(relative_gaps.mean()), MIN_MEAN_GAP)
+    squared_cv_of_gaps = float(relative_gaps.var()) / mean_gap**2
+    return is_overdispersed(hourly.full_hour_counts, dispersion=squared_cv_of_gaps)
 
 
 def _relative_gaps(
@@ -296,7 +341,7 @@ def _relative_gaps(
     return relative_gaps
 
 
-def _relative_gaps_at_one_rate(arrivals: Trace) -> Gaps:
+def _relative_gaps_at_mean_rate(arrivals: Trace) -> Gaps:
     """Return the gaps between all arrivals in multiples of their mean gap."""
     stages = np.zeros(len(arrivals), np.int64)
     rate_per_ns = len(arrivals) / arrivals.end_ns
@@ -323,7 +368,7 @@ def _fit_classes(trace: Trace, conversations: TraceConversations) -> tuple[Class
     Requests without a label, and those of labels with fewer than MIN_REQUESTS, form the class
     "other".
     """
-    groups = _group_rows(trace, conversations)
+    groups = _divide_into_classes(trace, conversations)
     if len(groups) == 1 and not groups[0].are_conversations:
         return ()
     has_labels = len({group.label for group in groups}) > 1
@@ -337,20 +382,22 @@ def _fit_classes(trace: Trace, conversations: TraceConversations) -> tuple[Class
     return tuple(classes)
 
 
-def _group_rows(trace: Trace, conversations: TraceConversations) -> list[_ClassRows]:
-    """Divide the requests of a trace into groups, each of which becomes a class of the workload.
+def _divide_into_classes(trace: Trace, conversations: TraceConversations) -> list[_ClassRows]:
+    """Divide the requests of a trace into classes of the workload, and leave out empty classes.
 
-    Requests of one group have the same label and are all in conversations, or all on their own.
-    Groups without requests are left out. A label is an index of the labels of the trace, and
-    NO_VALUE for requests without one.
+    The requests of a class have the same label, and they are either all in conversations or all on
+    their own. For example, requests with the labels "chat" and "search", of which only the former
+    are in conversations, are two classes.
     """
     labels = _merge_rare_labels(
         _labels_by_conversation(trace, conversations), label_count=len(trace.labels)
     )
     groups = []
+    # Requests without a label, or with a rare one, have NO_VALUE in place of the label.
     for label in (NO_VALUE, *range(len(trace.labels))):
+        has_label = labels == label
         for are_conversations in (False, True):
-            mask = (labels == label) & (conversations.is_member == are_conversations)
+            mask = has_label & (conversations.is_member == are_conversations)
             if mask.any():
                 groups.append(_ClassRows(label, are_conversations, mask))
     return groups
@@ -419,16 +466,27 @@ def _unique_class_name(title: str, existing_names: set[str]) -> str:
 def _measure_prefix_reuse(trace: Trace) -> _PrefixReuse:
     """Return the share of prompt tokens that repeat earlier ones, and the number of prefixes.
 
-    Each prompt of the trace is a list of block hashes. Prompts with the same first block begin with
-    the same prefix, so the number of prefixes is the number of first blocks that several prompts
-    have. It is at least 1, because some tokens are reused, and at most MAX_PREFIXES.
+    The number of prefixes is 0 if the share is too small to matter. Otherwise it is estimated by
+    the number of ways in which several prompts begin, but it is at least 1, because tokens are
+    reused, and at most MAX_PREFIXES.
     """
     share = trace.reused_share() or 0.0
     if share < MIN_REUSED_SHARE:
-        return _PrefixReuse(share, 0)
+        return _PrefixReuse(share, prefixes=0)
+    shared_beginnings = _count_shared_first_blocks(trace)
+    return _PrefixReuse(share, prefixes=min(max(shared_beginnings, 1), MAX_PREFIXES))
+
+
+def _count_shared_first_blocks(trace: Trace) -> int:
+    """Return how many different first blocks are those of several prompts.
+
+    A prompt is a list of block hashes. Prompts with the same first hash begin with the same text.
+    `trace.hashes` has the hashes of all prompts, one prompt after the other, and
+    `trace.hash_starts` has the index at which each prompt starts there, and the end of the last.
+    """
     starts = trace.hash_starts[:-1]
-    hash_counts = np.diff(trace.hash_starts)
-    first_hashes = trace.hashes[starts[hash_counts > 0]]
+    ends = trace.hash_starts[1:]
+    has_hashes = ends > starts
+    first_hashes = trace.hashes[starts[has_hashes]]
     _, prompts_per_hash = np.unique(first_hashes, return_counts=True)
-    shared_prefixes = int((prompts_per_hash > 1).sum())
-    return _PrefixReuse(share, min(max(shared_prefixes, 1), MAX_PREFIXES))
+    return int((prompts_per_hash > 1).sum())
