@@ -72,21 +72,30 @@ def write(summary: Summary, stored: RunRows) -> Iterator[bytes]:
 
 
 def _create_documents(source: ExportSource) -> Iterator[Document]:
-    """Yield the record of each request that was sent, in the order of the schedule."""
+    """Yield the record of each request that was sent, in the order of the schedule.
+
+    Only successful requests have metrics. These come from an iterator of their own, which advances
+    by one at each successful request.
+    """
+    run_id = source.summary.run.id
     start_ns = round(datetime.fromisoformat(source.manifest.started).timestamp() * NS_PER_S)
     columns = [source.columns[name] for name in RECORD_FIELDS]
-    # This iterator has one item for each successful request, in the order of the records.
     metrics_of_successful = _compute_metrics(source)
     for values in _iterate_rows([*columns, source.is_successful]):
         record = _RequestRecord(*values)
         was_sent = record.sent_ns >= 0
         if not was_sent:
             continue
-        metrics = next(metrics_of_successful) if record.is_successful else {}
+        if record.is_successful:
+            metrics = next(metrics_of_successful)
+            error = None
+        else:
+            metrics = {}
+            error = _create_error(record)
         yield {
-            "metadata": _create_metadata(record, source.summary.run.id, start_ns),
+            "metadata": _create_metadata(record, run_id, start_ns),
             "metrics": metrics,
-            "error": None if record.is_successful else _create_error(record),
+            "error": error,
         }
 
 
@@ -127,25 +136,36 @@ def _create_error(record: _RequestRecord) -> Document:
 def _compute_metrics(source: ExportSource) -> Iterator[Document]:
     """Yield the metrics of each successful request that has output, as AIPerf writes them.
 
-    A metric whose value is unknown, such as the ITL of a response of one token, is left out. The
-    gaps between output events are added for the requests of which the run recorded them.
+    The gaps between output events are added for the requests of which the run recorded them.
+    `slot` is the number of a request in the schedule of the run.
     """
     if source.samples is None:
         return
-    columns = _metric_columns(source.samples, source)
-    gaps_by_slot: Mapping[int, NDArray[np.int64]] = source.gaps_by_slot or {}
+    metric_columns = _metric_columns(source.samples, source)
     slots = source.successful_column("slot")
-    rows = _iterate_rows([slots, *(column.values for column in columns)])
-    for slot, *values in rows:
-        metrics: Document = {}
-        for column, value in zip(columns, values, strict=True):
-            is_known = not math.isnan(value)
-            if is_known:
-                metrics[column.name] = {"value": value, "unit": column.unit}
+    gaps_by_slot: Mapping[int, NDArray[np.int64]] = source.gaps_by_slot or {}
+    for slot, *values in _iterate_rows([slots, *(column.values for column in metric_columns)]):
+        metrics = _create_known_metrics(metric_columns, values)
         if slot in gaps_by_slot:
             gaps_ms = (gaps_by_slot[slot] / NS_PER_MS).tolist()
             metrics["inter_chunk_latency"] = {"value": gaps_ms, "unit": "ms"}
         yield metrics
+
+
+def _create_known_metrics(columns: Sequence[_MetricColumn], values: Sequence[float]) -> Document:
+    """Return the metrics of one request by name, without those whose value is unknown.
+
+    For example, the ITL of a response of one token is unknown (NaN).
+
+    Args:
+        columns: The metrics.
+        values: The value of each of them.
+    """
+    return {
+        column.name: {"value": value, "unit": column.unit}
+        for column, value in zip(columns, values, strict=True)
+        if not math.isnan(value)
+    }
 
 
 def _metric_columns(samples: ToolSamples, source: ExportSource) -> list[_MetricColumn]:

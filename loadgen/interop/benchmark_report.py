@@ -137,12 +137,14 @@ def _describe_run(summary: Summary) -> Document:
 def _count_requests(summary: Summary, source: ExportSource) -> Document:
     """Return the counts of requests by outcome, and the statistics of their lengths.
 
-    Lost requests are incomplete here, while `failed_requests` includes them.
+    A lost request is one whose outcome is unknown, because its worker process died. The report
+    counts it as incomplete, but `source.failed_requests` includes it, so it is subtracted there.
     """
     requests = summary.requests
+    failed_without_lost = source.failed_requests - requests.lost
     return {
         "total": requests.scheduled - requests.dropped,
-        "failures": source.failed_requests - requests.lost,
+        "failures": failed_without_lost,
         "incomplete": requests.cancelled + requests.unfinished + requests.lost,
         "input_length": _describe_lengths(source.successful_column("input_tokens")),
         "output_length": _describe_lengths(source.successful_column("output_tokens")),
@@ -185,27 +187,35 @@ def _describe_throughput(summary: Summary) -> Document:
     }
 
 
-def _describe_lengths(tokens: NDArray[np.int64]) -> Document | None:
-    """Return the statistics of numbers of tokens, or None if they are unknown.
+def _describe_lengths(token_counts: NDArray[np.int64]) -> Document | None:
+    """Return the statistics of the lengths of prompts or responses, in tokens.
 
-    Percentiles are elements of the sample: the smallest value that at least this share of the
-    values does not exceed.
+    Return None if no length is known. Unknown lengths are negative.
     """
-    ordered = np.sort(tokens[tokens >= 0])
-    count = len(ordered)
-    if count == 0:
+    known_counts = np.sort(token_counts[token_counts >= 0])
+    if len(known_counts) == 0:
         return None
-    quantiles = {
-        name: int(ordered[max(math.ceil(p * count) - 1, 0)])
-        for name, p in _LENGTH_QUANTILES.items()
+    percentiles = {
+        name: _nearest_rank_percentile(known_counts, fraction)
+        for name, fraction in _LENGTH_QUANTILES.items()
     }
     return {
         "units": "count",
-        "mean": float(ordered.mean()),
-        "min": int(ordered[0]),
-        "max": int(ordered[-1]),
-        **quantiles,
+        "mean": float(known_counts.mean()),
+        "min": int(known_counts[0]),
+        "max": int(known_counts[-1]),
+        **percentiles,
     }
+
+
+def _nearest_rank_percentile(ordered: NDArray[np.int64], fraction: float) -> int:
+    """Return a percentile of sorted values by the nearest-rank method, without interpolation.
+
+    It is the smallest value that is at least as large as the fraction of all values. For example,
+    the p50 of 5 values is the third one, because it has the rank ceil(0.5 * 5) = 3.
+    """
+    rank = max(math.ceil(fraction * len(ordered)), 1)
+    return int(ordered[rank - 1])
 
 
 def _describe_server(summary: Summary) -> Document:
@@ -226,9 +236,14 @@ def _describe_server(summary: Summary) -> Document:
 
 
 def _describe_load(summary: Summary, source: ExportSource) -> Document:
-    """Return the load generator, the load and the lengths of requests."""
-    rate_per_s = None if source.concurrency else source.rate_per_s
-    has_finite_rate = rate_per_s is not None and 0 < rate_per_s < math.inf
+    """Return the object `scenario.load` of the report: which tool sent which load.
+
+    A load has a rate in an open loop and a concurrency in a closed loop; the other one is None.
+    The format forbids fields of other names except in `native.config`, which therefore has what
+    the reports in other formats have in the field `loadgen`.
+    """
+    input_lengths = _describe_requested_lengths(source.successful_column("input_tokens"))
+    output_lengths = _describe_requested_lengths(source.successful_column("output_tokens"))
     return {
         "metadata": {
             "cfg_id": summary.fingerprints.recipe or None,
@@ -238,16 +253,24 @@ def _describe_load(summary: Summary, source: ExportSource) -> Document:
             "tool": "loadgen",
             "tool_version": summary.run.version,
             "parallelism": max(source.manifest.workers, 1),
+            # The source of the prompts. The format has no value for those of a workload file.
             "source": "unknown",
-            "input_seq_len": _describe_requested_lengths(source.successful_column("input_tokens")),
-            "output_seq_len": _describe_requested_lengths(
-                source.successful_column("output_tokens")
-            ),
-            "rate_qps": rate_per_s if has_finite_rate else None,
+            "input_seq_len": input_lengths,
+            "output_seq_len": output_lengths,
+            "rate_qps": _find_open_loop_rate(source),
             "concurrency": source.concurrency,
         },
         "native": {"config": source.provenance},
     }
+
+
+def _find_open_loop_rate(source: ExportSource) -> float | None:
+    """Return the requested rate per second, or None in a closed loop or without a finite rate."""
+    rate_per_s = source.rate_per_s
+    if source.concurrency or rate_per_s is None:
+        return None
+    has_finite_rate = 0 < rate_per_s < math.inf
+    return rate_per_s if has_finite_rate else None
 
 
 def _describe_requested_lengths(tokens: NDArray[np.int64]) -> Document:
@@ -281,22 +304,34 @@ def fits(file: ToolFile) -> bool:
 
 
 def read(file: ToolFile) -> ForeignResult:
-    """Return the result in a report. Metrics keep the definitions of the tool that wrote it."""
+    """Return the result in a report. Metrics keep the definitions of the tool that wrote it.
+
+    Raises:
+        KeyError: A latency has no units, or units that the format does not have. The caller
+            reports this as a file that cannot be read.
+    """
     report = _parse_report(file)
     aggregate = find_value(report, "results.request_performance.aggregate") or {}
+    latency_statistics = _find_latency_statistics(aggregate)
     metrics: dict[str, float] = {}
-    labels: dict[str, str] = {}
+    for metric, statistics in latency_statistics.items():
+        unit_ms = UNITS_MS[str(statistics["units"])]
+        metrics |= latency_metrics(metric, statistics, unit_ms)
+    metrics |= find_numbers(aggregate, _RATE_PATHS)
+    metrics |= _read_request_counts(aggregate)
+    labels = {metric: _LATENCY_NAMES[metric] for metric in latency_statistics}
+    return create_result(file.where, metrics, labels, _read_run(report))
+
+
+def _find_latency_statistics(aggregate: Any) -> dict[str, Mapping[str, Any]]:
+    """Return the statistics of each latency in a report, by the name of our metric."""
+    statistics_by_metric: dict[str, Mapping[str, Any]] = {}
     for metric, name in _LATENCY_NAMES.items():
         statistics = find_value(aggregate, f"latency.{name}")
         if isinstance(statistics, Mapping):
-            # The format calls the 99.9th percentile p99p9.
-            values = {**statistics, "p99.9": statistics.get("p99p9")}
-            unit_ms = UNITS_MS[str(statistics["units"])]
-            metrics |= latency_metrics(metric, values, unit_ms)
-            labels[metric] = name
-    metrics |= find_numbers(aggregate, _RATE_PATHS)
-    metrics |= _read_request_counts(aggregate)
-    return create_result(file.where, metrics, labels, _read_run(report))
+            # `latency_metrics` does not know p99p9, which is the format's name of p99.9.
+            statistics_by_metric[metric] = {**statistics, "p99.9": statistics.get("p99p9")}
+    return statistics_by_metric
 
 
 def _parse_report(file: ToolFile) -> Mapping[str, Any]:

@@ -50,28 +50,46 @@ _VLLM_LATENCIES: dict[LatencyName, str] = {
 
 
 def export_vllm(summary: Summary, stored: RunRows) -> Document:
-    """Return the file of `vllm bench serve --save-result --save-detailed`, without texts.
+    """Return the file of `vllm bench serve --save-result --save-detailed`, as a JSON object.
 
-    It has `itls` if the run kept the times between output events of each request.
+    It has no prompts and no texts of responses. It has the field `itls`, the inter-token latencies
+    of each request, if the run stored the times between output events.
     """
     source = ExportSource(summary, stored, "vllm bench serve")
-    manifest = stored.manifest
+    document = _vllm_configuration(source) | _vllm_totals(source)
+    for metric, vllm_name in _VLLM_LATENCIES.items():
+        document |= _vllm_statistics(vllm_name, source.statistics(metric))
+    document |= _vllm_details(source)
+    document["loadgen"] = source.provenance
+    return document
+
+
+def _vllm_configuration(source: ExportSource) -> Document:
+    """Return what was measured: the server, the model and the load, by vLLM's keys."""
+    manifest = source.manifest
+    backend = "openai-chat" if manifest.api == "chat" else "openai"
     rate_per_s = source.rate_per_s
     is_rate_finite = rate_per_s is not None and math.isfinite(rate_per_s)
-    backend = "openai-chat" if manifest.api == "chat" else "openai"
-    tokens = summary.tokens
-    window = source.sent_span
-    document: Document = {
+    return {
         "date": _vllm_date(manifest.started),
         "endpoint_type": backend,
         "backend": backend,
         "label": None,
-        "model_id": summary.target.model,
+        "model_id": source.summary.target.model,
         "tokenizer_id": manifest.tokenizer,
-        "num_prompts": summary.requests.scheduled,
+        "num_prompts": source.summary.requests.scheduled,
         "request_rate": rate_per_s if is_rate_finite else "inf",
         "burstiness": _find_burstiness(source.stage),
         "max_concurrency": source.concurrency or manifest.max_in_flight,
+    }
+
+
+def _vllm_totals(source: ExportSource) -> Document:
+    """Return the numbers of requests and tokens and their rates per second, by vLLM's keys."""
+    summary = source.summary
+    tokens = summary.tokens
+    window = source.sent_span
+    return {
         "duration": window.duration_s,
         "completed": summary.requests.ok,
         "failed": source.failed_requests,
@@ -85,10 +103,6 @@ def export_vllm(summary: Summary, stored: RunRows) -> Document:
             source.columns, source.is_successful
         ),
     }
-    for metric, vllm_name in _VLLM_LATENCIES.items():
-        document |= _vllm_statistics(vllm_name, source.statistics(metric))
-    document |= _vllm_details(source)
-    return {**document, "loadgen": source.provenance}
 
 
 def _vllm_date(started: str) -> str:
@@ -183,23 +197,26 @@ _AIPERF_LENGTHS = {
 
 
 def export_aiperf(summary: Summary, stored: RunRows) -> Document:
-    """Return AIPerf's `profile_export_aiperf.json` in schema 1.4."""
+    """Return AIPerf's summary of a run, `profile_export_aiperf.json`, as a JSON object.
+
+    It follows version 1.4 of AIPerf's schema. Each metric is an object with its unit and its
+    statistics, for example {"time_to_first_token": {"unit": "ms", "avg": 210.5, "p99": 480.0}}.
+    """
     source = ExportSource(summary, stored, "AIPerf")
     manifest = stored.manifest
-    endpoint_type = "chat" if manifest.api == "chat" else "completions"
+    metrics = _aiperf_latencies(source) | _aiperf_lengths(source) | _aiperf_rates(source)
+    endpoint = {
+        "urls": [summary.target.url],
+        "type": "chat" if manifest.api == "chat" else "completions",
+        "streaming": manifest.stream,
+    }
     return {
         "schema_version": "1.4",
         "benchmark_id": summary.run.id,
-        **_aiperf_latencies(source),
-        **_aiperf_lengths(source),
-        **_aiperf_rates(source),
+        **metrics,
         "input_config": {
             "models": {"items": [{"name": summary.target.model}]},
-            "endpoint": {
-                "urls": [summary.target.url],
-                "type": endpoint_type,
-                "streaming": manifest.stream,
-            },
+            "endpoint": endpoint,
         },
         "was_cancelled": summary.run.state == "interrupted",
         "is_complete": summary.run.state == "finished",
@@ -214,16 +231,20 @@ def export_aiperf(summary: Summary, stored: RunRows) -> Document:
 
 
 def _aiperf_latencies(source: ExportSource) -> Document:
-    """Return the statistics of each latency that is known, by AIPerf's names."""
+    """Return the statistics of each latency that has any, by AIPerf's names.
+
+    Most latencies are computed from the records by AIPerf's definitions. The inter-chunk latency is
+    defined alike in AIPerf and in loadgen, so its statistics are those of the summary. They are
+    left out if the summary marks them as unsound, which means that they were measured badly.
+    """
     document: Document = {}
-    for key, metric in _AIPERF_LATENCIES.items():
-        statistics_ms = source.statistics(metric)
+    for aiperf_name, latency in _AIPERF_LATENCIES.items():
+        statistics_ms = source.statistics(latency)
         if statistics_ms:
-            document[key] = _aiperf_statistics(statistics_ms)
-    # AIPerf and loadgen define this latency alike, so the summary has its statistics.
+            document[aiperf_name] = _aiperf_statistics(statistics_ms)
     inter_chunk_ms = source.summary.inter_chunk_ms
-    is_reliable = "inter_chunk" not in source.summary.unsound
-    if inter_chunk_ms.count and is_reliable:
+    is_unsound = "inter_chunk" in source.summary.unsound
+    if inter_chunk_ms.count and not is_unsound:
         document["inter_chunk_latency"] = _aiperf_statistics(_known_statistics(inter_chunk_ms))
     return document
 
@@ -268,12 +289,17 @@ def _aiperf_lengths(source: ExportSource) -> Document:
 
 
 def _aiperf_rates(source: ExportSource) -> Document:
-    """Return the counts and rates that are known, over the time of successful requests."""
+    """Return the counts and rates of requests and tokens, by AIPerf's names.
+
+    AIPerf has a single number in the field `avg`, next to its unit. As in AIPerf, rates are per
+    second from the first successful request to the end of the last one. Unknown numbers, such as
+    the goodput of a run without an SLO, are left out.
+    """
     requests = source.summary.requests
     tokens = source.summary.tokens
-    good = source.summary.goodput.good
+    good_requests = source.summary.goodput.good
     window = benchmark_windows.span_of_successful_requests(source.columns, source.is_successful)
-    fields = (
+    numbers = (
         ("request_throughput", "requests/sec", per_second(requests.ok, window)),
         ("request_count", "requests", float(requests.ok)),
         ("error_request_count", "requests", float(source.failed_requests)),
@@ -282,10 +308,14 @@ def _aiperf_rates(source: ExportSource) -> Document:
         ("total_isl", "tokens", tokens.input),
         ("total_osl", "tokens", tokens.output),
         ("benchmark_duration", "sec", window.duration_s),
-        ("good_request_count", "requests", good),
-        ("goodput", "requests/sec", per_second(good, window)),
+        ("good_request_count", "requests", good_requests),
+        ("goodput", "requests/sec", per_second(good_requests, window)),
     )
-    return {key: {"unit": unit, "avg": value} for key, unit, value in fields if value is not None}
+    return {
+        aiperf_name: {"unit": unit, "avg": number}
+        for aiperf_name, unit, number in numbers
+        if number is not None
+    }
 
 
 # -- GuideLLM ------------------------------------------------------------------------------------
@@ -325,21 +355,23 @@ def export_guidellm(summary: Summary, stored: RunRows) -> Document:
 
 
 def _guidellm_metrics(source: ExportSource) -> Document:
-    """Return the metrics of successful requests.
+    """Return the metrics of successful requests, by GuideLLM's names.
 
-    Rates of requests cover the time of all sent requests, and rates of tokens that of the output.
+    GuideLLM divides by two different times. Requests per second are those of the time in which
+    requests were sent, and tokens per second those of the time from the first to the last output
+    token.
     """
-    ok = source.summary.requests.ok
-    window = source.sent_span
-    output_window = benchmark_windows.span_of_output(source.columns, source.is_successful)
+    columns = source.columns
+    is_successful = source.is_successful
+    request_window = source.sent_span
+    output_window = benchmark_windows.span_of_output(columns, is_successful)
+    request_count = source.summary.requests.ok
     output_tokens = source.summary.tokens.output
     return {
-        "requests_per_second": {"mean": per_second(ok, window)},
+        "requests_per_second": {"mean": per_second(request_count, request_window)},
         "request_concurrency": {
-            "mean": benchmark_windows.mean_concurrency(
-                source.columns, source.is_successful, window
-            ),
-            "max": benchmark_windows.max_concurrency(source.columns, source.is_successful),
+            "mean": benchmark_windows.mean_concurrency(columns, is_successful, request_window),
+            "max": benchmark_windows.max_concurrency(columns, is_successful),
         },
         "request_latency": _guidellm_statistics(source.statistics("e2e"), unit_ms=MS_PER_S),
         "time_to_first_token_ms": _guidellm_statistics(source.statistics("ttft")),
@@ -421,37 +453,19 @@ _INFERENCE_PERF_NAMES = {"p50": "median", "p99_9": "p99.9"}
 
 
 def export_inference_perf(summary: Summary, stored: RunRows) -> Document:
-    """Return inference-perf's `summary_lifecycle_metrics.json`. Times are in seconds."""
+    """Return inference-perf's `summary_lifecycle_metrics.json` as a JSON object.
+
+    Times are in seconds. `requested_rate` is null in a closed loop, which has no rate.
+    """
     source = ExportSource(summary, stored, "inference-perf")
-    tokens = summary.tokens
-    window = source.sent_span
-    input_tokens = source.successful_column("input_tokens").astype(np.float64)
-    output_tokens = source.successful_column("output_tokens").astype(np.float64)
     return {
-        "benchmark_time_seconds": window.duration_s,
+        "benchmark_time_seconds": source.sent_span.duration_s,
         "load_summary": {
             "count": source.sent_requests,
             "schedule_delay": _describe_values(_send_delays_s(source)),
             "requested_rate": None if source.concurrency else source.rate_per_s,
         },
-        "successes": {
-            "count": summary.requests.ok,
-            "latency": {
-                "request_latency": _inference_perf_latency(source, "e2e"),
-                "normalized_time_per_output_token": _normalized_latency(source, output_tokens),
-                "time_per_output_token": _inference_perf_latency(source, "tpot"),
-                "time_to_first_token": _inference_perf_latency(source, "ttft"),
-                "inter_token_latency": _inference_perf_latency(source, "itl"),
-            },
-            "throughput": {
-                "input_tokens_per_sec": per_second(tokens.input, window),
-                "output_tokens_per_sec": per_second(tokens.output, window),
-                "total_tokens_per_sec": per_second(source.total_tokens, window),
-                "requests_per_sec": per_second(summary.requests.ok, window),
-            },
-            "prompt_tokens": {"total": tokens.input, **(_describe_values(input_tokens) or {})},
-            "output_len": _describe_values(output_tokens),
-        },
+        "successes": _inference_perf_successes(source),
         "failures": {
             "count": source.failed_requests,
             "by_label": {
@@ -459,6 +473,34 @@ def export_inference_perf(summary: Summary, stored: RunRows) -> Document:
             },
         },
         "loadgen": source.provenance,
+    }
+
+
+def _inference_perf_successes(source: ExportSource) -> Document:
+    """Return the metrics of successful requests by inference-perf's names."""
+    summary = source.summary
+    tokens = summary.tokens
+    window = source.sent_span
+    input_tokens = source.successful_column("input_tokens").astype(np.float64)
+    output_tokens = source.successful_column("output_tokens").astype(np.float64)
+    prompt_statistics = _describe_values(input_tokens) or {}
+    return {
+        "count": summary.requests.ok,
+        "latency": {
+            "request_latency": _inference_perf_latency(source, "e2e"),
+            "normalized_time_per_output_token": _normalized_latency(source, output_tokens),
+            "time_per_output_token": _inference_perf_latency(source, "tpot"),
+            "time_to_first_token": _inference_perf_latency(source, "ttft"),
+            "inter_token_latency": _inference_perf_latency(source, "itl"),
+        },
+        "throughput": {
+            "input_tokens_per_sec": per_second(tokens.input, window),
+            "output_tokens_per_sec": per_second(tokens.output, window),
+            "total_tokens_per_sec": per_second(source.total_tokens, window),
+            "requests_per_sec": per_second(summary.requests.ok, window),
+        },
+        "prompt_tokens": {"total": tokens.input, **prompt_statistics},
+        "output_len": _describe_values(output_tokens),
     }
 
 

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from loadgen.core.metrics.summary import Summary
-from loadgen.core.metrics.windows import per_second
+from loadgen.core.metrics.windows import Span, per_second
 from loadgen.core.results.record import FINISH_REASONS
 from loadgen.core.stats.early_stopping import allowed_over
 from loadgen.core.stats.quantiles import quantile_index
@@ -31,20 +31,23 @@ KNOWN_FINISH_REASONS = ("stop", "length", "tool_calls", "content_filter", "funct
 
 
 def export_mlcommons(summary: Summary, stored: RunRows) -> Document:
-    """Return `result_summary.json` of mlcommons/endpoints 0.1. Times are in ns."""
+    """Return `result_summary.json` of mlcommons/endpoints 0.1. Times are in ns.
+
+    The tool calls a request a sample or a query, and counts a failed sample as completed, too.
+    """
     source = ExportSource(summary, stored, "mlcommons/endpoints")
-    # The tool counts a failed sample as completed, too.
     completed = summary.requests.ok + source.failed_requests
     throughput = _compute_throughput(source, completed)
     is_finished = summary.run.state == "finished"
     return {
         "version": "0.1.0",
         "git_sha": None,
-        "test_started_at": 0,
+        "test_started_at": 0,  # not filled in
         "n_samples_issued": source.sent_requests,
         "n_samples_completed": completed,
         "n_samples_failed": source.failed_requests,
         "duration_ns": round((source.sent_span.duration_s or 0) * NS_PER_S),
+        # "complete" is the tool's name for our state "finished".
         "state": "complete" if is_finished else summary.run.state,
         "complete": is_finished,
         **_describe_latencies(source),
@@ -54,27 +57,38 @@ def export_mlcommons(summary: Summary, stored: RunRows) -> Document:
         "qps": throughput.queries_per_s,
         "tps": throughput.tokens_per_s,
         "finish_reason_counts": _count_finish_reasons(source),
-        "run_config": {
-            "load_pattern": {
-                "type": _load_pattern(source),
-                "target_qps": None if source.concurrency else source.rate_per_s,
-                "target_concurrency": source.concurrency,
-            },
-            "warmup": {
-                "enabled": bool(summary.warmup.scheduled),
-                "n_requests": summary.warmup.scheduled or None,
-            },
-            "scheduler_random_seed": summary.run.schedule_seed,
-            "dataloader_random_seed": summary.run.seed,
-        },
+        "run_config": _describe_run_config(source),
         "loadgen": source.provenance,
     }
 
 
-class _Throughput(NamedTuple):
-    """The throughput of mlcommons/endpoints.
+def _describe_run_config(source: ExportSource) -> Document:
+    """Return the load, the warm-up and the random seeds of a run."""
+    summary = source.summary
+    is_closed_loop = bool(source.concurrency)
+    return {
+        "load_pattern": {
+            "type": _load_pattern(source),
+            "target_qps": None if is_closed_loop else source.rate_per_s,
+            "target_concurrency": source.concurrency,
+        },
+        "warmup": {
+            "enabled": bool(summary.warmup.scheduled),
+            "n_requests": summary.warmup.scheduled or None,
+        },
+        "scheduler_random_seed": summary.run.schedule_seed,
+        "dataloader_random_seed": summary.run.seed,
+    }
 
-    `legacy_window_ns` is None if the rates cover the full run.
+
+class _Throughput(NamedTuple):
+    """The throughput of mlcommons/endpoints, and the time over which it was computed.
+
+    Attributes:
+        queries_per_s: The completed requests per second, or None if it is unknown.
+        tokens_per_s: The output tokens per second, or None if it is unknown.
+        legacy_window_ns: The length of MLPerf LoadGen's window, or None if the throughput is that
+            of the full run.
     """
 
     queries_per_s: float | None
@@ -82,21 +96,30 @@ class _Throughput(NamedTuple):
     legacy_window_ns: int | None
 
 
+class _LegacyWindow(NamedTuple):
+    """The time over which MLPerf LoadGen computes its throughput.
+
+    It begins with the first request, and ends when the request that was sent last has completed.
+    """
+
+    span: Span
+    duration_s: float
+
+
 def _compute_throughput(source: ExportSource, completed: int) -> _Throughput:
     """Return the throughput as mlcommons/endpoints computes it.
 
-    With a request rate (an open loop), it covers MLPerf LoadGen's legacy window. With a fixed
-    concurrency (a closed loop), it covers the full run. So it does with fewer than two completions,
-    between which there is no interval.
+    An open loop (requests at a rate) has the throughput of MLPerf LoadGen, over its own window. A
+    closed loop (a constant concurrency), and a run for which LoadGen's throughput is not defined,
+    has the throughput of the full run.
 
     Args:
         source: The run.
         completed: The number of requests that completed.
     """
-    is_open_loop = not source.concurrency
-    legacy_window = source.summary.window.last_issued
-    if is_open_loop and completed >= 2 and legacy_window.duration_s is not None:
-        return _legacy_throughput(source, completed, legacy_window.duration_s)
+    window = _find_legacy_window(source, completed)
+    if window is not None:
+        return _legacy_throughput(source, completed, window)
     full_run = source.sent_span
     return _Throughput(
         queries_per_s=per_second(completed, full_run),
@@ -105,18 +128,30 @@ def _compute_throughput(source: ExportSource, completed: int) -> _Throughput:
     )
 
 
-def _legacy_throughput(source: ExportSource, completed: int, duration_s: float) -> _Throughput:
-    """Return the throughput in MLPerf LoadGen's legacy window.
+def _find_legacy_window(source: ExportSource, completed: int) -> _LegacyWindow | None:
+    """Return the window of MLPerf LoadGen's throughput, or None if it does not apply to a run.
 
-    The window begins with the first request, and ends when the request that was sent last has
-    completed. As in LoadGen, the rate of queries is the number of intervals between completions,
-    one less than the number of completions, over the length of the window.
+    LoadGen counts the intervals between completions, and fewer than two completions have none.
     """
-    window = source.summary.window.last_issued
+    is_open_loop = not source.concurrency
+    has_interval = completed >= 2
+    span = source.summary.window.last_issued
+    if span.duration_s is None or not (is_open_loop and has_interval):
+        return None
+    return _LegacyWindow(span, span.duration_s)
+
+
+def _legacy_throughput(source: ExportSource, completed: int, window: _LegacyWindow) -> _Throughput:
+    """Return the throughput of a run as MLPerf LoadGen defines it.
+
+    The rate of queries is the number of intervals between completions, which is one less than the
+    number of completions, divided by the length of the window.
+    """
+    intervals = completed - 1
     return _Throughput(
-        queries_per_s=per_second(completed - 1, window),
-        tokens_per_s=per_second(source.summary.tokens.output, window),
-        legacy_window_ns=round(duration_s * NS_PER_S),
+        queries_per_s=per_second(intervals, window.span),
+        tokens_per_s=per_second(source.summary.tokens.output, window.span),
+        legacy_window_ns=round(window.duration_s * NS_PER_S),
     )
 
 
@@ -189,12 +224,13 @@ def describe_values(values: NDArray[np.float64], *, with_early_stopping: bool) -
 
 
 def _early_stopping_percentiles(ordered: NDArray[np.float64]) -> dict[str, float | None]:
-    """Return MLPerf's conservative estimates of the percentiles of sorted values.
+    """Return MLPerf's early-stopping estimates of the percentiles of sorted values.
 
-    MLPerf's early stopping accepts a percentile if at most t of the values are above the limit,
-    where t is so small that the true percentile meets the limit with 99 % confidence. The lowest
-    limit that is accepted is the t-th largest value, which is the estimate. It is None if there are
-    too few values for t to be 1.
+    They are conservative: the true percentile is at most the estimate with 99 % confidence. MLPerf
+    accepts a latency limit for a percentile if only a few of the values, at most
+    `allowed_over(...)`, are above it. With 3 values allowed, the lowest limit that it accepts is
+    the third largest value, which is the estimate. It is None if no value is allowed above a limit,
+    which needs more values.
     """
     count = len(ordered)
     estimates: dict[str, float | None] = {}
@@ -202,7 +238,9 @@ def _early_stopping_percentiles(ordered: NDArray[np.float64]) -> dict[str, float
         if percent < MIN_EARLY_STOPPING_PERCENT:
             continue
         max_values_over = allowed_over(count, percent / 100)
-        estimate = float(ordered[-max_values_over]) if max_values_over >= 1 else None
+        has_enough_values = max_values_over >= 1
+        # The n-th largest value of an ascending array has the index -n.
+        estimate = float(ordered[-max_values_over]) if has_enough_values else None
         estimates[f"{percent:.1f}"] = estimate
     return estimates
 

@@ -10,12 +10,12 @@ from numpy.typing import NDArray
 
 from loadgen.core.metrics.columns import FAILED, LOST
 from loadgen.core.metrics.summary import Summary
-from loadgen.core.results.manifest import RunManifest
+from loadgen.core.results.manifest import RunManifest, StagePlan
 from loadgen.core.stats.histogram import Histogram
 from loadgen.formats import definitions_of
 from loadgen.interop import benchmark_windows
 from loadgen.interop.sample_statistics import DerivedSample, PooledGaps
-from loadgen.interop.tool_samples import ToolSamples, compute_tool_samples, select_successful
+from loadgen.interop.tool_samples import compute_tool_samples, select_successful
 
 Document = dict[str, Any]
 """A JSON object. Its values may also be numpy arrays, which are written as lists."""
@@ -51,6 +51,16 @@ class RunRowsWithGaps(RunRows, Protocol):
         """The times, by the number of the request in the schedule. None if they were not kept."""
 
 
+def _find_gaps_by_slot(stored: RunRows) -> Mapping[int, NDArray[np.int64]] | None:
+    """Return the times between output events by request, or None if the run did not keep them."""
+    return stored.gaps_ns_by_slot if isinstance(stored, RunRowsWithGaps) else None
+
+
+def _find_first_measured_stage(manifest: RunManifest) -> StagePlan | None:
+    """Return the first stage of a run that is no warm-up, or None if there is none."""
+    return next((stage for stage in manifest.stages if stage.measured), None)
+
+
 class ExportSource:
     """A run with its samples by the definitions of the tool whose format is written.
 
@@ -71,24 +81,22 @@ class ExportSource:
 
         Args:
             summary: The summary of the run.
-            stored: Its manifest and records. A `RunRowsWithGaps` also has the times between output
-                events of each request, if the run kept them.
+            stored: The manifest and the records that the run wrote. If it also has the times
+                between output events of each request, they are exported, too.
             tool: The name of the tool in `loadgen.formats`.
         """
-        requests = select_successful(stored.manifest, stored.rows)
-        samples_by_tool = compute_tool_samples(stored.manifest, stored.rows, stored.gaps)
-        measured_stages = [stage for stage in stored.manifest.stages if stage.measured]
+        manifest = stored.manifest
+        requests = select_successful(manifest, stored.rows)
+        samples_by_tool = compute_tool_samples(manifest, stored.rows, stored.gaps)
         self._tool = tool
         self.summary = summary
-        self.manifest = stored.manifest
+        self.manifest = manifest
         self.columns = requests.columns
         self.is_successful = requests.is_successful
-        self.samples: ToolSamples | None = samples_by_tool.get(tool)
-        self.gaps_by_slot: Mapping[int, NDArray[np.int64]] | None = None
-        if isinstance(stored, RunRowsWithGaps):
-            self.gaps_by_slot = stored.gaps_ns_by_slot
-        self.stage = measured_stages[0] if measured_stages else None
-        self.sent_span = benchmark_windows.span_of_sent_requests(self.columns)
+        self.samples = samples_by_tool.get(tool)
+        self.gaps_by_slot = _find_gaps_by_slot(stored)
+        self.stage = _find_first_measured_stage(manifest)
+        self.sent_span = benchmark_windows.span_of_sent_requests(requests.columns)
 
     def successful_column(self, name: str) -> NDArray[np.int64]:
         """Return a field of the measured requests that succeeded and have output."""
