@@ -117,12 +117,19 @@ def _first_sentence(error: Exception) -> str:
 
 
 def _read_batches(file: Path, file_format: FileFormat, size_limit: _SizeLimit) -> Iterator[Any]:
-    """Yield the rows of a file in record batches of at most BATCH_ROWS."""
+    """Yield the rows of a file in record batches (tables of pyarrow) of at most BATCH_ROWS rows.
+
+    Raises:
+        UserError: The metadata of a Parquet file declare too many values.
+        pa.ArrowException: A batch is damaged.
+    """
     import pyarrow.parquet as pq
 
     if file_format == "Parquet":
         parquet_file = pq.ParquetFile(file)
-        size_limit.check(VALUE_BYTES * _declared_values(parquet_file.metadata), row_number=1)
+        # This check needs no rows. The caller estimates the size of each batch more exactly.
+        declared_bytes = VALUE_BYTES * _declared_values(parquet_file.metadata)
+        size_limit.check(declared_bytes, row_number=1)
         batches = parquet_file.iter_batches(BATCH_ROWS)
     else:
         batches = _read_arrow_batches(file)
@@ -130,8 +137,16 @@ def _read_batches(file: Path, file_format: FileFormat, size_limit: _SizeLimit) -
         # Reading a value of a damaged batch can access invalid memory, which kills the process.
         # This check raises an exception for such a batch.
         batch.validate(full=True)
-        for first in range(0, batch.num_rows, BATCH_ROWS):
-            yield batch.slice(first, BATCH_ROWS)
+        yield from _split_batch(batch)
+
+
+def _split_batch(batch: Any) -> Iterator[Any]:
+    """Yield the rows of a record batch in batches of at most BATCH_ROWS.
+
+    The writer of an Arrow file decides how many rows a batch has, which may be millions.
+    """
+    for first_row in range(0, batch.num_rows, BATCH_ROWS):
+        yield batch.slice(first_row, BATCH_ROWS)
 
 
 def _read_arrow_batches(file: Path) -> Iterator[Any]:

@@ -31,6 +31,10 @@ ENERGY_METRICS = (
 )
 MAX_MLFLOW_VALUE = 500
 """MLflow refuses longer values of parameters."""
+MLFLOW_INVALID_CHARACTER = r"[^\w ./-]"
+"""A character that MLflow refuses in the name of a parameter."""
+WANDB_INVALID_CHARACTER = r"[^\w.-]"
+"""A character that Weights & Biases refuses in the name of an artifact."""
 
 
 def collect_metrics(summary: Summary) -> dict[str, float]:
@@ -74,13 +78,13 @@ def collect_parameters(summary: Summary) -> dict[str, str]:
 
 
 def send_to_mlflow(run_dir: Path, summary: Summary, out: Path | None) -> str:
-    """Log a run to MLflow, in a new run of the experiment PROJECT.
+    """Log a finished run of loadgen to MLflow, as a new MLflow run of the experiment PROJECT.
 
     Args:
-        run_dir: The directory of the run, from which files are attached.
-        summary: Its summary.
-        out: A directory to use as the tracking store, or None for the one that the environment
-            names.
+        run_dir: The results directory of the run, from which files are attached.
+        summary: The content of its `summary.json`, from which metrics and parameters are logged.
+        out: A directory to use as the tracking store, or None for the store that the environment
+            configures.
 
     Returns:
         Where the run is in MLflow, for a message: "run ID of experiment PROJECT".
@@ -92,16 +96,24 @@ def send_to_mlflow(run_dir: Path, summary: Summary, out: Path | None) -> str:
     client = _create_mlflow_client(out)
     experiment_id = _find_or_create_experiment(client)
     tags = {"loadgen.run": summary.run.id}
-    run_id = client.create_run(experiment_id, run_name=summary.run.id, tags=tags).info.run_id
+    mlflow_run = client.create_run(experiment_id, run_name=summary.run.id, tags=tags)
+    run_id = mlflow_run.info.run_id
+    _log_to_mlflow(client, run_id, summary)
+    for file in _find_files(run_dir):
+        client.log_artifact(run_id, str(file))
+    # MLflow's state of a run that was stopped before its end is KILLED.
+    final_state = "FINISHED" if summary.run.state == "finished" else "KILLED"
+    client.set_terminated(run_id, final_state)
+    return f"run {run_id} of experiment {PROJECT}"
+
+
+def _log_to_mlflow(client: MlflowClient, run_id: str, summary: Summary) -> None:
+    """Log the parameters and the metrics of a summary to a run of MLflow."""
     for name, value in collect_parameters(summary).items():
-        valid_name = re.sub(r"[^\w ./-]", "_", name)
+        valid_name = re.sub(MLFLOW_INVALID_CHARACTER, "_", name)
         client.log_param(run_id, valid_name, value[:MAX_MLFLOW_VALUE])
     for path, metric in collect_metrics(summary).items():
         client.log_metric(run_id, path, metric)
-    for file in _find_files(run_dir):
-        client.log_artifact(run_id, str(file))
-    client.set_terminated(run_id, "FINISHED" if summary.run.state == "finished" else "KILLED")
-    return f"run {run_id} of experiment {PROJECT}"
 
 
 def _create_mlflow_client(out: Path | None) -> MlflowClient:
@@ -124,11 +136,11 @@ def _find_or_create_experiment(client: MlflowClient) -> str:
 
 
 def send_to_wandb(run_dir: Path, summary: Summary, out: Path | None) -> str:
-    """Log a run to Weights & Biases, in a new run of the project PROJECT.
+    """Log a finished run of loadgen to Weights & Biases, as a new run of the project PROJECT.
 
     Args:
-        run_dir: The directory of the run, from which files are attached.
-        summary: Its summary.
+        run_dir: The results directory of the run, from which files are attached.
+        summary: The content of its `summary.json`, from which metrics and parameters are logged.
         out: Where the package writes its own files, or None for its default.
 
     Returns:
@@ -140,26 +152,32 @@ def send_to_wandb(run_dir: Path, summary: Summary, out: Path | None) -> str:
     _require_package("wandb")
     import wandb
 
+    wandb_run = wandb.init(
+        project=PROJECT,
+        name=summary.run.id,
+        config=collect_parameters(summary),
+        dir=None if out is None else str(out),
+        tags=_wandb_tags(summary),
+        settings=wandb.Settings(console="off", silent=True),
+    )
+    wandb_run.summary.update(collect_metrics(summary))
+    artifact_name = re.sub(WANDB_INVALID_CHARACTER, "_", summary.run.id)
+    artifact = wandb.Artifact(artifact_name, type="load-test")
+    for file in _find_files(run_dir):
+        artifact.add_file(str(file))
+    wandb_run.log_artifact(artifact)
+    wandb_run.finish()
+    return str(wandb_run.url or wandb_run.dir)
+
+
+def _wandb_tags(summary: Summary) -> list[str]:
+    """Return the tags by which runs can be filtered: the server, and whether it is simulated."""
     tags = []
     if summary.target.server:
         tags.append(summary.target.server)
     if summary.target.simulated:
         tags.append("simulated")
-    run = wandb.init(
-        project=PROJECT,
-        name=summary.run.id,
-        config=collect_parameters(summary),
-        dir=None if out is None else str(out),
-        tags=tags,
-        settings=wandb.Settings(console="off", silent=True),
-    )
-    run.summary.update(collect_metrics(summary))
-    artifact = wandb.Artifact(re.sub(r"[^\w.-]", "_", summary.run.id), type="load-test")
-    for file in _find_files(run_dir):
-        artifact.add_file(str(file))
-    run.log_artifact(artifact)
-    run.finish()
-    return str(run.url or run.dir)
+    return tags
 
 
 def _find_files(run_dir: Path) -> list[Path]:
