@@ -44,13 +44,18 @@
 #define NOT_FOUND (-1)
 #define SEARCH_FAILED (-2) /* with an exception */
 
+/* Results of the allocation of blocks to a request. */
+#define ALLOCATED 1
+#define TOO_FEW_FREE_BLOCKS 0
+#define ALLOCATION_FAILED (-1) /* with an exception */
+
 /* Results of a comparison of two hashes of blocks. */
 #define DIFFERENT 0
 #define EQUAL 1
 #define COMPARISON_FAILED (-1) /* with an exception */
 
 #define GOLDEN_RATIO_MULTIPLIER 0x9E3779B97F4A7C15u /* 2^64 divided by the golden ratio */
-#define HASH_SHIFT 29
+#define HASH_SHIFT 29 /* near half of the 64 bits of a product; its exact value does not matter */
 
 #define NO_BLOCK (-1) /* the end of a list of blocks */
 #define EMPTY_SLOT 0  /* an entry of the slots of a block table */
@@ -361,27 +366,34 @@ static int convert_int64(PyObject *object, int64_t *value)
     return has_failed ? -1 : 0;
 }
 
-/* Convert the hash of a block from a Python object: an int or any other hashable object. Return 0,
- * or -1 with an exception if the object is not hashable. `hash` owns a reference to the object.
- *
- * Most hashes are ints of at most 64 bits. Only the number is stored then, without an object, so
- * that two of them are compared quickly. For all others, larger ints included, the object is
- * stored together with its Python hash. */
-static int convert_block_hash(PyObject *object, BlockHash *hash)
+/* Return 1 and set `number` if an object is a Python int of at most 64 bits. Return 0 for all other
+ * objects, without an exception. */
+static int get_small_int(PyObject *object, int64_t *number)
 {
-    if (PyLong_CheckExact(object)) {
-        int has_overflow;
-        long long number = PyLong_AsLongLongAndOverflow(object, &has_overflow);
-        if (!has_overflow) {
-            hash->object = NULL;
-            hash->value = number;
-            return 0;
-        }
+    if (!PyLong_CheckExact(object))
+        return 0;
+    int has_overflow;
+    *number = PyLong_AsLongLongAndOverflow(object, &has_overflow);
+    return !has_overflow;
+}
+
+/* Set `block_hash` to the hash of a block that Python passes as `object`: an int or any other
+ * hashable object. Return 0, or -1 with an exception if the object is not hashable.
+ *
+ * Most are ints of at most 64 bits. They are stored as numbers, because numbers are compared
+ * quickly. Any other object is stored itself, with a new reference, together with its Python hash.
+ */
+static int convert_block_hash(PyObject *object, BlockHash *block_hash)
+{
+    int64_t number;
+    if (get_small_int(object, &number)) {
+        *block_hash = (BlockHash){.value = number, .object = NULL};
+        return 0;
     }
-    hash->value = PyObject_Hash(object);
-    if (hash->value == BLOCK_HASH_ERROR)
+    Py_hash_t python_hash = PyObject_Hash(object);
+    if (python_hash == BLOCK_HASH_ERROR)
         return -1;
-    hash->object = Py_NewRef(object);
+    *block_hash = (BlockHash){.value = python_hash, .object = Py_NewRef(object)};
     return 0;
 }
 
@@ -628,13 +640,12 @@ static PyType_Spec request_spec = {
 
 /* -- the table of shared blocks ---------------------------------------------------------------- */
 
-/* Return 32 bits of a number by which it is placed in a hash table.
+/* Return a 32-bit hash of a number, whose lower bits choose the slot of a hash table.
  *
- * This is multiplicative (Fibonacci) hashing: neighboring numbers get distant slots. The factor is
- * 2^64 divided by the golden ratio (Knuth, The Art of Computer Programming, volume 3, section 6.4).
- * A slot is chosen by the lower bits of the result, but a lower bit of the product depends only on
- * the lower bits of the number. So the upper bits are mixed into them. Any shift near half of the
- * 64 bits would do. */
+ * This is Fibonacci hashing: the number is multiplied by 2^64 divided by the golden ratio, so that
+ * neighboring numbers get distant slots (Knuth, The Art of Computer Programming, volume 3, section
+ * 6.4). The upper bits of a product depend on all bits of the number, but its lower bits only on
+ * the lower bits of the number. So the upper bits are combined with the lower ones. */
 static uint32_t mix_hash(int64_t value)
 {
     uint64_t product = (uint64_t)value * GOLDEN_RATIO_MULTIPLIER;
@@ -664,6 +675,25 @@ static int64_t get_slot_block(uint64_t entry)
     return (int64_t)lower_half - 1;
 }
 
+/* Return the home of a hash: the slot where a search for it begins. The number of slots is a power
+ * of two, so the mask takes the hash modulo this number. */
+static int64_t home_slot(const BlockTable *table, uint32_t mixed_hash)
+{
+    return (int64_t)mixed_hash & table->slots_mask;
+}
+
+/* Return the slot after a slot. Slot 0 follows the last one. */
+static int64_t next_slot(const BlockTable *table, int64_t slot)
+{
+    return (slot + 1) & table->slots_mask;
+}
+
+/* Return how many times `next_slot` leads from one slot to the next until it reaches `end`. */
+static int64_t count_steps(const BlockTable *table, int64_t start, int64_t end)
+{
+    return (end - start) & table->slots_mask;
+}
+
 /* Load the slot of one of the next blocks of a prompt into the cache of the processor, because it
  * will be searched soon. Consecutive blocks have distant slots, which are rarely in that cache.
  * This only saves time: __builtin_prefetch changes nothing that a program can see. */
@@ -671,8 +701,8 @@ static void prefetch_slot(const BlockTable *table, const Request *request, Py_ss
 {
     if (table->slots == NULL || position >= request->block_count)
         return;
-    uint32_t hash = mix_hash(request->block_hashes[position].value);
-    __builtin_prefetch(&table->slots[hash & table->slots_mask]);
+    uint32_t mixed_hash = mix_hash(request->block_hashes[position].value);
+    __builtin_prefetch(&table->slots[home_slot(table, mixed_hash)]);
 }
 
 /* Return EQUAL or DIFFERENT for two hashes, or COMPARISON_FAILED with an exception if their objects
@@ -695,25 +725,26 @@ static int compare_hashes(const BlockHash *first, const BlockHash *second)
 /* Return the index of the shared block with this hash. Return NOT_FOUND if there is none, or
  * SEARCH_FAILED with an exception if hashes cannot be compared.
  *
- * The search begins at the slot of the hash and ends at the first empty slot (linear probing). The
- * entry of a slot has a part of the hash of its block (the mixed hash). If this differs, the block
+ * The table uses linear probing: a search begins at the home slot of the hash and ends at the first
+ * empty slot. The entry of a slot has the mixed hash of its block. If this differs, the block
  * itself, which is elsewhere in memory, need not be read. */
 static int64_t find_block(const BlockTable *table, const BlockHash *block_hash)
 {
     if (table->slots == NULL)
         return NOT_FOUND;
     uint32_t mixed_hash = mix_hash(block_hash->value);
-    int64_t slot = mixed_hash & table->slots_mask; /* modulo the number of slots */
-    for (; table->slots[slot] != EMPTY_SLOT; slot = (slot + 1) & table->slots_mask) {
+    int64_t slot = home_slot(table, mixed_hash);
+    while (table->slots[slot] != EMPTY_SLOT) {
         uint64_t entry = table->slots[slot];
-        if (get_slot_hash(entry) != mixed_hash)
-            continue;
-        int64_t index = get_slot_block(entry);
-        int result = compare_hashes(&table->blocks[index].hash, block_hash);
-        if (result == COMPARISON_FAILED)
-            return SEARCH_FAILED;
-        if (result == EQUAL)
-            return index;
+        if (get_slot_hash(entry) == mixed_hash) {
+            int64_t index = get_slot_block(entry);
+            int result = compare_hashes(&table->blocks[index].hash, block_hash);
+            if (result == COMPARISON_FAILED)
+                return SEARCH_FAILED;
+            if (result == EQUAL)
+                return index;
+        }
+        slot = next_slot(table, slot);
     }
     return NOT_FOUND;
 }
@@ -721,9 +752,9 @@ static int64_t find_block(const BlockTable *table, const BlockHash *block_hash)
 /* Put an entry into the slot of its hash, or into the first empty slot after it. */
 static void insert_slot(BlockTable *table, uint64_t entry)
 {
-    int64_t slot = (int64_t)get_slot_hash(entry) & table->slots_mask;
-    while (table->slots[slot])
-        slot = (slot + 1) & table->slots_mask;
+    int64_t slot = home_slot(table, get_slot_hash(entry));
+    while (table->slots[slot] != EMPTY_SLOT)
+        slot = next_slot(table, slot);
     table->slots[slot] = entry;
 }
 
@@ -751,23 +782,24 @@ static int double_slots(BlockTable *table)
 /* Return the slot that holds a block, which is in the table. */
 static int64_t find_slot(const BlockTable *table, int64_t block_index)
 {
-    int64_t slot = mix_hash(table->blocks[block_index].hash.value) & table->slots_mask;
+    int64_t slot = home_slot(table, mix_hash(table->blocks[block_index].hash.value));
     while (get_slot_block(table->slots[slot]) != block_index)
-        slot = (slot + 1) & table->slots_mask;
+        slot = next_slot(table, slot);
     return slot;
 }
 
-/* Return whether an entry has to move to an empty slot (the hole) before it.
+/* Return whether a search would no longer find the entry in a slot, because of an empty slot (the
+ * hole) before it.
  *
- * A search for the entry begins at its home, the slot of its hash, and ends at the first empty
- * slot. So it would not find the entry if the hole were its home, or between the home and the slot
- * of the entry. Slot 0 follows the last slot, so distances are taken modulo the number of slots. */
+ * A search for the entry walks from its home slot to its slot and stops at the first empty one. So
+ * it stops at the hole if the hole is not farther from the slot than the home is. For example, an
+ * entry in slot 7 whose home is slot 5 is cut off by a hole in slot 5 or 6, but not in slot 4. */
 static int is_cut_off_by_hole(const BlockTable *table, int64_t slot, int64_t hole)
 {
-    int64_t home = (int64_t)get_slot_hash(table->slots[slot]) & table->slots_mask;
-    int64_t home_to_slot = (slot - home) & table->slots_mask;
-    int64_t hole_to_slot = (slot - hole) & table->slots_mask;
-    return hole_to_slot <= home_to_slot;
+    int64_t home = home_slot(table, get_slot_hash(table->slots[slot]));
+    int64_t steps_from_home = count_steps(table, home, slot);
+    int64_t steps_from_hole = count_steps(table, hole, slot);
+    return steps_from_hole <= steps_from_home;
 }
 
 /* Remove the entry of a block from the slots.
@@ -778,15 +810,14 @@ static int is_cut_off_by_hole(const BlockTable *table, int64_t slot, int64_t hol
  * moves from slot 4 to slot 3. Now slot 4 is the hole. C stays, because its home is after it. */
 static void remove_slot(BlockTable *table, int64_t block_index)
 {
-    int64_t mask = table->slots_mask;
     int64_t hole = find_slot(table, block_index);
-    int64_t slot = (hole + 1) & mask;
+    int64_t slot = next_slot(table, hole);
     while (table->slots[slot] != EMPTY_SLOT) {
         if (is_cut_off_by_hole(table, slot, hole)) {
             table->slots[hole] = table->slots[slot];
             hole = slot;
         }
-        slot = (slot + 1) & mask;
+        slot = next_slot(table, slot);
     }
     table->slots[hole] = EMPTY_SLOT;
 }
@@ -1012,35 +1043,40 @@ static int64_t count_blocks_to_admit(const Replica *self, const Request *request
     return ceil_divide(tokens, self->tokens_per_block);
 }
 
-/* Allocate cache blocks to a waiting request. Return 1, or 0 if too few blocks are free, or -1 with
- * an exception.
+/* Count the blocks of an admitted request as used, and evict unused blocks to make room for them.
  *
- * The blocks of its prompt prefix that are in the cache are shared with other requests. The rest
- * are private. Cached blocks that no request uses count as free, and are evicted when private
- * blocks need their memory. */
+ * The eviction comes last. It removes only unused blocks, so it spares the shared blocks of the
+ * request. The unused blocks that remain fit into the memory that is still free. */
+static void take_blocks_to_admit(Replica *self, const Request *request, int64_t private_count)
+{
+    for (Py_ssize_t i = 0; i < request->shared_count; i++)
+        use_block(&self->block_table, request->shared_blocks[i]);
+    self->private_block_count += private_count;
+    evict_blocks(&self->block_table, count_free_blocks(self));
+}
+
+/* Allocate cache blocks to a waiting request. Return ALLOCATED or TOO_FEW_FREE_BLOCKS, or
+ * ALLOCATION_FAILED with an exception.
+ *
+ * The blocks of its prompt prefix that are in the cache are shared with other requests, and need
+ * not be computed. The rest are private. Cached blocks that no request uses count as free. */
 static int allocate_blocks(Replica *self, Request *request)
 {
     if (match_cached_prefix(self, request) < 0)
-        return -1;
+        return ALLOCATION_FAILED;
     int64_t private_count = count_blocks_to_admit(self, request) - request->shared_count;
     /* Shared blocks without users are free now, but not once this request uses them. */
     int64_t needed_count = private_count + count_unused_blocks(self, request);
     if (needed_count > count_free_blocks(self)) {
         request->shared_count = 0; /* a later attempt searches the cache again */
-        return 0;
+        return TOO_FEW_FREE_BLOCKS;
     }
-    /* The shared blocks are used first, so that they are not evicted. Then both kinds of blocks
-     * count as used, and what is still free is the room for unused blocks. */
-    for (Py_ssize_t i = 0; i < request->shared_count; i++)
-        use_block(&self->block_table, request->shared_blocks[i]);
-    self->private_block_count += private_count;
-    evict_blocks(&self->block_table, count_free_blocks(self));
-
+    take_blocks_to_admit(self, request, private_count);
     int64_t cached_tokens = request->shared_count * self->tokens_per_block;
     request->private_block_count = private_count;
     request->prefill_tokens_left = request->prefill_tokens - cached_tokens;
     record_cache_hits(self, request);
-    return 1;
+    return ALLOCATED;
 }
 
 /* Share one private block of a request. Return 1, or 0 if another request has shared this block in
@@ -1097,21 +1133,21 @@ static void release_blocks(Replica *self, Request *request, int64_t current_priv
     request->shared_count = 0;
 }
 
-/* Return in which iterations, modulo tokens_per_block, a decoding request needs a new block.
+/* Return the phase of a decoding request, which tells in which iterations it needs a new block of
+ * the cache. These are the iterations whose number modulo tokens_per_block is the phase.
  *
- * The positions of a sequence are filled one per iteration. The prefill has filled the first
- * `prefill_tokens` positions, so position `prefill_tokens` is filled in the iteration after the
- * first output token (`resumed_iteration`). Position p is filled in iteration p + offset, for the
- * same offset. A new block is needed for each position that is a multiple of tokens_per_block, so
- * the remainder of the iteration is that of the offset.
+ * A decoding request stores one token per iteration in the cache. It stores token number
+ * `prefill_tokens` in the iteration after `resumed_iteration`. Counted back from there at one token
+ * per iteration, token 0 belongs to iteration `iteration_of_token_0`. Token 0 begins a block, and
+ * so does every tokens_per_block-th token after it.
  *
  * For example, with 32 tokens per block, 40 prompt tokens and the first output token in iteration
- * 100, position 40 is filled in iteration 101. The offset is 61. Position 64 begins a block and is
- * filled in iteration 125. The phase is 61 % 32 = 125 % 32 = 29. */
+ * 100, token 40 is stored in iteration 101, so token 0 belongs to iteration 61. The phase is
+ * 61 % 32 = 29. The next block begins with token 64 in iteration 125, and 125 % 32 is 29, too. */
 static int64_t find_block_phase(const Replica *self, const Request *request)
 {
-    int64_t offset = request->resumed_iteration + 1 - request->prefill_tokens;
-    return floor_modulo(offset, self->tokens_per_block);
+    int64_t iteration_of_token_0 = request->resumed_iteration + 1 - request->prefill_tokens;
+    return floor_modulo(iteration_of_token_0, self->tokens_per_block);
 }
 
 /* Return how many new blocks the decoding requests need in an iteration.
@@ -1139,31 +1175,32 @@ static int64_t find_newest_token_iteration(const Replica *self, const Request *r
 
 /* Return how many tokens of a decoding or done request are in the key-value cache.
  *
- * These are the prefilled tokens and all output tokens since then but the newest. The key and the
- * value of a token enter the cache only when the token after it is computed. The request got its
- * first output token in `resumed_iteration` and one in each iteration since then, so the number of
- * output tokens but one is a difference of iterations. */
+ * These are the prefilled tokens and the output tokens since the prefill, without the newest one. A
+ * token enters the cache in the iteration that computes the token after it.
+ *
+ * For example, a request that got output tokens in iterations 10 (`resumed_iteration`), 11 and 12
+ * has three, and 12 - 10 = 2 of them are in the cache. */
 static int64_t count_cached_tokens(const Replica *self, const Request *request)
 {
-    int64_t newest_iteration = find_newest_token_iteration(self, request);
-    int64_t output_tokens_but_newest = newest_iteration - request->resumed_iteration;
-    return request->prefill_tokens + output_tokens_but_newest;
+    int64_t newest_token_iteration = find_newest_token_iteration(self, request);
+    int64_t cached_output_tokens = newest_token_iteration - request->resumed_iteration;
+    return request->prefill_tokens + cached_output_tokens;
 }
 
-/* Return how many private blocks a decoding request has now. `cached_tokens` is how many of its
- * tokens are in the cache.
+/* Return how many private blocks a decoding request has: those it does not share with others.
+ * `cached_tokens` is how many of its tokens are in the cache.
  *
- * With `reserves_output_blocks`, all were taken at admission. Otherwise one is taken at the
- * beginning of each iteration whose token does not fit into the last block. During such an
- * iteration, the request has this block in addition to those of its cached tokens. */
+ * If blocks for the output are not reserved at admission, a request takes a new block whenever its
+ * last one is full. It takes it when an iteration begins, before the token that goes into the block
+ * counts as cached. */
 static int64_t count_private_blocks(const Replica *self, const Request *request,
                                     int64_t cached_tokens)
 {
     if (self->reserves_output_blocks)
         return request->private_block_count;
     int64_t block_count = ceil_divide(cached_tokens, self->tokens_per_block);
-    int has_taken_block_now = self->is_computing && needs_block_now(self, request);
-    if (has_taken_block_now)
+    int has_empty_block = self->is_computing && needs_block_now(self, request);
+    if (has_empty_block)
         block_count++;
     return block_count - request->shared_count;
 }
@@ -1196,8 +1233,8 @@ static void remove_unfinished(Replica *self, Request *request)
 
 /* Return whether a request has got a token since its last admission to the batch.
  *
- * A request that is done was either decoding until then, or was cancelled before. The last
- * iteration is planned when a prefill ends, so it is not known if the request never got so far. */
+ * A prefill gives the first token when it ends, and sets `last_iteration` then. So a request that
+ * was cancelled before the end of its prefill has no `last_iteration`. */
 static int has_decoded(const Request *request)
 {
     if (request->state == DONE)
@@ -1207,16 +1244,18 @@ static int has_decoded(const Request *request)
 
 /* Return how many tokens a request has by the end of the last finished iteration.
  *
- * Tokens are not counted one by one. When a request was last admitted to the batch, all but
- * `remaining_output_tokens` of its tokens had been generated, before a pause. Since then it gets
- * one token per iteration, beginning with the iteration `resumed_iteration`. */
+ * Tokens are not counted one by one. A request that was paused keeps the tokens it had, and is
+ * admitted again for the `remaining_output_tokens`. From the iteration `resumed_iteration` on, it
+ * gets one token per iteration. For example, a request for 10 tokens was paused after 4, and 6
+ * remain. After iterations 20 (`resumed_iteration`) to 22 it has 4 + 3 = 7 tokens. */
 static int64_t count_generated_tokens(const Replica *self, const Request *request)
 {
     int64_t tokens_before_admission = request->output_tokens - request->remaining_output_tokens;
     if (!has_decoded(request))
         return tokens_before_admission;
-    int64_t newest_iteration = find_newest_token_iteration(self, request);
-    int64_t tokens_since_admission = newest_iteration - request->resumed_iteration + 1;
+    int64_t newest_token_iteration = find_newest_token_iteration(self, request);
+    int64_t tokens_since_admission = newest_token_iteration - request->resumed_iteration + 1;
+    /* Negative only if less than one output token was requested. */
     if (tokens_since_admission < 0)
         return tokens_before_admission;
     return tokens_before_admission + tokens_since_admission;
@@ -1356,10 +1395,10 @@ static int admit_first_waiting(Replica *self, int64_t budget, int64_t now_ns, Re
     if (!can_admit_first_waiting(self, budget, now_ns))
         return 0;
     Request *request = self->waiting_queue.head;
-    int has_blocks = allocate_blocks(self, request);
-    if (has_blocks < 0)
+    int result = allocate_blocks(self, request);
+    if (result == ALLOCATION_FAILED)
         return -1;
-    if (!has_blocks)
+    if (result == TOO_FEW_FREE_BLOCKS)
         return 0;
     unlink_request(&self->waiting_queue, request);
     request->state = PREFILLING;
@@ -1531,25 +1570,34 @@ static void start_decoding(Replica *self, Request *request)
     self->decoding_count++;
 }
 
-/* Give a request its first token, because its prefill has ended with this iteration. Return 0, or
- * -1 with an exception. The caller's reference to the request is taken over in both cases.
+/* Record that the prefill of a request ends with an iteration, which gives it a token.
  *
- * The request begins to decode. If it needs no other token, it is done and appended to the Python
- * list `done`. */
-static int end_prefill(Replica *self, Request *request, int64_t iteration, PyObject *done)
+ * It is the first token of the request, or the first one after a pause. From now on the request
+ * gets one token per iteration, so the iteration of its last token is known. With one token, it is
+ * this iteration. */
+static void record_first_token(Request *request, int64_t iteration)
 {
-    int has_had_tokens = request->first_iteration != NO_ITERATION; /* before a pause */
-    if (!has_had_tokens)
+    int had_tokens_before_pause = request->first_iteration != NO_ITERATION;
+    if (!had_tokens_before_pause)
         request->first_iteration = iteration;
     request->resumed_iteration = iteration;
+    request->last_iteration = iteration + request->remaining_output_tokens - 1;
+}
+
+/* Give a request the token that it gets with the end of its prefill. Then the request begins to
+ * decode or, if it needs no other token, is done and appended to the Python list `done`. Return 0,
+ * or -1 with an exception.
+ *
+ * The caller passes its reference to the request, also if the function fails. */
+static int end_prefill(Replica *self, Request *request, int64_t iteration, PyObject *done)
+{
+    record_first_token(request, iteration);
     if (self->block_reuse && share_prompt_blocks(self, request) < 0) {
         Py_DECREF(OBJECT(request));
         return -1;
     }
-    /* A decoding request gets one token per iteration, so the iteration of its last token is known
-     * now. With one token, it is this iteration. */
-    request->last_iteration = iteration + request->remaining_output_tokens - 1;
-    if (request->remaining_output_tokens > 1) {
+    int needs_more_tokens = request->remaining_output_tokens > 1;
+    if (needs_more_tokens) {
         start_decoding(self, request);
         return 0;
     }
@@ -1761,14 +1809,14 @@ static int read_limits(Replica *self, PyObject *limits)
 /* Create the buckets. A bucket is the list of the requests that get their last token in the same
  * iteration. Return 0, or -1 without an exception if there is no memory.
  *
- * There are n buckets for any number of iterations: iteration i has bucket i modulo n. So the
- * requests in a bucket end together only if no request ends n or more iterations after another one.
- * A request has at most `max_seq_len` tokens, one per iteration, so n has to be larger. Two more
- * are enough for the current iteration and the next one. n is a power of two, so that a bit mask
- * replaces the division. */
+ * Buckets are used in turn: with 8 buckets, iterations 3, 11 and 19 have bucket 3. So a request must
+ * not end 8 or more iterations after the current one. It ends at most `max_seq_len` iterations
+ * later, because it has at most that many tokens and gets one per iteration. The number of buckets
+ * is a power of two, so that a bit mask replaces the division. */
 static int create_buckets(Replica *self)
 {
-    int64_t min_bucket_count = self->max_seq_len + 2;
+    /* The current iteration, the `max_seq_len` iterations after it, and one to spare. */
+    int64_t min_bucket_count = 1 + self->max_seq_len + 1;
     int64_t bucket_count = 1;
     while (bucket_count < min_bucket_count)
         bucket_count *= 2;

@@ -25,6 +25,9 @@ from numpy.typing import NDArray
 NEVER = 1 << 62
 """A time that is never reached, in ns: an integer, so that `min` needs no check for None."""
 
+NOT_KNOWN_YET = -1
+"""The value of a time, a count or an iteration of a request before it is known."""
+
 
 def _divide_rounding_up(tokens: int, tokens_per_block: int) -> int:
     """Return the number of blocks that hold so many tokens; the last one may be partly empty."""
@@ -151,30 +154,42 @@ class SimRequest:
         output_tokens: int,
         blocks: Sequence[Hashable] = (),
     ) -> None:
-        """Create a request that waits. The class describes the attributes; -1 is "not yet"."""
-        # What the client requests.
+        """Create a request that has not been submitted to a replica yet.
+
+        Args:
+            key: Names the request to the caller.
+            due_ns: When the request arrives.
+            input_tokens: Tokens of the prompt.
+            output_tokens: Output tokens that the client requests.
+            blocks: One hash per full block of the prompt, with which prompts share cache blocks.
+        """
+        # The request of the client. Only the output may be shortened later, if it does not fit.
         self.key = key
         self.due_ns = due_ns
         self.input_tokens = input_tokens
         self.requested_tokens = output_tokens
-        self.output_tokens = output_tokens  # may become fewer, if the output does not fit
+        self.output_tokens = output_tokens
         self.blocks = blocks
-        # Fields that belong to the caller. The code 0 means that the request has not failed.
+
+        # Fields that the caller of the replica sets. The failure 0 means that there is none.
         self.replica_index = 0
         self.failure = 0
-        self.failed_ns = -1
-        # What has happened so far.
+        self.failed_ns = NOT_KNOWN_YET
+
+        # The progress, which the replica sets.
         self.state = WAITING
-        self.admitted_ns = -1
-        self.cached_tokens = -1
-        self.first_iteration = -1
-        self.resumed_iteration = -1
-        self.last_iteration = -1
-        # What is left to do. A pause changes these numbers.
+        self.admitted_ns = NOT_KNOWN_YET
+        self.cached_tokens = NOT_KNOWN_YET
+        self.first_iteration = NOT_KNOWN_YET
+        self.resumed_iteration = NOT_KNOWN_YET
+        self.last_iteration = NOT_KNOWN_YET
+
+        # The work that is left. A pause adds the tokens generated so far to the prefill.
         self.prefill_tokens = input_tokens
         self.prefill_tokens_left = input_tokens
         self.remaining_output_tokens = output_tokens
-        # The memory in use.
+
+        # The blocks of the key-value cache that the request uses.
         self.private_block_count = 0
         self.shared_blocks: Sequence[Hashable] = ()
 
@@ -337,20 +352,22 @@ class _BlockDemand:
         return iteration % self._tokens_per_block == self._find_phase(request)
 
     def _find_phase(self, request: SimRequest) -> int:
-        """Return in which iterations, modulo `tokens_per_block`, a request needs a new block.
+        """Return the phase of a request, which tells in which iterations it needs a new block.
 
-        The positions of a sequence are filled one per iteration. The prefill has filled the first
-        `prefill_tokens` positions, so position `prefill_tokens` is filled in the iteration after
-        the first output token (`resumed_iteration`). Position p is filled in iteration p + offset,
-        for the same offset. A new block is needed for each position that is a multiple of
-        `tokens_per_block`, so the remainder of the iteration is that of the offset.
+        These are the iterations whose number modulo `tokens_per_block` is the phase.
+
+        A decoding request stores one token per iteration in the cache. It stores token number
+        `prefill_tokens` in the iteration after `resumed_iteration`. Counted back from there at one
+        token per iteration, token 0 belongs to iteration `iteration_of_token_0`. Token 0 begins a
+        block, and so does every `tokens_per_block`-th token after it.
 
         For example, with 32 tokens per block, 40 prompt tokens and the first output token in
-        iteration 100, position 40 is filled in iteration 101. The offset is 61. Position 64 begins
-        a block and is filled in iteration 125. The phase is 61 % 32 = 125 % 32 = 29.
+        iteration 100, token 40 is stored in iteration 101, so token 0 belongs to iteration 61. The
+        phase is 61 % 32 = 29. The next block begins with token 64 in iteration 125, and 125 % 32
+        is 29, too.
         """
-        offset = request.resumed_iteration + 1 - request.prefill_tokens
-        return offset % self._tokens_per_block
+        iteration_of_token_0 = request.resumed_iteration + 1 - request.prefill_tokens
+        return iteration_of_token_0 % self._tokens_per_block
 
 
 class Replica:
@@ -385,11 +402,16 @@ class Replica:
     """The class of the requests for `submit`."""
 
     def __init__(self, costs: Costs, limits: ServerLimits) -> None:
-        """Create an idle replica. The class describes the public attributes."""
+        """Create an idle replica.
+
+        Args:
+            costs: What an iteration costs, from which its duration follows.
+            limits: The sizes of the batch and of the key-value cache.
+        """
         self._costs = costs
         self._limits = limits
 
-        # The current iteration and the last one.
+        # The current iteration, and the events of the last one.
         self.iteration = 0
         self.end_ns = NEVER
         self.context_requests = 0
@@ -405,24 +427,24 @@ class Replica:
         self.cache_hits = 0
         self.cache_misses = 0
 
-        # Requests that wait or are in prefill. A prompt that is prefilled in part comes first.
+        # Requests before their first token. At most one prompt is computed in part, and the next
+        # iteration continues it before any other prompt.
         self._waiting: deque[SimRequest] = deque()  # for admission, in order of arrival
         self._partly_prefilled: SimRequest | None = None
         self._finishing_prefill: list[SimRequest] = []  # with the current iteration
 
-        # The batch. The decoding requests are stored in order of admission, and by the iteration of
-        # their last token. A dict without values is an ordered set: any request can be removed
-        # quickly, and the last one found.
+        # The batch. The decoding requests are stored twice: in order of admission, and by the
+        # iteration of their last token. A dict whose values are None serves as an ordered set.
         self.active_count = 0
         self.decoding_count = 0
         self._decoding_requests: dict[SimRequest, None] = {}
         self._requests_by_last_iteration: dict[int, list[SimRequest]] = {}
 
-        # The key-value cache. The demand is not used with `reserves_output_blocks`, because all
-        # blocks are then taken at admission.
+        # The key-value cache.
         self._kv_tokens = 0  # tokens of decoding requests in the cache
         self._private_block_count = 0  # blocks in use that are not shared
         self._shared = _SharedBlocks()
+        # Not used with `reserves_output_blocks`, because decoding then takes no new blocks.
         self._block_demand = _BlockDemand(limits.tokens_per_block)
 
     @property
@@ -499,42 +521,47 @@ class Replica:
         finished_iteration = self.iteration
         self.iteration += 1
         self._is_computing = False
-        # Each decoding request has got a token, whose predecessor is in the cache now. This
-        # includes the requests that are done, which are removed next with all of their tokens.
+        # Each decoding request has got a token, and has stored the token before it in the cache.
+        # Requests that get their last token still count here, and are removed next.
         self._kv_tokens += self.decoding_count
         self.decoded_tokens += self.decoding_count
-
         done_requests = self._requests_by_last_iteration.pop(finished_iteration, [])
         for request in done_requests:
             request.state = DONE
             self._remove_from_batch(request)
 
+        # Requests that begin to decode now join the batch after the others have been counted.
         self.first_token_requests = self._finishing_prefill
         self._finishing_prefill = []
         for request in self.first_token_requests:
             self._end_prefill(request, finished_iteration)
-            if request.state == DONE:  # it needs only one token
+            needs_only_one_token = request.state == DONE
+            if needs_only_one_token:
                 done_requests.append(request)
-        self.decoding_count = len(self._decoding_requests)
         return done_requests
 
     @staticmethod
     def advance_to_next_event(replicas: Sequence[Replica], before_ns: int) -> tuple[int, int]:
-        """Advance the replicas to the next iteration that the caller has to handle.
+        """Advance the replicas to the next iteration whose end the caller has to handle.
 
-        Iterations that end before `before_ns` and in which no request starts, ends or is paused are
-        ended here, in order of time. Most iterations are of this kind, and the compiled
-        implementation needs no call from Python for them.
+        An iteration is uneventful if no request starts, ends or is paused with its end. Most are,
+        so they are ended here, in order of time. The compiled implementation does this without a
+        call from Python.
+
+        Args:
+            replicas: The replicas, busy or idle.
+            before_ns: Iterations that end at this time or later are left to the caller.
 
         Returns:
-            The end of the next iteration, which the caller has to end, and the index of its
-            replica. The end is NEVER if all replicas are idle.
+            When the next iteration ends, and the index of its replica. The time is NEVER if all
+            replicas are idle.
         """
         while True:
             # The replica whose iteration ends first; of several, the one with the lowest index.
             end_ns, index = min((replica.end_ns, index) for index, replica in enumerate(replicas))
             replica = replicas[index]
-            if end_ns >= before_ns or not replica._is_uneventful():
+            can_end_here = end_ns < before_ns and replica._is_uneventful()
+            if not can_end_here:
                 return end_ns, index
             replica.end_iteration()
             replica.begin_iteration(end_ns)
@@ -561,22 +588,24 @@ class Replica:
     def count_generated_tokens(self, request: SimRequest) -> int:
         """Return how many tokens a request has by the end of the last finished iteration.
 
-        Tokens are not counted one by one. When a request was last admitted to the batch, all but
-        `remaining_output_tokens` of its tokens had been generated, before a pause. Since then it
-        gets one token per iteration, beginning with the iteration `resumed_iteration`.
+        Tokens are not counted one by one. A request that was paused keeps the tokens it had, and is
+        admitted again for the `remaining_output_tokens`. From the iteration `resumed_iteration` on,
+        it gets one token per iteration. For example, a request for 10 tokens was paused after 4,
+        and 6 remain. After iterations 20 (`resumed_iteration`) to 22 it has 4 + 3 = 7 tokens.
         """
         tokens_before_admission = request.output_tokens - request.remaining_output_tokens
         if not self._has_decoded(request):
             return tokens_before_admission
-        newest_iteration = self._find_newest_token_iteration(request)
-        tokens_since_admission = max(0, newest_iteration - request.resumed_iteration + 1)
-        return tokens_before_admission + tokens_since_admission
+        newest_token_iteration = self._find_newest_token_iteration(request)
+        tokens_since_admission = newest_token_iteration - request.resumed_iteration + 1
+        # The difference is negative only if less than one output token was requested.
+        return tokens_before_admission + max(0, tokens_since_admission)
 
     def _has_decoded(self, request: SimRequest) -> bool:
         """Return whether a request has got a token since its last admission to the batch.
 
-        A request that is done was either decoding until then, or was cancelled before. The last
-        iteration is planned when a prefill ends, so it is -1 if the request never got so far.
+        A prefill gives the first token when it ends, and sets `last_iteration` then. So a request
+        that was cancelled before the end of its prefill has no `last_iteration`.
         """
         if request.state == DONE:
             return request.last_iteration >= 0
@@ -683,9 +712,9 @@ class Replica:
     def _allocate_blocks(self, request: SimRequest) -> bool:
         """Allocate cache blocks to a waiting request. Return False if too few are free.
 
-        The blocks of its prompt prefix that are in the cache are shared with other requests. The
-        rest are private. Cached blocks that no request uses count as free, and are evicted when
-        private blocks need their memory.
+        The blocks of its prompt prefix that are in the cache are shared with other requests, and
+        need not be computed. The rest are private. Cached blocks that no request uses count as
+        free.
         """
         shared_blocks = self._find_cached_prefix(request)
         private_count = self._count_blocks_to_admit(request) - len(shared_blocks)
@@ -694,18 +723,23 @@ class Replica:
         if needed_count > self._count_free_blocks():
             return False
 
-        # The shared blocks are used first, so that they are not evicted. Then both kinds of blocks
-        # count as used, and what is still free is the room for unused blocks.
-        self._shared.use(shared_blocks)
-        self._private_block_count += private_count
-        self._shared.evict(capacity=self._count_free_blocks())
-
+        self._take_blocks_to_admit(shared_blocks, private_count)
         request.shared_blocks = shared_blocks
         request.private_block_count = private_count
         cached_tokens = len(shared_blocks) * self._limits.tokens_per_block
         request.prefill_tokens_left = request.prefill_tokens - cached_tokens
         self._record_cache_hits(request)
         return True
+
+    def _take_blocks_to_admit(self, shared_blocks: Sequence[Hashable], private_count: int) -> None:
+        """Count the blocks of an admitted request as used, and evict blocks to make room for them.
+
+        The eviction comes last. It removes only unused blocks, so it spares the shared ones. The
+        unused blocks that remain fit into the memory that is still free.
+        """
+        self._shared.use(shared_blocks)
+        self._private_block_count += private_count
+        self._shared.evict(capacity=self._count_free_blocks())
 
     def _count_blocks_to_admit(self, request: SimRequest) -> int:
         """Return how many cache blocks a waiting request has to have for its admission.
@@ -774,22 +808,27 @@ class Replica:
         if not self._limits.reserves_output_blocks:
             self._block_demand.add(request)
         self._decoding_requests[request] = None
+        self.decoding_count += 1
         ending_together = self._requests_by_last_iteration.setdefault(request.last_iteration, [])
         ending_together.append(request)
 
     def _share_prompt_blocks(self, request: SimRequest) -> None:
         """Share the full blocks of a computed prompt, so that later requests can reuse them.
 
-        The request has used some shared blocks since its admission. Those after them were private
-        until now. If another request with the same prompt has shared one of them in the meantime,
-        this block and those after it stay private, and exist twice.
+        The first blocks of the prompt may be shared since the admission, because they were in the
+        cache. The request has computed the blocks after them, which are private until now.
+
+        If another request with the same prompt has shared one of these blocks in the meantime, this
+        block and those after it stay private, and exist twice in memory.
         """
+        reused_count = len(request.shared_blocks)
         full_block_count = request.input_tokens // self._limits.tokens_per_block
-        first_private = len(request.shared_blocks)
-        created_blocks = self._shared.create(request.blocks[first_private:full_block_count])
-        request.shared_blocks = [*request.shared_blocks, *created_blocks]
-        request.private_block_count -= len(created_blocks)
-        self._private_block_count -= len(created_blocks)
+        computed_blocks = request.blocks[reused_count:full_block_count]
+        newly_shared_blocks = self._shared.create(computed_blocks)
+        request.shared_blocks = [*request.shared_blocks, *newly_shared_blocks]
+        # They are private no more, neither in the count of the request nor in that of the replica.
+        request.private_block_count -= len(newly_shared_blocks)
+        self._private_block_count -= len(newly_shared_blocks)
 
     def _take_decoding_blocks(self) -> None:
         """Take the new cache blocks that decoding requests need in this iteration.
@@ -862,9 +901,10 @@ class Replica:
     def _remove_from_batch(self, request: SimRequest) -> None:
         """Remove a decoding request from the batch, and free its blocks.
 
-        The request is done, paused or cancelled. `_requests_by_last_iteration` still has it, and is
-        updated by the caller: for requests that are done, it removes all that end together.
+        The request is done, paused or cancelled. The caller removes it from
+        `_requests_by_last_iteration`, because requests that are done leave that dict all together.
         """
+        # Counted first, because both counts depend on the state before the removal.
         cached_tokens = self._count_cached_tokens(request)
         private_count = self._count_private_blocks(request, cached_tokens)
         if not self._limits.reserves_output_blocks:
@@ -883,21 +923,22 @@ class Replica:
     def _count_cached_tokens(self, request: SimRequest) -> int:
         """Return how many tokens of a decoding or done request are in the key-value cache.
 
-        These are the prefilled tokens and all output tokens since then but the newest. The key and
-        the value of a token enter the cache only when the token after it is computed. The request
-        got its first output token in `resumed_iteration` and one in each iteration since then, so
-        the number of output tokens but one is a difference of iterations.
+        These are the prefilled tokens and the output tokens since the prefill, without the newest
+        one. A token enters the cache in the iteration that computes the token after it.
+
+        For example, a request that got output tokens in iterations 10 (`resumed_iteration`), 11 and
+        12 has three, and 12 - 10 = 2 of them are in the cache.
         """
-        newest_iteration = self._find_newest_token_iteration(request)
-        output_tokens_but_newest = newest_iteration - request.resumed_iteration
-        return request.prefill_tokens + output_tokens_but_newest
+        newest_token_iteration = self._find_newest_token_iteration(request)
+        cached_output_tokens = newest_token_iteration - request.resumed_iteration
+        return request.prefill_tokens + cached_output_tokens
 
     def _count_private_blocks(self, request: SimRequest, cached_tokens: int) -> int:
         """Return how many private blocks a decoding request has: those it does not share.
 
-        With `reserves_output_blocks`, all were taken at admission. Otherwise one is taken at the
-        beginning of each iteration whose token does not fit into the last block. During such an
-        iteration, the request has this block in addition to those of its cached tokens.
+        If blocks for the output are not reserved at admission, a request takes a new block whenever
+        its last one is full. It takes it when an iteration begins, before the token that goes into
+        the block counts as cached.
 
         Args:
             request: The request.
@@ -907,12 +948,13 @@ class Replica:
         if limits.reserves_output_blocks:
             return request.private_block_count
         block_count = _divide_rounding_up(cached_tokens, limits.tokens_per_block)
-        has_taken_block_now = self._is_computing and self._block_demand.needs_block(
+        has_empty_block = self._is_computing and self._block_demand.needs_block(
             request, self.iteration
         )
-        if has_taken_block_now:
+        if has_empty_block:
             block_count += 1
-        return block_count - len(request.shared_blocks)
+        shared_count = len(request.shared_blocks)
+        return block_count - shared_count
 
     def _release_blocks(self, request: SimRequest, private_count: int) -> None:
         """Free the private blocks of a request, and stop using its shared ones."""
