@@ -130,20 +130,22 @@ class _FleetReplica:
     def _begin_now_or_at_arrival(self, now_ns: int) -> int:
         """Begin an iteration now or, if there is no work yet, when the next request arrives.
 
-        The caller may simulate the past, because it comes late. Suppose an iteration ended at 10
-        ms, a request arrived at 12 ms, and the caller comes at 15 ms. The request is in the queue
-        by now, but the next iteration begins at 12 ms.
+        The fleet simulates an iteration only when its caller asks for emissions, which may be late.
+        Suppose an iteration ended at 10 ms, a request arrived at 12 ms, and the caller comes at 15
+        ms. Then `now_ns` is 10 ms, and the queue has a request that arrives in the future. The next
+        iteration begins at 12 ms.
 
         Returns:
             When the iteration begins. If no request is in the queue, the replica becomes idle, and
             the result is `now_ns`.
         """
         replica = self.replica
-        has_begun = replica.begin_iteration(now_ns)
-        if has_begun:
+        has_work_now = replica.begin_iteration(now_ns)
+        if has_work_now:
             return now_ns
         self.last_end_ns = now_ns
-        if not replica.queued_count:
+        has_later_request = replica.queued_count > 0
+        if not has_later_request:
             return now_ns
         arrival_ns = replica.next_due_ns
         replica.begin_iteration(arrival_ns)
@@ -152,45 +154,51 @@ class _FleetReplica:
     def end_iteration(self, end_ns: int) -> _EndedIteration:
         """End the current iteration at `end_ns`, and return what it has done.
 
-        An event is what a client receives at once. A request emits its first token alone, then a
-        full event of several tokens every few iterations, and the rest with its last token.
+        Three kinds of requests emit tokens. A request that starts emits its first token alone. A
+        request that is done emits the tokens that are left. Of all other requests, those emit a
+        full event that have enough tokens for one.
         """
         replica = self.replica
         iteration = replica.iteration
         decoding_count = replica.decoding_count
         done_requests = replica.end_iteration()
-        # A request with one token is done with its first token, which it emits as its last one.
+        # A request for one token does not start: its first token is emitted as its last one.
         started_requests = [
             request
             for request in replica.first_token_requests
             if request.remaining_output_tokens > 1
         ]
 
-        emissions = _build_first_tokens(started_requests, end_ns)
-        emissions += self._build_last_tokens(done_requests, iteration, end_ns)
-        # The groups have the requests that emit a full event. In this iteration, requests that are
-        # done do not, so they were removed, and requests that have just started are added later.
-        emissions += self._build_full_events(iteration, end_ns)
+        first_tokens = _build_first_tokens(started_requests, end_ns)
+        last_tokens = self._build_last_tokens(done_requests, iteration, end_ns)
+        # A request emits only once per iteration. So the full events are built when the requests
+        # that are done have left the event groups, and before those that start enter them.
+        for request in done_requests:
+            self._event_groups.remove(request, request.resumed_iteration)
+        full_events = self._build_full_events(iteration, end_ns)
         for request in started_requests:
             self._event_groups.add(request, iteration)
 
         return _EndedIteration(
-            iteration, end_ns - self.begin_ns, decoding_count, len(done_requests), emissions
+            iteration_index=iteration,
+            duration_ns=end_ns - self.begin_ns,
+            decoding_count=decoding_count,
+            completed_count=len(done_requests),
+            emissions=first_tokens + last_tokens + full_events,
         )
 
     def _build_last_tokens(
         self, done_requests: Sequence[SimRequest], iteration: int, end_ns: int
     ) -> list[Emission]:
-        """Return the last emissions of requests, which are removed from the groups of events."""
+        """Return the last emissions of requests that are done with an iteration."""
         emissions = []
         for request in done_requests:
-            self._event_groups.remove(request, request.resumed_iteration)
             tokens = self._count_last_tokens(request, iteration)
             emissions.append(Emission(request.key, tokens, is_last=True, due_ns=end_ns))
         return emissions
 
     def _build_full_events(self, iteration: int, end_ns: int) -> list[Emission]:
-        """Return the full events of an iteration. All requests that are done have been removed."""
+        """Return the full events of an iteration, one per request in its event group."""
         tokens = self._tokens_per_event
         # Positional arguments, because this runs once per event.
         return [
@@ -242,15 +250,22 @@ class _FleetReplica:
             due_emissions.append(unsent_emissions.popleft())
         return due_emissions
 
-    def cancel(self, request: SimRequest) -> None:
-        """Stop a request, and drop its tokens that have not been sent yet."""
+    def cancel(self, request: SimRequest) -> bool:
+        """Stop a request, and drop its tokens that have not been sent yet.
+
+        Returns:
+            Whether unsent tokens were dropped, so that the next emission may be due later.
+        """
         has_first_token = request.resumed_iteration >= 0  # since its last admission to the batch
         if has_first_token:
             self._event_groups.remove(request, request.resumed_iteration)
         self.replica.cancel(request)
-        self.unsent_emissions = deque(
+        remaining_emissions = deque(
             emission for emission in self.unsent_emissions if emission.key != request.key
         )
+        has_dropped_emissions = len(remaining_emissions) < len(self.unsent_emissions)
+        self.unsent_emissions = remaining_emissions
+        return has_dropped_emissions
 
 
 def _build_first_tokens(requests: Sequence[SimRequest], end_ns: int) -> list[Emission]:
@@ -433,9 +448,7 @@ class Fleet:
         if assignment is None:
             return
         fleet_replica = self._fleet_replicas[assignment.replica_index]
-        unsent_count = len(fleet_replica.unsent_emissions)
-        fleet_replica.cancel(assignment.request)
-        has_dropped_emissions = len(fleet_replica.unsent_emissions) != unsent_count
+        has_dropped_emissions = fleet_replica.cancel(assignment.request)
         if has_dropped_emissions:
             self._update_next_emission(assignment.replica_index)
 

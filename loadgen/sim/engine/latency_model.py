@@ -40,24 +40,29 @@ _TTFT_STREAM = 1
 _ITL_STREAM = 2
 
 
-def parse_duration_ns(text: str, where: str = "") -> int:
-    """Return the duration in an option, in ns. A number without a unit means seconds.
+def parse_duration_ns(text: str, option: str = "") -> int:
+    """Return a duration in ns that a user wrote. A number without a unit means seconds.
+
+    Args:
+        text: The duration, such as `20ms`.
+        option: The command-line option with this value, such as `--itl`, for the error.
 
     Raises:
-        UserError: The text is no duration. The error names the option, `where`.
+        UserError: The text is no duration.
     """
     try:
         return units.duration_ns(text, default_unit="s")
     except units.InvalidValueError as error:
-        raise UserError(error.code, f'"{text}" {error}', where, error.hint) from None
+        raise UserError(error.code, f'"{text}" {error}', option, error.hint) from None
 
 
 def draw_uniform(seed: int, *stream_path: int) -> float:
     """Return a uniform random number in [0, 1) that depends on the arguments only.
 
-    A random generator would give numbers that depend on how many were drawn before. A hash gives
-    each request the same number in every run, whatever happens to other requests. The hash is
-    splitmix64, a generator that adds a constant to its state and then mixes the bits.
+    The numbers of a random generator depend on how many were drawn before. This function hashes its
+    arguments instead, so each request gets the same number in every run, whatever happens to other
+    requests. The hash uses the two operations of the generator splitmix64: adding a constant to the
+    state, and mixing the bits of the state.
 
     Args:
         seed: The seed of the server.
@@ -66,9 +71,9 @@ def draw_uniform(seed: int, *stream_path: int) -> float:
     """
     state = seed & _MASK_64_BITS
     for number in stream_path:
-        # This is `number + 1` steps of the generator at once. With `number` steps, a 0 would leave
-        # the state unchanged.
-        state = (state + _SPLITMIX_STEP * (number + 1)) & _MASK_64_BITS
+        # At least one step is added, so that the number 0 changes the state, too.
+        step_count = number + 1
+        state = (state + _SPLITMIX_STEP * step_count) & _MASK_64_BITS
         state = _mix_bits(state)
     upper_53_bits = state >> 11  # as many as the significand of a float has
     return upper_53_bits * 2.0**-53
@@ -128,7 +133,7 @@ def _draw_standard_normal(seed: int, *stream_path: int) -> float:
     return radius * math.cos(2.0 * math.pi * second_uniform)
 
 
-def parse_distribution(text: str, where: str = "") -> DurationDistribution:
+def parse_distribution(text: str, option: str = "") -> DurationDistribution:
     """Parse a distribution of durations.
 
     The formats are:
@@ -138,45 +143,64 @@ def parse_distribution(text: str, where: str = "") -> DurationDistribution:
     - `lognormal:120ms,0.25`: a lognormal distribution with its median and the standard deviation of
       the logarithm of the duration
 
+    Args:
+        text: The distribution.
+        option: The command-line option with this value, such as `--itl`, for the error.
+
     Raises:
-        UserError: The text has another format. The error names the option, `where`.
+        UserError: The text has another format.
     """
     kind, colon, parameters = text.partition(":")
     kind = kind.strip()
     if not colon:
-        return DurationDistribution(center_ns=parse_duration_ns(text, where))
-    if kind == "fixed":
-        return DurationDistribution(center_ns=parse_duration_ns(parameters, where))
-    center, _, spread = parameters.partition(",")
-    if kind == "normal":
-        return DurationDistribution(
-            kind="normal",
-            center_ns=parse_duration_ns(center, where),
-            spread=parse_duration_ns(spread, where),
-        )
-    if kind == "lognormal":
-        sigma = _parse_sigma(spread, where)
-        center_ns = parse_duration_ns(center, where)
-        return DurationDistribution(kind="lognormal", center_ns=center_ns, spread=sigma)
+        return DurationDistribution(center_ns=parse_duration_ns(text, option))
+    match kind:
+        case "fixed":
+            return DurationDistribution(center_ns=parse_duration_ns(parameters, option))
+        case "normal":
+            return _parse_normal(parameters, option)
+        case "lognormal":
+            return _parse_lognormal(parameters, option)
     hint = "use fixed, normal or lognormal"
-    raise UserError("unknown_name", f'unknown distribution "{kind}"', where, hint)
+    raise UserError("unknown_name", f'unknown distribution "{kind}"', option, hint)
 
 
-def _parse_sigma(text: str, where: str) -> float:
+def _parse_normal(parameters: str, option: str) -> DurationDistribution:
+    """Parse the mean and the standard deviation of a normal distribution, such as `5ms,1ms`."""
+    mean, _, deviation = parameters.partition(",")
+    return DurationDistribution(
+        kind="normal",
+        center_ns=parse_duration_ns(mean, option),
+        spread=parse_duration_ns(deviation, option),
+    )
+
+
+def _parse_lognormal(parameters: str, option: str) -> DurationDistribution:
+    """Parse the median and sigma of a lognormal distribution, such as `120ms,0.25`."""
+    median, _, sigma_text = parameters.partition(",")
+    sigma = _parse_sigma(sigma_text, option)
+    return DurationDistribution(
+        kind="lognormal", center_ns=parse_duration_ns(median, option), spread=sigma
+    )
+
+
+def _parse_sigma(text: str, option: str) -> float:
     """Parse sigma of a lognormal distribution: the standard deviation of the logarithm.
 
+    Args:
+        text: The number.
+        option: The command-line option with this value, such as `--itl`, for the error.
+
     Raises:
-        UserError: The text is not a number, or out of range. The error names the option, `where`.
+        UserError: The text is not a number, or the number is out of range.
     """
     try:
         sigma = float(text)
     except ValueError:
-        is_valid = False
-    else:
-        is_valid = 0.0 <= sigma < _MAX_SIGMA
-    if not is_valid:
+        sigma = math.nan  # which is in no range
+    if not 0.0 <= sigma < _MAX_SIGMA:
         problem = f'the deviation "{text}" must be a number from 0 to {_MAX_SIGMA:g}'
-        raise UserError("invalid_value", problem, where, "for example lognormal:120ms,0.25")
+        raise UserError("invalid_value", problem, option, "for example lognormal:120ms,0.25")
     return sigma
 
 
@@ -246,7 +270,12 @@ class LatencyOptions(Struct, frozen=True, kw_only=True):
     seed: int = 0
 
     def check(self) -> None:
-        """Raise UserError if an option is out of range, or if options contradict each other.
+        """Raise UserError if an option is out of range, or if options contradict each other."""
+        self._check_lockstep()
+        self._check_counts()
+
+    def _check_lockstep(self) -> None:
+        """Raise UserError if `lockstep` has no clock.
 
         With `lockstep`, all streams emit at the ticks of a clock. Its period is the time between
         tokens, which therefore has to be fixed and above 0.
@@ -256,12 +285,17 @@ class LatencyOptions(Struct, frozen=True, kw_only=True):
             problem = "needs a fixed time between tokens above 0"
             raise UserError("conflict", problem, "--lockstep", "for example --itl 20ms")
 
+    def _check_counts(self) -> None:
+        """Raise UserError if `--stream-interval` (tokens_per_emission) or `--slots` is below 1.
+
+        One error names both options, because they have the same range.
+        """
         has_no_tokens = self.tokens_per_emission < 1
         has_no_slots = self.slots is not None and self.slots < 1
         if has_no_tokens or has_no_slots:
-            # The first of these options sets `tokens_per_emission`.
-            flags = "--stream-interval, --slots"
-            raise UserError("out_of_range", "must be integers >= 1", flags)
+            raise UserError(
+                "out_of_range", "must be integers >= 1", "--stream-interval, --slots"
+            )
 
 
 def _draw_gaps_ns(options: LatencyOptions) -> list[int]:
@@ -368,22 +402,22 @@ class LatencyModel:
     def advance(self, now_ns: int) -> list[Emission]:
         """Return all emissions that are due by `now_ns`, in order of their due times.
 
-        After each emission, the next one of the same stream is planned, or a request that waits for
-        a slot is started. Both are planned from the time at which the emission was due, not from
-        the time of the call. So a late caller delays nothing that follows.
+        After each emission, the next one of the same stream is planned. After the last one, the
+        stream frees its slot (one of the places for requests that are served at the same time), and
+        a request that waits for a slot starts. Both happen at the time at which the emission was
+        due, not at the time of the call. So a late caller delays nothing that follows.
         """
         self._now_ns = now_ns
         heap = self._heap
         emissions: list[Emission] = []
         while heap:
-            due_ns, arrival_index, stream = heap[0]
+            due_ns, arrival_index, stream = heap[0]  # the stream that emits next
             if due_ns > now_ns:
                 break
-            is_cancelled = stream.key is None
-            if is_cancelled:
+            if stream.key is None:  # cancelled
                 heapq.heappop(heap)
                 continue
-            tokens_left = stream.remaining_tokens - stream.next_tokens
+            tokens_left = stream.remaining_tokens - stream.next_tokens  # after this emission
             is_last = tokens_left <= 0
             emissions.append(Emission(stream.key, stream.next_tokens, is_last, due_ns))
             if is_last:
@@ -392,6 +426,7 @@ class LatencyModel:
                 self._free_slot(due_ns)
             else:
                 next_due_ns = self._plan_next_emission(stream, due_ns, tokens_left)
+                # One operation on the heap instead of two, a pop and a push.
                 heapq.heapreplace(heap, (next_due_ns, arrival_index, stream))
         return emissions
 
@@ -411,15 +446,15 @@ class LatencyModel:
 
         Args:
             stream: The stream, whose token counts are updated.
-            due_ns: When the emission was due that it has just made.
-            tokens_left: How many tokens it has left after that emission.
+            due_ns: When the last emission of the stream was due.
+            tokens_left: How many tokens the stream has left after it.
         """
         tokens = self._tokens_per_emission
-        if tokens > tokens_left:  # instead of `min`, because this runs once per emission
-            tokens = tokens_left
+        if tokens > tokens_left:
+            tokens = tokens_left  # a call of `min` would cost more, once per emission
         if self._has_no_gaps:
-            # Due in the next call of `advance`. If it were due in the current one, the first stream
-            # would emit all of its tokens before the second stream has its turn.
+            # Just after the current call of `advance`, so that the next call emits it. If it were
+            # due in this call, one stream would emit all of its tokens before the others.
             next_due_ns = self._now_ns + 1
         elif not self._drawn_gaps_ns:
             next_due_ns = due_ns + self._fixed_gap_ns * tokens
