@@ -50,6 +50,9 @@ def count_events(
 ) -> EventCounts:
     """Count the output events of a run, and the gaps between consecutive events of a request.
 
+    A request that is paused, because the memory of its replica is full, gets no tokens during the
+    pause. It has one span before the pause and one after it.
+
     Args:
         spans: The unbroken sequences of iterations in which requests got one token each.
         iteration_ends_ns: When the iterations of each replica ended.
@@ -57,14 +60,13 @@ def count_events(
         stage_count: The number of stages.
         tokens_per_event: Tokens of each event after the first.
     """
-    last_ends_ns = [int(ends_ns[-1]) for ends_ns in iteration_ends_ns if len(ends_ns)]
-    counter = _EventCounter(
-        stage_of_record, stage_count, tokens_per_event, last_end_ns=max(last_ends_ns, default=0)
-    )
+    run_end_ns = max((int(ends_ns[-1]) for ends_ns in iteration_ends_ns if len(ends_ns)), default=0)
+    counter = _EventCounter(stage_of_record, stage_count, tokens_per_event, last_end_ns=run_end_ns)
     for replica_index, ends_ns in enumerate(iteration_ends_ns):
         is_on_replica = spans.replica == replica_index
         if is_on_replica.any():
             counter.add_replica(spans.select(is_on_replica), ends_ns)
+    # The spans before and after a pause may be on different replicas, so pauses are added last.
     counter.add_pauses(spans, iteration_ends_ns)
     return counter.build_counts()
 
@@ -141,13 +143,19 @@ class _EventCounter:
     def add_replica(self, spans: TokenSpans, ends_ns: Ints) -> None:
         """Add the output events of all spans of one replica.
 
+        With n tokens per event, a span has regular events at its first iteration and every n
+        iterations after it. The tokens that are left at its end are a tail event. For example, with
+        n = 3, the span from iteration 10 to 17 has regular events at 10, 13 and 16, and a tail
+        event of one token at 17.
+
         Args:
             spans: The unbroken sequences of iterations in which requests got one token each.
             ends_ns: When the iterations of the replica ended.
         """
         tokens_per_event = self._tokens_per_event
-        # One token per iteration, so iterations and tokens can be added and subtracted.
-        tail_tokens = (spans.last - spans.first) % tokens_per_event
+        tokens_after_first = spans.last - spans.first
+        events_after_first, tail_tokens = np.divmod(tokens_after_first, tokens_per_event)
+        # A span gets one token per iteration, so the tail has as many iterations as tokens.
         last_regular_iteration = spans.last - tail_tokens
         for group in _group_spans(spans, last_regular_iteration, ends_ns, tokens_per_event):
             self._add_regular_events(group)
@@ -160,8 +168,9 @@ class _EventCounter:
                 previous_event_ns=ends_ns[last_regular_iteration[has_tail]],
                 tail_event_ns=ends_ns[spans.last[has_tail]],
             )
-        regular_event_count = 1 + (last_regular_iteration - spans.first) // tokens_per_event
-        np.add.at(self._event_count, spans.record_index, regular_event_count + has_tail)
+        events_of_span = 1 + events_after_first + has_tail
+        # A record may have several spans. `add.at` adds the events of all of them.
+        np.add.at(self._event_count, spans.record_index, events_of_span)
 
     def add_pauses(self, spans: TokenSpans, iteration_ends_ns: Sequence[Ints]) -> None:
         """Add the gaps that the pauses of requests caused.
@@ -206,8 +215,9 @@ class _EventCounter:
     def _add_regular_gaps(self, group: _SpanGroup) -> None:
         """Add the gaps between consecutive regular events of the spans of a group.
 
-        Gap n of the group is the time from its event n to its event n + 1. So a span with the
-        events 3 to 5 has the gaps 3 and 4, and a span with a single event has no gap.
+        The spans of a group have their events at the times of one list. Gap n is the time from
+        event n of this list to event n + 1. So a span with the events 3 to 5 has the gaps 3 and 4,
+        and a span with a single event has no gap.
         """
         has_gap = group.last_event > group.first_event
         if not has_gap.any():
@@ -220,6 +230,7 @@ class _EventCounter:
             gap_counts = _count_ranges(first_gap[in_stage], last_gap[in_stage], len(gaps_ns))
             self._gaps_of_stage[stage].add(gaps_ns, gap_counts)
         largest_ns = _range_maxima(gaps_ns, starts=first_gap, stops=last_gap + 1)
+        # A record may have several spans. `maximum.at` takes the largest gap of all of them.
         np.maximum.at(self._largest_gap_ns, group.record_index, largest_ns)
 
     def _add_tail_events(
@@ -267,8 +278,9 @@ def _group_spans(
     """Yield the spans of a replica in groups that have regular events at the same times.
 
     A span has a regular event every `tokens_per_event` iterations. So spans whose first iterations
-    have the same remainder modulo `tokens_per_event` are a group. With 3 tokens per event, event i
-    of the group with remainder 1 comes at the end of iteration 1 + 3 * i.
+    have the same remainder modulo `tokens_per_event` are a group. With 3 tokens per event, the
+    group with remainder 1 has its events at the ends of iterations 1, 4, 7, 10 and so on. The event
+    of iteration 7 has the index 7 // 3 = 2 in this list.
 
     Args:
         spans: The unbroken sequences of iterations in which requests got one token each.
@@ -279,11 +291,12 @@ def _group_spans(
     remainder_of_span = spans.first % tokens_per_event
     for remainder in np.unique(remainder_of_span).tolist():
         in_group = remainder_of_span == remainder
+        every_nth_end_ns = ends_ns[remainder::tokens_per_event]
         yield _SpanGroup(
             record_index=spans.record_index[in_group],
-            first_event=(spans.first[in_group] - remainder) // tokens_per_event,
-            last_event=(last_regular_iteration[in_group] - remainder) // tokens_per_event,
-            event_times_ns=ends_ns[remainder::tokens_per_event],
+            first_event=spans.first[in_group] // tokens_per_event,
+            last_event=last_regular_iteration[in_group] // tokens_per_event,
+            event_times_ns=every_nth_end_ns,
         )
 
 

@@ -142,15 +142,14 @@ def _list_events(
         tokens_per_event: Tokens of each event after the first.
         iteration_ends: When the iterations of the replicas ended.
     """
-    # One entry per event from here on. The comments show the values if the span of the docstring
-    # is followed by a span that has 2 events.
-    span_of_event = np.repeat(np.arange(len(event_counts)), event_counts)  # [0, 0, 0, 1, 1]
-    event_number = _number_within_groups(event_counts)  # [0, 1, 2, 0, 1], from 0 in each span
-    spans_of_events = spans.select(span_of_event)
-    regular_iteration = spans_of_events.first + event_number * tokens_per_event  # [10, 13, 16, ...]
-    iteration = np.minimum(regular_iteration, spans_of_events.last)  # [10, 13, 14, ...]
-    time_ns = iteration_ends.look_up(spans_of_events.replica, iteration)
-    return _EventList(spans_of_events.record_index, time_ns)
+    # Each span is repeated once per event, so that all columns have one entry per event. The
+    # comments show the values for the span of the docstring, which has 3 events.
+    repeated_spans = TokenSpans(*(np.repeat(column, event_counts) for column in spans))
+    event_number = _number_within_groups(event_counts)  # [0, 1, 2], from 0 in each span
+    planned_iteration = repeated_spans.first + event_number * tokens_per_event  # [10, 13, 16]
+    iteration = np.minimum(planned_iteration, repeated_spans.last)  # [10, 13, 14]
+    time_ns = iteration_ends.look_up(repeated_spans.replica, iteration)
+    return _EventList(repeated_spans.record_index, time_ns)
 
 
 def _number_within_groups(group_sizes: Ints) -> Ints:
@@ -187,14 +186,19 @@ def _split_into_batches(record_index: Ints, event_counts: Ints) -> Iterator[slic
         record_index: The record of each span, in ascending order.
         event_counts: The number of events of each span.
     """
-    # The index of the first span of each record. `return_index` gives the first occurrences.
-    _, first_span_of_record = np.unique(record_index, return_index=True)
     events_before_span = np.cumsum(event_counts) - event_counts
+    first_span_of_record = _find_first_indexes(record_index)
     events_before_record = events_before_span[first_span_of_record]
     batch_of_record = events_before_record // EVENTS_PER_BATCH
 
-    _, first_record_of_batch = np.unique(batch_of_record, return_index=True)
-    batch_starts = first_span_of_record[first_record_of_batch].tolist()
+    first_record_of_batch = _find_first_indexes(batch_of_record)
+    first_span_of_batch = first_span_of_record[first_record_of_batch].tolist()
     span_count = len(record_index)
-    for start, stop in pairwise([*batch_starts, span_count]):
+    for start, stop in pairwise([*first_span_of_batch, span_count]):
         yield slice(start, stop)
+
+
+def _find_first_indexes(sorted_values: NDArray[Any]) -> NDArray[np.intp]:
+    """Return where each distinct value occurs first. For example, [4, 4, 6, 6, 6] gives [0, 2]."""
+    _, first_indexes = np.unique(sorted_values, return_index=True)
+    return first_indexes

@@ -97,20 +97,20 @@ def build_records(
     unsent = requests.unsent_columns()
     slots = np.concatenate([sent.slot, unsent.slot]) if len(unsent) else sent.slot
     slot_columns = _build_slot_columns(slots, schedule)
-    stage_of_sent = np.asarray(slot_columns["stage"])[: len(sent)]
+    stage_of_record = np.asarray(slot_columns["stage"])
 
     counts, events = _build_events(
         sent,
         requests.pause_columns(),
         iteration_ends_ns,
-        stage_of_sent=stage_of_sent,
+        stage_of_sent=stage_of_record[: len(sent)],  # records of sent requests come first
         stage_count=len(schedule.stages),
         options=options,
     )
-    columns = _build_columns_after_run(sent, iteration_ends_ns, counts, options)
+    request_columns = _build_columns_after_run(sent, iteration_ends_ns, counts, options)
     if len(unsent):
-        columns = _append_unsent(columns, len(sent), unsent)
-    records = RecordColumns(len(slots), {**columns, **slot_columns})
+        request_columns = _append_unsent(request_columns, len(sent), unsent)
+    records = RecordColumns(len(slots), request_columns | slot_columns)
     return VirtualRecords(records, counts.gaps, counts.timeline, events)
 
 
@@ -296,53 +296,58 @@ def _find_turns_of_tasks(
 ) -> _SessionColumns:
     """Return the turn of each slot if sessions differ in their number of turns.
 
-    A slot is one request of the schedule. Each session has as many positions as the longest session
-    has turns. The last turn always has the last position, so that the slot of a session's end is
-    known. All other turns have their own number as position. For example, with 4 positions, the
-    turns 0, 1 and 2 of a session with 3 turns have the positions 0, 1 and 3.
+    A slot is the place of one request in the schedule. Each session has as many slots as the
+    longest session has turns, and its last turn always has the last slot, so that the end of a
+    session is easy to find. For example, if the longest session has 4 turns, a session with 3 turns
+    has them in the positions 0, 1 and 3, and position 2 is not used.
 
     Args:
         session_numbers: The session of each slot.
         positions: The position of each slot in its session.
         schedule: The schedule, which knows each session.
     """
-    # A session is looked up once, and `session_index` says which of them a slot belongs to.
+    # Each session is looked up once. `session_index` has the index of the session of each slot in
+    # the list of sessions.
     distinct_numbers, session_index = np.unique(session_numbers, return_inverse=True)
     sessions = [schedule.sessions.get(number) for number in distinct_numbers.tolist()]
     last_turn_of_session = np.array([session.turn_count - 1 for session in sessions], np.int64)
     is_multi_turn = np.array([not session.is_single_request for session in sessions], np.bool_)
+
+    # Only the last turn of a session may have a position that is higher than its number.
+    turns = np.minimum(positions, last_turn_of_session[session_index])
     return _SessionColumns(
-        number=session_numbers,
-        # Position 3 becomes turn 2 in the example.
-        turn=np.minimum(positions, last_turn_of_session[session_index]),
-        is_multi_turn=is_multi_turn[session_index],
+        number=session_numbers, turn=turns, is_multi_turn=is_multi_turn[session_index]
     )
 
 
 def _assign_virtual_users(
     session_numbers: Ints, stage_of_slot: NDArray[np.int16], schedule: Schedule
 ) -> Column:
-    """Return the virtual user that sends the request of each slot, -1 in an open loop.
+    """Return the virtual user that sends the request of each slot of the schedule.
 
-    A slot is one request of the schedule. A virtual user of a closed loop sends one session after
-    the other. The sessions of a stage are assigned to its users in turn: with 3 users, to users 0,
-    1, 2, 0, 1 and so on. If no stage has virtual users, the result is a single -1 for all slots.
+    A virtual user of a closed loop sends one session after the other. The sessions of a stage are
+    assigned to its users in turn: with 3 users, to users 0, 1, 2, 0, 1 and so on. A stage with an
+    open loop has no users, and its slots get -1.
 
     Args:
         session_numbers: The session of each slot.
         stage_of_slot: The index of the stage (the part of the load) of each slot.
         schedule: The schedule with the stages.
+
+    Returns:
+        One number per slot or, if no stage has users, a single -1 for all slots.
     """
-    stages = schedule.stages
-    users_of_stage = np.array([stage.concurrency for stage in stages])  # 0 in an open loop
-    if not users_of_stage.any():
+    user_count_of_stage = np.array([stage.concurrency for stage in schedule.stages])
+    if not user_count_of_stage.any():
         return -1
-    first_session_of_stage = np.array([stage.first_session for stage in stages])
-    user_count = users_of_stage[stage_of_slot]
-    position_in_stage = session_numbers - first_session_of_stage[stage_of_slot]
-    # The maximum avoids a division by 0 in an open loop, whose result is not used.
-    virtual_user = position_in_stage % np.maximum(user_count, 1)
-    return np.where(user_count > 0, virtual_user, -1)
+    first_session_of_stage = np.array([stage.first_session for stage in schedule.stages])
+    user_counts = user_count_of_stage[stage_of_slot]
+    positions_in_stage = session_numbers - first_session_of_stage[stage_of_slot]
+
+    has_users = user_counts > 0
+    virtual_users = np.full(len(session_numbers), -1, np.int64)
+    virtual_users[has_users] = positions_in_stage[has_users] % user_counts[has_users]
+    return virtual_users
 
 
 def _append_unsent(
@@ -374,18 +379,18 @@ def _append_unsent(
 def _build_unsent_columns(unsent: UnsentColumns) -> dict[str, Column]:
     """Return all columns of the records of requests that were never sent.
 
-    All fields but the due time, the reason and the status are the same in these records. The reason
-    is stored in the field `kind`, because it is a code of the same table as the kinds of failures.
-    A request that was not sent because the run had ended has the status `unfinished` or
-    `cancelled`. For any other reason its status is `dropped`.
+    These records differ only in the due time, the reason and the status. A column whose value is
+    the same in all of them is a single number. If the reason is that the run has ended, the status
+    is `unfinished` or `cancelled`. For any other reason, it is `dropped`.
     """
     status = np.full(len(unsent), STATUS["dropped"])
     for reason_code, status_code in _STATUS_OF_CUT_REQUEST.items():
         status[unsent.reason == reason_code] = status_code
 
-    dropped_record = _build_dropped_record()
-    columns: dict[str, Column] = {name: int(dropped_record[name]) for name in _FIELD_NAMES}
+    example_record = _build_dropped_record()
+    columns: dict[str, Column] = {name: int(example_record[name]) for name in _FIELD_NAMES}
     columns["due_ns"] = unsent.due_ns
+    # The reason of an unsent request and the failure of a sent one share the field `kind`.
     columns["kind"] = unsent.reason
     columns["status"] = status
     return columns
@@ -426,15 +431,19 @@ def _build_token_spans(sent: SentColumns, pauses: PauseColumns) -> TokenSpans:
 
 
 def _build_final_spans(sent: SentColumns) -> TokenSpans:
-    """Return the spans of iterations in which requests got tokens since their last admission.
+    """Return the last span of each request that got tokens.
 
-    A request has no span if it was cancelled before a token: its `resumed_iteration` is -1 then. A
-    non-generative request (embeddings, rerank) gets no token either. Its last iteration is the one
-    before `resumed_iteration`.
+    A span is an unbroken sequence of iterations in which a request gets one token each. The last
+    one reaches from `resumed_iteration`, the first token since the last admission to a batch, to
+    `last_iteration`. Two kinds of requests have no such span:
+
+    - Those that were cancelled before a token. Their `resumed_iteration` is -1.
+    - Non-generative ones (embeddings, rerank). They get no tokens, so their `last_iteration` is
+      before `resumed_iteration`.
     """
-    has_started = sent.resumed_iteration >= 0
-    has_tokens = has_started & (sent.last_iteration >= sent.resumed_iteration)
-    (record_index,) = np.nonzero(has_tokens)
+    was_cancelled_before_token = sent.resumed_iteration < 0
+    is_empty = sent.last_iteration < sent.resumed_iteration
+    record_index = np.flatnonzero(~was_cancelled_before_token & ~is_empty)
     return TokenSpans(
         record_index=record_index,
         replica=sent.replica[record_index],
@@ -592,11 +601,11 @@ def _find_refused(sent: SentColumns) -> NDArray[np.bool_]:
 
 
 def _outcome_columns(sent: SentColumns, is_non_generative: NDArray[np.bool_]) -> dict[str, Column]:
-    """Return the columns that tell how each request ended.
+    """Return the columns with the outcome of each request: its status, failure and finish reason.
 
-    The field `kind` has the code of the failure, 0 for a success. The field `text` has the index of
-    its text in ERROR_TEXTS, -1 for a success. A completion always ends at its requested length,
-    because the simulated model never ends a text by itself. A failed request has no finish reason.
+    A failure is a code of `record.KIND`, 0 for a success. Its text is stored as an index into
+    ERROR_TEXTS, -1 for a success. The simulated model never ends a text by itself, so the finish
+    reason of a completion is always its length. A failed request has no finish reason.
 
     Args:
         sent: The requests.
@@ -605,17 +614,18 @@ def _outcome_columns(sent: SentColumns, is_non_generative: NDArray[np.bool_]) ->
     status = np.full(len(sent), STATUS["ok"])
     error_text_index = np.full(len(sent), -1)
     for failure_kind in _FAILURE_KINDS:
-        has_failed_so = sent.failure == KIND[failure_kind.kind]
-        status[has_failed_so] = STATUS[failure_kind.status]
-        error_text_index[has_failed_so] = ERROR_TEXTS.index(failure_kind.text)
+        has_this_failure = sent.failure == KIND[failure_kind.kind]
+        status[has_this_failure] = STATUS[failure_kind.status]
+        error_text_index[has_this_failure] = ERROR_TEXTS.index(failure_kind.text)
 
-    finish_reason = np.where(is_non_generative, FINISH["stop"], FINISH["length"])
-    no_finish_reason = FINISH[""]
+    http_status = np.where(_find_refused(sent), 400, 200)
+    success_finish_reason = np.where(is_non_generative, FINISH["stop"], FINISH["length"])
+    finish_reason = np.where(_find_failed(sent), FINISH[""], success_finish_reason)
     return {
         "status": status,
         "kind": sent.failure,
-        "http_status": np.where(_find_refused(sent), 400, 200),
-        "finish_reason": np.where(_find_failed(sent), no_finish_reason, finish_reason),
+        "http_status": http_status,
+        "finish_reason": finish_reason,
         "text": error_text_index,
     }
 
@@ -623,10 +633,10 @@ def _outcome_columns(sent: SentColumns, is_non_generative: NDArray[np.bool_]) ->
 def _token_columns(
     sent: SentColumns, source: str, reports_cached_tokens: bool
 ) -> dict[str, Column]:
-    """Return the token counts and where they come from, as a client would know them.
+    """Return the token counts of requests, and where a client would have each count from.
 
-    The server reports the counts of a request, unless it has refused the prompt. A count that is
-    not known is -1. The simulated model neither reasons nor drafts tokens (speculative decoding).
+    The server reports the counts of a request, unless it has refused the prompt. The client then
+    has only its own count of the prompt. A count that the client cannot know is -1.
 
     Args:
         sent: The requests.
@@ -638,16 +648,18 @@ def _token_columns(
     input_source = np.where(_find_refused(sent), SOURCE[source], SOURCE["server"])
     output_source = np.where(has_output, SOURCE["server"], _UNKNOWN_SOURCE)
     return {
-        # Tokens of the prompt as the server reports them, and as the client has built them.
+        # The prompt: its length by the server, its length by the client, which are always equal,
+        # and how much of it the server had in its cache.
         "input_tokens": sent.input_tokens,
         "built_tokens": sent.input_tokens,
         "input_source": input_source,
         "cached_tokens": sent.cached_tokens if reports_cached_tokens else -1,
-        # Tokens of the output, as the client has asked for them and as the server reports them.
+        # The output: its length as requested by the client, and as reported by the server.
         "asked_output": sent.requested_tokens,
         "output_tokens": np.where(is_output_unknown, -1, sent.output_tokens),
         "output_source": output_source,
-        # Nothing of this kind is simulated.
+        # The simulated model neither reasons nor drafts tokens (speculative decoding), and the
+        # simulated server does not report writes to its cache.
         "reasoning_tokens": -1,
         "draft_tokens": -1,
         "accepted_tokens": -1,
