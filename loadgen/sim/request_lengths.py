@@ -70,10 +70,11 @@ RequestSizer = Callable[[int], RequestSize]
 def create_request_sizer(
     spec: Requests, prompts: Prompts, tokens_per_block: int, *, is_non_generative: bool = False
 ) -> RequestSizer:
-    """Return the function that computes the sizes of the requests of a workload.
+    """Return a function that computes the size of any request of a workload.
 
-    It is called a sizer here. It returns the lengths of a request and the blocks of its prompt, if
-    possible without building its text. Each kind of requests has its own.
+    The size is the lengths of a request in tokens, and the blocks of its prompt that others may
+    share. It is computed without building the text of the prompt, if possible, so each kind of
+    prompts needs a function of its own.
 
     Args:
         spec: The field `requests` of the workload.
@@ -88,16 +89,25 @@ def create_request_sizer(
     if isinstance(prompts, TaskPrompts):
         # A task may have both generative and non-generative requests.
         return TaskSizer(prompts, tokens_per_block)
-    if not isinstance(prompts, SyntheticPrompts | FilePrompts):
-        prompts = _as_trace_prompts(prompts)
     if is_non_generative:
-        return SequencesSizer(prompts)
+        return _create_sequences_sizer(prompts)
     if isinstance(prompts, SyntheticPrompts):
         assert isinstance(spec, Synthetic)
         return create_synthetic_sizer(spec, prompts, tokens_per_block)
     if isinstance(prompts, FilePrompts):
         return FileSizer(prompts, tokens_per_block)
-    return TraceSizer(prompts, tokens_per_block)
+    # All other prompts are the requests of a trace, a recording that is replayed.
+    return TraceSizer(_as_trace_prompts(prompts), tokens_per_block)
+
+
+def _create_sequences_sizer(prompts: Prompts) -> SequencesSizer:
+    """Return a function that computes the size of any non-generative request (embeddings, rerank).
+
+    The prompts are those of one class of requests, which are no tasks.
+    """
+    if isinstance(prompts, SyntheticPrompts | FilePrompts):
+        return SequencesSizer(prompts)
+    return SequencesSizer(_as_trace_prompts(prompts))
 
 
 def _as_trace_prompts(prompts: Prompts) -> TracePrompts:
@@ -114,10 +124,11 @@ def _as_trace_prompts(prompts: Prompts) -> TracePrompts:
 def _create_mix_sizer(
     spec: Requests, prompts: MixPrompts, tokens_per_block: int, *, is_non_generative: bool
 ) -> RequestSizer:
-    """Return the function that computes the sizes of requests of several classes.
+    """Return a function that computes the size of any request of a workload with several classes.
 
-    A workload may mix classes of requests, such as chats and summaries. Each class has a function
-    (a sizer) of its own.
+    A workload may mix classes of requests, such as chats and summaries. The function finds out
+    which class a request belongs to, and calls the sizer of this class. A sizer is a function that
+    computes the lengths of a request in tokens, and the blocks of its prompt.
 
     Args:
         spec: The field `requests` of the workload, which is a `Mix` for these prompts.
@@ -126,26 +137,28 @@ def _create_mix_sizer(
         is_non_generative: Whether the API returns values (embeddings, rerank) instead of tokens.
     """
     assert isinstance(spec, Mix)
-    classes = zip(spec.classes.values(), prompts.class_prompts, strict=True)
-    sizer_of_class = [
-        create_request_sizer(
+    class_sizers = []
+    for request_class, class_prompts in zip(
+        spec.classes.values(), prompts.class_prompts, strict=True
+    ):
+        class_sizer = create_request_sizer(
             request_class.requests,
             class_prompts,
             tokens_per_block,
             is_non_generative=is_non_generative,
         )
-        for request_class, class_prompts in classes
-    ]
-    return MixSizer(prompts, sizer_of_class)
+        class_sizers.append(class_sizer)
+    return MixSizer(prompts, class_sizers)
 
 
 def create_synthetic_sizer(
     spec: Synthetic, prompts: SyntheticPrompts, tokens_per_block: int
 ) -> RequestSizer:
-    """Return the function (a sizer) that computes the lengths and blocks of synthetic requests.
+    """Return a function that computes the lengths and prompt blocks of synthetic requests.
 
-    It is called once per request of a simulation, so its cost matters. There are four, from the
-    most to the least expensive one, and the cheapest that is sufficient is returned.
+    The function is called once per request of a simulation, so its cost matters. The cheapest
+    sufficient one is returned: `FixedSizer` or `SampledSizer` if prompts share no blocks,
+    `PrefixSizer` if they share beginnings, or `ChunkSizer` if they share retrieved passages.
 
     Args:
         spec: The field `requests` of the workload.
@@ -154,17 +167,20 @@ def create_synthetic_sizer(
     """
     has_cache = tokens_per_block > 0
     if has_cache and spec.chunks is not None:
-        # Prompts share retrieved chunks in any order.
         return ChunkSizer(spec, prompts, tokens_per_block)
 
+    has_shared_prefix = bool(
+        spec.system_tokens
+        or spec.shared_prefix_tokens
+        or spec.cache  # the part of a prompt that the cache shall contain; None or 0 for nothing
+    )
     is_conversation = prompts.turns > 1
-    has_shared_prefix = spec.system_tokens or spec.shared_prefix_tokens or spec.cache
     if is_conversation or (has_cache and has_shared_prefix):
         return PrefixSizer(spec, prompts, tokens_per_block)
 
-    # Prompts share nothing, or nothing that a cache would find.
-    has_fixed_lengths = spec.input_tokens.tag == "fixed" and spec.output_tokens.tag == "fixed"
-    if has_fixed_lengths:
+    has_fixed_input = spec.input_tokens.tag == "fixed"
+    has_fixed_output = spec.output_tokens.tag == "fixed"
+    if has_fixed_input and has_fixed_output:
         return FixedSizer(prompts.requested_input_tokens(0), prompts.requested_output_tokens(0))
     return SampledSizer(prompts, spec.system_tokens)
 
@@ -250,13 +266,14 @@ class PrefixSizer:
     def _hash_shared_blocks(self, conversation: int, input_tokens: int) -> list[int]:
         """Return the hashes of the blocks of a prompt that other requests may share.
 
-        A prompt has three parts: the system prompt, which all prompts share, the prefix of its
-        group, and the conversation so far. A block belongs to the part that its last token is in.
-        With 32 tokens per block and a system prompt of 80 tokens, blocks 0 and 1 are shared by all
-        prompts, and block 2 (tokens 64 to 95) by the prompts of the group.
+        A prompt consists of the system prompt, which all prompts share, a prefix, which the prompts
+        of a group share, and the conversation so far. A block belongs to the part that its last
+        token is in. With 32 tokens per block and a system prompt of 80 tokens, blocks 0 and 1
+        belong to the system prompt, and block 2 (tokens 64 to 95) to the prefix.
 
-        The hash of a block is a number: its position in the prompt plus a constant, which differs
-        between the system prompt, each group and each conversation. Equal blocks have equal hashes.
+        The hash of a block is a number: its position in the prompt, plus a constant that differs
+        between the system prompt (0), each group and each conversation. So two blocks have the same
+        hash only if the prompts are equal up to their ends.
 
         Args:
             conversation: The number of the conversation. A single request is one with one turn.
@@ -264,22 +281,23 @@ class PrefixSizer:
         """
         prompts = self._prompts
         tokens_per_block = self._tokens_per_block
-        block_count = input_tokens // tokens_per_block  # full blocks only
-        prefix_tokens = self._system_tokens + prompts.shared_tokens(conversation)
-        # The position at which the blocks of the system prompt end, and those of the prefix.
-        system_end = min(self._system_tokens // tokens_per_block, block_count)
-        prefix_end = min(prefix_tokens // tokens_per_block, block_count)
+        prefix_end_tokens = self._system_tokens + prompts.shared_tokens(conversation)
+        # The positions (in blocks) at which the three parts end. Only full blocks are shared.
+        prompt_end = input_tokens // tokens_per_block
+        system_end = min(self._system_tokens // tokens_per_block, prompt_end)
+        prefix_end = min(prefix_end_tokens // tokens_per_block, prompt_end)
 
         hashes = list(range(system_end))
         has_prefix = prefix_end > system_end
         if has_prefix:
-            group_start = GROUPS_START + prompts.prefix_group(conversation) * GROUP_RANGE
-            hashes += range(group_start + system_end, group_start + prefix_end)
+            group = prompts.prefix_group(conversation)
+            group_constant = GROUPS_START + group * GROUP_RANGE
+            hashes += range(group_constant + system_end, group_constant + prefix_end)
         # The rest of a single request is in no other prompt, so it is not hashed.
         is_multi_turn = prompts.turns > 1
         if is_multi_turn:
-            conversation_start = CONVERSATIONS_START + conversation * CONVERSATION_RANGE
-            hashes += range(conversation_start + prefix_end, conversation_start + block_count)
+            conversation_constant = CONVERSATIONS_START + conversation * CONVERSATION_RANGE
+            hashes += range(conversation_constant + prefix_end, conversation_constant + prompt_end)
         return hashes
 
 
@@ -311,10 +329,10 @@ class ChunkSizer:
         The prompt is the system prompt, the chunks (retrieved passages of equal length), and a rest
         such as the question. The rest differs between requests, so its blocks are left out.
 
-        A cache may reuse a block only if the prompts are equal up to its end. So its hash is a
-        tuple of its position and of all chunks that begin before its end. With 32 tokens per block,
-        no system prompt and chunks of 40 tokens, block 1 (tokens 32 to 63) of a prompt with the
-        chunks 7 and 3 has the hash (1, 7, 3).
+        A cache may reuse a block only if the prompts are equal up to its end. So the hash of a
+        block is a tuple of its position and of the chunks that begin before its end. For example,
+        with 32 tokens per block, no system prompt and the chunks 7 and 3 of 40 tokens each, block 1
+        has the tokens 32 to 63. Chunk 3 begins at token 40, so the hash is (1, 7, 3).
 
         Args:
             chunks: The numbers of the chunks that the prompt contains, in order.
@@ -325,8 +343,10 @@ class ChunkSizer:
         for position in range(shared_block_count):
             block_end = (position + 1) * self._tokens_per_block  # in tokens of the prompt
             chunk_tokens_before_end = max(0, block_end - self._system_tokens)
-            begun_chunks = math.ceil(chunk_tokens_before_end / self._chunk_tokens)
-            hashes.append((position, *chunks[:begun_chunks]))
+            # Rounded up, because the last of these chunks may end in a later block.
+            begun_chunk_count = math.ceil(chunk_tokens_before_end / self._chunk_tokens)
+            begun_chunks = chunks[:begun_chunk_count]
+            hashes.append((position, *begun_chunks))
         return hashes
 
 
@@ -381,27 +401,26 @@ class TaskSizer:
     def _hash_blocks_of_owner(self, owner: SegmentOwner, positions: range) -> Sequence[Hashable]:
         """Return the hashes of consecutive blocks of a prompt that have the same owner.
 
-        The owner decides the text of a part of a prompt. There are three kinds of owners:
-
-        - The name of a step of the task, whose instructions are the same in all tasks.
-        - The index of a request, whose output is a part of the prompt.
-        - A tuple that identifies a sequence of documents.
+        The owner is what the text of a part of the prompt depends on: the name of a step of the
+        task, whose instructions are the same in all tasks, the index of a request, whose output is
+        a part of the prompt, or a tuple that identifies a sequence of documents.
 
         The hash of a block has to differ between owners and between positions. For documents, it is
-        a tuple of both. Otherwise it is a number: a constant of the owner plus the position. So the
-        hashes of consecutive blocks are consecutive numbers.
+        a tuple of both. Otherwise it is a number: a constant of the owner plus the position.
 
         Args:
             owner: The owner of the blocks.
             positions: The positions of the blocks in the prompt.
         """
-        if isinstance(owner, tuple):
-            return [(owner, position) for position in positions]
-        if isinstance(owner, str):
-            owner_start = self._range_start_of_step[owner]
-        else:
-            owner_start = CONVERSATIONS_START + owner * CONVERSATION_RANGE
-        return range(owner_start + positions.start, owner_start + positions.stop)
+        match owner:
+            case tuple() as documents:
+                return [(documents, position) for position in positions]
+            case str() as step_name:
+                owner_constant = self._range_start_of_step[step_name]
+            case int() as request_index:
+                owner_constant = CONVERSATIONS_START + request_index * CONVERSATION_RANGE
+        # Blocks at consecutive positions have consecutive numbers.
+        return range(owner_constant + positions.start, owner_constant + positions.stop)
 
 
 class TraceSizer:
@@ -427,26 +446,29 @@ class TraceSizer:
     def _hash_shared_blocks(self, request_index: int, input_tokens: int) -> list[Hashable]:
         """Return the hashes of the blocks of a prompt that other requests may share.
 
-        A trace has a hash for each of its blocks, which may be larger than those of the simulated
-        server. The hash of a server block is a tuple: the cycle, the trace hash of the trace block
-        in which it ends, and its position. With 512 tokens per block in the trace and 64 at the
-        server, server blocks 0 to 7 have the hash of the first trace block.
+        A trace is a recording of requests without their texts. It describes a prompt as a list of
+        blocks with hashes. Blocks of the simulated server may be smaller than those of the trace.
+        Each of them gets the hash of the trace block that its last token is in. For example, if
+        trace blocks have 512 tokens and server blocks 64, server blocks 0 to 7 get the hash of the
+        first trace block.
 
-        The cycle is part of the hash, because a run may repeat the trace, and the requests of a new
-        cycle share nothing with those of the cycle before it.
+        Two more numbers make these hashes unique: the position of the block in the prompt, and the
+        cycle. A run may repeat the trace in cycles, whose requests share no blocks with each other.
         """
         trace = self._prompts.trace
-        trace_request = self._prompts.locate(request_index)  # its cycle and its row of the trace
+        trace_request = self._prompts.locate(request_index)
+        cycle = trace_request.cycle
         hashes: list[Hashable] = []
         trace_block_end = 0  # in tokens of the prompt
         for trace_hash in trace.block_hashes(trace_request.row):
             trace_block_end += trace.tokens_by_hash[trace_hash]
-            # The last block of the trace may be longer than the rest of the prompt.
+            # The last trace block may be longer than the rest of the prompt.
             hashed_tokens = min(trace_block_end, input_tokens)
+            # The server blocks that end in this trace block.
             first_position = len(hashes)
             end_position = hashed_tokens // self._tokens_per_block
             positions = range(first_position, end_position)
-            hashes += [(trace_request.cycle, trace_hash, position) for position in positions]
+            hashes += [(cycle, trace_hash, position) for position in positions]
         return hashes
 
 

@@ -154,21 +154,23 @@ def _saturation_rate_of_replica(
 
 
 def _max_sessions_for_limits(mean_work: Work, limits: ServerLimits) -> float:
-    """Return how many sessions a replica can serve per iteration at most, by its limits.
+    """Return the work that an iteration can do at most, in sessions, by the limits of a replica.
 
-    In a steady state, an iteration does the work of a fraction of a session, for example 0.05.
-    Each limit of an iteration divided by what one session needs in total gives such a fraction, and
-    the lowest one counts:
+    A session is one or several requests. It takes many iterations, so the result is usually a
+    fraction: 0.05 means that an iteration does a twentieth of the work of a session. Each limit of
+    an iteration, divided by what a whole session needs, gives such a fraction:
 
-    - The tokens that an iteration may compute. A session needs its prompt and output tokens.
-    - The size of a batch. Each sequence in it generates one token, so an iteration generates at
-      most as many tokens as the batch has sequences.
-    - The cache. To generate a token, all tokens of its sequence are read, and they have to be in
-      the cache. So an iteration reads at most as many tokens as the cache holds.
+    - An iteration computes at most `max_num_tokens` tokens. A session needs those of its prompts
+      and outputs.
+    - An iteration generates one token per sequence of the batch, which has at most `max_batch_size`
+      sequences.
+    - An iteration reads the key-value cache once at most: each generated token reads all tokens of
+      its sequence there.
     """
     computed_tokens_per_session = mean_work.computed_tokens + mean_work.generated_tokens
     sessions_by_compute = limits.max_num_tokens / computed_tokens_per_session
-    if not mean_work.generated_tokens:
+    has_output = mean_work.generated_tokens > 0
+    if not has_output:
         return sessions_by_compute
     sessions_by_batch = limits.max_batch_size / mean_work.generated_tokens
     cache_tokens = limits.kv_blocks * limits.tokens_per_block
@@ -217,11 +219,23 @@ class _MeanTimes(NamedTuple):
 
 
 def _mean_times(sessions_per_iteration: float, mean_work: Work, costs: Costs) -> _MeanTimes:
-    """Return the mean times of an iteration that does the work of so many sessions."""
+    """Return the mean times that an iteration needs for memory, outputs and prompts.
+
+    Computing a token costs `token_ns`, and `attended_ns` for each token that it attends to. The
+    next output token attends to all tokens of its sequence, which are read from the key-value
+    cache. So the tokens that outputs attend to are the tokens read.
+
+    Args:
+        sessions_per_iteration: The work of an iteration in sessions, usually a fraction.
+        mean_work: The mean work of a session. A session is one or several requests.
+        costs: The costs of an iteration, by the roofline model.
+    """
     kv_cache_ns = sessions_per_iteration * costs.kv_token_ns * mean_work.read_tokens
+    # The tokens of outputs that are generated, and the tokens that they attend to.
     output_ns_per_session = (
         costs.token_ns * mean_work.generated_tokens + costs.attended_ns * mean_work.read_tokens
     )
+    # The tokens of prompts that are not in the cache, and the tokens that they attend to.
     prompt_ns_per_session = (
         costs.token_ns * mean_work.computed_tokens + costs.attended_ns * mean_work.attended_tokens
     )
@@ -235,31 +249,39 @@ def _mean_times(sessions_per_iteration: float, mean_work: Work, costs: Costs) ->
 def _iteration_ns(sessions_per_iteration: float, mean_work: Work, costs: Costs) -> float:
     """Return the mean duration of an iteration in ns, by the roofline model.
 
-    An iteration takes as long as its memory traffic or its computation, whichever is longer. Some
-    iterations compute prompts and outputs, the others only outputs. Their mean durations are
-    weighted by their probabilities. Prompts arrive at random, so their number in an iteration has a
-    Poisson distribution, in which 0 has the probability exp(-mean).
+    An iteration takes as long as its memory traffic or its computation, whichever is longer. With
+    the probability p, it computes prompts and outputs, otherwise only outputs:
+
+    - Without prompts it takes max(memory_ns, output_ns).
+    - With prompts it takes max(memory_ns, output_ns + prompt_ns / p). All prompts are computed in
+      these iterations, so each of them needs more time for prompts than the mean `prompt_ns`.
+
+    The result is the mean of both durations, weighted by 1 - p and p.
 
     Args:
         sessions_per_iteration: The work of an iteration in sessions, usually a fraction.
-        mean_work: The mean work of a session.
+        mean_work: The mean work of a session. A session is one or several requests.
         costs: The costs of an iteration.
     """
     times = _mean_times(sessions_per_iteration, mean_work, costs)
-    mean_prompts = sessions_per_iteration * mean_work.requests
-    prompt_probability = -math.expm1(-mean_prompts)  # 1 - exp(-mean), but exact near 0
-
-    # probability * duration of an iteration without prompts
-    without_prompts_ns = (1 - prompt_probability) * max(times.memory_ns, times.output_ns)
-    # probability * duration of an iteration with prompts. All prompts are computed in these
-    # iterations, so one of them needs prompt_ns / probability for prompts. It takes
-    # max(memory_ns, output_ns + prompt_ns / probability). The factor is moved into the maximum,
-    # because the probability may be 0.
-    with_prompts_ns = max(
+    prompt_probability = _probability_of_arrival(sessions_per_iteration * mean_work.requests)
+    weighted_without_prompts_ns = (1 - prompt_probability) * max(times.memory_ns, times.output_ns)
+    # p * max(memory_ns, output_ns + prompt_ns / p), without a division, because p may be 0.
+    weighted_with_prompts_ns = max(
         prompt_probability * times.memory_ns,
         prompt_probability * times.output_ns + times.prompt_ns,
     )
-    return costs.overhead_ns + without_prompts_ns + with_prompts_ns
+    return costs.overhead_ns + weighted_without_prompts_ns + weighted_with_prompts_ns
+
+
+def _probability_of_arrival(mean_arrivals: float) -> float:
+    """Return the probability that at least one prompt arrives during an iteration.
+
+    Prompts arrive at random, so their number has a Poisson distribution. It is 0 with the
+    probability exp(-mean), and at least 1 with the probability 1 - exp(-mean). `math.expm1(x)` is
+    exp(x) - 1, and exact for an x near 0, too.
+    """
+    return -math.expm1(-mean_arrivals)
 
 
 class _TimedTask:
@@ -344,11 +366,11 @@ def _average_session_work(sample: dict[int, SessionWork]) -> Work | None:
 
 
 def _sample_work(workload: Workload, settings: Settings) -> dict[int, SessionWork]:
-    """Return the work of sampled requests, by the number of their session and their own number.
+    """Return the work of each sampled request: a dict by session, of dicts by request.
 
     The work of a request depends on how much of its prompt is in the prefix cache of its replica,
     where earlier requests have left their blocks. At the start of a run the caches are empty. So
-    the first half of the sample only fills them, and its work is left out.
+    the first half of the sample is a warm-up: it only fills the caches.
     """
     preset = load_target_preset(settings)
     prompts = _build_sample_prompts(workload, settings)
@@ -360,10 +382,12 @@ def _sample_work(workload: Workload, settings: Settings) -> dict[int, SessionWor
         size = request_sizer(request_id)
         replica_index = _choose_sample_replica(index, preset.replicas)
         cached_blocks = cached_blocks_of_replica[replica_index]
-        if index >= warm_up_requests:
+        is_warm_up = index < warm_up_requests
+        if not is_warm_up:
+            # The ids of the requests of a session follow each other, one per turn.
             session_number = request_id // prompts.turns
-            work = _estimate_work(size, cached_blocks, preset.limits)
-            work_by_session[session_number][request_id] = work
+            session_work = work_by_session[session_number]
+            session_work[request_id] = _estimate_work(size, cached_blocks, preset.limits)
         cached_blocks.update(size.blocks)
     return work_by_session
 
@@ -421,18 +445,19 @@ def _estimate_work(size: RequestSize, cached_blocks: Set[Hashable], limits: Serv
 def _work_of_lengths(input_tokens: int, computed_tokens: int, output_tokens: int) -> Work:
     """Return the work of a request with these lengths.
 
-    With causal attention, a token attends to all tokens up to its own position, so the sum over
-    some consecutive tokens is their number times their mean position. `engine.replica` counts the
-    same tokens iteration by iteration.
+    With causal attention, a token attends to all tokens before it, whose number is its position. So
+    consecutive tokens attend to their number times their mean position. For example, the tokens at
+    positions 100 to 120 attend to about 20 * 110 = 2,200 tokens. An output token reads the tokens
+    that it attends to from the key-value cache.
 
     Args:
         input_tokens: The length of the prompt.
-        computed_tokens: The tokens of the prompt that were not found in the cache.
+        computed_tokens: The tokens of the prompt that were not found in the cache. They are the
+            last ones of the prompt.
         output_tokens: The length of the output.
     """
-    # The computed tokens are the last ones of the prompt, from `input - computed` to `input`.
-    mean_position_of_computed = input_tokens - computed_tokens / 2
-    # The generated tokens follow the prompt, from `input` to `input + output`.
+    first_computed_position = input_tokens - computed_tokens
+    mean_position_of_computed = first_computed_position + computed_tokens / 2
     mean_position_of_generated = input_tokens + output_tokens / 2
     return Work(
         requests=1,
