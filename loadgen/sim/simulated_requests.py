@@ -156,14 +156,16 @@ class SimulatedRequests:
 def _read_fields(requests: Sequence[SimRequest]) -> dict[str, NDArray[np.int64]]:
     """Return the values of each field of `SentColumns`, in the order of the requests.
 
-    A request packs its REQUEST_FIELDS into a row of a table. `SentColumns` has the same fields in
-    the same order, but partly under other names: the field `key` of a request is its `slot`.
+    The fields are read together: the requests write them into the rows of a table, in the order of
+    REQUEST_FIELDS. `SentColumns` has the same fields in the same order. Only two have other names
+    there: the key of a request is its slot, and its `replica_index` is its `replica`.
     """
     table = np.empty((len(requests), len(REQUEST_FIELDS)), np.int64)
-    # The replicas may be compiled or not, and each implementation packs only its own requests.
+    # There is a compiled class of requests and one in Python. Each writes only its own requests.
     request_class = type(requests[0])
     request_class.pack(requests, table)
-    return dict(zip(SentColumns.__struct_fields__, table.T, strict=True))
+    columns_of_table = table.T
+    return dict(zip(SentColumns.__struct_fields__, columns_of_table, strict=True))
 
 
 def _append_row(columns: dict[str, array[int]], row: tuple[int, ...]) -> None:

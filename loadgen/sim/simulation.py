@@ -33,6 +33,12 @@ from loadgen.sim.request_lengths import RequestSize, RequestSizer
 from loadgen.sim.simulated_requests import Ints, SentColumns, SimulatedRequests
 from loadgen.sim.virtual_records import records_of_ended_requests
 
+NO_OUTPUT_TOKENS = 0
+"""The output length of a non-generative request (embeddings, rerank)."""
+
+NO_ITERATION = -1
+"""The iteration of a token that a request never got."""
+
 
 @dataclass(slots=True)
 class _ScheduledCheck:
@@ -133,7 +139,7 @@ class _ScheduledActions:
         return min((scheduled.next_ns for scheduled in self.checks), default=NEVER)
 
     def choose(self, next_event_ns: int, end_of_run_ns: int) -> _Action | None:
-        """Return the next action, or None if another event comes first.
+        """Return the next action, or None if there is none or another event comes first.
 
         At the same time, a change of the number of replicas comes before other events. Other events
         come before the stop of the load, and the stop before a check.
@@ -146,15 +152,18 @@ class _ScheduledActions:
         change_ns = self._next_change_ns()
         if change_ns > end_of_run_ns:
             change_ns = NEVER
-        # In order of priority: of equal times, `min` returns the first one.
-        times_ns: dict[_Action | None, int] = {
-            _Action.CHANGE_REPLICAS: change_ns,
-            None: next_event_ns,
-            _Action.STOP_LOAD: self.stop_ns,
-            _Action.CHECK_LOAD: self.next_check_ns(),
-        }
-        action = min(times_ns, key=times_ns.__getitem__)
-        return action if times_ns[action] < NEVER else None
+        check_ns = self.next_check_ns()
+        earliest_ns = min(change_ns, next_event_ns, self.stop_ns, check_ns)
+        if earliest_ns == NEVER:
+            return None
+        # Several times may be the earliest. The order of these tests decides which one comes first.
+        if change_ns == earliest_ns:
+            return _Action.CHANGE_REPLICAS
+        if next_event_ns == earliest_ns:
+            return None
+        if self.stop_ns == earliest_ns:
+            return _Action.STOP_LOAD
+        return _Action.CHECK_LOAD
 
 
 @dataclass(slots=True)
@@ -211,7 +220,7 @@ class Simulation:
         self.iteration_ends_ns: list[Ints] = []
         self.is_ended_by_check = False
 
-        # The source of requests.
+        # The source of requests. The dispatcher decides when each of them starts.
         self._schedule = schedule
         self._request_sizer = request_sizer
         self._dispatcher = Dispatcher(
@@ -219,11 +228,12 @@ class Simulation:
         )
         self._is_prefill_limited = bounds.max_in_prefill is not None
 
-        # The replicas. Their class is either the compiled one or the one in Python. Its static
-        # method advances all of them together.
-        self._advance_to_next_event = type(self.replicas[0]).advance_to_next_event
+        # The replicas. Only the first `_serving_count` ones get requests. The class of the replicas
+        # is the compiled one or the one in Python, and has a method that advances all together.
+        replica_class = type(self.replicas[0])
+        self._advance_to_next_event = replica_class.advance_to_next_event
         self._choose_replica = choose_replica
-        self._serving_count = len(replicas)  # only so many replicas, the first ones, get requests
+        self._serving_count = len(replicas)
         self._busy_count = 0  # replicas with an iteration in progress
 
         # The requests in flight, in order of due time. A request that has ended stays here until
@@ -233,6 +243,7 @@ class Simulation:
         self._unfinished_sequences: dict[int, list[SimRequest]] = {}
         self._abandonments = _Abandonments(schedule)
 
+        # What happens at certain times, whatever the requests do.
         self._actions = _ScheduledActions(changes, checks, bounds.stop_ns)
         self._limits = _TimeLimits(
             timeout_ns=bounds.timeout_ns,
@@ -241,28 +252,32 @@ class Simulation:
         )
 
     def run(self) -> None:
-        """Simulate until every slot of the schedule has its record.
+        """Simulate until every slot of the schedule (one request each) has its record.
 
-        Each turn of the loop handles one event, the next one: a scheduled action, requests that are
-        due, or the end of an iteration. If requests are due exactly when an iteration ends, they
-        are sent before it ends.
+        Each turn of the loop handles the next event. There are three kinds: requests are due, an
+        iteration of a replica ends, or a scheduled action takes place. If requests are due exactly
+        when an iteration ends, they are sent before it ends.
         """
         while True:
             next_due_ns = self._dispatcher.next_due_ns()
             due_ns = NEVER if next_due_ns is None else next_due_ns
-            # Skips the iterations in which nothing but the generation of tokens happens.
+            # This skips iterations in which nothing but the generation of tokens happens.
             iteration_end_ns, replica_index = self._advance_to_next_event(
                 self.replicas, self._find_next_interruption_ns(due_ns)
             )
-            next_event_ns = due_ns if due_ns <= iteration_end_ns else iteration_end_ns
+            are_requests_next = due_ns <= iteration_end_ns
+            next_event_ns = due_ns if are_requests_next else iteration_end_ns
 
-            may_act = self._actions.next_ns <= next_event_ns
-            if may_act and self._apply_scheduled_action(next_event_ns):
-                continue  # the action may have changed which event is the next one
-            is_finished = next_event_ns >= NEVER
-            if is_finished or next_event_ns > self._limits.end_of_run_ns:
+            may_action_be_next = self._actions.next_ns <= next_event_ns
+            if may_action_be_next:
+                has_acted = self._apply_scheduled_action(next_event_ns)
+                if has_acted:
+                    continue  # the action may have changed the times of the other events
+            is_all_done = next_event_ns >= NEVER
+            is_after_run = next_event_ns > self._limits.end_of_run_ns
+            if is_all_done or is_after_run:
                 break
-            if due_ns <= iteration_end_ns:
+            if are_requests_next:
                 self._send_due_requests(due_ns, iteration_end_ns)
             else:
                 self._end_iteration(iteration_end_ns, replica_index)
@@ -295,24 +310,28 @@ class Simulation:
     # Starts of requests
 
     def _send_due_requests(self, due_ns: int, iteration_end_ns: int) -> None:
-        """Send the requests that are due now, and those that can be sent together with them.
+        """Send the requests that are due now and, to save time, some that are due later.
+
+        If all replicas are busy, a request only joins a queue, where it waits until an iteration
+        ends. So all requests that are due before the next event of another kind are sent now. The
+        result is the same as if each one were sent at its time.
 
         If a replica is idle, only the requests that are due now are sent. One of them may begin an
-        iteration there, and this iteration may end before the next request is due.
-
-        If all replicas are busy, a request only waits in a queue until an iteration ends. So all
-        requests are sent at once that are due before the next event of another kind. This is
-        faster, and has the same result as sending each one at its time.
+        iteration there, which may end before the next request is due.
 
         Args:
             due_ns: When the first of the requests is due. No other event comes before.
             iteration_end_ns: When the first iteration in progress ends.
         """
-        has_idle_replica = self._busy_count < len(self.replicas)
-        if has_idle_replica:
-            last_due_ns = due_ns
+        are_all_busy = self._busy_count == len(self.replicas)
+        if are_all_busy:
+            next_other_event_ns = min(
+                iteration_end_ns, self._limits.end_of_run_ns, self._actions.next_ns
+            )
+            last_due_ns = next_other_event_ns
         else:
-            last_due_ns = min(iteration_end_ns, self._limits.end_of_run_ns, self._actions.next_ns)
+            last_due_ns = due_ns
+        # A slot of the schedule is one request. It is dropped if it cannot be sent any more.
         for slot in self._dispatcher.take_due_slots(last_due_ns):
             if slot.drop_reason:
                 self.requests.add_unsent(slot.slot_id, slot.due_ns, slot.drop_reason)
@@ -322,16 +341,18 @@ class Simulation:
     def _send_request(self, slot: DispatchedSlot) -> None:
         """Send the request of a slot of the schedule to the next serving replica.
 
-        An idle replica begins an iteration at once.
+        An idle replica begins an iteration at once. If the slot is a turn of a session, its user
+        may be planned to leave during the response.
         """
         size = self._request_sizer(slot.slot_id)
+        # The router names all replicas in a fixed order. Only the first `_serving_count` serve now,
+        # and the others are skipped. There is at least one that serves, so the loop ends.
         replica_index = self._choose_replica()
-        # The router goes through all replicas in a fixed order. Those that do not serve now are
-        # skipped. The first replica always serves, so the loop ends.
         while replica_index >= self._serving_count:
             replica_index = self._choose_replica()
 
-        if size.output_tokens:
+        is_generative = size.output_tokens > 0
+        if is_generative:
             request = self._submit_request(slot, size, replica_index)
         else:
             request = self._submit_non_generative(slot, size, replica_index)
@@ -342,8 +363,10 @@ class Simulation:
 
         replica = self.replicas[replica_index]
         is_idle = replica.end_ns == NEVER
-        if is_idle and replica.begin_iteration(slot.due_ns):
-            self._busy_count += 1
+        if is_idle:
+            has_begun = replica.begin_iteration(slot.due_ns)
+            if has_begun:
+                self._busy_count += 1
 
     def _submit_request(
         self, slot: DispatchedSlot, size: RequestSize, replica_index: int
@@ -371,21 +394,24 @@ class Simulation:
         """Submit a non-generative request (embeddings, rerank) to a replica.
 
         The replica serves each text of the request by itself, as a sequence that ends with its
-        prefill. All sequences have the same key, the id of the slot, and the request is complete
-        when all of them are.
+        prefill and has no output tokens. All sequences have the same key, the id of the slot. The
+        request is complete when all of them are.
 
         Returns:
-            The last sequence, which identifies the request by its key, as any other would. None if
-            a text is too long for the replica. The failure is recorded then.
+            One of the sequences, by whose key the request is known. None if the replica has refused
+            the request, because a text is too long. The failure is recorded then.
         """
         replica = self.replicas[replica_index]
-        if not all(replica.can_serve(tokens) for tokens in size.sequence_lengths):
-            refused_request = replica.Request(slot.slot_id, slot.due_ns, size.input_tokens, 0)
+        can_serve_all = all(replica.can_serve(tokens) for tokens in size.sequence_lengths)
+        if not can_serve_all:
+            refused_request = replica.Request(
+                slot.slot_id, slot.due_ns, size.input_tokens, NO_OUTPUT_TOKENS
+            )
             self._record_refusal(refused_request, replica_index)
             return None
         sequences = [
-            replica.Request(slot.slot_id, slot.due_ns, tokens, 0)
-            for tokens in size.sequence_lengths
+            replica.Request(slot.slot_id, slot.due_ns, input_tokens, NO_OUTPUT_TOKENS)
+            for input_tokens in size.sequence_lengths
         ]
         for sequence in sequences:
             sequence.replica_index = replica_index
@@ -607,23 +633,30 @@ class Simulation:
         self._actions.stop_ns = NEVER
 
     def _run_checks(self, now_ns: int) -> None:
-        """Run the interim checks of the load that are due now. If one says so, the load stops.
+        """Run the interim checks of the load that are due now.
 
-        A check gets the records of the requests that have ended since it ran last, and returns
-        whether the load has to end. After that there are no more checks.
+        If one of them finds that the load has to end, the load is stopped now, and there are no
+        more checks. All checks that are due at the same time run before.
         """
-        for scheduled in self._actions.checks:
-            if scheduled.next_ns != now_ns:
-                continue
-            scheduled.next_ns += scheduled.check.every_ns
-            new_records = self._build_new_records(scheduled.seen_count)
-            scheduled.seen_count = self.requests.count_sent()
-            has_to_end = scheduled.check.ends(now_ns, new_records)
+        due_checks = [check for check in self._actions.checks if check.next_ns == now_ns]
+        for scheduled_check in due_checks:
+            has_to_end = self._run_check(scheduled_check, now_ns)
             if has_to_end:
                 self.is_ended_by_check = True
         if self.is_ended_by_check:
             self._actions.stop_ns = now_ns
             self._actions.checks.clear()
+
+    def _run_check(self, scheduled_check: _ScheduledCheck, now_ns: int) -> bool:
+        """Run an interim check, schedule its next run, and return whether the load has to end.
+
+        The check gets the records of the requests that have ended since it ran last.
+        """
+        check = scheduled_check.check
+        new_records = self._build_new_records(scheduled_check.seen_count)
+        scheduled_check.seen_count = self.requests.count_sent()
+        scheduled_check.next_ns += check.every_ns
+        return check.ends(now_ns, new_records)
 
     def _build_new_records(self, seen_count: int) -> NDArray[np.void]:
         """Return the records of the requests that have ended since an interim check ran last.
@@ -698,22 +731,24 @@ class Simulation:
 def _shorten_output(request: SimRequest, generated_tokens: int) -> None:
     """Reduce the output of a cancelled request to the tokens that it really got.
 
-    Since its last admission to a batch, a request gets one token per iteration, from the iteration
-    `resumed_iteration` on. Its `last_iteration` was planned for the whole output, and becomes the
-    iteration of its last token. -1 stands for no iteration. For example, a request with 3 tokens
-    since iteration 10 got the last one in iteration 12.
+    A request that was paused is admitted to the batch again for its `remaining_output_tokens`. It
+    then gets one token per iteration, from the iteration `resumed_iteration` on. Its
+    `last_iteration` was planned for the full output, and becomes the iteration of its last token.
+    For example, a request with 3 tokens since iteration 10 got the last one in iteration 12.
 
     Args:
         request: The request, whose fields are changed.
         generated_tokens: How many tokens it got, those before a pause included.
     """
-    # At the last admission, `remaining_output_tokens` were missing. A pause had stored the others.
     tokens_before_admission = request.output_tokens - request.remaining_output_tokens
     tokens_since_admission = generated_tokens - tokens_before_admission
     request.output_tokens = generated_tokens
-    if request.resumed_iteration < 0:
-        request.last_iteration = -1
+
+    has_had_tokens = request.resumed_iteration >= 0  # since this admission or an earlier one
+    if not has_had_tokens:
+        request.last_iteration = NO_ITERATION
         return
+    # Without a token since the admission, this is the iteration before `resumed_iteration`.
     request.last_iteration = request.resumed_iteration + tokens_since_admission - 1
     if tokens_since_admission == 0:
-        request.resumed_iteration = -1
+        request.resumed_iteration = NO_ITERATION

@@ -293,9 +293,7 @@ class LatencyOptions(Struct, frozen=True, kw_only=True):
         has_no_tokens = self.tokens_per_emission < 1
         has_no_slots = self.slots is not None and self.slots < 1
         if has_no_tokens or has_no_slots:
-            raise UserError(
-                "out_of_range", "must be integers >= 1", "--stream-interval, --slots"
-            )
+            raise UserError("out_of_range", "must be integers >= 1", "--stream-interval, --slots")
 
 
 def _draw_gaps_ns(options: LatencyOptions) -> list[int]:
