@@ -15,15 +15,26 @@ from contextvars import ContextVar
 from functools import partial
 from time import monotonic_ns
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, Protocol
 
 from ..errors import BudgetExceeded, ThrottleTimeout
 from ..request import NEVER, Failure, Usage
 from .background import is_collecting_garbage, run_in_background
-from .call import NO_HEADERS, Call, CallObservation, CallSettings, context_of_spans
+from .call import (
+    NO_HEADERS,
+    Call,
+    CallObservation,
+    CallSettings,
+    ThrottleArguments,
+    context_of_spans,
+)
 from .event_types import build_response_event_types
 from .measurement import TEXT_APIS, Api, Choice, Status, attach_measurement, warn_uncounted
-from .observed_stream import is_called_by_helper, observe_stream, observe_unread_response
+from .observed_stream import (
+    is_called_by_streaming_helper,
+    observe_stream,
+    observe_unread_response,
+)
 from .output_tracker import OutputTracker
 
 log = logging.getLogger("loadgen_sdk")
@@ -38,6 +49,18 @@ _ABANDONED = Failure("interrupted", "the application stopped listening")
 
 current_call: ContextVar[ObservedCall | None] = ContextVar("loadgen_sdk_sending", default=None)
 """The call whose request is being sent in this context, or None."""
+
+
+class HttpResponse(Protocol):
+    """The part of a response of an HTTP library, such as httpx, that this module uses."""
+
+    @property
+    def status_code(self) -> int:
+        """The HTTP status."""
+
+    @property
+    def content(self) -> bytes:
+        """The whole body."""
 
 
 class ObservedCall:
@@ -59,19 +82,20 @@ class ObservedCall:
             response and reads it by itself.
         hides_usage: The event with the token counts is hidden, because the application did not
             request it.
-        is_left_by_helper: A helper of the package that reads the stream for the application (such
-            as `chat.completions.stream`) has stopped before its end.
+        was_left_by_streaming_helper: A streaming helper, which is an object of the package that
+            reads the stream for the application (the result of `chat.completions.stream`), has
+            stopped before the end of the stream.
         get_stream: Returns the stream, or None if nobody uses it any more (a weak reference).
     """
 
     # Defaults are attributes of the class, because most calls need few of them.
     hidden_retries = 0
     raw_response: Any = None
-    http_response: Any = None
+    http_response: HttpResponse | None = None
     is_raw_requested = False
     is_read_by_application = False
     hides_usage = False
-    is_left_by_helper = False
+    was_left_by_streaming_helper = False
     get_stream: Callable[[], Any] = staticmethod(lambda: None)
     _outer_call: ObservedCall | None = None
     _current_span: AbstractContextManager[object] | None = None
@@ -79,49 +103,54 @@ class ObservedCall:
     def __init__(
         self, api: Api, settings: CallSettings, kwargs: dict[str, Any], labels: Any = None
     ) -> None:
-        """Begin a call.
+        """Start to observe a call that the application makes.
 
         Args:
             api: The API.
             settings: What all calls of the client have in common.
-            kwargs: The fields of the request. If `settings.requests_usage` is set, the field
-                `stream_options` of a stream is changed in place to request token counts.
+            kwargs: The fields of the request, such as `model` and `stream`. The field
+                `stream_options` is changed in place if `settings.requests_usage` is set and the
+                server has to be asked for the token counts of a stream.
             labels: The labels of this call alone, without those of the client.
         """
-        self.is_streamed = bool(kwargs.get("stream"))
+        is_streamed = bool(kwargs.get("stream"))
         model_name = str(kwargs.get("model") or "")
-        self.call = Call(
-            settings, api, model_name, kwargs, is_streamed=self.is_streamed, labels=labels
-        )
+        self.is_streamed = is_streamed
+        self.call = Call(settings, api, model_name, kwargs, is_streamed=is_streamed, labels=labels)
         self.tracker = OutputTracker(
-            api, is_streamed=self.is_streamed, keep_content=settings.policy.keep_content
+            api, is_streamed=is_streamed, keep_content=settings.policy.keep_content
         )
-        # Both have the same list: the call sees the timestamps that the tracker appends.
+        # The tracker appends a timestamp to this list for each output event. The call reads them
+        # from the same list at its end.
         self.call.instants = self.tracker.instants
         extra_headers = kwargs.get("extra_headers")
         if extra_headers:
-            self._find_requested_form(extra_headers)
-        if self.is_streamed and settings.requests_usage and api in ("chat", "completions"):
+            self._read_raw_response_header(extra_headers)
+        has_usage_option = api in ("chat", "completions")
+        if is_streamed and has_usage_option and settings.requests_usage:
             self._request_usage(kwargs)
 
     def __enter__(self) -> None:
-        """Begin an attempt, so that this is the `current_call` while its request is sent.
+        """Begin an attempt to send the request. `__exit__` ends it.
 
-        Hooks of the client's package find the call by `current_call`, for example to record the
-        headers of its response. The spans of the call become the current ones of OpenTelemetry, so
-        that spans of the HTTP library are their children. `__exit__` undoes both.
+        During the attempt, two things refer to this call:
+
+        - The context variable `current_call`. By it, hooks in the client's package find the call
+          to which they pass the headers of a response.
+        - The current span of OpenTelemetry. Spans of the HTTP library become its children.
         """
         call = self.call
         self._outer_call = current_call.get()
         current_call.set(self)
         if call.spans:
+            # `__exit__` leaves this context manager, so that no `with` statement can surround it.
             self._current_span = context_of_spans(call.spans)
             self._current_span.__enter__()
         if self.is_streamed and call.api == "responses":
             # The openai package builds its types at their first use, which takes half a second.
             # That would count as time to the first token.
             build_response_event_types()
-        # The start time is taken last, so that the duration leaves out the preparations.
+        # The start time is taken last, so that it does not include the preparations above.
         call.attempt_started = monotonic_ns()
 
     def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
@@ -137,7 +166,7 @@ class ObservedCall:
         """Whether the call has ended and was reported."""
         return self.call.is_reported
 
-    def throttle_arguments(self, timeout: Any) -> dict[str, Any]:
+    def throttle_arguments(self, timeout: object) -> ThrottleArguments:
         """Return the keyword arguments for `Throttle.acquire`, by the timeout of the call."""
         max_wait_s = self.call.settings.timeout_s
         if timeout is not NOT_GIVEN:
@@ -147,17 +176,19 @@ class ObservedCall:
     def end_failed_attempt(self, error: BaseException) -> float | None:
         """End an attempt that failed before any output reached the caller.
 
-        Return the seconds to wait before the next attempt, or None if there is none and the call
-        has ended. It is then reported, unless the arguments of the application were wrong: the
-        method of the client has then raised a TypeError before it sent a request.
+        Return the seconds to wait before the next attempt. Return None if there is no next attempt:
+        the call has then ended, and its failure is reported. A call with wrong arguments, for which
+        the client has raised a TypeError without sending a request, is not reported.
         """
-        has_wrong_arguments = isinstance(error, TypeError) and not self.call.has_headers
+        was_response_received = self.call.has_headers
+        has_wrong_arguments = isinstance(error, TypeError) and not was_response_received
         if has_wrong_arguments:
             self.call.discard()
             return None
         if is_collecting_garbage():
-            # The garbage collector closes a coroutine that nobody awaits any more. The code that
-            # it has interrupted may hold any lock, so that another thread does the work.
+            # The garbage collector closes a coroutine that nobody awaits any more. The code that it
+            # has interrupted may hold any lock, so that another thread ends the attempt. There is
+            # no retry, because nobody waits for its result.
             run_in_background(partial(self.end_failed_attempt, error))
             return None
         try:
@@ -167,14 +198,15 @@ class ObservedCall:
             self._log_not_measured()
             return None
 
-    def read_usage_of_unparsed(self, http_response: Any) -> None:
-        """Read the token counts of a response that the package of the client could not parse.
+    def read_token_counts_from_body(self, http_response: HttpResponse | None) -> None:
+        """Read the token counts from the JSON body of a response that the client could not parse.
 
-        The server bills these tokens although the application gets an error. Streams, error
-        responses and bodies that are not complete JSON have no counts to read.
+        The package of the client has raised an error, for example because the output does not match
+        the requested schema. The server bills the tokens nevertheless. Streams, error responses and
+        bodies that are not complete JSON have no counts to read.
 
         Args:
-            http_response: The response of the HTTP library, or None if there is none.
+            http_response: The response of the HTTP library, or None if no response has arrived.
         """
         if self.is_streamed or http_response is None:
             return
@@ -185,24 +217,26 @@ class ObservedCall:
     def observe_response(self, response: Any, parsed_response: Any, *, is_blocking: bool) -> Any:
         """Observe the response that a method has returned. Return what the application gets.
 
-        A complete response is reported now, and any other when it has ended. What the method
-        returns depends on how the application has called it:
+        The measurement is reported when the response is complete: now, or when its stream ends.
+        How the application has called the method decides what is observed:
 
-        - A plain call returns a parsed response or a stream.
-        - `with_raw_response` returns a raw response, which contains the parsed one.
-        - `with_streaming_response` returns a raw response that the application reads later.
+        - A plain call returns a parsed response or a stream, which is observed.
+        - `with_raw_response` returns a raw response. The parsed response inside it is observed.
+        - `with_streaming_response` returns a raw response whose body the application reads later.
+          Its methods are replaced by methods that observe what is read.
 
         Args:
             response: What the method has returned.
-            parsed_response: The response or stream inside a raw response. Otherwise it is
-                `response` itself.
-            is_blocking: The client is a blocking one.
+            parsed_response: For `with_raw_response`, the parsed response or stream inside
+                `response`. For all other calls, `response` itself.
+            is_blocking: The client is a blocking one, and not an async one.
         """
         self.http_response = None  # The package has parsed it, so that its body may be freed.
+        is_plain_call = not self.is_raw_requested and not self.is_read_by_application
         try:
             if not self.call.has_headers:
                 self.call.settings.warn_missing_headers()
-            if not (self.is_raw_requested or self.is_read_by_application):
+            if is_plain_call:
                 return self.observe_parsed_response(response)
             self.raw_response = response
             if self.is_read_by_application:
@@ -220,7 +254,7 @@ class ObservedCall:
         The application gets the same error when it parses the response.
         """
         self.raw_response = raw_response
-        self.read_usage_of_unparsed(getattr(raw_response, "http_response", None))
+        self.read_token_counts_from_body(getattr(raw_response, "http_response", None))
         self._report("failed", failure_from_error(error), error_code=_error_code(error))
         return raw_response
 
@@ -272,17 +306,23 @@ class ObservedCall:
         else:
             self._report("abandoned", _ABANDONED)
 
-    def _find_requested_form(self, extra_headers: Mapping[str, Any]) -> None:
-        """Find out which kind of response the application requests, by the headers of the request.
+    def _read_raw_response_header(self, extra_headers: Mapping[str, Any]) -> None:
+        """Set `is_raw_requested` or `is_read_by_application` if the application used a raw method.
 
-        Without RAW_HEADER it is a parsed response. The packages of openai and anthropic set the
-        header to "true" or "raw" for `with_raw_response`, and to "stream" for
-        `with_streaming_response`, whose body the application reads by itself.
+        The openai and anthropic packages pass this choice as a header of the request: "true" or
+        "raw" for `with_raw_response`, and "stream" for `with_streaming_response`. A plain call,
+        which returns a parsed response, does not have the header.
+
+        Args:
+            extra_headers: The headers that the call adds to the request.
         """
-        raw_format = extra_headers.get(RAW_HEADER)
-        if raw_format:
-            self.is_raw_requested = raw_format in ("true", "raw")
-            self.is_read_by_application = not self.is_raw_requested
+        raw_response_kind = extra_headers.get(RAW_HEADER)
+        if not raw_response_kind:
+            return
+        if raw_response_kind in ("true", "raw"):
+            self.is_raw_requested = True
+        else:
+            self.is_read_by_application = True
 
     def _request_usage(self, kwargs: dict[str, Any]) -> None:
         """Request the token counts of a stream, unless the application requests them itself.
@@ -303,37 +343,42 @@ class ObservedCall:
     def _retry_or_report(self, error: BaseException) -> float | None:
         """Ask the retry policy about a failed attempt, and report the call if there is no retry.
 
-        Return the seconds to wait before the retry, or None if there is none. A call that the
-        throttle or the budget of this process has refused is not retried.
+        Return the seconds to wait before the retry, or None if there is no retry. A call that was
+        never sent, because the throttle or the budget of this process refused it, is not retried.
         """
-        self.hidden_retries = _hidden_retries(error)
         failure = failure_from_error(error)
         error_code = _error_code(error)
-        is_refused_here = isinstance(error, ThrottleTimeout | BudgetExceeded)
-        wait_s = self.call.end_failed_attempt(
+        was_sent = not isinstance(error, ThrottleTimeout | BudgetExceeded)
+        self.hidden_retries = _hidden_retries(error)
+        retry_wait_s = self.call.end_failed_attempt(
             failure,
             _headers_of(error, "response"),
             ended_at=monotonic_ns(),
             error_code=error_code,
-            can_retry=not is_refused_here,
+            can_retry=was_sent,
         )
-        if wait_s is None:
-            self.read_usage_of_unparsed(self.http_response)
+        if retry_wait_s is None:
+            # The server may bill a response that the client could not parse.
+            self.read_token_counts_from_body(self.http_response)
             self._report(_status_of(error), failure, error_code=error_code)
-        return wait_s
+        return retry_wait_s
 
     def _report_left_loop(self) -> None:
-        """Report a stream whose `for` loop was left before its end as abandoned.
+        """Report a stream as abandoned, because a `for` loop over it was left before its end.
 
-        It is not reported here if a helper has left the loop. A helper is an object of the client's
-        package that reads the stream for the application, such as the result of
-        `chat.completions.stream`. It leaves the loop if it cannot parse the output, and closes the
-        response next. The new `close` of the response then reports the call, with the error.
+        Nothing is reported yet if a streaming helper has left the loop. That is an object of the
+        client's package, such as the result of `chat.completions.stream`, which reads the stream
+        for the application. It leaves the loop when it cannot parse the output, and then closes the
+        response. `_report_and_close_response` reports the call at that point, with the error.
         """
-        # The garbage collector ends a loop that nobody continues, in the middle of any other code.
-        is_left_by_reader = not is_collecting_garbage()
-        self.is_left_by_helper = is_left_by_reader and is_called_by_helper(self.get_stream())
-        if not self.is_left_by_helper:
+        if is_collecting_garbage():
+            # The garbage collector has ended the loop, from whatever code was running. The callers
+            # of this function therefore say nothing about who read the stream.
+            self.was_left_by_streaming_helper = False
+        else:
+            stream = self.get_stream()
+            self.was_left_by_streaming_helper = is_called_by_streaming_helper(stream)
+        if not self.was_left_by_streaming_helper:
             self.report_abandoned()
 
     def _report(
@@ -343,23 +388,26 @@ class ObservedCall:
         response: Any = None,
         error_code: str = "",
     ) -> None:
-        """Report the call, unless it was reported already.
+        """Create the measurement of the call and pass it to all who need it, but only once.
 
-        A stream that ends normally after an error event of the server counts as failed.
+        Every later call of this method does nothing. The measurement also becomes an attribute of
+        the objects that the application gets: the response, or stream, and the raw response.
 
         Args:
-            status: How the call ended.
+            status: How the call ended. "ok" becomes "failed" if the server has sent an error event
+                inside the stream.
             failure: Why it is not ok, or None.
-            response: The response or the stream, which gets the measurement as an attribute.
-            error_code: The code in the error response of the server, or "".
+            response: The response or the stream, or None if the application gets none.
+            error_code: The code in the error response of the server, or "" if it has none.
         """
-        if self.call.is_reported or not self._is_first_report():
+        if self.call.is_reported or not self._claim_report():
             return
-        if self.tracker.error and status == "ok":
+        error_event_text = self.tracker.error
+        if error_event_text and status == "ok":
             status = "failed"
-            failure = Failure("error_event", self.tracker.error)
+            failure = Failure("error_event", error_event_text)
         try:
-            observation = self._observation()
+            observation = self._make_observation()
             self._warn_uncounted(status, observation.usage)
             measurement = self.call.report(
                 status,
@@ -375,7 +423,7 @@ class ObservedCall:
             # A defect of this package must not become an error of the application.
             self._log_not_measured()
 
-    def _is_first_report(self) -> bool:
+    def _claim_report(self) -> bool:
         """Return True for the first caller among all threads, and False for any later one.
 
         A stream may be closed by the application while the background thread, to which the
@@ -394,11 +442,12 @@ class ObservedCall:
         if usage.input is None or usage.output is None:
             warn_uncounted(call.model)
 
-    def _observation(self) -> CallObservation:
-        """Return what was observed of the last attempt.
+    def _make_observation(self) -> CallObservation:
+        """Return what the tracker has observed of the last attempt: timestamps, tokens and output.
 
-        The time of the first token is unknown (NEVER) if the stream began with texts in fields
-        that this package does not know, because they may have been the first output.
+        Timestamps are in monotonic ns, and NEVER if the event did not happen. The time of the first
+        token is NEVER as well if the first events of the stream had text in fields that are not
+        part of the API: whether that text was output is not known.
         """
         tracker = self.tracker
         usage = tracker.usage()
@@ -410,7 +459,7 @@ class ObservedCall:
                 first_token = tracker.instants[0]
         first_event_tokens = tracker.first_event_tokens
         if not self.is_streamed:
-            # A response that is not streamed is a single event with all tokens.
+            # A response that is not streamed counts as a single event with all tokens.
             first_event_tokens = usage.output or 0
         choices: tuple[Choice, ...] = ()
         if tracker.content is not None:
@@ -446,18 +495,20 @@ def _hidden_retries(error: BaseException) -> int:
 
 
 def failure_from_error(error: BaseException) -> Failure:
-    """Return the kind of failure that an exception stands for.
+    """Return the Failure (kind, text and HTTP status) that describes the exception of a call.
 
-    The exception comes from this package, from openai or anthropic, or from an HTTP library. One
-    that is not a subclass of Exception, such as CancelledError, has interrupted the call.
+    Args:
+        error: An exception of this package, of openai or anthropic, or of an HTTP library. One that
+            is not a subclass of Exception, such as CancelledError, has interrupted the call.
     """
     if not isinstance(error, Exception):
         return Failure("interrupted", type(error).__name__)
     if isinstance(error, ThrottleTimeout):
+        # The wait for the throttle is part of the total time that the call may take.
         return Failure("timeout_total", str(error))
     if isinstance(error, BudgetExceeded):
         return Failure("over_budget", str(error))
-    # Imported here, because most applications start without a failed call.
+    # Imported here, because most applications never need it: none of their calls fail.
     from ..wire_formats.library_errors import classify_library_error
 
     failure = classify_library_error(error)
@@ -476,22 +527,22 @@ def _is_timeout_of_request(error: Exception) -> bool:
     return "APITimeoutError" in class_names and "ConnectTimeout" not in class_names
 
 
-def parse_timeout_s(timeout: Any, default: float | None) -> float | None:
+def parse_timeout_s(timeout: object, default: float | None) -> float | None:
     """Return the argument `timeout=` of a method of openai in seconds, or None for no limit.
 
     Args:
-        timeout: A number of seconds, None for no limit, or an `httpx.Timeout`, whose `read` is
-            used. Any other object is the sentinel of the package for "not passed".
+        timeout: A number of seconds, None for no limit, or an object of the class `httpx.Timeout`.
+            Of its several timeouts, the one for reading a response (`read`) is used. Any other
+            object means that the timeout was not passed.
         default: The result for a timeout that was not passed.
     """
     if isinstance(timeout, int | float) and not isinstance(timeout, bool):
         return max(0.0, float(timeout))
     if timeout is None:
         return None
-    read_timeout = getattr(timeout, "read", NOT_GIVEN)
-    if read_timeout is NOT_GIVEN:
+    if not hasattr(timeout, "read"):
         return default
-    return parse_timeout_s(read_timeout, default)
+    return parse_timeout_s(timeout.read, default)
 
 
 def _status_of(error: BaseException) -> Status:
@@ -518,7 +569,7 @@ def _error_code(error: BaseException) -> str:
     return ""
 
 
-def _parse_json_body(http_response: Any) -> Any:
+def _parse_json_body(http_response: HttpResponse) -> Any:
     """Return the JSON body of a response of an HTTP library as objects with attributes.
 
     Return None for an error response, and for a body that was cut off or is not JSON.

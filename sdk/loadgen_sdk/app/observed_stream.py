@@ -16,7 +16,7 @@ from contextlib import suppress
 from functools import partial
 from time import monotonic_ns
 from types import AsyncGeneratorType, FrameType, GeneratorType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from .background import run_in_background
 from .steps import Steps, as_function
@@ -27,8 +27,16 @@ if TYPE_CHECKING:
 log = logging.getLogger("loadgen_sdk")
 
 _MAX_INSPECTED_CALLERS = 9
-"""How many callers are inspected to find a helper: functions of this package that report a stream,
-and loops of the client's package and of other instrumentations."""
+"""How many callers are inspected to find a streaming helper: functions of this package that report
+a stream, and loops of the client's package and of other instrumentations."""
+
+
+class RawResponse(Protocol):
+    """The part of a raw response of openai or anthropic that this module uses or replaces."""
+
+    http_response: Any
+    parse: Callable[..., Any]
+    close: Callable[..., Any]
 
 
 class ObservedEvents:
@@ -46,11 +54,11 @@ class ObservedEvents:
 
     def __iter__(self) -> Iterator[Any]:
         """Return a generator for one loop."""
-        return _observe(self._events, self._observed, keep_alive=self)
+        return _observe(self._events, self._observed, owner=self)
 
     def __aiter__(self) -> AsyncIterator[Any]:
         """Return a generator for one async loop."""
-        return _observe_async(self._events, self._observed, keep_alive=self)
+        return _observe_async(self._events, self._observed, owner=self)
 
     def __next__(self) -> Any:
         """Return the next event."""
@@ -116,7 +124,7 @@ class ObservedStream(ObservedEvents):
 def _observe(
     events: Iterator[Any],
     observed: ObservedCall,
-    keep_alive: object = None,  # noqa: ARG001 - only referenced
+    owner: ObservedEvents | None = None,  # noqa: ARG001 - only referenced
 ) -> Iterator[Any]:
     """Yield the events of a stream to the application, and pass each to the tracker of the call.
 
@@ -127,9 +135,9 @@ def _observe(
     Args:
         events: The events of the stream.
         observed: The call.
-        keep_alive: The object that created this generator. The destructor of that object ends the
-            call, so that the generator refers to it: a `for` loop has a reference only to the
-            generator, and the object would be destroyed at the start of the loop.
+        owner: The object whose `__iter__` created this generator, or None for `__next__`. It is not
+            used. The generator refers to it only so that Python does not destroy it during the
+            `for` loop, because its destructor reports the call as abandoned.
     """
     # This runs for each event: local names save lookups.
     observe = observed.tracker.event_observer
@@ -150,7 +158,7 @@ def _observe(
 async def _observe_async(
     events: AsyncIterator[Any],
     observed: ObservedCall,
-    keep_alive: object = None,  # noqa: ARG001 - only referenced
+    owner: ObservedEvents | None = None,  # noqa: ARG001 - only referenced
 ) -> AsyncIterator[Any]:
     """Yield the events of an async stream to the application, and pass each to the tracker.
 
@@ -161,9 +169,9 @@ async def _observe_async(
     Args:
         events: The events of the stream.
         observed: The call.
-        keep_alive: The object that created this generator. The destructor of that object ends the
-            call, so that the generator refers to it: an `async for` loop has a reference only to
-            the generator, and the object would be destroyed at the start of the loop.
+        owner: The object whose `__aiter__` created this generator, or None for `__anext__`. It is
+            not used. The generator refers to it only so that Python does not destroy it during the
+            `async for` loop, because its destructor reports the call as abandoned.
     """
     # This runs for each event: local names save lookups.
     observe = observed.tracker.event_observer
@@ -190,12 +198,16 @@ def observe_stream(returned_stream: Any, observed: ObservedCall) -> Any:
     """Observe the stream that a method of a client has returned. Return what the application gets.
 
     A `Stream` or `AsyncStream` of openai or anthropic is changed in place and returned. A stream of
-    LiteLLM, which has no `_iterator`, is wrapped.
+    LiteLLM is wrapped, and the wrapper is returned.
     """
-    if hasattr(returned_stream, "_iterator"):
-        _observe_in_place(unwrapped(returned_stream), observed)
+    # Only the streams of openai and anthropic have this attribute. It is private, but the only
+    # place at which their events can be observed without a wrapper.
+    is_openai_or_anthropic = hasattr(returned_stream, "_iterator")
+    if is_openai_or_anthropic:
+        _observe_in_place(remove_proxies(returned_stream), observed)
         return returned_stream
     wrapped_stream = ObservedStream(returned_stream, observed)
+    # A weak reference: the call must not keep a stream alive that the application has dropped.
     observed.get_stream = weakref.ref(wrapped_stream)
     return wrapped_stream
 
@@ -203,21 +215,23 @@ def observe_stream(returned_stream: Any, observed: ObservedCall) -> Any:
 def _observe_in_place(stream: Any, observed: ObservedCall) -> None:
     """Change a stream of openai or anthropic, so that the call sees its events and its end.
 
-    Three parts of the stream are replaced: its iterator, which now passes each event to the call,
-    its method `close`, and the method that closes its HTTP response. Both methods also end the
-    call.
+    Three parts of the stream are replaced:
 
-    The new parts refer to a copy of the stream, and the call has a weak reference to it. A part
-    that refers to the stream itself would be a reference cycle. Python would then free a stream
-    that the application has dropped only when the garbage collector runs, and the throttle would
-    count the call as in flight until then.
+    - its iterator, by one that passes each event to the call,
+    - its method `close`, by one that also ends the call,
+    - the method that closes its HTTP response, in the same way.
+
+    None of the new parts refers to the stream itself, because that would be a reference cycle. A
+    stream that the application has dropped would then stay in memory, and its call in flight, until
+    the garbage collector runs. The new parts use a copy of the stream instead.
     """
     observed.get_stream = weakref.ref(stream)
     stream_copy = _copy_without_iterator(stream)
     events = _create_event_iterator(stream, stream_copy)
     stream._iterator = ObservedEvents(events, observed)
     stream.close = partial(_end_call_and_close, observed, stream_copy)
-    _observe_closing(getattr(stream, "response", None), events, observed)
+    http_response = getattr(stream, "response", None)
+    _observe_closing(http_response, events, observed)
 
 
 def _copy_without_iterator(stream: Any) -> Any:
@@ -230,7 +244,9 @@ def _copy_without_iterator(stream: Any) -> Any:
     return stream_copy
 
 
-def observe_unread_response(response: Any, observed: ObservedCall, *, is_blocking: bool) -> None:
+def observe_unread_response(
+    response: RawResponse, observed: ObservedCall, *, is_blocking: bool
+) -> None:
     """Observe a response of `with_streaming_response`, which the application reads by itself.
 
     The methods `parse` and `close` of the response are replaced: what the application parses is
@@ -248,7 +264,7 @@ class _UnreadResponse:
     function that they yield is called, and in an async client awaited.
     """
 
-    def __init__(self, response: Any, observed: ObservedCall) -> None:
+    def __init__(self, response: RawResponse, observed: ObservedCall) -> None:
         self._response = response
         self._observed = observed
         self._parse_original = response.parse
@@ -262,27 +278,29 @@ class _UnreadResponse:
         return self._observed.observe_parsed_response(parsed_response)
 
     def close(self) -> Steps[None]:
-        """End the call and close the response.
+        """Report the call and close the response. This replaces the method `close` of the response.
 
-        The application may have read the whole body as bytes or text, without `parse`. The body is
-        then parsed here, for its token counts.
+        The application may have read the whole body as bytes or text, without calling `parse`. The
+        body is then parsed here, because it contains the token counts.
         """
         observed = self._observed
         http_response = self._response.http_response
         is_consumed = bool(getattr(http_response, "is_stream_consumed", False))
-        # A body that was parsed is a stream, which is observed, or was reported by `parse`.
-        was_parsed = observed.is_streamed or observed.is_reported
-        if is_consumed and not was_parsed:
+        # If the application has called `parse` for a complete response, the call was reported. The
+        # body of a stream is not a JSON document that could be parsed at once.
+        needs_parsing = is_consumed and not observed.is_reported and not observed.is_streamed
+        if needs_parsing:
             try:
                 yield from self.parse()
             except Exception:
-                # The body was cut off, or does not have the requested form.
-                observed.read_usage_of_unparsed(http_response)
+                # The body was cut off, or does not match the requested schema.
+                observed.read_token_counts_from_body(http_response)
         observed.report_closed_response(is_consumed=is_consumed)
+        # Whoever runs this generator calls the yielded function, and awaits it in an async client.
         yield self._close_original
 
 
-def unwrapped(stream: Any) -> Any:
+def remove_proxies(stream: Any) -> Any:
     """Return the stream of the package inside the proxies of other instrumentations (wrapt)."""
     inner = getattr(stream, "__wrapped__", None)
     while inner is not None:
@@ -291,22 +309,22 @@ def unwrapped(stream: Any) -> Any:
     return stream
 
 
-def is_called_by_helper(stream: Any) -> bool:
-    """Return True if a helper that reads this stream is among the callers of this function.
+def is_called_by_streaming_helper(stream: Any) -> bool:
+    """Return True if a streaming helper that reads this stream is on the call stack.
 
-    A helper is an object of the openai or anthropic package that reads the stream for the
-    application, such as the result of `chat.completions.stream`. The packages do not say who leaves
-    the loop over a stream, so that the frames on the stack of calls are searched. Return False if
-    they cannot be read.
+    A streaming helper is an object of the openai or anthropic package that reads the stream for the
+    application, such as the result of `chat.completions.stream`. A generator is not notified of who
+    leaves the loop over it. The stack frames of the nearest callers are therefore searched for a
+    method of a streaming helper. Return False if they cannot be read.
     """
     try:
-        frame: FrameType | None = sys._getframe(1)
+        caller_frame: FrameType | None = sys._getframe(1)
         for _ in range(_MAX_INSPECTED_CALLERS):
-            if frame is None:
+            if caller_frame is None:
                 return False
-            if _is_frame_of_helper(frame, stream):
+            if _is_frame_of_streaming_helper(caller_frame, stream):
                 return True
-            frame = frame.f_back
+            caller_frame = caller_frame.f_back
     except Exception:
         # The variables of some frames cannot be read.
         log.debug("the callers of a stream are not known", exc_info=True)
@@ -332,22 +350,25 @@ def _end_call_and_close(observed: ObservedCall, stream_copy: Any) -> Any:
 def _observe_closing(response: Any, events: Any, observed: ObservedCall) -> None:
     """Replace the method that closes the HTTP response of a stream by one that also ends the call.
 
-    To observe the `close` of the stream is not enough: what `chat.completions.stream` and similar
-    methods return closes the response, and not the stream.
+    This is needed in addition to the new `close` of the stream. The objects that
+    `chat.completions.stream` and similar methods return never call `close` of the stream: they
+    close its HTTP response.
 
     Args:
-        response: The HTTP response, or None.
-        events: The iterator over the events of the stream. The new method has only a weak reference
-            to it, because the iterator refers to the response: a reference cycle would delay the
-            end of an abandoned stream.
+        response: The HTTP response, or None if the stream has none.
+        events: The iterator over the events of the stream.
         observed: The call.
     """
     is_async = hasattr(events, "__anext__")
-    close_method = "aclose" if is_async else "close"
-    close = getattr(response, close_method, None)
-    if close is not None:
-        report_and_close = partial(_report_and_close_response, observed, weakref.ref(events), close)
-        setattr(response, close_method, report_and_close)
+    close_method_name = "aclose" if is_async else "close"
+    close = getattr(response, close_method_name, None)
+    if close is None:
+        return
+    # The iterator refers to the response. With a normal reference back to the iterator, they would
+    # be a cycle, which stays in memory until the garbage collector runs.
+    get_events = weakref.ref(events)
+    report_and_close = partial(_report_and_close_response, observed, get_events, close)
+    setattr(response, close_method_name, report_and_close)
 
 
 def _report_and_close_response(
@@ -358,9 +379,9 @@ def _report_and_close_response(
     This replaces the method `close` or `aclose` of the response. Like the original, it returns None
     for a blocking response, and an awaitable for an async one. There are three cases:
 
-    - The stream has ended, and its generator closes the response. The call is reported elsewhere.
-    - A helper that reads the stream for the application has failed, for example because the output
-      does not have the requested form. Its error is reported.
+    - The stream closes the response by itself, at its end. The call is then reported elsewhere.
+    - A streaming helper, which reads the stream for the application, has failed, for example
+      because the output does not match the requested schema. Its error is reported.
     - The application has stopped reading. The call is reported as abandoned.
 
     Args:
@@ -369,14 +390,15 @@ def _report_and_close_response(
         close: Closes the response.
     """
     events = get_events()
-    if events is None or _is_running_or_ended(events):
+    is_closed_by_stream = events is None or _is_running_or_ended(events)
+    if is_closed_by_stream:
         return close()
-    handled_error = sys.exc_info()[1]  # the error, if any, during which the response is closed
-    helper_error = _find_helper_error(observed, handled_error)
+    helper_error = _find_streaming_helper_error(observed, error_being_handled=sys.exception())
     if helper_error is None:
         observed.report_abandoned()
         return close()
-    if hasattr(events, "__anext__"):
+    is_async = hasattr(events, "__anext__")
+    if is_async:
         return _report_helper_error_async(observed, events, helper_error, close)
     _read_last_events(observed, events)
     observed.report_stream_error(helper_error)
@@ -386,7 +408,7 @@ def _report_and_close_response(
 async def _report_helper_error_async(
     observed: ObservedCall, events: Any, helper_error: BaseException, close: Callable[[], Any]
 ) -> None:
-    """Report an async stream with the error of the helper that read it, and close its response."""
+    """Report an async stream with the error of a streaming helper, and close its response."""
     try:
         await _read_last_events_async(observed, events)
     finally:
@@ -395,75 +417,77 @@ async def _report_helper_error_async(
 
 
 def _read_last_events(observed: ObservedCall, events: Iterator[Any]) -> None:
-    """Read the rest of a stream whose output is complete, because it contains the token counts.
+    """Read the events after the end of the output, because the last event has the token counts.
 
-    A helper of the client's package has stopped reading there, for example because it could not
-    parse the output. A further error is ignored, because the application gets that of the helper.
-    Nothing is read if the output is not complete, because the rest may be long.
+    A streaming helper of the client's package has stopped reading before them, for example because
+    it could not parse the output. Nothing is read if the server is still writing output, because
+    that may take long. An error is ignored here: the application gets the error of the helper.
     """
-    if not observed.tracker.is_near_its_end:
+    tracker = observed.tracker
+    if not tracker.is_near_its_end:
         return
-    observe = observed.tracker.event_observer
     with suppress(Exception):
         for event in events:
-            observe(event, monotonic_ns())
+            tracker.event_observer(event, monotonic_ns())
 
 
 async def _read_last_events_async(observed: ObservedCall, events: AsyncIterator[Any]) -> None:
-    """Read the rest of an async stream whose output is complete. See `_read_last_events`.
+    """Read the events after the end of the output, because the last event has the token counts.
 
-    The rest contains the token counts. A helper of the client's package has stopped reading before
-    them. A further error is ignored, because the application gets that of the helper.
+    This is `_read_last_events` for an async stream.
     """
-    if not observed.tracker.is_near_its_end:
+    tracker = observed.tracker
+    if not tracker.is_near_its_end:
         return
-    observe = observed.tracker.event_observer
     with suppress(Exception):
         async for event in events:
-            observe(event, monotonic_ns())
+            tracker.event_observer(event, monotonic_ns())
 
 
-def _find_helper_error(
-    observed: ObservedCall, handled_error: BaseException | None
+def _find_streaming_helper_error(
+    observed: ObservedCall, error_being_handled: BaseException | None
 ) -> BaseException | None:
-    """Return the error with which a helper has stopped reading the stream, or None without one.
+    """Return the error because of which a streaming helper stopped reading, or None without one.
 
-    A helper is an object of the client's package that reads the stream for the application, such as
-    the result of `chat.completions.stream`.
+    A streaming helper is an object of the client's package that reads the stream for the
+    application, such as the result of `chat.completions.stream`. It raises an error if the output
+    does not match the requested schema.
 
     Args:
-        observed: The call. It knows whether a helper has left the loop over the stream.
-        handled_error: The exception that is being handled while the response is closed. None if it
-            was handled before. The error of a helper is then lost, and a ValueError stands for it,
-            because helpers fail when the output does not have the requested type.
+        observed: The call. It knows whether a streaming helper has left the loop over the stream.
+        error_being_handled: The exception that is being handled while the response is closed, or
+            None. It is None although a helper has failed if an `except` block has ended meanwhile.
+            A ValueError is returned then, because the error itself cannot be found any more.
     """
-    if handled_error is not None:
-        is_of_helper = _was_raised_by_helper(handled_error, observed.get_stream())
-        return handled_error if is_of_helper else None
-    if observed.is_left_by_helper:
-        return ValueError("the response does not have the expected type")
+    if error_being_handled is None:
+        if observed.was_left_by_streaming_helper:
+            return ValueError("the response does not have the expected type")
+        return None
+    stream = observed.get_stream()
+    if _has_passed_through_streaming_helper(error_being_handled, stream):
+        return error_being_handled
     return None
 
 
-def _was_raised_by_helper(error: BaseException, stream: Any) -> bool:
-    """Return True if an error has passed through a helper that reads a stream."""
+def _has_passed_through_streaming_helper(error: BaseException, stream: Any) -> bool:
+    """Return True if the traceback of an error has a frame of a helper that reads the stream."""
     trace = error.__traceback__
     while trace is not None:
-        if _is_frame_of_helper(trace.tb_frame, stream):
+        if _is_frame_of_streaming_helper(trace.tb_frame, stream):
             return True
         trace = trace.tb_next
     return False
 
 
-def _is_frame_of_helper(frame: FrameType, stream: Any) -> bool:
-    """Return True if a frame runs a method of a helper that reads this stream.
+def _is_frame_of_streaming_helper(frame: FrameType, stream: Any) -> bool:
+    """Return True if a stack frame runs a method of a streaming helper that reads this stream.
 
-    Helpers of openai and anthropic have the stream in the attribute `_raw_stream`.
+    The streaming helpers of openai and anthropic have the stream in the attribute `_raw_stream`.
     """
     if stream is None:
         return False
     attributes = getattr(frame.f_locals.get("self"), "__dict__", {})
-    return unwrapped(attributes.get("_raw_stream")) is stream
+    return remove_proxies(attributes.get("_raw_stream")) is stream
 
 
 def _is_running_or_ended(events: Any) -> bool:
