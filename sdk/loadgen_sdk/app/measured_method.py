@@ -73,48 +73,52 @@ class _MeasuredMethod:
         is_blocking: bool,
         find_request_fields: FindRequestFields | None,
     ) -> None:
-        """Prepare what all calls have in common. The arguments are those of `measure_method`.
+        """Prepare what all calls of the method have in common.
 
-        `_acquire_permit` waits for a permit of the throttle, and `_book_cost` books the estimated
-        cost of a call in the budget. Each of them is a blocking or an async function, as the method
-        is, and None without a throttle or a budget.
+        The arguments are those of `measure_method`. The throttle and the budget of the policy are
+        optional. Their functions that may have to wait are selected here in the form that fits the
+        method: blocking or async.
         """
         policy = settings.policy
+        throttle = policy.throttle
+        budget = policy.budget
         self._method = method
         self._api = api
         self._settings = settings
         self._is_blocking = is_blocking
         self._find_request_fields = find_request_fields
+        # Waits until the throttle allows a call, and returns its permit. None without a throttle.
         self._acquire_permit: Callable[..., Any] | None = None
-        if policy.throttle is not None:
-            throttle = policy.throttle
+        if throttle is not None:
             self._acquire_permit = throttle.acquire_blocking if is_blocking else throttle.acquire
+        # Books the estimated cost of a call of a model in the budget. None without a budget.
         self._book_cost: Callable[[float | None, str], Any] | None = None
-        if policy.budget is not None:
-            self._book_cost = policy.budget.select_book_function(is_blocking=is_blocking)
-        has_limits = policy.throttle is not None or policy.budget is not None
+        if budget is not None:
+            self._book_cost = budget.select_book_function(is_blocking=is_blocking)
         # Without limits and retries, a call is a single attempt that waits for nothing.
+        has_limits = throttle is not None or budget is not None
         self._is_single_attempt = not has_limits and policy.retry is None
         # An iterator among the arguments can be read only once. It must become a list if the
         # estimate of the tokens, a second attempt or the recorder also reads the arguments.
-        self._needs_reusable_arguments = (
-            not self._is_single_attempt or policy.record is not None or policy.keep_content
-        )
+        reads_arguments_later = policy.record is not None or policy.keep_content
+        self._needs_reusable_arguments = reads_arguments_later or not self._is_single_attempt
 
     def create_blocking_function(self) -> Callable[..., Any]:
         """Return the function that the application calls instead of a blocking method.
 
-        It begins a measurement, sends the request, and observes the response. `_run_attempts` can
-        do that for every call. A call without throttle, budget and retry does not use it, because
-        it would double the time that a measurement takes.
+        It sends the request and measures the call. `_run_attempts` can do that for every call, with
+        throttle, budget and retries. A call that uses none of them is sent directly, because the
+        generator would double the time that the measurement takes.
         """
         method = self._method
+        is_single_attempt = self._is_single_attempt
 
         def call(*args: Any, **kwargs: Any) -> Any:
             observed = self._begin_call(kwargs)
             if observed is None:
                 return method(*args, **kwargs)
-            if not self._is_single_attempt or observed.is_raw_requested:
+            is_sent_directly = is_single_attempt and not observed.is_raw_requested
+            if not is_sent_directly:
                 send = partial(method, *args, **kwargs)
                 return run_steps(self._run_attempts(observed, send))
             try:
@@ -123,45 +127,46 @@ class _MeasuredMethod:
             except BaseException as error:
                 observed.end_failed_attempt(error)
                 raise
-            # No raw response was requested, so that the response is the parsed one.
-            return observed.observe_response(response, response, is_blocking=True)
+            return observed.observe_response(response, parsed_response=response, is_blocking=True)
 
         return call
 
     def create_async_function(self) -> Callable[..., Any]:
         """Return the coroutine function that the application calls instead of an async method.
 
-        It begins a measurement, sends the request, and observes the response. `_run_attempts` can
-        do that for every call. A call without throttle, budget and retry does not use it, because
-        it would double the time that a measurement takes.
+        It sends the request and measures the call. `_run_attempts` can do that for every call, with
+        throttle, budget and retries. A call that uses none of them is sent directly, because the
+        generator would double the time that the measurement takes.
         """
         method = self._method
+        is_single_attempt = self._is_single_attempt
 
         async def call(*args: Any, **kwargs: Any) -> Any:
             observed = self._begin_call(kwargs)
             if observed is None:
                 return await _await_if_needed(method(*args, **kwargs))
-            if not self._is_single_attempt or observed.is_raw_requested:
+            is_sent_directly = is_single_attempt and not observed.is_raw_requested
+            if not is_sent_directly:
                 send = partial(method, *args, **kwargs)
                 return await run_steps_async(self._run_attempts(observed, send))
             try:
                 with observed:
                     response = method(*args, **kwargs)
+                    # Some methods of async clients return a plain object.
                     if isawaitable(response):
                         response = await response
             except BaseException as error:
                 observed.end_failed_attempt(error)
                 raise
-            # No raw response was requested, so that the response is the parsed one.
-            return observed.observe_response(response, response, is_blocking=False)
+            return observed.observe_response(response, parsed_response=response, is_blocking=False)
 
         return call
 
     def _begin_call(self, kwargs: dict[str, Any]) -> ObservedCall | None:
-        """Begin to observe a call, or return None for a call that is not measured.
+        """Return the object that observes a call, or None if the call is not measured.
 
-        A call inside another one of LiteLLM is not measured, because the outer call is. If this
-        package has a defect, it is logged, and the call is made without a measurement.
+        LiteLLM calls the openai package inside its own calls. Such an inner call is not measured,
+        because the outer one is. A call is also not measured if this package has a defect.
 
         Args:
             kwargs: The keyword arguments of the call, which are changed in place: the argument
@@ -177,8 +182,9 @@ class _MeasuredMethod:
         try:
             if self._needs_reusable_arguments:
                 replace_iterators(kwargs)
-            request_fields = kwargs
-            if self._find_request_fields is not None:
+            if self._find_request_fields is None:
+                request_fields = kwargs
+            else:
                 request_fields = self._find_request_fields(kwargs)
             return ObservedCall(self._api, self._settings, request_fields, labels)
         except Exception:
@@ -203,16 +209,18 @@ class _MeasuredMethod:
     def _run_attempts(self, observed: ObservedCall, send: partial[Any]) -> Steps[Any]:
         """Send a request with its retries, and observe the response. Return what the caller gets.
 
-        The same code serves blocking and async clients. It is a generator (see `Steps`): the code
-        that runs it calls each function that is yielded, awaits the result in an async client, and
-        sends the result back as the value of the `yield`.
+        This generator serves blocking and async clients. `result = yield function` means: call
+        `function`, await what it returns in an async client, and go on with the result (see
+        `Steps`).
 
         Args:
             observed: The call.
             send: Sends the request. It is the method of the client with its arguments.
         """
-        if not self._is_blocking and self._settings.policy.retry is not None:
-            event_loop.require_running()  # A retry would have to sleep in it.
+        may_sleep_in_event_loop = not self._is_blocking and self._settings.policy.retry is not None
+        if may_sleep_in_event_loop:
+            # Fail before the request is sent, and not when the first retry has to wait.
+            event_loop.require_running()
         response = yield from self._send_with_retries(observed, send)
         parsed_response = response
         if observed.is_raw_requested:
@@ -223,41 +231,50 @@ class _MeasuredMethod:
         return observed.observe_response(response, parsed_response, is_blocking=self._is_blocking)
 
     def _send_with_retries(self, observed: ObservedCall, send: partial[Any]) -> Steps[Any]:
-        """Send a request until it succeeds, and return the response of the client.
+        """Send a request until it succeeds or may not be retried, and return the response.
 
-        The error of the last attempt is raised. If that is a ThrottleTimeout, the raised error is
-        also an APITimeoutError of the client's package, so that the application may catch either.
+        `yield from` passes the functions that `_send_once` yields to the code that runs this
+        generator (see `Steps`).
+
+        Raises:
+            BaseException: The error of the last attempt. A ThrottleTimeout is replaced by an error
+                that is both a ThrottleTimeout and an APITimeoutError of the client's package, so
+                that the application may catch either.
         """
         backoff_s = 0.0
         while True:
             try:
-                return (yield from self._send_once(observed, send, backoff_s))
+                response = yield from self._send_once(observed, send, backoff_s)
             except BaseException as error:
                 retry_wait_s = observed.end_failed_attempt(error)
-                if retry_wait_s is None and isinstance(error, ThrottleTimeout):
+                if retry_wait_s is not None:
+                    backoff_s = retry_wait_s
+                    continue
+                if isinstance(error, ThrottleTimeout):
                     client_package = sys.modules[self._settings.package]
                     raise _timeout_error_of_package(client_package, error) from error
-                if retry_wait_s is None:
-                    raise
-                backoff_s = retry_wait_s
+                raise
+            return response
 
     def _send_once(
         self, observed: ObservedCall, send: partial[Any], backoff_s: float
     ) -> Steps[Any]:
         """Wait until an attempt is allowed, send the request, and return the response.
 
-        Each function that is yielded is called, and awaited in an async client. The value of the
-        `yield` is its result.
+        This generator serves blocking and async clients. `result = yield function` means: call
+        `function`, await what it returns in an async client, and go on with the result (see
+        `Steps`).
 
         Args:
             observed: The call. It is the current call while the request is sent.
-            send: The method of the client with its arguments.
-            backoff_s: The wait after a failed attempt, or 0.
+            send: The method of the client with its arguments, as `functools.partial`.
+            backoff_s: The seconds to wait after a failed attempt, or 0 for the first attempt.
         """
         if backoff_s:
             sleep = time.sleep if self._is_blocking else event_loop.sleep
             yield partial(sleep, backoff_s)
-        timeout = send.keywords.get("timeout", NOT_GIVEN)
+        keyword_arguments = send.keywords
+        timeout = keyword_arguments.get("timeout", NOT_GIVEN)
         yield from self._acquire_permission(observed, timeout)
         with observed:
             response = yield send
@@ -266,13 +283,16 @@ class _MeasuredMethod:
     def _acquire_permission(self, observed: ObservedCall, timeout: Any) -> Steps[None]:
         """Wait for a permit of the throttle, and book the estimated cost of the call in the budget.
 
-        Both functions may wait, so that they are yielded to the code that runs these `Steps`. It
-        calls them, in an async client awaits the result, and sends the result back. The permit and
-        the booking are stored in the call, which returns them at its end.
+        The permit and the booking are stored in the call, which returns them at its end.
+
+        This generator serves blocking and async clients. `result = yield function` means: call
+        `function`, await what it returns in an async client, and go on with the result (see
+        `Steps`).
 
         Args:
             observed: The call.
             timeout: The argument `timeout` of the call, which also limits the wait for the permit.
+                NOT_GIVEN if the application did not pass it.
 
         Raises:
             ThrottleTimeout: The throttle gave no permit in time.
@@ -283,7 +303,8 @@ class _MeasuredMethod:
             arguments = observed.throttle_arguments(timeout)
             call.permit = yield partial(self._acquire_permit, **arguments)
         if self._book_cost is not None and call.is_budgeted:
-            call.budget_hold = yield partial(self._book_cost, call.estimated_cost(), call.model)
+            estimated_cost = call.estimated_cost()
+            call.budget_hold = yield partial(self._book_cost, estimated_cost, call.model)
 
 
 async def _await_if_needed(result: Any) -> Any:
@@ -330,13 +351,21 @@ def _timeout_class_of_package(package: ModuleType) -> type[BaseException]:
 
 
 def _init_timeout_error(self: Any, error: ThrottleTimeout) -> None:
-    """Initialise an error of the class that `_timeout_class_of_package` creates.
+    """Initialise an error: the `__init__` of the class that `_timeout_class_of_package` creates.
 
-    An APITimeoutError has attributes with the request and parts of the response. They are None
-    here, because the throttle has not let the request be sent.
+    The attributes of an APITimeoutError that describe the request and the response are None,
+    because the throttle has not let the request be sent.
+
+    Args:
+        self: The new error.
+        error: The ThrottleTimeout whose message and hint it gets.
     """
-    Exception.__init__(self, str(error))
-    self.message = str(error)
+    message = str(error)
+    Exception.__init__(self, message)
+    self.message = message
     self.hint = error.hint
-    for name in ("request", "code", "param", "type", "body"):
-        setattr(self, name, None)
+    self.request = None
+    self.code = None
+    self.param = None
+    self.type = None
+    self.body = None

@@ -48,23 +48,26 @@ _PLAIN_TYPES = frozenset((str, list, dict, int, float, bool, type(None)))
 
 
 def run_steps(steps: Steps[T]) -> T:
-    """Run the steps of a blocking client in this thread and return what the generator returns.
+    """Run a generator of a blocking client to its end and return what the generator returns.
 
-    `steps` is a generator that yields functions without arguments. Each function is called here.
-    Its result becomes the value of the `yield` in the generator, and its exception is raised there.
+    For each `result = yield function` in the generator, the function is called here, without
+    arguments. Its result becomes the value of the `yield`, or its exception is raised there.
+
+    Args:
+        steps: The generator, which has not started yet.
     """
     try:
-        step = next(steps)
+        function = next(steps)
         while True:
             try:
-                result = step()
+                result = function()
             except BaseException as error:
-                # The generator may handle the error and yield another step.
-                step = steps.throw(error)
+                # The generator may handle the error and yield another function.
+                function = steps.throw(error)
             else:
-                step = steps.send(result)
+                function = steps.send(result)
     except StopIteration as end:
-        # The value of a `return` in a generator is in its StopIteration.
+        # This is how a generator returns: the StopIteration contains the value of its `return`.
         return end.value  # type: ignore[no-any-return]
 
 
@@ -74,45 +77,54 @@ def isawaitable(value: Any) -> bool:
 
 
 async def run_steps_async(steps: Steps[T]) -> T:
-    """Run the steps of an async client in this task and return what the generator returns.
+    """Run a generator of an async client to its end and return what the generator returns.
 
-    `steps` is a generator that yields functions without arguments. Each function is called here,
-    and its result is awaited if it is awaitable. The result becomes the value of the `yield` in the
-    generator, and an exception is raised there.
+    For each `result = yield function` in the generator, the function is called here, without
+    arguments, and its result is awaited if it is awaitable. The result becomes the value of the
+    `yield`, or the exception is raised there.
+
+    Args:
+        steps: The generator, which has not started yet.
     """
     try:
-        step = next(steps)
+        function = next(steps)
         while True:
             try:
-                result = step()
+                result = function()
                 if isawaitable(result):
                     result = await result
             except BaseException as error:
-                # The generator may handle the error and yield another step.
-                step = steps.throw(error)
+                # The generator may handle the error and yield another function.
+                function = steps.throw(error)
             else:
-                step = steps.send(result)
+                function = steps.send(result)
     except StopIteration as end:
-        # The value of a `return` in a generator is in its StopIteration.
+        # This is how a generator returns: the StopIteration contains the value of its `return`.
         return end.value  # type: ignore[no-any-return]
 
 
 def as_function(make_steps: Callable[P, Steps[T]], *, is_blocking: bool) -> Callable[P, Any]:
     """Turn a generator function into a function that an application can call.
 
-    The generator yields functions that may wait, such as one that sends a request (see `Steps`).
     The returned function takes the same arguments, runs the generator to its end, and returns what
     the generator returns. It is a plain function for a blocking client, and a coroutine function
     for an async one.
+
+    Args:
+        make_steps: The generator function. Its generators yield functions that may wait, such as
+            one that sends a request (see `Steps`).
+        is_blocking: The client is a blocking one.
     """
     if is_blocking:
 
+        @functools.wraps(make_steps)
         def run(*args: P.args, **kwargs: P.kwargs) -> T:
             return run_steps(make_steps(*args, **kwargs))
 
-        return functools.wraps(make_steps)(run)
+        return run
 
-    async def run_in_loop(*args: P.args, **kwargs: P.kwargs) -> T:
+    @functools.wraps(make_steps)
+    async def run_async(*args: P.args, **kwargs: P.kwargs) -> T:
         return await run_steps_async(make_steps(*args, **kwargs))
 
-    return functools.wraps(make_steps)(run_in_loop)
+    return run_async
