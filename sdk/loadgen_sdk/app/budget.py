@@ -79,10 +79,16 @@ class MemoryBudgetStore:
         self._lock = create_fork_safe_lock(self)
 
     def add(self, period: str, amount: float, limit: float) -> BudgetEntry:
-        """Add an amount unless the sum would be above the limit.
+        """Add an amount to the sum of a period, unless the sum would be above the limit.
 
-        The first amount of a new period starts its sum at 0. An amount of an earlier period, whose
-        call ended after it was over, is dropped.
+        The sum of the current period is stored, and no other. A later period starts with a sum of
+        0 and becomes the current one. The amount is dropped if its period is over: the call began
+        in that period, and ended in the current one.
+
+        Args:
+            period: The period as text, such as "2026-11-23". The texts sort in the order of time.
+            amount: The amount. It is negative if a call cost less than its estimate.
+            limit: The largest sum that is allowed.
         """
         with self._lock:
             is_earlier_period = period < self._period
@@ -231,14 +237,14 @@ class Budget:
     """
 
     def __init__(self, limit: str, *, shared: Any = None) -> None:
-        """Parse a budget.
+        """Create a budget from its text.
 
         Args:
             limit: The amount, the currency and the period, such as "50 USD/day".
-            shared: Where processes keep a common sum of their costs: the path of a file for the
-                processes of this host, or "redis://HOST:6379/0#NAME" for those of several hosts.
-                If it fails, that is logged once, and this process continues with the last sum that
-                it knows. None counts this process alone, from 0.
+            shared: Where several processes keep the sum of their costs: the path of a file for the
+                processes of this host, or "redis://HOST:6379/0#NAME" for those of several hosts. If
+                this store fails, the failure is logged once, and this process continues with the
+                last sum that it knows. With None, only the costs of this process count.
 
         Raises:
             WrongUse: The text is not a budget, or the store cannot be used.
@@ -253,7 +259,7 @@ class Budget:
         amount, currency, period = match.groups()
         self.limit = float(amount.replace(",", "").replace("_", ""))
         self.currency = currency
-        self._text = limit.strip()
+        self._limit_text = limit.strip()  # for error messages
         self._period_format = _PERIOD_FORMATS[period or ""]
         self._local_store = MemoryBudgetStore()
         self._store = _open_store(shared)
@@ -277,7 +283,7 @@ class Budget:
         """
         if cost is None:
             message = (
-                f"the model {model!r} has no price, so the budget of {self._text} "
+                f"the model {model!r} has no price, so the budget of {self._limit_text} "
                 "cannot be checked. Add the model to prices="
             )
             raise BudgetExceeded(message, self.limit, 0.0)
@@ -286,7 +292,7 @@ class Budget:
         if not entry.is_booked:
             message = (
                 f"a call of about {cost:.4g} {self.currency} was refused, because "
-                f"{entry.spent:.4g} of the budget of {self._text} is spent"
+                f"{entry.spent:.4g} of the budget of {self._limit_text} is spent"
             )
             raise BudgetExceeded(message, self.limit, entry.spent)
         return BudgetHold(self, period, cost)
@@ -294,28 +300,33 @@ class Budget:
     def select_book_function(
         self, *, is_blocking: bool
     ) -> Callable[[float | None, str], BudgetHold | Awaitable[BudgetHold]]:
-        """Return `book`, or for async callers a coroutine function that does the same in a thread.
+        """Return the function that books the estimated cost of a call, which is `book` or like it.
 
-        A thread is needed only if the budget has a store, whose input and output would block the
-        event loop.
+        Both take the cost and the model. `book` returns the booking at once. A coroutine function
+        that calls `book` in a thread is returned for an async caller if processes share the budget,
+        because the input and output of its store would block the event loop.
         """
-        if is_blocking or self._store is None:
-            return self.book
-        return self._book_in_thread
+        would_block_event_loop = not is_blocking and self._store is not None
+        return self._book_in_thread if would_block_event_loop else self.book
 
     def correct(self, period: str, difference: float) -> None:
-        """Add the difference between the cost of a call and its estimate to the sum of a period.
+        """Correct the sum of a period after a call, whose estimated cost was added by `book`.
 
         The limit does not apply, because the money is spent already.
+
+        Args:
+            period: The period in which the call was booked.
+            difference: The cost of the call minus its estimated cost.
         """
         if not difference:
             return
         add_difference = partial(self._add, period, difference, _NO_LIMIT)
-        # While the garbage collector runs, the code that it has interrupted may hold the lock.
+        # The garbage collector may have called this, in the middle of code that holds the lock.
+        # To wait for the lock in the same thread would be a deadlock.
         may_deadlock = is_collecting_garbage()
-        # The input and output of a store would block an event loop.
-        would_block_loop = self._store is not None and event_loop.is_running()
-        if may_deadlock or would_block_loop:
+        # A store that processes share is a file or Redis, whose input and output take time.
+        would_block_event_loop = self._store is not None and event_loop.is_running()
+        if may_deadlock or would_block_event_loop:
             run_in_background(add_difference)
         else:
             add_difference()

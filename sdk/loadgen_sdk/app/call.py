@@ -13,7 +13,7 @@ from contextlib import AbstractContextManager, ExitStack
 from contextvars import Context, copy_context
 from threading import get_ident
 from time import monotonic_ns, time_ns
-from typing import Any
+from typing import Any, Protocol, TypedDict
 
 import msgspec
 
@@ -125,11 +125,20 @@ class CallSettings(msgspec.Struct):
         )
 
 
+class ThrottleArguments(TypedDict):
+    """The keyword arguments of `Throttle.acquire`."""
+
+    key: str
+    model: str
+    tokens: float
+    output_tokens: float
+    max_wait_s: float | None
+
+
 class CallObservation(msgspec.Struct, frozen=True):
     """What was observed of the last attempt of a call.
 
-    The fields are those of `Measurement`, and `choices` are the completions. `ObservedCall` alone
-    passes them by position, which is faster.
+    The fields are those of `Measurement`, and `choices` are the completions.
     """
 
     sent: int = NEVER
@@ -240,19 +249,28 @@ class Call:
 
     # -- attempts ----------------------------------------------------------------------------------
 
-    def throttle_arguments(self, max_wait_s: float | None) -> dict[str, Any]:
-        """Return the keyword arguments for `Throttle.acquire`."""
+    def throttle_arguments(self, max_wait_s: float | None) -> ThrottleArguments:
+        """Return the keyword arguments with which `Throttle.acquire` waits for this call.
+
+        Args:
+            max_wait_s: The longest wait, or None for no limit.
+        """
         throttle = self.policy.throttle
-        tokens, output_tokens = 0, 0
+        total_tokens = 0
+        output_tokens = 0
         if throttle is not None and throttle.counts_tokens:
-            tokens, output_tokens = self._estimated_tokens()
-        return {
-            "key": self.settings.key or str(self._arguments.get("api_key") or ""),
-            "model": self.model,
-            "tokens": tokens,
-            "output_tokens": output_tokens,
-            "max_wait_s": max_wait_s,
-        }
+            total_tokens, output_tokens = self._estimated_tokens()
+        api_key = self.settings.key
+        if not api_key:
+            # A function of LiteLLM has no client with a key, so that each call may pass its own.
+            api_key = str(self._arguments.get("api_key") or "")
+        return ThrottleArguments(
+            key=api_key,
+            model=self.model,
+            tokens=total_tokens,
+            output_tokens=output_tokens,
+            max_wait_s=max_wait_s,
+        )
 
     def estimated_cost(self) -> float | None:
         """Return an upper estimate of what the call may cost, or None if its model has no price.
@@ -290,39 +308,45 @@ class Call:
     ) -> float | None:
         """End an attempt that has failed. Return the seconds to wait before the next attempt.
 
-        Return None if there is no other attempt. The caller then has to `report` the call.
+        Return None if there is no next attempt. The caller then has to `report` the call.
 
         Args:
             failure: The failure.
             headers: The headers of the response, or NO_HEADERS.
             ended_at: When the attempt failed.
             error_code: The code in the error response of the server, or "".
-            can_retry: False if there is no other attempt whatever the failure is, because output
+            can_retry: False if there is no next attempt whatever the failure is, because output
                 has reached the caller, or because the throttle or the budget refused the call.
         """
         is_refused = failure.http_status in REFUSED_STATUSES
+        # The headers of a refused request may make the throttle pause all calls. They are therefore
+        # applied while the call still has its permit.
         self.record_headers(headers, is_refused=is_refused)
-        wait_s = self._retry_wait_s(failure, headers, can_retry=can_retry)
-        will_retry = wait_s is not None
+        retry_wait_s = self._retry_wait_s(failure, headers, can_retry=can_retry)
+        will_retry = retry_wait_s is not None
         self._return_permit_after_failure(failure, will_retry=will_retry)
         if will_retry:
-            # The retry books its own estimated cost.
-            self._settle_budget(None, failure)
-        self._end_attempt(ended_at, self._public_failure(failure, error_code), wait_s or 0.0)
-        return wait_s
+            # The retry books an estimated cost of its own.
+            self._settle_budget(cost=None, failure=failure)
+        public_failure = self._public_failure(failure, error_code)
+        self._end_attempt(ended_at, public_failure, retry_wait_s or 0.0)
+        return retry_wait_s
 
     def _return_permit_after_failure(self, failure: Failure, *, will_retry: bool) -> None:
-        """Return the permit of a failed attempt to the throttle, unless `report` will return it.
+        """Return the permit of a failed attempt to the throttle in three cases.
 
-        - The server has refused the request (429 or 503), and has therefore used no tokens.
-        - The call will be retried, and the retry gets a permit of its own. The server may have used
-          tokens, so that the estimate stays.
+        In all other cases, `report` returns it at the end of the call. The cases are:
+
+        - The server has refused the request (429 or 503). It has used no tokens.
+        - The call will be retried, and the retry waits for a permit of its own. The server may have
+          used tokens, so that the throttle continues to count the estimated ones.
         - The budget has refused the call after the throttle had given it a permit.
         """
-        is_refused = failure.http_status in REFUSED_STATUSES
-        if is_refused:
+        is_refused_by_server = failure.http_status in REFUSED_STATUSES
+        is_refused_by_budget = failure.kind == "over_budget"
+        if is_refused_by_server:
             self._return_permit(tokens=0)
-        elif will_retry or failure.kind == "over_budget":
+        elif will_retry or is_refused_by_budget:
             self._return_permit(tokens=None)
 
     def discard(self) -> None:
@@ -363,18 +387,21 @@ class Call:
     def _settle_budget(self, cost: float | None, failure: Failure | None) -> None:
         """Replace the estimated cost that was booked in the budget by the cost of the call.
 
+        If the cost is not known, it depends on the failure. A request that the server answered with
+        an error status (400 or more), or that never arrived at the server, costs nothing. After any
+        other failure, the estimated cost stays booked, because the server may bill the request.
+
         Args:
-            cost: The cost, or None if it is not known. If the server has refused the request or has
-                never got it, 0 is used then. Otherwise the estimate stays, because the server may
-                bill the request.
+            cost: The cost, or None if it is not known.
             failure: Why the call or its attempt failed, or None.
         """
         if self.budget_hold is None:
             return
-        is_refused = failure is not None and failure.http_status >= 400
-        has_never_arrived = failure is not None and failure.kind in NEVER_ARRIVED_KINDS
-        if cost is None and (is_refused or has_never_arrived):
-            cost = 0.0
+        if cost is None and failure is not None:
+            has_error_status = failure.http_status >= 400
+            has_never_arrived = failure.kind in NEVER_ARRIVED_KINDS
+            if has_error_status or has_never_arrived:
+                cost = 0.0
         if cost is not None:
             self.budget_hold.settle(cost)
         self.budget_hold = None
@@ -391,15 +418,16 @@ class Call:
         return Failure(failure.kind, text, failure.http_status)
 
     def _end_attempt(self, ended_at: int, failure: Failure | None, wait_s: float = 0.0) -> None:
-        """Add the current attempt to those that have ended, unless it is among them already.
+        """Add the current attempt to `attempts`, unless it is there already.
 
-        A failed attempt is added when it fails. If there is no retry, the report of the call comes
-        here again with the same attempt. Nothing is added for a call that was not sent.
+        For a call that fails without a retry, this method is called twice: when its last attempt
+        fails, and when the call is reported. The start time tells whether the last element of
+        `attempts` is the current attempt. Nothing is added for a call that was never sent.
 
         Args:
-            ended_at: When the attempt ended.
+            ended_at: When the attempt ended, in monotonic ns.
             failure: Why it failed, or None.
-            wait_s: The wait before the next attempt.
+            wait_s: The seconds to wait before the next attempt.
         """
         started = self.attempt_started
         was_sent = started != NEVER
@@ -433,23 +461,25 @@ class Call:
         done: int,
         error_code: str = "",
     ) -> Measurement:
-        """End the call and return its measurement, which the recorder and the observers get, too.
+        """End the call, and return its measurement.
 
-        The permit is returned to the throttle, and the budget gets the cost of the call.
+        The permit is returned to the throttle, and the budget gets the cost of the call. Then the
+        measurement is passed to the recorder and the observers of the application.
 
         Args:
             status: How the call ended.
             failure: Why it is not ok, or None.
             observation: What was observed of the last attempt.
             done: When the call ended, in monotonic ns.
-            error_code: The code in the error response of the server, or "".
+            error_code: The code in the error response of the server, or "" if it has none.
         """
         self.is_reported = True
         if failure is not None:
             failure = self._public_failure(failure, error_code)
         self._end_attempt(done, failure)
 
-        usage = self._believable_usage(observation.usage)
+        # The throttle and the budget replace their estimates by what the call has used.
+        usage = self._without_contradictions(observation.usage)
         cost = self._cost(usage, observation.response_model)
         if self.permit is not None:
             self._return_permit(self._total_tokens(usage), usage.output)
@@ -460,7 +490,7 @@ class Call:
         self.policy.report_measurement(measurement, self._context, self._shape, self.spans)
         return measurement
 
-    def _believable_usage(self, usage: Usage) -> Usage:
+    def _without_contradictions(self, usage: Usage) -> Usage:
         """Return the server's token counts without those that contradict each other, and warn."""
         if usage.contradiction:
             warn_contradiction(self.model, usage.contradiction)
@@ -473,18 +503,25 @@ class Call:
         return usage.input + usage.output
 
     def _cost(self, usage: Usage, response_model: str) -> float | None:
-        """Return the cost of the call by the token counts of the server.
+        """Return what the call costs: the token counts of the server times the prices of the model.
 
-        Return None without counts or without a price of the model, and for batches of files, which
-        have other prices. The model that the response names is looked up first, because an alias
-        may have been requested.
+        Return None if the server has sent no counts, if the model has no price, and for batches of
+        files, which have other prices.
+
+        Args:
+            usage: The token counts of the server.
+            response_model: The model that the response names, or "". Its price is used first,
+                because the requested model may be an alias. Without one, the price of the requested
+                model is used.
         """
         if usage.input is None or usage.output is None or self.api == "batches":
             return None
         price = find_price(self.policy.prices, response_model or self.model, self.model)
         if price is None:
             return None
-        return price.cost(usage.input, usage.output, usage.cached or 0, usage.cache_written or 0)
+        cached_tokens = usage.cached or 0
+        cache_written_tokens = usage.cache_written or 0
+        return price.cost(usage.input, usage.output, cached_tokens, cache_written_tokens)
 
     def _make_measurement(
         self,
@@ -556,12 +593,15 @@ class Call:
         )
 
     def _client_delay_ms(self) -> float | None:
-        """Return how long the thread of the call has waited for a processor since its start.
+        """Return how many ms the thread was ready to run during the call, but had no processor.
 
-        It is None if the system does not state it, or if another thread ends the call.
+        The measured times may be too long by this delay. Linux counts the wait of each thread from
+        the start of the thread, so that the difference of two counts is returned. Return None on a
+        system that does not count it, or if another thread than that of the start ends the call.
         """
         wait_at_start_ns = self._processor_wait_ns
-        if wait_at_start_ns is None or self._thread != get_ident():
+        is_thread_of_start = self._thread == get_ident()
+        if wait_at_start_ns is None or not is_thread_of_start:
             return None
         wait_at_end_ns = processor_wait_ns()
         if wait_at_end_ns is None:
@@ -578,22 +618,27 @@ class Call:
         return Content(input=prompt, output=choices[0].text if choices else "", choices=choices)
 
 
-def context_of_spans(spans: Sequence[Any]) -> AbstractContextManager[object]:
-    """Return a context manager that makes the spans of a call the current ones of OpenTelemetry.
+class CurrentSpan(Protocol):
+    """A span of an observer, which can be made the current span."""
 
-    Each attempt is sent inside it, so that spans of the HTTP library become children of the call.
-    With several spans, they are made current here already, and the caller has to enter the returned
-    context manager at once.
+    def current(self) -> AbstractContextManager[object]:
+        """Return a context manager inside which the span is the current one."""
+
+
+def context_of_spans(spans: Sequence[CurrentSpan | None]) -> AbstractContextManager[object]:
+    """Return a context manager that makes the spans of a call the current spans of OpenTelemetry.
+
+    An attempt is sent inside it, so that spans of the HTTP library become children of the call. The
+    caller has to enter it at once, because several spans are entered here already.
 
     Args:
-        spans: What each observer has returned at the start of the call: a span, whose method
-            `current` returns such a context manager, or None from an observer without spans.
+        spans: What each observer has returned at the start of the call: a span, or None from an
+            observer without spans.
     """
-    spans_of_call = [span for span in spans if span is not None]
+    spans_of_call: list[CurrentSpan] = [span for span in spans if span is not None]
     if len(spans_of_call) == 1:
         # The usual case, without the cost of an ExitStack.
-        context: AbstractContextManager[object] = spans_of_call[0].current()
-        return context
+        return spans_of_call[0].current()
     stack = ExitStack()
     for span in spans_of_call:
         stack.enter_context(span.current())
