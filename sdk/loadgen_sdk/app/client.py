@@ -195,7 +195,8 @@ class Client:
 
         Args:
             target: A URL, or a parsed Target. With a URL, texts and headers are kept by default.
-            options: What `ClientOptions` describes.
+            options: The options, such as `model`, `api`, `throttle` and `retry`. `ClientOptions`
+                describes each of them.
 
         Raises:
             WrongUse: An option is not valid.
@@ -203,35 +204,33 @@ class Client:
         """
         refuse_unknown(options, ClientOptions, "Client()")
         all_options = _with_defaults(options)
+        is_url = isinstance(target, str)
         self.target = _parse_target(target, all_options) if isinstance(target, str) else target
         self.policy = make_policy(**{name: all_options[name] for name in _POLICY_OPTIONS})
         self.model = all_options["model"] or ""
-        self._set_server_profile(all_options)
         self.timeout_s = all_options["timeout_ns"] / 1e9
         self.is_simulated = False
         self._streams = all_options["stream"]
         self._tls = all_options["tls"]
         self._settings = self._call_settings(api_key=all_options["api_key"] or "")
-        self._opening_lock = asyncio.Lock()
+
+        specified_profile = _select_profile(all_options["server_profile"], all_options["server"])
+        self.server_profile = specified_profile or SERVER_PROFILES["generic"]
+        # A probe finds out the model and the kind of server when the client opens. None if the
+        # options specify both.
+        self._probe_options: dict[str, Any] | None = None
+        if specified_profile is None or not self.model:
+            self._probe_options = {name: all_options[name] for name in _PROBE_OPTIONS}
+
         self._proxy = proxy_for(self.target, all_options["proxy"])
-        self._make_pool = self._pool_factory(all_options, is_url=isinstance(target, str))
+        self._make_pool = self._pool_factory(all_options, is_url=is_url)
         self._pool = self._make_pool(model=self.model, server_profile=self.server_profile)
         self._exchanges: set[Exchange] = set()
+        self._opening_lock = asyncio.Lock()
         self._closed = False
-        self._fallback = validate_fallback(all_options["fallback"], type, self)
-
-    def _set_server_profile(self, options: dict[str, Any]) -> None:
-        """Set the server profile by the options, and decide whether the client needs a probe.
-
-        A probe finds out the model and the kind of server when the client opens. It is needed if
-        the options do not specify both. Its options are then kept in `_probe_options`.
-        """
-        specified_profile = _select_profile(options["server_profile"], options["server"])
-        self.server_profile = specified_profile or SERVER_PROFILES["generic"]
-        self._probe_options: dict[str, Any] | None = None
-        needs_probe = specified_profile is None or not self.model
-        if needs_probe:
-            self._probe_options = {name: options[name] for name in _PROBE_OPTIONS}
+        self._fallback = validate_fallback(
+            all_options["fallback"], get_client_kind=type, first_client=self
+        )
 
     def _call_settings(self, api_key: str) -> CallSettings:
         """Return what all calls of this client have in common."""
@@ -245,7 +244,10 @@ class Client:
         )
 
     def _pool_factory(self, options: dict[str, Any], *, is_url: bool) -> Callable[..., Pool]:
-        """Return a function that creates the pool of connections for a model and server profile.
+        """Return a function that creates the pool of connections of the client.
+
+        The function takes the `model` and the `server_profile`. It is called again when a probe has
+        found them.
 
         Args:
             options: All options of the client, with their defaults.
@@ -258,8 +260,9 @@ class Client:
         keep_headers = options["keep_headers"]
         if keep_headers is None:
             keep_headers = is_url
-        # A Client passes all options on that the TypedDict of the Pool declares.
-        sending_options = {name: options[name] for name in SendingOptions.__annotations__}
+        # The other options of the pool are among those of the client, under the same names.
+        pool_option_names = SendingOptions.__annotations__
+        sending_options = {name: options[name] for name in pool_option_names}
         return partial(
             Pool,
             self.target,
@@ -411,22 +414,24 @@ class Client:
     ) -> AsyncGenerator[Event, None]:
         """Yield the output events of this endpoint, or of the second one if this one fails.
 
-        The second endpoint is used if the circuit of this one is open (it has failed too often
-        recently), or if this one fails before its first event. After an event, the failure is
-        raised, because the second endpoint would repeat output that the caller already has.
+        The second endpoint is used if the circuit breaker of this one is open, because it has
+        failed too often recently, or if this one fails before its first event. A failure after an
+        event is raised: the second endpoint would repeat output that the caller already has.
         """
-        if fallback.circuit.allows_call(monotonic_ns()):
+        is_first_endpoint_allowed = fallback.circuit.allows_call(monotonic_ns())
+        if is_first_endpoint_allowed:
             has_output = False
             try:
+                # `aclosing` cancels the request at once if the caller leaves its loop.
                 async with aclosing(self._stream_here(request, labels)) as events:
                     async for event in events:
                         has_output = True
                         yield event
             except BaseException as error:
-                uses_second_endpoint = fallback.handle_error(
+                should_try_second = fallback.handle_error(
                     error, failure_from_client_error, has_output=has_output
                 )
-                if not uses_second_endpoint:
+                if not should_try_second:
                     raise
             else:
                 fallback.circuit.record_success()
@@ -464,23 +469,25 @@ class Client:
     async def _run_call(
         self, request: Request, labels: Labels | None, *, with_events: bool
     ) -> AsyncGenerator[Event | Completion, None]:
-        """Send a request until an attempt succeeds or may not be retried, and report the call once.
+        """Send a request, with its retries, and report the call once, at its end.
 
-        Yield the output events of an attempt as they arrive, if `with_events`. The last item is the
-        Completion of the last attempt, which may be a failure. There is no retry after an event was
-        yielded, because the caller would get the same output twice.
+        Yield the output events of an attempt as they arrive, if `with_events` is set. After them,
+        the Completion of the last attempt is yielded, which may contain a failure. There is no
+        retry after an event was yielded, because the caller would get the same output twice.
         """
         self._check_usable()
         call = self._begin_call(request, labels)
-        backoff_s = 0.0
-        while True:
-            await self._prepare_attempt(call, backoff_s)
+        retry_wait_s: float | None = 0.0  # None after the last attempt
+        while retry_wait_s is not None:
+            await self._prepare_attempt(call, retry_wait_s)
             attempt = self._begin_attempt(call, request, with_events=with_events)
             has_output = False
             try:
-                while (event := await attempt.next_event()) is not None:
+                event = await attempt.next_event()
+                while event is not None:
                     has_output = True
                     yield event
+                    event = await attempt.next_event()
             except BaseException as error:
                 # The caller was cancelled, or has left the loop over the events (GeneratorExit).
                 self._cancel_attempt(call, attempt, error)
@@ -490,12 +497,10 @@ class Client:
 
             call.instants = attempt.timeline.all_timestamps()
             completion = self._redacted(attempt.completion())
-            next_backoff_s = self._end_attempt(call, completion, has_output=has_output)
-            if next_backoff_s is None:
-                self._report(call, completion, "ok" if completion.failure is None else "failed")
-                yield completion
-                return
-            backoff_s = next_backoff_s
+            retry_wait_s = self._end_attempt(call, completion, has_output=has_output)
+
+        self._report(call, completion, "ok" if completion.failure is None else "failed")
+        yield completion
 
     def _begin_call(self, request: Request, labels: Labels | None) -> Call:
         """Return the Call that measures a request.
@@ -521,8 +526,9 @@ class Client:
     def _begin_attempt(self, call: Call, request: Request, *, with_events: bool) -> _Attempt:
         """Send the request over the pool, and return the attempt from which its events are read.
 
-        The pool calls `put_event` for each output event, and `put_completion` at the end of the
-        request. Both put their item into the queue of the attempt.
+        The pool is not awaited: it calls functions, which put what has arrived into the queue of
+        the attempt. These are the output events, if `with_events` is set, and the Completion at
+        the end of the request.
         """
         queue: asyncio.Queue[Event | Completion] = asyncio.Queue()
         timeline = EventTimeline()
@@ -530,17 +536,15 @@ class Client:
         def put_event(text: str, reasoning: str, at_ns: int) -> None:
             queue.put_nowait(Event(text, reasoning, at_ns))
 
-        put_completion = queue.put_nowait
-        call.instants = ()  # without the timestamps of an earlier attempt
+        call.instants = ()  # Drop the timestamps of an earlier attempt.
         call.attempt_started = monotonic_ns()
         body = self._pool.prepare(request)
-        due_ns = monotonic_ns()
         exchange = self._pool.send(
             request,
             body,
-            due_ns,
-            put_completion,
-            timeline,
+            due=monotonic_ns(),
+            on_done=queue.put_nowait,
+            timeline=timeline,
             on_output=put_event if with_events else None,
         )
         self._exchanges.add(exchange)
@@ -556,16 +560,24 @@ class Client:
         self._report_abandoned(call, attempt.queued_completion(), error)
 
     async def _prepare_attempt(self, call: Call, backoff_s: float) -> None:
-        """Wait until an attempt may be sent: back-off, open client, throttle and budget.
+        """Wait until an attempt may be sent.
 
-        The permit of the throttle and the booking of the budget are stored in the call, which
-        returns them at its end. A call that may not be sent is reported here.
+        This waits for the back-off, opens the client if it is not open, waits for a permit of the
+        throttle, and books the estimated cost in the budget. The permit and the booking are stored
+        in the call, which returns them at its end. A call that may not be sent is reported here.
+
+        Args:
+            call: The call.
+            backoff_s: The seconds to wait after a failed attempt, or 0 for the first one.
 
         Raises:
             ThrottleTimeout: The throttle gave no permit in time.
             BudgetExceeded: The call may cost more than the budget has left.
             TargetUnusable: The client cannot be opened.
+            ClientError: The client was closed during the wait.
         """
+        throttle = self.policy.throttle
+        budget = self.policy.budget
         try:
             if backoff_s:
                 await asyncio.sleep(backoff_s)
@@ -573,26 +585,30 @@ class Client:
                 await self.open()
             # A probe may have found the name of the model when the client was opened just now.
             call.model = self.model
-            if self.policy.throttle is not None:
+            if throttle is not None:
                 arguments = call.throttle_arguments(self.timeout_s)
-                call.permit = await self.policy.throttle.acquire(**arguments)
+                call.permit = await throttle.acquire(**arguments)
+                # The application may have closed the client while the call waited.
                 self._check_usable()
-            if self.policy.budget is not None:
-                call.budget_hold = await self._book_cost(self.policy.budget, call)
+            if budget is not None:
+                call.budget_hold = await self._book_cost(budget, call)
         except BaseException as error:
             self._report_unsent(call, error)
             raise
 
     async def _book_cost(self, budget: Budget, call: Call) -> BudgetHold:
-        """Book the estimated cost of a call in the budget.
+        """Book the estimated cost of a call in the budget, and return the booking.
 
         Raises:
             BudgetExceeded: The call may cost more than the budget has left.
         """
         book = budget.select_book_function(is_blocking=False)
-        result = book(call.estimated_cost(), call.model)
-        # Only a budget that other processes share has to wait for its store.
-        return await result if isinstance(result, Awaitable) else result
+        booking = book(call.estimated_cost(), call.model)
+        # The function is a coroutine function only if processes share the budget in a file or in
+        # Redis. Otherwise it returns the booking at once.
+        if isinstance(booking, Awaitable):
+            return await booking
+        return booking
 
     def _report_unsent(self, call: Call, error: BaseException) -> None:
         """Report a call that was not sent, and return its permit if it has one.
@@ -621,10 +637,11 @@ class Client:
         return msgspec.structs.replace(completion, failure=redacted_failure)
 
     def _end_attempt(self, call: Call, completion: Completion, *, has_output: bool) -> float | None:
-        """End an attempt. Return the seconds to wait before a retry, or None if there is none.
+        """End an attempt. Return the seconds to wait before a retry, or None without a retry.
 
-        There is none after a success, whose call is reported by `_report`, and after a failure that
-        the retry policy does not allow to retry.
+        There is no retry after a success, and if the retry policy does not allow one, for example
+        because of the kind of failure or the number of attempts. The caller then has to report the
+        call.
 
         Args:
             call: The call of the attempt.
@@ -663,7 +680,16 @@ class Client:
         self._report(call, completion, status)
 
     def _report(self, call: Call, completion: Completion, status: Status) -> None:
-        """Report a call that was sent, with the completion of its last attempt."""
+        """Report a call that was sent, with the completion of its last attempt.
+
+        A Call is common to this client and to instrumented clients. What the pool has observed is
+        therefore passed in the form that both use: a CallObservation with a single choice.
+
+        Args:
+            call: The call.
+            completion: What the last attempt has received, with timestamps and perhaps a failure.
+            status: How the call ended.
+        """
         choice = Choice(
             text=completion.text or "",
             finish_reason=completion.finish_reason,

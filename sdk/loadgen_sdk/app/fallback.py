@@ -140,8 +140,13 @@ class Fallback:
             is_blocking: Both clients are blocking. Otherwise both are async.
             failure_from_error: Returns the failure that an exception of the clients means.
         """
-        method = _MethodWithFallback(self, send, resource_path, method_name, failure_from_error)
-        return functools.wraps(send)(as_function(method.call, is_blocking=is_blocking))
+        method_with_fallback = _MethodWithFallback(
+            self, send, resource_path, method_name, failure_from_error
+        )
+        # `send_request` is a generator function for both kinds of clients.
+        function = as_function(method_with_fallback.send_request, is_blocking=is_blocking)
+        # The function gets the name and the documentation of the method that it replaces.
+        return functools.update_wrapper(function, send)
 
     async def complete(
         self,
@@ -150,20 +155,23 @@ class Fallback:
     ) -> Completion:
         """Return the completion of the first endpoint, or that of the second one if it fails.
 
-        The first one is skipped while its circuit is open. A failure that the second endpoint would
-        have as well, such as HTTP 400, is returned or raised as it is.
+        The first one is skipped while its circuit breaker is open. The second endpoint is not tried
+        after a failure that it would have as well, such as HTTP 400. Such a failure is raised, or
+        is part of the completion.
+
+        Args:
+            send_to_first: Sends the request to the first endpoint.
+            send_to_second: Sends the same request to the second endpoint.
         """
         if not self.circuit.allows_call(monotonic_ns()):
             return await send_to_second()
         try:
             completion = await send_to_first()
         except BaseException as error:
-            should_try_second = self.handle_error(error, failure_from_client_error)
-            if not should_try_second:
+            if not self.handle_error(error, failure_from_client_error):
                 raise
         else:
-            should_try_second = self._handle_completion(completion)
-            if not should_try_second:
+            if not self._handle_completion(completion):
                 return completion
         return await send_to_second()
 
@@ -181,27 +189,26 @@ class Fallback:
         *,
         has_output: bool = False,
     ) -> bool:
-        """Report a failed call to the circuit. Return True if the second endpoint is to be tried.
+        """Report a failed call to the circuit breaker of the first endpoint.
 
-        - ThrottleTimeout: True. It does not count as a failure of the first endpoint, which has not
-          received the request.
-        - The call was cancelled: False.
-        - A failure of the endpoint, such as HTTP 503: True, unless output has reached the caller.
-          The caller would get that output twice.
-        - A failure because of the request, such as HTTP 400: False.
+        Return True if the call is to be sent to the second endpoint, which is also the case if only
+        the throttle of the first one prevented it.
 
         Args:
             error: The exception of the call.
             failure_from_error: Returns the failure that an exception means.
-            has_output: Output has reached the caller.
+            has_output: Output has reached the caller. The second endpoint would repeat it.
         """
         if isinstance(error, ThrottleTimeout):
+            # The request was not sent, which says nothing about the first endpoint.
             self.circuit.record_cancellation()
             return True
         if not isinstance(error, Exception):
+            # The caller was cancelled, for example by CancelledError.
             self.circuit.record_cancellation()
             return False
-        is_endpoint_to_blame = self._record_failure(failure_from_error(error))
+        failure = failure_from_error(error)
+        is_endpoint_to_blame = self._record_failure(failure)
         return is_endpoint_to_blame and not has_output
 
     def _record_failure(self, failure: Failure) -> bool:
@@ -235,30 +242,33 @@ class _MethodWithFallback:
     method_name: str
     failure_from_error: Callable[[Exception], Failure]
 
-    def call(self, *args: Any, **kwargs: Any) -> Steps[Any]:
+    def send_request(self, *args: Any, **kwargs: Any) -> Steps[Any]:
         """Send a request to the first endpoint, or to the second one if the first one fails.
 
-        The first one is skipped while its circuit is open, because it has failed too often.
+        The first endpoint is skipped while its circuit breaker is open, because it has failed too
+        often. The arguments are those of the method, and the result is the response.
 
-        The same code serves blocking and async clients. It is a generator (see `Steps`): each
-        function that it yields is called, in an async client the result is awaited, and the result
-        is the value of the `yield`.
+        This generator serves blocking and async clients. `result = yield function` means: call
+        `function`, await what it returns in an async client, and go on with the result (see
+        `Steps`).
         """
-        replace_iterators(kwargs)
+        replace_iterators(kwargs)  # Both endpoints may have to read the arguments.
         circuit = self.fallback.circuit
         if circuit.allows_call(monotonic_ns()):
+            send_to_first = partial(self.first_method, *args, **kwargs)
             try:
-                response = yield partial(self.first_method, *args, **kwargs)
+                response = yield send_to_first
             except BaseException as error:
-                uses_second_endpoint = self.fallback.handle_error(error, self.failure_from_error)
-                if not uses_second_endpoint:
+                should_try_second = self.fallback.handle_error(error, self.failure_from_error)
+                if not should_try_second:
                     raise
             else:
                 circuit.record_success()
                 return response
         if "model" in kwargs:
             kwargs["model"] = self.fallback.model_for(kwargs["model"])
-        second_response = yield partial(self._second_method(), *args, **kwargs)
+        send_to_second = partial(self._second_method(), *args, **kwargs)
+        second_response = yield send_to_second
         return second_response
 
     def _second_method(self) -> Callable[..., Any]:
@@ -279,15 +289,18 @@ def failure_from_client_error(error: Exception) -> Failure:
 
 
 def validate_fallback(
-    fallback: Fallback | None, get_client_kind: Callable[[Any], object], client: Any
+    fallback: Fallback | None,
+    *,
+    get_client_kind: Callable[[Any], object],
+    first_client: object,
 ) -> Fallback | None:
-    """Return the option `fallback=` of a client, if it is valid.
+    """Check the option `fallback=` of a client and return it.
 
     Args:
-        fallback: The option.
-        get_client_kind: Returns what must be equal for both clients. For example, for a client of
-            openai it is the package together with whether the client blocks.
-        client: The first client.
+        fallback: The option, or None if it is not used.
+        get_client_kind: Returns the kind of a client. Both clients must be of the same kind. For a
+            client of openai, for example, the kind is the package and whether the client blocks.
+        first_client: The client that has the option.
 
     Raises:
         WrongUse: The option is not a Fallback, or its client is of another kind than the first one.
@@ -300,9 +313,9 @@ def validate_fallback(
             f"fallback must be a Fallback, not a {type(fallback).__name__}",
             "give Fallback(client)",
         )
-    if get_client_kind(fallback.client) != get_client_kind(client):
+    if get_client_kind(fallback.client) != get_client_kind(first_client):
         second_class = type(fallback.client).__name__
-        first_class = type(client).__name__
+        first_class = type(first_client).__name__
         raise WrongUse(
             "wrong_type",
             f"a {second_class} behind a {first_class}",

@@ -100,7 +100,9 @@ def instrument(  # noqa: PLR0913 - a public signature with keywords
         return cast(ClientT, _instrument_litellm(client, options))
 
     find_client_kind(client)  # raises WrongUse for any other object
-    valid_fallback = validate_fallback(fallback, find_client_kind, client)
+    valid_fallback = validate_fallback(
+        fallback, get_client_kind=find_client_kind, first_client=client
+    )
     if valid_fallback is not None:
         _instrument_fallback(valid_fallback, options)
         options = options._replace(fallback=valid_fallback)
