@@ -88,11 +88,12 @@ class _ConversationFields(msgspec.Struct, frozen=True):
     """The fields of a request that say to which conversation it belongs.
 
     Attributes:
-        messages_argument: The name of the argument with a list of messages, or "" if there is none.
+        messages_argument: The name of the argument with a list of messages, or None if there is
+            none.
         previous_response_id: The id of the response that the request continues, or "".
     """
 
-    messages_argument: str
+    messages_argument: str | None
     previous_response_id: str
 
 
@@ -120,9 +121,9 @@ class ShapeRecorder:
         salt: str | bytes | None = None,
         labels: Sequence[str] = (),
     ) -> None:
-        """Open the file. The recorder closes it at exit if the application does not.
+        """Open the file to which the recorder appends. The arguments are those of `record_shape`.
 
-        The arguments are those of `record_shape`.
+        If the application does not close the recorder, it is closed when the process exits.
         """
         if isinstance(labels, str) or not all(isinstance(name, str) for name in labels):
             raise WrongUse(
@@ -134,10 +135,12 @@ class ShapeRecorder:
         self._labels = tuple(labels)
         self._hash_key = _derive_hash_key(salt)
         self._file_descriptor: int | None = _open_for_append(self.path)
-        # The prompts to hash and the rows to write, as functions that do it in the background.
-        self._backlog: Backlog[Callable[[], None]] = Backlog(_call)
+        # The work for the background thread, as functions without arguments. Each of them hashes a
+        # prompt or adds a row, and the thread calls them in order.
+        self._backlog: Backlog[Callable[[], None]] = Backlog(_call_function)
         self._reset()
-        _recorders.add(self)  # so that it is reset in a forked child
+        # Every recorder of this set is reset in a forked child (`_reset_after_fork`).
+        _recorders.add(self)
         atexit.register(self.close)
 
     def _reset(self) -> None:
@@ -162,7 +165,7 @@ class ShapeRecorder:
         self._lock = threading.RLock()
 
     def begin(self, started: int, arguments: Mapping[str, Any]) -> CallShape:
-        """Keep the prompt of a call that begins. It is hashed in the background.
+        """Return the shape of a call that begins. Its prompt is hashed in the background.
 
         Args:
             started: When the call began, in monotonic ns.
@@ -170,7 +173,7 @@ class ShapeRecorder:
         """
         prompt = read_prompt(arguments)
         shape = CallShape(started, prompt, prompt.tokens, _conversation_fields(arguments))
-        self._backlog.add(partial(self._hash_prompt, shape))
+        self._backlog.add(partial(self._hash_prompt_and_find_turn, shape))
         return shape
 
     def end(self, shape: CallShape, measurement: Measurement) -> None:
@@ -178,10 +181,17 @@ class ShapeRecorder:
 
         Waking the background thread takes longer than everything else here. It is therefore woken
         at most once in _FLUSH_INTERVAL_NS.
+
+        Args:
+            shape: The result of `begin` for this call.
+            measurement: The measurement of the call. Its end (`done`, in monotonic ns) serves as
+                the current time.
         """
         self._backlog.add(partial(self._add_row, shape, measurement))
-        if measurement.done >= self._scheduled_at + _FLUSH_INTERVAL_NS:
-            self._scheduled_at = measurement.done
+        now = measurement.done
+        is_time_to_wake_thread = now >= self._scheduled_at + _FLUSH_INTERVAL_NS
+        if is_time_to_wake_thread:
+            self._scheduled_at = now
             run_in_background(self._backlog.process_all)
 
     def flush(self) -> None:
@@ -228,25 +238,26 @@ class ShapeRecorder:
         flush()
         self._backlog.process_all()
 
-    def _hash_prompt(self, shape: CallShape) -> None:
-        """Complete the shape of a call that has begun: hash its prompt, and find its turn.
+    def _hash_prompt_and_find_turn(self, shape: CallShape) -> None:
+        """Set the hashes of the prompt of a call, and its turn in its conversation.
 
-        This runs once for each call in the background. Calls are completed in the order in which
-        they began, so that the previous turn of a conversation is known, and before `_add_row` adds
-        their rows. The prompt is dropped afterwards, because it may be large.
+        This runs once for each call, in the background, and before the row of the call is added.
+        Calls are processed in the order in which they began. The previous turn of a conversation is
+        therefore known when the next one is processed.
         """
         assert shape.prompt is not None
         texts_by_argument = shape.prompt.joined_texts
-        shape.prompt = None
-        encoded_texts = [
-            text.encode("utf-8", "surrogatepass")
-            for texts in texts_by_argument.values()
-            for text in texts
-        ]
+        shape.prompt = None  # It may be large and is not needed any more.
+        encoded_texts = []
+        for texts in texts_by_argument.values():
+            encoded_texts += [text.encode("utf-8", "surrogatepass") for text in texts]
         shape.block_hashes = self._hash_blocks(_MESSAGE_SEPARATOR.join(encoded_texts))
-        if shape.conversation is not None:
-            messages = texts_by_argument.get(shape.conversation.messages_argument, [])
-            self._find_turn(shape, messages, shape.conversation.previous_response_id)
+        conversation = shape.conversation
+        if conversation is not None:
+            messages: list[str] = []
+            if conversation.messages_argument is not None:
+                messages = texts_by_argument.get(conversation.messages_argument, [])
+            self._find_turn(shape, messages, conversation.previous_response_id)
 
     def _add_row(self, shape: CallShape, measurement: Measurement) -> None:
         """Queue the row of a call that has ended, and write all queued rows if it is time.
@@ -360,14 +371,15 @@ class ShapeRecorder:
             previous_turn = self._find_previous_turn(prefix_keys, previous_id)
             if previous_turn is None:
                 self._session_count += 1
-                shape.turn = _Turn(f"{self._session_prefix}-{self._session_count}", number=0)
+                session_id = f"{self._session_prefix}-{self._session_count}"
+                shape.turn = _Turn(session_id, number=0)
             else:
-                shape.turn = _Turn(previous_turn.session, previous_turn.number + 1)
+                shape.turn = _Turn(previous_turn.session, number=previous_turn.number + 1)
+                shape.delay_ns = _delay_since(previous_turn, shape.started)
             if prefix_keys:
+                # The next turn repeats all of these messages and is found by their hash.
                 key_of_all_messages = prefix_keys[-1]
                 self._remember_turn(key_of_all_messages, shape.turn)
-        if previous_turn is not None:
-            shape.delay_ns = _delay_since(previous_turn, shape.started)
 
     def _find_previous_turn(self, prefix_keys: list[bytes], previous_id: str) -> _Turn | None:
         """Return the turn that a call continues, or None.
@@ -412,13 +424,17 @@ class ShapeRecorder:
             self._turns.popitem(last=False)
 
     def _write(self, now: int) -> None:
-        """Write as many of the queued rows as the file takes, and warn if it takes none.
+        """Write the queued rows to the file.
 
-        Rows that cannot be written stay in the queue for a later try.
+        If writing fails, for example on a full disk, the rest of the rows stays in the queue for a
+        later try, and a warning says so. Rows of calls that ended after the recorder was closed
+        count as lost.
+
+        Args:
+            now: The current time in monotonic ns.
         """
         self._flushed_at = now
         if self._file_descriptor is None:
-            # The call ended after the recorder was closed.
             self.lost += len(self._rows)
             self._rows.clear()
             return
@@ -509,17 +525,14 @@ def _conversation_fields(arguments: Mapping[str, Any]) -> _ConversationFields | 
 
     Return None for a request without a conversation, such as one with a plain `prompt`.
     """
-    previous_id = str(arguments.get("previous_response_id") or "")
-    argument_name = "input" if arguments.get("messages") is None else "messages"
-    messages = arguments.get(argument_name)
-    has_message_list = isinstance(messages, list | tuple)
-    if has_message_list:
-        return _ConversationFields(
-            messages_argument=argument_name, previous_response_id=previous_id
-        )
-    has_input_text = isinstance(messages, str)
-    if has_input_text or previous_id:
-        return _ConversationFields(messages_argument="", previous_response_id=previous_id)
+    previous_response_id = str(arguments.get("previous_response_id") or "")
+    messages_argument = "messages" if arguments.get("messages") is not None else "input"
+    messages = arguments.get(messages_argument)
+    if isinstance(messages, list | tuple):
+        return _ConversationFields(messages_argument, previous_response_id)
+    may_be_first_turn = isinstance(messages, str)
+    if may_be_first_turn or previous_response_id:
+        return _ConversationFields(None, previous_response_id)
     return None
 
 
@@ -533,7 +546,7 @@ def _delay_since(previous_turn: _Turn, started: int) -> int | None:
     return started - previous_turn.ended
 
 
-def _call(function: Callable[[], None]) -> None:
+def _call_function(function: Callable[[], None]) -> None:
     function()
 
 
