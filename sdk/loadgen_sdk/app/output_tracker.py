@@ -98,24 +98,35 @@ class OutputTracker:
         return read_usage(self._api, self._usage)
 
     def read_response(self, response: Any, arrived_at: int) -> None:
-        """Read a response that is not streamed. Its output counts as one event at its arrival."""
+        """Read a response that is not streamed: its model, id, token counts and finish reason.
+
+        If the API generates text, the whole output counts as one event at the arrival.
+
+        Args:
+            response: The object that the package of the client has returned, such as a
+                `ChatCompletion`.
+            arrived_at: When the method of the client returned, in monotonic ns.
+        """
         self.finished = arrived_at
-        # A response of an unexpected form must not fail the call of the application.
+        # A response of an unexpected form must not fail the call of the application. The fields
+        # after the first one that cannot be read are then left out of the measurement.
         with suppress(Exception):
-            if self._api in WRITING_APIS:
+            generates_text = self._api in WRITING_APIS
+            if generates_text:
                 self.instants.append(arrived_at)
                 self.first_answer = arrived_at
             self._usage = getattr(response, "usage", None)
             self.response_model = getattr(response, "model", "") or ""
             self.response_id = getattr(response, "id", "") or ""
-            if self._api in ("chat", "completions"):
-                self._read_choices(response.choices)
-            elif self._api == "responses":
-                self._read_responses_object(response)
-            elif self._api == "messages":
-                self._read_message(response)
-            elif self._api == "batches":
-                self._read_batch(response)
+            match self._api:
+                case "chat" | "completions":
+                    self._read_choices(response.choices)
+                case "responses":
+                    self._read_responses_object(response)
+                case "messages":
+                    self._read_message(response)
+                case "batches":
+                    self._read_batch(response)
 
     def _observe_chat_event(self, chunk: Any, arrived_at: int) -> None:
         """Observe one event of a chat stream.
@@ -131,7 +142,12 @@ class OutputTracker:
     def _observe_choices_event(self, chunk: Any, arrived_at: int) -> None:
         """Observe one event of a stream of chat or completions.
 
-        It may contain output, finish reasons, token counts, and the id and model of the response.
+        An event (a chunk) may contain output, finish reasons, token counts, and the id and model of
+        the response.
+
+        Args:
+            chunk: The event, such as a `ChatCompletionChunk`.
+            arrived_at: When it arrived, in monotonic ns.
         """
         # A server may send events of any form. One that cannot be read must not fail the call of
         # the application, so that the rest of its fields is skipped.
@@ -143,7 +159,8 @@ class OutputTracker:
             if has_output:
                 self.instants.append(arrived_at)
             elif self._is_chat and not self.instants:
-                self._count_unknown_output(choices)
+                # The event may be the first output, in a field that is not part of the API.
+                self._count_event_with_unknown_text(choices)
             self._read_chunk_usage(getattr(chunk, "usage", None), has_output=has_output)
             if not self.response_id:
                 self.response_id = chunk.id or ""
@@ -151,7 +168,7 @@ class OutputTracker:
             if not self._needs_only_timestamps:
                 self._needs_only_timestamps = self._has_all_but_timestamps()
 
-    def _count_unknown_output(self, choices: Iterable[Any]) -> None:
+    def _count_event_with_unknown_text(self, choices: Iterable[Any]) -> None:
         """Count an event if a choice has a text in a field that this package does not know.
 
         This is called for events before the first known output. Such a text may have been output,
@@ -200,20 +217,22 @@ class OutputTracker:
     def _read_chunk_usage(self, usage: Any, *, has_output: bool) -> None:
         """Keep the token counts of an event of chat or completions.
 
-        A server may send the counts so far with every event. Those of the first output event then
-        state how many tokens that event contains, unless it also finishes the completion: they are
-        then the counts of the whole response. The caller has added the timestamp of the event to
-        `instants` before.
+        Some servers send the counts up to now with every event. In the first output event, the
+        number of output tokens is then the number of tokens in that event. If the first output
+        event is also the last one, its number is not used, because it is that of the whole
+        response.
 
         Args:
             usage: The token counts, or None if the event has none.
-            has_output: Whether the event contains output.
+            has_output: Whether the event contains output. Its timestamp is then the last one of
+                `instants` already.
         """
         if usage is None:
             return
         self._usage = usage
-        is_first_output = has_output and len(self.instants) == 1
-        if is_first_output and not self.finish_reason:
+        is_first_output_event = has_output and len(self.instants) == 1
+        is_last_event = bool(self.finish_reason)
+        if is_first_output_event and not is_last_event:
             self.first_event_tokens = usage.completion_tokens or 0
 
     def _observe_responses_event(self, event: Any, arrived_at: int) -> None:
@@ -235,15 +254,24 @@ class OutputTracker:
                 self.content.add_text(event.delta)
 
     def _observe_response_state(self, event: Any, arrived_at: int) -> None:
-        """Observe an event of the Responses API without output: its start, its end or an error."""
-        if event.type == "response.created":
+        """Observe an event of the Responses API that contains no output.
+
+        Such events report that the response begins, that its text is complete, that it ends, or an
+        error. All others are ignored.
+
+        Args:
+            event: The event.
+            arrived_at: When it arrived, in monotonic ns.
+        """
+        event_type = event.type
+        if event_type == "response.created":
             self._read_responses_object(event.response)
-        elif event.type in _END_EVENTS:
+        elif event_type in _END_EVENTS:
             self._read_responses_object(event.response)
             self.finished = arrived_at
-        elif event.type == "response.output_text.done":
+        elif event_type == "response.output_text.done":
             self._is_text_complete = True
-        elif event.type == "error":
+        elif event_type == "error":
             self.error = str(event.message)
 
     def _observe_media_event(self, event: Any, arrived_at: int) -> None:
@@ -257,27 +285,33 @@ class OutputTracker:
                 self.finish_reason = "completed"
 
     def _observe_message_event(self, event: Any, arrived_at: int) -> None:
-        """Observe one event of a message of Anthropic, whose output comes in content blocks.
+        """Observe one event of a message of Anthropic.
 
-        When a block has ended (`content_block_stop`), the text may be complete, and only the event
-        with the final token counts may be to come.
+        The output comes in content blocks, such as a text. The last event of the message,
+        `message_delta`, has the final token counts.
+
+        Args:
+            event: The event.
+            arrived_at: When it arrived, in monotonic ns.
         """
         # An event that cannot be read must not fail the call of the application.
         with suppress(Exception):
-            event_type = event.type
-            if event_type == "content_block_delta":
-                self._observe_block_delta(event, arrived_at)
-            elif event_type == "content_block_start" and self.content is not None:
-                self.content.add_block(event.index, event.content_block)
-            elif event_type == "content_block_stop":
-                self._is_text_complete = True
-            elif event_type == "message_start":
-                self._usage = event.message.usage
-                self._read_message(event.message)
-            elif event_type == "message_delta":
-                self._update_message_usage(event.usage)
-                self.finish_reason = event.delta.stop_reason or self.finish_reason
-                self.finished = arrived_at
+            match event.type:
+                case "message_start":
+                    self._usage = event.message.usage
+                    self._read_message(event.message)
+                case "content_block_start":
+                    if self.content is not None:
+                        self.content.add_block(event.index, event.content_block)
+                case "content_block_delta":
+                    self._observe_block_delta(event, arrived_at)
+                case "content_block_stop":
+                    # Perhaps there is another block. If not, only `message_delta` follows.
+                    self._is_text_complete = True
+                case "message_delta":
+                    self._update_message_usage(event.usage)
+                    self.finish_reason = event.delta.stop_reason or self.finish_reason
+                    self.finished = arrived_at
 
     def _observe_block_delta(self, event: Any, arrived_at: int) -> None:
         """Observe a piece of a content block. A signature of reasoning does not count as output."""
@@ -367,19 +401,19 @@ def _finish_reason_of(response: Any) -> str:
 def _has_only_text(chunk: Any) -> bool:
     """Return True if an event of chat contains a piece of text, but no finish reason and no usage.
 
-    Return False for an event with several choices or of another form. The fields are read from
-    `__dict__`, because a lookup of an attribute of a pydantic object would take as long as the
-    rest of the work for an event.
+    Return False as well for an event that does not have exactly one choice, or that lacks one of
+    the fields. This runs for each token. The fields are therefore read from `__dict__`: to read an
+    attribute of a pydantic object would take as long as the rest of the work for an event.
     """
     try:
         chunk_fields = chunk.__dict__
-        (choice,) = chunk_fields["choices"]
-        choice_fields = choice.__dict__
-        if choice_fields["finish_reason"] is not None or chunk_fields["usage"] is not None:
+        (only_choice,) = chunk_fields["choices"]  # ValueError if there are several or none
+        choice_fields = only_choice.__dict__
+        has_finish_reason = choice_fields["finish_reason"] is not None
+        if has_finish_reason or chunk_fields["usage"] is not None:
             return False
         return bool(choice_fields["delta"].content)
     except Exception:
-        # The event has several choices, or lacks one of the fields.
         return False
 
 

@@ -21,7 +21,7 @@ _NO_FIELDS: dict[str, Any] = {}
 
 
 class _UsageNames(NamedTuple):
-    """The names of the fields of a usage."""
+    """The names of the fields of an object with token counts (a `usage`) in one API."""
 
     prompt: str
     output: str
@@ -41,20 +41,26 @@ _RESPONSE_NAMES = _UsageNames(
     "input_tokens_details",
     "output_tokens_details",
 )
-_APIS_WITH_RESPONSE_NAMES = ("responses", "batches", "images", "transcriptions")
+_APIS_LIKE_RESPONSES = ("responses", "batches", "images", "transcriptions")
+"""The APIs whose usage has the field names of the Responses API. Others have those of chat."""
 
 
 def read_usage(api: Api, usage: Any) -> Usage:
-    """Return the token counts in the `usage` of a response, which may be None.
+    """Return the token counts in the field `usage` of a response.
 
-    The counts have the same meaning in all APIs of OpenAI, but other names. Counts that contradict
-    each other are marked (`check_usage`).
+    The APIs of OpenAI have the same counts under different names. Chat has `prompt_tokens`, for
+    example, and the Responses API has `input_tokens`. Counts that contradict each other are marked
+    (`check_usage`).
+
+    Args:
+        api: The API of the response.
+        usage: The field, or None if the server has sent no counts.
     """
     if usage is None:
         return Usage()
     if api == "messages":
         return _read_messages_usage(usage)
-    names = _RESPONSE_NAMES if api in _APIS_WITH_RESPONSE_NAMES else _CHAT_NAMES
+    names = _RESPONSE_NAMES if api in _APIS_LIKE_RESPONSES else _CHAT_NAMES
     counts = _fields_of(usage)
     prompt_details = _fields_of(counts.get(names.prompt_details))
     output_details = _fields_of(counts.get(names.output_details))
@@ -120,15 +126,20 @@ def _cache_written_tokens(prompt_details: Mapping[str, Any], counts: Mapping[str
     return written_tokens
 
 
-def _fields_of(usage_part: Any) -> Mapping[str, Any]:
+def _fields_of(usage_part: object) -> Mapping[str, Any]:
     """Return the fields of a usage or of its details, by their names.
+
+    A mapping is returned, because it is read faster: for a field that a pydantic object does not
+    have, `getattr` takes about 1 microsecond.
 
     Args:
         usage_part: A dictionary, an object of pydantic, or None, which has no fields.
     """
     if isinstance(usage_part, dict):
         return usage_part
-    # A lookup by `getattr` takes pydantic 1 us for a field that the object does not have.
     declared_fields: Mapping[str, Any] = getattr(usage_part, "__dict__", _NO_FIELDS)
+    # pydantic stores the fields that its class does not declare in another dictionary.
     undeclared_fields = getattr(usage_part, "__pydantic_extra__", None)
-    return {**undeclared_fields, **declared_fields} if undeclared_fields else declared_fields
+    if not undeclared_fields:
+        return declared_fields
+    return {**undeclared_fields, **declared_fields}
