@@ -65,7 +65,9 @@ def measure_functions(
     for spec in _FUNCTIONS:
         function = getattr(litellm, spec.name, None)
         if function is not None:
-            measured_functions[spec.name] = _measure(function, spec, spec.argument_names, settings)
+            measured_functions[spec.name] = _measure_function(
+                function, spec, settings, argument_names=spec.argument_names
+            )
     return measured_functions
 
 
@@ -75,12 +77,14 @@ def measure_router(router_class: type, options: InstrumentOptions) -> type:
     A Router distributes calls to several deployments of a model. A call counts once, however many
     deployments the Router tries.
 
-    LiteLLM forbids subclasses of its Router. The replacement is therefore a class without a base
-    class and with a metaclass. When the application calls it, as in `Router(...)`, the metaclass
-    creates a Router of the original class and replaces its methods by measured ones.
+    LiteLLM forbids subclasses of its Router. The replacement is therefore a class of its own, with
+    the name and the documentation of the original one. Its metaclass, `_MeasuredRouterType`, does
+    the work: `Router(...)` calls the `__call__` of the metaclass, which creates a Router of the
+    original class and replaces its methods by measured ones.
     """
+    no_base_classes = ()
     attributes = {"__doc__": router_class.__doc__, "__qualname__": router_class.__qualname__}
-    measured_class = _MeasuredRouterType(router_class.__name__, (), attributes)
+    measured_class = _MeasuredRouterType(router_class.__name__, no_base_classes, attributes)
     measured_class._loadgen_sdk_router_class = router_class
     measured_class._loadgen_sdk_settings = _call_settings(options)
     return measured_class
@@ -103,18 +107,22 @@ class _MeasuredRouterType(type):
     def __call__(cls, *args: Any, **kwargs: Any) -> Any:
         """Create a Router of the original class, and replace its methods by measured ones.
 
-        Python calls this method of the metaclass when the application calls the class, as in
-        `Router(...)`. Usually it would create an object of that class.
+        This is a method of a metaclass: Python calls it for `Router(...)`. The `__call__` that it
+        overrides, `type.__call__`, would create an object of the class that replaces the Router.
         """
         router = cls._loadgen_sdk_router_class(*args, **kwargs)
         for spec in _FUNCTIONS:
             method = getattr(router, spec.name, None)
-            if method is not None:
-                measured_method = _measure(
-                    method, spec, spec.router_argument_names, cls._loadgen_sdk_settings
-                )
-                # Only this object changes, and not its class.
-                vars(router)[spec.name] = measured_method
+            if method is None:
+                continue  # The installed version of LiteLLM does not have it.
+            measured_method = _measure_function(
+                method,
+                spec,
+                cls._loadgen_sdk_settings,
+                argument_names=spec.router_argument_names,
+            )
+            # An attribute of the object hides the method of its class, which does not change.
+            vars(router)[spec.name] = measured_method
         return router
 
     def __instancecheck__(cls, instance: object) -> bool:
@@ -142,34 +150,39 @@ def _call_settings(options: InstrumentOptions) -> CallSettings:
     )
 
 
-def _measure(
+def _measure_function(
     function: Callable[..., Any],
     spec: _FunctionSpec,
-    argument_names: tuple[str, str],
     settings: CallSettings,
+    *,
+    argument_names: tuple[str, str],
 ) -> Callable[..., Any]:
-    """Wrap a function of LiteLLM, or a method of a Router, so that its calls are measured.
+    """Return a function that the application calls instead of a function of LiteLLM.
+
+    It passes the arguments by name to the measured function, because the measurement finds the
+    model and the prompt by the names. If this package retries failed calls, LiteLLM must not do so
+    as well, because the attempts would multiply.
 
     Args:
         function: The function of LiteLLM or the method of a Router.
         spec: Its API, and whether it blocks.
-        argument_names: The names of its first arguments, which callers may pass by position.
         settings: What all calls have in common.
+        argument_names: The names of its first arguments, which callers may pass by position.
     """
-    send = _with_recorded_headers(function, is_blocking=spec.is_blocking)
-    measured = measure_method(send, spec.api, settings, is_blocking=spec.is_blocking)
+    function_with_headers = _with_recorded_headers(function, is_blocking=spec.is_blocking)
+    measured_function = measure_method(
+        function_with_headers, spec.api, settings, is_blocking=spec.is_blocking
+    )
 
     @functools.wraps(function)
-    def call(*args: Any, **kwargs: Any) -> Any:
+    def call_measured_function(*args: Any, **kwargs: Any) -> Any:
         if settings.policy.retry is not None:
-            # LiteLLM must not retry as well, because the attempts would multiply.
             kwargs["max_retries"] = 0
             kwargs["num_retries"] = 0
-        # The measurement finds the model and the prompt by the names of the arguments.
-        named_args = dict(zip(argument_names, args, strict=False))
-        return measured(**named_args, **kwargs)
+        arguments_by_name = dict(zip(argument_names, args, strict=False))
+        return measured_function(**arguments_by_name, **kwargs)
 
-    return call
+    return call_measured_function
 
 
 def _with_recorded_headers(
@@ -177,16 +190,23 @@ def _with_recorded_headers(
 ) -> Callable[..., Any]:
     """Wrap a function of LiteLLM so that the headers of its response reach the measurement.
 
-    LiteLLM attaches the headers to the response as `_response_headers`. The wrapper is a coroutine
-    function unless `is_blocking`.
+    LiteLLM attaches the headers to the response as `_response_headers`.
+
+    Args:
+        function: The function of LiteLLM.
+        is_blocking: It is a plain function, and so is the wrapper. Otherwise both are coroutine
+            functions.
     """
 
+    # This generator serves both cases. `result = yield function` means: call `function`, await what
+    # it returns in the case of a coroutine function, and go on with the result (see `Steps`).
     def call_and_record_headers(**kwargs: Any) -> Steps[Any]:
-        # `as_function` calls, and in async code awaits, what is yielded. It sends the result back.
         response = yield partial(function, **kwargs)
         headers = getattr(response, "_response_headers", None)
         if isinstance(headers, Mapping):
             record_response_headers(headers)
         return response
 
-    return functools.wraps(function)(as_function(call_and_record_headers, is_blocking=is_blocking))
+    wrapper = as_function(call_and_record_headers, is_blocking=is_blocking)
+    # The wrapper gets the name and the documentation of the function.
+    return functools.update_wrapper(wrapper, function)

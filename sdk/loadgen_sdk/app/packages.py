@@ -149,14 +149,15 @@ def _unknown_client_error(client: Any) -> WrongUse:
 
 
 def measure_resources(client: Any, original_client: Any, options: InstrumentOptions) -> None:
-    """Give a client new resources (`client.chat.completions`, …) whose methods are measured.
+    """Measure the methods of a client's resources, such as `client.chat.completions.create`.
 
-    Attributes of the client object are replaced, and its class is not changed.
+    Only attributes of the client object are replaced. Its class is not changed, and neither are the
+    resources of the client that it was copied from.
 
     Args:
         client: The client to change. Its copies (`copy`, `with_options`) are measured, too.
-        original_client: The client that `client` is a copy of. Its resources stay as they are. It
-            may be `client` itself.
+        original_client: The client that `client` was copied from, and whose resources it still
+            has. It is `client` itself if that has resources of its own.
         options: What `instrument` was called with.
 
     Raises:
@@ -168,9 +169,8 @@ def measure_resources(client: Any, original_client: Any, options: InstrumentOpti
         # The client must not retry as well, because the attempts would multiply.
         client.max_retries = 0
     _record_headers(client)
-    # The client gets resources of its own before their methods are replaced, so that those of the
-    # original client stay as they are.
     _replace_resources(client, original_client, package)
+    # The resources now belong to this client alone, so that their methods can be replaced.
     wrapper = _ResourceWrapper(
         _call_settings(original_client, package, options),
         is_blocking=is_blocking,
@@ -180,7 +180,7 @@ def measure_resources(client: Any, original_client: Any, options: InstrumentOpti
         resource = _get_by_path(client, path)
         if resource is not None:
             wrapper.wrap(resource, path, api)
-    # These are created from the measured resources, and therefore after them.
+    # `with_raw_response` and `with_streaming_response` are created from the measured resources.
     _replace_response_variants(client, original_client)
     _instrument_copies(client, options)
 
@@ -208,19 +208,22 @@ def _replace_response_variants(client: Any, original_client: Any) -> None:
 def _instrument_copies(client: Any, options: InstrumentOptions) -> None:
     """Replace `copy` and `with_options` of a client, so that the calls of its copies are measured.
 
-    Both are the same method in openai and anthropic. It creates a client with changed options.
+    Both names stand for the same method in openai and anthropic. It creates a new client with other
+    options, such as another timeout.
     """
     copy_method = type(client).copy
 
-    def copy_instrumented(*args: Any, **changes: Any) -> Any:
-        new_client = copy_method(client, *args, **changes)
-        # The copy method gives the new client resources that no other client uses. They can be
-        # changed in place, so that the new client counts as the original one.
+    def copy_and_measure(*args: Any, **changed_options: Any) -> Any:
+        new_client = copy_method(client, *args, **changed_options)
+        # `copy` creates new resources, too. None of them belongs to another client, so that there
+        # is no original client to protect.
         measure_resources(new_client, original_client=new_client, options=options)
         return new_client
 
-    vars(client)["copy"] = copy_instrumented
-    vars(client)["with_options"] = copy_instrumented
+    # Attributes of the object hide the methods of its class, which is not changed.
+    client_attributes = vars(client)
+    client_attributes["copy"] = copy_and_measure
+    client_attributes["with_options"] = copy_and_measure
 
 
 def _call_settings(client: Any, package: Package, options: InstrumentOptions) -> CallSettings:
@@ -329,16 +332,18 @@ class _ResourceWrapper:
         )
 
     def _wrap_message_stream(self, messages: Any) -> None:
-        """Measure `stream` of anthropic, which posts its request without calling `create`.
+        """Replace `messages.stream` of anthropic by a method whose calls are measured.
 
-        It is taken from a copy of the resource whose `_post` is measured. In the resource itself,
-        `create` calls `_post`, and would be measured twice.
+        `stream` sends its request by the private method `_post`, as `create` does. If `_post` of
+        the resource itself were measured, a call of `create`, which is already measured, would
+        count twice. `_post` is therefore replaced in a copy of the resource, and the resource gets
+        the method `stream` of that copy.
         """
-        posting_messages = copy.copy(messages)
-        posting_messages._post = self._measure(
-            posting_messages._post, "messages", _request_fields_of_post
+        copied_messages = copy.copy(messages)
+        copied_messages._post = self._measure(
+            copied_messages._post, "messages", find_request_fields=_request_fields_of_post
         )
-        messages.stream = posting_messages.stream
+        messages.stream = copied_messages.stream
 
 
 def _look_up_at_call_time(
