@@ -38,7 +38,8 @@ class BlockingClient:
     def __init__(self, url: str, **options: Any) -> None:
         """Create a client and start its thread. It is not connected yet.
 
-        Inside a running event loop every call blocks that loop, so that a RuntimeWarning is issued.
+        A RuntimeWarning is issued if an event loop is running in this thread, because each call of
+        the client would block that loop.
 
         Args:
             url: The URL of the endpoint.
@@ -48,12 +49,15 @@ class BlockingClient:
             WrongUse: An option is not valid.
             TargetUnusable: The URL is not valid.
         """
-        if asyncio._get_running_loop() is not None:
+        # The public `asyncio.get_running_loop` would raise an exception if no loop is running.
+        is_event_loop_running = asyncio._get_running_loop() is not None
+        if is_event_loop_running:
             warnings.warn(
                 "a BlockingClient inside a running event loop blocks all other tasks; use Client",
                 RuntimeWarning,
                 stacklevel=2,
             )
+        # A Client needs a running event loop. It gets one in a thread of its own.
         self._loop = asyncio.new_event_loop()
         self._stop_requested = asyncio.Event()
         self._thread = threading.Thread(target=self._run_loop, name="loadgen_sdk", daemon=True)
@@ -107,31 +111,36 @@ class BlockingClient:
         Raises:
             RequestFailed: The request failed. It is raised after the events that did arrive.
         """
+        # The call runs in the client's thread, in a copy of the caller's context variables.
         context = copy_context()
         relay = _EventRelay(self.client.stream(request, labels=labels))
         future = self._submit(relay.run(), context)
         try:
             yield from relay.events()
-            future.result()  # raises the error of a failed request
+            future.result()  # Raises the error of a failed request.
+            # The measurement was stored in the copy, where `latest_measurement()` of the caller
+            # would not find it.
             copy_latest_measurement(context)
         finally:
-            self._end_relay(relay, future)
+            self._stop_relay(relay, future)
 
-    def _end_relay(self, relay: _EventRelay, future: Future[None]) -> None:
-        """Stop reading a stream in the client's thread, if its end was not reached.
+    def _stop_relay(self, relay: _EventRelay, future: Future[None]) -> None:
+        """Stop reading a stream in the client's thread, because its caller does not read it.
 
-        This is called in the thread of the caller, when the caller leaves its loop over the events.
+        The relay is a task of that thread which reads the stream. This method is called in the
+        thread of the caller. It has no effect if the stream has ended.
 
         Args:
-            relay: Reads the stream in a task of the client's thread.
-            future: Is done when the relay has stopped reading.
+            relay: The relay of the stream.
+            future: The result of the relay, which is done when the relay has stopped reading.
         """
-        is_ended = future.done() or self._loop.is_closed()
-        if relay.task is None or is_ended:
-            # If the task has not started, it must not start. If it has ended, this has no effect.
+        has_ended = future.done() or self._loop.is_closed()
+        if relay.task is None or has_ended:
+            # This prevents the start of a task that has not started yet.
             future.cancel()
             return
-        # The message LOOP_LEFT makes the call count as abandoned, and not as cancelled.
+        # `Task.cancel` takes a message. With LOOP_LEFT, the call counts as abandoned by its reader,
+        # and not as cancelled.
         self._loop.call_soon_threadsafe(relay.task.cancel, LOOP_LEFT)
 
     def close(self) -> None:

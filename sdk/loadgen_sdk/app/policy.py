@@ -70,10 +70,14 @@ class Policy(msgspec.Struct, frozen=True):
         msgspec.structs.force_setattr(self, "has_call_observers", has_call_observers)
 
     def merge_labels(self, call_labels: Labels | None) -> dict[str, str]:
-        """Return the labels of one call. The result may be shared, so that nobody may change it.
+        """Return the labels of one call: those of the client, of its context, and of the call.
 
-        A label of the call itself (`call_labels`) replaces one of the context (`labelled`), and
-        that one replaces one of the client. Labels that are not valid are logged and left out.
+        If two of them have a label of the same name, the label of the call counts, or else that of
+        the context (`with labelled(...)`). Labels of the call that are not valid are logged and
+        left out. The caller must not change the result, which may be a dictionary of the client.
+
+        Args:
+            call_labels: The labels that were passed to the call, or None.
         """
         context_labels = current_labels.get()
         if call_labels:
@@ -105,17 +109,18 @@ class Policy(msgspec.Struct, frozen=True):
             measurement: The measurement.
             context: The context in which the call was made. Observers run in it, so that they see
                 the context variables of the application. None if there are no observers.
-            call_shape: What the recorder has kept of the call from its start, or None.
-            spans: What each observer has returned at the start of the call, from
-                `begin_observation`.
+            call_shape: What the recorder returned at the start of the call. None without a
+                recorder, and for an API that it does not record.
+            spans: What `begin_observation` returned at the start of the call: a span or None for
+                each observer. Empty if no observer is called at the start.
         """
         set_latest_measurement(measurement)
         if call_shape is not None and self.record is not None:
             self.record.end(call_shape, measurement)
         if context is None:
             return
-        for index, observer in enumerate(self.observers):
-            span = spans[index] if spans else None
+        spans_by_observer = spans or (None,) * len(self.observers)
+        for observer, span in zip(self.observers, spans_by_observer, strict=True):
             try:
                 result = _run_observer(observer, measurement, span, context)
                 if result is not None and inspect.iscoroutine(result):
@@ -182,6 +187,16 @@ def make_policy(
 ) -> Policy:
     """Check the options of `instrument` or of a `Client` and return them as a Policy.
 
+    Args:
+        on_measurement: One function, or several, that get the measurement of each call.
+        prices: The prices of tokens, or None.
+        throttle: The limits of calls, or None.
+        retry: The retry policy, or None.
+        record: A ShapeRecorder or another object with its methods `begin` and `end`, or None.
+        keep_content: Measurements contain the texts of calls.
+        labels: The labels of every call, or None.
+        budget: The budget, or its text such as "50 USD/day", or None.
+
     Raises:
         WrongUse: An option is not valid.
     """
@@ -189,10 +204,12 @@ def make_policy(
         raise _wrong_type("throttle", throttle, 'give Throttle(requests="600/min")')
     if retry is not None and not isinstance(retry, Retry):
         raise _wrong_type("retry", retry, "give Retry(attempts=3)")
-    # Any object with the methods of a ShapeRecorder will do.
     if record is not None and not hasattr(record, "begin"):
         raise _wrong_type("record", record, 'give record_shape("traffic.jsonl")')
     valid_prices = validate_prices(prices)
+    valid_budget = validate_budget(
+        budget, _currencies(valid_prices), has_prices=valid_prices is not None
+    )
     return Policy(
         observers=_validate_observers(on_measurement),
         prices=valid_prices,
@@ -201,9 +218,7 @@ def make_policy(
         record=record,
         keep_content=keep_content,
         labels=validate_labels(labels),
-        budget=validate_budget(
-            budget, _currencies(valid_prices), has_prices=valid_prices is not None
-        ),
+        budget=valid_budget,
     )
 
 
