@@ -29,6 +29,9 @@ TIMING_HEADERS = (
 _MIN_EPOCH_S = 1e9
 """A number of seconds as large as this is a date (after 2001), and not a duration."""
 
+_NOT_NEEDED = ""
+"""Stands for the name of a header that this package does not use."""
+
 _MAX_CACHED_NAMES = 1024
 """A server that sends ever new names of headers must not fill the memory."""
 
@@ -70,19 +73,18 @@ def read_useful_headers(headers: Any) -> dict[str, str]:
     long as the pass.
 
     Args:
-        headers: A mapping of texts, or an `httpx.Headers`, whose `raw` has names and values as
-            bytes.
+        headers: A mapping of texts, or the `Headers` object of httpx, whose attribute `raw` is a
+            list of pairs of a name and a value as bytes.
     """
     raw_headers = getattr(headers, "raw", None)
-    items = headers.items() if raw_headers is None else raw_headers
+    names_and_values = headers.items() if raw_headers is None else raw_headers
     useful_headers: dict[str, str] = {}
-    for raw_name, value in items:
-        # The cache is a dict that adds a missing name by itself (`__missing__`). It has "" for a
-        # header that this package does not need.
-        name = _useful_name_cache[raw_name]
-        if name:
+    for raw_name, value in names_and_values:
+        # This lookup never fails: `_UsefulNames.__missing__` adds a name that is not in the cache.
+        useful_name = _useful_name_cache[raw_name]
+        if useful_name != _NOT_NEEDED:
             text = value if isinstance(value, str) else value.decode("latin-1")
-            useful_headers[name] = text
+            useful_headers[useful_name] = text
     return useful_headers
 
 
@@ -99,8 +101,8 @@ def timing_headers(headers: Mapping[str, str]) -> dict[str, Any]:
 class _UsefulNames(dict[bytes | str, str]):
     """A cache from the name of a header as received to its common name in lower case.
 
-    The common name is "" if this package does not use the header. Every response has the same few
-    names, so that they are decoded once.
+    The common name is _NOT_NEEDED if this package does not use the header. Every response has the
+    same few names, so that they are decoded once.
     """
 
     def __missing__(self, raw_name: bytes | str) -> str:
@@ -108,7 +110,7 @@ class _UsefulNames(dict[bytes | str, str]):
         name = (raw_name if isinstance(raw_name, str) else raw_name.decode("latin-1")).lower()
         name = _COMMON_NAMES.get(name, name)
         if not _is_useful(name):
-            name = ""
+            name = _NOT_NEEDED
         if len(self) < _MAX_CACHED_NAMES:
             self[raw_name] = name
         return name
@@ -208,17 +210,19 @@ def _parse_duration_ns(text: str) -> int | None:
 
 
 def _parse_seconds_or_date(text: str) -> float:
-    """Return a number of seconds, or a date in seconds since 1970.
+    """Return the seconds in a text that has a duration or a date. Return 0 for any other text.
 
-    A date is a number of seconds or milliseconds since 1970, or ISO 8601. Return 0 for any other
-    text.
+    A duration is a number of seconds, and is returned as it is. A date is returned in seconds since
+    1970, which `_seconds_from_now` tells from a duration by their size. In the text, a date is a
+    number of seconds or milliseconds since 1970, or it is written as in ISO 8601.
     """
-    number = parse_number(text, 0.0)
-    is_date_in_ms = number >= _MIN_EPOCH_S * _MS_PER_S
-    if is_date_in_ms:
-        return number / _MS_PER_S
-    if number or "T" not in text:
-        return number
+    if _is_finite_number(text):
+        number = float(text)
+        is_date_in_ms = number >= _MIN_EPOCH_S * _MS_PER_S
+        return number / _MS_PER_S if is_date_in_ms else number
+    may_be_iso_8601_time = "T" in text
+    if not may_be_iso_8601_time:
+        return 0.0
     try:
         return datetime.fromisoformat(text).timestamp()
     except ValueError:

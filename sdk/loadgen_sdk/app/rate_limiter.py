@@ -126,10 +126,10 @@ def parse_rate(text: str | int | float, name: str) -> Rate:
 
     Args:
         text: The rate.
-        name: The option that it comes from: "requests", or the name of a kind of tokens.
+        name: The name of the option: "requests", "tokens", "input_tokens" or "output_tokens".
 
     Raises:
-        WrongUse: The text is not a rate, or it allows nothing.
+        WrongUse: The text is not a rate, or the rate is not a positive finite number.
     """
     hint = f'{name}="600/min", or "10/s"'
     amount_text, slash, unit = str(text).partition("/")
@@ -142,9 +142,9 @@ def parse_rate(text: str | int | float, name: str) -> Rate:
         raise WrongUse("out_of_range", message, f"{hint}, or leave it out")
     if math.isinf(limit):
         raise WrongUse("out_of_range", f"{name}=inf limits nothing", f"{hint}, or leave it out")
-    is_part_of_request = name == "requests" and limit < 1
-    if is_part_of_request:
-        return Rate(1.0, round(period_ns / limit))
+    is_less_than_one_request = name == "requests" and limit < 1
+    if is_less_than_one_request:
+        return Rate(limit=1.0, period_ns=round(period_ns / limit))
     return Rate(limit, period_ns)
 
 
@@ -214,33 +214,41 @@ class RateLimiter:
             self._windows[unit] = _SlidingWindow(rate, limits.burst_ns, merge_ns)
 
     def retry_at(self, now: int, tokens: float, output_tokens: float = 0) -> int:
-        """Return ALLOWED_NOW if a call is allowed now, else the time to try again.
+        """Return ALLOWED_NOW if a call is allowed now, else the time in ns to try again.
 
-        The time is FOREVER if the call has to wait for the end of another one. Nothing is booked.
+        The time is FOREVER if the call has to wait for the end of another one. This only reads the
+        limits: `book` counts a call that is allowed.
 
         Args:
-            now: The current time.
+            now: The current time in monotonic ns.
             tokens: The input and output tokens of the call.
             output_tokens: The output tokens among them.
         """
-        allowed_at = self._allowed_at_without_rates(now, tokens, output_tokens)
+        allowed_at = self._allowed_at_by_server_and_concurrency(now, tokens, output_tokens)
         amounts = call_amounts(tokens, output_tokens)
         for unit, window in self._windows.items():
             allowed_at = max(allowed_at, window.allowed_at(now, amounts[unit]))
         return ALLOWED_NOW if allowed_at <= now else allowed_at
 
     def retry_at_without_rates(self, now: int, tokens: float, output_tokens: float = 0) -> int:
-        """Return ALLOWED_NOW if a call is allowed apart from the rates, else the time to try again.
+        """Return the same as `retry_at`, but leave the configured rates out of account.
 
-        This is for rates that several processes share, about which their store decides. What
-        remains is the concurrency and what the server states in its headers. The arguments and the
-        result FOREVER are those of `retry_at`.
+        This is used if several processes share the rates in a store, which decides about them. What
+        remains are the calls in flight and the limits that the server states in its headers. The
+        arguments are those of `retry_at`.
         """
-        allowed_at = self._allowed_at_without_rates(now, tokens, output_tokens)
+        allowed_at = self._allowed_at_by_server_and_concurrency(now, tokens, output_tokens)
         return ALLOWED_NOW if allowed_at <= now else allowed_at
 
-    def _allowed_at_without_rates(self, now: int, tokens: float, output_tokens: float) -> int:
-        """Return when a call is allowed apart from the rates: `now`, a later time, or FOREVER."""
+    def _allowed_at_by_server_and_concurrency(
+        self, now: int, tokens: float, output_tokens: float
+    ) -> int:
+        """Return when the limits other than the configured rates allow a call.
+
+        These are the number of calls in flight, the pause for which the server has asked, and the
+        limits that it has stated (`_server_buckets`). The result is `now`, a later time in ns, or
+        FOREVER if another call has to end first.
+        """
         max_in_flight = self._limits.concurrency
         if max_in_flight is not None and self.in_flight >= max_in_flight:
             return FOREVER
@@ -255,14 +263,24 @@ class RateLimiter:
         self._paused_until = max(self._paused_until, until)
 
     def book(self, now: int, tokens: float, output_tokens: float = 0) -> Booking:
-        """Count a call that is allowed. Return the booking to pass to `end_call`."""
+        """Count a call that is allowed. Return the booking to pass to `end_call`.
+
+        The amounts that the call uses (a request and its tokens) are added to the sliding windows
+        of the configured rates, and taken out of the token buckets, which follow the limits that
+        the server has stated.
+
+        Args:
+            now: The current time in monotonic ns.
+            tokens: The estimated input and output tokens of the call.
+            output_tokens: The output tokens among them.
+        """
         self.in_flight += 1
         amounts = call_amounts(tokens, output_tokens)
         for unit, bucket in self._server_buckets.items():
             bucket.book(now, amounts[unit])
-        booked_at = {
-            unit: window.book(now, amounts[unit]) for unit, window in self._windows.items()
-        }
+        booked_at: dict[str, int] = {}
+        for unit, window in self._windows.items():
+            booked_at[unit] = window.book(now, amounts[unit])
         return Booking(amounts, booked_at)
 
     def end_call(
@@ -293,25 +311,26 @@ class RateLimiter:
         """Apply the limits that the headers of a response state. Return the pause to log.
 
         The headers x-ratelimit-* state how many requests and tokens remain until a reset. They
-        replace what was known of the server's limits before.
+        replace what was known of the server's limits before. All calls pause until the server
+        accepts the next request, but not longer than the limit `max_pause_ns`.
 
         Args:
-            now: The current time.
-            headers: The headers.
+            now: The current time in monotonic ns.
+            headers: The headers, by their names in lower case.
             is_refused: The status is 429 or 503, so that Retry-After pauses all calls.
         """
         max_pause_ns = self._limits.max_pause_ns
         new_buckets = _read_server_buckets(headers, now, max_pause_ns)
         self._server_buckets.update(new_buckets)
-        requested_ns = _retry_after_ns(headers) if is_refused else 0
-        if "requests" in new_buckets:
-            # No call can start before the server has room for one request. The room for tokens
-            # causes no pause, because calls need different numbers of them.
-            next_request_at = new_buckets["requests"].available_at(1)
-            requested_ns = max(requested_ns, next_request_at - now)
-        obeyed_ns = min(requested_ns, max_pause_ns)
-        self.pause(now + obeyed_ns)
-        return Pause(requested_ns, obeyed_ns)
+        requested_pause_ns = _retry_after_ns(headers) if is_refused else 0
+        request_bucket = new_buckets.get("requests")
+        if request_bucket is not None:
+            # Too few tokens cause no pause, because calls need different numbers of them.
+            next_request_at = request_bucket.available_at(amount=1)
+            requested_pause_ns = max(requested_pause_ns, next_request_at - now)
+        obeyed_pause_ns = min(requested_pause_ns, max_pause_ns)
+        self.pause(now + obeyed_pause_ns)
+        return Pause(requested_pause_ns, obeyed_pause_ns)
 
     def state(self) -> dict[str, Any]:
         """Return what other processes need to share the limits: bookings and a pause.
@@ -347,7 +366,7 @@ class WindowState(NamedTuple):
     Attributes:
         times: When each entry was booked, in ascending order.
         amounts: The amount of each entry.
-        used_until: The time until which the bookings use up the rate.
+        used_until: The virtual time of the window (see `_SlidingWindow`).
     """
 
     times: list[int]
@@ -359,9 +378,12 @@ class _SlidingWindow:
     """The amounts of one unit that were booked within the last period of its rate.
 
     It keeps the limit within any interval of that length (a "sliding window log"). Amounts can be
-    corrected while they are in the window. If bursts are limited, a virtual clock spaces the
-    bookings, too: each one advances `_used_until` by the time that its amount takes at the rate
-    (GCRA, the generic cell rate algorithm).
+    corrected while they are in the window.
+
+    If bursts are limited, the bookings are spaced as well, by the generic cell rate algorithm
+    (GCRA). It has a virtual time: the time at which all bookings would be used up if they were used
+    one after the other, evenly at the rate. An amount is allowed if the virtual time is ahead of
+    the real time by the burst size at most.
     """
 
     def __init__(self, rate: Rate, burst_ns: int | None = None, merge_ns: int = 0) -> None:
@@ -382,84 +404,94 @@ class _SlidingWindow:
         self._amounts: list[float] = []
         self._first = 0  # the index of the first entry that has not expired
         self._sum = 0.0  # of the amounts that have not expired
-        # The virtual clock: the time until which the bookings take if they are spaced at the rate.
-        self._used_until = 0.0
+        self._virtual_time_ns = 0.0
 
     def allowed_at(self, now: int, amount: float) -> int:
-        """Return when an amount can be booked, which is `now` or later.
+        """Return when an amount can be booked, which is `now` or a later time in ns.
 
-        Two rules have to allow it. The amounts of one period may not exceed the limit. If bursts
-        are limited, evenly spaced bookings of the same amounts may not reach further into the
-        future than the burst size.
+        Two rules have to allow it:
+
+        - The amounts within one period may not exceed the limit.
+        - If bursts are limited, the virtual time may not be ahead of the real time by more than the
+          burst size. Virtual time is the time at which all bookings so far would be used up, if
+          they were used one after the other at the rate.
         """
         self._drop_expired(now)
         allowed_at = max(now, self._room_available_at(now, amount))
         if self._burst_ns is not None:
-            # At the rate, the amounts booked so far take until `_used_until`.
-            burst_allowed_at = math.ceil(self._used_until) - self._burst_ns
+            burst_allowed_at = math.ceil(self._virtual_time_ns) - self._burst_ns
             allowed_at = max(allowed_at, burst_allowed_at)
         return allowed_at
 
     def _room_available_at(self, now: int, amount: float) -> int:
         """Return when enough old entries have left the window to book an amount.
 
+        An entry leaves the window one period after its booking, and its amount becomes available
+        again. For example, with a limit of 10 and entries of 6 at 0 s and 4 at 1 s, the window is
+        full. With a period of 60 s, an amount of 5 can be booked at 60 s, and one of 8 at 61 s.
+
         An amount above the limit itself waits until the window is empty.
         """
         available = self._rate.limit - self._sum
         if amount <= available:
             return now
-        available_at = now
+        last_left_at = now
         for index in range(self._first, len(self._times)):
-            # The amount of this entry becomes available when the entry leaves the window.
             available += self._amounts[index]
-            available_at = self._times[index] + self._rate.period_ns
+            last_left_at = self._times[index] + self._rate.period_ns
             if amount <= available:
-                break
-        return available_at
+                return last_left_at
+        return last_left_at
 
     def book(self, now: int, amount: float) -> int:
         """Add an amount to the window. Return the time of its entry, to pass to `correct`.
 
-        An amount that is booked shortly after the last entry (`merge_ns`) is added to that entry.
-        The times of the entries stay in ascending order, although another process may have booked
-        with a clock that is ahead.
+        The amount becomes a new entry, or is added to the last entry if both belong to the same
+        interval of `merge_ns`. The times of the entries are always in ascending order: if the last
+        entry is later than `now`, because another process has booked it by a clock that is ahead,
+        the time of that entry is used.
+
+        Args:
+            now: The current time in monotonic ns.
+            amount: The amount, in the unit of the rate.
         """
-        last_time = self._times[-1] if self._times else now
-        entry_time = max(now, last_time)
-        is_empty = self._first == len(self._times)
-        if is_empty or not self._belongs_to_entry(now, last_time):
-            self._times.append(entry_time)
-            self._amounts.append(float(amount))
-        else:
+        last_entry_time = self._times[-1] if self._times else now
+        entry_time = max(now, last_entry_time)
+        is_window_empty = self._first == len(self._times)
+        if not is_window_empty and self._belongs_to_entry(now, last_entry_time):
             # The entry gets the later time, so that nothing leaves the window too early.
             self._times[-1] = entry_time
             self._amounts[-1] += amount
-        # Time that was not used before now cannot be used later.
-        self._used_until = max(self._used_until, float(now))
+        else:
+            self._times.append(entry_time)
+            self._amounts.append(float(amount))
+        # Virtual time never lags behind: what was not used in the past cannot be used later.
+        self._virtual_time_ns = max(self._virtual_time_ns, float(now))
         self._add_to_totals(amount)
         return entry_time
 
     def correct(self, booked_at: int, difference: float) -> None:
-        """Correct the amount of an earlier booking by a difference.
-
-        A booking that is older than the period of the rate has left the window, and is not
-        corrected. Several bookings may have been merged into one entry (`_belongs_to_entry`). The
-        entry that contains the booking is the first one that is not earlier.
+        """Correct the amount of an earlier booking, unless it has left the window.
 
         Args:
             booked_at: The result of `book`.
             difference: The amount that was used minus the amount that was booked.
         """
-        index = bisect_left(self._times, booked_at, self._first)
-        has_left = index == len(self._times)
-        if not has_left and self._belongs_to_entry(booked_at, self._times[index]):
+        # Entries are sorted by time. Later bookings may have been merged into the entry, which then
+        # got their time. The entry of the booking is therefore the first one of `booked_at` or
+        # later, among those that have not left the window.
+        index = bisect_left(self._times, booked_at, lo=self._first)
+        is_later_than_all_entries = index == len(self._times)
+        if is_later_than_all_entries:
+            return
+        if self._belongs_to_entry(booked_at, self._times[index]):
             self._amounts[index] += difference
             self._add_to_totals(difference)
 
     def state(self) -> WindowState:
         """Return what another process needs to continue."""
         return WindowState(
-            self._times[self._first :], self._amounts[self._first :], self._used_until
+            self._times[self._first :], self._amounts[self._first :], self._virtual_time_ns
         )
 
     def restore(self, state: Sequence[Any], now: int) -> None:
@@ -479,7 +511,7 @@ class _SlidingWindow:
         self._first = 0
         self._times = [*times]
         self._amounts = [*amounts]
-        self._used_until = float(used_until)
+        self._virtual_time_ns = float(used_until)
         self._sum = math.fsum(amounts)
 
     def _drop_expired(self, now: int) -> None:
@@ -501,9 +533,9 @@ class _SlidingWindow:
         self._first = first
 
     def _add_to_totals(self, amount: float) -> None:
-        """Add an amount, which may be negative, to the sum and to the virtual clock."""
+        """Add an amount, which may be negative, to the sum and to the virtual time."""
         self._sum += amount
-        self._used_until += amount * self._rate.period_ns / self._rate.limit
+        self._virtual_time_ns += amount * self._rate.period_ns / self._rate.limit
 
     def _belongs_to_entry(self, time: int, entry_time: int) -> bool:
         """Return True if a booking at a time belongs to the entry of another time.
@@ -526,20 +558,24 @@ class _ServerBucket:
     def __init__(self, server_limit: ServerLimit, now: int, max_pause_ns: int) -> None:
         """Create a bucket with the contents that the headers of a response state.
 
+        For example, a server states a limit of 100 requests, of which 40 remain, and a reset in
+        30 s. The 60 used requests come back evenly until then, so that the refill takes 0.5 s for
+        each of them.
+
         Args:
-            server_limit: What the headers state. Its limit is more than what remains, or 0 if the
-                server does not state it.
-            now: When the response arrived.
+            server_limit: What the headers state. A limit of 0 means that they do not state it.
+            now: When the response arrived, in monotonic ns.
             max_pause_ns: How long calls are held back at most, whatever the server states.
         """
         self._limit = server_limit.limit
         self._remaining = server_limit.remaining
         self._updated_at = now
         self._full_at = now + server_limit.reset_ns
-        self._obeyed_until = now + max_pause_ns
+        self._longest_pause_ends_at = now + max_pause_ns
         self._refill_ns_per_unit = 0.0  # 0 if nothing is known of the refill
+        is_limit_known = server_limit.limit > 0
         used = server_limit.limit - server_limit.remaining
-        if server_limit.limit and used > 0:
+        if is_limit_known and used > 0:
             self._refill_ns_per_unit = server_limit.reset_ns / used
 
     def available_at(self, amount: float) -> int:
@@ -562,7 +598,7 @@ class _ServerBucket:
 
         That is when the amount is available, but not later than the longest pause allows.
         """
-        return min(self.available_at(amount), self._obeyed_until)
+        return min(self.available_at(amount), self._longest_pause_ends_at)
 
     def book(self, now: int, amount: float) -> None:
         """Take an amount out of the bucket."""
@@ -570,6 +606,6 @@ class _ServerBucket:
             refilled = (now - self._updated_at) / self._refill_ns_per_unit
             self._remaining = min(self._limit, self._remaining + refilled)
             self._updated_at = now
-        elif now >= min(self._full_at, self._obeyed_until):
+        elif now >= min(self._full_at, self._longest_pause_ends_at):
             self._remaining = math.inf  # Nothing is known about the time after the reset.
         self._remaining -= amount

@@ -211,16 +211,16 @@ class _WaitMethod:
     wait: Callable[[float | None], object]
     timeout_s: float | None
     deadline_ns: int | None
-    run_in_thread: Callable[[Callable[[], Permit | int]], Awaitable[Permit | int]] | None = None
+    run_in_thread: Callable[[Callable[[], PermitOrWait]], Awaitable[PermitOrWait]] | None = None
 
-    def run_without_blocking(self, function: Callable[[], Permit | int]) -> Steps[Permit | int]:
+    def run_without_blocking(self, function: Callable[[], PermitOrWait]) -> Steps[PermitOrWait]:
         """Call a function and return its result. In an event loop, another thread calls it.
 
         This is a generator of `Steps`, because an event loop has to await the other thread.
         """
         if self.run_in_thread is None:
             return function()
-        result: Permit | int = yield partial(self.run_in_thread, function)
+        result: PermitOrWait = yield partial(self.run_in_thread, function)
         return result
 
     def has_timed_out(self) -> bool:
@@ -242,6 +242,13 @@ class _WaitMethod:
         if wait_ns == FOREVER:
             return None
         return max(0, wait_ns) / 1e9
+
+
+PermitOrWait = Permit | int
+"""The result of a try to get a permit: the permit, or how many ns to wait before the next try.
+
+The number is FOREVER for a caller that has to wait until it is woken.
+"""
 
 
 class _CallTokens(NamedTuple):
@@ -278,7 +285,8 @@ class _CallQueue:
             limiter: The limits of this process.
             name: The name of the key and model in logs and in the store.
             obeys_headers: Whether permits apply the limits that the server states.
-            shared_limits: The rates that several processes share, or None.
+            shared_limits: The rates that several processes share in a store, which is a file or
+                Redis. None if they share none.
             throttler: A Throttler of asyncio-throttle, which every call passes first, or None.
         """
         self.limiter = limiter
@@ -287,24 +295,24 @@ class _CallQueue:
         self._name = name
         self._obeys_headers = obeys_headers
         self._shared_limits = shared_limits
-        # This lock is held while a store is used. An event loop therefore never takes it if there
-        # is a store, but leaves that to a thread.
+        # Protects the limits. It stays locked during the input and output of a store, which would
+        # block an event loop. If there is a store, only other threads take this lock.
         self._limiter_lock = threading.Lock()
+        # Protects the waiters. It is never locked for long.
         self._waiters_lock = threading.Lock()
-        self._waiters: list[_Waiter] = []  # a heap
-        # Identifies the entry of this process in the queue of processes.
+        self._waiters: list[_Waiter] = []  # a heap, in the order of `_Waiter.sort_key`
+        # The store has a queue of processes. This identifies the entry of this process in it.
         self._entry_id = secrets.token_hex(8)
         self._is_in_shared_queue = False
 
     def acquire(self, tokens: _CallTokens, wait_method: _WaitMethod) -> Steps[Permit]:
         """Wait in the queue until a call is allowed, and return its permit.
 
-        The call tries to get a permit. If it gets none, it waits, and tries again after the time
+        The caller tries to get a permit. If it gets none, it waits, and tries again after the time
         that `_try_acquire` returns, or earlier if the end of another call wakes it.
 
-        The same code serves threads and event loops. It is a generator (see `Steps`) and yields
-        each function that may wait. `run_steps` calls the function, `run_steps_async` awaits its
-        result, and both send the result back into the generator.
+        This generator serves threads and event loops. `yield function` means: call `function`, and
+        await what it returns in an event loop (see `Steps`).
 
         Args:
             tokens: The estimated tokens of the call.
@@ -319,12 +327,14 @@ class _CallQueue:
         try_acquire = partial(self._try_acquire, waiter, tokens)
         try:
             while True:
-                result = yield from wait_method.run_without_blocking(try_acquire)
-                if isinstance(result, Permit):
-                    return result
+                permit_or_wait_ns = yield from wait_method.run_without_blocking(try_acquire)
+                if isinstance(permit_or_wait_ns, Permit):
+                    # `_grant_permit` has removed the waiter from the queue.
+                    return permit_or_wait_ns
                 if wait_method.has_timed_out():
                     raise self.timeout_error(wait_method.timeout_s)
-                yield partial(wait_method.wait, wait_method.next_wait_s(retry_after_ns=result))
+                wait_s = wait_method.next_wait_s(retry_after_ns=permit_or_wait_ns)
+                yield partial(wait_method.wait, wait_s)
         except BaseException:
             # The caller has timed out or was cancelled. Other callers must not wait behind it.
             self._remove_waiter(waiter)
@@ -434,30 +444,32 @@ class _CallQueue:
         else:
             function()
 
-    def _try_acquire(self, waiter: _Waiter, tokens: _CallTokens) -> Permit | int:
+    def _try_acquire(self, waiter: _Waiter, tokens: _CallTokens) -> PermitOrWait:
         """Return a permit for a waiter, or how many ns it has to wait before the next try.
 
-        Only the first waiter can get a permit. For the others the number is FOREVER: they wait
-        until they are woken. If limits are shared, this runs in a thread besides the event loop of
-        the waiter, which may be cancelled in the meantime.
+        Only the first waiter can get a permit. Any other one has to wait until it is woken, so that
+        its number is FOREVER. If limits are shared, another thread than that of the event loop
+        calls this, because the store would block the loop.
         """
         with self._waiters_lock:
             is_first = self._first_waiter() is waiter
         if not is_first:
             return FOREVER
         with self._limiter_lock:
-            result = self._book_if_allowed(tokens)
-        if isinstance(result, Permit):
-            self._grant_permit(waiter, result)
-        return result
+            permit_or_wait_ns = self._book_if_allowed(tokens)
+        if isinstance(permit_or_wait_ns, Permit):
+            self._grant_permit(waiter, permit_or_wait_ns)
+        return permit_or_wait_ns
 
     def _grant_permit(self, waiter: _Waiter, permit: Permit) -> None:
-        """Give a permit to the first waiter, which leaves the queue, and wake the next one.
+        """Remove the first waiter from the queue, because it gets a permit, and wake the next one.
 
-        The waiter may have been cancelled, or have timed out, while a thread got the permit for it.
-        It will not use the permit, which is then returned here.
+        If limits are shared, a thread gets the permit while the waiter is in an event loop. The
+        waiter may have been cancelled there, or have timed out, in the meantime. It will then not
+        use the permit, which is returned here.
         """
         with self._waiters_lock:
+            # A cancelled waiter was marked as having left before this method marks it.
             was_cancelled = waiter.has_left
             waiter.has_left = True
             waiter.permit = permit
@@ -466,11 +478,11 @@ class _CallQueue:
         # The limits may allow the next call as well.
         self._wake_first_waiter()
 
-    def _book_if_allowed(self, tokens: _CallTokens) -> Permit | int:
-        """Count a call against the limits and return its permit.
+    def _book_if_allowed(self, tokens: _CallTokens) -> PermitOrWait:
+        """Count a call against the limits and return its permit, if all limits allow it now.
 
-        If a limit does not allow the call now, nothing is counted. Return how many ns to wait
-        before the next try instead, or FOREVER to wait for the end of another call.
+        Otherwise nothing is counted. Return how many ns to wait before the next try, or FOREVER to
+        wait for the end of another call.
 
         If processes share the rates, a store decides about the rates. This process decides about
         the rest: its own calls in flight, and the limits that the server states. If the store
@@ -478,13 +490,14 @@ class _CallQueue:
         """
         now = monotonic_ns()
         if self._shared_limits is not None:
+            # Do not ask the store for a call that this process does not allow.
             retry_at = self.limiter.retry_at_without_rates(now, *tokens)
             if retry_at == ALLOWED_NOW:
-                shared_result = self._request_shared_grant(self._shared_limits, tokens)
-                if isinstance(shared_result, int):
-                    return min(shared_result, _MAX_SHARED_WAIT_NS)
-                if shared_result is not None:
-                    return self._book(now, tokens, shared_result)
+                grant_or_wait_ns = self._request_shared_grant(self._shared_limits, tokens)
+                if isinstance(grant_or_wait_ns, int):
+                    return min(grant_or_wait_ns, _MAX_SHARED_WAIT_NS)
+                if grant_or_wait_ns is not None:
+                    return self._book(now, tokens, shared_grant=grant_or_wait_ns)
         retry_at = self.limiter.retry_at(now, *tokens)
         if retry_at == ALLOWED_NOW:
             return self._book(now, tokens, shared_grant=None)
@@ -503,13 +516,19 @@ class _CallQueue:
     ) -> Grant | int | None:
         """Ask the store that processes share whether the rates allow a call.
 
+        The store has a queue of processes. If it does not allow the call, this process waits there.
+
+        Args:
+            shared_limits: The limits in the store.
+            tokens: The estimated tokens of the call.
+
         Returns:
-            A Grant, which is what the store has counted for the call. Or how many ns to wait before
-            asking again; the store has then put this process into its queue of processes. Or None
-            if the store fails.
+            A Grant, which is what the store has counted for an allowed call. An int, which is how
+            many ns to wait before the next request. None if the store fails.
         """
         grant_or_wait_ns = shared_limits.enter(self._name, self._entry_id, *tokens)
-        self._is_in_shared_queue = isinstance(grant_or_wait_ns, int)
+        is_waiting = isinstance(grant_or_wait_ns, int)
+        self._is_in_shared_queue = is_waiting
         return grant_or_wait_ns
 
     def _remove_waiter(self, waiter: _Waiter) -> None:
@@ -524,16 +543,16 @@ class _CallQueue:
             self._remove_waiter_now(waiter)
 
     def _remove_waiter_now(self, waiter: _Waiter) -> None:
-        """Remove a caller that does not wait any more, and wake the next one.
+        """Remove a caller that was cancelled or has timed out, and wake the next one.
 
-        If it was the last one of this process, the process leaves the queue that the store has for
-        processes, because it would hold up the others.
+        If processes share limits, their store has a queue of processes. This process leaves that
+        queue if none of its callers waits any more. The other processes would wait for it in vain.
         """
         with self._waiters_lock:
             waiter.has_left = True
             is_queue_empty = self._first_waiter() is None
         if waiter.permit is not None:
-            # The caller was cancelled after a thread had got the permit for it.
+            # A thread got the permit before the caller was cancelled, so that nobody will use it.
             waiter.permit.done(tokens=0)
         if is_queue_empty and self._is_in_shared_queue:
             self._run_without_blocking(self._leave_shared_queue)
@@ -673,11 +692,13 @@ class Throttle:
         output_tokens: float = 0,
         max_wait_s: float | None = None,
     ) -> Permit:
-        """Wait until a call is allowed. A cancelled wait loses its place in the queue.
+        """Wait until a call is allowed, and return its permit.
+
+        The call waits in a queue, which it leaves if it is cancelled.
 
         Args:
-            key: The key of the call.
-            model: The model of the call.
+            key: The API key with which the call is made. Each key may have limits of its own.
+            model: The model of the call. Each model may have limits of its own.
             tokens: The estimated input and output tokens.
             output_tokens: The output tokens among them.
             max_wait_s: The longest wait, if it is shorter than that of the Throttle.
@@ -690,7 +711,8 @@ class Throttle:
         queue = self._get_call_queue(key, model)
         wakeup = event_loop.create_wakeup()
         if queue.throttler is not None:
-            # A Throttler of asyncio-throttle limits the requests, and the queue everything else.
+            # The application has chosen the package asyncio-throttle for the limit of requests. The
+            # queue limits everything else.
             await self._wait_for_throttler(queue.throttler, queue, timeout_s)
         wait_method = _WaitMethod(
             wake=wakeup.wake,
@@ -774,23 +796,19 @@ class Throttle:
     def _create_call_queue(self, queue_id: tuple[str, ...], model: str) -> _CallQueue:
         """Return a new queue for calls that are counted together.
 
-        Its name, for logs and the store, is that of the model if each model has its own queue. The
-        store derives a name from the id if the queue is shared with other processes.
-
         Args:
-            queue_id: What the calls of the queue have in common. By the option `each`, it consists
-                of the API key and the model, of one of them, or of neither. It is neither logged
-                nor stored, because an API key is secret.
+            queue_id: What the calls of the queue have in common: the API key and the model, one of
+                them, or neither. The option `each` of the Throttle decides. The id is neither
+                logged nor stored, because an API key is secret.
             model: The model of the first call.
         """
+        # The queue has a name for logs and for the store. It is empty if the models have one queue.
         has_queue_per_model = "model" in self._separated_by
-        model_name = model if has_queue_per_model else ""
-        queue_name = model_name
+        queue_name = model if has_queue_per_model else ""
         if self._shared_limits is not None:
-            queue_name = self._shared_limits.state_name(queue_id, model_name)
-        throttler: Throttler | None = None
-        if self._create_throttler is not None:
-            throttler = self._create_throttler()
+            # The store needs different names for the queues of different API keys.
+            queue_name = self._shared_limits.state_name(queue_id, model=queue_name)
+        throttler = None if self._create_throttler is None else self._create_throttler()
         return _CallQueue(
             RateLimiter(self._limits),
             name=queue_name,
