@@ -39,6 +39,7 @@ RETRY_FAILED_STORE_NS = 5_000_000_000
 
 _REDIS_TIMEOUT_S = 0.5
 _MAX_READABLE_CHARS = 60
+_REDIS_CLOCK_RESOLUTION_US = 1.0
 _NO_BURST_LIMIT = -1
 """Stands for no limit of bursts in the rules for the script of Redis."""
 
@@ -100,18 +101,24 @@ class FileStore:
         self._run_step(name, lambda limiter, now: limiter.pause(now, pause_ns))
 
     def _run_step(self, name: str, step: Callable[[SharedRateLimiter, int], ResultT]) -> ResultT:
-        """Change the limits in the file: lock it, read its state, run a step and write the state.
+        """Read the limits from their file, let a function change them, and write them back.
 
-        `step` gets the limiter with that state, and the current time.
+        The file is locked during this time, so that no other process changes it.
+
+        Args:
+            name: The name of the key and model to which the limits apply. Each has a file.
+            step: The function. It gets the limiter with the stored state, and the current time in
+                monotonic ns. Its result is returned.
         """
         with locked_file(f"{self._path}.{name}") as file:
             now = monotonic_ns()
             limiter = self._restore(file.read(), now)
             result = step(limiter, now)
-            state = msgspec.msgpack.encode(limiter.state())
+            new_content = msgspec.msgpack.encode(limiter.state())
             file.seek(0)
-            file.write(state)
-            file.truncate(len(state))
+            file.write(new_content)
+            # The old content may have been longer.
+            file.truncate(len(new_content))
             return result
 
     def _restore(self, content: bytes, now: int) -> SharedRateLimiter:
@@ -260,11 +267,11 @@ def is_redis_url(location: Any) -> bool:
 
 
 def connect_to_redis(url: str, subject: str) -> RedisConnection:
-    """Return a client of Redis. It connects when it is first used.
+    """Return a client of Redis, which opens its connection when it is first used.
 
     Args:
-        url: The URL `redis://HOST:6379/0#NAME`. Only processes with the same NAME share something,
-            so that several applications can use the same Redis.
+        url: The URL `redis://HOST:6379/0#NAME`. Processes with different NAMEs share nothing, so
+            that several applications can use the same Redis.
         subject: What the processes share, such as "limits". It is the subject of an error message.
 
     Raises:
@@ -275,15 +282,17 @@ def connect_to_redis(url: str, subject: str) -> RedisConnection:
     except ImportError:
         message = f"{subject} are shared through Redis, which needs the package redis"
         raise WrongUse("not_installed", message, "pip install redis") from None
-    address, _, name = url.partition("#")
+    url_without_name, _, name = url.partition("#")
     try:
         client = redis.Redis.from_url(
-            address, socket_timeout=_REDIS_TIMEOUT_S, socket_connect_timeout=_REDIS_TIMEOUT_S
+            url_without_name,
+            socket_timeout=_REDIS_TIMEOUT_S,
+            socket_connect_timeout=_REDIS_TIMEOUT_S,
         )
     except ValueError as error:
         message = f"shared={redact_url(url)!r}: {error}"
         raise WrongUse("invalid_url", message, 'shared="redis://HOST:6379/0#NAME"') from None
-    return RedisConnection(client, name, (redis.RedisError, OSError))
+    return RedisConnection(client, name, errors=(redis.RedisError, OSError))
 
 
 def redact_url(url: str) -> str:
@@ -299,25 +308,26 @@ def _encode_rules(limits: Limits) -> str:
 
         [{"name": "requests", "limit": 600, "period": 6e7, "burst": 2e6, "grain": 1}]
 
-    `burst` says how far bookings may run ahead of an even spacing, and is -1 for no limit. Bookings
-    within the same interval of the length `grain` are merged into one entry.
+    `burst` says how far bookings may run ahead of an even spacing, and is -1 for no limit. `grain`
+    is the length of an interval: the bookings within one interval become one stored entry.
     """
     burst_us = _NO_BURST_LIMIT if limits.burst_ns is None else limits.burst_ns / 1000
     rules = []
     for name, rate in limits.rates().items():
         period_us = rate.period_ns / 1000
-        grain_us = 1.0  # the resolution of the clock of Redis
-        if limits.entries_per_period is not None:
-            grain_us = period_us / limits.entries_per_period
-        rules.append(
-            {
-                "name": name,
-                "limit": rate.limit,
-                "period": period_us,
-                "burst": burst_us,
-                "grain": grain_us,
-            }
-        )
+        if limits.entries_per_period is None:
+            merge_interval_us = _REDIS_CLOCK_RESOLUTION_US
+        else:
+            # At most this many entries are stored for a period of the rate.
+            merge_interval_us = period_us / limits.entries_per_period
+        rule = {
+            "name": name,
+            "limit": rate.limit,
+            "period": period_us,
+            "burst": burst_us,
+            "grain": merge_interval_us,
+        }
+        rules.append(rule)
     return json.dumps(rules)
 
 
@@ -367,20 +377,22 @@ class SharedLimits:
         self._run_step(lambda store: store.pause(name, pause_ns))
 
     def _run_step(self, step: Callable[[Store], ResultT]) -> ResultT | None:
-        """Call a method of the store and return its result, or None if the store fails.
+        """Call a function with the store and return its result, or None if the store fails.
 
         After a failure, the store is not used for RETRY_FAILED_STORE_NS, so that calls do not wait
         for it again and again. Only the first failure is logged.
+
+        Args:
+            step: A function that calls one method of the store.
         """
+        store = self._store
         if monotonic_ns() < self._failed_until:
             return None
         try:
-            return step(self._store)
-        except self._store.errors as error:
+            return step(store)
+        except store.errors as error:  # OSError for a file, and the errors of the package redis
             self._failed_until = monotonic_ns() + RETRY_FAILED_STORE_NS
             if not self._has_warned:
                 self._has_warned = True
-                log.warning(
-                    "limits are not shared with other processes: %s: %s", self._store, error
-                )
+                log.warning("limits are not shared with other processes: %s: %s", store, error)
             return None

@@ -7,6 +7,7 @@ finds the grant when it asks again.
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from .rate_limiter import ALLOWED_NOW, Booking, Limits, RateLimiter, call_amounts
@@ -52,14 +53,15 @@ class SharedRateLimiter:
         self._limits = limits._replace(concurrency=None)
         self._limiter = RateLimiter(self._limits)
         self._queue: list[_QueueEntry] = []
+        # Grants of calls whose processes have not asked again since, by the ids of the processes.
         self._unfetched_grants: dict[str, Grant] = {}
 
     def enter(self, now: int, entry_id: str, tokens: float, output_tokens: float) -> Grant | int:
-        """Put a process with a waiting call into the queue, and grant the call if it is allowed.
+        """Ask for the permission to make a call, and wait in the queue of processes for it.
 
-        A call is allowed if no other process is before it in the queue and the limits have room.
-        Any process that asks also grants the calls of other processes that are allowed by now. Such
-        a grant is stored until its process asks again.
+        A call is granted if no other process is before it in the queue and the limits have room. No
+        process runs all the time: each one that asks grants all calls that are allowed by now. A
+        grant for another process is stored until that process asks again.
 
         Args:
             now: The current time.
@@ -71,14 +73,15 @@ class SharedRateLimiter:
             The grant. Or, as an int, the time at which the process should ask again, because the
             call will probably be allowed then. The process stays in the queue until then.
         """
-        has_stored_grant = entry_id in self._unfetched_grants
-        if not has_stored_grant:
+        is_granted_already = entry_id in self._unfetched_grants
+        if not is_granted_already:
             self._put_into_queue(_QueueEntry(entry_id, tokens, output_tokens))
         self._grant_allowed_calls(now)
         grant = self._unfetched_grants.pop(entry_id, None)
         if grant is None:
             return self._expected_turn(now, entry_id)
-        # The process may have asked for another call before, for which other tokens were counted.
+        # The grant may be for a call of the process that was cancelled since. The tokens of that
+        # call are replaced by those of this one.
         self.correct(grant, tokens, output_tokens)
         return Grant(grant.at, tokens, output_tokens)
 
@@ -119,21 +122,24 @@ class SharedRateLimiter:
 
         Args:
             state: The decoded result of `state`. "line" is the queue, and "ready" has the unfetched
-                grants by the ids of their processes. JSON has turned the tuples into lists.
+                grants by the ids of their processes. The NamedTuples in it have become lists.
             now: The current time.
         """
         self._limiter.restore(state, now)
+        queue_entries = state.get("line", ())
         self._queue = [
             _QueueEntry(str(entry_id), float(tokens), float(output_tokens))
-            for entry_id, tokens, output_tokens in state.get("line", ())
+            for entry_id, tokens, output_tokens in queue_entries
         ]
         self._unfetched_grants = {}
-        for entry_id, (booked_at, tokens, output_tokens) in state.get("ready", {}).items():
-            # Each unit has a booking time. The latest one is the time of the grant.
-            granted_at = max(booked_at.values(), default=0)
+        grant_fields_by_process: Mapping[str, Sequence[Any]] = state.get("ready", {})
+        for entry_id, grant_fields in grant_fields_by_process.items():
+            grant = Grant(*grant_fields)
+            # Each limited unit has a booking time. The latest one is the time of the grant.
+            granted_at = max(grant.at.values(), default=0)
             has_expired = granted_at <= now - UNFETCHED_GRANT_NS
             if not has_expired:
-                self._unfetched_grants[str(entry_id)] = Grant(booked_at, tokens, output_tokens)
+                self._unfetched_grants[str(entry_id)] = grant
 
     def _put_into_queue(self, new_entry: _QueueEntry) -> None:
         """Replace the entry of a process in the queue, or append it."""
